@@ -126,6 +126,7 @@ def build(
         results = [result.to_json() for result in gated.results]
         write_json(folder / GATES_FILE, {"gates": results, "relaxed": relaxed})
         gated.check()
+        gated.warn()
         if not gated.kept:
             raise RunError(f"{folder}: no pair is left of {len(records):,} records; {GATES_FILE} says why")
         parts = split_parts(

@@ -105,6 +105,21 @@ def _gates(summary: Mapping[str, Any]) -> Iterator[str]:
         "Before: of the first answers that were written for both sides of a record; of judges and reward models: of "
         f"pairs that reached them. After: of the pairs here. [..]: interval of level {level} over users."
     )
+    if leaks := [gate for gate in summary["gates"] if gate["after"]["leak"]]:
+        yield from ("", "### What these gates could see", "")
+        yield "| gate | leak | not excluded | found 80 % of the time | that is |"
+        yield "|---|---|---:|---:|---|"
+        for gate in leaks:
+            leak = gate["after"]["leak"]
+            least = "none" if leak["detectable"] is None else f"{leak['detectable']:.3f}"
+            row = (gate["gate"], gate["verdict"], f"{leak['excluded']:.3f}", least, _inline(leak["planted"]))
+            yield f"| {' | '.join(row)} |"
+        yield ""
+        yield (
+            f"A leak is how far beyond 0.5 the figure is. Sound: it is surely (two one-sided tests at 0.05) below "
+            f"{summary['margin']:g}. Cannot tell: no leak was found, and there are too few pairs to exclude one of "
+            "that size. Found 80 % of the time: the smallest leak that fails the gate in 80 % of builds of this size."
+        )
 
 
 def _figure(figure: Mapping[str, Any] | None) -> str:

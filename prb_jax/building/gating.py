@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,11 +16,11 @@ from prb_jax.building.gates.answers import (
     find_refusals,
     find_truncations,
 )
-from prb_jax.building.gates.gate import Figure, GateResult, Pair, share_found
-from prb_jax.building.gates.surface import measure_length, measure_style
+from prb_jax.building.gates.gate import CANNOT_TELL, Figure, GateResult, Leak, Pair, share_found
+from prb_jax.building.gates.surface import measure_histogram, measure_length, measure_style
 from prb_jax.building.gates.texts import find_overlaps, find_personal_texts, read_known_texts
 from prb_jax.building.settings import DEFINITIONS, BuildSettings
-from prb_jax.errors import RunError, short_repr
+from prb_jax.errors import PrbWarning, RunError, short_repr
 from prb_jax.judges.chat import ChatModel
 from prb_jax.plugins import get_plugin
 from prb_jax.runs.progress import Count, show_progress
@@ -66,6 +67,18 @@ class Gated:
             f"{relax}, which the card will say for ever"
         )
 
+    def warn(self) -> None:
+        """Warn of the gates that let the pairs through only because there are few of them."""
+        small = [result for result in self.results if result.verdict == CANNOT_TELL and not result.relaxed]
+        if small:
+            told = "; ".join(f"{result.name}: {leak_in_words(result.after.leak)}" for result in small)
+            warnings.warn(
+                f"{len(small)} gates found no leak, but cannot tell at this size whether there is one: {told}. More "
+                "pairs tell; gates.require_sound=true makes such gates fail",
+                PrbWarning,
+                stacklevel=3,
+            )
+
     def drop(self, name: str, find: Finder | None, *, before: Sequence[Pair]) -> None:
         """Leave out what a gate finds, unless it is relaxed; without a way to find anything it fails."""
         if find is None:
@@ -102,7 +115,7 @@ class Gated:
         reasons = self.let_through.get(pair.id, {})
         gates = {}
         for result in self.results:
-            verdict = "relaxed" if result.verdict == "failed" else result.verdict
+            verdict = "relaxed" if result.tried and not result.after.passed else result.verdict
             gates[result.name] = f"relaxed: {reasons[result.name]}" if result.name in reasons else verdict
         return replace(pair, provenance={**pair.provenance, "gates": gates})
 
@@ -121,7 +134,16 @@ def in_words(result: GateResult) -> str:
     value = "-" if after.value is None else f"{after.value:.3f}"
     interval = "" if after.interval is None else f" [{after.interval[0]:.3f}..{after.interval[1]:.3f}]"
     note = f" ({after.note})" if after.note else ""
+    if result.verdict == CANNOT_TELL:
+        note += f"; {CANNOT_TELL}: {leak_in_words(after.leak)}"
     return f"{value}{interval} of {after.n:,} pairs: {result.definition}{note}"
+
+
+def leak_in_words(leak: Leak | None) -> str:
+    """Return what a gate can say of a leak, for a message."""
+    assert leak is not None
+    least = "none at all" if leak.detectable is None else f"one of {leak.detectable:.3f}"
+    return f"a leak up to {leak.excluded:.3f} is not excluded (margin {leak.margin:g}); found 80 % of the time: {least}"
 
 
 def run_gates(
@@ -173,16 +195,17 @@ def run_gates(
                     reached, kind, judge, folder=folder, advance=display.advance
                 )
         rubric = partial(judged.find_unseparated, verdicts=verdicts[judged.RUBRIC])
-        blind = partial(judged.measure_blind_judge, verdicts=verdicts[judged.BLIND], level=gates.level)
+        blind = partial(judged.measure_blind_judge, verdicts=verdicts[judged.BLIND], gates=gates)
     gated.drop("rubric-judge", rubric, before=reached)
-    gated.measure("length", partial(measure_length, level=gates.level), before=first)
-    gated.measure("style", partial(measure_style, level=gates.level), before=first)
+    gated.measure("length", partial(measure_length, gates=gates), before=first)
+    gated.measure("style", partial(measure_style, gates=gates), before=first)
+    gated.measure("style-histogram", partial(measure_histogram, gates=gates), before=first)
     gated.measure("blind-judge", blind, before=reached)
     if gates.reward_models:
         wins = judged.reward_model_wins(
             reached, gates.reward_models, folder=folder / REWARDS, progress=progress
         )
-        rewards = partial(judged.measure_blind_rewards, wins=wins, level=gates.level)
+        rewards = partial(judged.measure_blind_rewards, wins=wins, gates=gates)
     gated.measure("blind-reward", rewards, before=reached)
 
     share = len(gated.kept) / records

@@ -21,7 +21,7 @@ FORMATS: Final = ("parquet", "array_record")
 DEFINITIONS: Final = {
     "refusals": "share of pairs with an answer that refuses, or is empty",
     "truncations": "share of pairs with an answer that ran into the limit of tokens, or ends within a sentence",
-    "copied-aspects": "share of pairs with an answer that has the whole name of an aspect of three words or more, or "
+    "copied-aspects": "share of pairs with an answer that has the whole name of an aspect of two words or more, or "
     "so many consecutive words of an aspect, its evidence or its reason, as the question has not",
     "personal-text": "share of pairs with an e-mail address, a telephone, card, account or social security number, or "
     "an IP address in question, profile, aspects, narrative or answers",
@@ -34,6 +34,9 @@ DEFINITIONS: Final = {
     "length": "share of pairs whose chosen answer has more words; equal ones count half",
     "style": "accuracy of a ridge classifier of length, layout and wrappers of the two answers, fitted to the pairs of "
     "other people (five folds); it fails above 0.5 beyond chance",
+    "style-histogram": "accuracy of a ridge classifier of the places of each single answer in histograms of length, "
+    "layout and wrappers, fitted to the pairs of other people (five folds), which finds a range that is preferred, as "
+    "60 to 70 words; it fails above 0.5 beyond chance",
     "blind-judge": "share of pairs in which the judge who does not know the user prefers the chosen answer in both "
     "orders; no preference in both orders counts half",
     "blind-reward": "share of pairs in which a reward model that is shown no profile gives the chosen answer the "
@@ -148,6 +151,10 @@ class GateSettings(Options, prefix="gates."):
     """What the gates let through."""
 
     level: float = option(0.99, "of the intervals that must hold 0.5.", above=0, below=1)
+    margin: float = option(
+        0.1, "beyond 0.5: a leak that is surely smaller makes the benchmark sound.", above=0, below=0.5
+    )
+    require_sound: bool = option(False, "gates that cannot tell at this size fail; without it they warn.")
     similarity: float = option(
         0.7,
         "Jaccard similarity of the word triples of two answers, from which they are near-duplicates.",

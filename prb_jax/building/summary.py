@@ -25,6 +25,8 @@ from prb_jax.scoring.run import computing_versions
 
 _NOT_COMPARED: Final = ("data", "relax", "cache")
 _MODELS: Final = ("generator.", "judge.")
+_LATER: Final = ("gates.plugins", "gates.margin", "gates.require_sound")
+"""Options that earlier builds did not have: those that leave them as they are can be continued."""
 
 
 def build_inputs(
@@ -36,8 +38,10 @@ def build_inputs(
         for name, value in flat_settings(settings).items()
         if name not in _NOT_COMPARED and not name.startswith(_MODELS)
     }
-    if not (names := settings.gates.plugins):
-        compared.pop("gates.plugins")  # of builds without plug-ins nothing changes
+    names = settings.gates.plugins
+    for name, value in flat_settings(BuildSettings()).items():
+        if name in _LATER and compared[name] == (list(value) if isinstance(value, tuple) else value):
+            compared.pop(name)
     local = not isinstance(writer, EndpointWriter) or not isinstance(judge, EndpointChat | None)
     return {
         "records": {"count": len(records), "sha256": digest(record.comparison for record in records)},
@@ -81,6 +85,7 @@ def build_summary(
         "relaxed": list(settings.relax),
         "gates": [result.to_json() for result in gated.results],
         "level": settings.gates.level,
+        "margin": settings.gates.margin,
         "redacted": settings.redact,
         "generator": settings.generator.called,
         "judge": settings.judge.called if settings.judge.given else None,

@@ -44,7 +44,9 @@ def run(options: argparse.Namespace) -> int:
     print(f"{'gate':<16}{'before':>8}{'after':>8}{'dropped':>9}")
     for gate in found["gates"]:
         before, after = (_shown(gate[when]) for when in ("before", "after"))
-        state = {"passed": "", "failed": "  FAILED"}.get(gate["verdict"], f"  {gate['verdict']}")
+        state = {"passed": "", "failed": "  FAILED", "leak found": "  FAILED"}.get(
+            gate["verdict"], f"  {gate['verdict']}"
+        )
         relaxed = "  relaxed" if gate["relaxed"] else ""
         print(f"{gate['gate']:<16}{before:>8}{after:>8}{gate['dropped']:>9}{state}{relaxed}")
     parts = ", ".join(f"{count:,} {name}" for name, count in found["parts"].items())

@@ -114,6 +114,13 @@ def _notes(summary: Mapping[str, Any]) -> list[str]:
         notes.append(
             f"relaxed: the wrapping of the responses alone tells the labels with an accuracy of {told}"
         )
+    elif seen := [
+        check["wrapper_detectable"] for check in summary["checks"] if check.get("wrapper_detectable")
+    ]:
+        notes.append(
+            "the wrapping of the responses does not tell the labels: a classifier that reads nothing else and is right "
+            f"in {0.5 + max(seen):.3f} would have been found 80 % of the time"
+        )
     notes += [f"{name} was left out: {reason}" for name, reason in summary["left_out_methods"].items()]
     if summary["not_above_offset"]:
         notes.append(

@@ -245,7 +245,14 @@ def _run(
                 check_wrappers(population, split, relaxed=WRAPPER in relax),
                 check_norms(population, split, choices.features),
             )
-            checks.append({"seed": split.seed, "wrapper_accuracy": wrapper, "norm_ratio": norm_ratio})
+            checks.append(
+                {
+                    "seed": split.seed,
+                    "wrapper_accuracy": wrapper.accuracy,
+                    "wrapper_detectable": wrapper.detectable,
+                    "norm_ratio": norm_ratio,
+                }
+            )
             part = make_part(choices, split)
             for name in baselines:
                 outcomes[name].append(run_baseline(name, population, part))

@@ -9,8 +9,9 @@ from typing import Any, Final
 import numpy as np
 
 from prb_jax.errors import DataError, RunError, quote, short_repr
+from prb_jax.metrics.equivalence import smallest_shift
 from prb_jax.metrics.surface import WRAPPERS, wrapper_features
-from prb_jax.metrics.uncertainty import accuracy_interval
+from prb_jax.metrics.uncertainty import accuracy_interval, difference_interval
 from prb_jax.personal.few_shot.choices import Choices, Posts, group, shares_response
 from prb_jax.study.population import Population
 
@@ -264,7 +265,21 @@ WRAPPER: Final = "wrapper"
 """The name of the check in ``--relax``."""
 
 
-def check_wrappers(population: Population, split: Split, *, relaxed: bool = False) -> float:
+@dataclass(frozen=True)
+class WrapperCheck:
+    """What the wrapping of the responses alone tells of the labels.
+
+    Attributes:
+      accuracy: of a classifier that reads nothing else; a tie counts half.
+      detectable: the smallest leak, beyond 0.5, that would have been refused in 80 % of such studies; None where no
+        two responses differ in their wrappers, or no leak would be.
+    """
+
+    accuracy: float
+    detectable: float | None
+
+
+def check_wrappers(population: Population, split: Split, *, relaxed: bool = False) -> WrapperCheck:
     """Refuse data whose labels show from the wrapping of the responses alone.
 
     A linear classifier is fitted on the differences of the wrappers of seen people's choices, and predicts the choices
@@ -274,10 +289,7 @@ def check_wrappers(population: Population, split: Split, *, relaxed: bool = Fals
     Args:
       population: the people.
       split: of them.
-      relaxed: returns the accuracy, whatever it is.
-
-    Returns:
-      its accuracy.
+      relaxed: raises nothing, whatever the accuracy is.
 
     Raises:
       RunError: the accuracy is above chance, naming the wrapper that tells most.
@@ -292,10 +304,23 @@ def check_wrappers(population: Population, split: Split, *, relaxed: bool = Fals
     found = deltas[tested] @ weights
     decided = found != 0
     accuracy = float(np.mean((found > 0) + 0.5 * ~decided))
-    if relaxed or not decided.any() or accuracy < 0.5 + MARGIN:
-        return accuracy
-    clusters = population.clusters.take(np.flatnonzero(tested)[decided].tolist())
-    interval = accuracy_interval((found > 0)[decided], clusters, level=LEVEL)
+    if not decided.any():
+        return WrapperCheck(accuracy, None)
+    clusters, right = (
+        population.clusters.take(np.flatnonzero(tested)[decided].tolist()),
+        (found > 0)[decided],
+    )
+    paired = difference_interval(np.where(right, 1, -1), clusters, level=LEVEL)
+    smallest = None
+    if paired.standard_error is not None and paired.degrees is not None:
+        error = paired.standard_error / 2
+        smallest = smallest_shift(
+            right.astype(float), standard_error=error, degrees=paired.degrees, level=LEVEL
+        )
+    check = WrapperCheck(accuracy, smallest and max(smallest * float(decided.mean()), MARGIN))
+    if relaxed or accuracy < 0.5 + MARGIN:
+        return check
+    interval = accuracy_interval(right, clusters, level=LEVEL)
     if interval.low is not None and interval.low > 0.5:
         told = max(range(len(weights)), key=lambda number: abs((deltas[tested] * weights)[:, number].sum()))
         name = list(WRAPPERS)[told]
@@ -306,7 +331,7 @@ def check_wrappers(population: Population, split: Split, *, relaxed: bool = Fals
             "not fitted on (chance: 0.5). Write both responses of a comparison in the same way, or, where they "
             "are so by themselves, let it pass with --relax wrapper: every table will say so"
         )
-    return accuracy
+    return check
 
 
 def check_norms(population: Population, split: Split, features: np.ndarray) -> float:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
 import pytest
+from scipy.special import ndtri
 
 import prb_jax as prb
 from prb_jax.building.gates.answers import (
@@ -18,9 +20,9 @@ from prb_jax.building.gates.answers import (
     find_truncations,
     refusal,
 )
-from prb_jax.building.gates.gate import Figure, Pair
+from prb_jax.building.gates.gate import CANNOT_TELL, LEAK_FOUND, SOUND, Figure, GateResult, Pair
 from prb_jax.building.gates.judged import Verdicts, measure_blind_judge, measure_blind_rewards
-from prb_jax.building.gates.surface import measure_length, measure_style
+from prb_jax.building.gates.surface import measure_histogram, measure_length, measure_style
 from prb_jax.building.gates.texts import (
     KnownTexts,
     find_overlaps,
@@ -32,14 +34,14 @@ from prb_jax.building.gates.texts import (
 from prb_jax.building.gates.words import shingles, similarity
 from prb_jax.building.gating import run_gates
 from prb_jax.building.parts import split_parts
-from prb_jax.building.settings import GATES, BuildSettings
+from prb_jax.building.settings import GATES, BuildSettings, GateSettings
 from prb_jax.data.comparison import Message
 from prb_jax.remote.endpoint import Reply
 from prb_jax.sources import personas
 
-LEVEL = 0.99
+SETTINGS = GateSettings()
 COUNT = 240
-TRIALS = 60
+TRIALS = 30
 
 
 @cache
@@ -129,7 +131,7 @@ def test_gates_that_leave_out_pairs_find_their_own_fault_alone() -> None:
 
 
 def test_gates_of_all_pairs_find_their_own_fault_and_raise_few_false_alarms() -> None:
-    alarms = dict.fromkeys(("length", "style", "blind-judge"), 0)
+    alarms = dict.fromkeys(("length", "style", "style-histogram", "blind-judge"), 0)
     for seed in range(TRIALS):
         # who likes which of two answers is a coin here: nothing can tell
         draws = random.Random(seed)
@@ -137,35 +139,163 @@ def test_gates_of_all_pairs_find_their_own_fault_and_raise_few_false_alarms() ->
             changed(pair, chosen=pair.rejected, rejected=pair.chosen) if draws.random() < 0.5 else pair
             for pair in sample(seed, 120)
         ]
-        alarms["length"] += not measure_length(pairs, level=LEVEL).passed
-        alarms["style"] += not measure_style(pairs, level=LEVEL).passed
+        alarms["length"] += not measure_length(pairs, gates=SETTINGS).passed
+        alarms["style"] += not measure_style(pairs, gates=SETTINGS).passed
+        alarms["style-histogram"] += not measure_histogram(pairs, gates=SETTINGS).passed
         blind = blind_verdicts(pairs, seed)
-        alarms["blind-judge"] += not measure_blind_judge(pairs, blind, level=LEVEL).passed
+        alarms["blind-judge"] += not measure_blind_judge(pairs, blind, gates=SETTINGS).passed
     assert all(count <= 0.05 * TRIALS for count in alarms.values()), alarms
 
     pairs = sample(99)
-    longer = [
+    extended = [
         changed(pair, chosen=f"{pair.chosen} It is worth trying that once, I would say.") for pair in pairs
     ]
-    assert not measure_length(longer, level=LEVEL).passed
-    assert not measure_style(longer, level=LEVEL).passed
+    assert not measure_length(extended, gates=SETTINGS).passed
+    assert not measure_style(extended, gates=SETTINGS).passed
     listed, _ = some(pairs, lambda pair: changed(pair, rejected=pair.rejected.replace(". ", ".\n- ")), 0.5)
-    found = measure_style(listed, level=LEVEL)
+    found = measure_style(listed, gates=SETTINGS)
     assert not found.passed
     assert "'list items'" in found.note
-    assert measure_length(listed, level=LEVEL).value == pytest.approx(
-        measure_length(pairs, level=LEVEL).value, abs=0.4
+    assert measure_length(listed, gates=SETTINGS).value == pytest.approx(
+        measure_length(pairs, gates=SETTINGS).value, abs=0.4
     )
     wrapped = [changed(pair, chosen=f"Assistant: {pair.chosen}") for pair in pairs]
-    assert "the name of a role" in measure_style(wrapped, level=LEVEL).note
-    assert not measure_blind_judge(pairs, blind_verdicts(pairs, 0, bias=0.7), level=LEVEL).passed
+    assert "the name of a role" in measure_style(wrapped, gates=SETTINGS).note
+    assert not measure_blind_judge(pairs, blind_verdicts(pairs, 0, bias=0.7), gates=SETTINGS).passed
     wins = {"m": dict.fromkeys((pair.id for pair in pairs), 0.5), "n": {pair.id: 1.0 for pair in pairs}}
-    found = measure_blind_rewards(pairs, wins, level=LEVEL)
+    found = measure_blind_rewards(pairs, wins, gates=SETTINGS)
     assert not found.passed
     assert found.note == "m 0.500, n 1.000"
-    assert measure_blind_rewards(pairs, {"m": wins["m"]}, level=LEVEL).passed
+    assert measure_blind_rewards(pairs, {"m": wins["m"]}, gates=SETTINGS).passed
     few = [pair for pair in pairs if pair.comparison.user_id == pairs[0].comparison.user_id]
-    assert "no interval: 1 users" in measure_length(few, level=LEVEL).note
+    assert "no interval: 1 users" in measure_length(few, gates=SETTINGS).note
+
+
+def flipped(
+    seed: int, leak: float, has: Callable[[Pair], float], *, count: int, shared: float = 0.0
+) -> list[Pair]:
+    """Pairs in whose choice nothing shows but that the answer with more of something is chosen in 0.5 + leak.
+
+    Args:
+      has: 1 where the chosen answer has more of it, -1 where it has less, else 0.
+      shared: correlation of normal numbers of one user, whose signs say whether a pair follows the leak.
+    """
+    pairs, draws = sample(seed, count), np.random.default_rng(seed)
+    sides = np.array([has(pair) for pair in pairs])
+    users = np.unique([str(pair.comparison.user_id) for pair in pairs], return_inverse=True)[1]
+    normal = np.sqrt(shared) * draws.standard_normal(users.max() + 1)[users]
+    normal += np.sqrt(1 - shared) * draws.standard_normal(count)
+    leaks = normal < ndtri(0.5 + leak / np.mean(sides != 0))
+    return [
+        changed(pair, chosen=pair.rejected, rejected=pair.chosen) if follows != (side >= 0) else pair
+        for pair, follows, side in zip(pairs, leaks, sides, strict=True)
+    ]
+
+
+def longer(pair: Pair) -> float:
+    return float(np.sign(len(pair.chosen.split()) - len(pair.rejected.split())))
+
+
+def verdict(name: str, figure: Figure) -> str:
+    return GateResult(name, "", None, figure).verdict
+
+
+def test_a_gate_of_few_pairs_does_not_say_that_a_benchmark_is_sound() -> None:
+    """Of 60 pairs the chosen answer is longer in 60 %: most builds find nothing, and none is called sound."""
+    said = Counter(
+        verdict("length", measure_length(flipped(seed, 0.1, longer, count=60), gates=SETTINGS))
+        for seed in range(60)
+    )
+    assert said[CANNOT_TELL] >= 45, said
+    assert said[SOUND] <= 3, said  # two one-sided tests at 0.05
+    large = [measure_length(flipped(seed, 0.0, longer, count=1200), gates=SETTINGS) for seed in range(2)]
+    assert [verdict("length", figure) for figure in large] == [SOUND] * 2
+    strict = replace(SETTINGS, require_sound=True)
+    assert not measure_length(flipped(0, 0.0, longer, count=60), gates=strict).passed
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.3])
+def test_the_smallest_leak_that_is_found_is_found_four_times_in_five(shared: float) -> None:
+    """By planting leaks of the size that the gate names, in other pairs than those from which it named it."""
+    named = [
+        measure_length(flipped(1000 + seed, 0.0, longer, count=COUNT, shared=shared), gates=SETTINGS).leak
+        for seed in range(20)
+    ]
+    leak = float(np.mean([leak.detectable for leak in named if leak is not None and leak.detectable]))
+    assert 0.1 < leak < 0.3
+    found = [
+        verdict(
+            "length", measure_length(flipped(seed, leak, longer, count=COUNT, shared=shared), gates=SETTINGS)
+        )
+        for seed in range(100)
+    ]
+    assert found.count(LEAK_FOUND) / 100 == pytest.approx(0.8, abs=0.12), leak  # three Monte Carlo errors
+
+
+@pytest.mark.slow
+def test_gates_of_the_surface_hold_their_level_and_find_the_leaks_that_they_name() -> None:
+    measures = {"length": measure_length, "style": measure_style, "style-histogram": measure_histogram}
+    alarms = {
+        name: sum(
+            not measure(flipped(seed, 0.0, longer, count=120), gates=SETTINGS).passed for seed in range(400)
+        )
+        for name, measure in measures.items()
+    }
+    # 1 in 100 two-sided is 4, 1 in 200 one-sided is 2; three Monte Carlo errors above
+    assert alarms["length"] <= 10, alarms
+    assert max(alarms["style"], alarms["style-histogram"]) <= 6, alarms
+
+    middle = np.median([len(text.split()) for pair in everything() for text in (pair.chosen, pair.rejected)])
+
+    def nearer(pair: Pair) -> float:
+        far = [abs(len(text.split()) - middle) for text in (pair.chosen, pair.rejected)]
+        return float(np.sign(far[1] - far[0]))
+
+    for name, has in (("style", longer), ("style-histogram", nearer)):
+        named = [
+            measures[name](flipped(1000 + seed, 0.0, has, count=COUNT), gates=SETTINGS).leak
+            for seed in range(10)
+        ]
+        leak = float(np.mean([leak.detectable for leak in named if leak is not None and leak.detectable]))
+        found = [
+            verdict(name, measures[name](flipped(seed, leak, has, count=COUNT), gates=SETTINGS))
+            for seed in range(150)
+        ]
+        share = found.count(LEAK_FOUND) / 150
+        assert share == pytest.approx(0.8, abs=0.1), (name, leak, share)
+
+
+def test_what_is_chosen_between_two_limits_is_found() -> None:
+    """The chosen answers have 60 to 70 words, the rejected ones fewer or more: no side is the longer one."""
+    draws = random.Random(0)
+
+    def words(count: int) -> str:
+        letters = ("".join(draws.choices("aeioubdfgklmnprstv", k=draws.randint(2, 10))) for _ in range(count))
+        return " ".join(letters).capitalize() + "."
+
+    def of_length(pair: Pair) -> Pair:
+        other = draws.randint(45, 59) if draws.random() < 0.5 else draws.randint(71, 85)
+        return changed(pair, chosen=words(draws.randint(60, 70)), rejected=words(other))
+
+    pairs = [of_length(pair) for pair in sample(0, 60)]
+    assert measure_length(pairs, gates=SETTINGS).passed
+    figure = measure_histogram(pairs, gates=SETTINGS)
+    assert verdict("style-histogram", figure) == LEAK_FOUND
+    assert "'words'" in figure.note
+
+
+def test_a_name_of_two_words_in_every_chosen_answer_is_found() -> None:
+    aspect = {"aspect": "Local food", "evidence": "", "reason": ""}
+    pairs = []
+    for pair in sample(4, 100):
+        row = {**pair.comparison.to_row(), "rubric_aspects": [aspect]}
+        pairs.append(
+            replace(pair, comparison=prb.Comparison(**row | {"chosen": f"{pair.chosen} It is local food."}))
+        )
+    assert len(find_copied_aspects(pairs, words=5)) == 100
+    asked = (Message("user", "Which local food?"),)
+    pairs = [replace(pair, comparison=replace(pair.comparison, prompt=asked)) for pair in pairs]
+    assert not find_copied_aspects(pairs, words=5)
 
 
 class Knowing:
@@ -201,7 +331,7 @@ def test_swapped_labels_are_left_out_by_the_rubric_judge(tmp_path) -> None:
     clean = sample(3, 120)
     liked = {pair.chosen for pair in clean}
     swapped, hit = some(clean, lambda pair: changed(pair, chosen=pair.rejected, rejected=pair.chosen), 0.1)
-    relax = ("length", "style", "overlap", "blind-reward")
+    relax = ("length", "style", "style-histogram", "overlap", "blind-reward")
     settings = BuildSettings(relax=relax)
     judge = Knowing(liked)
     run = partial(run_gates, settings=settings, judge=judge, folder=tmp_path)
@@ -211,13 +341,16 @@ def test_swapped_labels_are_left_out_by_the_rubric_judge(tmp_path) -> None:
     found = {name for name, (gate, _) in gated.dropped.items() if gate == "rubric-judge"}
     others = {name for name, (gate, _) in gated.dropped.items() if gate != "rubric-judge"}
     assert found == hit - others
-    assert len(others) <= 0.05 * len(clean)
+    named = {
+        name for name in others if gated.dropped[name][0] == "copied-aspects"
+    }  # the personas do name wishes
+    assert len(others - named) <= 0.05 * len(clean)
     assert results["rubric-judge"].before is not None
     assert results["rubric-judge"].before.value == pytest.approx(len(found) / (len(clean) - len(others)))
     assert results["rubric-judge"].after.value == 0.0
-    assert results["blind-judge"].after == Figure(
-        0.5, len(gated.kept), (0.5, 0.5), True, results["blind-judge"].after.note
-    )
+    blind = results["blind-judge"]
+    assert (blind.after.value, blind.after.n, blind.verdict) == (0.5, len(gated.kept), SOUND)
+    assert blind.after.interval == pytest.approx((0.5, 0.5), abs=0.03)  # no pair is decided: few could be
     assert not results["overlap"].after.passed
     gated.check()  # what failed is relaxed
     relaxed = replace(settings, relax=(*relax, "rubric-judge"))

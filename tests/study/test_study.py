@@ -34,6 +34,7 @@ from prb_jax.study.splits import (
     SEEN_PART,
     SPLITS,
     UNSEEN_PART,
+    WrapperCheck,
     check_norms,
     check_split,
     check_wrappers,
@@ -385,7 +386,10 @@ def test_texts_that_are_quotations_and_happen_to_be_liked_are_no_wrapping(
     store = write_features(source, people, out=tmp_path / "store", progress=False)
     population = read_population(people, store)
     split = make_splits(population, by="user", seeds=1)[0]
-    assert check_wrappers(population, split) > 0.53
+    check = check_wrappers(population, split)
+    assert check.accuracy > 0.53
+    assert check.detectable is not None
+    assert 0.03 <= check.detectable <= 0.5
     alone = replace(population, clusters=replace(population.clusters, responses=None))
     with pytest.raises(RunError, match="a quotation mark at the end alone marks the preferred ones"):
         check_wrappers(alone, split)  # over people alone it would be a leak
@@ -395,7 +399,7 @@ def test_features_that_were_made_in_two_ways_fail_the_run(people: list[prb.Compa
     population = read_population(people, open_features(store))
     split = make_splits(population, by="user", seeds=1)[0]
     features = np.array(population.choices.features)
-    assert check_wrappers(population, split) == 0.5
+    assert check_wrappers(population, split) == WrapperCheck(0.5, None)
     assert check_norms(population, split, features) == pytest.approx(1, abs=0.1)
     unseen = split.part[population.choices.users] == UNSEEN_PART
     features[population.choices.chosen[unseen]] *= 9

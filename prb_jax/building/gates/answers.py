@@ -25,7 +25,7 @@ _REFUSAL: Final = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _ENDS: Final = tuple(".!?…。！？\"”’')]»*_`:)")
-_LEAST_NAME: Final = 3
+_LEAST_NAME: Final = 2
 """Words of the name of an aspect from which its occurrence in an answer counts as copied."""
 
 _SAME: Final = 0.95

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
+from prb_jax.building.settings import GateSettings
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import short_repr
-from prb_jax.metrics.uncertainty import mean_interval
+from prb_jax.metrics.clusters import Clusters
+from prb_jax.metrics.equivalence import smallest_shift, tost
+from prb_jax.metrics.uncertainty import difference_interval
 from prb_jax.scoring.comparison_table import clusters_of
+
+LEAK_FOUND: Final = "leak found"
+SOUND: Final = "sound"
+CANNOT_TELL: Final = "cannot tell"
+VERDICTS: Final = (LEAK_FOUND, SOUND, CANNOT_TELL)
+"""Of a gate with an interval: it lies beyond 0.5; the leak is surely within the margin; neither."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,24 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class Leak:
+    """What a gate can say of a leak: how often something that should not tell the chosen answer tells it, beyond 0.5.
+
+    Attributes:
+      margin: a leak that is surely smaller is none: the benchmark is sound.
+      excluded: larger leaks than this one are excluded (two one-sided tests at 0.05).
+      detectable: the smallest leak that the gate would have found at this size in 80 % of builds; None where it would
+        not find any.
+      planted: the leak that `detectable` is of, in words.
+    """
+
+    margin: float
+    excluded: float
+    detectable: float | None
+    planted: str
+
+
+@dataclass(frozen=True)
 class Figure:
     """The figure of a gate.
 
@@ -56,6 +83,7 @@ class Figure:
       interval: of a figure that must be 0.5 but for chance.
       passed: whether it is as it must be.
       note: what else is to be said of it.
+      leak: of a figure with an interval, what the gate can say of a leak.
     """
 
     value: float | None
@@ -63,6 +91,7 @@ class Figure:
     interval: tuple[float, float] | None = None
     passed: bool = True
     note: str = ""
+    leak: Leak | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the figure, JSON-ready."""
@@ -92,7 +121,11 @@ class GateResult:
 
     @property
     def verdict(self) -> str:
-        """In words: "passed", "failed" or "not tried"."""
+        """In words: "passed", "failed" or "not tried"; of a gate with an interval a verdict of `VERDICTS`."""
+        if (leak := self.after.leak) is not None and self.after.interval is not None:
+            low, high = self.after.interval
+            found = not self.after.passed and not low <= 0.5 <= high
+            return LEAK_FOUND if found else SOUND if leak.excluded < leak.margin else CANNOT_TELL
         return "passed" if self.after.passed else "failed" if self.tried else "not tried"
 
     def to_json(self) -> dict[str, Any]:
@@ -116,23 +149,46 @@ def share_found(pairs: Sequence[Pair], reasons: Mapping[str, str]) -> Figure:
 
 
 def chance_figure(
-    values: Sequence[float], pairs: Sequence[Pair], *, level: float, either_way: bool, note: str = ""
+    values: Sequence[float],
+    pairs: Sequence[Pair],
+    *,
+    gates: GateSettings,
+    either_way: bool,
+    note: str = "",
+    planted: str,
+    wider: float | None = None,
+    detectable: float | None = None,
 ) -> Figure:
-    """Return the mean of verdicts, which must be 0.5 within its interval over users.
+    """Return the mean of verdicts, which must be 0.5 within its interval over users, and the leak that it allows for.
 
     Args:
       values: [n] of the pairs: 1 where the chosen answer was told, 0 where the other one was, 0.5 for neither.
       pairs: [n].
-      level: of the interval.
+      gates: level of the interval, margin of a sound benchmark, and whether it must be shown to be sound.
       either_way: whether less than 0.5 fails too; a classifier that was fitted to other pairs may only be too good.
       note: goes with the figure.
+      planted: the leak that `detectable` is of, in words.
+      wider: factor of the standard error, of a classifier: its verdicts depend on each other beyond users.
+      detectable: of a classifier, the smallest leak that it finds; of any other gate the closed form says it.
     """
+    from scipy.special import stdtrit  # scipy takes long to import
+
     if not pairs:
         return Figure(None, 0, passed=False, note="no pairs")
+    numbers = np.asarray(values, np.float64)
     users = clusters_of([pair.comparison for pair in pairs]).users
-    interval = mean_interval(np.asarray(values, np.float64), users, level=level)
-    mean = float(np.mean(values))
-    if interval.low is None or interval.high is None:
-        return Figure(mean, len(pairs), passed=False, note=f"no interval: {interval.reason}")
-    passed = interval.low <= 0.5 and (interval.high >= 0.5 or not either_way)
-    return Figure(mean, len(pairs), (interval.low, interval.high), passed, note)
+    found = difference_interval(np.rint(2 * numbers - 1), Clusters(users), level=gates.level)
+    mean = float(numbers.mean())
+    if found.standard_error is None or found.degrees is None:
+        return Figure(mean, len(pairs), passed=False, note=f"no interval: {found.reason}")
+    error, degrees = found.standard_error / 2 * (wider or 1.0), found.degrees
+    half = float(stdtrit(degrees, (1 + gates.level) / 2)) * error
+    low, high = max(mean - half, 0.0), min(mean + half, 1.0)
+    passed = low <= 0.5 and (high >= 0.5 or not either_way)
+    ends = tost(mean - 0.5, standard_error=error, degrees=degrees, margin=gates.margin).ci90
+    excluded = min(max(ends[1], -ends[0] if either_way else 0.0), 0.5)
+    if wider is None:
+        detectable = smallest_shift(numbers, standard_error=error, degrees=degrees, level=gates.level)
+    passed = passed and (excluded < gates.margin or not gates.require_sound)
+    leak = Leak(gates.margin, excluded, detectable, planted)
+    return Figure(mean, len(pairs), (low, high), passed, note, leak)

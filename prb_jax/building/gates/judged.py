@@ -16,6 +16,7 @@ import numpy as np
 
 from prb_jax.building.gates.gate import Figure, Pair, chance_figure
 from prb_jax.building.prompts import blind_messages, prompts_digest, rubric_messages
+from prb_jax.building.settings import GateSettings
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.judges.chat import ChatModel
 from prb_jax.judges.pairs import LETTER_TOKENS, read_verdict
@@ -117,12 +118,15 @@ def find_unseparated(pairs: Sequence[Pair], verdicts: Mapping[str, Verdicts]) ->
     return {name: f"{name}: {reasons[share]}" for name, share in shares.items() if share in reasons}
 
 
-def measure_blind_judge(pairs: Sequence[Pair], verdicts: Mapping[str, Verdicts], *, level: float) -> Figure:
+def measure_blind_judge(
+    pairs: Sequence[Pair], verdicts: Mapping[str, Verdicts], *, gates: GateSettings
+) -> Figure:
     """Return how often the judge who knows no user prefers the chosen answer: 0.5 within its interval over users."""
     shares = [verdicts[pair.id].share for pair in pairs]
     decided = sum(share != 0.5 for share in shares)
     note = f"{decided:,} of {len(pairs):,} pairs decided in both orders"
-    return chance_figure(shares, pairs, level=level, either_way=True, note=note)
+    planted = "the judge prefers the chosen answer more often, or the rejected one"
+    return chance_figure(shares, pairs, gates=gates, either_way=True, note=note, planted=planted)
 
 
 def reward_model_wins(
@@ -155,18 +159,30 @@ def reward_model_wins(
 
 
 def measure_blind_rewards(
-    pairs: Sequence[Pair], wins: Mapping[str, Mapping[str, float]], *, level: float
+    pairs: Sequence[Pair], wins: Mapping[str, Mapping[str, float]], *, gates: GateSettings
 ) -> Figure:
     """Return the share of wins that is farthest from 0.5, of which its interval must hold 0.5.
 
     The interval is over users, and widened for several models (Bonferroni).
     """
-    wider = 1 - (1 - level) / len(wins)
+    wider = replace(gates, level=1 - (1 - gates.level) / len(wins))
+    planted = "the model that is farthest from 0.5 prefers the chosen answer more often, or the rejected one"
     figures = [
-        chance_figure([of_model[pair.id] for pair in pairs], pairs, level=wider, either_way=True, note=model)
+        chance_figure(
+            [of_model[pair.id] for pair in pairs],
+            pairs,
+            gates=wider,
+            either_way=True,
+            note=model,
+            planted=planted,
+        )
         for model, of_model in wins.items()
     ]
     worst = max(figures, key=lambda figure: (not figure.passed, abs((figure.value or 0.0) - 0.5)))
     if worst.interval is None:
         return worst
-    return replace(worst, note=", ".join(f"{figure.note} {figure.value:.3f}" for figure in figures))
+    leaks = [figure.leak for figure in figures if figure.leak is not None]
+    leak = max(leaks, key=lambda leak: leak.excluded)
+    return replace(
+        worst, note=", ".join(f"{figure.note} {figure.value:.3f}" for figure in figures), leak=leak
+    )

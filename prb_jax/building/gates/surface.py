@@ -1,23 +1,45 @@
-"""The chosen answer cannot be told by its surface: neither by its length, nor by layout and wrappers."""
+"""The chosen answer cannot be told by its surface: neither by its length, nor by layout and wrappers.
+
+Two classifiers are fitted to the pairs of other people. That of differences finds what the chosen answer has more of;
+that of histograms finds what single chosen answers have between two limits, as 60 to 70 words. Both are linear in the
+signs of the pairs (which side is the chosen one), so that what they would do under other signs is soon computed: under
+those of chance, for the width of the interval, and under those of a planted leak, for the smallest one that is found.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
 
 from prb_jax.building.gates.gate import Figure, Pair, chance_figure
-from prb_jax.metrics.surface import SURFACE, count_words, surface_features
+from prb_jax.building.settings import GateSettings
+from prb_jax.metrics.crossed import variance_of_sums
+from prb_jax.metrics.surface import SURFACE, WRAPPERS, count_words, surface_features
 from prb_jax.scoring.comparison_table import clusters_of
 
 _FOLDS: Final = 5
 _PENALTY: Final = 5.0
 """Added to the squared standardised differences: pairs that speak against a weight."""
 
+_BINS: Final = {"words": 8}
+"""Of a histogram, as many answers in each."""
 
-def measure_length(pairs: Sequence[Pair], *, level: float) -> Figure:
+_OTHER_BINS: Final = 4
+_NOTHING: Final = 1e-9
+"""What a classifier says of a pair that it knows nothing of, but for rounding."""
+
+_CHANCES: Final = 1000
+_BUILDS: Final = 200
+_POWER: Final = 0.8
+_NUMBERS: Final = 2_000_000
+"""Held at a time."""
+
+
+def measure_length(pairs: Sequence[Pair], *, gates: GateSettings) -> Figure:
     """Return the share of pairs whose chosen answer is longer, which must be 0.5 within its interval over users."""
     words = np.array([[count_words(pair.chosen), count_words(pair.rejected)] for pair in pairs]).reshape(
         -1, 2
@@ -25,40 +47,199 @@ def measure_length(pairs: Sequence[Pair], *, level: float) -> Figure:
     values = (np.sign(words[:, 0] - words[:, 1]) + 1) / 2
     means = words.mean(0) if pairs else (0.0, 0.0)
     note = f"{means[0]:.1f} words chosen, {means[1]:.1f} rejected"
-    return chance_figure(values.tolist(), pairs, level=level, either_way=True, note=note)
+    planted = "the longer answer is the chosen one more often, or the shorter one"
+    return chance_figure(values.tolist(), pairs, gates=gates, either_way=True, note=note, planted=planted)
 
 
-def measure_style(pairs: Sequence[Pair], *, level: float) -> Figure:
+def measure_style(pairs: Sequence[Pair], *, gates: GateSettings) -> Figure:
     """Return the accuracy of a classifier of the surface, which must not be above 0.5 beyond its interval."""
+    planted = "the longer answer is the chosen one more often"
     if not pairs:
-        return chance_figure([], pairs, level=level, either_way=False)
-    sides = ([pair.chosen for pair in pairs], [pair.rejected for pair in pairs])
-    deltas = surface_features(sides[0]) - surface_features(sides[1])
+        return chance_figure([], pairs, gates=gates, either_way=False, planted=planted)
+    chosen, rejected = _sides(pairs)
+    deltas = chosen - rejected
     scale = np.sqrt((deltas**2).mean(0))
-    deltas = deltas / np.where(scale > 0, scale, 1.0)
-    folds = _folds(pairs)
-    values = np.full(len(pairs), 0.5)
-    for fold in range(_FOLDS):
-        inside = folds == fold
-        if inside.any() and not inside.all():
-            values[inside] = (np.sign(deltas[inside] @ _fit(deltas[~inside])) + 1) / 2
-    weights = _fit(deltas)
-    strongest = int(np.argmax(np.abs(weights * np.abs(deltas).mean(0))))
-    way = "more" if weights[strongest] > 0 else "less"
-    note = f"tells most: chosen answers have {way} of {SURFACE[strongest]!r}" if weights.any() else ""
-    return chance_figure(values.tolist(), pairs, level=level, either_way=False, note=note)
+    names = [f"have more of {name!r}" for name in SURFACE], [f"have less of {name!r}" for name in SURFACE]
+    side = np.sign(chosen[:, 0] - rejected[:, 0])
+    return _measure(pairs, deltas / np.where(scale > 0, scale, 1.0), names, side, gates, planted)
 
 
-def _fit(deltas: np.ndarray) -> np.ndarray:
-    """Weights that make the differences of chosen and rejected answers 1, shrunk."""
-    gram = deltas.T @ deltas + _PENALTY * np.eye(deltas.shape[1])
-    return np.linalg.solve(gram, deltas.sum(0))
+def measure_histogram(pairs: Sequence[Pair], *, gates: GateSettings) -> Figure:
+    """Return the accuracy of a classifier of each answer's places in histograms of the surface, as `measure_style`."""
+    planted = "the answer whose length is nearer to the middle one of all is the chosen one more often"
+    if not pairs:
+        return chance_figure([], pairs, gates=gates, either_way=False, planted=planted)
+    chosen, rejected = _sides(pairs)
+    columns, labels = [np.zeros((len(pairs), 0))], list[str]()
+    for column, name in enumerate(SURFACE):
+        both = np.concatenate([chosen[:, column], rejected[:, column]])
+        bins = _BINS.get(name, _OTHER_BINS)
+        edges = np.unique(np.quantile(both, np.arange(1, bins) / bins))
+        edges = edges[edges > both.min()]
+        if not len(edges):
+            continue
+        _, places = np.unique(np.searchsorted(edges, both, side="right"), return_inverse=True)
+        one_hot = np.eye(places.max() + 1)[places]
+        columns.append(one_hot[: len(pairs)] - one_hot[len(pairs) :])
+        counts = both if name in WRAPPERS else np.expm1(both)
+        labels += [_range(name, counts[places == place]) for place in range(places.max() + 1)]
+    middle = np.median(np.concatenate([chosen[:, 0], rejected[:, 0]]))
+    side = np.sign(np.abs(rejected[:, 0] - middle) - np.abs(chosen[:, 0] - middle))
+    names = [f"more often have {label}" for label in labels], [f"rarely have {label}" for label in labels]
+    return _measure(pairs, np.concatenate(columns, axis=1), names, side, gates, planted)
 
 
-def _folds(pairs: Sequence[Pair]) -> np.ndarray:
-    """The fold of each pair: all of one person in one."""
+def _sides(pairs: Sequence[Pair]) -> tuple[np.ndarray, np.ndarray]:
+    """The surface of the chosen and of the rejected answers, [n, columns] each."""
+    return surface_features([pair.chosen for pair in pairs]), surface_features(
+        [pair.rejected for pair in pairs]
+    )
+
+
+def _range(name: str, counts: np.ndarray) -> str:
+    low, high = (f"{count:.1f}".removesuffix(".0") for count in (counts.min(), counts.max()))
+    return f"{low if low == high else f'{low} to {high}'} of {name!r}"
+
+
+def _measure(
+    pairs: Sequence[Pair],
+    columns: np.ndarray,
+    names: tuple[Sequence[str], Sequence[str]],
+    side: np.ndarray,
+    gates: GateSettings,
+    planted: str,
+) -> Figure:
+    """The figure of a classifier of columns [n, P], whose names say what a weight above 0, or below, speaks for.
+
+    ``side`` [n] is 1 where the chosen answer has what a planted leak gives it, -1 where the rejected one has, else 0.
+    """
+    from scipy.special import stdtrit  # scipy takes long to import
+
+    names_of_users = _users(pairs)
+    users = {name: number for number, name in enumerate(_in_folds(names_of_users))}
+    of_user = np.array([users[name] for name in names_of_users])
+    order = np.argsort(of_user, kind="stable")
+    pairs, columns, side = [pairs[place] for place in order], columns[order], side[order]
+    classifier = _Classifier(columns, of_user[order])
+    values = classifier.verdicts(np.ones((len(pairs), 1)))[:, 0]
+    weights = _solve(columns.T @ columns) @ columns.sum(0)
+    strength = np.abs(weights) * np.abs(columns).mean(0)
+    strongest = int(np.argmax(strength)) if strength.size else 0
+    note = (
+        f"tells most: chosen answers {names[int(weights[strongest] < 0)][strongest]}" if weights.any() else ""
+    )
+    usual = float(stdtrit(max(classifier.effective - 1, 1.0), (1 + gates.level) / 2))
+    by_chance = np.concatenate([(means - 0.5) / errors for means, errors in classifier.by_chance()])
+    wider = max(float(np.quantile(by_chance, (1 + gates.level) / 2)) / usual, 1.0)
+    return chance_figure(
+        values.tolist(),
+        pairs,
+        gates=gates,
+        either_way=False,
+        note=note,
+        planted=planted,
+        wider=wider,
+        detectable=classifier.smallest_leak(side, values, least=usual * wider),
+    )
+
+
+class _Classifier:
+    """A ridge classifier of pairs, fitted to the pairs of other people, for any signs of the pairs.
+
+    A sign is 1 where the chosen answer of a pair is taken as the chosen one, and -1 where the rejected one is.
+    """
+
+    def __init__(self, columns: np.ndarray, of_user: np.ndarray) -> None:
+        """Take columns [n, P] and users [n], sorted and numbered so that those of one fold follow each other."""
+        self.of_user, self.rows = of_user, np.bincount(of_user)
+        no_sums = variance_of_sums(np.zeros(len(self.rows)), self.rows, mean=0.0)
+        self.effective, self._factor = no_sums.effective, no_sums.factor
+        self._starts = np.concatenate([[0], np.cumsum(self.rows)])
+        ends = self._starts[np.round(np.linspace(0, len(self.rows), _FOLDS + 1)).astype(int)]
+        self._folds = [slice(start, end) for start, end in itertools.pairwise(ends) if start < end]
+        gram = columns.T @ columns
+        self._columns = [columns[fold] for fold in self._folds]
+        self._solved = [inside @ _solve(gram - inside.T @ inside) for inside in self._columns]
+
+    def verdicts(self, signs: np.ndarray) -> np.ndarray:
+        """Return 1 where the chosen one is told, 0 where the other is, 0.5 for neither; signs and verdicts [n, S]."""
+        values = np.full(signs.shape, 0.5)
+        parts = [inside.T @ signs[fold] for inside, fold in zip(self._columns, self._folds, strict=True)]
+        whole = np.sum(parts, axis=0)
+        for fold, part, solved in zip(self._folds, parts, self._solved, strict=True):
+            said = (solved @ (whole - part)) * signs[fold]
+            values[fold] = 0.5 + 0.5 * ((said > _NOTHING).astype(float) - (said < -_NOTHING))
+        return values
+
+    def means_and_errors(self, signs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the mean verdict and its standard error over users, as `chance_figure` has it, [S] each."""
+        values = self.verdicts(signs)
+        means, n = values.mean(0), len(values)
+        sums = np.add.reduceat(values, self._starts[:-1]) - means * self.rows[:, None]
+        return means, np.sqrt((sums**2).sum(0) / n**2 * self._factor + 0.5 / n**2)
+
+    def by_chance(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield means and errors where nothing tells: the signs of all pairs of a user are drawn together.
+
+        Verdicts depend on each other beyond users, because folds are fitted to each other's pairs.
+        """
+        draws = np.random.default_rng(0)
+        for count in _blocks(_CHANCES, len(self.of_user)):
+            yield self.means_and_errors(draws.choice([-1.0, 1.0], (len(self.rows), count))[self.of_user])
+
+    def smallest_leak(self, side: np.ndarray, values: np.ndarray, *, least: float) -> float | None:
+        """Return the smallest leak that is found in 80 % of builds; None where none is.
+
+        Args:
+          side: [n] 1 where the chosen answer has what is leaked, -1 where the rejected one has, 0 for neither.
+          values: [n] the verdicts that were found: as they depend on each other within users, the leak does.
+          least: standard errors above 0.5 from which a leak is found.
+        """
+        from scipy.special import ndtri  # scipy takes long to import
+
+        n, decided = len(side), float(np.mean(side != 0))
+        spread, pairs_in_user = float(np.var(values)), float((self.rows.astype(float) ** 2).sum() / n)
+        sums = np.bincount(self.of_user, weights=values - values.mean())
+        effect = float((sums**2).sum()) * self._factor / n / spread if spread else 1.0
+        shared = float(np.clip((effect - 1) / (pairs_in_user - 1), 0, 0.9)) if pairs_in_user > 1 else 0.0
+        latent = float(np.sin(np.pi * shared / 2))  # of two normal numbers whose signs have this correlation
+
+        def share_found(leak: float) -> float:
+            draws, found = np.random.default_rng(1), 0
+            for count in _blocks(_BUILDS, n):
+                normal = np.sqrt(latent) * draws.standard_normal((len(self.rows), count))[self.of_user]
+                normal += np.sqrt(1 - latent) * draws.standard_normal((n, count))
+                has = np.where(normal < ndtri(min(0.5 + leak, 1 - 1e-12)), 1.0, -1.0)
+                means, errors = self.means_and_errors(has * np.where(side == 0, 1.0, side)[:, None])
+                found += int((means - least * errors > 0.5).sum())
+            return found / _BUILDS
+
+        low, high = 0.0, 0.5
+        if share_found(high) < _POWER:
+            return None
+        for _ in range(7):
+            middle = (low + high) / 2
+            low, high = (low, middle) if share_found(middle) >= _POWER else (middle, high)
+        return high * decided
+
+
+def _blocks(total: int, rows: int) -> Iterator[int]:
+    """Parts of a number of draws, with so many rows each, that fit."""
+    size = max(_NUMBERS // rows, 1)
+    for start in range(0, total, size):
+        yield min(size, total - start)
+
+
+def _solve(gram: np.ndarray) -> np.ndarray:
+    """The inverse of the products of columns [P, P], shrunk."""
+    return np.linalg.inv(gram + _PENALTY * np.eye(len(gram)))
+
+
+def _users(pairs: Sequence[Pair]) -> list[str]:
     users = clusters_of([pair.comparison for pair in pairs]).users
-    names = [user if user is not None else f"pair {pair.id}" for user, pair in zip(users, pairs, strict=True)]
-    order = sorted(set(names), key=lambda name: hashlib.sha256(name.encode()).digest())
-    place = {name: number % _FOLDS for number, name in enumerate(order)}
-    return np.array([place[name] for name in names])
+    return [user if user is not None else f"pair {pair.id}" for user, pair in zip(users, pairs, strict=True)]
+
+
+def _in_folds(names: Sequence[str]) -> list[str]:
+    """All users, in an order that says nothing of them: equal parts of it are the folds."""
+    return sorted(set(names), key=lambda name: hashlib.sha256(name.encode()).digest())
