@@ -1,0 +1,89 @@
+"""The judge as a task of Inspect, beside `prb judge` asking the same model; needs the extra `inspect`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import prb_jax as prb
+from prb_jax.judges.pairs import LETTER_TOKENS
+from prb_jax.runs.harness_logs import read_run
+from tests.judges.stand_in import stand_in
+
+inspect_ai = pytest.importorskip("inspect_ai", reason="needs the extra inspect")
+
+from inspect_ai.model import ModelOutput, ModelUsage, get_model  # noqa: E402
+
+TASK = Path(prb.__file__).parent / "judges" / "inspect_task.py"
+PAIRS = 48
+
+
+def reply_to(text: str) -> str:
+    """A judge that likes tea, is careless about A in some places, and sometimes says nothing of use."""
+    a, _, b = text.partition("\n\nAnswer B:\n")
+    if "silent" in text:
+        return "I cannot tell."
+    if "careless" in text:
+        return "A"
+    return "**A**" if ("tea" in a) > ("tea" in b.partition("\n\n")[0]) else "Verdict: B"
+
+
+def write_pairs(path: Path) -> str:
+    """Eight users judge the same six pairs."""
+    rows = [
+        {
+            "id": f"c{i}",
+            "question": f"What do I drink{', careless' if i % 5 == 0 else ', silent' if i % 7 == 0 else ''}? {i // 8}",
+            "responses": [f"Green tea, {i // 8}.", f"Water, {i // 8}."],
+            "labels": [1.0, 0.0] if i % 3 else [0.0, 1.0],
+            "user_id": f"u{i % 8}",
+            "profile": [{"id": "p", "text": f"I am u{i % 8}."}],
+        }
+        for i in range(PAIRS)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_the_task_asks_and_reads_as_prb_judge(tmp_path: Path) -> None:
+    data = write_pairs(tmp_path / "pairs.jsonl")
+    asked: list[str] = []
+
+    def answer(messages: Any, tools: Any, choice: Any, config: Any) -> ModelOutput:
+        (message,) = messages
+        asked.append(message.text)
+        assert (config.temperature, config.max_tokens) == (0.0, LETTER_TOKENS)
+        output = ModelOutput.from_content("mockllm/model", reply_to(message.text))
+        output.usage = ModelUsage()  # counting tokens would need the network
+        return output
+
+    (log,) = inspect_ai.eval(
+        f"{TASK}@pairwise_judge",
+        task_args={"data": data},
+        model=get_model("mockllm/model", custom_outputs=answer),
+        log_dir=str(tmp_path / "logs"),
+        display="none",
+    )
+    assert log.status == "success", log.error
+    with stand_in(lambda text, tries: reply_to(text)) as server:
+        options = prb.EndpointOptions(url=server.url, model="m")
+        judged = prb.judge(None, data, out=tmp_path / "judge", endpoint=options, progress=False)
+    seen = [body["messages"][0]["content"] for _, body in server.asked]
+    assert sorted(asked) == sorted(seen)  # the same prompts in both orders
+    rows = {row.id.removeprefix("pairwise_judge/"): row for row in read_run(log.location).rows}
+    wins = {
+        row["id"]: row["scores"][0] > row["scores"][1]
+        if row["labels"][0]
+        else row["scores"][1] > row["scores"][0]
+        for row in map(json.loads, (tmp_path / "judge" / "scores.jsonl").read_text().splitlines())
+    }
+    assert {name: row.scores[0] == 1.0 for name, row in rows.items()} == wins
+    (accuracy,) = (log.results.scores[0].metrics["accuracy"].value,)
+    assert accuracy == pytest.approx(judged.summary["accuracy"])
+    assert 0.2 < accuracy < 0.8
+    run = read_run(log.location)
+    assert run.summary["users"] == 8
+    assert run.summary["ci95"] == pytest.approx(judged.summary["ci95"])  # clustered by users and pairs
+    assert run.clusters.responses is not None
+    assert {sample.scores["preferred_in_both_orders"].value for sample in log.samples} == {"C", "I", "N"}
