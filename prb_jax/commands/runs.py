@@ -143,23 +143,27 @@ def add_push(sub: Parser) -> None:
     sub.option("RUN", "folder of `prb train`, or of `prb evaluate` of a local model", dest="run_folder")
     sub.option("ORG/NAME", "on the hub; made where there is none", dest="repository")
     sub.option("--evaluations RUN ...", "evaluations of this model, whose tables the card gets", default=[])
+    sub.option(
+        "--task-id ID", "of the benchmark, in the eval.yaml of its data set on the hub", default="default"
+    )
     sub.option("--dry-run", "print the files and the card, and publish nothing")
     sub.option("--private", "a new repository is private")
 
 
 def run_push(options: argparse.Namespace) -> int:
     """Upload, and print where."""
-    from prb_jax.reports.push import CARD, prepare_push, push
+    from prb_jax.reports.push import CARD, EVAL_RESULTS, prepare_push, push
 
+    named = {"evaluations": options.evaluations, "task_id": options.task_id}
     if options.dry_run:
-        upload = prepare_push(options.run_folder, options.repository, evaluations=options.evaluations)
+        upload = prepare_push(options.run_folder, options.repository, **named)
         print(f"nothing is published: --dry-run. {upload.repository} would get, in one commit:")
         for path in upload.files:
             print(f"  {path.name}  {path.stat().st_size:,} bytes")
         print(f"  {CARD}\n\n{upload.card}", end="")
+        if upload.results:
+            print(f"\n  {EVAL_RESULTS}\n\n{upload.results}", end="")
         return 0
-    address = push(
-        options.run_folder, options.repository, evaluations=options.evaluations, private=options.private
-    )
+    address = push(options.run_folder, options.repository, **named, private=options.private)
     print(f"published at {address}")
     return 0

@@ -22,6 +22,8 @@ from prb_jax.version import __version__
 
 CARD = "README.md"
 
+EVAL_RESULTS = ".eval_results/prb_jax.yaml"
+
 _PART = r"[A-Za-z0-9](?:[\w.-]{0,94}[A-Za-z0-9])?"
 
 _REPOSITORY = re.compile(f"{_PART}/{_PART}")
@@ -35,22 +37,29 @@ class Upload:
       repository: on the hub.
       files: of the model.
       card: the text of README.md.
+      results: the text of `.eval_results/prb_jax.yaml`; empty where no evaluation is of a data set of the hub.
     """
 
     repository: str
     files: Sequence[Path]
     card: str
+    results: str
 
 
 def push(
-    run: str | Path, repository: str, *, evaluations: Sequence[str | Path] = (), private: bool = False
+    run: str | Path,
+    repository: str,
+    *,
+    evaluations: Sequence[str | Path] = (),
+    task_id: str = "default",
+    private: bool = False,
 ) -> str:
     """Upload the model of a run in one commit, with a card of its figures, its data and the commands.
 
     The repository is made where there is none. The login is that of `hf auth login`, or of the variable HF_TOKEN.
 
     Args:
-      run, repository, evaluations: see :func:`prepare_push`, which says what would be published.
+      run, repository, evaluations, task_id: see :func:`prepare_push`, which says what would be published.
       private: makes a new repository private.
 
     Returns:
@@ -61,9 +70,11 @@ def push(
     """
     from huggingface_hub import CommitOperationAdd, HfApi
 
-    upload = prepare_push(run, repository, evaluations=evaluations)
+    upload = prepare_push(run, repository, evaluations=evaluations, task_id=task_id)
     operations: list[Any] = [CommitOperationAdd(path.name, str(path)) for path in upload.files]
     operations.append(CommitOperationAdd(CARD, upload.card.encode("utf-8")))
+    if upload.results:
+        operations.append(CommitOperationAdd(EVAL_RESULTS, upload.results.encode("utf-8")))
     api = HfApi(library_name="prb_jax")
     try:
         api.create_repo(repository, private=private, exist_ok=True)
@@ -75,7 +86,13 @@ def push(
     return str(commit.commit_url)
 
 
-def prepare_push(run: str | Path, repository: str, *, evaluations: Sequence[str | Path] = ()) -> Upload:
+def prepare_push(
+    run: str | Path,
+    repository: str,
+    *,
+    evaluations: Sequence[str | Path] = (),
+    task_id: str = "default",
+) -> Upload:
     """Return what :func:`push` would publish, without a connection.
 
     Args:
@@ -83,6 +100,7 @@ def prepare_push(run: str | Path, repository: str, *, evaluations: Sequence[str 
         unchanged.
       repository: "ORG/NAME".
       evaluations: runs of `prb evaluate` of this model; the card gets their tables.
+      task_id: of the benchmark, as the `eval.yaml` of its data set on the hub calls it.
 
     Raises:
       RunError: the folder holds no finished run, or no model; an evaluation is of another model.
@@ -102,7 +120,37 @@ def prepare_push(run: str | Path, repository: str, *, evaluations: Sequence[str 
     if not any(path.name == "config.json" for path in files):
         raise CheckpointError(f"{folder}: expected a model folder, found no config.json in it")
     card = model_card(repository, training=training, evaluations=runs, base_model=_base_model(training))
-    return Upload(repository, files, card)
+    return Upload(repository, files, card, eval_results(runs, task_id=task_id))
+
+
+def eval_results(evaluations: Sequence[FinishedRun], *, task_id: str) -> str:
+    """Return the evaluations that are each of one whole data set of the hub, in the hub's format of evaluation results.
+
+    https://huggingface.co/docs/hub/eval-results: the hub shows them beside the model, and on the leaderboard of the
+    data set where that is a benchmark. The value is the benchmark's own score if the run has one, else the accuracy.
+    """
+    entries = []
+    for run in evaluations:
+        inputs, summary = run.record["inputs"], run.summary
+        data = inputs.get("data") or {}
+        sources = data.get("sources") or []
+        if len(sources) != 1 or sources[0].get("kind") != "hub" or data.get("subset"):
+            continue
+        if inputs.get("limit") is not None or summary.get("accuracy") is None or inputs.get("hints"):
+            continue
+        scores = [found["score"] for found in (summary.get("benchmarks") or {}).values()]
+        of_benchmark = len(scores) == 1 and scores[0] is not None
+        view = ", ".join(f"{name} {inputs.get(name)}" for name in ("protocol", "profile_posts"))
+        entries.append(
+            {
+                "dataset": {"id": sources[0]["repository"], "task_id": task_id},
+                "value": scores[0] if of_benchmark else summary["accuracy"],
+                "date": run.record["sessions"][-1]["started"],
+                "notes": f"{'score of the benchmark' if of_benchmark else 'accuracy'} by prb_jax {__version__}, "
+                f"split {sources[0].get('split')}, n {summary['n']}, {view}",
+            }
+        )
+    return json.dumps(entries, indent=2) + "\n" if entries else ""  # JSON is YAML
 
 
 def _published(path: Path) -> tuple[Path, TrainedRun | None, list[FinishedRun]]:

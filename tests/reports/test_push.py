@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from huggingface_hub import parse_eval_result_entries
 
 from prb_jax.errors import RunError
-from prb_jax.reports.push import push
+from prb_jax.reports.push import prepare_push, push
 from tests.reports.hub_stand_in import TOKEN, hub
 from tests.tiny_models import write_model_without_torch
 from tests.tiny_tokenizer import write_tokenizer
@@ -157,3 +158,40 @@ def test_no_network_is_one_line(folder):
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("prb: error: people/first: the hub did not take it: ")
     assert "Traceback" not in done.stderr
+
+
+def test_evaluations_of_the_hub_are_written_in_its_format(folder, tmp_path):
+    """The hub's own library reads the file back; what is not the whole data set is left out."""
+    hub_data = {"kind": "hub", "repository": "org/benchmark", "split": "test"}
+    record = json.loads((folder / "scored" / "run.json").read_text())
+    places = {}
+    for name, change in {"whole": {}, "cut": {"limit": 3}, "part": {"subset": "food"}, "file": {}}.items():
+        data = {**record["inputs"]["data"], "subset": change.get("subset")}
+        data |= {} if name == "file" else {"sources": [hub_data]}
+        inputs = {**record["inputs"], "data": data, "limit": change.get("limit")}
+        places[name] = shutil.copytree(folder / "scored", tmp_path / name)
+        (places[name] / "run.json").write_text(json.dumps({**record, "inputs": inputs}))
+    upload = prepare_push(
+        folder / "trained", "people/first", evaluations=list(places.values()), task_id="main"
+    )
+    (entry,) = parse_eval_result_entries(yaml.safe_load(upload.results))
+    summary = json.loads((folder / "scored" / "summary.json").read_text())
+    assert (entry.dataset_id, entry.task_id, entry.value) == ("org/benchmark", "main", summary["accuracy"])
+    assert entry.date == record["sessions"][-1]["started"]
+    assert "split test, n 18, protocol default, profile_posts" in entry.notes
+    with hub() as server:
+        variables = {"HF_ENDPOINT": server.address, "HF_TOKEN": TOKEN}
+        done = prb(
+            "push",
+            "trained",
+            "a/b",
+            "--evaluations",
+            places["whole"],
+            "--task-id",
+            "main",
+            cwd=folder,
+            **variables,
+        )
+        assert done.returncode == 0, done.stderr
+        assert server.commits[0][2][".eval_results/prb_jax.yaml"].decode() == upload.results
+    assert prepare_push(folder / "trained", "a/b", evaluations=[places["file"]]).results == ""
