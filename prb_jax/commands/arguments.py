@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 REWARD_MODEL = "revision tokenizer chat_template readout"
 """How a reward model is read, fields of `LoadOptions`; other models have no read-out."""
 
-_FEW_VERBS = 10  # so many are named where another one was asked for
+_FEW_VERBS = 12  # so many are named where another one was asked for
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,4 +1,4 @@
-"""`prb bench`: time scoring, training, sampling, guiding, PPO, serving, loading or ranking on this machine."""
+"""`prb bench`: time scoring, training, sampling, guiding, PPO, serving, loading, ranking, or all on this machine."""
 
 import argparse
 import itertools
@@ -9,9 +9,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from prb_jax.commands.arguments import Parser, call, given_flags, positive, several
-from prb_jax.commands.process import prepare_jax
+from prb_jax.commands.arguments import Parser, call, given_flags, number_type, positive, several
+from prb_jax.commands.process import prepare_jax, until_terminated
 from prb_jax.commands.terminal import print_table
+from prb_jax.data.options import Option
 from prb_jax.errors import RunError
 from prb_jax.models import DTYPES, REMAT, REMAT_POLICIES
 from prb_jax.readouts.load_options import LoadOptions
@@ -26,10 +27,41 @@ _OF_RIVALS = {
 }
 """Flags of another way, which have no effect without it."""
 
+_MINUTES = number_type(Option(above=0), float)
+
 
 def add(sub: Parser) -> None:
     """Add the sub-verbs and their arguments."""
     sub_verbs = sub.add_subparsers(required=True, parser_class=Parser)
+
+    whole = _add_verb(
+        sub_verbs, "all", about="measure this machine: all that is below, with shapes that fill it"
+    )
+    whole.option(
+        "--out DIR", "of bench.json, bench.md and bench.html; continued where it is there", required=True
+    )
+    whole.option("--minutes N", "rows are left out that would not end in time", _MINUTES, default=30.0)
+    whole.option("--rows ID ...", "these rows alone, with what they need (default: all)", default=[])
+    whole.option("--model MODEL", "a folder or shape in the place of those that the memory allows")
+    _add_lengths(whole, batched=False)
+    two = _add_verb(sub_verbs, "compare", about="compare what two machines measured, row by row")
+    two.option("FIRST", "bench.json of `prb bench all`, or its folder")
+    two.option("SECOND", "that of the other machine")
+
+    machine = _add_verb(
+        sub_verbs, "machine", about="say which devices there are, and the peak of matrix products"
+    )
+    machine.option("--json FILE", "also write the numbers here")
+    parity = _add(
+        sub_verbs,
+        "parity",
+        "parity",
+        about="check scores of this device against a plain float32 forward on the CPU",
+        timed=False,
+    )
+    parity.option("--training", "also the loss of a step of training")
+    parity.option("--against", "also check against it, in float32; of a folder", choices=("transformers",))
+    parity.fields(LoadOptions, "attention")
 
     score = _add(
         sub_verbs, "score", "scoring", about="time scoring random tokens of the lengths of personalised data"
@@ -105,6 +137,7 @@ def add(sub: Parser) -> None:
         "serve",
         "serving",
         about="time `prb serve` under many clients, beside the scorer of `prb evaluate`",
+        timed=False,
     )
     serve.option("--clients N", "at a time", positive, default=500)
     serve.option("--seconds S", "that they ask", positive, default=30)
@@ -132,11 +165,18 @@ def add(sub: Parser) -> None:
     )
 
 
-def _add(verbs: Any, name: str, measured: str, *, about: str) -> Parser:
-    """Add a verb that calls `bench_MEASURED` of `prb_jax/bench/MEASURED.py`."""
+def _add_verb(verbs: Any, name: str, measured: str = "", *, about: str) -> Parser:
+    """Add a verb that calls `bench_MEASURED` of `prb_jax/bench/MEASURED.py`, with no option yet."""
     sub = verbs.add_parser(name, help=about, description=about)
+    measured = measured or name
     title = "training a policy" if measured == "policy" else measured
-    sub.set_defaults(measured=measured, title=title, parser=sub)
+    sub.set_defaults(measured=measured, title=title, parser=sub, dtype=[None], against=None)
+    return sub
+
+
+def _add(verbs: Any, name: str, measured: str, *, about: str, timed: bool = True) -> Parser:
+    """Add a verb that measures a model; `timed` where it repeats its rounds."""
+    sub = _add_verb(verbs, name, measured, about=about)
     sub.option(
         "MODEL",
         "a Hugging Face folder; to score and train also a config.json or a shape such as qwen3-8b, with random "
@@ -144,7 +184,7 @@ def _add(verbs: Any, name: str, measured: str, *, about: str) -> Parser:
     )
     sub.option("--dtype DTYPE ...", "default: the checkpoint's", default=[None], choices=DTYPES, extend=False)
     sub.option("--mesh AXES", "as in fsdp=4,tensor=2")
-    if measured != "serving":
+    if timed:
         sub.option("--rounds N", "side-by-side repetitions", positive, default=3)
     sub.option("--json FILE", "also write the numbers here")
     return sub
@@ -179,16 +219,20 @@ def _add_samples(parser: Parser, default: int) -> None:
     )
 
 
-def _add_lengths(sub: Parser) -> None:
+def _add_lengths(sub: Parser, *, batched: bool = True) -> None:
     sub.option("--prefix-tokens N", "mean length of the prefix", positive, default=2000)
     sub.option("--response-tokens N", "mean length of a response", positive, default=130)
-    sub.option("--batch-tokens N", "padded tokens computed at a time", positive)
+    if batched:
+        sub.option("--batch-tokens N", "padded tokens computed at a time", positive)
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure, and write the numbers."""
+    if options.measured in ("all", "compare"):
+        return (_run_all if options.measured == "all" else _run_compare)(options)
     _check(options)
     prepare_jax()
+    from prb_jax.bench.machine import peak_memory
     from prb_jax.bench.table import bench_table
 
     module = import_module(f"prb_jax.bench.{options.measured}")
@@ -209,7 +253,40 @@ def run(options: argparse.Namespace) -> int:
     rival = options.against if hasattr(module, "line") else None
     print_table(bench_table(options.title, results, rival=rival))
     if options.json:
-        Path(options.json).write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n")
+        rows = [asdict(result) | peak_memory() for result in results]
+        Path(options.json).write_text(json.dumps(rows, indent=2) + "\n")
+    return 0
+
+
+def _run_all(options: argparse.Namespace) -> int:
+    """Measure everything: each row in a process of its own, so that this one leaves the devices alone."""
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    from prb_jax.bench.suite import bench_all, failures
+
+    with until_terminated(options):
+        bench = call(bench_all, options)
+    print(f"{options.out}: bench.json, bench.md, bench.html")
+    left = [row["id"] for row in bench["rows"] if row["status"] == "not measured"]
+    if left:
+        print(f"not measured: {', '.join(left)}")
+    broken = failures(bench)
+    if broken:
+        print(f"failed: {', '.join(broken)}")
+    return 1 if broken else 0
+
+
+def _run_compare(options: argparse.Namespace) -> int:
+    """Show the ratios of two machines, and what could not be compared."""
+    from prb_jax.bench.suite_tables import compare_benches
+
+    comparison = compare_benches(options.first, options.second)
+    print_table(comparison)
+    for name, (before, after) in comparison.differing.items():
+        print(f"differs: {name}: {before} -> {after}")
+    for name, reason in comparison.refused.items():
+        print(f"not compared: {name}: {reason}")
     return 0
 
 

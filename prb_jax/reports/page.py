@@ -116,7 +116,7 @@ def report(
             study_chapter(folder, f"{names[folder]}: methods of personalisation", f"study-{number}")
         )
     shown = [names.get(folder, folder.resolve().name) for folder in folders]
-    page = _render(chapters, title=title or f"Report: {', '.join(shown)}")
+    page = render_page(chapters, title=title or f"Report: {', '.join(shown)}")
     with writing(target), whole_file(target) as file:
         file.write(page.encode("utf-8"))
     return target
@@ -221,7 +221,8 @@ def _compared(runs: Sequence[FinishedRun], names: Mapping[Path, str]) -> list[Bl
     ]
 
 
-def _render(chapters: Sequence[Chapter], *, title: str) -> str:
+def render_page(chapters: Sequence[Chapter], *, title: str) -> str:
+    """Return the HTML of a page in one file, without any address of another one."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 

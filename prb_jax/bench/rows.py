@@ -1,0 +1,299 @@
+"""The rows of `prb bench all`: which commands of `prb bench` measure a machine, the most important first."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from prb_jax.bench.machine import Machine
+
+Rival = Literal["transformers", "transformers-cached", "trl", "vllm"]
+
+# Weights of the layers' matrices, by shape.
+_WEIGHTS = {
+    "qwen3-40m": 0.04e9,
+    "qwen3-0.6b": 0.6e9,
+    "qwen3-1.7b": 1.7e9,
+    "qwen3-4b": 4.0e9,
+    "qwen3-8b": 8.2e9,
+}
+_SMALLEST_TRAINED = "qwen3-0.6b"
+_QUESTIONS = 15  # of a whole user
+_START = 25.0  # seconds until a command is ready to measure, compiling included
+_REACHED = 0.5  # of the peak, for an estimate of what a row takes
+_ATTENTION = 1.4  # all FLOPs over those of the matrices
+_BYTES_OF = {"score": 3, "lora": 5, "full": 24}  # of a weight, with room for activations
+_TIMES_OF_RIVAL = {
+    "transformers": 4.0, "transformers-cached": 3.0, "trl": 6.0, "vllm": 2.0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One command of `prb bench`.
+
+    Attributes:
+      id: in the plan.
+      verb: of `prb bench`.
+      model: a shape, or a folder.
+      flags: of the command, and their values; True for a flag without one.
+      seconds: that it takes, about.
+      needs: the id of the row that must have found the same scores as float32.
+      weights: what kind of folder must be made of the shape; None where random weights will do.
+      rival: what it is compared with.
+      absent: why there is no such comparison here.
+      only_beside: whether the row has no meaning without it.
+      environment: variables of the command.
+    """
+
+    id: str
+    verb: str
+    model: str
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = _START
+    needs: str | None = None
+    weights: Literal["reward", "policy"] | None = None
+    rival: Rival | None = None
+    absent: str | None = None
+    only_beside: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def words(self, model: str, *, rival: bool = True) -> list[str]:
+        """Return the words of the command behind `prb bench`, with or without its comparison."""
+        words = [self.verb, model]
+        for flag, value in self.flags.items():
+            values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+            words += [f"--{flag}", *([] if value is True else map(str, values))]
+        return [*words, *(["--against", self.rival] if rival and self.rival else [])]
+
+    def command(self, words: Sequence[str]) -> str:
+        """Return a command line that a shell takes."""
+        variables = [f"{name}={value}" for name, value in self.environment.items()]
+        return " ".join([*variables, "prb", "bench", *map(shlex.quote, words)])
+
+
+def missing_rivals(machine: Machine) -> dict[str, str]:
+    """Return why other libraries cannot be measured beside ours on a machine, by rival; those that can are left out."""
+    needed = {
+        "transformers": ("torch", "transformers"),
+        "transformers-cached": ("torch", "transformers"),
+        "trl": ("torch", "transformers", "trl"),
+        "vllm": ("vllm",),
+    }
+    missing = {}
+    for rival, packages in needed.items():
+        absent = [name for name in packages if machine.versions.get(name) is None]
+        if absent:
+            missing[rival] = f"{' and '.join(absent)} not installed"
+        elif machine.platform not in ("cpu", "gpu"):
+            missing[rival] = f"torch has no {machine.platform} here"
+        elif machine.torch_device not in (None, "cuda") and machine.platform == "gpu":
+            missing[rival] = "the torch that is installed sees no GPU"
+    return missing
+
+
+def plan_rows(
+    machine: Machine,
+    *,
+    missing: Mapping[str, str],
+    model: str | None = None,
+    prefix_tokens: int = 2000,
+    response_tokens: int = 130,
+) -> list[Row]:
+    """Return the rows for a machine, those of importance first; what a row needs comes before it.
+
+    Args:
+      machine: its devices.
+      missing: of :func:`missing_rivals`.
+      model: in the place of the shapes that the memory allows.
+      prefix_tokens, response_tokens: mean lengths.
+    """
+    on_cpu = machine.platform == "cpu"
+    plan = _Plan(machine, missing, model, prefix_tokens, response_tokens)
+    if on_cpu:
+        scored = trained = tuned = acted = plan.shape("qwen3-40m")
+        pairs = {2: 24, 16: 8, 64: 2}
+    else:
+        scored, tuned = plan.largest("score"), plan.largest("lora")
+        # TRL's weights and moments lie beside ours.
+        trained, acted = plan.largest("full"), plan.shape(_SMALLEST_TRAINED)
+        pairs = {count: size * machine.count for count, size in {2: 32, 16: 8, 64: 4}.items()}
+    plan.parity("auto")
+    for count, size in pairs.items():
+        plan.score(f"score-k{count}", scored, count, size, rival="transformers-cached")
+    plan.score("score-users", scored, 2, 2 * _QUESTIONS, users=True, rival="transformers-cached")
+    plan.parity("auto", training=True)
+    steps = 4 if on_cpu else 8 * machine.count
+    plan.train("train-full", trained, "full", steps, rival="trl")
+    plan.train("train-lora", tuned, "lora", steps)
+    plan.train("train-head", tuned, "head", steps)
+    kernels = {"tpu": ("blockwise", "paged"), "gpu": ("blockwise",)}.get(machine.platform, ())
+    for kernel in kernels:
+        plan.parity(kernel)
+        plan.score(f"score-k2-{kernel}", scored, 2, pairs[2], attention=kernel)
+        plan.score(f"score-k16-{kernel}", scored, 16, pairs[16], attention=kernel)
+    for kernel in {"tpu": ("kernel", "blockwise")}.get(machine.platform, ()):
+        plan.parity(kernel, training=True)
+        plan.train(f"train-full-{kernel}", trained, "full", steps, attention=kernel)
+    for samples in (16, 1):
+        plan.sample(f"sample-{samples}", scored, samples)
+    plan.train("train-users", trained, "full", 10, users=10, rival="trl")
+    plan.serve("serve", acted)
+    plan.ppo("ppo", acted)
+    if machine.platform == "gpu":
+        plan.score("score-k2-vllm", scored, 2, pairs[2], rival="vllm", only_beside=True)
+    if model is None:
+        plan.score(
+            "score-k2-0.6b", "qwen3-0.6b", 2, 2 if on_cpu else 4 * pairs[2], rival="transformers-cached"
+        )
+    if not on_cpu:
+        plan.parity("auto", dtype="float32")
+    return plan.rows
+
+
+class _Plan:
+    """The rows so far, and what they have in common."""
+
+    def __init__(
+        self, machine: Machine, missing: Mapping[str, str], model: str | None, prefix: int, response: int
+    ) -> None:
+        self.machine, self.missing, self.model = machine, missing, model
+        self.prefix, self.response = prefix, response
+        self.dtype = "float32" if machine.platform == "cpu" else "bfloat16"
+        self.rounds = 1 if machine.platform == "cpu" else 3
+        self.rows: list[Row] = []
+
+    def shape(self, name: str) -> str:
+        """The model that was asked for, else this one."""
+        return self.model or name
+
+    def largest(self, use: str) -> str:
+        """The largest shape that all devices together hold for a use."""
+        memory = self.machine.memory_bytes * self.machine.count
+        fitting = [name for name, size in _WEIGHTS.items() if size * _BYTES_OF[use] <= memory]
+        return self.shape(fitting[-1] if fitting else "qwen3-40m")
+
+    def parity(self, attention: str, *, training: bool = False, dtype: str | None = None) -> None:
+        """A check of scores; or of a loss too."""
+        kind = dtype or self.dtype
+        flags = {"dtype": kind, "attention": attention, **({"training": True} if training else {})}
+        name = f"{'train-parity' if training else 'parity'}-{kind}-{attention}"
+        # A CPU computes the oracle: a small model, with the head size of the larger ones.
+        model = self.shape("qwen3-40m")
+        self._add(name, "parity", model, flags, rival="transformers", weights="reward", work=0)
+
+    def score(
+        self,
+        name: str,
+        model: str,
+        responses: int,
+        pairs: int,
+        *,
+        attention: str = "auto",
+        users: bool = False,
+        rival: Rival | None = None,
+        only_beside: bool = False,
+    ) -> None:
+        """Scoring of comparisons."""
+        questions = {"questions-per-user": _QUESTIONS} if users else {}
+        lengths = {"prefix-tokens": self.prefix, "response-tokens": self.response}
+        flags = {"dtype": self.dtype, "responses": responses, "pairs": pairs, **questions, **lengths}
+        flags |= {} if attention == "auto" else {"attention": attention}
+        people = pairs // _QUESTIONS if users else pairs
+        self._add(
+            name, "score", model, {**flags, "rounds": self.rounds}, rival=rival, only_beside=only_beside,
+            work=people * self.prefix + pairs * responses * self.response,
+            needs=f"parity-{self.dtype}-{attention}",
+        )  # fmt: skip
+
+    def train(
+        self,
+        name: str,
+        model: str,
+        tuning: str,
+        pairs: int,
+        *,
+        attention: str = "auto",
+        users: int = 1,
+        rival: Rival | None = None,
+    ) -> None:
+        """Steps of training."""
+        flags = {"dtype": self.dtype, "tuning": tuning, "pairs": pairs}
+        flags |= {"questions-per-user": users} if users > 1 else {}
+        flags |= {"prefix-tokens": self.prefix, "response-tokens": self.response}
+        flags |= {} if attention == "auto" else {"attention": attention}
+        flags |= {} if self.machine.platform == "cpu" else {"remat": "full"}
+        self._add(
+            name, "train", model, {**flags, "rounds": self.rounds}, rival=rival,
+            work=3 * (pairs // users * self.prefix + 2 * pairs * self.response),
+            needs=f"train-parity-{self.dtype}-{attention}",
+        )  # fmt: skip
+
+    def sample(self, name: str, model: str, samples: int) -> None:
+        """Texts of a policy."""
+        prompts, new = 4, 128
+        flags = {"dtype": self.dtype, "prompts": prompts, "samples": samples, "prompt-tokens": self.prefix}
+        flags |= {"new-tokens": min(new, 4 * self.response), "rounds": self.rounds}
+        # A token that is drawn costs more than its FLOPs.
+        work = prompts * (self.prefix + 4 * samples * new)
+        self._add(name, "sample", model, flags, rival="transformers", work=work, needs=self._scores)
+
+    def serve(self, name: str, model: str) -> None:
+        """The server under clients."""
+        on_cpu = self.machine.platform == "cpu"
+        clients, seconds = (8, 15) if on_cpu else (256, 30)
+        prefix = min(self.prefix, 500) if on_cpu else self.prefix
+        flags = {"dtype": self.dtype, "clients": clients, "seconds": seconds}
+        flags |= {"prefix-tokens": prefix, "response-tokens": self.response}
+        work = 3 * clients * (prefix + 2 * self.response)
+        self._add(name, "serve", model, flags, work=work, weights="reward", needs=self._scores)
+
+    def ppo(self, name: str, model: str) -> None:
+        """Training of a policy."""
+        prompts, samples, new = 2, 8, min(128, 4 * self.response)
+        flags = {"dtype": self.dtype, "prompts": prompts, "samples": samples, "prompt-tokens": self.prefix}
+        flags |= {"new-tokens": new, "rounds": self.rounds}
+        work = 6 * prompts * samples * (self.prefix // 4 + 4 * new)
+        self._add(name, "ppo", model, flags, rival="trl", work=work, weights="policy", needs=self._scores)
+
+    @property
+    def _scores(self) -> str:
+        return f"parity-{self.dtype}-auto"
+
+    def _add(
+        self,
+        name: str,
+        verb: str,
+        model: str,
+        flags: Mapping[str, Any],
+        *,
+        work: float,
+        rival: Rival | None = None,
+        only_beside: bool = False,
+        weights: Literal["reward", "policy"] | None = None,
+        needs: str | None = None,
+    ) -> None:
+        """Add a row; `work` is the number of tokens of a pass forward."""
+        absent = None if rival is None else self.missing.get(rival)
+        beside = None if absent and not only_beside else rival
+        passes = 1 + self.rounds * (1 + (_TIMES_OF_RIVAL[beside] if beside else 0))
+        flops = 2 * _WEIGHTS.get(model, 0.0) * work * _ATTENTION * passes
+        peak = self.machine.peak_gflops[self.dtype] * 1e9 * self.machine.count
+        shares_gpu = self.machine.platform == "gpu" and beside
+        self.rows.append(
+            Row(
+                id=name,
+                verb=verb,
+                model=model,
+                flags=flags,
+                seconds=_START * (2 if beside else 1) + flops / (_REACHED * peak),
+                needs=needs,
+                weights=weights,
+                rival=beside,
+                absent=f"{rival}: {absent}" if absent else None,
+                only_beside=only_beside,
+                environment={"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45"} if shares_gpu else {},
+            )
+        )

@@ -1,0 +1,207 @@
+"""What `prb bench all` and `prb bench compare` show: a page, a table in Markdown, ratios of two machines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prb_jax.bench.machine import Machine
+from prb_jax.data.reading import read_object
+from prb_jax.data.writing import whole_file, writing
+from prb_jax.errors import RunError
+from prb_jax.processes.agreement import differences
+from prb_jax.reports.blocks import Cell, Chapter, PageTable, Preformatted, Section
+from prb_jax.reports.page import render_page
+from prb_jax.reports.style import NONE, new_table
+from prb_jax.runs.kind import RunKind
+
+BENCH = "bench.json"
+KIND = RunKind("prb_jax bench", "prb bench all", file=BENCH)
+MEASURED = "measured"
+"""The state of a row whose figures are there."""
+
+_HEADS = ("row", "model", "dtype, attention", "rate", "of the peak", "beside", "ratio", "memory")
+_SECONDS = ("rollout_seconds", "update_seconds")
+
+
+@dataclass(frozen=True)
+class BenchComparison:
+    """Two machines, row by row.
+
+    Attributes:
+      names: of the two files.
+      rows: (id, unit, rate of the first, rate of the second), measured alike by both.
+      refused: ids with why their rates are not compared.
+      differing: what else differs between the two, versions among it, by name, with both values.
+    """
+
+    names: tuple[str, str]
+    rows: Sequence[tuple[str, str, float, float]]
+    refused: Mapping[str, str]
+    differing: Mapping[str, tuple[str, str]]
+
+    def __rich__(self) -> Any:
+        """The table of ratios."""
+        table = new_table("second / first", ["row", *self.names, "ratio"])
+        for name, unit, first, second in self.rows:
+            table.add_row(name, f"{first:,.3g} {unit}", f"{second:,.3g} {unit}", f"{second / first:.2f}x")
+        return table
+
+
+def rate(row: Mapping[str, Any]) -> tuple[float | None, str]:
+    """Return how fast a row of `bench.json` was, more is faster, and in which unit; None where it has no speed."""
+    result = row["result"] or {}
+    if row["verb"] == "ppo":
+        seconds = [result.get(name) for name in _SECONDS]
+        return (60 / sum(seconds) if None not in seconds else None), "steps/min"
+    key, unit = {
+        "score": ("pairs_per_second", "comparisons/s"),
+        "train": ("pairs_per_second", "pairs/s"),
+        "sample": ("tokens_per_second", "tokens/s"),
+        "serve": ("scores_per_second", "scores/s"),
+    }.get(row["verb"], ("", ""))
+    return result.get(key), unit
+
+
+def compare_benches(first: str | Path, second: str | Path) -> BenchComparison:
+    """Compare what two machines measured.
+
+    Args:
+      first, second: files of `prb bench all`, or their folders.
+
+    Raises:
+      RunError: one is no such file, or no row is comparable.
+    """
+    benches = [_read(first), _read(second)]
+    sides = [{row["id"]: row for row in bench["rows"]} for bench in benches]
+    rows, refused = [], {}
+    for name in dict.fromkeys([*sides[0], *sides[1]]):
+        both = [side.get(name) for side in sides]
+        missing = [str(place) for place, row in zip((first, second), both, strict=True) if row is None]
+        if missing:
+            refused[name] = f"no such row in {missing[0]}"
+            continue
+        before, after = (row or {} for row in both)
+        changed = differences(_shape(before), _shape(after))
+        (old, unit), (new, _) = rate(before), rate(after)
+        if changed:
+            refused[name] = "; ".join(f"{key}: {a} -> {b}" for key, (a, b) in changed.items())
+        elif {before["status"], after["status"]} != {MEASURED}:
+            refused[name] = f"{before['status']} -> {after['status']}"
+        elif old and new:
+            rows.append((name, unit, old, new))
+    if not rows:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+        raise RunError(f"{first} and {second} have no row to compare: {reasons or 'no row was measured'}")
+    names = tuple(str(bench["machine"]["kind"]) for bench in benches)
+    facts = [{key: value for key, value in bench["inputs"].items() if key != "model"} for bench in benches]
+    return BenchComparison((names[0], names[1]), rows, refused, differences(*facts))
+
+
+def write_pages(folder: Path, bench: Mapping[str, Any]) -> None:
+    """Write `bench.md` and `bench.html`.
+
+    Raises:
+      RunError: they cannot be written.
+    """
+    pages = {
+        "bench.md": _markdown(bench),
+        "bench.html": render_page([_chapter(bench)], title="prb bench all"),
+    }
+    for name, text in pages.items():
+        with writing(folder / name), whole_file(folder / name) as file:
+            file.write(text.encode())
+
+
+def _read(place: str | Path) -> dict[str, Any]:
+    path = Path(place)
+    path = path / BENCH if path.is_dir() else path
+    bench = read_object(path, error=RunError)
+    if bench.get("kind") != KIND.name or not isinstance(bench.get("rows"), list):
+        raise RunError(f"{path}: expected a file of `prb bench all`")
+    return bench
+
+
+def _shape(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides how much a row computes; not how often it was measured."""
+    return {
+        "model": Path(row["model"]).name,
+        **{key: value for key, value in row["flags"].items() if key != "rounds"},
+    }
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    """The cells of :data:`_HEADS`."""
+    result, (speed, unit) = row["result"] or {}, rate(row)
+    if row["verb"] == "parity" and result:
+        agrees = "as float32" if result["agrees"] else "NOT as float32"
+        text = f"{agrees}: {result['rms_difference']:.1e} of {result['tolerance']:.1e}"
+    elif speed is None:
+        text = f"{row['status']}: {row['message']}"
+    else:
+        text = f"{speed:,.3g} {unit}"
+    share, memory = result.get("peak_share"), result.get("peak_memory_bytes")
+    ratio = result.get("speedup")
+    beside = row["absent"] or row["rival"] or NONE
+    if row["verb"] == "serve" and speed and result.get("offline_per_second"):
+        beside, ratio = "prb evaluate", speed / result["offline_per_second"]
+    flags = row["flags"]
+    return [
+        row["id"],
+        Path(row["model"]).name,
+        f"{flags.get('dtype')}, {result.get('attention') or flags.get('attention', 'auto')}",
+        text,
+        NONE if share is None else f"{share:.0%}",
+        beside,
+        NONE if ratio is None else f"{ratio:.2f}x",
+        NONE if memory is None else f"{memory / 2**30:.2f} GiB of the {result.get('peak_memory_of')}",
+    ]
+
+
+def _facts(bench: Mapping[str, Any]) -> list[tuple[str, str]]:
+    known = {name: value for name, value in bench["machine"].items() if name in Machine.__dataclass_fields__}
+    machine = Machine(**known)
+    return [
+        ("devices", f"{machine.count} x {machine.kind} ({machine.platform}), {machine.cores} CPU cores"),
+        ("memory", f"{machine.memory_gib:,.1f} GiB"),
+        ("matrix products", machine.peaks),
+        ("versions", machine.installed),
+    ]
+
+
+def _markdown(bench: Mapping[str, Any]) -> str:
+    def line(cells: Sequence[str]) -> str:
+        return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+    lines = [f"- {name}: {value}" for name, value in _facts(bench)]
+    lines += ["", line(_HEADS), line(["---"] * len(_HEADS)), *(line(_cells(row)) for row in bench["rows"])]
+    lines += ["", *(f"- {row['id']}: `{row['command']}`" for row in bench["rows"])]
+    return "\n".join(lines) + "\n"
+
+
+def _chapter(bench: Mapping[str, Any]) -> Chapter:
+    facts = [[Cell(name), Cell(value)] for name, value in _facts(bench)]
+    rows = [
+        [
+            Cell(cell, value)
+            for cell, value in zip(_cells(row), (None, None, None, rate(row)[0], *[None] * 4), strict=True)
+        ]
+        for row in bench["rows"]
+    ]
+    note = (
+        "Scores were compared with float32 before; a row without this has no speed. Ratio: how much faster than what "
+        "stands beside. The share counts padding as waste. Memory: the most that was in use, of one device or of "
+        "the process, what stands beside included."
+    )
+    commands = "\n".join(f"{row['id']}: {row['command']}" for row in bench["rows"])
+    return Chapter(
+        str(bench["machine"]["kind"]),
+        "machine",
+        [
+            Section("The machine", [PageTable("Devices", ("", ""), facts, words=2)]),
+            Section("Rows", [PageTable("What was measured", _HEADS, rows, words=3, note=note)]),
+            Section("Commands", [Preformatted("The command of each row", commands)]),
+        ],
+    )
