@@ -54,8 +54,8 @@ def rate(row: Mapping[str, Any]) -> tuple[float | None, str]:
     """Return how fast a row of `bench.json` was, more is faster, and in which unit; None where it has no speed."""
     result = row["result"] or {}
     if row["verb"] == "ppo":
-        seconds = [result.get(name) for name in _SECONDS]
-        return (60 / sum(seconds) if None not in seconds else None), "steps/min"
+        seconds = sum(result.get(name, 0.0) for name in _SECONDS)
+        return (60 / seconds if seconds else None), "steps/min"
     key, unit = {
         "score": ("pairs_per_second", "comparisons/s"),
         "train": ("pairs_per_second", "pairs/s"),
