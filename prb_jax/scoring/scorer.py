@@ -195,6 +195,7 @@ class PlainScorer:
             if not skip(indices := window.places):
                 scores = self.compute(window.comparisons)
                 yield ScoredBatch(indices, scores, [0] * len(indices), [Truncation()] * len(indices))
+            del window  # not held while the next one is read
 
 
 def baseline_scorer(name: str, **options: Any) -> PlainScorer:

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import chain
 
 import jax
 import numpy as np
@@ -23,7 +22,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.errors import PrbError
 from prb_jax.processes.sharing import gather_int32, parts_of, process_count, process_index
 from prb_jax.scoring.batching import Batch, PlannedBatch, choose_batcher, sample_indices
-from prb_jax.sources.large import LargeComparisons, windows
+from prb_jax.sources.large import LargeComparisons, Window, windows
 from prb_jax.trees.packing import StreamOptions
 from prb_jax.trees.shapes import ShapeOptions
 from prb_jax.trees.tree import ScoredBatch, Tree, Truncation
@@ -93,11 +92,20 @@ def stream_scores(
             return lambda: trees
 
         skip_window = getattr(skip, "window", skip)
-        upcoming = (window for window in chain([first], upcoming) if not skip_window(window.places))
-        following = next(upcoming, None)
+        ahead = deque([first])
+
+        def next_window() -> Window | None:
+            """Return the next window that needs scores; no other is held while it is read."""
+            window = ahead.popleft() if ahead else next(upcoming, None)
+            while window is not None and skip_window(window.places):
+                del window
+                window = next(upcoming, None)
+            return window
+
+        following = next_window()
         if following is None:
             return
-        upcoming = chain([following], upcoming)
+        ahead.append(following)
         sample: Sequence[int] = first.places
         if isinstance(options, ShapeOptions) and not isinstance(comparisons, LargeComparisons):
             sample = sample_indices(len(comparisons))
@@ -113,7 +121,7 @@ def stream_scores(
 
         def tokenise_next() -> tuple[range, Gather] | None:
             """Read and tokenise a window; None where there are no more."""
-            if (window := next(upcoming, None)) is None:
+            if (window := next_window()) is None:
                 return None
             before = window.places.start
             unknown = [place - before for place in window.places if place not in known]

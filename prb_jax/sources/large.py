@@ -192,11 +192,16 @@ def windows(comparisons: Sequence[Comparison], *, first: int, size: int) -> Iter
         return
     source = iter(comparisons)
     ahead = list(itertools.islice(source, 1))
-    while ahead:
+
+    def read(start: int, count: int) -> Window:
+        nonlocal ahead
         part = [*ahead, *itertools.islice(source, count - 1)]
         ahead = list(itertools.islice(source, 1))
-        yield Window(range(start, start + len(part)), part, not ahead)
-        start, count = start + len(part), size
+        return Window(range(start, start + len(part)), part, not ahead)
+
+    while ahead:
+        yield read(start, count)  # no name holds it while the next one is read
+        start, count = start + count, size
 
 
 class Joined(Sequence[Comparison]):
