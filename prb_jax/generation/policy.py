@@ -17,7 +17,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, DataError, quote, short_repr
 from prb_jax.generation.choose import SampleOptions
-from prb_jax.generation.programs import Shape, choose_shape, make_program, make_programs
+from prb_jax.generation.programs import Shape, choose_shape, decoding_mesh, make_program, make_programs
 from prb_jax.generation.prompts import Prompt, comparison_prompts, given_prompts
 from prb_jax.generation.schedule import Cut, Drawn, Task, as_rules, draw
 from prb_jax.generation.steps import Program
@@ -310,7 +310,8 @@ def load_policy(
 
     Args:
       model: folder with ``config.json`` of a ``*ForCausalLM``, safetensors and tokenizer files; or a hub id.
-      mesh, dtype, revision, chat_template, tokenizer, quantize, attention: as of :func:`prb_jax.load`.
+      mesh: as of :func:`prb_jax.load`; None splits heads and widths over all devices, as far as they divide the model.
+      dtype, revision, chat_template, tokenizer, quantize, attention: as of :func:`prb_jax.load`.
 
     Raises:
       CheckpointError: it is no causal language model, or cannot be used as it is; the message names file, tensor or
@@ -331,8 +332,9 @@ def load_policy(
 
 def load_opened_policy(opened: OpenedModel) -> Policy:
     """Read the weights of an opened language model; errors as of :func:`load_policy`."""
-    chat, mesh, dtype = opened.chat(), opened.mesh, jnp.dtype(opened.dtype)
+    chat, dtype = opened.chat(), jnp.dtype(opened.dtype)
     config, quantize = opened.decoder.config, opened.options.quantize
+    mesh = opened.mesh if opened.options.mesh is not None else decoding_mesh(config, opened.mesh)
     check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
     if quantize is not None:
         quantization_form(quantize, mesh=mesh)

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from prb_jax.checkpoints.load import abstract_params
+from prb_jax.errors import MeshError
 from prb_jax.generation import steps
 from prb_jax.generation.choose import Rules
 from prb_jax.generation.steps import Program, Prompts, Rows, Stops
@@ -19,16 +21,71 @@ from prb_jax.models.attention.choice import wanted_attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.runs.progress import compiling
-from prb_jax.sharding import mesh_shape, partition_spec, replicated
+from prb_jax.sharding import (
+    MESH_AXES,
+    check_heads,
+    mesh_shape,
+    parameter_shardings,
+    partition_spec,
+    replicated,
+)
 from prb_jax.trees.shapes import round_up
 
 ROWS = {"cpu": 16, "gpu": 256, "tpu": 256}
-"""Rows for each part that the mesh splits them into, where it is not said."""
+"""Rows for each device that has a part of the rows or of their heads, where it is not said."""
 
 READ_TOKENS = {"cpu": 512, "gpu": 16_384, "tpu": 16_384}
 """Padded tokens of prompts that are read at a time, for each part; a single prompt may have more."""
 
 FILLER = {"cpu": 1, "gpu": 16, "tpu": 128}
+
+
+def decoding_mesh(config: DecoderConfig, mesh: Mesh) -> Mesh:
+    """Return the mesh on which texts are drawn, over the same devices in the same order.
+
+    Parameters that are split over ``fsdp`` or ``sequence`` would be gathered whole on every device before the loop
+    over tokens. These devices split heads and widths instead (``tensor``), as many of them as divide the model; where
+    not all do, the rest have copies (``data``). A model whose heads cannot be split keeps its mesh.
+    """
+    shape = mesh_shape(mesh)
+    if shape.fsdp * shape.sequence == 1:
+        return mesh
+    together = shape.devices // shape.data
+    abstract = abstract_params(config)
+    for tensor in range(together, 1, -1):
+        if together % tensor:
+            continue
+        sizes = (shape.devices // tensor, 1, 1, tensor)
+        split = Mesh(mesh.devices.reshape(sizes), MESH_AXES, axis_types=mesh.axis_types)
+        try:
+            check_heads(split, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
+            parameter_shardings(abstract, split)
+        except MeshError:
+            continue
+        return split
+    return mesh
+
+
+def placing_program(program: Program, params: Any) -> Any:
+    """Return the jitted function that puts parameters where the program draws, matrices in its dtype.
+
+    Args:
+      program: of the policy, with a mesh.
+      params: arrays or their shapes, split in another way over the same devices in the same order.
+    """
+    assert program.mesh is not None
+
+    def place(params: Params) -> Params:
+        matrices = {
+            name: params[name].astype(program.dtype) for name in ("embed", "lm_head") if name in params
+        }
+        layers = {
+            name: leaf.astype(program.dtype) if leaf.ndim == 3 and leaf.dtype == jnp.float32 else leaf
+            for name, leaf in params["layers"].items()
+        }
+        return {**params, **matrices, "layers": layers}
+
+    return jax.jit(place, out_shardings=parameter_shardings(params, program.mesh))
 
 
 def make_program(
@@ -106,7 +163,10 @@ def choose_shape(
     mesh = program.mesh
     platform = "cpu" if mesh is None else mesh.devices.flat[0].platform
     parts = 1 if mesh is None else mesh_shape(mesh).batch_shards
-    wanted = max(1, (rows or parts * ROWS.get(platform, 16)) // parts)  # of each part
+    heads = (
+        1 if mesh is None else mesh.shape["tensor"]
+    )  # a device with fewer heads of a row has room for more rows
+    wanted = max(1, (rows or parts * heads * ROWS.get(platform, 16)) // parts)  # of each part
     together = min(samples, wanted)
     trees = min(max(1, wanted // together), -(-prompts // parts))
     multiple = 1 if mesh is None else mesh.shape["sequence"]

@@ -271,14 +271,13 @@ def advance(rows: Rows, cache: SuffixCache, chosen: Chosen, stops: Stops) -> Row
 
     lengths = jnp.where(going, place + 1, place)
     token = jnp.where(going, chosen.token, rows.next)
-    tree, sample = (jnp.arange(size) for size in token.shape)
     marked = jnp.where(going, token, vocab)
     stopped = (token[..., None] == stops.ids).any(axis=-1) | (lengths >= stops.tokens)
     return replace(
         rows,
         cache=replace(cache, lengths=lengths),
         next=token,
-        seen=rows.seen.at[tree[:, None], sample[None], marked].set(True, mode="drop"),
+        seen=jax.vmap(jax.vmap(lambda seen, token: seen.at[token].set(True, mode="drop")))(rows.seen, marked),
         done=rows.done | stopped,
         tokens=put(rows.tokens, chosen.token),
         logprobs=put(rows.logprobs, chosen.logprob),

@@ -284,9 +284,12 @@ def keep_suffix(prefix: PrefixCache, suffix: SuffixCache, which: jax.Array, coun
 
 def _written(cache: jax.Array, new: jax.Array, lengths: jax.Array) -> jax.Array:
     """The cache [B, S, G, M, H] with new [B, S, G, H] at column ``lengths`` [B, S] of each sample."""
-    trees, samples = lengths.shape
-    tree, sample = jnp.arange(trees)[:, None], jnp.arange(samples)[None]
-    return cache.at[tree, sample, :, lengths].set(new.astype(cache.dtype), mode="drop")
+
+    def put(old: jax.Array, token: jax.Array, place: jax.Array) -> jax.Array:
+        return old.at[:, place].set(token.astype(old.dtype), mode="drop")
+
+    # Mapped over B and S, not indexed by them: each device then writes its own rows, and none are gathered.
+    return jax.vmap(jax.vmap(put))(cache, new, lengths)
 
 
 def _attend(

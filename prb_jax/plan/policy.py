@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from prb_jax.checkpoints.load import abstract_params
-from prb_jax.generation.programs import choose_shape, make_program, program_shardings
-from prb_jax.generation.steps import empty_prompts, empty_rows
+from prb_jax.generation.programs import decoding_mesh, make_program, placing_program
 from prb_jax.models import REMAT
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.head import LanguageHead
@@ -33,6 +32,7 @@ from prb_jax.plan.program import (
     scoring_program,
     visited_steps,
 )
+from prb_jax.plan.sampling import sampling_program
 from prb_jax.plan.streams import BatchShape
 from prb_jax.rl.forward import Actor
 from prb_jax.rl.learner import make_look, make_policy_step, reference_of, sources_of
@@ -40,7 +40,7 @@ from prb_jax.rl.objective import POLICY, VALUE, Targets
 from prb_jax.rl.sections import RolloutBatchSettings, RolloutSettings, ValueSettings
 from prb_jax.rl.settings import PpoSettings
 from prb_jax.sharding import batch_sharding, make_mesh, parameter_shardings
-from prb_jax.training import PASSES
+from prb_jax.training import PASSES, Tuning
 
 Trunk = Literal["own", "shared"]
 
@@ -55,9 +55,10 @@ class PolicyPlan:
       hbm_bytes_per_chip: what a chip has.
       held: weights and states that stay on the chips, by part.
       shared: of a part that holds nothing of its own, what it uses.
-      caches: of the rollouts that are drawn at a time; they are gone when programs run.
-      peaks: of each program, all that is held included; of "draw" caches alone, without the temporaries.
-      programs: as compiled, one microbatch each.
+      caches: of the rollouts; they are gone when other programs run.
+      peaks: of each program, all that is held included.
+      programs: as compiled, one microbatch each: "place" (weights are split as drawing needs them; not there where the
+        mesh of the plan does so), "draw" (a token of each rollout), "look", "update" and "score".
     """
 
     fits: bool
@@ -131,6 +132,8 @@ def plan_policy(
     )
     held, shared, programs = _policy_programs(config, settings, shape, devices)
     given = {name: sum(held.values()) for name in programs}
+    drawing, caches, held_weights = _drawing_programs(config, shape, devices, dtype=dtype, tuning=tuning)
+    programs, given = drawing | programs, held_weights | given
     if reward is not None:
         score = scoring_program(read_model(reward), shape, mesh=devices, dtype=dtype)
         held["reward model"] = given["score"] = _bytes(score.arguments[0])
@@ -140,10 +143,9 @@ def plan_policy(
         name: compile_program(planned, place, mesh=sizes, batch=shape.batch)
         for name, planned in programs.items()
     }
-    whole, caches = sum(held.values()), _cache_bytes(config, shape, devices, jnp.dtype(dtype))
+    whole = sum(held.values())
     beside = {name: whole - given[name] for name in plans}
     peaks = {name: planned.peak_bytes_per_chip + beside[name] for name, planned in plans.items()}
-    peaks["draw"] = whole + caches
     room = place.chip.hbm_bytes
     return PolicyPlan(
         fits=all(plan.fits for plan in plans.values()) and max(peaks.values()) <= room,
@@ -227,24 +229,21 @@ def _targets(shape: BatchShape, mesh: Mesh) -> Targets:
     return Targets(**tokens, **states, kl=rows(count))
 
 
-def _cache_bytes(config: DecoderConfig, shape: BatchShape, mesh: Mesh, dtype: jnp.dtype) -> int:
-    """Of the rows of a sampler that draws the rollouts of a microbatch, keys and values of its prompts included."""
-    program = make_program(config, mesh=mesh, dtype=dtype)
-    sizes = choose_shape(
-        program,
-        longest=shape.prefix,
-        samples=shape.responses,
-        tokens=shape.response_length,
-        prompts=shape.batch,
-    )
-
-    def make() -> tuple[Any, Any]:
-        return (
-            empty_prompts(program, trees=sizes.trees, columns=sizes.prompt_columns),
-            empty_rows(program, trees=sizes.trees, samples=sizes.samples, columns=sizes.columns),
-        )
-
-    return _bytes(placed(jax.eval_shape(make), program_shardings(program)))
+def _drawing_programs(
+    config: DecoderConfig, shape: BatchShape, mesh: Mesh, *, dtype: str, tuning: Tuning
+) -> tuple[dict[str, Program], int, dict[str, int]]:
+    """The programs "place" and "draw", the bytes of caches, and those of held weights that each program is given."""
+    kind, split = jnp.dtype(dtype), decoding_mesh(config, mesh)
+    draw, caches = sampling_program(config, shape, mesh=split, dtype=dtype)
+    programs, given = {"draw": draw}, {"draw": _bytes(draw.arguments[0])}
+    if split != mesh:
+        # The copy is beside the weights that are held, and gone when the rollouts are there.
+        weights = abstract_params(config, dtype=jnp.dtype("float32") if tuning == "full" else kind)
+        weights = placed(weights, parameter_shardings(weights, mesh))
+        place = placing_program(make_program(config, mesh=split, dtype=kind), weights)
+        programs = {"place": Program(place, (weights,), 0.0, 1.0), **programs}
+        given = {"place": _bytes(weights), "draw": 0}
+    return programs, sum(caches), given
 
 
 def _with_language_head(config: DecoderConfig) -> DecoderConfig:

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.errors import MeshError
 from prb_jax.generation.choose import Rules
-from prb_jax.generation.programs import make_program, program_shardings, run_program
+from prb_jax.generation.programs import decoding_mesh, make_program, program_shardings, run_program
 from prb_jax.generation.schedule import as_rules
 from prb_jax.generation.steps import Stops, empty_prompts, empty_rows
 from prb_jax.models.attention.choice import choose_attention
@@ -69,8 +69,8 @@ def plan_sampling(
     """Compile the sampler for a slice of TPUs.
 
     Args:
-      model, topology, slices, mesh, quantize: as of :func:`prb_jax.plan.plan`; the head is that of a causal language
-        model.
+      model, topology, slices, quantize: as of :func:`prb_jax.plan.plan`; the head is that of a causal language model.
+      mesh: the same; that of `prb sample` if not given, which splits heads and widths over the chips of a slice.
       prompt: tokens of each prompt.
       samples: of each prompt, at a time.
       new_tokens: of a sample.
@@ -83,6 +83,8 @@ def plan_sampling(
     place = topology if isinstance(topology, Slice) else describe_slice(topology, slices=slices)
     config = read_model(model)
     devices = make_mesh(mesh, devices=place.devices)
+    if mesh is None:
+        devices = decoding_mesh(config, devices)
     trees = batch or devices.shape["data"] * devices.shape["fsdp"]
     shape = BatchShape(batch=trees, prefix=prompt, responses=samples, response_length=new_tokens)
     program, caches = sampling_program(config, shape, mesh=devices, dtype=dtype, quantize=quantize)

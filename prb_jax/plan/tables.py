@@ -50,7 +50,9 @@ def sampling_table(found: SamplingPlan, *, title: str) -> Group:
     ]
     if found.tokens_per_second is not None:
         facts.append(("tokens a second, at best", f"{found.tokens_per_second:,.0f}"))
-    return Group(plan_table(found.plan, title=title), facts_table(facts, title="Sampling"))
+    return Group(
+        plan_table(found.plan, title=title), facts_table(facts, title="Sampling"), *_engines(found.plan.fits)
+    )
 
 
 def sweep_table(plans: tuple[Plan, ...], *, title: str) -> Group:
@@ -82,11 +84,21 @@ def policy_table(found: PolicyPlan, *, title: str) -> Group:
         held.add_row(part, _gib(size), found.shared.get(part, ""))
     held.add_row("all", _gib(sum(found.held.values())), "")
     programs = new_table(headings=("program", "peak a chip, all that is held included", "time, at best"))
-    programs.add_row("draw: caches of the rollouts", _gib(found.peaks["draw"]), "–")
+    meanings = {"place": "place: weights are split for drawing", "draw": "draw: a token of each rollout"}
     for name, plan in found.programs.items():
         seconds = "–" if plan.estimated_seconds is None else f"{plan.estimated_seconds:.3g} s"
-        programs.add_row(name, _gib(found.peaks[name]), seconds)
-    return Group(facts_table(facts, title=title), held, programs)
+        programs.add_row(meanings.get(name, name), _gib(found.peaks[name]), seconds)
+    return Group(facts_table(facts, title=title), held, programs, *_engines(found.fits))
+
+
+def _engines(fits: bool) -> tuple[str, ...]:
+    """What to do where a policy does not fit."""
+    if fits:
+        return ()
+    return (
+        "It does not fit. Take more chips, or let an engine draw and train: tunix on TPUs, TRL or verl with vLLM on "
+        "GPUs, with this reward by prb.reward_fn or prb serve (docs/engines.md); texts: prb sample --endpoint.",
+    )
 
 
 def verdict(plan: Plan) -> str:

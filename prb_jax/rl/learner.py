@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from prb_jax.checkpoints.array_folder import flat_arrays, from_flat
 from prb_jax.checkpoints.load import abstract_params, load_params
 from prb_jax.generation.policy import Policy, read_stop_ids
-from prb_jax.generation.programs import make_program
+from prb_jax.generation.programs import decoding_mesh, make_program
 from prb_jax.models.attention.choice import wanted_attention
 from prb_jax.models.decoder import Params
 from prb_jax.models.lora import init_lora
@@ -166,7 +166,11 @@ def make_learner(settings: PpoSettings) -> Learner:
     policy = Policy(
         name=opened.name,
         program=make_program(
-            config, mesh=mesh, dtype=dtype, attention=settings.attention, lora_scale=lora_scale
+            config,
+            mesh=decoding_mesh(config, mesh),
+            dtype=dtype,
+            attention=settings.attention,
+            lora_scale=lora_scale,
         ),
         params={},
         tokenizer=chat,

@@ -17,7 +17,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, quote, short_repr
 from prb_jax.generation.choose import SampleOptions
 from prb_jax.generation.policy import Policy
-from prb_jax.generation.programs import choose_shape, make_programs
+from prb_jax.generation.programs import choose_shape, make_programs, placing_program
 from prb_jax.generation.prompts import Prompt
 from prb_jax.generation.schedule import Drawn, Task, as_rules, draw
 from prb_jax.generation.steps import Program
@@ -92,6 +92,8 @@ class StepBatch:
 class Sampler:
     """Draws the rollouts of a step, with the weights of the step: one program serves the whole run.
 
+    Where the program has another mesh than the policy, the weights are split as it says for the time of the drawing.
+
     A rollout depends on the weights, its prompt, the seed, the step, its place in the step and its number.
     """
 
@@ -116,6 +118,7 @@ class Sampler:
             rows=settings.rows,
         )
         self._programs = make_programs(program, shape)
+        self._program, self._place = program, None
 
     @staticmethod
     def options_of(settings: RolloutSettings) -> SampleOptions:
@@ -144,6 +147,9 @@ class Sampler:
             tokens=self.settings.max_new_tokens,
             seed=step_seed(seed, step),
         )
+        if self._program.mesh != self.policy.mesh:
+            self._place = self._place or placing_program(self._program, params)
+            params = self._place(params)
         draws: list[list[Drawn | None]] = [[None] * self.settings.n for _ in members]
         for some in draw(self._programs, params, task):
             for sample in some:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from prb_jax import cli
 from prb_jax.plan import plan_policy
+from prb_jax.plan.tables import policy_table
 from tests.plan.test_plan import GIB, TINY
 
 LAYERS = 3 * 256 * (2 * 256 + 2 * 128 + 3 * 512)
@@ -76,9 +79,14 @@ class TestOnTpus:
         # two times keys and values of 4 prompts and 16 rollouts, in bfloat16, over four chips
         caches = 2 * 2 * 3 * 2 * 64 * (4 * 128 + 16 * 64) / 4
         assert caches <= found["caches"] < 1.3 * caches
-        assert set(found["programs"]) == {"look", "update", "score"}
+        assert set(found["programs"]) == {"place", "draw", "look", "update", "score"}
+        # For the time of the drawing: two kv heads, so that two chips split the weights and two have copies.
+        drawn = 2 * (LAYERS + 2 * WORDS) / 2 + found["caches"]
+        # narrow arrays are padded to tiles
+        assert 1.0 <= found["programs"]["draw"]["argument_bytes_per_chip"] / drawn < 1.25
+        assert "all-gather" in found["programs"]["place"]["collectives"]
         whole = sum(held.values())
-        assert set(found["peaks"]) == {"look", "update", "score", "draw"}
+        assert set(found["peaks"]) == set(found["programs"])
         assert min(found["peaks"].values()) >= whole
         assert found["peak_bytes_per_chip"] == max(found["peaks"].values())
 
@@ -102,3 +110,6 @@ class TestOnTpus:
         found = plan_policy(config_file, topology="v5e:2x2", **SHAPE)
         assert found.fits is False
         assert found.peak_bytes_per_chip > 23 * GIB
+        console = Console(file=io.StringIO(), width=200)
+        console.print(policy_table(found, title="plan"))
+        assert "docs/engines.md" in console.file.getvalue()
