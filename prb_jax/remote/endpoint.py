@@ -162,7 +162,12 @@ class Endpoint:
                 return error
 
         return self._gather(
-            conversations, outcome, temperature=temperature, max_tokens=max_new_tokens, seeds=seeds
+            conversations,
+            outcome,
+            temperature=temperature,
+            max_tokens=max_new_tokens,
+            seeds=seeds,
+            tolerated=NoReplyError,
         )
 
     def _gather(
@@ -175,9 +180,20 @@ class Endpoint:
         seeds: Sequence[int] | None,
         alternatives: int | None = None,
         more: Mapping[str, Any] | None = None,
+        tolerated: type[RunError] | tuple[()] = (),
     ) -> list[Outcome]:
-        """The outcome of each conversation's request; equal requests are sent once."""
+        """The outcome of each conversation's request; equal requests are sent once, and none after an error."""
         futures: dict[str, Future[Reply]] = {}
+        stop = asyncio.Event()
+
+        async def ask(body: Mapping[str, Any]) -> Reply:
+            try:
+                return await self._ask(body, stop)
+            except RunError as error:
+                if not isinstance(error, tolerated):
+                    stop.set()
+                raise
+
         keys = []
         for number, messages in enumerate(conversations):
             body = {
@@ -191,7 +207,7 @@ class Endpoint:
             }
             keys.append(json.dumps(body, sort_keys=True))
             if keys[-1] not in futures:
-                futures[keys[-1]] = asyncio.run_coroutine_threadsafe(self._ask(body), self._loop)
+                futures[keys[-1]] = asyncio.run_coroutine_threadsafe(ask(body), self._loop)
         try:
             return [outcome(futures[key]) for key in keys]
         finally:
@@ -205,8 +221,8 @@ class Endpoint:
             return None
         return (prompt_tokens * prices[0] + completion_tokens * prices[1]) / 1e6
 
-    async def _ask(self, body: Mapping[str, Any]) -> Reply:
-        """The reply to a request: the one that is kept, or else a new one, which is kept."""
+    async def _ask(self, body: Mapping[str, Any], stop: asyncio.Event) -> Reply:
+        """The reply to a request: the one that is kept, or else a new one, which is kept; none once ``stop`` is set."""
         request = json.dumps({"url": self.options.url, "body": body}, sort_keys=True, ensure_ascii=False)
         digest = hashlib.sha256(request.encode()).hexdigest()
         path = None if self._cache is None else self._cache / digest[:2] / f"{digest}.json"
@@ -214,6 +230,8 @@ class Endpoint:
             known = read_object(path, error=RunError, hint="remove it, and it is asked again")
             return self._read(known, alternatives="logprobs" in body)
         async with self._slots:
+            if stop.is_set():
+                raise asyncio.CancelledError
             answer, tries = await self._tried(body)
             reply = replace(self._read(answer, alternatives="logprobs" in body), tries=tries)
             if path is not None:
