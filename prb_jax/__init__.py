@@ -12,6 +12,7 @@ import logging
 import sys
 import warnings
 from importlib import import_module
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from prb_jax.version import __version__
@@ -250,6 +251,10 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(home), name)
+    if isinstance(value, FunctionType):
+        from prb_jax.storage.urls import accepts_urls
+
+        value = accepts_urls(value, name)
     globals()[name] = value
     return value
 

@@ -12,10 +12,11 @@ from importlib import import_module
 from prb_jax.commands.arguments import Parser, with_dashes
 from prb_jax.commands.process import Terminated
 from prb_jax.commands.terminal import drop_output, open_streams, replace_unknown_letters, warnings_as_lines
-from prb_jax.errors import PrbError, printable
+from prb_jax.errors import PrbError, RunError, printable
 from prb_jax.plugins import import_plugins
 from prb_jax.processes.job import INTERRUPTED, INTERRUPTED_BY_USER, leave_job
 from prb_jax.runs.command_line import set_command_line
+from prb_jax.storage.urls import OUTPUTS, localised, names_url, session, shown, urls_in_output
 from prb_jax.version import __version__
 
 EXIT_USER_ERROR = 2
@@ -157,8 +158,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         os.getcwd()
         import_plugins(options.imports)
-        with warnings_as_lines():
+        with warnings_as_lines(), session(distributed=options.distributed) as storage, urls_in_output():
+            _localise(options)
             status = options.run(options)
+            storage.finish = status == 0
         sys.stdout.flush()
         return status
     except PrbError as error:
@@ -184,6 +187,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         set_command_line(())
 
 
+def _localise(options: argparse.Namespace) -> None:
+    """Put local paths in the places of URLs of object storage."""
+    given = {name: value for name, value in vars(options).items() if name != "words" and names_url(value)}
+    verb = options.words[0]
+    if verb == "audit" and "folder" in given:
+        raise RunError(
+            f"audit: {options.folder}: its judgements are a database that needs a local file system: give a local "
+            "folder, and copy its exports"
+        )
+    if options.distributed and verb != "evaluate" and "out" in given:
+        raise RunError(
+            f"--distributed: every process of prb {verb} writes a part of each checkpoint, so --out must be a folder "
+            f"that all of them see, as a mounted bucket; found {options.out}"
+        )
+    for name, value in given.items():
+        setattr(options, name, localised(value, output=name in OUTPUTS))
+
+
 def _in_a_folder() -> bool:
     try:
         return bool(os.getcwd())
@@ -193,6 +214,7 @@ def _in_a_folder() -> bool:
 
 def _ended(status: int, text: str) -> int:
     """The exit status, after one line on standard error; of several processes, the others end too."""
+    text = shown(text)
     leave_job(status, text)
     print(f"prb: {printable(text)}", file=sys.stderr)
     return status

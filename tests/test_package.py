@@ -31,7 +31,7 @@ def test_every_public_name_is_where_it_is_said_to_be():
     assert set(prb_jax._HOMES) | {"__version__"} == set(prb_jax.__all__)
     for name, home in prb_jax._HOMES.items():
         value = getattr(prb_jax, name)
-        assert value is getattr(importlib.import_module(home), name)
+        assert inspect.unwrap(value) is getattr(importlib.import_module(home), name)
         assert value.__doc__
         assert name in dir(prb_jax)
 

@@ -17,6 +17,7 @@ ORDER = (
     ("errors", "version", "plugins"),
     ("sharding",),
     ("processes",),
+    ("storage",),
     ("data",),
     ("metrics",),
     ("text",),

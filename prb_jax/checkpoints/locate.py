@@ -9,6 +9,7 @@ from typing import Any
 
 from prb_jax.checkpoints.safetensors_header import read_header
 from prb_jax.errors import CheckpointError, quote
+from prb_jax.storage.urls import localised, shown
 
 # What a model needs; no code. Of files of torch.save the small ones that go with safetensors, and the weights
 # themselves only where there are no safetensors.
@@ -48,13 +49,13 @@ def locate(name: str | Path, *, revision: str | None = None) -> ModelFolder:
       CheckpointError: neither a folder nor a repository that can be fetched; or a revision asked of
         a local folder.
     """
-    path = Path(name).expanduser()
+    path = Path(localised(name)).expanduser()
     if path.is_dir():
         if revision is not None:
             raise CheckpointError(
                 f"{path}: revision {quote(revision)} was asked for, but this is a local folder"
             )
-        return ModelFolder(str(name), _without_pipes(_trained_model(path)), None)
+        return ModelFolder(shown(str(name)), _without_pipes(_trained_model(path)), None)
     if path.exists():
         raise CheckpointError(f"{path}: expected a model folder, found a file")
     text = str(name)

@@ -11,6 +11,7 @@ from prb_jax.commands.arguments import Parser, add_no_progress
 from prb_jax.data.config_files import explained_settings, read_config_file, unknown_key
 from prb_jax.errors import RunError, quote
 from prb_jax.runs.command_line import set_command_line
+from prb_jax.storage.urls import OUTPUTS, localised, shown
 
 
 def add_configured(sub: Parser, *, config: str, overrides: str, out: str) -> None:
@@ -76,8 +77,8 @@ def with_config(options: argparse.Namespace, sub: Parser) -> argparse.Namespace:
         for name, value in _read_options(Path(options.config), actions).items():
             flags = actions[name].option_strings
             if given.isdisjoint(flags) if flags else getattr(options, name) is None:
-                setattr(options, name, value)
-        set_command_line(["prb", options.words[0], *_words(options, actions)])
+                setattr(options, name, localised(value, output=name in OUTPUTS))
+        set_command_line(["prb", options.words[0], *shown(list(_words(options, actions)))])
     missing = (actions[name] for name in sub.needed if getattr(options, name) is None)
     sub.require([str((action.option_strings or [action.metavar])[0]) for action in missing])
     return options

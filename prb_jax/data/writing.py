@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from prb_jax.errors import RunError
+from prb_jax.storage.urls import shown
 
 
 def refuse_file(out: str | Path) -> None:
@@ -64,12 +65,12 @@ def json_line(value: Any) -> bytes:
 
 
 def write_json(path: Path, value: Any, *, indent: int = 2, sort_keys: bool = False) -> None:
-    """Write strict JSON (no NaN, no infinity) as a whole file.
+    """Write strict JSON (no NaN, no infinity) as a whole file, with URLs in the places of their local copies.
 
     Raises:
       RunError: it cannot be written.
     """
-    data = json.dumps(value, indent=indent, sort_keys=sort_keys, allow_nan=False).encode() + b"\n"
+    data = json.dumps(shown(value), indent=indent, sort_keys=sort_keys, allow_nan=False).encode() + b"\n"
     with writing(path), whole_file(path) as file:
         file.write(data)
 

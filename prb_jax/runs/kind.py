@@ -14,6 +14,7 @@ from prb_jax.data.reading import read_json
 from prb_jax.data.writing import write_json
 from prb_jax.errors import RunError, quote
 from prb_jax.processes.agreement import differences
+from prb_jax.storage.urls import shown
 
 RUN = "run.json"
 SUMMARY = "summary.json"
@@ -126,7 +127,7 @@ class RunKind:
 
 def as_recorded(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs of a run through JSON once, so that what is compared is what will be read back."""
-    return json.loads(json.dumps(inputs, allow_nan=False))
+    return json.loads(json.dumps(shown(inputs), allow_nan=False))
 
 
 def check_same_inputs(path: Path, old: Mapping[str, Any], new: Mapping[str, Any], *, file: str = RUN) -> None:

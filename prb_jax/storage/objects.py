@@ -1,0 +1,235 @@
+"""The objects below one URL of gs:// or s3://, through fsspec; failures that may go away by themselves are retried."""
+
+from __future__ import annotations
+
+import errno
+import json
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Final, TypeVar
+
+from prb_jax.errors import RunError
+
+TRIES: Final = 9
+_FIRST_WAIT: Final = 0.25
+_LONGEST_WAIT: Final = 30.0
+_BLOCK: Final = 32 << 20
+_THREADS: Final = 8
+
+# What a request can do nothing about by being repeated.
+_DEFINITE = (
+    FileNotFoundError,
+    FileExistsError,
+    PermissionError,
+    IsADirectoryError,
+    NotADirectoryError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    ImportError,
+    NotImplementedError,
+)
+_DEFINITE_NAMES = {"NoCredentialsError", "DefaultCredentialsError", "ParamValidationError", "ProfileNotFound"}
+_DEFINITE_NUMBERS = {errno.EINVAL, errno.EPERM, errno.ENOSYS}
+_TRANSIENT_STATUS = {401, 408, 409, 425, 429}  # 401: a token that has just run out
+
+Result = TypeVar("Result")
+
+
+class Store:
+    """The objects below a URL, by their names relative to it; "" is the object at the URL itself.
+
+    Args:
+      url: ``gs://BUCKET/NAME`` or ``s3://BUCKET/NAME``. Credentials and endpoints are those of gcsfs and s3fs.
+
+    Raises:
+      RunError: the package for the scheme is not installed, or there are no credentials.
+    """
+
+    def __init__(self, url: str) -> None:
+        import fsspec
+
+        self.url, scheme = url, url.partition("://")[0]
+        try:
+            self._fs: Any = fsspec.filesystem(scheme, skip_instance_cache=True, use_listings_cache=False)
+        except ImportError as error:
+            package = "s3fs" if scheme == "s3" else "gcsfs"
+            raise RunError(
+                f"{url}: needs {package}, which is not installed: pip install 'prb-jax[storage]'"
+            ) from error
+        except Exception as error:  # credentials that cannot be read
+            raise RunError(f"{url}: cannot be opened: {_reason(error)}") from error
+        self._root: str = self._fs._strip_protocol(url).rstrip("/")
+
+    def versions(self) -> dict[str, str]:
+        """Return every object below the URL by its name, with what changes when the object does."""
+
+        def find() -> dict[str, str]:
+            self._fs.invalidate_cache()
+            try:
+                items: Mapping[str, Any] = self._fs.find(self._root, detail=True)
+            except FileNotFoundError:
+                return {}
+            below = f"{self._root}/"
+            return {
+                path.removeprefix(below): _version(info)
+                for path, info in items.items()
+                if path.startswith(below) and info.get("type") != "directory" and not path.endswith("/")
+            }
+
+        return self._do("", find)
+
+    def version(self) -> str | None:
+        """Return the version of the object at the URL itself; None where there is no such object."""
+
+        def info() -> str | None:
+            self._fs.invalidate_cache()
+            try:
+                found = self._fs.info(self._root)
+            except FileNotFoundError:
+                return None
+            return _version(found) if found.get("type") == "file" else None
+
+        return self._do("", info)
+
+    def read(self, name: str) -> bytes:
+        """Return the bytes of an object.
+
+        Raises:
+          FileNotFoundError: there is none.
+        """
+        return self._do(name, lambda: self._fs.cat_file(self._path(name)))
+
+    def fetch(self, name: str, file: BinaryIO) -> None:
+        """Append the bytes of an object to an open file, by blocks, each of which is retried.
+
+        Raises:
+          FileNotFoundError: there is none.
+        """
+        path = self._path(name)
+        size = int(self._do(name, lambda: self._fs.info(path))["size"])
+        for start in range(0, size, _BLOCK):
+            end = min(start + _BLOCK, size)
+
+            def block(start: int = start, end: int = end) -> bytes:
+                data = self._fs.cat_file(path, start=start, end=end)
+                if len(data) != end - start:
+                    raise OSError(errno.EIO, f"expected {end - start} bytes, found {len(data)}")
+                return data
+
+            file.write(self._do(name, block))
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a whole object."""
+        self._do(name, lambda: self._fs.pipe_file(self._path(name), data))
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write an object that must not be there yet; return whether it is ours.
+
+        Of several writers one alone succeeds, where the store knows preconditions (Google Cloud Storage, S3).
+        """
+        path = self._path(name)
+        try:
+            self._do(name, lambda: self._fs.pipe_file(path, data, mode="create"))
+            return True
+        except (FileExistsError, RunError):
+            # A write that came through although its answer was lost is refused when it is repeated.
+            with suppress(FileNotFoundError):
+                return self.read(name) == data
+            raise
+
+    def upload(self, name: str, file: BinaryIO, *, start: int, size: int) -> None:
+        """Write an object of so many bytes of an open file, from `start` on."""
+
+        def copy() -> None:
+            file.seek(start)
+            if size <= _BLOCK:
+                self._fs.pipe_file(self._path(name), _read(file, size))
+                return
+            with self._fs.open(self._path(name), "wb", block_size=_BLOCK) as target:
+                for offset in range(0, size, _BLOCK):
+                    target.write(_read(file, min(_BLOCK, size - offset)))
+
+        self._do(name, copy)
+
+    def copy(self, source: str, target: str) -> None:
+        """Copy an object within the store."""
+        self._do(source, lambda: self._fs.cp_file(self._path(source), self._path(target)))
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove objects; those that are gone are none of its business."""
+
+        def remove(name: str) -> None:
+            with suppress(FileNotFoundError):
+                self._do(name, lambda: self._fs.rm_file(self._path(name)))
+
+        in_threads(remove, names)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+    def _do(self, name: str, request: Callable[[], Result]) -> Result:
+        place = f"{self.url}/{name}" if name else self.url
+        for attempt in range(TRIES):
+            try:
+                return request()
+            except (FileNotFoundError, FileExistsError):
+                raise
+            except Exception as error:
+                if _is_definite(error):
+                    raise RunError(f"{place}: refused: {_reason(error)}") from error
+                if attempt == TRIES - 1:
+                    raise RunError(f"{place}: failed {TRIES} times, last: {_reason(error)}") from error
+            wait = min(_FIRST_WAIT * 2**attempt, _LONGEST_WAIT)
+            time.sleep(wait * random.uniform(0.5, 1.0))
+        raise AssertionError("not reached")
+
+
+def in_threads(action: Callable[[Any], None], items: Iterable[Any]) -> None:
+    """Do the same with several items at once; the first error is raised when all have ended."""
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="storage") as pool:
+        for done in [pool.submit(action, item) for item in items]:
+            done.result()
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file under a temporary name, which is renamed to ``path`` at the end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("wb") as file:
+        yield file
+    temporary.replace(path)
+
+
+def _read(file: BinaryIO, size: int) -> bytes:
+    data = file.read(size)
+    if len(data) != size:
+        raise ValueError(f"a local file became shorter: expected {size} more bytes, found {len(data)}")
+    return data
+
+
+def _version(info: Mapping[str, Any]) -> str:
+    names = ("generation", "ETag", "etag", "md5Hash", "LastModified", "mtime", "created")
+    return json.dumps([info.get("size"), *(str(info[name]) for name in names if info.get(name))])
+
+
+def _is_definite(error: Exception) -> bool:
+    if isinstance(error, _DEFINITE) or type(error).__name__ in _DEFINITE_NAMES:
+        return True
+    if isinstance(error, OSError) and (
+        error.errno in _DEFINITE_NUMBERS or str(error).startswith("Forbidden")
+    ):
+        return True
+    with suppress(TypeError, ValueError):  # gcsfs' HttpError; others have no such code
+        status = int(getattr(error, "code", 0) or 0)
+        return 400 <= status < 500 and status not in _TRANSIENT_STATUS
+    return False
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,477 @@
+"""A run folder at a URL: worked on in a local folder, of which the store always holds a consistent earlier state.
+
+Object stores have no append, no rename and no lock. While a run goes on, the store holds under ``.prb/``
+
+``manifest-NUMBER.json``  the state of the folder: every file with its size, its sha256, and the objects whose bytes,
+                          one after the other, are its bytes. The greatest number counts.
+``WRITER-NUMBER``         such objects, each written once under a name that no other process uses. Of a file that grew
+                          only the new bytes are written, joined with earlier small objects, so that a file of n bytes
+                          costs O(n log n) in all.
+
+A state is that of one instant: the local folder can be continued from any instant, and so can the state. Its objects
+are written first, then its manifest, and only then is removed what the manifest before it alone needed. A manifest is
+written on the condition that its number is free: of two processes that continue the same state one gets it, and the
+other ends. A process that opens the folder to continue it takes the next number at once, so that an older process that
+still runs, or wakes up again, is the one that ends.
+
+At the end the files are put under their names (copied within the store where a file is one object), then the manifests
+are removed, and then the rest of ``.prb/``. As long as there is a manifest, it counts, and not the files beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from prb_jax.errors import PrbError, RunError
+from prb_jax.storage.objects import Store, in_threads, new_file
+
+PRIVATE: Final = ".prb/"
+_MANIFEST: Final = f"{PRIVATE}manifest-"
+_PIECE: Final = 8 << 20
+_HELD_OPEN: Final = 200
+_TORN: Final = "was fetched while it was being changed"
+
+Signature = tuple[int, int, int]
+"""Inode, size and time of change of a local file."""
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file of a state.
+
+    Attributes:
+      size: in bytes.
+      sha256: of its bytes; None where the file was found in the store without a manifest.
+      parts: names and sizes of the objects that hold its bytes.
+    """
+
+    size: int
+    sha256: str | None
+    parts: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class State:
+    """What the store holds of a folder.
+
+    Attributes:
+      files: by name.
+      number: of the manifest that says so; 0 where there is none.
+      known_as: its text; of a folder without a manifest the versions of its files.
+      plain: names under which the store holds files beside the manifest, current or not.
+    """
+
+    files: dict[str, StoredFile] = field(default_factory=dict)
+    number: int = 0
+    known_as: str = ""
+    plain: frozenset[str] = frozenset()
+
+
+class TakenOverError(RunError):
+    """Another process continues the run."""
+
+
+def read_state(store: Store) -> State:
+    """Return the state of the folder at a URL; an empty one where there is nothing."""
+    for _ in range(5):
+        versions = store.versions()
+        manifests = [name for name in versions if name.startswith(_MANIFEST)]
+        if not manifests:
+            plain = {name: version for name, version in versions.items() if not name.startswith(PRIVATE)}
+            files = {
+                name: StoredFile(size := json.loads(version)[0], None, ((name, size),))
+                for name, version in plain.items()
+            }
+            return State(
+                files, known_as=json.dumps(plain, sort_keys=True) if plain else "", plain=frozenset(plain)
+            )
+        name = max(manifests)
+        with contextlib.suppress(FileNotFoundError):  # a newer one has just taken its place
+            text = store.read(name)
+            found = json.loads(text)
+            files = {
+                name: StoredFile(entry["size"], entry["sha256"], tuple(map(tuple, entry["parts"])))
+                for name, entry in found["files"].items()
+            }
+            return State(files, _number(name), text.decode(), frozenset(found["plain"]))
+    raise RunError(f"{store.url}: {_TORN}; try again")
+
+
+def fetch_state(store: Store, folder: Path, state: State) -> dict[str, str]:
+    """Make a local folder hold the files of a state, and no others; return the sha256 of each by its name.
+
+    Files that are there already are not fetched again, where the state says what they hold.
+
+    Raises:
+      FileNotFoundError: an object is gone: the state is no longer that of the store.
+      RunError: the bytes are not those that were written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in _scan(folder).keys() - state.files.keys():
+        (folder / name).unlink()
+    for name in state.files:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise RunError(f"{store.url}: {name}: not the name of a file within the folder")
+
+    digests: dict[str, str] = {}
+
+    def fetch(item: tuple[str, StoredFile]) -> None:
+        name, stored = item
+        path = folder / name
+        if stored.sha256 is None or not path.is_file() or _sha256(path) != stored.sha256:
+            with new_file(path) as file:
+                for part, _ in stored.parts:
+                    store.fetch(part, file)
+        digests[name] = _sha256(path)
+        if stored.sha256 not in (None, digests[name]):
+            raise RunError(f"{store.url}/{name}: damaged: its bytes are not those that were written")
+
+    in_threads(fetch, state.files.items())
+    return digests
+
+
+class Staging:
+    """The local folder of a run at a URL: fetched when it is opened, then pushed every few seconds and at the end.
+
+    Attributes:
+      url: of the run folder, or of the one file that a verb writes.
+      path: where it lies on this machine meanwhile.
+
+    Args:
+      url: see there.
+      root: of all local copies. Kept between two starts, for what could not be pushed.
+      seconds: between two pushes.
+      may_push: whether this process is the one that writes; asked again at every push.
+      shared: other processes of the same job have a local folder of the same URL on this machine.
+
+    Raises:
+      RunError: the store cannot be read, or another process of this machine writes to the URL.
+    """
+
+    def __init__(
+        self, url: str, root: Path, *, seconds: float, may_push: Callable[[], bool], shared: bool = False
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._store = Store(self.url)
+        place = hashlib.sha256(self.url.encode()).hexdigest()[:16] + (f"-{os.getpid()}" if shared else "")
+        self._home = root / "runs" / place
+        self.path = self._home / self.url.rpartition("/")[2]
+        self._record = self._home / ".state"
+        self._writer, self._objects = uuid.uuid4().hex[:12], itertools.count(1)
+        self._may_push, self._seconds = may_push, seconds
+        self._pushed: dict[str, Signature] = {}
+        self._failure: PrbError | None = None
+        self._ending = threading.Event()
+        self._home.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self._home, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(
+                    f"{url}: another process is writing to this run; wait for it, or end it"
+                ) from None
+            self._state = self._fetch()
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._thread = threading.Thread(target=self._push_on, name="push", daemon=True)
+        self._thread.start()
+
+    def close(self, *, finish: bool) -> None:
+        """Push what there is, and let go of the folder; no error while another one is on its way.
+
+        Args:
+          finish: the run came to its end: the files get their names in the store.
+
+        Raises:
+          RunError: it could not be pushed, or another process took the run over.
+        """
+        self._ending.set()
+        self._thread.join()
+        try:
+            if isinstance(self._failure, TakenOverError):
+                raise self._failure
+            if not self._may_push() or not self.path.exists():
+                return
+            try:
+                if finish:
+                    self._finish()
+                elif self.path.is_dir():
+                    self.push()
+            except TakenOverError:
+                raise
+            except PrbError as error:
+                raise RunError(
+                    f"{error}; all is kept in {self._home}: once this is put right, the same command on this machine "
+                    "continues from there"
+                ) from error
+        finally:
+            os.close(self._lock)
+
+    def remove(self) -> None:
+        """Remove the local folder, unless another process has opened it."""
+        with contextlib.suppress(OSError):
+            lock = os.open(self._home, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(self._home, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+    def _fetch(self) -> State:
+        for _ in range(5):
+            if self._store.version() is not None:  # one file
+                with new_file(self.path) as file:
+                    self._store.fetch("", file)
+                return State()
+            state = read_state(self._store)
+            known: dict[str, Any] = {"state": "", "sha256": {}}
+            with contextlib.suppress(FileNotFoundError):
+                known = json.loads(self._record.read_text(encoding="utf-8"))
+            if known["state"] != state.known_as:
+                try:
+                    known = {"state": state.known_as, "sha256": fetch_state(self._store, self.path, state)}
+                except FileNotFoundError:
+                    continue  # its objects were removed, as there is a newer one
+                self._write_record(known)
+            # Else the local folder is that of the state or a later one, which could not be pushed.
+            files = {
+                name: replace(stored, sha256=known["sha256"][name]) for name, stored in state.files.items()
+            }
+            state = replace(state, files=files)
+            if state.number == 0 or not self._may_push():
+                return state
+            with contextlib.suppress(TakenOverError):
+                return self._write_manifest(state, state.files)
+        raise TakenOverError(
+            f"{self.url}: other processes are starting this run at the same time; end all but one"
+        )
+
+    def _write_record(self, known: dict[str, Any]) -> None:
+        with new_file(self._record) as file:
+            file.write(json.dumps(known).encode())
+
+    def _push_on(self) -> None:
+        told = ""
+        while not self._ending.wait(self._seconds):
+            try:
+                if self._may_push() and self.path.is_dir():
+                    self.push()
+                told = ""
+            except TakenOverError as error:
+                self._failure = error
+                if not self._ending.is_set():
+                    os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C: the run ends, and `close` says why
+                return
+            except Exception as error:  # the next push tries again, and the last one raises
+                if str(error) != told:
+                    told = str(error)
+                    print(f"prb: warning: {error}; the run goes on, and tries again", file=sys.stderr)
+
+    def push(self) -> None:
+        """Write the state of this instant, if it is another one than that of the store."""
+        found = self._snapshot()
+        if found is None:
+            return
+        signatures, files = found
+        entries = {name: self._state.files[name] for name in signatures if name not in files}
+
+        def write(item: tuple[str, BinaryIO | None]) -> None:
+            name, held = item
+            with contextlib.suppress(FileNotFoundError), held or (self.path / name).open("rb") as file:
+                if held is not None or _signature(os.fstat(file.fileno())) == signatures[name]:
+                    entry = self._write_parts(name, file, signatures[name][1])
+                    if entry is not None:
+                        entries[name] = entry
+
+        try:
+            in_threads(write, files.items())
+        finally:
+            for file in files.values():
+                if file is not None:
+                    file.close()
+        if entries.keys() != signatures.keys():
+            return  # one was replaced meanwhile: the next instant, then
+        self._pushed = signatures
+        if entries == self._state.files:
+            return
+        self._state = self._write_manifest(self._state, entries)
+
+    def _snapshot(self) -> tuple[dict[str, Signature], dict[str, BinaryIO | None]] | None:
+        """All files as they were at one instant, and those that changed since the last push; the first of them open.
+
+        An open file keeps its bytes, also when another one takes its place.
+        """
+        for _ in range(200):
+            signatures = _scan(self.path)
+            changed = [
+                name
+                for name, now in signatures.items()
+                if self._pushed.get(name) != now or name not in self._state.files
+            ]
+            files: dict[str, BinaryIO | None] = dict.fromkeys(changed)
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                for name in changed[:_HELD_OPEN]:
+                    files[name] = (self.path / name).open("rb")
+                if _scan(self.path) == signatures:
+                    return signatures, files
+            for file in files.values():
+                if file is not None:
+                    file.close()
+            time.sleep(0.005)
+        return None
+
+    def _write_parts(self, name: str, file: BinaryIO, size: int) -> StoredFile | None:
+        """Write the bytes of a file that the store does not have yet."""
+        stored = self._state.files.get(name)
+        before = stored.size if stored is not None and stored.size <= size else 0
+        digest = hashlib.sha256()
+        grown = False
+        for start, end in ((0, before), (before, size)):
+            while start < end:
+                piece = file.read(min(_PIECE, end - start))
+                if not piece:
+                    return None
+                digest.update(piece)
+                start += len(piece)
+            if end == before:
+                grown = stored is not None and digest.hexdigest() == stored.sha256
+        if stored is not None and grown and before == size:
+            return stored
+        # A file under its own name is written over at the end, so that no other state may need it.
+        whole = stored is None or not grown or not stored.parts or not stored.parts[0][0].startswith(PRIVATE)
+        parts = [] if stored is None or whole else list(stored.parts)
+        start = sum(length for _, length in parts)
+        while parts and start < size and parts[-1][1] <= size - start:
+            start -= parts.pop()[1]
+        if start < size:
+            part = f"{PRIVATE}{self._writer}-{next(self._objects)}"
+            self._store.upload(part, file, start=start, size=size - start)
+            parts.append((part, size - start))
+        return StoredFile(size, digest.hexdigest(), tuple(parts))
+
+    def _write_manifest(self, state: State, files: dict[str, StoredFile]) -> State:
+        """Make these files the state of the store.
+
+        Raises:
+          TakenOverError: it is not the state any more from which this process went on.
+        """
+        number = state.number + 1
+        entries = {
+            name: {"size": entry.size, "sha256": entry.sha256, "parts": entry.parts}
+            for name, entry in sorted(files.items())
+        }
+        facts: dict[str, Any] = {
+            "format": 1,
+            "writer": self._writer,
+            "host": os.uname().nodename,
+            "process": os.getpid(),
+            "plain": sorted(state.plain),
+            "files": entries,
+        }
+        text = json.dumps(facts)
+        self._check_ours(state)
+        if not self._store.create(f"{_MANIFEST}{number:012}.json", text.encode()):
+            raise self._taken_over()
+        new = State(files, number, text, state.plain)
+        self._check_ours(new)
+        self._write_record({"state": text, "sha256": {name: entry.sha256 for name, entry in files.items()}})
+        needed = {part for entry in files.values() for part, _ in entry.parts}
+        old = {part for entry in state.files.values() for part, _ in entry.parts} - needed
+        garbage = [part for part in old if part.startswith(PRIVATE)]
+        self._store.remove([*garbage, *([f"{_MANIFEST}{state.number:012}.json"] if state.number else [])])
+        return new
+
+    def _check_ours(self, state: State) -> None:
+        """Raise TakenOverError unless the newest manifest is that of this state."""
+        numbers = [_number(name) for name in self._store.versions() if name.startswith(_MANIFEST)]
+        if max(numbers, default=0) != state.number:
+            raise self._taken_over()
+
+    def _taken_over(self) -> TakenOverError:
+        return TakenOverError(
+            f"{self.url}: another process has taken this run over, and goes on with it; this one ends. Give "
+            "two runs two folders"
+        )
+
+    def _finish(self) -> None:
+        """Give the files their names in the store, and remove everything else that it held of the run."""
+        if self.path.is_file():
+            with self.path.open("rb") as file:
+                self._store.upload("", file, start=0, size=self.path.stat().st_size)
+            return
+        self._pushed = {}  # every file is read again, so that what is at the end is exactly what is here
+        self.push()
+        state = self._state
+        if state.number and not state.files.keys() <= state.plain:
+            state = replace(state, plain=state.plain | state.files.keys())
+            state = self._state = self._write_manifest(state, state.files)
+
+        def put(item: tuple[str, StoredFile]) -> None:
+            name, stored = item
+            if stored.parts == ((name, stored.size),):
+                return
+            if len(stored.parts) == 1:
+                self._store.copy(stored.parts[0][0], name)
+                return
+            with (self.path / name).open("rb") as file:
+                self._store.upload(name, file, start=0, size=stored.size)
+
+        in_threads(put, state.files.items())
+        if not state.number:
+            return
+        self._store.remove(state.plain - state.files.keys())
+        self._check_ours(state)
+        private = [name for name in self._store.versions() if name.startswith(PRIVATE)]
+        manifests = sorted(name for name in private if name.startswith(_MANIFEST))
+        for name in manifests:
+            self._store.remove([name])
+        self._store.remove(set(private) - set(manifests))
+        self._record.unlink(missing_ok=True)
+        self._state = State()
+
+
+def _number(manifest: str) -> int:
+    return int(manifest.removeprefix(_MANIFEST).removesuffix(".json"))
+
+
+def _scan(folder: Path) -> dict[str, Signature]:
+    """Every file of a folder by its name; without those that are not whole yet, which no run needs."""
+    found: dict[str, Signature] = {}
+    for directory, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not _is_temporary(name)]
+        for name in files:
+            if not _is_temporary(name):
+                path = os.path.join(directory, name)
+                with contextlib.suppress(FileNotFoundError):
+                    found[Path(path).relative_to(folder).as_posix()] = _signature(os.stat(path))
+    return found
+
+
+def _signature(status: os.stat_result) -> Signature:
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _is_temporary(name: str) -> bool:
+    return (name.startswith(".") and name.endswith((".tmp", ".old"))) or ".orbax-checkpoint-tmp" in name
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,277 @@
+"""URLs of object storage where a local path is expected: inputs are fetched, outputs staged, and both shown as URLs."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import hashlib
+import inspect
+import json
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from prb_jax.errors import PrbError, RunError
+from prb_jax.processes.sharing import process_index
+from prb_jax.storage.objects import Store, new_file
+from prb_jax.storage.staging import Staging, fetch_state, read_state
+
+OUTPUTS: Final = frozenset({"out", "target"})
+"""Parameters and options that name what is written; every other one names what is read."""
+
+# A name within a text, as in NAME:URL, KEY=URL, URL,URL and URL?FIELD=COLUMN; of a Path "gs:/bucket" is left.
+_URL: Final = re.compile(
+    r"(?:(?<=[:=,\[\"' ])|^)(?P<scheme>gs|s3):/{1,2}(?P<rest>[^/\s,?\"'\]][^\s,?\"'\]]*)"
+)
+_SECONDS: Final = 10.0
+
+_local: dict[str, str] = {}  # of each URL that was fetched or staged, where it lies on this machine
+_open: list[_Session] = []
+_guard = threading.RLock()
+
+
+@dataclasses.dataclass
+class _Session:
+    stagings: dict[str, Staging]
+    distributed: bool
+    finish: bool = True
+
+
+def storage_folder() -> Path:
+    """The folder of local copies: ``$PRB_JAX_STORAGE``, ``$PRB_JAX_CACHE/storage``, or ``~/.cache/prb_jax/storage``."""
+    if chosen := os.environ.get("PRB_JAX_STORAGE"):
+        return Path(chosen)
+    if cache := os.environ.get("PRB_JAX_CACHE"):
+        return Path(cache) / "storage"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prb_jax" / "storage"
+
+
+def names_url(value: object) -> bool:
+    """Whether a text, a path, or one of a list of these names an object of gs:// or s3://."""
+    if isinstance(value, str | Path):
+        return _URL.search(str(value)) is not None
+    return isinstance(value, list | tuple) and any(isinstance(v, str | Path) and names_url(v) for v in value)
+
+
+def localised(value: Any, *, output: bool = False) -> Any:
+    """Return a value with a local path in the place of every URL; options and settings by their fields.
+
+    Args:
+      value: as a user gives it; what names no URL comes back as it is.
+      output: it names what is written; the local folder is pushed while the :func:`session` is open, and at its end.
+
+    Raises:
+      RunError: there is nothing at the URL, or the store cannot be read.
+    """
+    if isinstance(value, str | Path):
+        text = str(value)
+        if _URL.search(text) is None:
+            return value
+        place = _staged if output else _fetched
+        new = _URL.sub(lambda found: place(f"{found['scheme']}://{found['rest'].rstrip('/')}"), text)
+        return Path(new) if isinstance(value, Path) else new
+    if isinstance(value, list | tuple) and names_url(value):
+        return type(value)(localised(item, output=output) for item in value)
+    if dataclasses.is_dataclass(value) and type(value).__name__.endswith(("Options", "Settings")):
+        fields = {item.name: getattr(value, item.name) for item in dataclasses.fields(value) if item.init}
+        new_values = {name: localised(field, output=name in OUTPUTS) for name, field in fields.items()}
+        changed = {name: new for name, new in new_values.items() if new is not fields[name]}
+        return dataclasses.replace(value, **changed) if changed else value  # pyright: ignore[reportArgumentType]
+    return value
+
+
+def shown(value: Any) -> Any:
+    """Return a text, or the texts in a list or an object of JSON, with the URLs that local copies stand for."""
+    if not _local:
+        return value
+    if isinstance(value, str):
+        for url, path in sorted(_local.items(), key=lambda item: -len(item[1])):
+            value = value.replace(path, url)
+        return value
+    if isinstance(value, Mapping):
+        return {name: shown(item) for name, item in value.items()}
+    return [shown(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+@contextlib.contextmanager
+def session(*, distributed: bool = False) -> Iterator[_Session]:
+    """Hold the outputs at URLs that are named inside of it; within another session it is a part of that one.
+
+    At the end each is pushed, and its files get their names in the store; after an error, or where ``finish`` of the
+    session was set to False, it is pushed as far as it came, to be continued.
+
+    Raises:
+      RunError: an output cannot be pushed, or another process took it over.
+    """
+    if _open:
+        yield _open[0]
+        return
+    current = _Session({}, distributed)
+    _open.append(current)
+    try:
+        yield current
+    except BaseException as error:
+        _close(current, finish=False, after=error)
+        raise
+    else:
+        _close(current, finish=current.finish, after=None)
+    finally:
+        _open.clear()
+
+
+@contextlib.contextmanager
+def urls_in_output() -> Iterator[None]:
+    """Print URLs in the place of local copies."""
+    before = sys.stdout
+    sys.stdout = _Shown(before)  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        sys.stdout = before
+
+
+def accepts_urls(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return a public function that takes URLs for paths, also in its options; ``name`` is its public one."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def with_urls(*args: Any, **kwargs: Any) -> Any:
+        try:
+            given = signature.bind(*args, **kwargs)
+        except TypeError:
+            return function(*args, **kwargs)  # it says itself what is wrong
+        with session():
+            for parameter, value in given.arguments.items():
+                if signature.parameters[parameter].kind is not inspect.Parameter.VAR_KEYWORD:
+                    given.arguments[parameter] = localised(value, output=parameter in OUTPUTS)
+            return function(*given.args, **given.kwargs)
+
+    with_urls.__module__, with_urls.__qualname__ = "prb_jax", name  # pickled by its public name
+    return with_urls
+
+
+class _Shown:
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(shown(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _close(current: _Session, *, finish: bool, after: BaseException | None) -> None:
+    failed: PrbError | None = None
+    for staging in current.stagings.values():
+        try:
+            staging.close(finish=finish)
+            if finish:
+                atexit.register(staging.remove)  # until then a caller can read what came out
+        except PrbError as error:
+            failed = failed or error
+    if failed is None:
+        return
+    if after is None or isinstance(after, KeyboardInterrupt):
+        raise failed from None
+    print(f"prb: warning: {failed}", file=sys.stderr)
+
+
+def _staged(url: str) -> str:
+    """The local folder in which the output at a URL is made."""
+    with _guard:
+        if not _open:
+            raise RunError(f"{url}: an output at a URL needs an open session of storage")
+        current = _open[0]
+        if url not in current.stagings:
+            if url.count("/") < 3:
+                raise RunError(f"{url}: names a bucket alone; expected {url}/NAME")
+
+            def may_push() -> bool:
+                return not current.distributed or (_job_has_started() and process_index() == 0)
+
+            seconds = _seconds()
+            root = storage_folder().expanduser().absolute()
+            staging = Staging(url, root, seconds=seconds, may_push=may_push, shared=current.distributed)
+            current.stagings[url] = staging
+            _local[url] = str(staging.path)
+        return str(current.stagings[url].path)
+
+
+def _seconds() -> float:
+    text = os.environ.get("PRB_JAX_PUSH_SECONDS", "")
+    try:
+        seconds = float(text or _SECONDS)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise RunError(f"PRB_JAX_PUSH_SECONDS: expected a number of seconds above 0, found {text!r}")
+    return seconds
+
+
+def _job_has_started() -> bool:
+    jax = sys.modules.get("jax")
+    return jax is not None and jax.distributed.is_initialized()
+
+
+def _fetched(url: str) -> str:
+    """A local copy of the file or folder at a URL, of the version that it has now."""
+    with _guard:
+        for known in _open[0].stagings if _open else ():
+            if f"{url}/".startswith(f"{known}/"):  # what this process is writing
+                return _local[known] + url.removeprefix(known)
+        store = Store(url)
+        for _ in range(5):
+            version = store.version()
+            if version is not None:
+                path = _cached(url, version)
+                with _held(path.parent):
+                    if not path.exists():
+                        with new_file(path) as file:
+                            store.fetch("", file)
+            else:
+                state = read_state(store)
+                if not state.files:
+                    raise RunError(f"{url}: no such object, and none below it")
+                path = _cached(url, state.known_as)
+                whole = path.parent / ".whole"
+                with _held(path.parent):
+                    if not whole.exists():
+                        try:
+                            fetch_state(store, path, state)
+                        except FileNotFoundError:
+                            continue  # it was changed meanwhile
+                        whole.touch()
+            _local[url] = str(path)
+            return str(path)
+    raise RunError(f"{url}: is being changed all the time; try again")
+
+
+def _cached(url: str, version: str) -> Path:
+    place = hashlib.sha256(json.dumps([url, version]).encode()).hexdigest()[:16]
+    return storage_folder().expanduser().absolute() / "inputs" / place / url.rpartition("/")[2]
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Hold a folder of the cache; another process that wants the same waits, and finds it whole."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise RunError(
+            f"cannot write {folder}: {error.strerror}; PRB_JAX_STORAGE names another folder"
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
