@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
 from prb_jax.data.options import Option, choices_of, flat_values, optional_type, options_of
 from prb_jax.errors import RunError, quote
+from prb_jax.storage.urls import localised
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -200,7 +201,9 @@ def build_settings(kind: type[Settings], config: Any, overrides: Sequence[str] =
             raise RunError(f"override {quote(text)}: expected key=value")
         key = key.removeprefix("config.").replace("-", "_")
         values[key] = _parse(key, value, _type_of(key, known))
-    return _build(kind, {key: _checked(key, value, _type_of(key, known)) for key, value in values.items()})
+    return localised(
+        _build(kind, {key: _checked(key, value, _type_of(key, known)) for key, value in values.items()})
+    )
 
 
 def explained_settings(settings: Any) -> str:

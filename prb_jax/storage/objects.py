@@ -123,10 +123,6 @@ class Store:
 
             file.write(self._do(name, block))
 
-    def write(self, name: str, data: bytes) -> None:
-        """Write a whole object."""
-        self._do(name, lambda: self._fs.pipe_file(self._path(name), data))
-
     def create(self, name: str, data: bytes) -> bool:
         """Write an object that must not be there yet; return whether it is ours.
 
@@ -134,7 +130,7 @@ class Store:
         """
         path = self._path(name)
         try:
-            self._do(name, lambda: self._fs.pipe_file(path, data, mode="create"))
+            self._write(name, lambda: self._fs.pipe_file(path, data, mode="create"))
             return True
         except (FileExistsError, RunError):
             # A write that came through although its answer was lost is refused when it is repeated.
@@ -154,11 +150,11 @@ class Store:
                 for offset in range(0, size, _BLOCK):
                     target.write(_read(file, min(_BLOCK, size - offset)))
 
-        self._do(name, copy)
+        self._write(name, copy)
 
     def copy(self, source: str, target: str) -> None:
         """Copy an object within the store."""
-        self._do(source, lambda: self._fs.cp_file(self._path(source), self._path(target)))
+        self._write(source, lambda: self._fs.cp_file(self._path(source), self._path(target)))
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove objects; those that are gone are none of its business."""
@@ -171,6 +167,12 @@ class Store:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
+
+    def _write(self, name: str, request: Callable[[], Any]) -> None:
+        try:
+            self._do(name, request)
+        except FileNotFoundError as error:
+            raise RunError(f"{self.url}: cannot be written: no such bucket, or {name} is gone") from error
 
     def _do(self, name: str, request: Callable[[], Result]) -> Result:
         place = f"{self.url}/{name}" if name else self.url

@@ -14,8 +14,8 @@ written on the condition that its number is free: of two processes that continue
 other ends. A process that opens the folder to continue it takes the next number at once, so that an older process that
 still runs, or wakes up again, is the one that ends.
 
-At the end the files are put under their names (copied within the store where a file is one object), then the manifests
-are removed, and then the rest of ``.prb/``. As long as there is a manifest, it counts, and not the files beside it.
+At the end the files are put under their names (copied within the store where a file is one object), a last manifest
+says so, and ``.prb/`` is removed, that manifest last. As long as there is one, it counts, not the files beside it.
 """
 
 from __future__ import annotations
@@ -175,6 +175,7 @@ class Staging:
         self._writer, self._objects = uuid.uuid4().hex[:12], itertools.count(1)
         self._may_push, self._seconds = may_push, seconds
         self._pushed: dict[str, Signature] = {}
+        self._unclaimed: set[str] = set()  # objects that no manifest names yet
         self._failure: PrbError | None = None
         self._ending = threading.Event()
         self._home.mkdir(parents=True, exist_ok=True)
@@ -362,6 +363,7 @@ class Staging:
             start -= parts.pop()[1]
         if start < size:
             part = f"{PRIVATE}{self._writer}-{next(self._objects)}"
+            self._unclaimed.add(part)
             self._store.upload(part, file, start=start, size=size - start)
             parts.append((part, size - start))
         return StoredFile(size, digest.hexdigest(), tuple(parts))
@@ -386,9 +388,14 @@ class Staging:
             "files": entries,
         }
         text = json.dumps(facts)
-        self._check_ours(state)
-        if not self._store.create(f"{_MANIFEST}{number:012}.json", text.encode()):
-            raise self._taken_over()
+        try:
+            self._check_ours(state)
+            if not self._store.create(f"{_MANIFEST}{number:012}.json", text.encode()):
+                raise self._taken_over()
+        except TakenOverError:
+            self._store.remove(self._unclaimed)
+            raise
+        self._unclaimed.clear()
         new = State(files, number, text, state.plain)
         self._check_ours(new)
         self._write_record({"state": text, "sha256": {name: entry.sha256 for name, entry in files.items()}})
@@ -437,12 +444,12 @@ class Staging:
         if not state.number:
             return
         self._store.remove(state.plain - state.files.keys())
-        self._check_ours(state)
+        files = {name: replace(stored, parts=((name, stored.size),)) for name, stored in state.files.items()}
+        state = self._state = self._write_manifest(replace(state, plain=frozenset(files)), files)
+        last = f"{_MANIFEST}{state.number:012}.json"
         private = [name for name in self._store.versions() if name.startswith(PRIVATE)]
-        manifests = sorted(name for name in private if name.startswith(_MANIFEST))
-        for name in manifests:
-            self._store.remove([name])
-        self._store.remove(set(private) - set(manifests))
+        self._store.remove(name for name in private if name != last)
+        self._store.remove([last])
         self._record.unlink(missing_ok=True)
         self._state = State()
 

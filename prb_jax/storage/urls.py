@@ -80,11 +80,20 @@ def localised(value: Any, *, output: bool = False) -> Any:
     if isinstance(value, list | tuple) and names_url(value):
         return type(value)(localised(item, output=output) for item in value)
     if dataclasses.is_dataclass(value) and type(value).__name__.endswith(("Options", "Settings")):
-        fields = {item.name: getattr(value, item.name) for item in dataclasses.fields(value) if item.init}
-        new_values = {name: localised(field, output=name in OUTPUTS) for name, field in fields.items()}
-        changed = {name: new for name, new in new_values.items() if new is not fields[name]}
-        return dataclasses.replace(value, **changed) if changed else value  # pyright: ignore[reportArgumentType]
+        return _with_local_fields(value)
     return value
+
+
+def _with_local_fields(value: Any) -> Any:
+    fields = {item.name: getattr(value, item.name) for item in dataclasses.fields(value) if item.init}
+    new_values = {
+        name: _with_local_fields(field)
+        if dataclasses.is_dataclass(field)
+        else localised(field, output=name in OUTPUTS)
+        for name, field in fields.items()
+    }
+    changed = {name: new for name, new in new_values.items() if new is not fields[name]}
+    return dataclasses.replace(value, **changed) if changed else value  # pyright: ignore[reportArgumentType]
 
 
 def shown(value: Any) -> Any:

@@ -32,7 +32,9 @@ def failing_proxy(port: int, share: float, *, seed: int = 0) -> Iterator[tuple[s
         def _pass_on(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             with guard:
-                fate = chance.choice(["503", "cut before", "cut after"]) if chance.random() < share else "passed"
+                fate = (
+                    chance.choice(["503", "cut before", "cut after"]) if chance.random() < share else "passed"
+                )
                 counts[fate] += 1
             if fate == "503":
                 self.send_response(503)
@@ -55,7 +57,13 @@ def failing_proxy(port: int, share: float, *, seed: int = 0) -> Iterator[tuple[s
                 return
             self.send_response(answer.status)
             for name, value in answer.getheaders():
-                if name.lower() not in ("transfer-encoding", "content-length", "connection", "date", "server"):
+                if name.lower() not in (
+                    "transfer-encoding",
+                    "content-length",
+                    "connection",
+                    "date",
+                    "server",
+                ):
                     self.send_header(name, value)
             length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(data))
             self.send_header("Content-Length", length or "0")

@@ -43,7 +43,9 @@ class UnreliableStore(MemoryFileSystem):
         return super().info(path, **kwargs)
 
     def cat_file(self, path: str, *args: Any, **kwargs: Any) -> Any:
-        return self._request("cat", path, lambda: super(UnreliableStore, self).cat_file(path, *args, **kwargs))
+        return self._request(
+            "cat", path, lambda: super(UnreliableStore, self).cat_file(path, *args, **kwargs)
+        )
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> Any:
         def write() -> None:

@@ -1,0 +1,148 @@
+"""Runs from and to real servers of object storage, of which one request in twenty fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from prb_jax import cli
+from tests.storage.servers import failing_proxy, gcs_server, s3_server
+
+SCORER = """
+import time
+
+def score(comparison):
+    time.sleep(0.002)
+    return [float(len(text)) for text in comparison.responses]
+"""
+
+
+@pytest.fixture(params=["s3", "gs"])
+def bucket(request, tmp_path, monkeypatch) -> Iterator[tuple[str, Any]]:
+    """The URL of an empty bucket behind the failing proxy, and the same bucket without it."""
+    packages = {"s3": ("s3fs", "moto.server"), "gs": ("gcsfs", "gcp_storage_emulator")}[request.param]
+    for package in packages:
+        pytest.importorskip(
+            package, reason=f"{package} is not installed: pip install 'prb-jax[test-storage]'"
+        )
+    environment = {
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "FSSPEC_GS_TOKEN": "anon",
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # asks a server that no emulator has
+        "PRB_JAX_STORAGE": str(tmp_path / "copies"),
+        "PRB_JAX_PUSH_SECONDS": "0.3",
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with ExitStack() as stack:
+        port = stack.enter_context({"s3": s3_server, "gs": gcs_server}[request.param]())
+        address, counts = stack.enter_context(failing_proxy(port, 0.05))
+        fsspec.config.conf.setdefault("gs", {})["token"] = "anon"
+        direct = fsspec.filesystem(
+            request.param,
+            endpoint_url=f"http://127.0.0.1:{port}",
+            use_listings_cache=False,
+            skip_instance_cache=True,
+        )
+        direct.mkdir("bucket")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
+        yield f"{request.param}://bucket", direct
+        assert counts["passed"]
+
+
+def rows(count: int) -> bytes:
+    values = (
+        {
+            "id": str(n),
+            "question": "q",
+            "chosen": "a" * (n % 7 + 1),
+            "rejected": "bbb",
+            "user_id": str(n % 50),
+        }
+        for n in range(count)
+    )
+    return "".join(json.dumps(value) + "\n" for value in values).encode()
+
+
+def compare(direct: Any, folder: Path) -> None:
+    """The folder in the bucket has the files and the bytes of the local one, but for the record's times and names."""
+    direct.invalidate_cache()
+    stored = {path.removeprefix("bucket/runs/x/") for path in direct.find("bucket/runs/x")}
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert stored == files
+    for name in files - {"run.json"}:
+        assert direct.cat_file(f"bucket/runs/x/{name}") == (folder / name).read_bytes(), name
+
+
+@pytest.mark.slow
+def test_ten_thousand_comparisons_with_failing_requests_and_a_kill(bucket, tmp_path, monkeypatch):
+    url, direct = bucket
+    data = rows(10_000)
+    direct.pipe_file("bucket/data/pairs.jsonl", data)
+    (tmp_path / "pairs.jsonl").write_bytes(data)
+    (tmp_path / "scorer.py").write_text(SCORER)
+    model = f"{tmp_path}/scorer.py:score"
+    words = [
+        "evaluate",
+        model,
+        "--data",
+        f"{url}/data/pairs.jsonl",
+        "--out",
+        f"{url}/runs/x",
+        "--no-progress",
+    ]
+
+    process = subprocess.Popen([sys.executable, "-m", "prb_jax", *words], stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 300
+        while not stored_size(direct):
+            assert process.poll() is None, "it ended before it was killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    monkeypatch.setenv("PRB_JAX_STORAGE", str(tmp_path / "another machine"))
+    assert cli.main(words) == 0
+    record = json.loads(direct.cat_file("bucket/runs/x/run.json"))
+    assert len(record["sessions"]) == 2
+    local = ["--data", f"{tmp_path}/pairs.jsonl", "--out", f"{tmp_path}/local", "--no-progress"]
+    assert cli.main(["evaluate", model, *local]) == 0
+    compare(direct, tmp_path / "local")
+
+
+def stored_size(direct: Any) -> int:
+    """The bytes of the rows in the newest state that the bucket holds."""
+    try:
+        newest = max(path for path in direct.find("bucket/runs/x/.prb") if "manifest" in path)
+        return json.loads(direct.cat_file(newest))["files"]["scores.jsonl"]["size"]
+    except (ValueError, KeyError, FileNotFoundError):
+        return 0
+
+
+def test_a_run_from_and_to_a_server(bucket, tmp_path):
+    url, direct = bucket
+    direct.pipe_file("bucket/data/pairs.jsonl", rows(40))
+    (tmp_path / "pairs.jsonl").write_bytes(rows(40))
+    for data, out in (
+        (f"{url}/data/pairs.jsonl", f"{url}/runs/x"),
+        (str(tmp_path / "pairs.jsonl"), str(tmp_path / "local")),
+    ):
+        words = ["evaluate", "baseline:length", "--data", data, "--out", out, "--no-progress"]
+        assert cli.main(words) == 0
+    compare(direct, tmp_path / "local")
+    assert os.environ["PRB_JAX_STORAGE"].startswith(str(tmp_path))
