@@ -28,7 +28,7 @@ def add_configured(sub: Parser, *, config: str, overrides: str, out: str) -> Non
         "[CONFIG]", f"Python, YAML or TOML file; or the name of a config that prb_jax brings, as {config}"
     )
     sub.option("[KEY=VALUE ...]", f"as {overrides}", dest="overrides")
-    sub.option("--out DIR", f"run folder: {out}")
+    sub.option("--out DIR", f"run folder, also at gs:// or s3://: {out}")
     add_no_progress(sub)
     sub.option("--show-config", "print a YAML config of every option with its meaning, and train nothing")
 

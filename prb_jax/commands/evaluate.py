@@ -32,17 +32,18 @@ def add(sub: Parser) -> None:
     sub.set_defaults(after_interrupt="what was scored is kept: the same command continues the run")
     sub.option(
         "[MODEL]",
-        "hub id, Hugging Face folder, or a baseline: baseline:length, shorter, first, random, profile-overlap, "
+        "hub id, Hugging Face folder (also at gs:// or s3://), or a baseline: baseline:length, shorter, first, random, "
+        "profile-overlap, "
         "popularity, nearest-users; FILE.py:NAME, a function of a comparison; or the URL of a `prb serve`, or of "
         "/classify or /pooling of vLLM or SGLang",
     )
     sub.option(
         "--data NAME_OR_PATH ...",
         f"benchmark NAME or NAME:PATH ({', '.join(NAMES)}), .jsonl(.gz), .json, .csv or .parquet file, folder, "
-        "hub data set, personas[:PART]; repeatable",
+        "hub data set, personas[:PART]; files and folders also at gs:// and s3://; repeatable",
     )
     add_columns(sub)
-    sub.option("--out DIR", "run folder: run.json, scores.jsonl, summary.json")
+    sub.option("--out DIR", "run folder, also at gs:// or s3://: run.json, scores.jsonl, summary.json")
     sub.option(
         "--profile-posts N ...",
         f"{options_of(EvaluateOptions)['view.profile_posts'].meaning}; several numbers are a run each, and a picture "

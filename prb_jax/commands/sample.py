@@ -22,7 +22,9 @@ def add(sub: Parser) -> None:
     from prb_jax.generation.choose import SampleOptions
 
     sub.set_defaults(after_interrupt="the samples so far are kept, and the same command continues the run")
-    sub.option("[MODEL]", "folder or hub id of a causal language model", dest="policy")
+    sub.option(
+        "[MODEL]", "folder (also at gs:// or s3://) or hub id of a causal language model", dest="policy"
+    )
     add_endpoint(sub)
     add_data(sub)
     sub.option("--out DIR", "run folder: run.json, samples.jsonl, summary.json", required=True)

@@ -99,7 +99,7 @@ def distil(
         raise DataError(
             f"reward: expected one of those of {folder}: {', '.join(names)}; found {quote(reward)}"
         )
-    sampled = Path(samples or record["samples"])
+    sampled = Path(localised(samples or record["samples"]))
     sample_run, drawn = read_drawn(sampled, data)
     check_same_inputs(sampled, record["inputs"]["samples"], as_recorded(sample_run["inputs"]))
     prompts, _, _ = read_candidates(sampled, sample_run, drawn, data)

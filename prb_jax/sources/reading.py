@@ -37,6 +37,7 @@ from prb_jax.sources.prepared import (
     source_description,
     tokens_folder,
 )
+from prb_jax.storage.urls import localised
 
 PERSONAS: Final = "personas"
 PRB: Final = "prb"
@@ -337,6 +338,7 @@ def benchmark_of(source: str | Path) -> str | None:
 
 def _resolve(source: str | Path, *, split: str) -> _Source:
     """The source of a name, which may end in "?FIELD=COLUMN&..."."""
+    source = localised(source)
     if isinstance(source, str) and (match := _COLUMNS.fullmatch(source)) and not Path(source).exists():
         found = _resolve(match["source"], split=split)
         if found.kind in (_Kind.GENERATED, _Kind.PYTHON, _Kind.PREPARED) or found.benchmark not in (

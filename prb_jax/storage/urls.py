@@ -41,6 +41,7 @@ _guard = threading.RLock()
 class _Session:
     stagings: dict[str, Staging]
     distributed: bool
+    fetched: dict[str, str] = dataclasses.field(default_factory=dict)
     finish: bool = True
 
 
@@ -237,6 +238,8 @@ def _fetched(url: str) -> str:
         for known in _open[0].stagings if _open else ():
             if f"{url}/".startswith(f"{known}/"):  # what this process is writing
                 return _local[known] + url.removeprefix(known)
+        if _open and url in _open[0].fetched:  # one version for a whole command
+            return _open[0].fetched[url]
         store = Store(url)
         for _ in range(5):
             version = store.version()
@@ -260,6 +263,8 @@ def _fetched(url: str) -> str:
                             continue  # it was changed meanwhile
                         whole.touch()
             _local[url] = str(path)
+            if _open:
+                _open[0].fetched[url] = str(path)
             return str(path)
     raise RunError(f"{url}: is being changed all the time; try again")
 

@@ -31,22 +31,22 @@ def score(comparison):
 @pytest.fixture(params=["s3", "gs"])
 def bucket(request, tmp_path, monkeypatch) -> Iterator[tuple[str, Any]]:
     """The URL of an empty bucket behind the failing proxy, and the same bucket without it."""
-    packages = {"s3": ("s3fs", "moto.server"), "gs": ("gcsfs", "gcp_storage_emulator")}[request.param]
-    for package in packages:
-        pytest.importorskip(
-            package, reason=f"{package} is not installed: pip install 'prb-jax[test-storage]'"
-        )
     environment = {
         "AWS_ACCESS_KEY_ID": "key",
         "AWS_SECRET_ACCESS_KEY": "secret",
         "AWS_DEFAULT_REGION": "us-east-1",
         "FSSPEC_GS_TOKEN": "anon",
-        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # asks a server that no emulator has
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # read on import: else it asks a server that no emulator has
         "PRB_JAX_STORAGE": str(tmp_path / "copies"),
         "PRB_JAX_PUSH_SECONDS": "0.3",
     }
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
+    packages = {"s3": ("s3fs", "moto.server"), "gs": ("gcsfs", "gcp_storage_emulator")}[request.param]
+    for package in packages:
+        pytest.importorskip(
+            package, reason=f"{package} is not installed: pip install 'prb-jax[test-storage]'"
+        )
     with ExitStack() as stack:
         port = stack.enter_context({"s3": s3_server, "gs": gcs_server}[request.param]())
         address, counts = stack.enter_context(failing_proxy(port, 0.05))
