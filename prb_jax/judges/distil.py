@@ -22,6 +22,7 @@ from prb_jax.judges.candidates import read_candidates, read_drawn
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.kind import as_recorded, check_same_inputs
 from prb_jax.runs.rows import read_rows
+from prb_jax.storage.urls import localised
 
 PAIRS: Final = "pairs.jsonl"
 RECORD: Final = "distil.json"
