@@ -17,6 +17,7 @@ from prb_jax.reports.tables import gains
 from prb_jax.runs.finished import FinishedRun, read_finished
 from prb_jax.runs.kind import RUN
 from prb_jax.scoring.prompt_extras import told_of
+from prb_jax.storage.urls import localised
 from prb_jax.training.folder import MODEL, TRAIN, is_finished, read_summary, read_training
 from prb_jax.version import __version__
 
@@ -175,12 +176,13 @@ def _published(path: Path) -> tuple[Path, TrainedRun | None, list[FinishedRun]]:
         )
     if recorded.get("revision") is not None:
         raise RunError(f"{path}: the run scored {name} of the hub: its model is there already")
-    if not Path(name).expanduser().is_dir():
+    place = Path(localised(name)).expanduser()
+    if not place.is_dir():
         raise RunError(f"{path}: the run scored {name}, and there is no such folder now")
     folder = locate(name).path
     if fingerprint(folder) != recorded["files"]:
         raise RunError(f"{path}: the model {name} has changed since the run scored it")
-    return folder, _training_of(Path(name).expanduser()), [run]
+    return folder, _training_of(place), [run]
 
 
 def _training_of(folder: Path) -> TrainedRun | None:
