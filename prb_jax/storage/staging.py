@@ -121,9 +121,12 @@ def fetch_state(store: Store, folder: Path, state: State) -> dict[str, str]:
       FileNotFoundError: an object is gone: the state is no longer that of the store.
       RunError: the bytes are not those that were written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     for name in _scan(folder).keys() - state.files.keys():
         (folder / name).unlink()
+    for directory, _, _ in sorted(os.walk(folder), reverse=True):  # an empty one would count as a checkpoint
+        with contextlib.suppress(OSError):
+            os.rmdir(directory)
+    folder.mkdir(parents=True, exist_ok=True)
     for name in state.files:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise RunError(f"{store.url}: {name}: not the name of a file within the folder")
@@ -214,7 +217,7 @@ class Staging:
                 if finish:
                     self._finish()
                 elif self.path.is_dir():
-                    self.push()
+                    self._push_last()
             except TakenOverError:
                 raise
             except PrbError as error:
@@ -285,11 +288,14 @@ class Staging:
                     told = str(error)
                     print(f"prb: warning: {error}; the run goes on, and tries again", file=sys.stderr)
 
-    def push(self) -> None:
-        """Write the state of this instant, if it is another one than that of the store."""
+    def push(self) -> bool:
+        """Write the state of this instant, if it is another one than that of the store.
+
+        Returns False where that failed because the files were replaced too fast; nothing was changed then.
+        """
         found = self._snapshot()
         if found is None:
-            return
+            return False
         signatures, files = found
         entries = {name: self._state.files[name] for name in signatures if name not in files}
 
@@ -308,11 +314,15 @@ class Staging:
                 if file is not None:
                     file.close()
         if entries.keys() != signatures.keys():
-            return  # one was replaced meanwhile: the next instant, then
+            return False  # one was replaced meanwhile: the next instant, then
         self._pushed = signatures
-        if entries == self._state.files:
-            return
-        self._state = self._write_manifest(self._state, entries)
+        if entries != self._state.files:
+            self._state = self._write_manifest(self._state, entries)
+        return True
+
+    def _push_last(self) -> None:
+        if not any(self.push() for _ in range(20)):
+            raise RunError(f"{self.path}: is still being written to, so that its end cannot be pushed")
 
     def _snapshot(self) -> tuple[dict[str, Signature], dict[str, BinaryIO | None]] | None:
         """All files as they were at one instant, and those that changed since the last push; the first of them open.
@@ -424,7 +434,7 @@ class Staging:
                 self._store.upload("", file, start=0, size=self.path.stat().st_size)
             return
         self._pushed = {}  # every file is read again, so that what is at the end is exactly what is here
-        self.push()
+        self._push_last()
         state = self._state
         if state.number and not state.files.keys() <= state.plain:
             state = replace(state, plain=state.plain | state.files.keys())
@@ -450,7 +460,9 @@ class Staging:
         private = [name for name in self._store.versions() if name.startswith(PRIVATE)]
         self._store.remove(name for name in private if name != last)
         self._store.remove([last])
-        self._record.unlink(missing_ok=True)
+        self._write_record(
+            {"state": "finished", "sha256": {}}
+        )  # what is here now is no later state of anything
         self._state = State()
 
 

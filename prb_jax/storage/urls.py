@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from prb_jax.errors import PrbError, RunError
-from prb_jax.processes.sharing import process_index
 from prb_jax.storage.objects import Store, new_file
 from prb_jax.storage.staging import Staging, fetch_state, read_state
 
@@ -206,7 +205,7 @@ def _staged(url: str) -> str:
                 raise RunError(f"{url}: names a bucket alone; expected {url}/NAME")
 
             def may_push() -> bool:
-                return not current.distributed or (_job_has_started() and process_index() == 0)
+                return not current.distributed or _is_first_of_job()
 
             seconds = _seconds()
             root = storage_folder().expanduser().absolute()
@@ -227,9 +226,14 @@ def _seconds() -> float:
     return seconds
 
 
-def _job_has_started() -> bool:
-    jax = sys.modules.get("jax")
-    return jax is not None and jax.distributed.is_initialized()
+def _is_first_of_job() -> bool:
+    """Whether this is process 0 of a job that has begun; starts no device, as ``jax.process_index`` does."""
+    distributed = sys.modules.get("jax._src.distributed")
+    return (
+        distributed is not None
+        and distributed.global_state.client is not None
+        and (distributed.global_state.process_id == 0)
+    )
 
 
 def _fetched(url: str) -> str:

@@ -17,7 +17,10 @@ import fsspec
 import pytest
 
 from prb_jax import cli
+from tests.processes.jobs import ended, job
 from tests.storage.servers import failing_proxy, gcs_server, s3_server
+from tests.training.tiny import rows as model_rows
+from tests.training.tiny import write_model, write_rows
 
 SCORER = """
 import time
@@ -146,3 +149,26 @@ def test_a_run_from_and_to_a_server(bucket, tmp_path):
         assert cli.main(words) == 0
     compare(direct, tmp_path / "local")
     assert os.environ["PRB_JAX_STORAGE"].startswith(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_several_processes_have_one_folder_that_the_first_pushes(bucket, tmp_path):
+    url, direct = bucket
+    put_folder(direct, write_model(tmp_path / "tiny"), "bucket/tiny")
+    direct.pipe_file(
+        "bucket/data/pairs.jsonl", write_rows(tmp_path / "pairs.jsonl", model_rows(60)).read_bytes()
+    )
+    words = ["-m", "prb_jax", "evaluate", f"{url}/tiny", "--data", f"{url}/data/pairs.jsonl", "--no-progress"]
+    with job([*words, "--distributed", "--out", f"{url}/runs/x"], count=2) as processes:
+        assert [status for status, *_ in ended(processes, seconds=300)] == [0, 0]
+    direct.invalidate_cache()
+    rows_found = direct.cat_file("bucket/runs/x/scores.jsonl").decode().splitlines()
+    assert [json.loads(row)["id"] for row in rows_found] == [row["id"] for row in model_rows(60)]
+    assert not direct.find("bucket/runs/x/.prb")
+    assert json.loads(direct.cat_file("bucket/runs/x/run.json"))["sessions"][0]["devices"]["processes"] == 2
+
+
+def put_folder(direct: Any, folder: Path, place: str) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            direct.pipe_file(f"{place}/{path.relative_to(folder).as_posix()}", path.read_bytes())
