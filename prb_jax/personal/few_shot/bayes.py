@@ -318,7 +318,7 @@ def empty_state(fitted: Fitted) -> State:
 def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
     """Return the posterior of a person: its mode [J] and covariance [J, J] in the directions of taste, and the mode of
     the rest [D]."""
-    deltas, root = context.deltas, jnp.sqrt(fitted.numbers["isotropic"])
+    deltas, rest = context.deltas, fitted.numbers["isotropic"]
     rows = deltas @ fitted.arrays["basis"]
     prior = jnp.zeros(rows.shape[1], jnp.float32)
     if context.posts is not None and "profile" in fitted.arrays:
@@ -329,13 +329,13 @@ def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
     if context.chosen.items is not None and context.rejected.items is not None:
         effects = _effects(fitted, context.chosen.items) - _effects(fitted, context.rejected.items)
         margins = margins + effects * context.mask
-    both = jnp.concatenate([rows, root * deltas], axis=1)
-    mode, half = laplace_posterior(both, context.mask, margins + rows @ prior)
-    known = half[:, : len(prior)]
+    kernel = rows @ rows.T + rest * (deltas @ deltas.T)
+    dual, factor, root = laplace_posterior(kernel, context.mask, margins + rows @ prior)
+    known = jax.scipy.linalg.solve_triangular(factor, root[:, None] * rows, lower=True)
     return {
-        "weights": prior + mode[: len(prior)],
+        "weights": prior + dual @ rows,
         "covariance": jnp.eye(len(prior)) - known.T @ known,
-        "rest": root * mode[len(prior) :],
+        "rest": rest * (dual @ deltas),
     }
 
 

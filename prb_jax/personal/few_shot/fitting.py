@@ -111,6 +111,9 @@ def numpy_rng(key: jax.Array) -> np.random.Generator:
 
 NEWTON_STEPS = 12
 
+_STILL = 1e-4
+"""A step of the dual weights, from 0 to 1, after which the next one of Newton's method is below rounding."""
+
 
 def most_probable(features: Array, mask: Array, offset: Array, precision: Array) -> jax.Array:
     """Return the most probable weights of a person under a Gaussian prior: argmax of
@@ -156,22 +159,23 @@ def most_probable(features: Array, mask: Array, offset: Array, precision: Array)
     return jax.lax.fori_loop(0, NEWTON_STEPS, newton, jnp.zeros(features.shape[1], jnp.float32))
 
 
-def laplace_posterior(rows: Array, mask: Array, offset: Array) -> tuple[jax.Array, jax.Array]:
-    """Return the Laplace posterior of a person's weights o ~ N(0, I), of which k choices are known: the mode of
-    sum_i log sigmoid(offset_i + rows_i . o) - |o|^2 / 2, float32 [J], and H float32 [k, J] with the covariance
-    I - H^T H.
+def laplace_posterior(kernel: Array, mask: Array, offset: Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return the Laplace posterior of a person's weights o ~ N(0, I), of which k choices X, float32 [k, J], are known.
 
-    Newton's method with step halving in the dual space of the k choices (Rasmussen and Williams 2006, algorithm 3.1),
-    so that a step costs k^3, and two last steps on the weights themselves, which are exact to rounding.
+    The mode of sum_i log sigmoid(offset_i + X_i . o) - |o|^2 / 2 is X^T a, and the covariance I - (S X)^T (S X). Newton's
+    method with step halving in the dual space of the k choices (Rasmussen and Williams 2006, algorithm 3.1), so that a
+    step costs k^3, until nothing moves, and two last steps on the gradient, which are exact to rounding.
 
     Args:
-      rows: float32 [k, J], differences of the chosen and the rejected response.
+      kernel: float32 [k, k], X X^T.
       mask: bool [k].
       offset: float32 [k], the margins without ``o``.
+
+    Returns:
+      a, float32 [k], and S = L^-1 diag(r) as L, float32 [k, k], a lower triangle, and r, float32 [k].
     """
     known = mask.astype(jnp.float32)
-    rows = rows * known[:, None]
-    kernel = rows @ rows.T
+    kernel = kernel * known[:, None] * known
     halvings = 0.5 ** jnp.arange(0, 8, dtype=jnp.float32)
 
     def curved(margins: Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -180,7 +184,8 @@ def laplace_posterior(rows: Array, mask: Array, offset: Array) -> tuple[jax.Arra
         inner = jnp.eye(len(known), dtype=jnp.float32) + root[:, None] * kernel * root
         return slopes, root, jax.scipy.linalg.cholesky(inner, lower=True)
 
-    def newton(_: Array, dual: Array) -> jax.Array:
+    def newton(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        count, dual, _ = carry
         pull = kernel @ dual
         slopes, root, factor = curved(offset + pull)
         target = root**2 * pull + slopes
@@ -193,16 +198,21 @@ def laplace_posterior(rows: Array, mask: Array, offset: Array) -> tuple[jax.Arra
 
         found = jax.vmap(objective)(halvings)
         least = jnp.min(found)  # the longest of the steps that are equally good up to rounding
-        return dual + halvings[jnp.argmax(found <= least + 1e-5 * (1 + jnp.abs(least)))] * step
+        share = halvings[jnp.argmax(found <= least + 1e-5 * (1 + jnp.abs(least)))]
+        return count + 1, dual + share * step, jnp.max(jnp.abs(step))
 
-    mode = rows.T @ jax.lax.fori_loop(0, NEWTON_STEPS, newton, jnp.zeros(len(known), jnp.float32))
+    def moves(carry: tuple[Array, Array, Array]) -> Array:
+        return (carry[0] < NEWTON_STEPS) & (carry[2] > _STILL)
+
+    start = (jnp.int32(0), jnp.zeros(len(known), jnp.float32), jnp.float32(jnp.inf))
+    dual = jax.lax.while_loop(moves, newton, start)[1]
     for _ in range(2):
-        slopes, root, factor = curved(offset + rows @ mode)
-        gradient = mode - rows.T @ slopes
-        inner = jax.scipy.linalg.cho_solve((factor, True), root * (rows @ gradient))
-        mode = mode - gradient + rows.T @ (root * inner)
-    _, root, factor = curved(offset + rows @ mode)
-    return mode, jax.scipy.linalg.solve_triangular(factor, root[:, None] * rows, lower=True)
+        slopes, root, factor = curved(offset + kernel @ dual)
+        gradient = dual - slopes
+        inner = jax.scipy.linalg.cho_solve((factor, True), root * (kernel @ gradient))
+        dual = slopes + root * inner
+    _, root, factor = curved(offset + kernel @ dual)
+    return dual, factor, root
 
 
 @dataclass(frozen=True)

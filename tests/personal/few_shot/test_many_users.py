@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -40,15 +41,17 @@ def test_fits_and_scores_do_not_depend_on_the_mesh(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_users_are_adapted():
+@pytest.mark.parametrize(("name", "size"), [("lore_free", 32), ("bayes", 4 * (16 + 16 * 16 + 384))])
+def test_a_hundred_thousand_users_are_adapted(name, size):
     rng = np.random.default_rng(0)
     users, shots, width, rows = 100_000, 16, 384, 3_000
+    method, basis = method_named(name), rng.normal(size=(width, 16)).astype(np.float32) / np.sqrt(width)
     arrays = {
-        "basis": rng.normal(size=(width, 8)).astype(np.float32) / np.sqrt(width),
-        "mean": np.ones(8, np.float32),
+        "lore_free": {"basis": basis[:, :8], "mean": np.ones(8, np.float32)},
+        "bayes": {"basis": basis, "direction": basis[:, 0], "items": np.zeros(1, np.float32)},
     }
-    method = method_named("lore_free")
-    fitted = Fitted(arrays, {"pull": np.float32(1)}, method.settings())
+    numbers = {"pull": np.float32(1), "isotropic": np.float32(1e-3)}
+    fitted = Fitted(arrays[name], numbers, method.settings())
     choices = Choices(
         features=rng.normal(size=(rows, width)).astype(np.float32),
         chosen=rng.integers(rows, size=users * shots),
@@ -59,9 +62,12 @@ def test_a_hundred_thousand_users_are_adapted():
     )
     places = np.arange(users * shots).reshape(users, shots)
     contexts = UserRows(np.arange(users, dtype=np.int32), places, np.ones((users, shots), bool))
+    start = time.process_time()
     states = adapt_users(method, fitted, choices, contexts, key=jax.random.key(0))
-    assert states["weights"].shape == (users, 8)
-    assert bytes_per_user(states, users) == 32
+    spent = time.process_time() - start
+    print(f"{name}: {users:,} people in {spent:.1f} seconds of one core")
+    assert spent < 40  # 20 on a quiet machine: ten seconds of two cores
+    assert bytes_per_user(states, users) == size
     few = UserRows(contexts.users[-3:], contexts.places[-3:], contexts.mask[-3:])
     alone = adapt_users(method, fitted, choices, few, key=jax.random.key(0))
     np.testing.assert_allclose(states["weights"][-3:], alone["weights"], atol=1e-5)
