@@ -5,6 +5,7 @@ import json
 
 from prb_jax.commands.arguments import Parser, call, not_negative, positive
 from prb_jax.commands.terminal import print_table
+from prb_jax.errors import DataError, quote
 
 _LOGS = ", or logs of lm-evaluation-harness (--log_samples) or Inspect"
 
@@ -122,6 +123,18 @@ def add_correlate(sub: Parser) -> None:
     )
     sub.option("--quantile Q", "over users and subsets", float, default=0.1)
     sub.option("--draws N", "of users and models", positive, default=2000)
+    sub.option(
+        "--start X ...",
+        "behaviour before anything is learned, or NAME=X of each (default: that with baseline:random as the reward)",
+        extend=False,
+    )
+    sub.option(
+        "--least-gain X",
+        "of the upper bound over the start, without which there is no power",
+        float,
+        default=0.05,
+    )
+    sub.option("--plan", "how many models and prompts resolve a correlation of 0.3, 0.5, 0.8")
     sub.option("--seed N", "of the draws", not_negative, default=0)
 
 
@@ -130,11 +143,32 @@ def run_correlate(options: argparse.Namespace) -> int:
     from prb_jax.reports.correlation import CORRELATE, correlate
     from prb_jax.reports.correlation_shown import PICTURE, render_correlation
 
-    found = call(correlate, options)
+    found = call(correlate, options, start=_start(options.start))
     print_table(render_correlation(found))
     if options.out is not None:
-        print(f"written to {options.out}/{CORRELATE} and {PICTURE}")
+        picture = f" and {PICTURE}" if found["correlations"] else ""
+        print(f"written to {options.out}/{CORRELATE}{picture}")
     return 0
+
+
+def _start(words: list[str] | None) -> float | dict[str, float] | None:
+    """One number, or numbers by behaviour.
+
+    Raises:
+      DataError: a word that is neither.
+    """
+    if not words:
+        return None
+    pairs = [word.rpartition("=") for word in words]
+    try:
+        numbers = {name: float(number) for name, _, number in pairs}
+    except ValueError:
+        raise DataError(f"--start: expected X or NAME=X, found {quote(' '.join(words))}") from None
+    if "" in numbers and len(words) > 1:
+        raise DataError(
+            f"--start: expected one X, or NAME=X of each behaviour, found {quote(' '.join(words))}"
+        )
+    return numbers.get("", numbers)
 
 
 def add_push(sub: Parser) -> None:

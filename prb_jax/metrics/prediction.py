@@ -6,6 +6,7 @@ the behaviour, and for every model. The models of a draw are drawn with replacem
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,6 +18,11 @@ from prb_jax.metrics.agreement import MEASURES, in_parts, permutation_test
 
 LEAST_MODELS: Final = 3
 """With fewer there is nothing to correlate."""
+
+MOST_MODELS: Final = 1000
+"""That a plan looks at."""
+
+_STUDIES: Final = 500  # that are simulated at a time
 
 RESOLVED_FROM: Final = 10
 """Models below which an order is called not resolved."""
@@ -40,7 +46,7 @@ class Sample:
 
     def intervals(self) -> list[list[float] | None]:
         """Return the 95 % percentile interval over users of each model."""
-        return [_percentiles(own) for own in self.draws.T]
+        return [percentiles(own) for own in self.draws.T]
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ def predict(benchmark: Sample, behaviour: Sample, *, seed: int) -> dict[str, dic
             resampled[defined] = in_parts(measure, x[defined], y[defined])
         found[name] = {
             "value": None if np.isnan(value) else value,
-            "ci95": None if np.isnan(value) else _percentiles(resampled),
+            "ci95": None if np.isnan(value) else percentiles(resampled),
             "p": p,
             "chance": chance,
         }
@@ -146,7 +152,72 @@ def _ratio(cells: Cells, weights: np.ndarray) -> np.ndarray:
     return np.where(below > 0, (weights @ cells.sums) / np.maximum(below, 1), np.nan)
 
 
-def _percentiles(values: np.ndarray) -> list[float] | None:
+def noise_and_spread(sample: Sample) -> tuple[float, float]:
+    """Return the standard deviation of the sampling noise of a figure, and that of the models without the noise.
+
+    What all models have in common in a draw of users is no noise of their order. The spread is 0 where the figures vary
+    no more than the noise lets them.
+    """
+    models = len(sample.values)
+    draws = sample.draws[np.isfinite(sample.draws).all(axis=1)]
+    apart = draws - draws.mean(axis=1, keepdims=True)
+    noise = float(np.mean(np.var(apart, axis=0))) * models / (models - 1)
+    return math.sqrt(noise), math.sqrt(max(float(np.var(sample.values, ddof=1)) - noise, 0.0))
+
+
+def plan_models(
+    correlation: float,
+    *,
+    noise: tuple[float, float],
+    models: int,
+    power: float = 0.8,
+    seed: int = 0,
+    repeats: int = 2000,
+) -> tuple[int | None, float]:
+    """Return the fewest models with which a correlation is found with a power, and the power with so many ``models``.
+
+    True figures of benchmark and behaviour are normal with this correlation, and are seen with noise. It is found where
+    the two-sided t test of Pearson's correlation at 0.05 rejects none, and its sign is right.
+
+    Args:
+      correlation: Pearson's of the true figures, above 0 and below 1.
+      noise: standard deviations of the noise of benchmark and behaviour, in units of the spread of the true figures.
+      models: of a study.
+      power: share of the repetitions that find it.
+      seed: of the draws.
+      repeats: studies that are simulated.
+
+    Returns:
+      the models, None for more than `MOST_MODELS`; the power.
+    """
+    from scipy.special import ndtri, stdtrit  # scipy takes long to import
+
+    seen = correlation / math.sqrt((1 + noise[0] ** 2) * (1 + noise[1] ** 2))
+    # somewhat more models than Fisher's z asks for; nothing is known of the correlation beyond them
+    guess = 20 + 1.4 * ((ndtri(0.975) + ndtri(power)) / math.atanh(seen)) ** 2
+    most = max(int(min(guess, MOST_MODELS)), models)
+    rng, found = np.random.default_rng(seed), np.zeros(most + 1)
+    counts = np.arange(1, most + 1)
+    degrees = np.maximum(counts - 2, 1)
+    limit = stdtrit(degrees, 0.975)
+    limit = limit / np.sqrt(degrees + limit**2)
+    for start in range(0, repeats, _STUDIES):
+        size = (min(_STUDIES, repeats - start), most)
+        x, own = rng.standard_normal(size), rng.standard_normal(size)
+        y = correlation * x + math.sqrt(1 - correlation**2) * own
+        x, y = x + noise[0] * rng.standard_normal(size), y + noise[1] * rng.standard_normal(size)
+        sums = [np.cumsum(part, axis=1) for part in (x, y, x * y, x * x, y * y)]
+        shared = sums[2] - sums[0] * sums[1] / counts
+        scale = np.sqrt((sums[3] - sums[0] ** 2 / counts) * (sums[4] - sums[1] ** 2 / counts))
+        found[1:] += (shared > limit * scale).sum(axis=0) * (counts >= LEAST_MODELS)
+    share = found / repeats
+    below = np.flatnonzero(share < power)
+    needed = int(below[-1]) + 1
+    return (None if needed > most else needed), float(share[min(models, most)])
+
+
+def percentiles(values: np.ndarray) -> list[float] | None:
+    """Return the ends of the 95 % percentile interval of draws; None where half of them are not defined."""
     kept = values[np.isfinite(values)]
     if len(kept) < max(2, _LEAST_DEFINED * len(values)):
         return None

@@ -30,6 +30,14 @@ from prb_jax.metrics.prediction import (
 )
 from prb_jax.metrics.uncertainty import LEAST_CLUSTERS, accuracy_interval
 from prb_jax.reports.comparison import check_comparable, named_runs
+from prb_jax.reports.correlation_power import (
+    POWER_DEFINITIONS,
+    RANDOM,
+    behaviour_cells,
+    gate,
+    is_upper_bound,
+)
+from prb_jax.reports.correlation_power import plan as plan_study
 from prb_jax.reports.correlation_shown import PICTURE, draw_correlation
 from prb_jax.runs.behaviour import Figure, cluster_of, pool, read_behaviour, reward_identity
 from prb_jax.runs.finished import FinishedRun, read_finished
@@ -46,6 +54,7 @@ _FIGURES: Final = {
     "intervals are over users, not over seeds",
     "lineage": "architecture of the reward model, or what --lineage says; same_as_policy: whether it is the policy's",
     **PREDICTION_DEFINITIONS,
+    **POWER_DEFINITIONS,
     "ci95_reason": "why there is no interval; accuracies have the intervals of summary.json, all other figures those "
     "over draws, and none below six users or where every draw gives the same",
 }
@@ -80,6 +89,9 @@ def correlate(
     quantile: float = 0.1,
     draws: int = 2000,
     seed: int = 0,
+    start: float | Mapping[str, float] | None = None,
+    least_gain: float = 0.05,
+    plan: bool = False,
 ) -> dict[str, Any]:
     """Correlate benchmark figures of reward models with figures of behaviour, with intervals and permutation tests.
 
@@ -93,6 +105,11 @@ def correlate(
       quantile: over users and subsets, above 0 and at most 0.5.
       draws: of users and models, for the intervals.
       seed: of the draws.
+      start: the behaviour before anything is learned, for the gate: one number for all, or by behaviour; where there
+        is none, that under baseline:random as the reward.
+      least_gain: that a reward that knows the truth must gain over the start: where it does not, no correlation is
+        computed.
+      plan: says how many models and prompts resolve a correlation of 0.3, 0.5 and 0.8.
 
     Returns:
       What `correlate.json` holds; its "definitions" explain it.
@@ -136,15 +153,25 @@ def correlate(
         )
         for model, value, interval in zip(models.values(), sample.values, own, strict=True):
             model["benchmark"][figure] = {"value": float(value), **interval}
-    order, correlations, missing = list(runs), [], []
+    if isinstance(start, Mapping) and (unknown := start.keys() - {one.name for one in found}):
+        known = ", ".join(one.name for one in found)
+        raise DataError(f"start: expected behaviours, some of {known}, found {quote(min(unknown))}")
+    order, correlations, missing, gates, plans = list(runs), [], [], {}, {}
     for one in found:
+        gates[one.name] = gate(
+            list(one.figures.values()),
+            places,
+            weights,
+            start=start.get(one.name) if isinstance(start, Mapping) else start,
+            least_gain=least_gain,
+        )
         known = {names[key]: each for key, each in one.figures.items() if key in names}
         columns = [place for place, name in enumerate(order) if name in known]
         own = [known[order[place]] for place in columns]
         missing += [
             {"behaviour": one.name, "reward_model": each.label}
             for key, each in one.figures.items()
-            if key not in names
+            if key not in names and not is_upper_bound(each) and each.label != RANDOM
         ]
         if len(columns) < LEAST_MODELS:
             raise RunError(
@@ -152,7 +179,7 @@ def correlate(
                 f"{len(columns)}: {', '.join(known) or 'none'}; in --behaviour alone: "
                 f"{', '.join(each.label for key, each in one.figures.items() if key not in names) or 'none'}"
             )
-        sample = pooled(_behaviour_cells(own, places), weights)
+        sample = pooled(behaviour_cells(own, places), weights)
         users = min(len(set(each.clusters)) for each in own)
         for place, value, interval in zip(columns, sample.values, _intervals(sample, users), strict=True):
             models[order[place]]["behaviour"][one.name] = {
@@ -161,8 +188,13 @@ def correlate(
                 "repetitions": one.repeated[_key(reward_identity_of(runs[order[place]]))],
                 "same_as_policy": None if one.policy is None else one.policy == lineages[order[place]],
             }
+        prompts = min(sum(each.counts) for each in own)
         for figure, other in chosen.items():
             part = Sample(other.values[columns], other.draws[:, columns])
+            if plan:
+                plans.setdefault(one.name, {})[figure] = plan_study(part, sample, prompts=prompts, seed=seed)
+            if gates[one.name]["passed"] is False:
+                continue
             correlations.append(
                 {
                     "behaviour": one.name,
@@ -180,7 +212,9 @@ def correlate(
         "models": list(models.values()),
         "correlations": correlations,
         "unmatched": {"scores": alone, "behaviour": missing},
-        "verdicts": {one.name: _verdict(one, models) for one in found},
+        "verdicts": {one.name: f"{_verdict(one, models)}.\n{gates[one.name]['reason']}" for one in found},
+        "gates": gates,
+        "plans": plans,
         "parameters": {"quantile": quantile, "rbo_p": RBO_P, "draws": draws, "seed": seed},
         "not_shown": {name: why for name, why in _absent(benchmark).items() if why},
         "definitions": _FIGURES,
@@ -188,7 +222,7 @@ def correlate(
     if out is not None:
         with writing(Path(out)):
             Path(out).mkdir(parents=True, exist_ok=True)
-        if has_extra("report", PICTURE):
+        if correlations and has_extra("report", PICTURE):
             draw_correlation(Path(out) / PICTURE, result)
         write_json(Path(out) / CORRELATE, result)
     return result
@@ -349,14 +383,6 @@ def _absent(benchmark: Mapping[str, Sample]) -> dict[str, str]:
         "user_quantile": "" if "user_quantile" in benchmark else "the data have fewer than two users",
         "subset_quantile": "" if "subset_quantile" in benchmark else "the data have fewer than two subsets",
     }
-
-
-def _behaviour_cells(figures: Sequence[Figure], places: Mapping[str, int]) -> Cells:
-    sums, counts = (np.zeros((len(places), len(figures))) for _ in range(2))
-    for column, each in enumerate(figures):
-        index = [places[cluster] for cluster in each.clusters]
-        sums[index, column], counts[index, column] = each.sums, each.counts
-    return Cells(sums, counts)
 
 
 def _verdict(one: _Behaviour, models: Mapping[str, Mapping[str, Any]]) -> str:

@@ -14,6 +14,7 @@ from prb_jax.reports.tables import interval
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.console import Group
+    from rich.table import Table
 
 PICTURE: Final = "correlate.png"
 
@@ -71,6 +72,8 @@ def render_correlation(found: Mapping[str, Any]) -> Group:
                 part.add_row(*map(escape, [*cells, _p(one["chance"])]))
         part.columns[2].no_wrap = True
         parameters = found["parameters"]
+        if not own:
+            part.add_row("no power")
         part.caption = escape(
             f"{found['verdicts'][behaviour]}.\n[..] 95 % interval over users and models, {parameters['draws']:,} "
             f"draws; p: permutation test; rank-biased overlap with p = {parameters['rbo_p']:g}, extrapolated; "
@@ -78,7 +81,36 @@ def render_correlation(found: Mapping[str, Any]) -> Group:
             + _reasons([one for each in own for one in each["measures"].values()])
         )
         parts.append(part)
+        parts += [
+            _plan_table(behaviour, name, one) for name, one in found["plans"].get(behaviour, {}).items()
+        ]
     return Group(*parts)
+
+
+def _plan_table(behaviour: str, benchmark: str, plan: Mapping[str, Any]) -> Table:
+    """How many models and prompts resolve a correlation."""
+    from rich.markup import escape
+
+    prompts = list(dict.fromkeys(row["prompts"] for row in plan["rows"]))
+    title = (
+        f"Models that find a correlation of {_words(benchmark)} and {_words(behaviour)}, with a power of 80 %"
+    )
+    heads = ("true correlation", "power here", *(f"{count:,} prompts" for count in prompts))
+    table = new_table(escape(title), heads, left=1)
+    for correlation in dict.fromkeys(row["correlation"] for row in plan["rows"]):
+        rows = [row for row in plan["rows"] if row["correlation"] == correlation]
+        here = next(row["power_here"] for row in rows if row["prompts"] == plan["prompts"])
+        needed = ["> 1,000" if row["models"] is None else f"{row['models']:,}" for row in rows]
+        table.add_row(f"{correlation:g}", f"{here:.2f}", *needed)
+    sides = [
+        f"{side}: spread of the models {plan[side]['spread']:.3f}, noise {plan[side]['noise']:.3f}"
+        for side in ("benchmark", "behaviour")
+    ]
+    table.caption = escape(
+        f"here: {plan['models']} models, {plan['prompts']:,} prompts each; {'; '.join(sides)}"
+        + (f"\n{plan['reason']}" if plan["reason"] else "")
+    )
+    return table
 
 
 def draw_correlation(path: Path, found: Mapping[str, Any]) -> None:

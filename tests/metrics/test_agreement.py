@@ -21,6 +21,7 @@ from prb_jax.metrics.agreement import (
     tau_error,
     weighted_tau,
 )
+from prb_jax.metrics.prediction import Sample, noise_and_spread, plan_models
 
 SCIPY = {
     pearson: scipy.stats.pearsonr,
@@ -160,3 +161,27 @@ def test_the_headline_figures_of_the_paper_are_those_of_six_models_in_nearly_any
 
 def test_the_error_of_tau_by_chance() -> None:
     assert [round(tau_error(models), 2) for models in (8, 10, 12)] == [0.29, 0.25, 0.22]
+
+
+@pytest.mark.parametrize(
+    ("correlation", "noise"), [(0.3, (0.0, 0.0)), (0.5, (0.0, 0.0)), (0.8, (0.0, 0.0)), (0.8, (0.5, 1.0))]
+)
+def test_a_plan_asks_for_as_many_models_as_fishers_z(correlation: float, noise: tuple[float, float]) -> None:
+    """Without noise the closed form is known; noise makes of a correlation a smaller one."""
+    seen = correlation / np.sqrt((1 + noise[0] ** 2) * (1 + noise[1] ** 2))
+    expected = ((1.959964 + 0.841621) / np.arctanh(seen)) ** 2 + 3
+    needed, power = plan_models(correlation, noise=noise, models=round(expected))
+    assert needed == pytest.approx(expected, rel=0.05, abs=1)
+    above = np.arctanh(seen) * np.sqrt(round(expected) - 3) - 1.959964
+    assert power == pytest.approx(scipy.stats.norm.cdf(above), abs=0.04)
+
+
+def test_noise_that_all_models_share_is_none_and_is_taken_from_the_spread() -> None:
+    rng = np.random.default_rng(0)
+    true = rng.normal(size=400)
+    draws = true + 0.5 * rng.normal(size=(500, 400)) + 3 * rng.normal(size=(500, 1))
+    noise, spread = noise_and_spread(Sample(draws[0], draws))
+    assert noise == pytest.approx(0.5, rel=0.02)
+    assert spread == pytest.approx(np.std(true), rel=0.1)
+    assert noise_and_spread(Sample(np.zeros(3), draws[:, :3]))[1] == 0
+    assert plan_models(0.3, noise=(3.0, 3.0), models=3)[0] is None

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ import scipy.stats
 import prb_jax as prb
 from prb_jax import cli
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
+from prb_jax.runs.behaviour import Figure, cluster_of, figure_of, write_behaviour
 from prb_jax.scoring.load import open_scorer
 
 USERS, EACH, MODELS = 8, 6, 5
@@ -161,13 +162,100 @@ def test_an_interval_is_withheld_as_everywhere(tmp_path: Path, capsys: pytest.Ca
     assert measure["ci95_reason"] == "2 users; an interval needs at least 6"
 
 
+def test_where_the_truth_moves_nothing_no_correlation_is_shown(
+    folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    truth, draws = "baseline:persona-truth", np.random.default_rng(0)
+    identities: dict[str, Any] = {
+        f"m{model}": json.loads((folders / f"m{model}" / "run.json").read_text())["inputs"]["model"]
+        for model in range(MODELS)
+    }
+    identities |= {truth: dict(open_scorer(truth, LoadOptions()).identity())}
+    identities |= {"baseline:random": dict(open_scorer("baseline:random", LoadOptions()).identity())}
+    clusters = [cluster_of(f"u{k % USERS}", str(k)) for k in range(USERS * EACH)]
+    figures = []
+    for behaviour, gain in (("moved", 0.3), ("unmoved", 0.0)):
+        for place, (name, identity) in enumerate(identities.items()):
+            level = {truth: gain, "baseline:random": 0.0}.get(name, 0.1 * place * gain)
+            values = level + 0.05 * draws.standard_normal(len(clusters))
+            figures.append(
+                figure_of(
+                    values.tolist(), clusters, name=behaviour, label=name, identity=identity, setting={}, policy=None
+                )
+            )  # fmt: skip
+    write_behaviour_in(tmp_path / "all", figures)
+    scores = [str(folders / f"m{model}") for model in range(MODELS)]
+    command = [
+        "correlate",
+        "--scores",
+        *scores,
+        "--behaviour",
+        str(tmp_path / "all"),
+        "--draws",
+        "200",
+        "--plan",
+    ]
+    assert cli.main([*command, "--out", str(tmp_path / "out"), "--figures", "accuracy"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "no power: the upper bound itself moves it by" in shown
+    assert "Models that find a correlation of accuracy and moved, with a power of 80 %" in shown
+    found = json.loads((tmp_path / "out" / "correlate.json").read_text())
+    assert [each["behaviour"] for each in found["correlations"]] == ["moved"]
+    assert found["gates"]["moved"]["passed"]
+    assert found["gates"]["moved"]["improvement"] == pytest.approx(0.3, abs=0.03)
+    assert found["gates"]["unmoved"]["passed"] is False
+    assert not found["unmatched"]["behaviour"]
+    plan = found["plans"]["moved"]["accuracy"]
+    assert plan["prompts"] == USERS * EACH
+    needed = {(row["correlation"], row["prompts"]): row["models"] for row in plan["rows"]}
+    for count in (24, 48, 96):
+        assert (needed[0.3, count] or 1001) > needed[0.5, count] > needed[0.8, count] >= 9
+    assert needed[0.5, 24] >= needed[0.5, 384]  # more prompts, less noise, fewer models
+    assert "no number of them resolves" in (found["plans"]["unmoved"]["accuracy"]["reason"] or "") or (
+        found["plans"]["unmoved"]["accuracy"]["behaviour"]["spread"] < 0.02
+    )
+
+    # a start that is given, a gain that is asked for, and an upper bound without a start
+    alone = [figure for figure in figures if figure.label != "baseline:random"]
+    write_behaviour_in(tmp_path / "alone", alone)
+    runs, behaviour = [Path(run) for run in scores], [tmp_path / "alone"]
+    options: dict[str, Any] = {"draws": 100, "figures": ["accuracy"]}
+    gates = prb.correlate(runs, behaviour, **options)["gates"]
+    assert gates["moved"]["passed"] is None
+    assert "no start: give --start" in gates["moved"]["reason"]
+    assert not prb.correlate(runs, behaviour, start=0.28, **options)["gates"]["moved"]["passed"]
+    assert prb.correlate(runs, behaviour, start=0.28, least_gain=0.001, **options)["gates"]["moved"]["passed"]
+    with pytest.raises(
+        prb.DataError, match="start: expected behaviours, some of moved, unmoved, found 'mved'"
+    ):
+        prb.correlate(runs, behaviour, start={"mved": 0.1}, **options)
+    by_name = [*command[:-1], "--figures", "accuracy", "--behaviour", str(behaviour[0]), "--start"]
+    assert cli.main([*by_name, "moved=0.28", "unmoved=-1"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.count("no power: the upper bound itself moves it") == 1
+    assert cli.main([*by_name, "moved=much"]) == 2
+    assert "--start: expected X or NAME=X, found 'moved=much'" in capsys.readouterr().err
+    assert (
+        "no upper bound"
+        in prb.correlate(runs, [write_behaviour_in(tmp_path / "none", alone[:MODELS])], **options)["gates"][
+            "moved"
+        ]["reason"]
+    )
+
+
+def write_behaviour_in(folder: Path, figures: list[Figure]) -> Path:
+    folder.mkdir()
+    write_behaviour(folder, figures)
+    return folder
+
+
 def test_names_at_points_stay_within_the_picture_and_apart(folders: Path, tmp_path: Path) -> None:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Picture
     from matplotlib.text import Text
 
     from prb_jax.reports.correlation_shown import _name_points
 
-    figure = Figure(figsize=(5.2, 3.4), layout="constrained")
+    figure = Picture(figsize=(5.2, 3.4), layout="constrained")
     axis = figure.subplots()
     points = {f"a model with a long name {k}": (0.5 + k / 1000, 0.9 if k < 12 else 0.1) for k in range(16)}
     axis.plot(*zip(*points.values(), strict=True), "o")

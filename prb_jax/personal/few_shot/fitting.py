@@ -162,9 +162,9 @@ def most_probable(features: Array, mask: Array, offset: Array, precision: Array)
 def laplace_posterior(kernel: Array, mask: Array, offset: Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the Laplace posterior of a person's weights o ~ N(0, I), of which k choices X, float32 [k, J], are known.
 
-    The mode of sum_i log sigmoid(offset_i + X_i . o) - |o|^2 / 2 is X^T a, and the covariance I - (S X)^T (S X). Newton's
-    method with step halving in the dual space of the k choices (Rasmussen and Williams 2006, algorithm 3.1), so that a
-    step costs k^3, until nothing moves, and two last steps on the gradient, which are exact to rounding.
+    The mode of sum_i log sigmoid(offset_i + X_i . o) - |o|^2 / 2 is X^T a, and the covariance I - (S X)^T (S X).
+    Newton's method with step halving in the dual space of the k choices (Rasmussen and Williams 2006, algorithm 3.1),
+    so that a step costs k^3, until nothing moves, and two last steps on the gradient, which are exact to rounding.
 
     Args:
       kernel: float32 [k, k], X X^T.

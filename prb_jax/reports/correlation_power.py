@@ -1,0 +1,136 @@
+"""Whether a study of behaviour has any power, and how large one has to be: the gate and the plan of `prb correlate`.
+
+The gate is the row of the upper bound: where a reward that knows the truth does not move the behaviour, no reward model
+could, and a correlation of their orders says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from prb_jax.metrics.prediction import Cells, Sample, noise_and_spread, percentiles, plan_models, pooled
+from prb_jax.metrics.uncertainty import LEAST_CLUSTERS
+from prb_jax.runs.behaviour import Figure
+from prb_jax.scoring.prompt_extras import UPPER_BOUND
+
+RANDOM: Final = "baseline:random"
+"""The reward whose behaviour is that of nothing learned: the start."""
+
+CORRELATIONS: Final = (0.3, 0.5, 0.8)
+PROMPTS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Factors of the prompts of the study that the plan tries."""
+
+POWER: Final = 0.8
+
+POWER_DEFINITIONS: Final[Mapping[str, str]] = {
+    "gate": "improvement: the behaviour under the upper bound, a reward that knows the truth, minus the start (that "
+    "under baseline:random, or --start), with its 95 % interval over draws of users; passed: it is at least "
+    "least_gain, and the interval is above zero; null where there is no upper bound or no start. Where it is not "
+    "passed there is no correlation",
+    "plan": "for a true correlation (Pearson's, over models) and a number of prompts, the fewest models with which a "
+    "two-sided test at 0.05 finds it with a power of 80 %, by simulation: true figures are normal with the spread of "
+    "this study's models (the variance of their figures less that of sampling), figures have its sampling noise, whose "
+    "variance falls with the prompts for the behaviour; null: more than 1,000 models",
+}
+
+
+def is_upper_bound(figure: Figure) -> bool:
+    """Return whether the reward model of a figure knows the truth."""
+    return UPPER_BOUND in figure.reward_model
+
+
+def gate(
+    figures: Sequence[Figure],
+    places: Mapping[str, int],
+    weights: np.ndarray,
+    *,
+    start: float | None,
+    least_gain: float,
+) -> dict[str, Any]:
+    """Return what the upper bound says of a behaviour, see `POWER_DEFINITIONS`.
+
+    Args:
+      figures: of one behaviour, under all reward models.
+      places: of the clusters in ``weights``.
+      weights: float [N, C], draws of clusters.
+      start: the behaviour before anything is learned; None for that under `RANDOM`.
+      least_gain: of the upper bound over the start.
+    """
+    upper = next((figure for figure in figures if is_upper_bound(figure)), None)
+    chance = next((figure for figure in figures if figure.label == RANDOM), None)
+    found: dict[str, Any] = {"upper_bound": None, "start": start, "improvement": None, "ci95": None}
+    found |= {"least_gain": least_gain, "passed": None, "reason": None}
+    if upper is None:
+        return found | {"reason": "no upper bound: whether any reward could move this behaviour is not known"}
+    found["upper_bound"] = upper.value
+    if start is None and chance is None:
+        reason = f"no start: give --start, or a run with {RANDOM} as the reward"
+        return found | {"reason": f"the upper bound reaches {upper.value:.3f}, but there is {reason}"}
+    compared = [upper] if start is not None or chance is None else [upper, chance]
+    sample = pooled(behaviour_cells(compared, places), weights)
+    origin = np.asarray([start]) if start is not None else sample.values[1:]
+    gain = float(sample.values[0] - origin[0])
+    moved = sample.draws[:, 0] - (sample.draws[:, 1] if len(compared) > 1 else origin[0])
+    ends = percentiles(moved) if min(len(set(one.clusters)) for one in compared) >= LEAST_CLUSTERS else None
+    passed = gain >= least_gain and ends is not None and ends[0] > 0
+    shown = "no interval" if ends is None else f"[{ends[0]:+.3f}, {ends[1]:+.3f}]"
+    reason = (
+        f"the upper bound moves it by {gain:+.3f} {shown}"
+        if passed
+        else f"no power: the upper bound itself moves it by {gain:+.3f} {shown}; at least {least_gain:+.3f} with an "
+        "interval above zero is needed, so that no correlation is shown"
+    )
+    return found | {
+        "start": float(origin[0]),
+        "improvement": gain,
+        "ci95": ends,
+        "passed": passed,
+        "reason": reason,
+    }
+
+
+def behaviour_cells(figures: Sequence[Figure], places: Mapping[str, int]) -> Cells:
+    """Return the sums and counts of figures, by cluster."""
+    sums, counts = (np.zeros((len(places), len(figures))) for _ in range(2))
+    for column, figure in enumerate(figures):
+        index = [places[cluster] for cluster in figure.clusters]
+        sums[index, column], counts[index, column] = figure.sums, figure.counts
+    return Cells(sums, counts)
+
+
+def plan(benchmark: Sample, behaviour: Sample, *, prompts: int, seed: int) -> dict[str, Any]:
+    """Return how many models and prompts resolve a correlation, see `POWER_DEFINITIONS`.
+
+    Args:
+      benchmark, behaviour: of the same models.
+      prompts: of the behaviour, for each model.
+      seed: of the simulation.
+    """
+    (noise_x, spread_x), (noise_y, spread_y) = (noise_and_spread(one) for one in (benchmark, behaviour))
+    found: dict[str, Any] = {
+        "models": len(behaviour.values),
+        "prompts": prompts,
+        "benchmark": {"spread": spread_x, "noise": noise_x},
+        "behaviour": {"spread": spread_y, "noise": noise_y},
+        "rows": [],
+        "reason": None,
+    }
+    for name, spread in (("benchmark", spread_x), ("behaviour", spread_y)):
+        if not spread:
+            reason = f"the models differ in their {name} by no more than chance: no number of them resolves an order"
+            return found | {"reason": reason}
+    for correlation in CORRELATIONS:
+        for factor in PROMPTS:
+            needed, here = plan_models(
+                correlation,
+                noise=(noise_x / spread_x, noise_y / spread_y / np.sqrt(factor)),
+                models=len(behaviour.values),
+                power=POWER,
+                seed=seed,
+            )
+            row = {"correlation": correlation, "prompts": round(prompts * factor), "models": needed}
+            found["rows"].append(row | {"power_here": here})
+    return found
