@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from prb_jax.building.settings import BuildSettings
     from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
-    from prb_jax.generation.choose import SampleOptions
     from prb_jax.generation.guide import guide
     from prb_jax.generation.policy import Policy, Sample, load_policy
     from prb_jax.generation.policy_accuracy import PolicyAccuracy, policy_accuracy
+    from prb_jax.generation.rules import SampleOptions
     from prb_jax.generation.sample import SampleRun, sample_data
     from prb_jax.inspection.inspect import inspect
     from prb_jax.judges.aspects import plan_aspects
@@ -61,15 +61,17 @@ if TYPE_CHECKING:
     from prb_jax.scoring.reward_model import RewardModel
     from prb_jax.scoring.scorer import PlainScorer
     from prb_jax.serving.fields import Limits
+    from prb_jax.serving.options import ServeOptions
     from prb_jax.serving.reward_fn import reward_fn
-    from prb_jax.serving.serve import ServeOptions, serve
+    from prb_jax.serving.serve import serve
     from prb_jax.sources.prepare import Prepared, prepare
     from prb_jax.sources.reading import read_comparisons
     from prb_jax.sources.split import Split, split
     from prb_jax.study.ask import Question, ask
+    from prb_jax.study.feature_options import FeatureOptions
     from prb_jax.study.personalise import Study, personalise
     from prb_jax.study.posts import PostsSweep, evaluate_posts
-    from prb_jax.study.write_features import FeatureOptions, write_features
+    from prb_jax.study.write_features import write_features
     from prb_jax.text.view import ViewOptions
     from prb_jax.training.convert import convert
     from prb_jax.training.settings import TrainSettings
@@ -108,7 +110,7 @@ _HOMES = {
     "policy_accuracy": "prb_jax.generation.policy_accuracy",
     "SampleRun": "prb_jax.generation.sample",
     "sample_data": "prb_jax.generation.sample",
-    "SampleOptions": "prb_jax.generation.choose",
+    "SampleOptions": "prb_jax.generation.rules",
     "inspect": "prb_jax.inspection.inspect",
     "FeatureStore": "prb_jax.personal.features",
     "PersonalisedModel": "prb_jax.personal.model",
@@ -135,7 +137,7 @@ _HOMES = {
     "PlainScorer": "prb_jax.scoring.scorer",
     "Limits": "prb_jax.serving.fields",
     "reward_fn": "prb_jax.serving.reward_fn",
-    "ServeOptions": "prb_jax.serving.serve",
+    "ServeOptions": "prb_jax.serving.options",
     "serve": "prb_jax.serving.serve",
     "Prepared": "prb_jax.sources.prepare",
     "prepare": "prb_jax.sources.prepare",
@@ -146,7 +148,7 @@ _HOMES = {
     "ask": "prb_jax.study.ask",
     "Study": "prb_jax.study.personalise",
     "personalise": "prb_jax.study.personalise",
-    "FeatureOptions": "prb_jax.study.write_features",
+    "FeatureOptions": "prb_jax.study.feature_options",
     "write_features": "prb_jax.study.write_features",
     "ViewOptions": "prb_jax.text.view",
     "convert": "prb_jax.training.convert",

@@ -17,15 +17,16 @@ from prb_jax.bench.sampling import silent_policy
 from prb_jax.bench.scorer import bench_source
 from prb_jax.bench.table import shown
 from prb_jax.checkpoints.load import abstract_params
-from prb_jax.generation.choose import Rules
 from prb_jax.generation.guided import GuidedPrompts, GuidedRows, reward_programs
 from prb_jax.generation.programs import Shape, make_program, make_programs, prompt_columns
+from prb_jax.generation.rules import Rules
 from prb_jax.generation.schedule import as_rules
 from prb_jax.generation.steps import Program, Stops
 from prb_jax.generation.token_scores import token_rewards
 from prb_jax.models.cache import PrefixCache, SuffixCache, layers_of, take_tried, try_tokens
-from prb_jax.models.decoder import Params, init_params
+from prb_jax.models.decoder import Params
 from prb_jax.models.head import LINEAR
+from prb_jax.models.random_params import init_params
 from prb_jax.sharding import mesh_shape, parameter_shardings
 from prb_jax.trees.shapes import round_up
 

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from prb_jax.checkpoints.save import save_params
 from prb_jax.models.config.decoder import parse_config
 from prb_jax.models.config.families import FAMILIES
-from prb_jax.models.decoder import Params, init_params
+from prb_jax.models.decoder import Params
 from prb_jax.models.head import LanguageHead
 from prb_jax.models.named_shapes import shape_config
+from prb_jax.models.random_params import init_params
 
 _PAD, _UNKNOWN, _END, _USER, _ASSISTANT = "<|pad|>", "<|unknown|>", "<|end|>", "<|user|>", "<|assistant|>"
 _TEMPLATE = (

@@ -21,8 +21,9 @@ from prb_jax.errors import DataError
 from prb_jax.generation.policy import Policy
 from prb_jax.generation.programs import make_program
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.decoder import Params, init_params
+from prb_jax.models.decoder import Params
 from prb_jax.models.head import LanguageHead
+from prb_jax.models.random_params import init_params
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_language_model
 from prb_jax.sharding import check_heads, make_mesh, parameter_shardings

@@ -18,10 +18,11 @@ from prb_jax.checkpoints.load import abstract_params, load_params
 from prb_jax.data.comparison import Comparison
 from prb_jax.models.attention.choice import choose_attention, stream_attention_name
 from prb_jax.models.config.decoder import DecoderConfig, load_config
-from prb_jax.models.decoder import Params, init_params
+from prb_jax.models.decoder import Params
 from prb_jax.models.flops import stream_flops, tree_flops
 from prb_jax.models.named_shapes import has_no_weights, read_model
 from prb_jax.models.quantization import quantization_form, quantize_params
+from prb_jax.models.random_params import init_params
 from prb_jax.readouts.heads import choose_readout
 from prb_jax.readouts.score_fn import make_score_fn, make_stream_fn
 from prb_jax.scoring.batching import Batch, lanes

@@ -9,7 +9,7 @@ from prb_jax.text.view import ViewOptions
 
 def add(sub: Parser) -> None:
     """Add the arguments."""
-    from prb_jax.study.write_features import FeatureOptions
+    from prb_jax.study.feature_options import FeatureOptions
 
     sub.set_defaults(after_interrupt="the parts that are done are kept: the same command continues")
     sub.option("MODEL", "a reward model, a causal language model, or an encoder of texts")
@@ -23,7 +23,8 @@ def run(options: argparse.Namespace) -> int:
     """Write the features, and print what was written."""
     with until_terminated(options):
         start(options)
-        from prb_jax.study.write_features import FeatureOptions, write_features
+        from prb_jax.study.feature_options import FeatureOptions
+        from prb_jax.study.write_features import write_features
 
         view = ViewOptions(protocol=options.protocol, max_length=options.max_length)
         store = call(write_features, options, options=chosen(options, FeatureOptions, view=view))

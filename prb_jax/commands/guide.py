@@ -19,7 +19,7 @@ from prb_jax.readouts.load_options import LoadOptions
 
 def add(sub: Parser) -> None:
     """Add the arguments."""
-    from prb_jax.generation.choose import SampleOptions
+    from prb_jax.generation.rules import SampleOptions
 
     sub.set_defaults(after_interrupt="the texts so far are kept, and the same command continues the run")
     sub.option("POLICY", "folder or hub id of a causal language model")
@@ -53,8 +53,8 @@ def run(options: argparse.Namespace) -> int:
     """Draw, and print the figures."""
     with until_terminated(options):
         start(options)
-        from prb_jax.generation.choose import SampleOptions
         from prb_jax.generation.guide import guide
+        from prb_jax.generation.rules import SampleOptions
         from prb_jax.metrics.texts import TEXT_LABELS
         from prb_jax.reports.style import facts_table
         from prb_jax.reports.tables import interval

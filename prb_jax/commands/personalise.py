@@ -23,7 +23,7 @@ from prb_jax.text.view import ViewOptions
 
 def add(sub: Parser) -> None:
     """Add the arguments."""
-    from prb_jax.study.write_features import FeatureOptions
+    from prb_jax.study.feature_options import FeatureOptions
 
     sub.set_defaults(after_interrupt="the methods that are done are kept: the same command continues")
     add_data(sub, about="as of `prb evaluate`; comparisons need a user_id")
@@ -92,9 +92,9 @@ def run(options: argparse.Namespace) -> int:
     with until_terminated(options):
         start(options)
         from prb_jax.reports.study import render_people, render_study
+        from prb_jax.study.feature_options import FeatureOptions
         from prb_jax.study.methods import read_settings
         from prb_jax.study.personalise import people_of_study, personalise
-        from prb_jax.study.write_features import FeatureOptions
 
         if options.dry_run:
             print_table(render_people(call(people_of_study, options), options.shots))

@@ -19,7 +19,7 @@ from prb_jax.readouts.load_options import LoadOptions
 
 def add(sub: Parser) -> None:
     """Add the arguments."""
-    from prb_jax.generation.choose import SampleOptions
+    from prb_jax.generation.rules import SampleOptions
 
     sub.set_defaults(after_interrupt="the samples so far are kept, and the same command continues the run")
     sub.option(
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     with until_terminated(options):
         if options.endpoint is None:
             start(options)
-        from prb_jax.generation.choose import SampleOptions
+        from prb_jax.generation.rules import SampleOptions
         from prb_jax.generation.sample import sample_data
 
         result = call(

@@ -10,7 +10,7 @@ from prb_jax.readouts.load_options import LoadOptions
 
 def add(sub: Parser) -> None:
     """Add the arguments."""
-    from prb_jax.serving.serve import ServeOptions
+    from prb_jax.serving.options import ServeOptions
 
     sub.set_defaults(after_interrupt="nothing was served")
     sub.option(
@@ -29,7 +29,9 @@ def run(options: argparse.Namespace) -> int:
     with until_terminated(options):
         start(options)
         from prb_jax.judges.options import JudgeOptions
-        from prb_jax.serving.serve import TOKEN, ServeOptions, serve
+        from prb_jax.remote.score_server import TOKEN
+        from prb_jax.serving.options import ServeOptions
+        from prb_jax.serving.serve import serve
 
         asked = JudgeOptions(template=options.template, top_logprobs=options.top_logprobs)
         judge = None if asked == JudgeOptions() else asked

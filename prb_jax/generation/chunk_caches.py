@@ -20,11 +20,11 @@ import numpy as np
 from jax import lax
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.generation.choose import SampleOptions
 from prb_jax.generation.guided import reward_programs
 from prb_jax.generation.policy import Policy
 from prb_jax.generation.programs import Shape, make_program, make_programs, program_shardings, prompt_columns
 from prb_jax.generation.prompts import Prompt
+from prb_jax.generation.rules import SampleOptions
 from prb_jax.generation.schedule import Drawn, as_rules
 from prb_jax.generation.steps import Program, Prompts, Rows, Stops
 from prb_jax.generation.token_scores import token_rewards

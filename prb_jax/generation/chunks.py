@@ -18,11 +18,11 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, quote
-from prb_jax.generation.choose import SampleOptions
 from prb_jax.generation.chunk_caches import PolicyCaches, RewardCaches, chunk_shape, reads_by_caches
 from prb_jax.generation.policy import Policy
 from prb_jax.generation.programs import Shape
 from prb_jax.generation.prompts import Prompt
+from prb_jax.generation.rules import SampleOptions
 from prb_jax.generation.schedule import Cut, Drawn
 from prb_jax.runs.behaviour import reward_identity
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import RunError
-from prb_jax.generation.choose import SampleOptions
+from prb_jax.generation.rules import SampleOptions
 from prb_jax.remote.endpoint import Endpoint, Reply
 from prb_jax.remote.options import EndpointOptions
 from prb_jax.text.protocol import TextProtocol

@@ -16,10 +16,10 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.writing import write_json
 from prb_jax.errors import DataError, need_extra, quote
-from prb_jax.generation.choose import SampleOptions
 from prb_jax.generation.chunks import ChunkGuide
 from prb_jax.generation.guided import Guide
 from prb_jax.generation.policy import Policy, open_policy
+from prb_jax.generation.rules import SampleOptions
 from prb_jax.generation.sample import RUNS, SampleRun, read_samples, sample_data
 from prb_jax.metrics.texts import TEXT_DEFINITIONS, TEXT_FIGURES, corpus_bleu, text_figures
 from prb_jax.metrics.uncertainty import mean_interval

@@ -20,7 +20,7 @@ from jax import lax
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, short_repr
-from prb_jax.generation.choose import Rules, SampleOptions, choose
+from prb_jax.generation.choose import choose
 from prb_jax.generation.policy import Policy
 from prb_jax.generation.programs import (
     Programs,
@@ -31,6 +31,7 @@ from prb_jax.generation.programs import (
     prompt_columns,
 )
 from prb_jax.generation.prompts import Prompt
+from prb_jax.generation.rules import Rules, SampleOptions
 from prb_jax.generation.schedule import Drawn, draw
 from prb_jax.generation.steps import (
     Program,

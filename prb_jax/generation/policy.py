@@ -16,9 +16,9 @@ from prb_jax.checkpoints.load import LoadReport, abstract_params, load_params
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, DataError, quote, short_repr
-from prb_jax.generation.choose import SampleOptions
 from prb_jax.generation.programs import Shape, choose_shape, decoding_mesh, make_program, make_programs
 from prb_jax.generation.prompts import Prompt, comparison_prompts, given_prompts
+from prb_jax.generation.rules import SampleOptions
 from prb_jax.generation.schedule import Cut, Drawn, Task, as_rules, draw
 from prb_jax.generation.steps import Program
 from prb_jax.models.config.decoder import DecoderConfig

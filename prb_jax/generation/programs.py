@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.errors import MeshError
 from prb_jax.generation import steps
-from prb_jax.generation.choose import Rules
+from prb_jax.generation.rules import Rules
 from prb_jax.generation.steps import Program, Prompts, Rows, Stops
 from prb_jax.models.attention.choice import wanted_attention
 from prb_jax.models.config.decoder import DecoderConfig

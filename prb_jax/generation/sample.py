@@ -13,12 +13,12 @@ from typing import Any, Protocol, cast
 
 from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import DataError, RunError
-from prb_jax.generation.choose import SampleOptions
 from prb_jax.generation.chunks import ChunkGuide
 from prb_jax.generation.endpoint_samples import EndpointSampler, open_sampler
 from prb_jax.generation.guided import Guide
 from prb_jax.generation.policy import Policy, Sample, open_policy
 from prb_jax.generation.prompts import Prompt
+from prb_jax.generation.rules import SampleOptions
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.options import EndpointOptions
 from prb_jax.runs.command_line import command_line

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from prb_jax.errors import short_repr
-from prb_jax.generation.choose import Rules
 from prb_jax.generation.programs import Programs
+from prb_jax.generation.rules import Rules
 from prb_jax.generation.steps import Prompts, Rows, Stops
 from prb_jax.models.decoder import Params
 from prb_jax.processes.sharing import fetch

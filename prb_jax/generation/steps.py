@@ -21,7 +21,8 @@ from jax import lax
 from jax.sharding import Mesh
 
 from prb_jax.errors import short_repr
-from prb_jax.generation.choose import Chosen, Rules, choose
+from prb_jax.generation.choose import Chosen, choose
+from prb_jax.generation.rules import Rules
 from prb_jax.models.attention.choice import Attention
 from prb_jax.models.cache import (
     PrefixCache,

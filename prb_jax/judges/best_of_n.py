@@ -19,7 +19,8 @@ import numpy as np
 from prb_jax.data.writing import held_folder, refuse_file, whole_file, write_json, writing
 from prb_jax.errors import DataError, RunError, has_extra, need_extra, quote
 from prb_jax.judges.candidates import Candidates, read_candidates, read_drawn
-from prb_jax.judges.options import RUBRIC, JudgeOptions, is_judge, open_named_judge, parse_judge
+from prb_jax.judges.open_judge import open_named_judge
+from prb_jax.judges.options import RUBRIC, JudgeOptions, is_judge, parse_judge
 from prb_jax.judges.scorer import JudgeScorer
 from prb_jax.metrics.best_of import Point, curve, sizes_up_to
 from prb_jax.metrics.texts import rouge_l

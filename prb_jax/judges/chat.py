@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import CheckpointError, DataError, RunError, quote
-from prb_jax.generation.choose import SampleOptions
 from prb_jax.generation.policy import Policy, load_opened_policy
 from prb_jax.generation.prompts import fit_posts
+from prb_jax.generation.rules import SampleOptions
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_language_model
 from prb_jax.remote.endpoint import Endpoint, Reply

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from prb_jax.errors import PrbWarning
-from prb_jax.judges.options import PAPERS, RUBRICS, JudgeOptions, open_judge
+from prb_jax.judges.open_judge import open_judge
+from prb_jax.judges.options import PAPERS, RUBRICS, JudgeOptions
 from prb_jax.judges.scorer import JUDGEMENTS
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.endpoint import REPLIES

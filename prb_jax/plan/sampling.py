@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.errors import MeshError
-from prb_jax.generation.choose import Rules
 from prb_jax.generation.programs import decoding_mesh, make_program, program_shardings, run_program
+from prb_jax.generation.rules import Rules
 from prb_jax.generation.schedule import as_rules
 from prb_jax.generation.steps import Stops, empty_prompts, empty_rows
 from prb_jax.models.attention.choice import choose_attention

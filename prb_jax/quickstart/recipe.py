@@ -28,7 +28,8 @@ import jax
 from prb_jax.checkpoints.save import save_params
 from prb_jax.data.comparison import Comparison, Post
 from prb_jax.models.config.decoder import parse_config
-from prb_jax.models.decoder import Params, init_params
+from prb_jax.models.decoder import Params
+from prb_jax.models.random_params import init_params
 from prb_jax.quickstart.words import train_word_tokenizer
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.tokenizer import load_tokenizer

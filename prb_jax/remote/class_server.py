@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-import httpx
 import numpy as np
 
 from prb_jax.data.comparison import Comparison, Message
@@ -20,6 +19,8 @@ from prb_jax.text.visible import visible
 from prb_jax.trees.tree import ScoredBatch
 
 if TYPE_CHECKING:
+    import httpx
+
     from prb_jax.text.tokenizer import ChatTokenizer
 
 ROUTES: Final = ("/classify", "/pooling")

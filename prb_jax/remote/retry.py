@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from email.utils import parsedate_to_datetime
-
-import httpx
+from typing import TYPE_CHECKING
 
 from prb_jax.errors import quote
+
+if TYPE_CHECKING:
+    import httpx
 
 RETRIED = frozenset({408, 409, 425, 429})
 """Statuses below 500 that may go away by themselves."""

@@ -12,9 +12,8 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
@@ -23,6 +22,9 @@ from prb_jax.errors import RunError, quote
 from prb_jax.remote.retry import LONGEST_WAIT, RETRIED, retry_after, shown
 from prb_jax.runs.behaviour import reward_identity
 from prb_jax.trees.tree import ScoredBatch, Truncation
+
+if TYPE_CHECKING:
+    import httpx  # takes long to import: the functions that need it do so
 
 TOKEN = "PRB_SERVE_TOKEN"
 """The environment variable with the token of a server and its clients."""
@@ -92,6 +94,8 @@ class ScoreClient:
         Raises:
           RunError: there is none, or a status that no further try would change.
         """
+        import httpx
+
         wait, failure = BACKOFF, ""
         for number in range(tries):
             if number and over.wait(wait * (1 + random.random() / 4)):
@@ -200,6 +204,8 @@ def open_remote(url: str) -> RemoteScorer:
     Raises:
       RunError: nothing answers there, or something else than `prb serve`.
     """
+    import httpx
+
     try:
         with_user = bool(httpx.URL(url).userinfo)
     except httpx.InvalidURL as error:
@@ -211,6 +217,8 @@ def open_remote(url: str) -> RemoteScorer:
 
 def open_client() -> httpx.Client:
     """Return a client with the token of the environment."""
+    import httpx
+
     token = os.environ.get(TOKEN)
     return httpx.Client(
         headers={"Authorization": f"Bearer {token}"} if token else {},

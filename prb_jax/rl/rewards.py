@@ -12,7 +12,8 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.options import flat_settings
 from prb_jax.errors import PrbError, RunError, quote
-from prb_jax.judges.options import RUBRIC, JudgeOptions, is_judge, open_named_judge, parse_judge
+from prb_jax.judges.open_judge import open_named_judge
+from prb_jax.judges.options import RUBRIC, JudgeOptions, is_judge, parse_judge
 from prb_jax.judges.scorer import JudgeScorer
 from prb_jax.personal.folder import is_personalised
 from prb_jax.personal.model import PersonalisedModel

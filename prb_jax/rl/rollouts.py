@@ -15,10 +15,10 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, quote, short_repr
-from prb_jax.generation.choose import SampleOptions
 from prb_jax.generation.policy import Policy
 from prb_jax.generation.programs import choose_shape, make_programs, placing_program
 from prb_jax.generation.prompts import Prompt
+from prb_jax.generation.rules import SampleOptions
 from prb_jax.generation.schedule import Drawn, Task, as_rules, draw
 from prb_jax.generation.steps import Program
 from prb_jax.models.decoder import Params

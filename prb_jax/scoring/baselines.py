@@ -135,6 +135,8 @@ def _count(comparisons: Sequence[Comparison]) -> _Ballots:
 def _agreements(ballots: _Ballots) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
     """Yield each named user, the other voters with a common pair (sorted), on how many they agree, and how many
     there are."""
+    if all(len(voters) == 1 for voters in ballots.voters.values()):
+        return
     from scipy.sparse import csr_array  # scipy takes long to import
 
     entries = [

@@ -59,7 +59,8 @@ def open_reward(
       RunError: a judge that needs the true rubric, which no request has; or as :func:`prb_jax.evaluate`.
     """
     if isinstance(model, str) and model.startswith(("judge:", "rubric:")):
-        from prb_jax.judges.options import RUBRIC, open_named_judge, parse_judge
+        from prb_jax.judges.open_judge import open_named_judge
+        from prb_jax.judges.options import RUBRIC, parse_judge
 
         if parse_judge(model).protocol == RUBRIC:
             raise RunError(

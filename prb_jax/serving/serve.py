@@ -3,54 +3,26 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prb_jax.data.options import option, section
 from prb_jax.errors import PrbWarning, RunError, need_extra
-from prb_jax.judges.options import JudgeOptions
 from prb_jax.judges.scorer import JudgeScorer
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.score_server import TOKEN, ScoreClient
-from prb_jax.scoring import HISTORY
 from prb_jax.scoring.batching import lanes
-from prb_jax.scoring.inputs import Data
 from prb_jax.scoring.load import read_history
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.scoring.scorer import Scorer
 from prb_jax.serving.engine import Engine, ScorerEngine
-from prb_jax.serving.fields import Limits
 from prb_jax.serving.fixed_shapes import shapes_for
 from prb_jax.serving.item_scorer import JUDGED_AT_ONCE, comparison_scores, open_reward
 from prb_jax.serving.items import MOST_RESPONSES, TreeMaker
-from prb_jax.text.view import ViewOptions
+from prb_jax.serving.options import ServeOptions
 
 if TYPE_CHECKING:
     from prb_jax.serving.app import Served
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeOptions:
-    """Where, to whom and how a model is served.
-
-    Attributes:
-      token: that clients must send; None for none.
-      judge: how a judge is asked.
-    """
-
-    host: str = option(
-        "127.0.0.1",
-        f"address (default: 127.0.0.1, this machine alone); another one needs a token in {TOKEN}",
-        "HOST",
-    )
-    port: int = option(8000, "(default: 8000); 0 picks one", "P", least=0)
-    token: str | None = None
-    view: ViewOptions = section(ViewOptions)
-    batch_tokens: int | None = option(None, "tokens computed at a time, about", least=1)
-    judge: JudgeOptions | None = None
-    limits: Limits = section(Limits)
-    history: Data | None = option(None, f"{HISTORY} (default: their posts alone)", "NAME_OR_PATH ...")
 
 
 def serve(

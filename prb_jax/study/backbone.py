@@ -19,8 +19,9 @@ from prb_jax.personal.few_shot.backbone import TRAINS, Backbone
 from prb_jax.personal.few_shot.protocol import Method
 from prb_jax.runs.kind import as_recorded
 from prb_jax.scoring.inputs import Inputs
+from prb_jax.study.feature_options import FeatureOptions
 from prb_jax.study.population import Population
-from prb_jax.study.write_features import FeatureOptions, is_of_features, write_features
+from prb_jax.study.write_features import is_of_features, write_features
 
 
 def check_backbone(backbone: str | Path, methods: Sequence[Method], options: FeatureOptions | None) -> None:

@@ -27,6 +27,7 @@ from prb_jax.scoring.inputs import Data, Inputs, check_unchanged, read_inputs
 from prb_jax.scoring.run import computing_versions
 from prb_jax.sharding import make_mesh
 from prb_jax.study.backbone import check_backbone, features_of, trainable
+from prb_jax.study.feature_options import FeatureOptions
 from prb_jax.study.methods import ALL, StudyMethods, choose_methods
 from prb_jax.study.outcomes import (
     Outcome,
@@ -53,7 +54,7 @@ from prb_jax.study.splits import (
     posts_of_split,
     saved_splits,
 )
-from prb_jax.study.write_features import FeatureOptions, blank_features
+from prb_jax.study.write_features import blank_features
 
 RESULTS: Final = "results.json"
 SUMMARY: Final = "study.json"

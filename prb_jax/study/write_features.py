@@ -10,13 +10,11 @@ from typing import Any, Final, cast
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.data.options import Options, option, section
 from prb_jax.data.reading import read_object
 from prb_jax.data.writing import held_folder, refuse_file, whole_file, write_json, writing
 from prb_jax.errors import RunError
 from prb_jax.personal.embedder import Advance, Embedded, Embedder, RewardEmbedder
 from prb_jax.personal.features import (
-    DTYPES,
     FEATURES,
     FORMAT,
     KEY_BYTES,
@@ -34,39 +32,15 @@ from prb_jax.personal.features import (
     read_post,
     shown_key,
 )
-from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.kind import RUN, RunKind, as_recorded
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.embedder import open_embedder
 from prb_jax.scoring.inputs import Data, Inputs, check_unchanged, read_inputs
 from prb_jax.scoring.run import computing_versions
-from prb_jax.text.view import ViewOptions
-
-PART: Final = 4096
-"""Rows of a part."""
+from prb_jax.study.feature_options import FeatureOptions
 
 RUNS: Final = RunKind(KIND, "prb features", finished=FEATURES)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FeatureOptions(Options, error=RunError):
-    """How features are made: how the model is opened, what it reads (never a profile), and what is written.
-
-    Raises:
-      RunError: another ``store``, or fewer than 0 posts.
-    """
-
-    store: str = option("float32", "numbers of the files", choices=DTYPES)
-    responses_alone: bool = option(False, "an encoder of texts reads each response without its prompt")
-    view: ViewOptions = section(ViewOptions)
-    profile_posts: int = option(
-        0,
-        "a reward model also scores each response with the first N posts of the profile before its prompt",
-        least=0,
-    )
-    loading: LoadOptions = section(LoadOptions)
-    part: int = PART  # rows
 
 
 @dataclass(frozen=True)

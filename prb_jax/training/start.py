@@ -20,8 +20,9 @@ from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config.decoder import DecoderConfig, parse_config
 from prb_jax.models.config.families import FAMILIES
 from prb_jax.models.config.layout import STANDARD
-from prb_jax.models.decoder import Params, init_params
+from prb_jax.models.decoder import Params
 from prb_jax.models.head import LINEAR
+from prb_jax.models.random_params import init_params
 from prb_jax.personal.prompts import NAMES, TABLE
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions

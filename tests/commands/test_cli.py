@@ -245,6 +245,21 @@ def test_help_starts_nothing_heavy():
     assert done.stdout.splitlines()[-1] == "set()"
 
 
+def test_help_of_verbs_starts_no_jax_and_scoring_no_flax():
+    code = (
+        "import sys\nfrom prb_jax import cli\n"
+        "for verb in [name for verbs in cli.VERBS.values() for name in verbs]:\n"
+        "    try:\n        cli.main([verb, '--help'])\n    except SystemExit:\n        pass\n"
+        "    heavy = {'jax', 'flax', 'optax', 'transformers', 'torch', 'datasets'} & set(sys.modules)\n"
+        "    assert not heavy, (verb, heavy)\n"
+        "import prb_jax.scoring.reward_model, prb_jax.scoring.evaluate\n"
+        "heavy = {'flax', 'optax', 'httpx', 'transformers', 'torch', 'datasets'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"  # a model is scored without them; its tokenizer needs transformers
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_verb_is_two_functions_of_its_file():
     names = [name for verbs in cli.VERBS.values() for name in verbs]
     assert set(next(action.choices for action in cli.parser()._actions if action.choices)) == set(names)
@@ -284,7 +299,7 @@ def test_a_baseline_run_starts_no_jax(data, tmp_path):
     arguments = ["evaluate", "baseline:length", "--data", str(data), "--out", str(tmp_path / "r")]
     code = (
         f"import sys\nfrom prb_jax import cli\ncli.main({arguments!r})\n"
-        "print({'jax', 'flax', 'transformers', 'torch', 'datasets'} & set(sys.modules))"
+        "print({'jax', 'flax', 'transformers', 'torch', 'datasets', 'httpx'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.stdout.splitlines()[-1] == "set()", done

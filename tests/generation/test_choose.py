@@ -11,7 +11,8 @@ import pytest
 from scipy import stats
 
 import prb_jax as prb
-from prb_jax.generation.choose import Rules, choose, filtered
+from prb_jax.generation.choose import choose, filtered
+from prb_jax.generation.rules import Rules
 
 VOCABULARY = 97
 

@@ -14,8 +14,8 @@ import pytest
 import prb_jax as prb
 from prb_jax.errors import DataError
 from prb_jax.generation import chunk_caches
-from prb_jax.generation.choose import SampleOptions
 from prb_jax.generation.chunks import ChunkGuide
+from prb_jax.generation.rules import SampleOptions
 from prb_jax.generation.schedule import Drawn
 from prb_jax.scoring.reward_model import RewardModel
 from tests.scoring.records import write_model

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
-from prb_jax.generation.choose import SampleOptions
 from prb_jax.generation.guided import Guide
+from prb_jax.generation.rules import SampleOptions
 from prb_jax.generation.token_scores import why_other_tokenizer
 from prb_jax.metrics.texts import corpus_bleu, text_figures
 from prb_jax.scoring.reward_model import RewardModel

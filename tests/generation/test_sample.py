@@ -15,7 +15,7 @@ import pytest
 import prb_jax as prb
 from prb_jax import cli
 from prb_jax.errors import RunError
-from prb_jax.generation.choose import SampleOptions
+from prb_jax.generation.rules import SampleOptions
 from prb_jax.generation.sample import read_samples, sample_data
 from prb_jax.models.config.decoder import read_raw_config
 from tests.generation.mesh_samples import PROMPTS, SAMPLING, tokens

@@ -13,8 +13,8 @@ from rouge_score.rouge_scorer import RougeScorer
 
 import prb_jax as prb
 from prb_jax import cli
-from prb_jax.generation.choose import SampleOptions
 from prb_jax.generation.chunks import ChunkGuide
+from prb_jax.generation.rules import SampleOptions
 from prb_jax.generation.sample import sample_data
 from prb_jax.judges.best_of_n import best_of_n
 from prb_jax.judges.candidates import read_candidates, read_drawn

@@ -13,7 +13,8 @@ import pytest
 import prb_jax as prb
 from prb_jax.errors import RunError
 from prb_jax.judges import paper
-from prb_jax.judges.options import JudgeOptions, open_judge
+from prb_jax.judges.open_judge import open_judge
+from prb_jax.judges.options import JudgeOptions
 from prb_jax.judges.paper import paper_list, paper_number
 from prb_jax.judges.rating_template import ONE_ASPECT
 from prb_jax.remote.options import EndpointOptions

@@ -14,11 +14,11 @@ from prb_jax.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig, load_config, parse_config
 from prb_jax.models.decoder import (
     decode_tree,
-    init_params,
     layout_of,
     tree_positions,
     tree_tokens,
 )
+from prb_jax.models.random_params import init_params
 from prb_jax.readouts.score_tree import score_tree
 from prb_jax.sharding import PARAMETER_AXES
 from prb_jax.trees.batches import TreeBatch, make_batch

@@ -18,8 +18,8 @@ from prb_jax.personal.features import open_features
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.scoring.embedder import POST_PROMPT, StateFeatures, open_embedder
 from prb_jax.scoring.reward_model import RewardModel
-from prb_jax.study import write_features as writer
-from prb_jax.study.write_features import FeatureOptions, write_features
+from prb_jax.study.feature_options import FeatureOptions
+from prb_jax.study.write_features import write_features
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.shorten import TooLongError
 from tests.scoring.records import TOLERANCE, record
@@ -102,7 +102,6 @@ def test_a_killed_run_goes_on_with_the_next_part(
     stop_after = 99
     write_features(Stopping(), labelled, out=tmp_path / "run", options=options, progress=False)
     assert done == [7, 7, 4]
-    monkeypatch.setattr(writer, "PART", 7)
     write_features(embedder, labelled, out=tmp_path / "whole", options=options, progress=False)
     for path in (tmp_path / "whole").glob("*.npy"):
         assert (tmp_path / "run" / path.name).read_bytes() == path.read_bytes()

@@ -9,7 +9,8 @@ from typing import Any
 
 from prb_jax.serving.app import make_app
 from prb_jax.serving.http_server import address, bind, run_app
-from prb_jax.serving.serve import ServeOptions, make_engine
+from prb_jax.serving.options import ServeOptions
+from prb_jax.serving.serve import make_engine
 
 
 @contextlib.contextmanager

@@ -38,7 +38,8 @@ from prb_jax.serving.items import (
     TreeMaker,
     ended_once,
 )
-from prb_jax.serving.serve import ServeOptions, make_engine, serve
+from prb_jax.serving.options import ServeOptions
+from prb_jax.serving.serve import make_engine, serve
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.shorten import TooLongError

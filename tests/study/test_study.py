@@ -25,6 +25,7 @@ from prb_jax.personal.saved import read_fitted
 from prb_jax.reports.study import render_people, render_study
 from prb_jax.reports.style import NONE
 from prb_jax.study import personalise as module
+from prb_jax.study.feature_options import FeatureOptions
 from prb_jax.study.methods import read_settings
 from prb_jax.study.outcomes import PLAIN, make_part, read_outcome
 from prb_jax.study.personalise import people_of_study
@@ -41,7 +42,7 @@ from prb_jax.study.splits import (
     make_splits,
     posts_of_split,
 )
-from prb_jax.study.write_features import FeatureOptions, write_features
+from prb_jax.study.write_features import write_features
 from tests.study.people import WIDTH, PlantedFeatures, PlantedRewards, planted_people
 
 FIELDS = {

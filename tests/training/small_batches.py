@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from prb_jax.models.config.decoder import DecoderConfig, parse_config
-from prb_jax.models.decoder import Params, init_params
+from prb_jax.models.decoder import Params
 from prb_jax.models.lora import LoraConfig
+from prb_jax.models.random_params import init_params
 from prb_jax.sharding import make_mesh
 from prb_jax.training.groups import split_params
 from prb_jax.training.objective import (

@@ -11,7 +11,8 @@ import pytest
 
 from prb_jax.models.attention.blockwise import attend_from_reads, take_places
 from prb_jax.models.config.decoder import load_config
-from prb_jax.models.decoder import decode_tree, init_params
+from prb_jax.models.decoder import decode_tree
+from prb_jax.models.random_params import init_params
 from prb_jax.readouts.score_tree import score_tree
 from prb_jax.trees.batches import make_batch
 from prb_jax.trees.mask import TreeLayout

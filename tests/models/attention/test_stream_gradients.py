@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from prb_jax.models.attention.streams import READS, attend_from_stream_reads, stream_attention
-from prb_jax.models.decoder import init_params
+from prb_jax.models.random_params import init_params
 from prb_jax.readouts.score_tree import score_stream, score_tree
 from prb_jax.trees.batches import make_batch
 from prb_jax.trees.packing import StreamShape

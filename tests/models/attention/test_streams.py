@@ -12,8 +12,9 @@ import pytest
 
 from prb_jax.models.attention.blocks import MASKED
 from prb_jax.models.attention.streams import attend_from_stream_reads, stream_attention
-from prb_jax.models.decoder import init_params, tree_positions, tree_tokens
+from prb_jax.models.decoder import tree_positions, tree_tokens
 from prb_jax.models.layers import rms_norm
+from prb_jax.models.random_params import init_params
 from prb_jax.models.states import StreamStates, TreeStates
 from prb_jax.readouts.score_tree import score_stream, score_tree
 from prb_jax.trees.batches import make_batch

@@ -1,0 +1,36 @@
+"""The options of `prb serve`. No JAX is imported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prb_jax.data.options import option, section
+from prb_jax.judges.options import JudgeOptions
+from prb_jax.remote.score_server import TOKEN
+from prb_jax.scoring import HISTORY
+from prb_jax.scoring.inputs import Data
+from prb_jax.serving.fields import Limits
+from prb_jax.text.view import ViewOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """Where, to whom and how a model is served.
+
+    Attributes:
+      token: that clients must send; None for none.
+      judge: how a judge is asked.
+    """
+
+    host: str = option(
+        "127.0.0.1",
+        f"address (default: 127.0.0.1, this machine alone); another one needs a token in {TOKEN}",
+        "HOST",
+    )
+    port: int = option(8000, "(default: 8000); 0 picks one", "P", least=0)
+    token: str | None = None
+    view: ViewOptions = section(ViewOptions)
+    batch_tokens: int | None = option(None, "tokens computed at a time, about", least=1)
+    judge: JudgeOptions | None = None
+    limits: Limits = section(Limits)
+    history: Data | None = option(None, f"{HISTORY} (default: their posts alone)", "NAME_OR_PATH ...")
