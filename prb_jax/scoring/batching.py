@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.errors import short_repr
+from prb_jax.models.flops import matrix_flops_per_token
 from prb_jax.sharding import mesh_shape
 from prb_jax.trees.batches import TreeBatch, make_batch
 from prb_jax.trees.packing import PackedBatch, StreamOptions, StreamShape, pack_streams
@@ -36,6 +37,9 @@ SAMPLE = 512
 # out of the cache; accelerators need some thousand tokens to be busy.
 TOKENS_PER_SHARD = {"cpu": 8_192, "gpu": 65_536, "tpu": 32_768}
 MULTIPLE = {"cpu": 16, "gpu": 64, "tpu": 128}
+
+_PROGRAM_FLOPS = 5e11
+"""What two cores compute while they compile a program, five seconds."""
 
 MOST_LANES = 8
 """Batches side by side; each holds activations of its own."""
@@ -168,7 +172,11 @@ def stream_options(
     platform, shards = mesh.devices.flat[0].platform, mesh_shape(mesh).batch_shards
     tokens = batch_tokens or TOKENS_PER_SHARD.get(platform, 8_192)
     return StreamOptions(
-        tokens=round_up(tokens, BLOCK), streams=shards, window=config.sliding_window, paged=paged
+        tokens=round_up(tokens, BLOCK),
+        streams=shards,
+        window=config.sliding_window,
+        paged=paged,
+        program_cost=None if paged else round(_PROGRAM_FLOPS / matrix_flops_per_token(config)),
     )
 
 

@@ -28,6 +28,9 @@ from prb_jax.trees.tree import Tree, common_run
 LEAST_SHARED = 48
 """Beginnings shorter than this (the opening of a chat template) are not worth a block of attention of their own."""
 
+_FEW = 8
+"""Streams that are balanced one by one; of more, each is about as full as the others."""
+
 
 @dataclass(frozen=True, order=True)
 class StreamShape:
@@ -49,6 +52,8 @@ class StreamOptions:
       paged: attention is a kernel that reads pages, see :mod:`prb_jax.trees.stream_pages`.
       kernel: attention is the splash kernel, see :mod:`prb_jax.trees.kernel_tables`: nothing is shared.
       share: beginnings that comparisons have in common are computed once.
+      program_cost: what compiling one more program costs, in tokens of the model: a few streams that are less full than
+        the others are made shorter where this saves more. None where all streams of a shape have one length.
       fixed: the shapes to be used, the smallest first, and no others but for trees that fit none: the shapes that a
         server has compiled before its first request.
     """
@@ -60,6 +65,7 @@ class StreamOptions:
     paged: bool = False
     kernel: KernelLayout | None = None
     share: bool = True
+    program_cost: int | None = None
     fixed: tuple[StreamShape, ...] = ()
 
 
@@ -122,8 +128,9 @@ def pack_streams(trees: Sequence[Tree], shape: StreamShape, options: StreamOptio
     bins = first_fit(fitting, shape)
     if len(options.fixed) <= 1:  # otherwise one that is left nearly empty may be a shorter one
         bins = balanced(bins, shape)
+    lengths = options.fixed or _short(bins, shape, options)
     for units in bins:
-        least = next((fixed for fixed in options.fixed if _fit(units, fixed)), shape)
+        least = next((known for known in lengths if _fit(units, known)), shape)
         by_shape.setdefault(least, []).append(units)
     batches: list[PackedBatch] = []
     for used in sorted(by_shape, reverse=True):
@@ -286,6 +293,20 @@ def balanced(bins: list[list[Unit]], shape: StreamShape) -> list[list[Unit]]:
         even[place].append(unit)
         room[place] -= need
     return even
+
+
+def _short(bins: list[list[Unit]], shape: StreamShape, options: StreamOptions) -> tuple[StreamShape, ...]:
+    """A shorter shape for those of a few streams that fit it, where it saves more tokens than its program costs."""
+    if options.program_cost is None or not 1 < len(bins) <= _FEW:
+        return ()
+    filled = [round_up(sum(unit.tokens for unit in units), options.block) for units in bins]
+    saved = {
+        short: sum(shape.tokens - short for tokens in filled if tokens <= short) for short in sorted(filled)
+    }
+    short = max(saved, key=saved.__getitem__)
+    if saved[short] <= options.program_cost:
+        return ()
+    return (StreamShape(short, min(short, shape.reads)),)
 
 
 def _largest_first(units: itertools.chain[Unit] | Sequence[Unit]) -> list[Unit]:

@@ -77,7 +77,9 @@ def choose_stream_shape(trees: Sequence[Tree], options: StreamOptions, *, whole:
         if whole and length >= options.tokens // 2:  # lengths are tried in steps of two blocks there
             length = _cut_to_fullest([bins], length, options.block)
         total = cost(len(bins), length)
-        reads = max((sum(unit.reads for unit in units) for units in bins), default=1)
+        # Also those of the balanced streams, by which the length was cut: some have more places than any before.
+        even = balanced(bins, StreamShape(length, length))
+        reads = max((sum(unit.reads for unit in units) for units in [*bins, *even]), default=1)
         if bins and (best is None or total < best[0]):
             best = total, length, reads
     if best is None:  # nothing is usual

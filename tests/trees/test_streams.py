@@ -179,3 +179,42 @@ def test_the_tables_list_every_block_that_is_seen(window: int | None) -> None:
             else:
                 assert set(needed) <= {query}  # padding sees itself
         assert (table.counts[0, :real].sum(axis=1) > 0).all()
+
+
+def unequal() -> list[Tree]:
+    """Four comparisons of sixteen responses each: 775, 1,234, 955 and 2,207 tokens."""
+    rng = np.random.default_rng(0)
+    trees = []
+    for tokens in (775, 1234, 955, 2207):
+        lengths = np.full(16, 40)
+        shared = rng.integers(100, 6000, tokens - lengths.sum())
+        trees.append(
+            build_tree([[*shared, k, *rng.integers(100, 6000, n - 1)] for k, n in enumerate(lengths)])
+        )
+    return trees
+
+
+@pytest.mark.parametrize(
+    ("program_cost", "lengths"), [(None, [3072, 3072]), (700, [3072, 2304]), (800, [3072, 3072])]
+)
+def test_a_stream_that_is_less_full_is_shorter_where_that_pays(
+    program_cost: int | None, lengths: list[int]
+) -> None:
+    """The largest tree stands alone, though the streams of first fit have fewer responses than the others together."""
+    trees, options = unequal(), StreamOptions(8192, program_cost=program_cost)
+    shape = choose_stream_shape(trees, options, whole=True)
+    streams = [stream for batch in pack_streams(trees, shape, options) for stream in batch]
+    assert [stream.shape.tokens for stream in streams] == lengths
+    assert sorted(map(sorted, (stream.members for stream in streams))) == [[0, 1, 2], [3]]
+    computed, needed = sum(lengths), sum(tree.tokens for tree in trees)
+    assert needed / computed > (0.96 if 2304 in lengths else 0.84)
+    assert all(stream.tokens <= stream.shape.tokens for stream in streams)
+
+
+def test_many_streams_have_one_length() -> None:
+    trees = people(60, 1, profile=400)
+    options = StreamOptions(1024, program_cost=0)
+    shape = choose_stream_shape(trees, options, whole=True)
+    batches = pack_streams(trees, shape, options)
+    assert len(batches) > 8
+    assert {stream.shape for batch in batches for stream in batch} == {shape}
