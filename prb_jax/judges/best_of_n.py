@@ -35,13 +35,13 @@ from prb_jax.runs.rows import Row, RowFile, open_rows, read_rows
 from prb_jax.scoring.inputs import Data
 from prb_jax.scoring.load import open_scorer, read_history, with_history
 from prb_jax.scoring.run import computing_versions
-from prb_jax.scoring.scorer import Scorer
+from prb_jax.scoring.scorer import Scorer, baseline_scorer
 
 REWARDS = "rewards.jsonl"
 CURVES = "curves.png"
 RUNS = RunKind(name="prb_jax best-of-n", command="prb best-of-n", rows=REWARDS)
 REFERENCE = "reference"
-ORACLE, RANDOM = "oracle", "random"
+ORACLE, RANDOM, CHANCE = "oracle", "random", "baseline:random"
 
 _DEFINITIONS = {
     "quality": "of the sample with the highest reward among k: the mean over all subsets of k of a prompt's samples, "
@@ -175,17 +175,20 @@ def best_of_n(
             "definitions": _DEFINITIONS,
         }
         setting = {name: decided.get(name) for name in ("samples", "quality", "quality_sha256")}
+        identities = {name: scorers[name].identity() for name in rewards}
+        # any sample is the start, which the upper bound is measured against
+        identities.setdefault(CHANCE, baseline_scorer(CHANCE).identity())
         figures = [
             figure_of(
-                curves[name][-1].by_prompt.tolist(),
+                curves[name if name in rewards else RANDOM][-1].by_prompt.tolist(),
                 [cluster_of(prompt.comparison.user_id, prompt.id) for prompt in prompts],
                 name=f"best-of-{sizes[-1]}",
                 label=name,
-                identity=scorers[name].identity(),
+                identity=identity,
                 setting=setting,
                 policy=run["inputs"]["model"].get("architecture"),
             )
-            for name in rewards
+            for name, identity in identities.items()
         ]
         write_behaviour(path, figures)
         if has_extra("report", CURVES):

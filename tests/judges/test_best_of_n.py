@@ -20,6 +20,7 @@ from prb_jax.judges.best_of_n import best_of_n
 from prb_jax.judges.candidates import read_candidates, read_drawn
 from prb_jax.metrics.best_of import best_of_first, best_of_k
 from prb_jax.rl.rewards import _asks
+from prb_jax.runs.behaviour import read_behaviour
 from tests.scoring.records import write_model
 from tests.tiny_policies import write_policy
 
@@ -158,6 +159,8 @@ def test_quality_is_a_file_or_another_model(samples: Path, tmp_path: Path) -> No
     judged = [{"id": row["id"], "sample": row["sample"], "quality": row["sample"] / 2} for row in rows]
     file.write_text("".join(json.dumps(row) + "\n" for row in judged))
     by_file = best_of_n(samples, rewards, out=tmp_path / "file", quality=str(file), progress=False)
+    started = next(one for one in read_behaviour(tmp_path / "file") if one.label == "baseline:random")
+    assert started.value == pytest.approx(by_file.summary["curves"]["random"][-1]["quality"])
     assert by_file.summary["curves"]["oracle"][-1]["quality"] == 1.5
     file.write_text("".join(json.dumps(row) + "\n" for row in judged[:-1]))
     known = [prb.Comparison(id="h", question="?", chosen="a", rejected="b", user_id="u0")]
