@@ -183,7 +183,7 @@ def _close(current: _Session, *, finish: bool, after: BaseException | None) -> N
     for staging in current.stagings.values():
         try:
             staging.close(finish=finish)
-            if finish:
+            if finish or current.distributed:
                 atexit.register(staging.remove)  # until then a caller can read what came out
         except PrbError as error:
             failed = failed or error
@@ -251,8 +251,11 @@ def _fetched(url: str) -> str:
                 path = _cached(url, version)
                 with _held(path.parent):
                     if not path.exists():
-                        with new_file(path) as file:
+                        with contextlib.suppress(FileNotFoundError), new_file(path) as file:
                             store.fetch("", file)
+                        if store.version() != version:  # it may be of both versions
+                            path.unlink(missing_ok=True)
+                            continue
             else:
                 state = read_state(store)
                 if not state.files:
@@ -265,6 +268,8 @@ def _fetched(url: str) -> str:
                             fetch_state(store, path, state)
                         except FileNotFoundError:
                             continue  # it was changed meanwhile
+                        if state.number == 0 and read_state(store).known_as != state.known_as:
+                            continue
                         whole.touch()
             _local[url] = str(path)
             if _open:

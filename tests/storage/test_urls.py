@@ -156,6 +156,20 @@ def test_where_a_url_may_stand(tmp_path, store):
     assert pickle.loads(pickle.dumps(prb.evaluate)) is prb.evaluate
 
 
+def test_an_input_that_is_changed_while_it_is_fetched_is_of_one_version(tmp_path, store):
+    put("gs://b/d/p.jsonl", b"old")
+    changes = [b"new", b"newest"]
+
+    def change(request: str, path: str) -> None:
+        if request == "after cat" and changes:
+            put("gs://b/d/p.jsonl", changes.pop(0))
+
+    store.fail = staticmethod(change)
+    assert Path(localised("gs://b/d/p.jsonl")).read_bytes() == b"newest"
+    changes[:] = [b"1", b"2"]
+    assert (Path(localised("gs://b/d")) / "p.jsonl").read_bytes() == b"2"
+
+
 def test_what_cannot_be_done_is_said_in_one_line(tmp_path, store, monkeypatch, capsys):
     put("gs://b/data/pairs.jsonl", DATA)
     data, out = ["--data", "gs://b/data/pairs.jsonl"], ["--out", str(tmp_path / "out")]
