@@ -44,6 +44,7 @@ def add(sub: Parser) -> None:
     whole.option("--rows ID ...", "these rows alone, with what they need (default: all)", default=[])
     whole.option("--model MODEL", "a folder or shape in the place of those that the memory allows")
     _add_lengths(whole, batched=False)
+    whole.set_defaults(after_interrupt="the rows that are measured are kept: the same command continues")
     two = _add_verb(sub_verbs, "compare", about="compare what two machines measured, row by row")
     two.option("FIRST", "bench.json of `prb bench all`, or its folder")
     two.option("SECOND", "that of the other machine")
