@@ -16,7 +16,7 @@ from prb_jax.errors import PrbError, RunError, printable
 from prb_jax.plugins import import_plugins
 from prb_jax.processes.job import INTERRUPTED, INTERRUPTED_BY_USER, leave_job
 from prb_jax.runs.command_line import set_command_line
-from prb_jax.storage.urls import OUTPUTS, localised, names_url, session, shown, urls_in_output
+from prb_jax.storage.urls import localise_options, names_url, session, shown, urls_in_output
 from prb_jax.version import __version__
 
 EXIT_USER_ERROR = 2
@@ -201,8 +201,7 @@ def _localise(options: argparse.Namespace) -> None:
             f"--distributed: every process of prb {verb} writes a part of each checkpoint, so --out must be a folder "
             f"that all of them see, as a mounted bucket; found {options.out}"
         )
-    for name, value in given.items():
-        setattr(options, name, localised(value, output=name in OUTPUTS))
+    localise_options(options)
 
 
 def _in_a_folder() -> bool:

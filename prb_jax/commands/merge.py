@@ -6,6 +6,7 @@ from prb_jax.commands import evaluate
 from prb_jax.commands.arguments import Parser
 from prb_jax.errors import RunError
 from prb_jax.runs.command_line import set_command_line
+from prb_jax.storage.urls import localise_options
 
 
 def add(sub: Parser) -> None:
@@ -31,5 +32,6 @@ def run(options: argparse.Namespace) -> int:
     evaluate.add(sub)
     again = sub.parse_args(words[2:], argparse.Namespace(**vars(options)))
     again.words, again.parser = words[1:], sub
+    localise_options(again)
     set_command_line(words)
     return evaluate.run(again)

@@ -11,13 +11,17 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from prb_jax.errors import RunError
-from prb_jax.storage.urls import shown
+from prb_jax.storage.urls import names_url, shown
 
 
 def refuse_file(out: str | Path) -> None:
-    """Raise RunError if the output folder has no name, or is there already and is no folder."""
+    """Raise RunError if the output folder has no name, is a URL, or is there already and is no folder."""
     if not str(out):
         raise RunError("out: expected the name of a folder, found an empty text")
+    if names_url(out):
+        raise RunError(
+            f"{out}: a URL of object storage, which is taken by prb and the functions of prb_jax alone"
+        )
     path = Path(out)
     if os.path.lexists(path) and not path.is_dir():
         raise RunError(f"{path}: the output folder is a file; give --out a folder")

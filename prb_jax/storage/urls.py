@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import contextlib
 import dataclasses
@@ -94,6 +95,13 @@ def _with_local_fields(value: Any) -> Any:
     }
     changed = {name: new for name, new in new_values.items() if new is not fields[name]}
     return dataclasses.replace(value, **changed) if changed else value  # pyright: ignore[reportArgumentType]
+
+
+def localise_options(options: argparse.Namespace) -> None:
+    """Put local paths in the places of the URLs of a command line, but for its words."""
+    for name, value in vars(options).items():
+        if name != "words" and names_url(value):
+            setattr(options, name, localised(value, output=name in OUTPUTS))
 
 
 def shown(value: Any) -> Any:

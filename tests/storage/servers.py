@@ -97,7 +97,11 @@ def s3_server() -> Iterator[int]:
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     try:
-        yield server.get_host_and_port()[1]
+        port = server.get_host_and_port()[1]
+        reset = http.client.HTTPConnection("127.0.0.1", port)  # its contents are those of the process
+        reset.request("POST", "/moto-api/reset")
+        assert reset.getresponse().status == 200
+        yield port
     finally:
         server.stop()
 

@@ -13,6 +13,7 @@ import pytest
 import prb_jax as prb
 from prb_jax import cli
 from prb_jax.errors import RunError
+from prb_jax.scoring.evaluate import evaluate as inner_evaluate
 from prb_jax.storage import urls
 from prb_jax.storage.urls import localised, names_url, session, shown
 from prb_jax.training.settings import TrainSettings
@@ -116,6 +117,16 @@ def test_urls_stand_in_configs_and_other_verbs_write_to_them(tmp_path, store, mo
         assert set(files_of(out.removeprefix("gs://"))) == set(local(tmp_path / verb[0]))
     assert evaluate("gs://b/prepare", "gs://b/runs/prepared") == 0
     assert files_of("b/runs/prepared")["scores.jsonl"] == files_of("b/runs/c")["scores.jsonl"]
+
+    words = [*("evaluate", "baseline:length", "--data", "gs://b/data/pairs.jsonl", "--no-progress", "--out")]
+    monkeypatch.chdir(tmp_path)
+    for part in ("1/2", "2/2"):
+        assert cli.main([*words, f"gs://b/part{part[0]}", "--part", part]) == 0
+    assert cli.main(["merge", "gs://b/part1", "gs://b/part2", "--out", "gs://b/whole"]) == 0
+    assert without_times(files_of("b/whole")) == without_times(files_of("b/runs/c"))
+    assert not (tmp_path / "gs:").exists()
+    with pytest.raises(RunError, match="gs://b/inner: a URL of object storage"):
+        inner_evaluate("baseline:length", str(write(tmp_path)), out="gs://b/inner", progress=False)
 
     settings = localised(TrainSettings(model="scratch", data="gs://b/data/pairs.jsonl"))
     assert Path(settings.data or "").read_bytes() == DATA
