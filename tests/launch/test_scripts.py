@@ -33,11 +33,11 @@ REFUSED = [
     ("tpu_until_done.sh", (*WHERE, "--type", "v6e-8", "--", "true"), "--bucket or --nfs is missing"),
     ("tpu_until_done.sh", (*WHERE, "--bucket", "b", "--", "true"), "--type is missing"),
     ("tpu_until_done.sh", (*WHERE, "--bucket", "b"), "a command is missing"),
-    ("gke_xpk.sh", (), "what to do is missing: cluster-create"),
-    ("gke_xpk.sh", ("rum",), "unknown 'rum'"),
-    ("gke_xpk.sh", ("run", "--cluster", "c"), "a command is missing"),
-    ("gke_xpk.sh", ("image",), "--image is missing (or set GKE_IMAGE)"),
-    ("gke_xpk.sh", ("delete", "--cluster", "c", "--zone", "z"), "--job is missing"),
+    ("gke.sh", (), "what to do is missing: image, run"),
+    ("gke.sh", ("rum",), "unknown 'rum'"),
+    ("gke.sh", ("run", "--cluster", "c"), "a command is missing"),
+    ("gke.sh", ("image",), "--image is missing (or set GKE_IMAGE)"),
+    ("gke.sh", ("delete", "--cluster", "c", "--location", "z"), "--job is missing"),
     ("slurm_submit.sh", (), "a command is missing"),
     ("slurm_submit.sh", ("--nodes", "2", "--", "prb", "train", "c.py"), "lacks --distributed"),
     ("slurm_submit.sh", ("--gpus-per-node", "8", "--tasks-per-node", "1", "--", "x"), "one process for each GPU"),
@@ -55,7 +55,7 @@ REFUSED = [
 
 def test_all_scripts_are_here():
     assert RUNNABLE == [
-        "gke_xpk.sh", "local.sh", "slurm_job.sh", "slurm_submit.sh", "tpu_create.sh", "tpu_delete.sh",
+        "gke.sh", "local.sh", "slurm_job.sh", "slurm_submit.sh", "tpu_create.sh", "tpu_delete.sh",
         "tpu_job.sh", "tpu_run.sh", "tpu_setup.sh", "tpu_until_done.sh", "worker.sh",
     ]  # fmt: skip
 
@@ -94,7 +94,7 @@ def test_help_and_strict_mode(stubs: Stubs, name: str):
     ("name", "words", "message"), REFUSED, ids=[f"{name}-{message}" for name, _, message in REFUSED]
 )
 def test_refusals_are_one_line(stubs: Stubs, name: str, words: tuple[str, ...], message: str):
-    for tool in ("gcloud", "xpk", "sbatch", "docker"):
+    for tool in ("gcloud", "gcluster", "sbatch", "docker"):
         stubs.add(tool)
     result = stubs.run(name, *words)
     assert result.returncode == 2
@@ -110,7 +110,7 @@ def test_refusals_are_one_line(stubs: Stubs, name: str, words: tuple[str, ...], 
     [
         ("tpu_create.sh", (*WHERE, "--type", "v6e-8"), "gcloud"),
         ("tpu_delete.sh", WHERE, "gcloud"),
-        ("gke_xpk.sh", ("status", "--cluster", "c", "--zone", "z"), "xpk"),
+        ("gke.sh", ("status", "--cluster", "c", "--location", "z"), "gcluster"),
         ("slurm_submit.sh", ("--", "true"), "sbatch"),
     ],
 )
