@@ -1,11 +1,13 @@
-"""Samples of one policy on several meshes of four fake devices.
+"""Samples of one policy on a mesh of four fake devices, and what they gather for a token.
 
-python -m tests.generation.mesh_samples FOLDER OUT MESH...
+python -m tests.generation.mesh_samples FOLDER OUT MESH|default
 """
 
 from __future__ import annotations
 
 import json
+import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,14 +24,25 @@ def tokens(found: list[list[Any]]) -> list[list[list[int]]]:
     return [[sample.token_ids.tolist() for sample in samples] for samples in found]
 
 
-def main(folder: str, out: str, *meshes: str) -> None:
+def main(folder: str, out: str, mesh: str) -> None:
     import jax
 
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 4)
     import prb_jax as prb
+    from prb_jax.plan.sampling import sampling_program
+    from prb_jax.plan.streams import BatchShape
 
-    found = {mesh: tokens(prb.load_policy(folder, mesh=mesh).sample(PROMPTS, **SAMPLING)) for mesh in meshes}
+    policy = prb.load_policy(folder, mesh=None if mesh == "default" else mesh)
+    shape = BatchShape(batch=4, prefix=32, responses=2, response_length=16)
+    program, _ = sampling_program(policy.config, shape, mesh=policy.mesh, dtype="float32")
+    text = program.function.lower(*program.arguments, **program.named).compile().as_text()
+    gathered = re.findall(r"= \w+\[([\d,]+)\]\S* all-gather(?:-start)?\(", text)
+    found = {
+        "samples": tokens(policy.sample(PROMPTS, **SAMPLING)),
+        "axes": {axis: size for axis, size in policy.mesh.shape.items() if size > 1},
+        "gathered": [math.prod(map(int, sizes.split(","))) for sizes in gathered],
+    }
     Path(out).write_text(json.dumps(found))
 
 
