@@ -79,7 +79,9 @@ def placing_program(program: Program, params: Any) -> Any:
     sizes = (split.shape["data"], mesh.shape["data"] // split.shape["data"], 1, mesh.shape["tensor"])
     # First the split goes over from one axis of each matrix to the other, within the devices that share a copy then
     # (an all-to-all), and only then are the parts of a copy gathered: in one step XLA would gather whole matrices.
-    halfway = parameter_shardings(params, Mesh(mesh.devices.reshape(sizes), MESH_AXES, axis_types=mesh.axis_types))
+    halfway = parameter_shardings(
+        params, Mesh(mesh.devices.reshape(sizes), MESH_AXES, axis_types=mesh.axis_types)
+    )
 
     def place(params: Params) -> Params:
         params = jax.lax.with_sharding_constraint(params, halfway)
