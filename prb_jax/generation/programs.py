@@ -94,7 +94,7 @@ def placing_program(program: Program, params: Any) -> Any:
         }
         return {**params, **matrices, "layers": layers}
 
-    return jax.jit(place, out_shardings=parameter_shardings(params, program.mesh))
+    return jax.jit(place, out_shardings=parameter_shardings(params, mesh))
 
 
 def make_program(
