@@ -219,7 +219,7 @@ def _memory(instruction: Instruction, inside: Computation, module: Module) -> fl
     if instruction.opcode == "fusion":
         called = instruction.called("calls")
         fusion = module.computations[called] if called else None
-        read = sum(_read_by_fusion(operand, place, fusion) for place, operand in enumerate(operands))
+        read = sum(_read_by_fusion(operand, place, fusion, module) for place, operand in enumerate(operands))
         return read + _written(instruction, fusion)
     if instruction.opcode in _SLICES:
         size = _in_memory(instruction)
@@ -239,22 +239,34 @@ def _in_memory(instruction: Instruction) -> float:
     return sum(array.bytes for array in instruction.arrays if array.space == 0)
 
 
-def _read_by_fusion(operand: Instruction, place: int, fusion: Computation | None) -> float:
-    """Of an operand in main memory: all, or the slices that are taken of it; nothing of what a collective
-    that runs beside the fusion takes, or what is only handed on."""
+def _read_by_fusion(operand: Instruction, place: int, fusion: Computation | None, module: Module) -> float:
+    """Of an operand in main memory: all, or the slices that are taken of it."""
     whole = _in_memory(operand)
     if not whole or fusion is None or place not in fusion.parameters:
         return whole
-    parameter = fusion.parameters[place]
+    return min(whole, _read_inside(fusion.parameters[place], fusion, module, whole=whole))
+
+
+def _read_inside(value: Instruction, fusion: Computation, module: Module, *, whole: float) -> float:
+    """What a fusion and those within it read of a parameter; nothing of what a collective that runs beside the fusion
+    takes, or what is only handed on."""
     read = 0.0
-    for user in fusion.users[parameter.name]:
-        if user.opcode in _SLICES and user.operands[0] == parameter.name:
+    for user in fusion.users[value.name]:
+        inner = user.called("calls") if user.opcode == "fusion" else None
+        if user.opcode in _SLICES and user.operands[0] == value.name:
             read += sum(array.bytes for array in user.arrays)
-        elif user.opcode == "dynamic-update-slice" and user.operands[0] == parameter.name:
+        elif user.opcode == "bitcast":
+            read += _read_inside(user, fusion, module, whole=whole)
+        elif inner is not None:
+            within = module.computations[inner]
+            for place, name in enumerate(user.operands):
+                if name == value.name:
+                    read += _read_inside(within.parameters[place], within, module, whole=whole)
+        elif user.opcode == "dynamic-update-slice" and user.operands[0] == value.name:
             continue  # updated in place
         elif user.opcode not in (*KINDS, "tuple"):
             return whole
-    return min(read, whole)
+    return read
 
 
 def _written(instruction: Instruction, fusion: Computation | None) -> float:

@@ -132,6 +132,36 @@ ENTRY %main (x: f32[4]) -> f32[4] {
 """
 
 
+# Of stacked layers one is cut out by a fusion within a fusion, as the sampler's matrices are on TPUs.
+NESTED = """\
+%cut (stack: f32[28,8,128]) -> f32[8,128] {
+  %stack = f32[28,8,128]{2,1,0} parameter(0)
+  %layer = f32[1,8,128]{2,1,0} slice(%stack), slice={[3:4], [0:8], [0:128]}
+  ROOT %matrix = f32[8,128]{1,0} bitcast(%layer)
+}
+
+%product (x: f32[4,8], stack: f32[28,8,128]) -> f32[4,128] {
+  %x = f32[4,8]{1,0} parameter(0)
+  %stack = f32[28,8,128]{2,1,0} parameter(1)
+  %same = f32[28,8,128]{2,1,0} bitcast(%stack)
+  %matrix = f32[8,128]{1,0} fusion(%same), kind=kLoop, calls=%cut
+  ROOT %y = f32[4,128]{1,0} convolution(%x, %matrix), dim_labels=bf_io->bf
+}
+
+ENTRY %main (x: f32[4,8], stack: f32[28,8,128]) -> f32[4,128] {
+  %x = f32[4,8]{1,0} parameter(0)
+  %stack = f32[28,8,128]{2,1,0} parameter(1)
+  ROOT %y = f32[4,128]{1,0} fusion(%x, %stack), kind=kOutput, calls=%product
+}
+"""
+
+
+def test_of_stacked_layers_the_one_that_is_cut_out_is_read() -> None:
+    assert program_costs(parse_module(NESTED), chips=1).memory_bytes == 4 * (4 * 8 + 8 * 128 + 4 * 128)
+    whole = NESTED.replace("fusion(%same), kind=kLoop, calls=%cut", "custom-call(%same)")
+    assert program_costs(parse_module(whole), chips=1).memory_bytes == 4 * (4 * 8 + 28 * 8 * 128 + 4 * 128)
+
+
 def test_a_counted_loop_multiplies_its_body():
     costs = program_costs(parse_module(COUNTED), chips=4)
     shard = 8 * 128 * 2
