@@ -26,7 +26,7 @@ VERBS = {
     "evaluate": {
         "quickstart": "a first table: two small reward models trained and evaluated in minutes",
         "evaluate": "score comparisons with a reward model or a baseline",
-        "merge": "make one run of the parts of prb evaluate --part",
+        "merge": "make one run of the parts of a command with --part",
         "judge": "let a language model choose between two responses, or rate each",
         "aspects": "let a language model write what each user wants, for --aspects",
     },

@@ -266,6 +266,13 @@ def add_data(sub: Parser, *, about: str = "as of `prb evaluate`", required: bool
     sub.option("--limit N", "the first N comparisons of each source", positive)
 
 
+def add_part(sub: Parser, does: str) -> None:
+    """Add `--part`; `does` says what is done with a part."""
+    sub.option(
+        "--part I/N", f"{does} the I-th of N parts alone, as one of N jobs; `prb merge` makes one run of them"
+    )
+
+
 def add_history(sub: Parser) -> None:
     """Add `--history`."""
     sub.option("--history NAME_OR_PATH ...", f"{HISTORY} (default: their posts alone)")

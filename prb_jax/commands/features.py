@@ -2,7 +2,7 @@
 
 import argparse
 
-from prb_jax.commands.arguments import Parser, add_data, add_no_progress, call, chosen
+from prb_jax.commands.arguments import Parser, add_data, add_no_progress, add_part, call, chosen
 from prb_jax.commands.process import start, until_terminated
 from prb_jax.text.view import ViewOptions
 
@@ -16,6 +16,7 @@ def add(sub: Parser) -> None:
     add_data(sub)
     sub.option("--out DIR", "folder of the features", required=True)
     sub.fields(FeatureOptions, without="attention")
+    add_part(sub, "compute")
     add_no_progress(sub)
 
 
@@ -24,10 +25,18 @@ def run(options: argparse.Namespace) -> int:
     with until_terminated(options):
         start(options)
         from prb_jax.study.feature_options import FeatureOptions
-        from prb_jax.study.write_features import write_features
+        from prb_jax.study.write_features import write_feature_part, write_features
 
         view = ViewOptions(protocol=options.protocol, max_length=options.max_length)
-        store = call(write_features, options, options=chosen(options, FeatureOptions, view=view))
+        wanted = chosen(options, FeatureOptions, view=view)
+        if options.part is not None:
+            call(write_feature_part, options, options=wanted)
+            store = None
+        else:
+            store = call(write_features, options, options=wanted)
+    if store is None:
+        print(f"part {options.part}: written to {options.out}")
+        return 0
     facts = store.facts
     cut = facts["truncated"]
     print(

@@ -7,6 +7,7 @@ from prb_jax.commands.arguments import (
     add_data,
     add_endpoint,
     add_no_progress,
+    add_part,
     call,
     chosen,
     endpoint_options,
@@ -29,6 +30,7 @@ def add(sub: Parser) -> None:
     sub.option("--out DIR", "run folder, as of `prb evaluate`", required=True)
     sub.fields(JudgeOptions)
     sub.fields(LoadOptions, without="readout")
+    add_part(sub, "judge")
     add_no_progress(sub)
 
 
@@ -49,6 +51,9 @@ def run(options: argparse.Namespace) -> int:
             endpoint=endpoint_options(options),
             loading=chosen(options, LoadOptions),
         )
+    if options.part is not None:
+        print(f"part {options.part}: {result.summary['n']:,} judgements, written to {result.out}")
+        return 0
     print_table(render_summary({result.summary["model"]: result.summary}, title=" ".join(options.data)))
     for name, value in result.summary["judge"].items():
         shown = f"{value:.4f}" if isinstance(value, float) else value

@@ -7,6 +7,7 @@ from prb_jax.commands.arguments import (
     add_data,
     add_endpoint,
     add_no_progress,
+    add_part,
     add_prompt,
     call,
     chosen,
@@ -31,6 +32,7 @@ def add(sub: Parser) -> None:
     sub.fields(SampleOptions)
     add_prompt(sub, of="model", rows="sample")
     sub.fields(LoadOptions, without="readout")
+    add_part(sub, "draw")
     add_no_progress(sub)
 
 
@@ -51,6 +53,9 @@ def run(options: argparse.Namespace) -> int:
             loading=chosen(options, LoadOptions),
         )
     found = result.summary
+    if options.part is not None:
+        print(f"part {options.part}: {counted(found['n'], 'sample')}, written to {result.out}")
+        return 0
     ends = ", ".join(f"{name} {count:,}" for name, count in sorted(found["finish"].items()))
     tokens = "" if found["mean_tokens"] is None else f", {found['mean_tokens']:.1f} tokens a sample"
     print(f"{found['n']:,} prompts, {found['samples']} samples of each{tokens}; ended by: {ends}")

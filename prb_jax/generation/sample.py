@@ -23,6 +23,7 @@ from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.options import EndpointOptions
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.kind import SUMMARY, RunKind
+from prb_jax.runs.parts import Part, Skip, finish_part, parse_part
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, open_rows, read_rows
 from prb_jax.scoring.inputs import Data, Inputs, check_unchanged, read_inputs
@@ -46,7 +47,7 @@ class SampleRun:
 
     Attributes:
       out: the run folder.
-      summary: what `summary.json` holds.
+      summary: what `summary.json` holds; of a part its number and its rows.
     """
 
     out: Path
@@ -67,6 +68,7 @@ def sample_data(
     limit: int | None = None,
     rows: int | None = None,
     guide: Guide | ChunkGuide | None = None,
+    part: str | None = None,
     progress: bool = True,
 ) -> SampleRun:
     """Draw samples for every comparison's prompt, and write them to a run folder.
@@ -87,6 +89,7 @@ def sample_data(
       subset, limit: as of :func:`prb_jax.evaluate`.
       rows: samples that are drawn at a time.
       guide: a reward model that guides every token or chunk, for `prb guide`.
+      part: "I/N" draws the I-th of N parts alone; :func:`prb_jax.merge` makes one run of all.
       progress: shows progress on standard error.
 
     Raises:
@@ -95,6 +98,7 @@ def sample_data(
     if profile_posts < 0:
         raise DataError(f"profile_posts: expected 0 or more, found {profile_posts}")
     path = Path(out)
+    share = None if part is None else parse_part(part)
     refuse_file(out)
     RUNS.read(path)
     inputs = read_inputs(data, subset=subset, limit=limit)
@@ -124,6 +128,7 @@ def sample_data(
         "limit": limit,
         "sampling": options.to_json(stop_ids=drawing.stop_ids),
         **({} if guide is None else {"guide": guide.identity()}),
+        **({} if share is None else {"part": str(share)}),
         "versions": computing_versions(plain=endpoint is not None),
     }
     notes = {"command": command_line(), "model": name, "data": list(inputs.sources)}
@@ -135,10 +140,13 @@ def sample_data(
         with open_rows(path / SAMPLES, what="samples", key=row_key, fields=FIELDS) as file:
             count = Count(len(keys), len(file.rows), unit="samples")
             with show_progress(name, count, enabled=progress) as display:
-                for new in drawing.rows(file.rows):
+                for new in drawing.rows(file.rows, share):
                     file.append(new)
                     display.advance(len(new), sum(_tokens(row) or 0 for row in new))
             check_unchanged(inputs)
+            if share is not None:
+                drawn = finish_part(path, share, rows=len(file.rows), files=[SAMPLES])
+                return SampleRun(path, {"model": name, **drawn})
             samples = file.finish(keys)
         summary = _summary(name, inputs, samples, options, drawing)
         write_json(path / SUMMARY, summary)
@@ -162,8 +170,8 @@ class _Drawing(Protocol):
         """Return the name, and everything that decides the samples."""
         ...
 
-    def rows(self, known: Mapping[Any, Row]) -> Iterator[list[dict[str, Any]]]:
-        """Yield the rows that are not known, some at a time."""
+    def rows(self, known: Mapping[Any, Row], part: Part | None) -> Iterator[list[dict[str, Any]]]:
+        """Yield the rows that are not known, of all or of a part, some at a time."""
         ...
 
 
@@ -185,17 +193,18 @@ class _FromPolicy:
         self._inputs, self._prompts, self._options, self._rows = inputs, prompts, options, rows
         self._guide = guide
 
-    def rows(self, known: Mapping[Any, Row]) -> Iterator[list[dict[str, Any]]]:
+    def rows(self, known: Mapping[Any, Row], part: Part | None) -> Iterator[list[dict[str, Any]]]:
         policy, prompts, options = self.device, self._prompts, self._options
 
-        def is_known(unit: range) -> bool:
+        def are_known(unit: Sequence[int]) -> bool:
             return all((prompts[k].name, s) in known for k in unit for s in range(options.n))
 
+        skip = Skip(are_known, part)
         if self._guide is None:
-            stream = policy.draw(prompts, options, rows=self._rows, skip=is_known)
+            stream = policy.draw(prompts, options, rows=self._rows, skip=skip)
         else:
             shown = list(self._inputs.comparisons)
-            stream = self._guide.draw(policy, shown, prompts, options, rows=self._rows, skip=is_known)
+            stream = self._guide.draw(policy, shown, prompts, options, rows=self._rows, skip=skip)
         for batch in stream:
             yield [
                 _row(
@@ -218,8 +227,11 @@ class _FromEndpoint:
         self.stop_ids, self.identity = sampler.options.stop_ids or (), sampler.identity
         self._sampler, self._inputs = sampler, inputs
 
-    def rows(self, known: Mapping[Any, Row]) -> Iterator[list[dict[str, Any]]]:
-        return self._sampler.draw(self._inputs.comparisons, known)
+    def rows(self, known: Mapping[Any, Row], part: Part | None) -> Iterator[list[dict[str, Any]]]:
+        comparisons = self._inputs.comparisons
+        if part is not None:
+            comparisons = [one for index, one in enumerate(comparisons) if part.has([index])]
+        return self._sampler.draw(comparisons, known)
 
 
 def read_samples(folder: Path) -> dict[tuple[str, int], Row]:

@@ -9,10 +9,10 @@ from pathlib import Path
 from prb_jax.errors import PrbWarning
 from prb_jax.judges.open_judge import open_judge
 from prb_jax.judges.options import PAPERS, RUBRICS, JudgeOptions
-from prb_jax.judges.scorer import JUDGEMENTS
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.endpoint import REPLIES
 from prb_jax.remote.options import EndpointOptions
+from prb_jax.runs.folder import JUDGEMENTS
 from prb_jax.scoring.evaluate import Evaluation, evaluate
 from prb_jax.scoring.inputs import Data, Inputs, read_inputs
 from prb_jax.scoring.prompt_extras import ORACLE, UPPER_BOUND, add_prompt_extras
@@ -30,13 +30,14 @@ def judge(
     subset: str | None = None,
     limit: int | None = None,
     name: str | None = None,
+    part: str | None = None,
     progress: bool = True,
 ) -> Evaluation:
     """Judge comparisons, and write a run folder as `prb_jax.evaluate` does, with the judgements beside the scores.
 
     Args:
       model: folder or hub id of a causal language model; None for an endpoint.
-      data, out, subset, limit, name, progress: as of `prb_jax.evaluate`.
+      data, out, subset, limit, name, part, progress: as of `prb_jax.evaluate`.
       options: how they are judged.
       endpoint: asked instead of a model on this machine.
       loading: how a model on this machine is opened.
@@ -57,8 +58,11 @@ def judge(
         limit=limit,
         controls=options.controls,
         seed=options.seed,
+        part=part,
         progress=progress,
     )
+    if part is not None:
+        return result
     judged = result.summary["judge"]
     replies = judged.get("ratings", judged["n"])
     unread = judged.get("unparsable") == judged["n"] or judged.get("failed_parses") == replies

@@ -14,15 +14,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.writing import json_line, whole_file, writing
 from prb_jax.errors import DataError, PrbError, RunError, quote
 from prb_jax.remote.endpoint import Endpoint, Reply
+from prb_jax.runs.folder import JUDGEMENTS
 from prb_jax.runs.rows import Row, open_rows, read_rows
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.visible import visible
 from prb_jax.trees.tree import ScoredBatch, Truncation
-
-JUDGEMENTS = "judgements.jsonl"
-"""In the run folder: a row for each comparison, with the first response A and the verdicts, or the ratings."""
 
 TOGETHER = 64
 """Comparisons that are judged at a time."""
@@ -183,6 +182,8 @@ class JudgeScorer:
     def judge_figures(self, comparisons: Sequence[Comparison]) -> dict[str, Any]:
         """Return the figures of all judgements that are kept, and of an endpoint its tokens and their price.
 
+        The judgements are put into the order of the comparisons.
+
         Raises:
           RunError: a judgement is missing.
         """
@@ -197,6 +198,9 @@ class JudgeScorer:
                     f"{path}: the judgement of {quote(comparison.id)} is missing: start again in another folder"
                 )
             rows.append(row)
+        if len(known) == len(rows) and list(known.values()) != rows:  # of parts that were merged
+            with writing(path), whole_file(path) as file:
+                file.writelines(map(json_line, rows))
         figures = self.protocol.figures(rows, comparisons)
         if self.endpoint is None:
             return figures

@@ -34,6 +34,8 @@ from prb_jax.runs.kind import RUN, RunKind, as_recorded, check_same_inputs
 from prb_jax.runs.open_inputs import filled, is_open, read_blocks, remove_blocks
 
 SCORES = "scores.jsonl"
+JUDGEMENTS = "judgements.jsonl"
+"""A row for each comparison that a judge judged: its verdicts or ratings, and its replies."""
 COMPUTED = "computed.jsonl"
 COMPUTED_TOKENS = "computed_tokens"
 KIND = "prb_jax evaluation"

@@ -1,27 +1,28 @@
-"""A run in parts: jobs that know nothing of each other score a part of the batches each, and their rows are merged.
+"""A run in parts: jobs that know nothing of each other compute a part of the batches each, and their rows are merged.
 
-The batches are those of the whole run, so that every score has the same bytes.
+The batches are those of the whole run, so that every row has the same bytes.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from zlib import crc32
 
-from prb_jax.data.writing import write_json, writing
+from prb_jax.data.reading import parse_json, read_object
+from prb_jax.data.writing import held_folder, whole_file, write_json, writing
 from prb_jax.errors import RunError, quote
-from prb_jax.runs.folder import COMPUTED, EVALUATION, SCORES, append_rows, open_run, read_scores
-from prb_jax.runs.kind import check_same_inputs
+from prb_jax.runs.folder import COMPUTED
+from prb_jax.runs.kind import RUN, RunKind, check_same_inputs
 
 PART: Final = "part.json"
-"""In the folder of a part that is finished: the part, and how many rows it has."""
+"""In the folder of a part that is finished: the part, how many rows it has, and the names of its files."""
 
-CONTROLS: Final = "controls"
+_KEYS = ("id", "sample", "judge")
+"""The fields that tell the rows of a file apart, as far as they have them."""
 
 
 @dataclass(frozen=True)
@@ -65,33 +66,39 @@ class Skip:
         return self.finished(indices)
 
 
-def finish_part(folder: Path, part: Part, *, rows: int) -> None:
-    """Say that all rows of a part are there."""
-    write_json(folder / PART, {"part": str(part), "rows": rows})
+def finish_part(folder: Path, part: Part, *, rows: int, files: Sequence[str]) -> dict[str, Any]:
+    """Say that a part is finished, and return the summary of it.
+
+    Args:
+      folder: of the run; a folder in it that holds a `run.json` is a part of a run too.
+      part: that it is.
+      rows: of the part.
+      files: that hold them, in the folder and in such folders in it.
+    """
+    write_json(folder / PART, {"part": str(part), "rows": rows, "files": list(files)})
+    return {"part": str(part), "n": rows}
 
 
 def merge(parts: Sequence[str | Path], *, out: str | Path) -> Path:
-    """Put the rows of all parts of an evaluation into one run folder, which the whole evaluation then finishes.
+    """Put the rows of all parts of a run into one folder, which the whole run then finishes.
 
-    `prb merge` does both; from Python call :func:`prb_jax.evaluate` with the same arguments, without `part`, and this
-    folder as `out`: nothing is left to score, and every file has the bytes of a run in one piece.
+    `prb merge` does both; from Python call what made the parts, :func:`prb_jax.evaluate` for one, with the same
+    arguments, without `part`, and this folder as `out`: nothing is left to compute, and every file has the bytes of a
+    run in one piece.
 
     Args:
-      parts: folders of `prb evaluate --part I/N`, or of `prb_jax.evaluate(..., part="I/N")`, in any order.
+      parts: folders of `prb evaluate`, `judge`, `sample` or `features` with `--part I/N`, in any order.
       out: the run folder; a merge that was killed is repeated.
 
     Raises:
       RunError: a part is missing, given twice, not finished, or of another run; or `out` cannot be written.
     """
-    folders = [Path(folder) for folder in parts]
-    records = {folder: EVALUATION.read(folder) for folder in folders}
     places: dict[str, Path] = {}
-    for folder, record in records.items():
-        part = None if record is None else record["inputs"].get("part")
-        if record is None or part is None:
-            raise RunError(
-                f"{folder}: holds no part of an evaluation: expected folders of prb evaluate --part I/N"
-            )
+    for folder in map(Path, parts):
+        record = read_object(folder / RUN, error=RunError) if (folder / RUN).is_file() else {}
+        part = record.get("inputs", {}).get("part")
+        if not isinstance(part, str):
+            raise RunError(f"{folder}: holds no part of a run: expected folders of a command with --part I/N")
         if not (folder / PART).exists():
             raise RunError(f"{folder}: part {part} is not finished: repeat its command")
         if (other := places.setdefault(part, folder)) is not folder:
@@ -104,41 +111,64 @@ def merge(parts: Sequence[str | Path], *, out: str | Path) -> Path:
         raise RunError(f"part {lacking[0]} is missing: {len(places)} of {count} parts are given")
     if odd := sorted(places.keys() - set(order)):
         raise RunError(f"{places[odd[0]]}: holds part {odd[0]}, expected parts of {count}")
-    target = Path(out)
-    _merge([places[part] for part in order], target)
-    first = places[order[0]] / CONTROLS
-    for name in sorted(control.name for control in first.iterdir()) if first.is_dir() else ():
-        _merge([places[part] / CONTROLS / name for part in order], target / CONTROLS / name)
-    for part in order:  # judgements, replies: what a scorer keeps beside its rows
-        for path in sorted(places[part].glob("judgements.jsonl")):
-            with (
-                writing(target / path.name),
-                (target / path.name).open("ab") as file,
-                path.open("rb") as source,
-            ):
-                shutil.copyfileobj(source, file)
+    folders, target = [places[part] for part in order], Path(out)
+    files = [read_object(folder / PART, error=RunError)["files"] for folder in folders]
+    names = list(dict.fromkeys(name for part in files for name in part))
+    for control in sorted(path.parent.relative_to(folders[0]) for path in folders[0].glob(f"*/*/{RUN}")):
+        _merge([folder / control for folder in folders], target / control, names)
+    _merge(folders, target, names)
     return target
 
 
-def _merge(folders: Sequence[Path], out: Path) -> None:
-    records = [EVALUATION.read(folder) or {"inputs": {}} for folder in folders]
+def _merge(folders: Sequence[Path], out: Path, names: Sequence[str]) -> None:
+    records = [read_object(folder / RUN, error=RunError) for folder in folders]
     whole = [
         {name: value for name, value in record["inputs"].items() if name != "part"} for record in records
     ]
-    for folder, inputs in zip(folders[1:], whole[1:], strict=True):
+    for folder, record, inputs in zip(folders, records, whole, strict=True):
+        if record["kind"] != records[0]["kind"]:
+            raise RunError(
+                f"{folder}: holds {record['kind']}, expected {records[0]['kind']} as in {folders[0]}"
+            )
         check_same_inputs(folder, inputs, whole[0])
-    notes = {name: value for name, value in records[0].items() if name not in ("kind", "inputs", "sessions")}
-    notes["command"] = whole_command(notes.get("command") or [], out)
-    session: dict[str, Any] = {
-        "merged": [session for record in records for session in record.get("sessions", ())]
+    command = records[0].get("command") or []
+    kind = RunKind(name=records[0]["kind"], command=" ".join(command[:2]) or "prb", others=tuple(names))
+    merged: dict[str, Any] = {
+        **records[0],
+        "inputs": whole[0],
+        "command": whole_command(command, out),
+        "sessions": [{"merged": [session for record in records for session in record["sessions"]]}],
     }
-    with open_run(out, inputs=whole[0], session=session, notes=notes) as run:
-        for folder in folders:
-            append_rows(run, read_scores(folder / SCORES).values())
-        computed = [path.read_bytes() for folder in folders if (path := folder / COMPUTED).exists()]
-        if computed:
-            with writing(out / COMPUTED):
-                (out / COMPUTED).write_bytes(b"".join(computed))
+    with held_folder(out):
+        if (known := kind.read(out)) is not None:
+            check_same_inputs(out, known["inputs"], whole[0])
+            if not any("merged" in session for session in known["sessions"]):
+                raise RunError(f"{out} holds this run already, not made of parts; give --out another folder")
+            if not known.get("merging"):
+                return
+        write_json(out / RUN, {**merged, "merging": True})
+        for name in names:
+            sources = [folder / name for folder in folders if (folder / name).is_file()]
+            if sources:
+                with writing(out / name), whole_file(out / name) as file:
+                    file.writelines(_joined(sources))
+        write_json(out / RUN, merged)
+
+
+def _joined(files: Sequence[Path]) -> Iterator[bytes]:
+    """The rows of some files, each once; of what is no file of rows, the bytes of all."""
+    known: set[tuple[Any, ...]] = set()
+    for path in files:
+        if path.suffix != ".jsonl" or path.name == COMPUTED:
+            yield path.read_bytes()
+            continue
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                row = parse_json(line, where=f"{path}:{number}: not a row", error=RunError)
+                key = tuple(row.get(name) for name in _KEYS)
+                if key not in known:
+                    yield line
+                known.add(key)
 
 
 def whole_command(words: Sequence[str], out: Path) -> list[str]:

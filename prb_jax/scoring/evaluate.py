@@ -24,7 +24,7 @@ from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.class_server import ClassServer
 from prb_jax.remote.score_server import RemoteScorer
 from prb_jax.runs.command_line import command_line
-from prb_jax.runs.folder import check_folder, is_settled
+from prb_jax.runs.folder import COMPUTED, JUDGEMENTS, SCORES, check_folder, is_settled
 from prb_jax.runs.parts import finish_part, parse_part
 from prb_jax.runs.weights_and_biases import log_summary, start_wandb
 from prb_jax.scoring import CONTROLS, HISTORY, TOO_LONG
@@ -379,8 +379,8 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
         def finish() -> dict[str, Any]:
             check_unchanged(inputs)
             if part is not None:
-                finish_part(folder, part, rows=len(run.rows))
-                return {"model": name, "part": str(part), "n": len(run.rows)}
+                files = (SCORES, COMPUTED, JUDGEMENTS)
+                return {"model": name, **finish_part(folder, part, rows=len(run.rows), files=files)}
             if inputs.prepared is not None and (tokenised is None or controls):
                 check_text(inputs.prepared)  # it was read, beside the tokens or in their place
             finished = functools.partial(finish_run, inputs=inputs, table=table, name=name, left_out=left_out)

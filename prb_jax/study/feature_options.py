@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from prb_jax.data.options import Options, option, section
 from prb_jax.errors import RunError
 from prb_jax.personal.features import DTYPES
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.text.view import ViewOptions
-
-PART: Final = 4096
-"""Rows of a part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,4 +28,4 @@ class FeatureOptions(Options, error=RunError):
         least=0,
     )
     loading: LoadOptions = section(LoadOptions)
-    part: int = PART  # rows
+    file_rows: int = option(4096, "texts of a file, which `--part` shares out whole", least=1)

@@ -1,4 +1,4 @@
-"""`prb features`: write the feature store of a data set, part by part; a killed command goes on with the next part."""
+"""`prb features`: write the feature store of a data set, file by file; a killed command goes on with the next file."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from prb_jax.personal.features import (
 )
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.kind import RUN, RunKind, as_recorded
+from prb_jax.runs.parts import Part, finish_part, parse_part
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.embedder import open_embedder
 from prb_jax.scoring.inputs import Data, Inputs, check_unchanged, read_inputs
@@ -79,8 +80,39 @@ def write_features(
     Raises:
       PrbError: model, data or folder cannot be used, or the folder holds other features: the field is named.
     """
-    chosen, folder = options or FeatureOptions(), Path(out)
-    refuse_file(out)
+    _write(model, data, Path(out), options or FeatureOptions(), None, subset, limit, progress)
+    return open_features(out)
+
+
+def write_feature_part(
+    model: str | Path | Embedder,
+    data: Data | Inputs,
+    *,
+    out: str | Path,
+    part: str,
+    options: FeatureOptions | None = None,
+    subset: str | None = None,
+    limit: int | None = None,
+    progress: bool = True,
+) -> None:
+    """Write the part "I/N" of the files of features, as one of N jobs; :func:`prb_jax.merge` puts them together.
+
+    Other arguments and errors are those of :func:`write_features`, which finishes the merged folder.
+    """
+    _write(model, data, Path(out), options or FeatureOptions(), parse_part(part), subset, limit, progress)
+
+
+def _write(
+    model: str | Path | Embedder,
+    data: Data | Inputs,
+    folder: Path,
+    chosen: FeatureOptions,
+    part: Part | None,
+    subset: str | None,
+    limit: int | None,
+    progress: bool,
+) -> None:
+    refuse_file(folder)
     RUNS.read(folder)
     inputs = data if isinstance(data, Inputs) else read_inputs(data, subset=subset, limit=limit)
     embedder = (
@@ -97,16 +129,16 @@ def write_features(
         "data": inputs.to_json(),
         "limit": limit,
         "store": chosen.store,
-        "part": chosen.part,
+        "file_rows": chosen.file_rows,
         **({"profile_posts": chosen.profile_posts} if chosen.profile_posts else {}),
+        **({} if part is None else {"part": str(part)}),
         "versions": computing_versions(plain=False),
     }
     with held_folder(folder):
         notes = {"command": command_line(), "model": embedder.name, "data": list(inputs.sources)}
         RUNS.start(folder, decided, notes=notes, session={})
         if not (folder / FEATURES).is_file():
-            _write_tables(embedder, inputs, folder, chosen, as_recorded(decided), progress=progress)
-    return open_features(folder)
+            _write_tables(embedder, inputs, folder, chosen, as_recorded(decided), part, progress=progress)
 
 
 def blank_features(comparisons: Sequence[Comparison]) -> FeatureStore:
@@ -135,27 +167,35 @@ def _write_tables(
     folder: Path,
     options: FeatureOptions,
     decided: Mapping[str, Any],
+    part: Part | None,
     *,
     progress: bool,
 ) -> None:
     texts = _distinct(inputs.comparisons, profile_posts=options.profile_posts)
     truncated = {"answers": 0, "posts": 0, SHOWN: 0}
     own_rewards = embedder.gives_rewards
+    files: list[str] = []  # of features, of all parts
+    written: list[str] = []
     count = Count(len(texts.answers) + len(texts.posts) + len(texts.shown), unit="texts")
     with show_progress(f"features of {embedder.name}", count, enabled=progress) as display:
 
         def write(
             name: str, items: Sequence[Any], compute: Callable[[Sequence[Any], Advance], Embedded]
         ) -> None:
-            for number, start in enumerate(range(0, len(items), options.part)):
-                part = items[start : start + options.part]
+            for number, start in enumerate(range(0, len(items), options.file_rows)):
+                texts_of_file = items[start : start + options.file_rows]
+                files.append(part_name(name, number))
+                if part is not None and len(files) % part.count != part.number % part.count:
+                    display.advance(len(texts_of_file))
+                    continue
                 path, cut = folder / part_name(name, number), folder / f".{name}-{number:06}.cut"
                 rewards = folder / part_name(REWARDS, number) if name == "answers" and own_rewards else None
+                written.extend(file.name for file in (path, cut, rewards) if file is not None)
                 if path.exists() and cut.exists() and (rewards is None or rewards.exists()):
                     truncated[name] += int(cut.read_text())
-                    display.advance(len(part))
+                    display.advance(len(texts_of_file))
                     continue
-                found = compute(part, display.advance)
+                found = compute(texts_of_file, display.advance)
                 if not (np.isfinite(found.features).all() and _finite(found.rewards)):
                     raise RunError(
                         f"{embedder.name}: a feature is not a finite number (float16 and broken weights overflow; try "
@@ -173,16 +213,20 @@ def _write_tables(
                         np.save(file, as_stored(found.features, stored), allow_pickle=False)
                 truncated[name] += found.truncated
 
-        write("answers", texts.answers, lambda part, advance: embedder.answers(part, advance=advance))
-        write("posts", texts.posts, lambda part, advance: embedder.posts(part, advance=advance))
+        write("answers", texts.answers, lambda answers, advance: embedder.answers(answers, advance=advance))
+        write("posts", texts.posts, lambda posts, advance: embedder.posts(posts, advance=advance))
 
-        def with_profile(part: Sequence[Comparison], advance: Advance) -> Embedded:
+        def with_profile(shown: Sequence[Comparison], advance: Advance) -> Embedded:
             rewards, cut = cast(RewardEmbedder, embedder).shown(
-                part, profile_posts=options.profile_posts, advance=advance
+                shown, profile_posts=options.profile_posts, advance=advance
             )
             return Embedded(rewards[:, None], cut)
 
         write(SHOWN, texts.shown, with_profile)
+    if part is not None:
+        check_unchanged(inputs)
+        finish_part(folder, part, rows=len(written), files=written)
+        return
     for name, keys in texts.keys.items():
         path = folder / f"{name}.keys.npy"
         with writing(path), whole_file(path) as file:
@@ -199,7 +243,7 @@ def _write_tables(
         },
         "width": embedder.width,
         "dtype": options.store,
-        "part": options.part,
+        "part": options.file_rows,
         "answers": len(texts.answers),
         "posts": len(texts.posts),
         REWARDS: own_rewards,

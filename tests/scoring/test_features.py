@@ -80,7 +80,7 @@ def test_a_killed_run_goes_on_with_the_next_part(
     folder: Path, labelled: list[prb.Comparison], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     embedder = open_embedder(folder, LoadOptions(), view=ViewOptions())
-    options, done = FeatureOptions(part=7), list[int]()
+    options, done = FeatureOptions(file_rows=7), list[int]()
 
     class Stopping:
         name, width, identity, posts = embedder.name, embedder.width, embedder.identity, embedder.posts

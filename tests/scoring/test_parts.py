@@ -12,6 +12,7 @@ import prb_jax as prb
 from prb_jax import RunError, cli, evaluate
 from tests.scoring.slow_scorer import SlowScorer, comparisons
 from tests.tiny_models import write_model_without_torch
+from tests.tiny_policies import write_policy
 from tests.tiny_tokenizer import write_tokenizer
 
 SAME = ("scores.jsonl", "summary.json", "users.csv", "clusters.jsonl")
@@ -26,6 +27,13 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     write_tokenizer(write_model_without_torch(folder, "qwen3", vocab_size=512))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("policy")
+    write_policy(folder, "qwen3", eos=1)
     return folder
 
 
@@ -95,6 +103,56 @@ def test_parts_from_python_are_finished_by_the_same_call(tmp_path):
     assert bytes_of(tmp_path / "merged") == bytes_of(tmp_path / "whole")
 
 
+@pytest.mark.parametrize(
+    ("verb", "files", "arguments"),
+    [
+        (
+            "judge",
+            ("judgements.jsonl", "scores.jsonl", "summary.json", "users.csv"),
+            ("--controls", "blind", "--min-mass", "0"),
+        ),
+        (
+            "sample",
+            ("samples.jsonl", "summary.json"),
+            ("--rows", "2", "--n", "2", "--temperature", "0.9", "--max-new-tokens", "6"),
+        ),
+        (
+            "features",
+            ("features.json", "answers.keys.npy", "posts-000000.npy", "rewards-000000.npy"),
+            ("--file-rows", "16"),
+        ),
+    ],
+)
+def test_parts_of_other_verbs(verb, files, arguments, policy, model, data, tmp_path, monkeypatch):
+    """The merged folder has the files of a run in one piece, nothing is computed twice, and a kill costs nothing."""
+    monkeypatch.setattr("prb_jax.judges.scorer.TOGETHER", 8)
+    opened = str(model if verb == "features" else policy)
+    words = [verb, opened, "--data", str(data), "--dtype", "float32", "--no-progress", *arguments]
+    assert cli.main([*words, "--out", str(tmp_path / "whole")]) == 0
+    parts = [str(tmp_path / f"part{number}") for number in (1, 2, 3)]
+    for number, part in enumerate(parts, start=1):
+        assert cli.main([*words, "--part", f"{number}/3", "--out", part]) == 0
+        assert not (Path(part) / files[1]).exists() or verb == "judge"
+    done = [json.loads((Path(part) / "part.json").read_text())["rows"] for part in parts]
+    assert all(0 < rows < sum(done) for rows in done)
+    # The merge was killed before its record was whole: it is repeated.
+    merged = tmp_path / "merged"
+    prb.merge(parts, out=merged)
+    record = json.loads((merged / "run.json").read_text())
+    (merged / "run.json").write_text(json.dumps(record | {"merging": True}))
+    for path in merged.glob("*.jsonl"):
+        path.unlink()
+    before = {path: path.read_bytes() for part in parts for path in Path(part).glob("*") if path.is_file()}
+    for _ in range(2):  # once more changes nothing
+        assert cli.main(["merge", *parts[::-1], "--out", str(merged)]) == 0
+        for name in (*files, *("controls/blind/scores.jsonl" for _ in range(verb == "judge"))):
+            assert (merged / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    assert before == {path: path.read_bytes() for path in before}
+    assert json.loads((merged / "run.json").read_text())["inputs"] == record["inputs"]
+    with pytest.raises(RunError, match="holds this run already, not made of parts"):
+        prb.merge(parts, out=tmp_path / "whole")
+
+
 def test_what_is_no_part_is_refused(tmp_path):
     items = comparisons(20)
     for number in (1, 2):
@@ -108,7 +166,7 @@ def test_what_is_no_part_is_refused(tmp_path):
     for parts, message in (
         ([p1, p2], "part 3/3 is missing: 2 of 3 parts are given"),
         ([p1, tmp_path / "copy"], "copy: holds part 1/3, as .*p1 does"),
-        ([p1, p2, tmp_path / "whole"], "whole: holds no part of an evaluation"),
+        ([p1, p2, tmp_path / "whole"], "whole: holds no part of a run"),
         ([p1, p2, other], "other holds another run; .*weights"),
         ([], "found none"),
     ):
