@@ -281,7 +281,7 @@ class Staging:
             except TakenOverError as error:
                 self._failure = error
                 if not self._ending.is_set():
-                    os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C: the run ends, and `close` says why
+                    _interrupt()  # the run ends, and `close` says why
                 return
             except Exception as error:  # the next push tries again, and the last one raises
                 if str(error) != told:
@@ -464,6 +464,12 @@ class Staging:
             {"state": "finished", "sha256": {}}
         )  # what is here now is no later state of anything
         self._state = State()
+
+
+def _interrupt() -> None:
+    """End the run of this process as Ctrl-C does; as SIGTERM where Ctrl-C is ignored, as in a job behind `nohup`."""
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    os.kill(os.getpid(), signal.SIGTERM if ignored else signal.SIGINT)
 
 
 def _number(manifest: str) -> int:

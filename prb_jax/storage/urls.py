@@ -21,7 +21,7 @@ from typing import Any, Final, TextIO
 
 from prb_jax.errors import PrbError, RunError
 from prb_jax.storage.objects import Store, new_file
-from prb_jax.storage.staging import Staging, fetch_state, read_state
+from prb_jax.storage.staging import Staging, TakenOverError, fetch_state, read_state
 
 OUTPUTS: Final = frozenset({"out", "target"})
 """Parameters and options that name what is written; every other one names what is read."""
@@ -197,7 +197,12 @@ def _close(current: _Session, *, finish: bool, after: BaseException | None) -> N
             failed = failed or error
     if failed is None:
         return
-    if after is None or isinstance(after, KeyboardInterrupt):
+    stopped = not isinstance(after, Exception)  # by Ctrl-C, or by SIGTERM
+    if (
+        after is None
+        or isinstance(after, KeyboardInterrupt)
+        or (stopped and isinstance(failed, TakenOverError))
+    ):
         raise failed from None
     print(f"prb: warning: {failed}", file=sys.stderr)
 
