@@ -55,8 +55,8 @@ class ClassServer(ScoreClient):
         self._name = name or str((info or {}).get("model_path"))
         if self._sglang and chat is None:
             raise RunError(
-                f"{url}: SGLang classifies token ids, not messages: give --tokenizer NAME, whose chat template renders "
-                "the conversation here"
+                f"{url}: SGLang classifies token ids, not messages: give --tokenizer NAME (of prb ppo "
+                "scoring.tokenizer=NAME), whose chat template renders the conversation here"
             )
         model = next((model for model in served if model.get("id") == self._name), {})
         known = {"root": model.get("root"), "max_model_len": model.get("max_model_len")}

@@ -19,6 +19,7 @@ from prb_jax.personal.folder import is_personalised
 from prb_jax.personal.model import PersonalisedModel
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.remote.class_server import ClassServer, is_class_server, open_class_server
 from prb_jax.remote.endpoint import REPLIES
 from prb_jax.remote.score_server import RemoteScorer, is_url, open_remote
 from prb_jax.rl.sections import ScoringSettings
@@ -74,10 +75,13 @@ class Reward:
     def uses(self) -> tuple[str, ...]:
         """The options of `scoring` by which it is opened and shown a comparison.
 
-        A server, a function and a baseline decide all of it themselves; a fitted method was fitted with its view.
+        `prb serve`, a function and a baseline decide all of it themselves; a fitted method was fitted with its view;
+        of a class server the template is known here at most.
         """
         if isinstance(self.scorer, RemoteScorer | PlainScorer):
             return ()
+        if isinstance(self.scorer, ClassServer):
+            return ("profile_posts", "tokenizer")
         if isinstance(self.scorer, JudgeScorer):
             return _used_by_judge(self.scorer)
         if isinstance(self.scorer, PersonalisedModel):
@@ -140,7 +144,7 @@ class Reward:
             return values.tolist(), failed
 
         scorer = self.scorer
-        alone = isinstance(scorer, PlainScorer | RemoteScorer) or (
+        alone = isinstance(scorer, PlainScorer | RemoteScorer | ClassServer) or (
             isinstance(scorer, JudgeScorer) and scorer.endpoint
         )
         found, failed = on_first_process(fill) if alone else fill()
@@ -225,7 +229,7 @@ def open_reward(settings: PpoSettings, model: Model | None, *, out: Path | None 
 
     Args:
       settings: of the run.
-      model: its name, the URL of a server, a scorer or a function of a comparison.
+      model: its name, the URL of `prb serve` or of a class server, a scorer or a function of a comparison.
       out: the run folder, where replies of a judge at an endpoint are kept; needed for such a judge alone.
 
     Raises:
@@ -236,7 +240,9 @@ def open_reward(settings: PpoSettings, model: Model | None, *, out: Path | None 
     scoring = settings.scoring
     if isinstance(model, str) and is_judge(model):
         return Reward(_open_judge(settings, model, out=out), scoring, facts)
-    if isinstance(model, str) and is_url(model):
+    if isinstance(model, str) and is_class_server(model):
+        opened = open_class_server(model, tokenizer=scoring.tokenizer)
+    elif isinstance(model, str) and is_url(model):
         opened = open_remote(model)
         facts = {"view": opened.view}
     options = LoadOptions()
@@ -287,7 +293,7 @@ def check_scoring(scoring: ScoringSettings, rewards: Sequence[Reward]) -> None:
     used = {name for reward in rewards for name in reward.uses}
     given, unset = flat_settings(scoring), flat_settings(ScoringSettings())
     asked = [name for name in given if name.startswith("judge.")]
-    for name in (*_VIEW, *_LOADING, "history", *asked):
+    for name in (*_VIEW, *_LOADING, "history", "tokenizer", *asked):
         if (value := given[name]) != unset[name] and name not in used:
             names = " or ".join(reward.name for reward in rewards)
             raise RunError(

@@ -153,6 +153,13 @@ class ScoringSettings(Options, prefix="scoring."):
     mesh: str | None = option(
         None, "of the reward model; None for that of the policy.", effect="none", used_with="watch.data"
     )
+    tokenizer: str | None = option(
+        None,
+        "of a reward behind `/classify` of SGLang, which takes token ids: folder or hub id of the tokenizer whose chat "
+        "template renders the conversation.",
+        effect="none",
+        used_with="watch.data",
+    )
     judge: JudgeSettings = section(JudgeSettings, used_with="watch.data")
 
     def __post_init__(self) -> None:

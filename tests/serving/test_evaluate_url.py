@@ -16,6 +16,9 @@ import pytest
 
 import prb_jax as prb
 from prb_jax import cli
+from prb_jax.rl.rewards import check_scoring, open_reward
+from prb_jax.rl.sections import ScoringSettings
+from prb_jax.rl.settings import PpoSettings
 from tests.scoring.records import record, write_model
 from tests.serving.local_server import serving
 
@@ -150,6 +153,24 @@ def test_such_a_server_is_a_reward_of_trainers_too(classifier: Any, model: prb.R
             prompts=[messages] * 3, completions=list(one.responses), **columns
         )
         assert found == pytest.approx(model.score(one, profile_posts=2).tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("sglang", [False, True])
+def test_such_a_server_is_the_reward_of_a_policy(
+    classifier: Any, model: prb.RewardModel, sglang: bool
+) -> None:
+    classifier.sglang = sglang
+    scoring = ScoringSettings(profile_posts=2, tokenizer=str(model.name) if sglang else None)
+    reward = open_reward(PpoSettings(scoring=scoring), f"{classifier.url}/classify")
+    check_scoring(scoring, [reward])
+    found = reward.score(DATA, [one.responses for one in DATA], step=1).values
+    np.testing.assert_allclose(found, np.stack(model.score(DATA, profile_posts=2)), atol=1e-5)
+    assert reward.identity()["route"] == "/classify"
+    with pytest.raises(prb.RunError, match=r"'scoring.max_length': of no use to m"):
+        check_scoring(ScoringSettings(max_length=9), [reward])
+    if sglang:
+        with pytest.raises(prb.RunError, match=r"give --tokenizer NAME \(of prb ppo scoring"):
+            open_reward(PpoSettings(), f"{classifier.url}/classify")
 
 
 def test_what_no_score_can_come_from_is_one_error(classifier: Any, model: prb.RewardModel) -> None:
