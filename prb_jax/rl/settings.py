@@ -56,9 +56,9 @@ class PpoSettings(Options):
     reward: str | None = option(
         None,
         "what scores a rollout: a reward model or a baseline as `prb evaluate` takes it, the URL of `prb "
-        "serve`, a judge as judge:MODEL or rubric:MODEL (MODEL may be URL#NAME, a model at an endpoint), or"
-        " a function as FILE.py:NAME, which takes a comparison of K rollouts and gives K numbers. dpo and "
-        "sft take it with watch.data alone.",
+        "serve` or of `/classify` of vLLM or SGLang, a judge as judge:MODEL or rubric:MODEL (MODEL may be URL#NAME, a"
+        " model at an endpoint), or a function as FILE.py:NAME, which takes a comparison of K rollouts and gives K"
+        " numbers. dpo and sft take it with watch.data alone.",
         effect="contents",
     )
     algorithm: Algorithm = option(
