@@ -4,9 +4,11 @@ import argparse
 from importlib import import_module
 
 from prb_jax.commands.arguments import Parser
-from prb_jax.errors import RunError
+from prb_jax.errors import RunError, quote
 from prb_jax.runs.command_line import set_command_line
 from prb_jax.storage.urls import localise_options
+
+WITH_PARTS = ("evaluate", "features", "judge", "sample")
 
 
 def add(sub: Parser) -> None:
@@ -28,6 +30,10 @@ def run(options: argparse.Namespace) -> int:
         raise RunError(
             f"{options.out} holds the rows; the parts were made from Python: make the same call, "
             "without part and with this folder as out, to finish the run"
+        )
+    if words[1:2] not in ([verb] for verb in WITH_PARTS):
+        raise RunError(
+            f"{merged / RUN}: command: expected prb {' or '.join(WITH_PARTS)}, found {quote(words)}"
         )
     sub, verb = Parser(prog=" ".join(words[:2])), import_module(f"prb_jax.commands.{words[1]}")
     verb.add(sub)

@@ -112,12 +112,21 @@ def merge(parts: Sequence[str | Path], *, out: str | Path) -> Path:
     if odd := sorted(places.keys() - set(order)):
         raise RunError(f"{places[odd[0]]}: holds part {odd[0]}, expected parts of {count}")
     folders, target = [places[part] for part in order], Path(out)
-    files = [read_object(folder / PART, error=RunError)["files"] for folder in folders]
-    names = list(dict.fromkeys(name for part in files for name in part))
+    names = list(dict.fromkeys(name for folder in folders for name in _files(folder)))
     for control in sorted(path.parent.relative_to(folders[0]) for path in folders[0].glob(f"*/*/{RUN}")):
         _merge([folder / control for folder in folders], target / control, names)
     _merge(folders, target, names)
     return target
+
+
+def _files(folder: Path) -> list[str]:
+    """The names of the files that hold the rows of a finished part."""
+    names = read_object(folder / PART, error=RunError).get("files")
+    if not isinstance(names, list) or any(not isinstance(name, str) or "/" in name for name in names):
+        raise RunError(
+            f"{folder / PART}: files: expected names of files in this folder, found {quote(names)}"
+        )
+    return names
 
 
 def _merge(folders: Sequence[Path], out: Path, names: Sequence[str]) -> None:
@@ -165,6 +174,8 @@ def _joined(files: Sequence[Path]) -> Iterator[bytes]:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 row = parse_json(line, where=f"{path}:{number}: not a row", error=RunError)
+                if not isinstance(row, dict):
+                    raise RunError(f"{path}:{number}: not a row: expected an object, found {quote(row)}")
                 key = tuple(row.get(name) for name in _KEYS)
                 if key not in known:
                     yield line

@@ -16,6 +16,7 @@ DEFAULTS = flat_settings(PpoSettings())
 USERS = {key: known.used_by or ALGORITHMS for key, known in options_of(PpoSettings).items()}
 CHOICES: dict[str, Any] = {
     "scoring.no_end": "subtract", "scoring.protocol": "paper", "scoring.dtype": "bfloat16", "scoring.mesh": "fsdp=1",
+    "scoring.tokenizer": "t",
     "kl.place": "loss", "kl.estimator": "k3", "loss.ratio": "sequence", "loss.aggregation": "sequence-mean-token-sum",
     "value.trunk": "shared", "watch.gold": "baseline:length", "loss.label_smoothing": 0.1,
     "scoring.history": "FILE", "watch.data": "FILE", "scoring.judge.template": "FILE",

@@ -162,6 +162,8 @@ def test_what_is_no_part_is_refused(tmp_path):
         SlowScorer(weights="sha256:1"), items, out=tmp_path / "other", part="3/3", progress=False
     ).out
     shutil.copytree(tmp_path / "p1", tmp_path / "copy")
+    foreign = evaluate(SlowScorer(), items, out=tmp_path / "p3", part="3/3", progress=False).out
+    (foreign / "part.json").write_text('{"part": "3/3", "rows": 1, "files": ["../scores.jsonl"]}')
     p1, p2 = tmp_path / "p1", tmp_path / "p2"
     for parts, message in (
         ([p1, p2], "part 3/3 is missing: 2 of 3 parts are given"),
@@ -169,6 +171,7 @@ def test_what_is_no_part_is_refused(tmp_path):
         ([p1, p2, tmp_path / "whole"], "whole: holds no part of a run"),
         ([p1, p2, other], "other holds another run; .*weights"),
         ([], "found none"),
+        ([p1, p2, foreign], r"p3/part.json: files: expected names .* found .*../scores.jsonl"),
     ):
         with pytest.raises(RunError, match=f"(?s){message}"):
             prb.merge(parts, out=tmp_path / "merged")
