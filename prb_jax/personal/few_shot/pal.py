@@ -2,7 +2,7 @@
 
     a_u(x) = sum_k softmax(w_u)_k g_k(e(x));   r_u = v.e + exp(s) cos(f(e(x, y)), a_u(x)),   exp(s) <= 100
 
-v starts as pooled Bradley-Terry (the published model has none), and pooled alone, exp(s) = 0, may be chosen. f and g_k
+v is pooled Bradley-Terry (the published model has none), and pooled alone, exp(s) = 0, may be chosen. f and g_k
 are MLPs with one hidden layer of GELU. With ``of_prompt`` the prototypes are functions of the question's
 state (``prompts``), as published; without it each one is a learned vector, the same for all questions. A new person
 is fitted in w alone, pulled to the mean w of the seen people, which is the state at k = 0.
@@ -120,7 +120,9 @@ def _rewards(arrays: Any, responses: Responses, weights: Array, settings: PALSet
 
 
 def _loss(params: Any, pairs: Responses, users: Array, settings: PALSettings) -> jax.Array:
-    rewards = _rewards(params, pairs, params["people"][users][:, None], settings)
+    # The pooled direction stays: trained beside f it would learn again, without its penalty, what f already says.
+    fixed = {**params, "direction": jax.lax.stop_gradient(params["direction"])}
+    rewards = _rewards(fixed, pairs, params["people"][users][:, None], settings)
     own = 1e-3 * jnp.mean(jnp.sum(params["people"] ** 2, axis=1))
     return jnp.mean(jax.nn.softplus(rewards[:, 1] - rewards[:, 0])) + own
 
