@@ -31,12 +31,9 @@ def run(options: argparse.Namespace) -> int:
         wanted = chosen(options, FeatureOptions, view=view)
         if options.part is not None:
             call(write_feature_part, options, options=wanted)
-            store = None
-        else:
-            store = call(write_features, options, options=wanted)
-    if store is None:
-        print(f"part {options.part}: written to {options.out}")
-        return 0
+            print(f"part {options.part}: written to {options.out}")
+            return 0
+        store = call(write_features, options, options=wanted)
     facts = store.facts
     cut = facts["truncated"]
     print(

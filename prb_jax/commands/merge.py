@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
             f"{options.out} holds the rows; the parts were made from Python: make the same call, "
             "without part and with this folder as out, to finish the run"
         )
-    if words[1:2] not in ([verb] for verb in WITH_PARTS):
+    if len(words) < 2 or words[1] not in WITH_PARTS:
         raise RunError(
             f"{merged / RUN}: command: expected prb {' or '.join(WITH_PARTS)}, found {quote(words)}"
         )

@@ -14,11 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.data.writing import json_line, whole_file, writing
 from prb_jax.errors import DataError, PrbError, RunError, quote
 from prb_jax.remote.endpoint import Endpoint, Reply
 from prb_jax.runs.folder import JUDGEMENTS
-from prb_jax.runs.rows import Row, open_rows, read_rows
+from prb_jax.runs.rows import Row, open_rows
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.visible import visible
 from prb_jax.trees.tree import ScoredBatch, Truncation
@@ -189,18 +188,15 @@ class JudgeScorer:
         """
         assert self.folder is not None
         path = self.folder / JUDGEMENTS
-        known = read_rows(path, what="a judge's run", key=_row_key, fields=_FIELDS)
-        rows = []
-        for comparison in comparisons:
-            row = known.get((self._digest, comparison.id))
-            if row is None:
-                raise RunError(
-                    f"{path}: the judgement of {quote(comparison.id)} is missing: start again in another folder"
-                )
-            rows.append(row)
-        if len(known) == len(rows) and list(known.values()) != rows:  # of parts that were merged
-            with writing(path), whole_file(path) as file:
-                file.writelines(map(json_line, rows))
+        keys = [(self._digest, comparison.id) for comparison in comparisons]
+        with open_rows(path, what="a judge's run", key=_row_key, fields=_FIELDS) as file:
+            for key in keys:
+                if key not in file.rows:
+                    raise RunError(
+                        f"{path}: the judgement of {quote(key[1])} is missing: start again in another folder"
+                    )
+            # Those of parts that were merged have no order yet; a folder may hold another judge's too.
+            rows = file.finish(keys) if len(file.rows) == len(keys) else [file.rows[key] for key in keys]
         figures = self.protocol.figures(rows, comparisons)
         if self.endpoint is None:
             return figures

@@ -19,7 +19,7 @@ from prb_jax.personal.folder import is_personalised
 from prb_jax.personal.model import PersonalisedModel
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.remote.class_server import ClassServer, is_class_server, open_class_server
+from prb_jax.remote.class_server import ClassServer, is_class_server
 from prb_jax.remote.endpoint import REPLIES
 from prb_jax.remote.score_server import RemoteScorer, is_url, open_remote
 from prb_jax.rl.sections import ScoringSettings
@@ -240,13 +240,13 @@ def open_reward(settings: PpoSettings, model: Model | None, *, out: Path | None 
     scoring = settings.scoring
     if isinstance(model, str) and is_judge(model):
         return Reward(_open_judge(settings, model, out=out), scoring, facts)
-    if isinstance(model, str) and is_class_server(model):
-        opened = open_class_server(model, tokenizer=scoring.tokenizer)
+    options = LoadOptions()
+    if is_class_server(model):
+        options = LoadOptions(tokenizer=scoring.tokenizer)
     elif isinstance(model, str) and is_url(model):
         opened = open_remote(model)
         facts = {"view": opened.view}
-    options = LoadOptions()
-    if isinstance(opened, str | Path) and not has_no_weights(opened):
+    elif isinstance(model, str | Path) and not has_no_weights(model):
         options = LoadOptions(mesh=scoring.mesh or settings.mesh, dtype=scoring.dtype)
     history = None
     if scoring.history is not None and (is_personalised(opened) or isinstance(opened, AdaptsToUsers)):

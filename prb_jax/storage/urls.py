@@ -197,12 +197,8 @@ def _close(current: _Session, *, finish: bool, after: BaseException | None) -> N
             failed = failed or error
     if failed is None:
         return
-    stopped = not isinstance(after, Exception)  # by Ctrl-C, or by SIGTERM
-    if (
-        after is None
-        or isinstance(after, KeyboardInterrupt)
-        or (stopped and isinstance(failed, TakenOverError))
-    ):
+    taken_over = isinstance(failed, TakenOverError) and not isinstance(after, Exception)  # and so SIGTERM
+    if after is None or isinstance(after, KeyboardInterrupt) or taken_over:
         raise failed from None
     print(f"prb: warning: {failed}", file=sys.stderr)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -174,7 +175,7 @@ def _write_tables(
     texts = _distinct(inputs.comparisons, profile_posts=options.profile_posts)
     truncated = {"answers": 0, "posts": 0, SHOWN: 0}
     own_rewards = embedder.gives_rewards
-    files: list[str] = []  # of features, of all parts
+    numbers = itertools.count()  # of the files of features, which fall to the parts by turns
     written: list[str] = []
     count = Count(len(texts.answers) + len(texts.posts) + len(texts.shown), unit="texts")
     with show_progress(f"features of {embedder.name}", count, enabled=progress) as display:
@@ -184,8 +185,7 @@ def _write_tables(
         ) -> None:
             for number, start in enumerate(range(0, len(items), options.file_rows)):
                 texts_of_file = items[start : start + options.file_rows]
-                files.append(part_name(name, number))
-                if part is not None and len(files) % part.count != part.number % part.count:
+                if part is not None and next(numbers) % part.count != part.number - 1:
                     display.advance(len(texts_of_file))
                     continue
                 path, cut = folder / part_name(name, number), folder / f".{name}-{number:06}.cut"
