@@ -7,11 +7,17 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 
+from prb_jax.commands import VERBS, functions_of
 from prb_jax.commands.arguments import Parser, with_dashes
-from prb_jax.commands.process import Terminated
-from prb_jax.commands.terminal import drop_output, open_streams, replace_unknown_letters, warnings_as_lines
+from prb_jax.commands.process import (
+    Terminated,
+    drop_output,
+    open_streams,
+    replace_unknown_letters,
+    until_terminated,
+    warnings_as_lines,
+)
 from prb_jax.errors import PrbError, RunError, printable
 from prb_jax.plugins import import_plugins
 from prb_jax.processes.job import INTERRUPTED, INTERRUPTED_BY_USER, leave_job
@@ -21,63 +27,6 @@ from prb_jax.version import __version__
 
 EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141
-
-VERBS = {
-    "evaluate": {
-        "quickstart": "a first table: two small reward models trained and evaluated in minutes",
-        "evaluate": "score comparisons with a reward model or a baseline",
-        "merge": "make one run of the parts of a command with --part",
-        "judge": "let a language model choose between two responses, or rate each",
-        "aspects": "let a language model write what each user wants, for --aspects",
-    },
-    "train": {
-        "train": "train a reward model",
-        "convert": "write a training run or a checkpoint as a Hugging Face folder",
-        "push": "upload the model of a run to the Hugging Face hub, with a card",
-    },
-    "personalise": {
-        "features": "write a model's states at every response and post of a data set",
-        "personalise": "compare methods that learn a person's taste from few comparisons",
-        "methods": "list the methods of personalisation, for --methods of prb personalise",
-        "ask": "which question to put to a person next, and what its answer tells",
-        "rank-profiles": "order each user's posts by their relevance to the question",
-    },
-    "behave": {
-        "sample": "draw texts from a language model for the prompts of a data set",
-        "best-of-n": "how good the best of k samples is, as reward models choose it",
-        "distil": "write samples and their rewards as training data: the best against a worse one",
-        "guide": "draw texts that a reward model guides token by token, or chunk by chunk",
-        "policy-accuracy": "how often a guided policy gives the preferred response the higher score",
-        "correlate": "does a benchmark predict a behaviour? intervals and tests",
-        "ppo": "train a language model by a reward",
-    },
-    "build": {
-        "build": "build a personalised benchmark, and show by gates that it is sound",
-        "personas": "write the generated benchmark as JSON lines",
-        "past-texts": "write preference pairs from texts that people wrote themselves",
-        "prepare": "check and tokenise a large data set once, for random access",
-        "split": "write a data set as parts without a common user, or question",
-        "audit": "let people judge pairs on a local page, and tell how much they agree",
-    },
-    "serve": {"serve": "answer HTTP requests for scores"},
-    "look": {
-        "inspect": "say what a checkpoint is and check it, without reading its weights",
-        "compare": "compare finished runs on the same data: paired differences, tests",
-        "leaderboard": "show all runs of prb evaluate below a folder in one table",
-        "report": "write a page about runs: figures, comparisons, pairs to read",
-        "plan": "does a model fit a TPU slice, and how fast? no TPU is needed",
-        "bench": "time scoring, training, sampling, serving or loading on this machine",
-        "completion": "print a script that completes prb in your shell",
-    },
-}
-"""Every verb, by what it is for. The file `prb_jax/commands/VERB.py` adds its arguments and runs it, but for SHARED."""
-
-SHARED = {
-    **dict.fromkeys(("compare", "leaderboard", "report", "correlate", "push"), "runs"),
-    **dict.fromkeys(("personas", "past-texts", "prepare", "split"), "datasets"),
-    **dict.fromkeys(("methods", "ask"), "personalise"),
-}
-"""The file of a verb that shares it with others: it has `add_VERB` and `run_VERB`."""
 
 _HELP = """\
 usage: prb VERB [options]
@@ -94,9 +43,6 @@ first steps:
 {verbs}
 `prb VERB --help` explains the arguments of a verb; `prb --version` prints the version.
 """
-
-
-_IMPORT = "module, or file, that registers plug-ins; may be repeated"
 
 
 class _AllVerbs(Parser):
@@ -124,13 +70,12 @@ def parser(only: str | None = None) -> Parser:
         for name, about in verbs.items():
             sub = group.add_parser(name, help=about, description=about)
             if only in (None, name):
-                verb = name.replace("-", "_")
-                module = import_module(f"prb_jax.commands.{SHARED.get(name, verb)}")
-                ending = f"_{verb}" if name in SHARED else ""
-                sub.set_defaults(run=getattr(module, f"run{ending}"), parser=sub)
-                getattr(module, f"add{ending}")(sub)
+                add, run = functions_of(name)
+                sub.set_defaults(run=run, parser=sub)
+                add(sub)
+                about = "module, or file, that registers plug-ins; may be repeated"
                 sub.add_argument(
-                    "--import", dest="imports", action="append", default=[], metavar="MODULE", help=_IMPORT
+                    "--import", dest="imports", action="append", default=[], metavar="MODULE", help=about
                 )
     return top
 
@@ -158,9 +103,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         os.getcwd()
         import_plugins(options.imports)
-        with warnings_as_lines(), session(distributed=options.distributed) as storage, urls_in_output():
+        with (
+            warnings_as_lines(),
+            session(distributed=options.distributed) as storage,
+            urls_in_output(),
+            until_terminated(options),
+        ):
             _localise(options)
-            status = options.run(options)
+            status = options.run(options) or 0
             storage.finish = status == 0
         sys.stdout.flush()
         return status

@@ -1,4 +1,4 @@
-"""The parser of all verbs, and the arguments that several of them have."""
+"""The parser of all verbs, the arguments that several of them have, and the call of a function with them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
 from prb_jax.data.options import Option, options_of
@@ -28,11 +29,13 @@ class Parser(argparse.ArgumentParser):
 
     Attributes:
       needed: names of options that are required, but may stand in a config file.
+      made: by the name of a parameter, what makes its value of the options of a command line; see `fields`.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
         self.needed: tuple[str, ...] = ()
+        self.made: dict[str, Callable[[argparse.Namespace], Any]] = {}
         self._intermixed = False
 
     def option(
@@ -76,13 +79,16 @@ class Parser(argparse.ArgumentParser):
         words = tuple(metavar.split()) if isinstance(more.get("nargs"), int) else metavar or None
         self.add_argument(name, metavar=words, default=default, help=about, **more)
 
-    def fields(self, kind: type, names: str = "", *, without: str = "", **changes: Mapping[str, Any]) -> None:
+    def fields(
+        self, kind: type, names: str = "", *, without: str = "", make: str = "", **changes: Mapping[str, Any]
+    ) -> None:
         """Add a flag for options of a dataclass and of its sections: all that they say is made from their fields.
 
         Args:
           kind: the dataclass; `chosen` makes one of the flags.
           names: of the options, with blanks between them; all if not given.
           without: names of options that get no flag.
+          make: the parameter to which `call` passes the dataclass that the flags make.
           changes: by name, attributes of :class:`prb_jax.data.options.Option` that this verb has otherwise.
         """
         known = {key.rpartition(".")[2]: option for key, option in options_of(kind).items()}
@@ -91,9 +97,8 @@ class Parser(argparse.ArgumentParser):
             parts = get_args(option.kind) if get_origin(option.kind) is tuple else ()
             of_value = parts[0] if parts else option.kind
             is_number = of_value in (int, float)
-            shown = option.shown or (
-                "" if of_value is bool or option.choices else "N" if is_number else "TEXT"
-            )
+            no_value = of_value is bool or option.choices
+            shown = option.shown or ("" if no_value else "N" if is_number else "TEXT")
             more: dict[str, Any] = {"choices": option.choices} if option.choices else {}
             self.option(
                 f"--{option.flag or name.replace('_', '-')} {shown}".rstrip(),
@@ -102,6 +107,60 @@ class Parser(argparse.ArgumentParser):
                 default=list(option.default) if isinstance(option.default, tuple) else option.default,
                 **more,
             )
+        if make:
+            self.made[make] = partial(chosen, kind=kind)
+
+    def data(self, *, about: str = "as of `prb evaluate`", required: bool = True) -> None:
+        """Add `--data`, `--subset` and `--limit`."""
+        self.option("--data NAME_OR_PATH ...", about, required=required)
+        self.option("--subset S", "one subset of the data")
+        self.option("--limit N", "the first N comparisons of each source", positive)
+
+    def columns(self) -> None:
+        """Add `--columns`; `with_columns` reads it."""
+        self.option(
+            "--columns FIELD=COLUMN ...",
+            "fields that have other names in the data, as user_id=voter profile=posts; for other verbs, and in "
+            'configs, the name of the data ends in them: "FILE?user_id=voter&profile=posts"',
+            extend=False,
+        )
+
+    def history(self) -> None:
+        """Add `--history`."""
+        self.option("--history NAME_OR_PATH ...", f"{HISTORY} (default: their posts alone)")
+
+    def prompt(self, *, of: str, rows: str = "") -> None:
+        """Add what a language model `of` a verb is shown, and how many `rows`, its texts, are drawn at a time."""
+        about = f"posts of the user's profile that the {of} sees"
+        self.option("--profile-posts N", about, not_negative, default=10)
+        about = f"most tokens of prompt and {rows or 'response'} (default: the model's)"
+        self.option("--max-length L", about, positive)
+        if rows:
+            self.option("--rows N", f"{rows}s that are drawn at a time", positive)
+
+    def endpoint(self) -> None:
+        """Add the options of a language model behind an endpoint, which `call` passes as `endpoint`."""
+        from prb_jax.remote.options import EndpointOptions, endpoint_options
+
+        self.fields(EndpointOptions, "url model concurrency prices length_field no_temperature")
+        names = ("price", "concurrency", "length_field", "no_temperature")
+        self.made["endpoint"] = lambda options: endpoint_options(
+            options.endpoint, options.model, **{name: getattr(options, name) for name in names}
+        )
+
+    def part(self, does: str) -> None:
+        """Add `--part`; `does` says what is done with a part."""
+        about = f"{does} the I-th of N parts alone, as one of N jobs; `prb merge` makes one run of them"
+        self.option("--part I/N", about)
+
+    def no_progress(self) -> None:
+        """Add `--no-progress`."""
+        self.option("--no-progress", "show no progress")
+
+    def distributed(self) -> None:
+        """Add `--distributed`."""
+        about = "one of several processes (TPU pod, Slurm, GKE), each started with this same command"
+        self.option("--distributed", about)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Parse as argparse does, but words that may be left out may also stand behind flags."""
@@ -120,21 +179,19 @@ class Parser(argparse.ArgumentParser):
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
             verb: Parser = getattr(options, "parser", self)
-            near = difflib.get_close_matches(unknown[0].partition("=")[0], verb._option_string_actions, n=1)
-            hint = f"; did you mean {near[0]}?" if near and unknown[0].startswith("-") else ""
-            verb.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+            hint = _hint(unknown[0].partition("=")[0], verb._option_string_actions)
+            verb.error(
+                f"unrecognized arguments: {' '.join(unknown)}{hint if unknown[0].startswith('-') else ''}"
+            )
         return options
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
             return
-        near = difflib.get_close_matches(str(value), [str(choice) for choice in action.choices], n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        known, hint = ", ".join(map(str, action.choices)), _hint(str(value), map(str, action.choices))
         if isinstance(action, argparse._SubParsersAction):
             few = len(action.choices) <= _FEW_VERBS
-            known = f"; expected one of {', '.join(action.choices)}" if few else ""
-            self.error(f"unknown verb {value!r}{hint or known}")
-        known = ", ".join(map(str, action.choices))
+            self.error(f"unknown verb {value!r}{hint or (f'; expected one of {known}' if few else '')}")
         raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint} (choose from {known})")
 
     def _short_usage(self) -> str:
@@ -157,6 +214,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End the process with status 2, after one line."""
         self.exit(2, f"prb: error: {printable(message)} (see `{self.prog} --help`)\n")
+
+
+def _hint(word: str, known: Any) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def with_dashes(arguments: Sequence[str]) -> list[str]:
@@ -200,9 +262,8 @@ def several(number: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
         try:
             return tuple(number(part) for part in text.split(","))
         except argparse.ArgumentTypeError as error:
-            raise argparse.ArgumentTypeError(
-                f"{error}; expected numbers as in 1,5,15, found {text!r}"
-            ) from None
+            expected = f"expected numbers as in 1,5,15, found {text!r}"
+            raise argparse.ArgumentTypeError(f"{error}; {expected}") from None
 
     return numbers
 
@@ -226,7 +287,9 @@ def chosen(options: argparse.Namespace, kind: type[Options], **more: Any) -> Opt
 def keywords(function: Callable[..., Any], options: argparse.Namespace, /, **more: Any) -> dict[str, Any]:
     """Return the arguments of a command line that a function names as parameters; `more` comes before them."""
     parameters = inspect.signature(function).parameters
+    made: Mapping[str, Any] = options.parser.made if "parser" in options else {}
     named = {**vars(options), "progress": not getattr(options, "no_progress", False), **more}
+    named |= {name: make(options) for name, make in made.items() if name in parameters and name not in more}
     return {name: named[name] for name in parameters if name in named}
 
 
@@ -244,80 +307,6 @@ def given_flags(options: argparse.Namespace) -> set[str]:
     return given
 
 
-def add_columns(sub: Parser) -> None:
-    """Add the option that names the columns of data which are not called as the fields of a record."""
-    sub.option(
-        "--columns FIELD=COLUMN ...",
-        "fields that have other names in the data, as user_id=voter profile=posts; for other verbs, and in "
-        'configs, the name of the data ends in them: "FILE?user_id=voter&profile=posts"',
-        extend=False,
-    )
-
-
 def with_columns(source: str, columns: Sequence[str] | None) -> str:
     """Return the name of a source with its columns, as `prb_jax.sources.reading` takes it."""
     return f"{source}?{'&'.join(columns)}" if columns else source
-
-
-def add_data(sub: Parser, *, about: str = "as of `prb evaluate`", required: bool = True) -> None:
-    """Add `--data`, `--subset` and `--limit`."""
-    sub.option("--data NAME_OR_PATH ...", about, required=required)
-    sub.option("--subset S", "one subset of the data")
-    sub.option("--limit N", "the first N comparisons of each source", positive)
-
-
-def add_part(sub: Parser, does: str) -> None:
-    """Add `--part`; `does` says what is done with a part."""
-    sub.option(
-        "--part I/N", f"{does} the I-th of N parts alone, as one of N jobs; `prb merge` makes one run of them"
-    )
-
-
-def add_history(sub: Parser) -> None:
-    """Add `--history`."""
-    sub.option("--history NAME_OR_PATH ...", f"{HISTORY} (default: their posts alone)")
-
-
-def add_prompt(sub: Parser, *, of: str, rows: str = "") -> None:
-    """Add what a language model `of` a verb is shown, and how many `rows`, its texts, are drawn at a time."""
-    sub.option(
-        "--profile-posts N", f"posts of the user's profile that the {of} sees", not_negative, default=10
-    )
-    sub.option(
-        "--max-length L", f"most tokens of prompt and {rows or 'response'} (default: the model's)", positive
-    )
-    if rows:
-        sub.option("--rows N", f"{rows}s that are drawn at a time", positive)
-
-
-def add_endpoint(sub: Parser) -> None:
-    """Add the options of a language model behind an endpoint; `endpoint_options` returns them."""
-    from prb_jax.remote.options import EndpointOptions
-
-    sub.fields(EndpointOptions, "url model concurrency prices length_field no_temperature")
-
-
-def endpoint_options(options: argparse.Namespace) -> Any:
-    """Return the options of `add_endpoint` as the library takes them; None for no endpoint."""
-    from prb_jax.remote.options import endpoint_options
-
-    return endpoint_options(
-        options.endpoint,
-        options.model,
-        price=options.price,
-        concurrency=options.concurrency,
-        length_field=options.length_field,
-        no_temperature=options.no_temperature,
-    )
-
-
-def add_no_progress(sub: Parser) -> None:
-    """Add `--no-progress`."""
-    sub.option("--no-progress", "show no progress")
-
-
-def add_distributed(sub: Parser) -> None:
-    """Add `--distributed`."""
-    sub.option(
-        "--distributed", "one of several processes (TPU pod, Slurm, GKE), each started with this same command"
-    )

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.commands.arguments import Parser, call, given_flags, number_type, positive, several
-from prb_jax.commands.process import prepare_jax, until_terminated
-from prb_jax.commands.terminal import print_table
+from prb_jax.commands.process import prepare_jax, print_table
 from prb_jax.data.options import Option
 from prb_jax.errors import RunError
 from prb_jax.models import DTYPES, REMAT, REMAT_POLICIES
@@ -266,8 +265,7 @@ def _run_all(options: argparse.Namespace) -> int:
     jax.config.update("jax_platforms", "cpu")
     from prb_jax.bench.suite import bench_all, failures
 
-    with until_terminated(options):
-        bench = call(bench_all, options)
+    bench = call(bench_all, options)
     print(f"{options.out}: bench.json, bench.md, bench.html")
     left = [row["id"] for row in bench["rows"] if row["status"] == "not measured"]
     if left:

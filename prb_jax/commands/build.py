@@ -1,14 +1,15 @@
-"""`prb build`: a personalised benchmark from people's own wishes."""
+"""Verbs that make a benchmark with people: `prb build`, from their own wishes, and `prb audit`, by their judgements."""
 
 import argparse
+import os
 
-from prb_jax.commands.arguments import Parser, call
+from prb_jax.commands.arguments import Parser, call, given_flags, not_negative, positive
 from prb_jax.commands.configs import add_configured, given_config, show_config
-from prb_jax.commands.process import start, until_terminated
+from prb_jax.commands.process import print_table, start
 
 
 def add(sub: Parser) -> None:
-    """Add the arguments."""
+    """Add the arguments of `prb build`."""
     sub.set_defaults(after_interrupt="what was written is kept, and the same command continues the build")
     add_configured(
         sub,
@@ -18,44 +19,93 @@ def add(sub: Parser) -> None:
     )
     sub.option("--aspects", "derive aspects from the narrative of records without any")
     sub.option("--redact", "replace e-mail addresses, accounts and numbers first (needs scrubadub)")
-    sub.add_argument(
-        "--relax",
-        metavar="GATE",
-        action="append",
-        default=[],
-        help="let a gate fail; the card says so for ever",
-    )
+    about = "let a gate fail; the card says so for ever"
+    sub.add_argument("--relax", metavar="GATE", action="append", default=[], help=about)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Build, and print what every gate says."""
     config, overrides = given_config(options)
     overrides += [f"{name}=true" for name in ("aspects", "redact") if getattr(options, name)]
     if options.show_config:
         from prb_jax.building.settings import load_build_settings
 
-        return show_config(load_build_settings, config, overrides, relax=options.relax)
-    with until_terminated(options):
-        start(options)
-        from prb_jax.building.build import build
+        show_config(load_build_settings, config, overrides, relax=options.relax)
+        return
+    start(options)
+    from prb_jax.building.build import build
 
-        result = call(build, options, config=config, overrides=overrides)
+    result = call(build, options, config=config, overrides=overrides)
     found = result.summary
     print(f"{'gate':<16}{'before':>8}{'after':>8}{'dropped':>9}")
     for gate in found["gates"]:
         before, after = (_shown(gate[when]) for when in ("before", "after"))
-        state = {"passed": "", "failed": "  FAILED", "leak found": "  FAILED"}.get(
-            gate["verdict"], f"  {gate['verdict']}"
-        )
-        relaxed = "  relaxed" if gate["relaxed"] else ""
-        print(f"{gate['gate']:<16}{before:>8}{after:>8}{gate['dropped']:>9}{state}{relaxed}")
+        told = {"passed": "", "failed": "  FAILED", "leak found": "  FAILED"}
+        verdict = told.get(gate["verdict"], f"  {gate['verdict']}") + ("  relaxed" if gate["relaxed"] else "")
+        print(f"{gate['gate']:<16}{before:>8}{after:>8}{gate['dropped']:>9}{verdict}")
     parts = ", ".join(f"{count:,} {name}" for name, count in found["parts"].items())
     print(f"{found['pairs']:,} pairs of {found['records']:,} records ({parts})")
-    print(
-        f"written to {result.out}; `prb evaluate MODEL --data {result.out}/public.jsonl --out ...` evaluates on it"
-    )
-    return 0
+    evaluation = f"prb evaluate MODEL --data {result.out}/public.jsonl --out ..."
+    print(f"written to {result.out}; `{evaluation}` evaluates on it")
 
 
 def _shown(figure: dict | None) -> str:
     return "-" if figure is None or figure["value"] is None else f"{figure['value']:.3f}"
+
+
+def add_audit(sub: Parser) -> None:
+    """Add the arguments of `prb audit`."""
+    sub.set_defaults(after_interrupt="every judgement that was submitted is kept; the same command goes on")
+    sub.option("DIR", "folder of the audit", dest="folder")
+    what = sub.add_mutually_exclusive_group()
+    about = "print the figures so far, and write them to report.json"
+    what.add_argument("--report", action="store_true", help=about)
+    what.add_argument("--export", metavar="FILE", help="write the judgements so far, as .jsonl or .csv")
+    sub.data(about="pairs, as of `prb evaluate`; needed for a new audit", required=False)
+    sub.option("--gold NAME_OR_PATH ...", "pairs whose personal fit is certain")
+    sub.option("--sample N", "a random choice of N of the pairs", positive)
+    sub.option("--per-item N", "people who judge each pair (default: 3)", positive)
+    sub.option(
+        "--check-every N",
+        "one judgement in N is a check: a gold pair, or one that was judged before (default: 10; 0: none)",
+        not_negative,
+    )
+    sub.option(
+        "--margin POINTS",
+        "differences of general quality within so many of the five points make no difference (default: 0.25)",
+        float,
+    )
+    sub.option("--seed S", "of choice, orders and sides (default: 0)", not_negative)
+    about = "who may judge, each with a link (default: anybody who types a name)"
+    sub.option("--annotators NAME ...", about, default=[])
+    about = "after so many a pair that was given out and not judged is free again (default: 30)"
+    sub.option("--lease MINUTES", about, float, default=30.0)
+    sub.option(
+        "--host HOST",
+        "address (default: 127.0.0.1, this machine alone); another one needs --annotators, or a token in "
+        "PRB_AUDIT_TOKEN",
+        default="127.0.0.1",
+    )
+    sub.option("--port P", "(default: 8000); 0 picks one", not_negative, default=8000)
+
+
+def run_audit(options: argparse.Namespace) -> None:
+    """Serve the page on which people judge, or print the report, or export."""
+    if options.report or options.export is not None:
+        flag = "--report" if options.report else "--export"
+        if extra := given_flags(options) - {"--report", "--export"}:
+            options.parser.error(f"{min(extra)}: has no effect with {flag}")
+    if options.export is not None:
+        from prb_jax.auditing.judgements import audit_export
+
+        count = audit_export(options.folder, out=options.export)
+        print(f"{count} judgements written to {options.export}")
+    elif options.report:
+        from prb_jax.auditing.report import audit_report
+        from prb_jax.reports.audit import render_audit
+
+        print_table(render_audit(audit_report(options.folder)))
+    else:
+        from prb_jax.auditing.audit import INVITATION, audit
+
+        call(audit, options, out=options.folder, invitation=os.environ.get(INVITATION) or None)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from prb_jax.commands.arguments import Parser, add_no_progress
+from prb_jax.commands.arguments import Parser
 from prb_jax.data.config_files import explained_settings, read_config_file, unknown_key
 from prb_jax.errors import RunError, quote
 from prb_jax.runs.command_line import set_command_line
@@ -15,28 +15,19 @@ from prb_jax.storage.urls import OUTPUTS, localised, shown
 
 
 def add_configured(sub: Parser, *, config: str, overrides: str, out: str) -> None:
-    """Add the arguments; `given_config` returns the first two.
-
-    Args:
-      sub: the parser of the verb.
-      config: the name of a config, for the help.
-      overrides: some keys with values, for the help.
-      out: names of files in the run folder, for the help.
-    """
+    """Add CONFIG and KEY=VALUE, which `given_config` returns, and `--out`; the help names examples of each."""
     sub.needed = ("config", "out")
-    sub.option(
-        "[CONFIG]", f"Python, YAML or TOML file; or the name of a config that prb_jax brings, as {config}"
-    )
+    about = f"Python, YAML or TOML file; or the name of a config that prb_jax brings, as {config}"
+    sub.option("[CONFIG]", about)
     sub.option("[KEY=VALUE ...]", f"as {overrides}", dest="overrides")
     sub.option("--out DIR", f"run folder, also at gs:// or s3://: {out}")
-    add_no_progress(sub)
+    sub.no_progress()
     sub.option("--show-config", "print a YAML config of every option with its meaning, and train nothing")
 
 
-def show_config(load: Callable[..., Any], config: str | None, overrides: list[str], **more: Any) -> int:
-    """Print every option with its meaning, as `load` reads the config; return the exit status."""
+def show_config(load: Callable[..., Any], config: str | None, overrides: list[str], **more: Any) -> None:
+    """Print every option with its meaning, as `load` reads the config."""
     print(explained_settings(load(config, overrides, complete=False, **more)), end="")
-    return 0
 
 
 def given_config(options: argparse.Namespace) -> tuple[str | None, list[str]]:

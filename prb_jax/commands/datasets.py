@@ -1,11 +1,10 @@
-"""Verbs that write data sets: `prb personas`, `past-texts`, `prepare` and `split`."""
+"""Verbs that write data sets: `prb personas`, `past-texts`, `prepare`, `split` and `rank-profiles`."""
 
 import argparse
 
 from prb_jax.commands.arguments import (
     REWARD_MODEL,
     Parser,
-    add_columns,
     call,
     chosen,
     given_flags,
@@ -13,8 +12,11 @@ from prb_jax.commands.arguments import (
     positive,
     with_columns,
 )
+from prb_jax.commands.process import start
 from prb_jax.errors import RunError
+from prb_jax.models import DTYPES
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.text.protocol import PROTOCOLS
 from prb_jax.text.view import ViewOptions
 
 
@@ -23,13 +25,12 @@ def add_personas(sub: Parser) -> None:
     sub.option("--out DIR", "folder for the files", required=True)
 
 
-def run_personas(options: argparse.Namespace) -> int:
+def run_personas(options: argparse.Namespace) -> None:
     """Write the parts, and print where they are."""
     from prb_jax.sources import personas
 
     for part, path in personas.write(options.out).items():
         print(f"{path}: {len(personas.load(part)):,} comparisons")
-    return 0
 
 
 def add_past_texts(sub: Parser) -> None:
@@ -40,7 +41,7 @@ def add_past_texts(sub: Parser) -> None:
     sub.option("--out FILE", ".jsonl", required=True)
 
 
-def run_past_texts(options: argparse.Namespace) -> int:
+def run_past_texts(options: argparse.Namespace) -> None:
     """Write the pairs, and print how many there are."""
     from prb_jax.generation.past_texts import past_texts
 
@@ -49,19 +50,14 @@ def run_past_texts(options: argparse.Namespace) -> int:
     for source, count in found.counts.items():
         without = found.without.get(source, 0)
         print(f"{source}: {count:,} pairs" + (f", {without:,} inputs have none" if without else ""))
-    return 0
 
 
 def add_prepare(sub: Parser) -> None:
     """Add the arguments of `prb prepare`."""
     sub.option("--data NAME_OR_PATH ...", "what `prb evaluate --data` takes; repeatable", required=True)
-    add_columns(sub)
-    sub.option(
-        "--split S ...",
-        "splits of the data to read; they keep their names",
-        default=["test"],
-        extend=False,
-    )
+    sub.columns()
+    about = "splits of the data to read; they keep their names"
+    sub.option("--split S ...", about, default=["test"], extend=False)
     sub.option("--out DIR", "folder for it; then valid as --data DIR", required=True)
     sub.option(
         "--model MODEL",
@@ -78,7 +74,7 @@ def add_prepare(sub: Parser) -> None:
     sub.fields(LoadOptions, REWARD_MODEL)
 
 
-def run_prepare(options: argparse.Namespace) -> int:
+def run_prepare(options: argparse.Namespace) -> None:
     """Write the data set and the tokens, and print how much is in it."""
     from prb_jax.sources.prepare import prepare
 
@@ -91,26 +87,21 @@ def run_prepare(options: argparse.Namespace) -> int:
     if options.model is not None:
         from prb_jax.scoring.write_tokens import TokensJob, write_store
 
-        job = TokensJob(
-            model=options.model,
-            loading=chosen(options, LoadOptions),
-            view=chosen(options, ViewOptions),
-            folder=prepared.folder,
-        )
+        loading, view = chosen(options, LoadOptions), chosen(options, ViewOptions)
+        job = TokensJob(model=options.model, loading=loading, view=view, folder=prepared.folder)
         stores = [write_store(job, split=split, processes=options.processes or 1) for split in options.split]
     for split, count in prepared.counts.items():
         print(f"{split}: {count:,} comparisons")
     print(f"written to {prepared.folder}")
     for store in stores:
         print(f"tokens written to {store}")
-    return 0
 
 
 def add_split(sub: Parser) -> None:
     """Add the arguments of `prb split`."""
     sub.option("--by", "what is in one part alone", choices=("user", "question"), required=True)
     sub.option("--data NAME_OR_PATH", "what `prb evaluate --data` takes", required=True)
-    add_columns(sub)
+    sub.columns()
     sub.option("--out DIR", "folder for PART.jsonl; then valid as --data DIR", required=True)
     sub.option(
         "--parts PART=SHARE ...",
@@ -128,7 +119,7 @@ def _share(text: str) -> tuple[str, float]:
     return name, float(share)
 
 
-def run_split(options: argparse.Namespace) -> int:
+def run_split(options: argparse.Namespace) -> None:
     """Split, and print how much is in each part."""
     from prb_jax.sources.split import PARTS, split
 
@@ -138,9 +129,43 @@ def run_split(options: argparse.Namespace) -> int:
     data = with_columns(options.data, options.columns)
     made = split(data, by=options.by, out=options.out, parts=dict(given), seed=options.seed)
     for part in made.parts.values():
-        print(
-            f"{part.path}: {part.comparisons:,} comparisons, {part.users:,} users, {part.questions:,} questions"
-        )
+        counts = f"{part.comparisons:,} comparisons, {part.users:,} users, {part.questions:,} questions"
+        print(f"{part.path}: {counts}")
     other = "questions" if options.by == "user" else "users"
     print(f"no {options.by} is in two parts; {made.shared:,} {other} are")
-    return 0
+
+
+def add_rank_profiles(sub: Parser) -> None:
+    """Add the arguments of `prb rank-profiles`."""
+    sub.option("--encoder E", "bm25, recency, or a model: folder or hub id", required=True)
+    sub.option("--data NAME_OR_PATH", "what `prb evaluate --data` takes", required=True)
+    sub.option("--out FILE", ".jsonl or .jsonl.gz", required=True)
+    sub.option(
+        "--protocol",
+        "paper: ids stay where they are while posts move, as in the paper's script",
+        default="default",
+        choices=PROTOCOLS,
+    )
+    sub.option("--mesh M", "of a model: as data=4 (default: all devices)")
+    sub.option("--dtype", "of a model (default: the checkpoint's)", choices=DTYPES)
+    sub.option(
+        "--max-length L",
+        "of a model: longest text in tokens; what is longer loses its end (default: the model's)",
+        positive,
+    )
+    sub.option("--revision R", "of a model: branch, tag or commit on the hub")
+    sub.no_progress()
+
+
+def run_rank_profiles(options: argparse.Namespace) -> None:
+    """Order each user's posts by their relevance to the question, and print how much was ranked."""
+    from prb_jax.retrieval.rank_profiles import rank_profiles
+    from prb_jax.retrieval.rankers import RANKERS
+
+    if options.encoder not in RANKERS:
+        start(options)
+    ranked = call(rank_profiles, options)
+    print(f"{ranked.path}: {ranked.records:,} comparisons, {ranked.profiles:,} with a ranked profile")
+    if ranked.texts:
+        cut = f"{ranked.truncated:,} of them cut to the encoder's length"
+        print(f"{ranked.texts:,} distinct texts embedded, {cut}")

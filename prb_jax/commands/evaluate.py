@@ -1,32 +1,27 @@
-"""`prb evaluate`: score comparisons with a model or a baseline."""
+"""`prb evaluate`, which scores comparisons with a model or a baseline, and `prb merge` of the parts of a run."""
 
 import argparse
 from typing import Any, Final
 
 from prb_jax.benchmarks import NAMES
-from prb_jax.commands.arguments import (
-    Parser,
-    add_columns,
-    add_distributed,
-    add_no_progress,
-    call,
-    keywords,
-    not_negative,
-    with_columns,
-)
+from prb_jax.commands import functions_of
+from prb_jax.commands.arguments import Parser, call, keywords, not_negative, with_columns
 from prb_jax.commands.configs import add_config, with_config
-from prb_jax.commands.process import start, until_terminated
-from prb_jax.commands.terminal import print_table
+from prb_jax.commands.process import print_table, start
 from prb_jax.data.options import options_of
-from prb_jax.errors import RunError
+from prb_jax.errors import RunError, quote
 from prb_jax.processes.sharing import on_first_process, process_index
+from prb_jax.runs.command_line import set_command_line
+from prb_jax.storage.urls import localise_options
 
-UNQUANTIZED: Final = "unquantized"
+_UNQUANTIZED: Final = "unquantized"
 """The run folder of the unquantised model, within that of the quantised one."""
+
+_WITH_PARTS: Final = ("evaluate", "features", "judge", "sample")
 
 
 def add(sub: Parser) -> None:
-    """Add the arguments."""
+    """Add the arguments of `prb evaluate`."""
     from prb_jax.scoring.evaluate import EvaluateOptions
 
     sub.set_defaults(after_interrupt="what was scored is kept: the same command continues the run")
@@ -42,7 +37,7 @@ def add(sub: Parser) -> None:
         f"benchmark NAME or NAME:PATH ({', '.join(NAMES)}), .jsonl(.gz), .json, .csv or .parquet file, folder, "
         "hub data set, personas[:PART]; files and folders also at gs:// and s3://; repeatable",
     )
-    add_columns(sub)
+    sub.columns()
     sub.option("--out DIR", "run folder, also at gs:// or s3://: run.json, scores.jsonl, summary.json")
     sub.option(
         "--profile-posts N ...",
@@ -56,55 +51,52 @@ def add(sub: Parser) -> None:
         "--no-reference",
         "with --quantize: do not score the same rows with the unquantised model too, and compare",
     )
-    add_no_progress(sub)
-    add_distributed(sub)
+    sub.no_progress()
+    sub.distributed()
     add_config(sub)
     sub.needed = ("model", "data", "out")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Evaluate, and print the summary."""
     options = with_config(options, options.parser)
     options.data = [with_columns(source, options.columns) for source in options.data]
-    with until_terminated(options):
-        if options.distributed or not options.model.startswith("baseline:"):
-            start(options)
-        from prb_jax.scoring.evaluate import evaluate
-        from prb_jax.study.posts import evaluate_posts
+    if options.distributed or not options.model.startswith("baseline:"):
+        start(options)
+    from prb_jax.reports.tables import render_posts, render_summary
+    from prb_jax.scoring.evaluate import evaluate
+    from prb_jax.study.posts import evaluate_posts
 
-        posts = options.profile_posts or [None]
-        sweep, paired = len(posts) > 1, _compares(options)
-        if options.part is not None and (sweep or paired):
-            raise RunError(
-                "--part: is of one run: give one number with --profile-posts, and --no-reference with --quantize"
-            )
-        shown = {"profile_posts": posts if sweep else posts[0]}
-        score: Any = evaluate_posts if sweep else evaluate
-        result = score(**keywords(evaluate, options, **shown))
-        compared = None
-        if paired:  # the quantised weights are gone by now: both models are never in memory at once
-            from prb_jax.reports.comparison import compare
+    posts = options.profile_posts or [None]
+    sweep, paired = len(posts) > 1, _compares(options)
+    if options.part is not None and (sweep or paired):
+        raise RunError(
+            "--part: is of one run: give one number with --profile-posts, and --no-reference with --quantize"
+        )
+    shown = {"profile_posts": posts if sweep else posts[0]}
+    score: Any = evaluate_posts if sweep else evaluate
+    result = score(**keywords(evaluate, options, **shown))
+    compared = None
+    if paired:  # the quantised weights are gone by now: both models are never in memory at once
+        from prb_jax.reports.comparison import compare, render_comparison
 
-            alone = {"out": result.out / UNQUANTIZED, "controls": "none", "quantize": None, "wandb": None}
-            call(evaluate, options, **shown, **alone)
-            both = (result.out, result.out / UNQUANTIZED)
-            compared = on_first_process(lambda: compare(*both, out=result.out))
-    if process_index() == 0 and options.part is not None:
+        both = (result.out, result.out / _UNQUANTIZED)
+        alone = {"out": both[1], "controls": "none", "quantize": None, "wandb": None}
+        call(evaluate, options, **shown, **alone)
+        compared = render_comparison(on_first_process(lambda: compare(*both, out=result.out)))
+    if process_index() > 0:
+        return
+    if options.part is not None:
         print(f"part {options.part}: {result.summary['n']:,} rows, written to {result.out}")
-    elif process_index() == 0:
-        from prb_jax.reports.tables import render_posts, render_summary
-
-        title = " ".join(options.data) + (f", --limit {options.limit}: testing only" if options.limit else "")
-        if sweep:
-            print_table(render_posts(result.points, title=title))
-        else:
-            print_table(render_summary({result.summary["model"]: result.summary}, title=title))
-        if compared is not None:
-            from prb_jax.reports.comparison import render_comparison
-
-            print_table(render_comparison(compared))
-        print(f"written to {result.out}")
-    return 0
+        return
+    title = " ".join(options.data) + (f", --limit {options.limit}: testing only" if options.limit else "")
+    if sweep:
+        print_table(render_posts(result.points, title=title))
+    else:
+        print_table(render_summary({result.summary["model"]: result.summary}, title=title))
+    if compared is not None:
+        print_table(compared)
+    print(f"written to {result.out}")
 
 
 def _compares(options: argparse.Namespace) -> bool:
@@ -116,3 +108,35 @@ def _compares(options: argparse.Namespace) -> bool:
             "--profile-posts: several numbers score the quantised model alone: give --no-reference with --quantize"
         )
     return options.quantize is not None and not options.no_reference
+
+
+def add_merge(sub: Parser) -> None:
+    """Add the arguments of `prb merge`."""
+    sub.set_defaults(after_interrupt="the parts are as they were: repeat the command")
+    sub.option("PART ...", "folders of all parts of a command with `--part I/N`, in any order", dest="parts")
+    sub.option("--out DIR", "run folder, as of the command of the parts", required=True)
+
+
+def run_merge(options: argparse.Namespace) -> None:
+    """Merge the rows, and finish the run as the command of the parts does without `--part`."""
+    from prb_jax.data.reading import read_object
+    from prb_jax.runs.kind import RUN
+    from prb_jax.runs.parts import merge
+
+    merged = merge(options.parts, out=options.out)
+    words = read_object(merged / RUN, error=RunError).get("command")
+    if not words:
+        raise RunError(
+            f"{options.out} holds the rows; the parts were made from Python: make the same call, "
+            "without part and with this folder as out, to finish the run"
+        )
+    if len(words) < 2 or words[1] not in _WITH_PARTS:
+        expected = f"expected prb {' or '.join(_WITH_PARTS)}"
+        raise RunError(f"{merged / RUN}: command: {expected}, found {quote(words)}")
+    sub, (add_arguments, run_verb) = Parser(prog=" ".join(words[:2])), functions_of(words[1])
+    add_arguments(sub)
+    again = sub.parse_args(words[2:], argparse.Namespace(**vars(options)))
+    again.words, again.parser = words[1:], sub
+    localise_options(again)
+    set_command_line(words)
+    run_verb(again)

@@ -1,62 +1,65 @@
-"""`prb judge`: let a language model choose between two responses, or rate each."""
+"""Verbs that ask a language model: `prb judge` and `prb aspects`."""
 
 import argparse
 
-from prb_jax.commands.arguments import (
-    Parser,
-    add_data,
-    add_endpoint,
-    add_no_progress,
-    add_part,
-    call,
-    chosen,
-    endpoint_options,
-)
-from prb_jax.commands.process import start, until_terminated
-from prb_jax.commands.terminal import print_table
+from prb_jax.commands.arguments import Parser, call, not_negative, positive
+from prb_jax.commands.process import print_table, start
 from prb_jax.readouts.load_options import LoadOptions
 
 
 def add(sub: Parser) -> None:
-    """Add the arguments."""
+    """Add the arguments of `prb judge`."""
     from prb_jax.judges.options import JudgeOptions
 
     sub.set_defaults(after_interrupt="the judgements so far are kept, and the same command continues the run")
     sub.option("[MODEL]", "folder or hub id of a causal language model", dest="judge")
-    add_endpoint(sub)
-    add_data(
-        sub, about="as of `prb evaluate`; comparisons of two responses, but for those that rate each response"
+    sub.endpoint()
+    sub.data(
+        about="as of `prb evaluate`; comparisons of two responses, but for those that rate each response"
     )
     sub.option("--out DIR", "run folder, as of `prb evaluate`", required=True)
-    sub.fields(JudgeOptions)
-    sub.fields(LoadOptions, without="readout")
-    add_part(sub, "judge")
-    add_no_progress(sub)
+    sub.fields(JudgeOptions, make="options")
+    sub.fields(LoadOptions, without="readout", make="loading")
+    sub.part("judge")
+    sub.no_progress()
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Judge, and print the summary."""
-    with until_terminated(options):
-        if options.endpoint is None:
-            start(options)
-        from prb_jax.judges.judge import judge
-        from prb_jax.judges.options import JudgeOptions
-        from prb_jax.reports.tables import render_summary
+    if options.endpoint is None:
+        start(options)
+    from prb_jax.judges.judge import judge
+    from prb_jax.reports.tables import render_summary
 
-        result = call(
-            judge,
-            options,
-            model=options.judge,
-            options=chosen(options, JudgeOptions),
-            endpoint=endpoint_options(options),
-            loading=chosen(options, LoadOptions),
-        )
+    result = call(judge, options, model=options.judge)
     if options.part is not None:
         print(f"part {options.part}: {result.summary['n']:,} judgements, written to {result.out}")
-        return 0
+        return
     print_table(render_summary({result.summary["model"]: result.summary}, title=" ".join(options.data)))
     for name, value in result.summary["judge"].items():
-        shown = f"{value:.4f}" if isinstance(value, float) else value
-        print(f"{name.replace('_', ' ')}: {shown}")
+        print(f"{name.replace('_', ' ')}: {f'{value:.4f}' if isinstance(value, float) else value}")
     print(f"written to {result.out}")
-    return 0
+
+
+def add_aspects(sub: Parser) -> None:
+    """Add the arguments of `prb aspects`."""
+    sub.set_defaults(after_interrupt="the texts so far are kept, and the same command continues the run")
+    sub.option("[MODEL]", "folder or hub id of a causal language model", dest="planner")
+    sub.endpoint()
+    sub.data(about="as of `prb evaluate`; profiles and questions are shown, and nothing else")
+    sub.option("--out DIR", "run folder: run.json, aspects.jsonl, summary.json", required=True)
+    sub.option("--profile-posts N", "posts of the user that the model sees", not_negative, default=10)
+    sub.option("--max-new-tokens N", "of a text", positive, default=200)
+    sub.fields(LoadOptions, without="readout", make="loading")
+    sub.no_progress()
+
+
+def run_aspects(options: argparse.Namespace) -> None:
+    """Write what each user wants from an answer, and print how many texts there are."""
+    if options.endpoint is None:
+        start(options)
+    from prb_jax.judges.aspects import plan_aspects
+
+    result = call(plan_aspects, options, model=options.planner)
+    print(f"texts: {result.summary['n']}, of these without a word: {result.summary['empty']}")
+    print(f"written to {result.out}")

@@ -1,51 +1,76 @@
-"""`prb personalise`: methods that learn a person's taste from few comparisons; `prb methods` and `prb ask`."""
+"""Verbs of methods that learn a person's taste: `prb features`, `personalise`, `methods` and `ask`."""
 
 import argparse
 import json
+from collections.abc import Callable
 from dataclasses import replace
 
 from prb_jax.commands.arguments import (
     REWARD_MODEL,
     Parser,
-    add_data,
-    add_no_progress,
     call,
     chosen,
     not_negative,
     positive,
     several,
 )
-from prb_jax.commands.process import start, until_terminated
-from prb_jax.commands.terminal import print_table
+from prb_jax.commands.process import print_table, start
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.text.view import ViewOptions
 
 
+def add_features(sub: Parser) -> None:
+    """Add the arguments of `prb features`."""
+    from prb_jax.study.feature_options import FeatureOptions
+
+    sub.set_defaults(after_interrupt="the parts that are done are kept: the same command continues")
+    sub.option("MODEL", "a reward model, a causal language model, or an encoder of texts")
+    sub.data()
+    sub.option("--out DIR", "folder of the features", required=True)
+    sub.fields(FeatureOptions, without="attention")
+    sub.part("compute")
+    sub.no_progress()
+
+
+def run_features(options: argparse.Namespace) -> None:
+    """Write the state of a model at every response and post, and print what was written."""
+    start(options)
+    from prb_jax.study.feature_options import FeatureOptions
+    from prb_jax.study.write_features import write_feature_part, write_features
+
+    view = ViewOptions(protocol=options.protocol, max_length=options.max_length)
+    wanted = chosen(options, FeatureOptions, view=view)
+    if options.part is not None:
+        call(write_feature_part, options, options=wanted)
+        print(f"part {options.part}: written to {options.out}")
+        return
+    store = call(write_features, options, options=wanted)
+    facts, cut = store.facts, store.facts["truncated"]
+    print(
+        f"{facts['answers']:,} responses and {facts['posts']:,} posts, {store.width:,} numbers each, {facts['dtype']}; "
+        f"cut to the model's length: {cut['answers']:,} and {cut['posts']:,}"
+    )
+    kept = ["the reward of each response"] if store.rewards is not None else []
+    kept += [f"{facts['shown']:,} rewards with a profile"] if store.shown is not None else []
+    if kept:
+        print(f"kept too: {' and '.join(kept)}")
+    print(f"written to {store.path}")
+
+
 def add(sub: Parser) -> None:
-    """Add the arguments."""
+    """Add the arguments of `prb personalise`."""
     from prb_jax.study.feature_options import FeatureOptions
 
     sub.set_defaults(after_interrupt="the methods that are done are kept: the same command continues")
-    add_data(sub, about="as of `prb evaluate`; comparisons need a user_id")
+    sub.data(about="as of `prb evaluate`; comparisons need a user_id")
     sub.option("--backbone MODEL|DIR", "a model, or a folder of `prb features`", required=True)
     sub.option("--out DIR", "folder: results.json, study.json, curves.svg", required=True)
-    sub.option(
-        "--methods A,B",
-        "names with commas between them, or all (default); pooled and offset are always among them",
-        default="all",
-    )
-    sub.option(
-        "--shots K,K",
-        "comparisons of a person that a method is adapted on",
-        several(not_negative),
-        default=(0, 1, 2, 4, 8, 16),
-    )
-    sub.option(
-        "--seeds N",
-        "splits of the people; each person is unseen in at most one of them",
-        positive,
-        default=1,
-    )
+    about = "names with commas between them, or all (default); pooled and offset are always among them"
+    sub.option("--methods A,B", about, default="all")
+    about = "comparisons of a person that a method is adapted on"
+    sub.option("--shots K,K", about, several(not_negative), default=(0, 1, 2, 4, 8, 16))
+    about = "splits of the people; each person is unseen in at most one of them"
+    sub.option("--seeds N", about, positive, default=1)
     sub.option(
         "--split",
         "what is new in the test: people (default), people and the questions that they are adapted on, or people and "
@@ -57,25 +82,15 @@ def add(sub: Parser) -> None:
         "--set METHOD.FIELD=VALUE ...", "settings of methods, as lore.bases=4,8", default=[], dest="settings"
     )
     sub.option("--relax CHECK ...", "checks of the data that may fail: wrapper", default=[])
-    sub.fields(
-        FeatureOptions,
-        f"dtype mesh responses_alone profile_posts {REWARD_MODEL}",
-        profile_posts={
-            "meaning": "of a reward model, as of `prb features`: for the method profile_in_context"
-        },
-    )
+    posts = {"meaning": "of a reward model, as of `prb features`: for the method profile_in_context"}
+    names = f"dtype mesh responses_alone profile_posts {REWARD_MODEL}"
+    sub.fields(FeatureOptions, names, profile_posts=posts)
+    about = "print results.json and study.json as one object instead of tables"
+    sub.option("--format", about, choices=("json",))
+    sub.option("--dry-run", "print how many people have k comparisons to be adapted on, and write nothing")
     sub.option(
-        "--format", "print results.json and study.json as one object instead of tables", choices=("json",)
-    )
-    sub.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print how many people have k comparisons to be adapted on, and write nothing",
-    )
-    sub.add_argument(
         "--plan",
-        action="store_true",
-        help="simulate studies of fewer and more people of this kind: how many are needed; writes plan.json alone",
+        "simulate studies of fewer and more people of this kind: how many are needed; writes plan.json alone",
     )
     sub.option(
         "--people N,N",
@@ -84,54 +99,53 @@ def add(sub: Parser) -> None:
         default=(),
     )
     sub.option("--repeats N", "with --plan: simulated studies of each number of people", positive, default=3)
-    add_no_progress(sub)
+    sub.no_progress()
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Run the study, and print its tables."""
-    with until_terminated(options):
-        start(options)
-        from prb_jax.reports.study import render_people, render_study
-        from prb_jax.study.feature_options import FeatureOptions
-        from prb_jax.study.methods import read_settings
-        from prb_jax.study.personalise import people_of_study, personalise
+    start(options)
+    from prb_jax.reports.study import render_people, render_plan, render_study
+    from prb_jax.study.feature_options import FeatureOptions
+    from prb_jax.study.methods import read_settings
+    from prb_jax.study.personalise import people_of_study, personalise
 
-        if options.dry_run:
-            print_table(render_people(call(people_of_study, options), options.shots))
-            return 0
-        if options.plan:
-            from prb_jax.reports.study import render_plan
-            from prb_jax.study.power import BAYES, plan_study
+    settings = read_settings(options.settings)
+    if options.dry_run:
+        print_table(render_people(call(people_of_study, options), options.shots))
+    elif options.plan:
+        from prb_jax.study.power import BAYES, plan_study
 
-            settings = read_settings(options.settings).get(BAYES)
-            plan = call(plan_study, options, shots=max(options.shots), settings=settings)
-            if options.format == "json":
-                print(json.dumps(plan, indent=2))
-            else:
-                print_table(render_plan(plan))
-            return 0
+        plan = call(plan_study, options, shots=max(options.shots), settings=settings.get(BAYES))
+        _print(options, plan, lambda: render_plan(plan))
+    else:
         loading = replace(chosen(options, LoadOptions), mesh=None)
         features = chosen(options, FeatureOptions, loading=loading, view=ViewOptions())
-        study = call(personalise, options, settings=read_settings(options.settings), features=features)
+        study = call(personalise, options, settings=settings, features=features)
+        title = " ".join(options.data)
+        both = {"results": study.results, "study": study.summary}
+        _print(options, both, lambda: render_study(study.results, study.summary, title=title))
+        if options.format is None:
+            print(f"written to {study.out}")
+
+
+def _print(options: argparse.Namespace, found: object, render: Callable[[], object]) -> None:
     if options.format == "json":
-        print(json.dumps({"results": study.results, "study": study.summary}, indent=2))
-        return 0
-    print_table(render_study(study.results, study.summary, title=" ".join(options.data)))
-    print(f"written to {study.out}")
-    return 0
+        print(json.dumps(found, indent=2))
+    else:
+        print_table(render())
 
 
 def add_methods(sub: Parser) -> None:
     """Add the arguments of `prb methods`."""
 
 
-def run_methods(options: argparse.Namespace) -> int:
+def run_methods(options: argparse.Namespace) -> None:
     """Print a line for each method."""
     from prb_jax.personal.few_shot.registry import method_names
     from prb_jax.reports.style import facts_table
 
     print_table(facts_table(method_names().items(), title="methods of personalisation"))
-    return 0
 
 
 def add_ask(sub: Parser) -> None:
@@ -143,7 +157,7 @@ def add_ask(sub: Parser) -> None:
     sub.option("--out FILE", "all questions as JSON, the best one first")
 
 
-def run_ask(options: argparse.Namespace) -> int:
+def run_ask(options: argparse.Namespace) -> None:
     """Rank the questions, and print the first ones."""
     start(options)
     from prb_jax.reports.tables import render_questions
@@ -153,4 +167,3 @@ def run_ask(options: argparse.Namespace) -> int:
     print_table(render_questions(questions, top=options.top))
     if options.out is not None:
         print(f"written to {write_questions(questions, options.out)}")
-    return 0

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from prb_jax.commands.arguments import Parser, call, given_flags, keywords, positive
-from prb_jax.commands.terminal import print_table
+from prb_jax.commands.process import print_table
 from prb_jax.errors import RunError
 from prb_jax.models import DTYPES, REMAT, REMAT_POLICIES
 from prb_jax.readouts.load_options import LoadOptions

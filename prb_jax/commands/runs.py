@@ -3,20 +3,18 @@
 import argparse
 import json
 
-from prb_jax.commands.arguments import Parser, call, not_negative, positive
-from prb_jax.commands.terminal import print_table
+from prb_jax.commands.arguments import Parser, call, keywords, not_negative, positive
+from prb_jax.commands.process import print_table
 from prb_jax.errors import DataError, quote
 
+_FORMATS = ("csv", "latex", "markdown", "rewardbench")
 _LOGS = ", or logs of lm-evaluation-harness (--log_samples) or Inspect"
 
 
 def _add_logs(sub: Parser) -> None:
     """Add how logs of other harnesses are read."""
-    sub.option(
-        "--metric M ...",
-        "of a log that has several: the one to read of each task, as acc or exact_match,strict-match",
-        default=[],
-    )
+    about = "of a log that has several: the one to read of each task, as acc or exact_match,strict-match"
+    sub.option("--metric M ...", about, default=[])
     sub.option(
         "--cluster FIELD ...",
         "of logs: one or two fields of the samples; rows with one value depend on each other (default: user_id and "
@@ -34,33 +32,24 @@ def add_compare(sub: Parser) -> None:
     sub.option("--across-protocols", "compare runs with different protocols nevertheless")
 
 
-def run_compare(options: argparse.Namespace) -> int:
+def run_compare(options: argparse.Namespace) -> None:
     """Compare, and print the ranks and the differences."""
     from prb_jax.reports.comparison import COMPARE, compare, render_comparison
 
-    compared = compare(
-        *options.runs,
-        out=options.out,
-        across_protocols=options.across_protocols,
-        metric=options.metric,
-        cluster=options.cluster,
-    )
+    named = keywords(compare, options)
+    compared = compare(*named.pop("runs"), **named)
     if options.format == "json":
         print(json.dumps(compared, indent=2))
-        return 0
+        return
     print_table(render_comparison(compared))
     if options.out is not None:
         print(f"written to {options.out}/{COMPARE}")
-    return 0
-
-
-FORMATS = ("csv", "latex", "markdown", "rewardbench")
 
 
 def add_leaderboard(sub: Parser) -> None:
     """Add the arguments of `prb leaderboard`."""
     sub.option("DIR", "folder that is looked through, at any depth", dest="folder")
-    sub.option("--format", "print this instead of a table for the terminal", choices=FORMATS)
+    sub.option("--format", "print this instead of a table for the terminal", choices=_FORMATS)
     sub.option("--unfinished", "runs that are not finished too")
     sub.option("--controls", "the controls of runs too, as runs of their own")
     sub.option(
@@ -68,7 +57,7 @@ def add_leaderboard(sub: Parser) -> None:
     )
 
 
-def run_leaderboard(options: argparse.Namespace) -> int:
+def run_leaderboard(options: argparse.Namespace) -> None:
     """Print the table."""
     from prb_jax.reports.leaderboard import format_leaderboard, leaderboard, render_leaderboard
 
@@ -77,50 +66,36 @@ def run_leaderboard(options: argparse.Namespace) -> int:
         print_table(render_leaderboard(entries))
     else:
         print(format_leaderboard(entries, options.format), end="")
-    return 0
 
 
 def add_report(sub: Parser) -> None:
     """Add the arguments of `prb report`."""
-    sub.option(
-        "RUN ...",
-        f"folder of `prb evaluate`, of `prb train` for its curves, or of `prb personalise`{_LOGS}",
-        dest="runs",
-    )
+    about = f"folder of `prb evaluate`, of `prb train` for its curves, or of `prb personalise`{_LOGS}"
+    sub.option("RUN ...", about, dest="runs")
     sub.option("--out FILE", "the page, as page.html", required=True)
-    sub.option(
-        "--data NAME_OR_PATH ...",
-        "where the data of the runs lie now (default: as the runs name them)",
-        default=[],
-    )
+    about = "where the data of the runs lie now (default: as the runs name them)"
+    sub.option("--data NAME_OR_PATH ...", about, default=[])
     sub.option("--title TEXT", "of the page (default: the names of the runs)", default="")
     _add_logs(sub)
 
 
-def run_report(options: argparse.Namespace) -> int:
+def run_report(options: argparse.Namespace) -> None:
     """Write the page."""
     from prb_jax.reports.page import report
 
     print(f"written to {call(report, options)}")
-    return 0
 
 
 def add_correlate(sub: Parser) -> None:
     """Add the arguments of `prb correlate`."""
-    sub.option(
-        "--scores RUN ...", "runs of `prb evaluate`, one for each reward model", required=True, extend=False
-    )
-    sub.option(
-        "--behaviour RUN ...",
-        "runs of `prb best-of-n`, `prb policy-accuracy`, `prb guide`, `prb ppo` with watch.gold",
-        required=True,
-        extend=False,
-    )
+    about = "runs of `prb evaluate`, one for each reward model"
+    sub.option("--scores RUN ...", about, required=True, extend=False)
+    about = "runs of `prb best-of-n`, `prb policy-accuracy`, `prb guide`, `prb ppo` with watch.gold"
+    sub.option("--behaviour RUN ...", about, required=True, extend=False)
     sub.option("--out DIR", "folder for correlate.json and correlate.png")
     sub.option("--lineage FILE", "JSON, {name of a score run: lineage}")
-    sub.option(
-        "--figures F ...", "of the benchmark, as accuracy or user_accuracy (default: all)", extend=False
-    )
+    about = "of the benchmark, as accuracy or user_accuracy (default: all)"
+    sub.option("--figures F ...", about, extend=False)
     sub.option("--quantile Q", "over users and subsets", float, default=0.1)
     sub.option("--draws N", "of users and models", positive, default=2000)
     sub.option(
@@ -128,17 +103,13 @@ def add_correlate(sub: Parser) -> None:
         "behaviour before anything is learned, or NAME=X of each (default: that with baseline:random as the reward)",
         extend=False,
     )
-    sub.option(
-        "--least-gain X",
-        "of the upper bound over the start, without which there is no power",
-        float,
-        default=0.05,
-    )
+    about = "of the upper bound over the start, without which there is no power"
+    sub.option("--least-gain X", about, float, default=0.05)
     sub.option("--plan", "how many models and prompts resolve a correlation of 0.3, 0.5, 0.8")
     sub.option("--seed N", "of the draws", not_negative, default=0)
 
 
-def run_correlate(options: argparse.Namespace) -> int:
+def run_correlate(options: argparse.Namespace) -> None:
     """Correlate, and print the tables."""
     from prb_jax.reports.correlation import CORRELATE, correlate
     from prb_jax.reports.correlation_shown import PICTURE, render_correlation
@@ -148,7 +119,6 @@ def run_correlate(options: argparse.Namespace) -> int:
     if options.out is not None:
         picture = f" and {PICTURE}" if found["correlations"] else ""
         print(f"written to {options.out}/{CORRELATE}{picture}")
-    return 0
 
 
 def _start(words: list[str] | None) -> float | dict[str, float] | None:
@@ -165,9 +135,8 @@ def _start(words: list[str] | None) -> float | dict[str, float] | None:
     except ValueError:
         raise DataError(f"--start: expected X or NAME=X, found {quote(' '.join(words))}") from None
     if "" in numbers and len(words) > 1:
-        raise DataError(
-            f"--start: expected one X, or NAME=X of each behaviour, found {quote(' '.join(words))}"
-        )
+        expected = "expected one X, or NAME=X of each behaviour"
+        raise DataError(f"--start: {expected}, found {quote(' '.join(words))}")
     return numbers.get("", numbers)
 
 
@@ -177,14 +146,13 @@ def add_push(sub: Parser) -> None:
     sub.option("RUN", "folder of `prb train`, or of `prb evaluate` of a local model", dest="run_folder")
     sub.option("ORG/NAME", "on the hub; made where there is none", dest="repository")
     sub.option("--evaluations RUN ...", "evaluations of this model, whose tables the card gets", default=[])
-    sub.option(
-        "--task-id ID", "of the benchmark, in the eval.yaml of its data set on the hub", default="default"
-    )
+    about = "of the benchmark, in the eval.yaml of its data set on the hub"
+    sub.option("--task-id ID", about, default="default")
     sub.option("--dry-run", "print the files and the card, and publish nothing")
     sub.option("--private", "a new repository is private")
 
 
-def run_push(options: argparse.Namespace) -> int:
+def run_push(options: argparse.Namespace) -> None:
     """Upload, and print where."""
     from prb_jax.reports.push import CARD, EVAL_RESULTS, prepare_push, push
 
@@ -197,7 +165,6 @@ def run_push(options: argparse.Namespace) -> int:
         print(f"  {CARD}\n\n{upload.card}", end="")
         if upload.results:
             print(f"\n  {EVAL_RESULTS}\n\n{upload.results}", end="")
-        return 0
+        return
     address = push(options.run_folder, options.repository, **named, private=options.private)
     print(f"published at {address}")
-    return 0

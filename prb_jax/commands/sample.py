@@ -1,68 +1,182 @@
-"""`prb sample`: draw texts from a language model for the prompts of a data set."""
+"""Verbs of a policy: `prb sample` draws its texts, `prb guide` guides them, `prb policy-accuracy` tests the guide."""
 
 import argparse
+from collections.abc import Mapping
+from typing import Any
 
-from prb_jax.commands.arguments import (
-    Parser,
-    add_data,
-    add_endpoint,
-    add_no_progress,
-    add_part,
-    add_prompt,
-    call,
-    chosen,
-    endpoint_options,
-)
-from prb_jax.commands.process import start, until_terminated
+from prb_jax.commands.arguments import Parser, call, chosen, not_negative, number_type, positive, several
+from prb_jax.commands.process import print_table, start
+from prb_jax.data.options import Option
 from prb_jax.errors import counted
 from prb_jax.readouts.load_options import LoadOptions
 
 
 def add(sub: Parser) -> None:
-    """Add the arguments."""
+    """Add the arguments of `prb sample`."""
     from prb_jax.generation.rules import SampleOptions
 
     sub.set_defaults(after_interrupt="the samples so far are kept, and the same command continues the run")
-    sub.option(
-        "[MODEL]", "folder (also at gs:// or s3://) or hub id of a causal language model", dest="policy"
-    )
-    add_endpoint(sub)
-    add_data(sub)
+    about = "folder (also at gs:// or s3://) or hub id of a causal language model"
+    sub.option("[MODEL]", about, dest="policy")
+    sub.endpoint()
+    sub.data()
     sub.option("--out DIR", "run folder: run.json, samples.jsonl, summary.json", required=True)
-    sub.fields(SampleOptions)
-    add_prompt(sub, of="model", rows="sample")
-    sub.fields(LoadOptions, without="readout")
-    add_part(sub, "draw")
-    add_no_progress(sub)
+    sub.fields(SampleOptions, make="options")
+    sub.prompt(of="model", rows="sample")
+    sub.fields(LoadOptions, without="readout", make="loading")
+    sub.part("draw")
+    sub.no_progress()
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Sample, and print how much was drawn."""
-    with until_terminated(options):
-        if options.endpoint is None:
-            start(options)
-        from prb_jax.generation.rules import SampleOptions
-        from prb_jax.generation.sample import sample_data
+    if options.endpoint is None:
+        start(options)
+    from prb_jax.generation.sample import sample_data
 
-        result = call(
-            sample_data,
-            options,
-            model=options.policy,
-            options=chosen(options, SampleOptions),
-            endpoint=endpoint_options(options),
-            loading=chosen(options, LoadOptions),
-        )
+    result = call(sample_data, options, model=options.policy)
     found = result.summary
     if options.part is not None:
         print(f"part {options.part}: {counted(found['n'], 'sample')}, written to {result.out}")
-        return 0
+        return
     ends = ", ".join(f"{name} {count:,}" for name, count in sorted(found["finish"].items()))
     tokens = "" if found["mean_tokens"] is None else f", {found['mean_tokens']:.1f} tokens a sample"
     print(f"{found['n']:,} prompts, {found['samples']} samples of each{tokens}; ended by: {ends}")
     dropped = found["posts_dropped"]
     if dropped and dropped["prompts"]:
-        print(
-            f"{counted(dropped['prompts'], 'prompt')} lost {counted(dropped['posts'], 'post')} that did not fit"
-        )
+        lost = f"lost {counted(dropped['posts'], 'post')} that did not fit"
+        print(f"{counted(dropped['prompts'], 'prompt')} {lost}")
     print(f"written to {result.out}")
-    return 0
+
+
+def add_guide(sub: Parser) -> None:
+    """Add the arguments of `prb guide`."""
+    from prb_jax.generation.rules import SampleOptions
+
+    sub.set_defaults(after_interrupt="the texts so far are kept, and the same command continues the run")
+    sub.option("POLICY", "folder or hub id of a causal language model")
+    sub.option("--reward MODEL", "a reward model with the policy's tokenizer (default: the policy alone)")
+    sub.data()
+    sub.history()
+    about = "whose score says how good a text is, as baseline:persona-truth for generated persons"
+    sub.option("--quality MODEL", about)
+    sub.option("--out DIR", "run folder: samples.jsonl, summary.json, behaviour.json", required=True)
+    sub.option("--weight W", "of the reward; 0 is the policy alone", float, default=1.0)
+    sub.option("--candidates C", "likely tokens tried a step, or chunks drawn", positive, default=10)
+    sub.option(
+        "--chunk L",
+        "guide chunks of L tokens, drawn at --temperature above 0, instead of single tokens; any reward model",
+        positive,
+    )
+    sub.fields(
+        SampleOptions,
+        "temperature n max_new_tokens stop stop_ids seed",
+        make="options",
+        temperature={"default": 0.0, "meaning": "0 takes the best candidate (default)"},
+        max_new_tokens={"default": 128},
+    )
+    sub.prompt(of="policy", rows="text")
+    sub.fields(LoadOptions, without="readout", make="policy_loading")
+    sub.no_progress()
+
+
+def run_guide(options: argparse.Namespace) -> None:
+    """Draw guided texts, and print the figures."""
+    start(options)
+    from prb_jax.generation.guide import guide
+    from prb_jax.metrics.texts import TEXT_LABELS
+    from prb_jax.reports.style import facts_table
+    from prb_jax.reports.tables import interval
+
+    result = call(guide, options, loading=chosen(options, LoadOptions).devices)
+    found = result.summary
+    facts = [(TEXT_LABELS[name], interval(one["value"], one["ci95"])) for name, one in found["text"].items()]
+    facts.append((TEXT_LABELS["corpus_bleu"], f"{found['corpus_bleu']:.2f}"))
+    if one := found.get("quality"):
+        facts.append((f"quality: {one['model']}", interval(one["value"], one["ci95"])))
+    guided = f"weight {found['weight']:g}" if "weight" in found else "the policy alone"
+    title = f"{found['n']:,} prompts, {guided}, beside the preferred responses"
+    print_table(facts_table(facts, title=title))
+    print(f"written to {result.out}")
+
+
+def add_policy_accuracy(sub: Parser) -> None:
+    """Add the arguments of `prb policy-accuracy`."""
+    sub.set_defaults(after_interrupt="what was scored is kept: the same command continues the run")
+    sub.option("POLICY", "folder or hub id of a causal language model")
+    about = "models or baselines, as of `prb evaluate`"
+    sub.option("--rewards MODEL ...", about, required=True, extend=False)
+    sub.data()
+    sub.history()
+    sub.option("--out DIR", "run folder: rows.jsonl, summary.json, behaviour.json", required=True)
+    sub.option(
+        "--lambdas L,L",
+        "strengths of the reward, chosen among on validation users",
+        several(number_type(Option(), float)),
+        default=(0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0),
+    )
+    about = "likely tokens of each step whose rewards are computed; 0 leaves out seq_logprob"
+    sub.option("--candidates C", about, not_negative, default=10)
+    sub.option(
+        "--score S",
+        "the headline: seq_logprob (default), seq_logprob_topk, token_score_sum, seq_score; each also with "
+        "_lennorm behind it",
+        default="seq_logprob",
+    )
+    sub.option("--validation SHARE", "of the users", float, default=0.3)
+    sub.prompt(of="policy")
+    sub.option("--seed N", "of the split", not_negative, default=0)
+    sub.fields(LoadOptions, without="readout", make="policy_loading")
+    sub.no_progress()
+
+
+def run_policy_accuracy(options: argparse.Namespace) -> None:
+    """Score, and print the figures and the curves."""
+    start(options)
+    from prb_jax.generation.policy_accuracy import policy_accuracy
+
+    loading = chosen(options, LoadOptions).devices
+    result = call(policy_accuracy, options, strengths=options.lambdas, loading=loading)
+    _print_accuracy(result.summary)
+    print(f"written to {result.out}")
+
+
+def _print_accuracy(summary: Mapping[str, Any]) -> None:
+    from rich.markup import escape
+
+    from prb_jax.reports.style import NONE, new_table
+    from prb_jax.reports.tables import interval
+
+    def accuracy(figures: Mapping[str, Any]) -> str:
+        return escape(interval(figures["policy_accuracy"], figures["ci95"]))
+
+    def number(value: float | None) -> str:
+        return NONE if value is None else f"{value:.3f}"
+
+    controls = new_table(f"{summary['n_test']:,} comparisons of test users", ("control", "policy accuracy"))
+    controls.add_row("policy alone (lambda 0)", accuracy(summary["lambda_0"]["sum"]))
+    controls.add_row("policy alone, by length", accuracy(summary["lambda_0"]["lennorm"]))
+    controls.add_row("longer response", accuracy(summary["length"]))
+    for name, found in summary["rewards"].items():
+        controls.add_row(escape(f"reward alone: {name}"), accuracy(found["reward_alone"]["half_credit"]))
+    print_table(controls)
+    for name, found in summary["rewards"].items():
+        table = new_table(name, ("score", "lambda", "policy accuracy", "ties", "another user", "with length"))
+        for score, figures in found["scores"].items():
+            more = [number(figures[key]) for key in ("ties", "another_user", "length_correlation")]
+            table.add_row(escape(score), f"{figures['lambda']:g}", accuracy(figures), *more)
+        table.caption = "lambda: chosen on validation users; with length: correlation of score and tokens"
+        if any(figures["lambda"] == max(summary["strengths"]) for figures in found["scores"].values()):
+            table.caption += "\nthe largest lambda was chosen: larger ones may do better (--lambdas)"
+        if found["token_level"]:
+            table.caption += escape(f"\nno rewards of tokens: {found['token_level']}")
+        print_table(table)
+        headline = found["scores"][found["headline"]]
+        curve = new_table(f"{found['headline']} by lambda", ("lambda", "validation", "test"))
+        for point in headline["curve"]:
+            curve.add_row(f"{point['lambda']:g}", number(point["validation"]), number(point["test"]))
+        shares = ", ".join(
+            f"{float(part):.0%} {number(value)}" for part, value in headline["prefixes"].items()
+        )
+        curve.caption = escape(f"first part of the response: {shares}")
+        print_table(curve)

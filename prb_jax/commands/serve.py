@@ -4,7 +4,7 @@ import argparse
 import os
 
 from prb_jax.commands.arguments import Parser, chosen, positive
-from prb_jax.commands.process import start, until_terminated
+from prb_jax.commands.process import start
 from prb_jax.readouts.load_options import LoadOptions
 
 
@@ -24,17 +24,15 @@ def add(sub: Parser) -> None:
     sub.fields(LoadOptions)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Serve until SIGTERM or Ctrl-C."""
-    with until_terminated(options):
-        start(options)
-        from prb_jax.judges.options import JudgeOptions
-        from prb_jax.remote.score_server import TOKEN
-        from prb_jax.serving.options import ServeOptions
-        from prb_jax.serving.serve import serve
+    start(options)
+    from prb_jax.judges.options import JudgeOptions
+    from prb_jax.remote.score_server import TOKEN
+    from prb_jax.serving.options import ServeOptions
+    from prb_jax.serving.serve import serve
 
-        asked = JudgeOptions(template=options.template, top_logprobs=options.top_logprobs)
-        judge = None if asked == JudgeOptions() else asked
-        serving = chosen(options, ServeOptions, token=os.environ.get(TOKEN) or None, judge=judge)
-        serve(options.model, options=serving, loading=chosen(options, LoadOptions))
-    return 0
+    asked = JudgeOptions(template=options.template, top_logprobs=options.top_logprobs)
+    judge = None if asked == JudgeOptions() else asked
+    serving = chosen(options, ServeOptions, token=os.environ.get(TOKEN) or None, judge=judge)
+    serve(options.model, options=serving, loading=chosen(options, LoadOptions))

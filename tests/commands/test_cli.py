@@ -1,7 +1,6 @@
 """The command line: spelling, exit statuses, start-up time, one whole run."""
 
 import argparse
-import importlib
 import json
 import os
 import re
@@ -16,6 +15,7 @@ import pytest
 import prb_jax
 import prb_jax.plan
 from prb_jax import PrbError, cli
+from prb_jax.commands import functions_of
 from prb_jax.commands.arguments import keywords
 from prb_jax.personal.few_shot.registry import METHODS
 
@@ -264,13 +264,10 @@ def test_a_verb_is_two_functions_of_its_file():
     names = [name for verbs in cli.VERBS.values() for name in verbs]
     assert set(next(action.choices for action in cli.parser()._actions if action.choices)) == set(names)
     functions: dict[str, set[str]] = {}
-    for name in names:
-        verb = name.replace("-", "_")
-        ending = f"_{verb}" if name in cli.SHARED else ""
-        functions.setdefault(cli.SHARED.get(name, verb), set()).update({f"add{ending}", f"run{ending}"})
+    for function in (function for name in names for function in functions_of(name)):
+        functions.setdefault(function.__module__, set()).add(function.__name__)
     for file, expected in functions.items():
-        members = vars(importlib.import_module(f"prb_jax.commands.{file}")).values()
-        own = [one for one in members if getattr(one, "__module__", "") == f"prb_jax.commands.{file}"]
+        own = [one for one in vars(sys.modules[file]).values() if getattr(one, "__module__", "") == file]
         assert {one.__name__ for one in own if one.__name__[0] != "_"} == expected
 
 

@@ -1,0 +1,70 @@
+"""Verbs about one checkpoint: `prb inspect` and `prb convert`."""
+
+import argparse
+
+from prb_jax.commands.arguments import REWARD_MODEL, Parser, call, not_negative, positive
+from prb_jax.commands.process import hide_torch, print_table, start
+from prb_jax.models import DTYPES
+from prb_jax.readouts import LAYOUTS
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.text.protocol import PROTOCOLS
+
+
+def add_inspect(sub: Parser) -> None:
+    """Add the arguments of `prb inspect`."""
+    sub.option(
+        "MODEL",
+        "hub id, Hugging Face folder, or a run of prb train or prb ppo: a reward model, a language model "
+        "or an encoder",
+    )
+    sub.fields(LoadOptions, f"quantize {REWARD_MODEL}")
+    sub.option(
+        "--data NAME_OR_PATH ...",
+        "what `prb evaluate --data` takes: says how long it is for this model, and what is cut or refused",
+    )
+    sub.option(
+        "--max-length L",
+        "longest conversation in tokens (default: as in training, or the model's; of the paper protocol 8,192)",
+        positive,
+    )
+    sub.option("--protocol", "one of them (default: both)", choices=PROTOCOLS)
+    sub.option(
+        "--profile-posts N",
+        "with --data: posts of the user's profile (default: as in training, or 10; 0 for the paper protocol)",
+        not_negative,
+    )
+    sub.option("--limit N", "with --data: the first N comparisons of each source", positive)
+
+
+def run_inspect(options: argparse.Namespace) -> None:
+    """Check a checkpoint without reading its weights, and print the facts."""
+    hide_torch(options)
+    from prb_jax.inspection.inspect import inspect
+    from prb_jax.reports.style import facts_table
+
+    print_table(facts_table(call(inspect, options).items()))
+
+
+def add_convert(sub: Parser) -> None:
+    """Add the arguments of `prb convert`."""
+    sub.option("SRC", "run of prb train or prb ppo, Hugging Face folder or hub id", dest="source")
+    sub.option("DST", "folder to be made", dest="target")
+    sub.option("--adapter", "of a run with tuning=lora: a PEFT adapter with its head")
+    sub.option("--step S", "which checkpoint of a run: best, last or a number (default: best)")
+    sub.option("--dtype", "of the weights but the head", choices=DTYPES)
+    sub.option(
+        "--layout",
+        "of a checkpoint's head: *ForSequenceClassification, or v_head.summary as TRL and LLaMA-Factory have it",
+        default="standard",
+        choices=LAYOUTS,
+    )
+    sub.option("--drop-bias", "leave out the bias of a value head: differences stay equal")
+    sub.fields(LoadOptions, REWARD_MODEL)
+
+
+def run_convert(options: argparse.Namespace) -> None:
+    """Write a Hugging Face folder, and print where it is."""
+    start(options)
+    from prb_jax.training.convert import convert
+
+    print(f"written to {call(convert, options)}")
