@@ -60,8 +60,7 @@ if TYPE_CHECKING:
     from prb_jax.scoring.prompt_extras import PromptExtras
     from prb_jax.scoring.reward_model import RewardModel
     from prb_jax.scoring.scorer import PlainScorer
-    from prb_jax.serving.fields import Limits
-    from prb_jax.serving.options import ServeOptions
+    from prb_jax.serving.options import Limits, ServeOptions
     from prb_jax.serving.reward_fn import reward_fn
     from prb_jax.serving.serve import serve
     from prb_jax.sources.prepare import Prepared, prepare
@@ -117,8 +116,7 @@ _HOMES = {
         "scoring.prompt_extras": "PromptExtras",
         "scoring.reward_model": "RewardModel",
         "scoring.scorer": "PlainScorer",
-        "serving.fields": "Limits",
-        "serving.options": "ServeOptions",
+        "serving.options": "Limits ServeOptions",
         "serving.reward_fn": "reward_fn",
         "serving.serve": "serve",
         "sources.prepare": "Prepared prepare",

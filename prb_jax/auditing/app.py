@@ -25,7 +25,6 @@ from prb_jax.errors import DataError, PrbError
 from prb_jax.serving.fields import Body
 from prb_jax.serving.http_server import (
     Handler,
-    Limits,
     RefusedError,
     bearer,
     check_json,
@@ -34,6 +33,7 @@ from prb_jax.serving.http_server import (
     read_body,
     same_token,
 )
+from prb_jax.serving.options import Limits
 
 _HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "

@@ -11,7 +11,7 @@ from prb_jax.auditing.folder import AuditOptions, open_folder, read_secret
 from prb_jax.data.writing import held_folder, refuse_file
 from prb_jax.errors import RunError, need_extra
 from prb_jax.scoring.inputs import Data
-from prb_jax.serving.fields import Limits
+from prb_jax.serving.options import Limits
 
 INVITATION = "PRB_AUDIT_TOKEN"
 """The environment variable with the token that must come with a name that is typed."""

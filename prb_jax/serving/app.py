@@ -17,17 +17,18 @@ from starlette.routing import Route
 from prb_jax.errors import PrbError
 from prb_jax.scoring.reader import IdsTooLongError
 from prb_jax.serving.engine import BusyError, Engine, ScorerEngine
-from prb_jax.serving.fields import WHERE, Body, Limits
+from prb_jax.serving.fields import WHERE, Body
 from prb_jax.serving.http_server import (
     RefusedError,
     check_json,
     check_site,
     check_token,
+    local_names,
     make_site,
     read_body,
 )
-from prb_jax.serving.item_scorer import Scores
-from prb_jax.serving.items import NotFiniteError, Score, TooManyCharactersError
+from prb_jax.serving.items import NotFiniteError, Score, Scores, TooManyCharactersError
+from prb_jax.serving.options import ServeOptions
 from prb_jax.serving.routes import ROUTES, ScoreRequest
 from prb_jax.trees.shorten import TooLongError
 
@@ -49,31 +50,22 @@ _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 
 
 class Figures:
-    """The counters of one server.
-
-    Attributes:
-      requests: by path and status; paths that do not exist count as "other".
-      seconds: from a request's start to its answer, by path.
-      scores: responses that were scored.
-      truncated: of them, the ones whose profile or prompt was cut to keep the length limit.
-      batches: given to the device.
-      tokens: computed, without padding.
-      waiting: responses that wait for their scores.
-    """
+    """What a server counts: requests and their seconds by path (paths that do not exist are "other"), and scores."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = Counter("prb_requests", "Requests answered.", ["path", "status"], registry=registry)
-        self.seconds = Histogram(
-            "prb_request_seconds", "Until the answer.", ["path"], buckets=_SECONDS, registry=registry
-        )
-        self.scores = Counter("prb_scores", "Responses scored.", registry=registry)
-        self.truncated = Counter(
-            "prb_truncated", "Responses scored with a shortened profile or prompt.", registry=registry
-        )
-        self.batches = Counter("prb_batches", "Batches given to the device.", registry=registry)
-        self.tokens = Counter("prb_tokens", "Tokens computed, without padding.", registry=registry)
-        self.waiting = Gauge("prb_waiting", "Responses that wait for their scores.", registry=registry)
+        self.registry = CollectorRegistry()
+        of_path: Any = {"labelnames": ["path"], "buckets": _SECONDS, "registry": self.registry}
+        of_status: Any = {"labelnames": ["path", "status"], "registry": self.registry}
+        self.requests = Counter("prb_requests", "Requests answered.", **of_status)
+        self.seconds = Histogram("prb_request_seconds", "Until the answer.", **of_path)
+        self.scores = self._counter("scores", "Responses scored.")
+        self.truncated = self._counter("truncated", "Responses scored with a shortened profile or prompt.")
+        self.batches = self._counter("batches", "Batches given to the device.")
+        self.tokens = self._counter("tokens", "Tokens computed, without padding.")
+        self.waiting = Gauge("prb_waiting", "Responses that wait for their scores.", registry=self.registry)
+
+    def _counter(self, name: str, about: str) -> Counter:
+        return Counter(f"prb_{name}", about, registry=self.registry)
 
     def count_answer(self, path: str, status: int, seconds: float) -> None:
         """Count an answer."""
@@ -98,9 +90,7 @@ class Served:
       name: of the model.
       engine: scores items.
       figures: what is counted.
-      limits: for clients.
-      token: that clients must send as ``Authorization: Bearer TOKEN``; None for none.
-      hosts: without a token, the names by which clients may call the server; None for any.
+      options: limits for clients, and the token that they must send; without one, the host's own names.
       identity: everything about the model that decides its scores.
       view: what it is shown of a request.
     """
@@ -108,21 +98,20 @@ class Served:
     name: str
     engine: Engine | ScorerEngine
     figures: Figures
-    limits: Limits
-    token: str | None = None
-    hosts: frozenset[str] | None = None
+    options: ServeOptions
     identity: Mapping[str, Any] = field(default_factory=dict)
     view: Mapping[str, Any] = field(default_factory=dict)
 
 
 def make_app(served: Served) -> Starlette:
     """Return the application."""
+    hosts = local_names(served.options.host)
 
     def check(request: Request) -> None:
-        if served.token is not None:
-            check_token(request, served.token)
+        if served.options.token is not None:
+            check_token(request, served.options.token)
             return
-        check_site(request, served.hosts)  # a browser on this machine may show pages of any site
+        check_site(request, hosts)  # a browser on this machine may show pages of any site
         if request.method == "POST":
             check_json(request)
 
@@ -131,13 +120,8 @@ def make_app(served: Served) -> Starlette:
         return JSONResponse({"status": "failed" if failed else "ok"}, status_code=503 if failed else 200)
 
     async def models(request: Request) -> Response:
-        model = {
-            "id": served.name,
-            "object": "model",
-            "identity": dict(served.identity),
-            "view": dict(served.view),
-        }
-        return JSONResponse({"object": "list", "data": [model]})
+        facts = {"identity": dict(served.identity), "view": dict(served.view)}
+        return JSONResponse({"object": "list", "data": [{"id": served.name, "object": "model", **facts}]})
 
     async def metrics(request: Request) -> Response:
         served.figures.waiting.set(served.engine.waiting)
@@ -161,7 +145,7 @@ def make_app(served: Served) -> Starlette:
 
 async def _score(request: Request, served: Served, understand: Callable[[Body], ScoreRequest]) -> Response:
     """Answer a request for scores, whole or not at all, and never with a default."""
-    limits, begun = served.limits, time.monotonic()
+    limits, begun = served.options.limits, time.monotonic()
     body = await read_body(request, limits)
     wanted = understand(body)
     ignored, count = body.ignored(), len(wanted.items)

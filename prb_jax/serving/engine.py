@@ -14,7 +14,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
@@ -22,9 +22,10 @@ import jax
 import numpy as np
 
 from prb_jax.errors import DataError, PrbError, RunError
-from prb_jax.scoring.batching import Batch, Batcher, PlannedBatch
-from prb_jax.serving.item_scorer import ItemScorer, Scores
-from prb_jax.serving.items import ChatItem, Item, ItemTree, Score, TreeMaker
+from prb_jax.scoring.batching import Batch, PlannedBatch, lanes
+from prb_jax.serving.item_scorer import ItemScorer
+from prb_jax.serving.items import ChatItem, Item, ItemTree, Score, Scores
+from prb_jax.serving.tree_scorer import TreeScorer
 from prb_jax.trees.tree import common_run
 
 AT_ONCE = 256
@@ -40,20 +41,27 @@ WAITING = 1
 class BusyError(PrbError):
     """More waits than may wait, or the server is ending: the client may come again later."""
 
+    def __init__(self, waiting: int, most: int) -> None:
+        super().__init__(f"{waiting} responses wait, and at most {most} may: come again later")
+
 
 @dataclass(eq=False)
 class _Job:
-    """The items of one request."""
+    """The items of one request; `done` is cancelled when nobody waits for them any more."""
 
     items: Sequence[Item]
-    settle: Callable[[Scores | BaseException], None]
+    done: Future[Scores] = field(default_factory=Future)
     scores: dict[int, Score | PrbError] = field(default_factory=dict)
-    left: bool = False  # nobody waits for it any more
 
     def add(self, place: int, score: Score | PrbError) -> None:
         self.scores[place] = score
         if len(self.scores) == len(self.items):
-            self.settle([self.scores[place] for place in range(len(self.items))])
+            with contextlib.suppress(InvalidStateError):
+                self.done.set_result([self.scores[place] for place in range(len(self.items))])
+
+    def fail(self, error: BaseException) -> None:
+        with contextlib.suppress(InvalidStateError):
+            self.done.set_exception(error)
 
 
 @dataclass(eq=False)
@@ -77,55 +85,38 @@ class _WaitingTree:
 
     @property
     def wanted(self) -> bool:
-        return not all(job.left for job, _ in self.owners)
+        return not all(job.done.done() for job, _ in self.owners)
 
 
 class Engine:
     """Scores items in the background.
 
     Attributes:
-      tokens: of a full batch.
-      most: items that may wait for their scores.
       lanes: batches computed side by side; see :func:`prb_jax.scoring.batching.lanes`.
-      waiting: items that do.
+      waiting: items that wait for their scores.
       failure: what ended the work, if anything did.
     """
 
-    def __init__(
-        self,
-        tree_maker: TreeMaker,
-        batcher: Batcher,
-        dispatch: Callable[[Batch], jax.Array],
-        *,
-        tokens: int,
-        most: int,
-        count: Callable[[int], None],
-        lanes: int = 1,
-    ) -> None:
+    def __init__(self, scorer: TreeScorer, *, most: int, count: Callable[[int], None]) -> None:
         """Start the threads.
 
         Args:
-          tree_maker: makes trees of items.
-          batcher: makes batches of trees.
-          dispatch: gives a batch to the device.
-          tokens: of a full batch.
+          scorer: makes trees and batches, and gives them to the device.
           most: items that may wait for their scores.
           count: is told the tokens of each batch.
-          lanes: batches computed side by side.
         """
-        self.tokens, self.most, self.lanes, self.waiting = tokens, most, lanes, 0
-        self.failure: BaseException | None = None
-        self._tree_maker, self._batcher, self._dispatch, self._count = tree_maker, batcher, dispatch, count
+        self.lanes, self.waiting, self.failure = lanes(scorer.model.mesh), 0, None
+        self._scorer, self._batcher, self._most, self._count = scorer, scorer.batcher, most, count
         self._jobs: deque[_Job] = deque()
         self._running: SimpleQueue[
             tuple[PlannedBatch, list[_WaitingTree], Callable[[], jax.Array]] | None
         ] = SimpleQueue()
-        self._in_flight, self._wake_below, self._ends = 0, lanes, False
+        self._in_flight, self._wake_below, self._ends = 0, self.lanes, False
         self._passed = 0  # batches since one held the oldest tree
         self._news = threading.Condition()
         self._threads = [
             threading.Thread(target=work, name=work.__name__, daemon=True)
-            for work in (self._give, *[self._take_back] * lanes)
+            for work in (self._give, *[self._take_back] * self.lanes)
         ]
         for thread in self._threads:
             thread.start()
@@ -137,38 +128,20 @@ class Engine:
           TooManyCharactersError: a text that is too long to be tokenised.
           BusyError: too many wait.
         """
-        self._tree_maker.check_sizes(items)
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[Scores] = loop.create_future()
-
-        def finish(result: Scores | BaseException) -> None:
-            if done.done():
-                return
-            if isinstance(result, BaseException):
-                done.set_exception(result)
-            else:
-                done.set_result(result)
-
-        def settle(result: Scores | BaseException) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it who waited
-                loop.call_soon_threadsafe(finish, result)
-
-        job = _Job(items, settle)
+        self._scorer.maker.check_sizes(items)
+        job = _Job(items)
         with self._news:
             if self.failure is not None:
                 raise RuntimeError("the scorer has ended") from self.failure
-            if self._ends or self.waiting + len(items) > self.most:
-                raise BusyError(
-                    f"{self.waiting} responses wait, and at most {self.most} may: come again later"
-                )
+            if self._ends or self.waiting + len(items) > self._most:
+                raise BusyError(self.waiting, self._most)
             self._jobs.append(job)
             self.waiting += len(items)
             self._news.notify_all()
         try:
-            return await done
+            return await asyncio.wrap_future(job.done)
         finally:
             with self._news:
-                job.left = True
                 self.waiting -= len(items)
 
     def close(self) -> None:
@@ -186,19 +159,25 @@ class Engine:
             while (jobs := self._next_jobs(pool)) is not None:
                 pool += self._trees_of(jobs)
                 pool = [ready for ready in pool if ready.wanted]
-                while pool and (dealt := self._choose(pool)):
-                    members = set(dealt.members)
-                    self._start(dealt, [pool[place] for place in dealt.members])
+                while pool and (planned := self._choose(pool)):
+                    members = set(planned.members)
+                    self._start(planned, [pool[place] for place in planned.members])
                     pool = [ready for place, ready in enumerate(pool) if place not in members]
-        except BaseException as error:
-            self._fail(error, pool)
+        except BaseException as error:  # nothing can be scored any more: everybody who waits is told
+            with self._news:
+                self.failure = error
+                waiting = list(self._jobs)
+                self._jobs.clear()
+            _fail_all(pool, error)
+            for job in waiting:
+                job.fail(error)
         finally:
             for _ in range(self.lanes):
                 self._running.put(None)
 
     def _next_jobs(self, pool: Sequence[_WaitingTree]) -> list[_Job] | None:
         """Wait for news, and return the requests to be read; None at the end."""
-        full = sum(ready.fresh for ready in pool) > AHEAD * self.tokens
+        full = sum(ready.fresh for ready in pool) > AHEAD * self._scorer.tokens
 
         def news() -> bool:
             if pool:
@@ -211,20 +190,19 @@ class Engine:
             size = 0
             while self._jobs and not full and size < AT_ONCE:
                 job = self._jobs.popleft()
-                if not job.left:
+                if not job.done.done():
                     jobs.append(job)
                     size += len(job.items)
             return None if self._ends and not (jobs or pool or self._jobs) else jobs
 
     def _trees_of(self, jobs: Sequence[_Job]) -> list[_WaitingTree]:
-        """The trees of requests."""
         owners = [(job, place) for job in jobs for place in range(len(job.items))]
         try:
-            trees, errors = self._tree_maker.make_trees([job.items[place] for job, place in owners])
+            trees, errors = self._scorer.maker.make_trees([job.items[place] for job, place in owners])
         except Exception as error:
             if len(jobs) > 1:  # one of them must not spoil the others
                 return [ready for job in jobs for ready in self._trees_of([job])]
-            jobs[0].settle(error)
+            jobs[0].fail(error)
             return []
         for number, error in errors.items():
             job, place = owners[number]
@@ -245,68 +223,58 @@ class Engine:
                 return None
         trees, size = [], 0
         for ready in pool:
-            if size > AHEAD * self.tokens and not ready.leans:
+            if size > AHEAD * self._scorer.tokens and not ready.leans:
                 break
             trees.append(ready.made.tree)
             size += ready.fresh
-        dealt = list(self._batcher(trees, range(len(trees))))
-        if in_flight >= self.lanes and len(dealt) == 1:  # more may come while the device is busy
+        planned = list(self._batcher(trees, range(len(trees))))
+        if in_flight >= self.lanes and len(planned) == 1:  # more may come while the device is busy
             self._wake_below = self.lanes
             return None
-        chosen = max(dealt, key=lambda batch: batch.computed)
+        chosen = max(planned, key=lambda batch: batch.computed)
         if self._passed >= AHEAD:
-            chosen = next(batch for batch in dealt if 0 in batch.members)
+            chosen = next(batch for batch in planned if 0 in batch.members)
         self._passed = 0 if 0 in chosen.members else self._passed + 1
         return chosen
 
-    def _start(self, dealt: PlannedBatch, batch: list[_WaitingTree]) -> None:
+    def _start(self, planned: PlannedBatch, trees: list[_WaitingTree]) -> None:
         """Give a batch to the device."""
-        self._count(dealt.computed)
+        self._count(planned.computed)
         try:
-            scores = self._scores(dealt.make())
+            scores = self._scores(planned.make())
         except Exception as error:
-            _settle_all(batch, error)
+            _fail_all(trees, error)
             return
         with self._news:
             self._in_flight += 1
-        self._running.put((dealt, batch, scores))
+        self._running.put((planned, trees, scores))
 
     def _scores(self, batch: Batch) -> Callable[[], jax.Array]:
         """Return what waits for the scores of a batch: started here, or side by side by the threads that wait."""
         if self.lanes > 1:
-            return lambda: self._dispatch(batch)
-        scores = self._dispatch(batch)
+            return lambda: self._scorer.model.dispatch(batch)
+        scores = self._scorer.model.dispatch(batch)
         return lambda: scores
 
     def _take_back(self) -> None:
         """The work of the other threads: scores from the device to the requests."""
         while (running := self._running.get()) is not None:
-            dealt, batch, scores = running
+            planned, trees, scores = running
             try:
-                rows = dealt.take(np.asarray(scores(), np.float32))
-                for ready, row in zip(batch, rows, strict=True):
+                rows = planned.take(np.asarray(scores(), np.float32))
+                for ready, row in zip(trees, rows, strict=True):
                     for (job, place), score in zip(ready.owners, ready.made.scores(row), strict=True):
                         job.add(place, score)
             except Exception as error:  # of the device: other batches may go well
-                _settle_all(batch, error)
+                _fail_all(trees, error)
             with self._news:
                 self._in_flight -= 1
                 self._news.notify_all()
 
-    def _fail(self, error: BaseException, pool: Sequence[_WaitingTree]) -> None:
-        """Nothing can be scored any more: everybody who waits is told."""
-        with self._news:
-            self.failure = error
-            waiting = list(self._jobs)
-            self._jobs.clear()
-        _settle_all(pool, error)
-        for job in waiting:
-            job.settle(error)
 
-
-def _settle_all(batch: Sequence[_WaitingTree], error: BaseException) -> None:
-    for job in {id(job): job for ready in batch for job, _ in ready.owners}.values():
-        job.settle(error)
+def _fail_all(trees: Sequence[_WaitingTree], error: BaseException) -> None:
+    for job in {job for ready in trees for job, _ in ready.owners}:
+        job.fail(error)
 
 
 class ScorerEngine:
@@ -331,7 +299,7 @@ class ScorerEngine:
           DataError: a conversation that is rendered already.
         """
         if self.waiting + len(items) > self._most:
-            raise BusyError(f"{self.waiting} responses wait, and at most {self._most} may: come again later")
+            raise BusyError(self.waiting, self._most)
         self.waiting += len(items)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, self._score, items)

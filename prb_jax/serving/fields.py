@@ -1,31 +1,19 @@
-"""Limits and fields of requests, checked: each error names the field, and says what was found and expected."""
+"""The fields of requests, checked: each error names the field, and says what was found and expected."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from prb_jax.data import fields
 from prb_jax.data.comparison import Message, Post, read_profile
 from prb_jax.data.conversation import ROLES
-from prb_jax.data.options import option
 from prb_jax.errors import DataError, quote
 
+Value = TypeVar("Value")
+
 WHERE = "the request"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """How much a client may ask for."""
-
-    bytes: int = option(16_000_000, "bytes of a request", least=1, flag="max-bytes")
-    items: int = option(1024, "responses of a request", least=1, flag="max-items")
-    waiting: int = option(8192, "responses that may wait for their scores", least=1, flag="max-waiting")
-    connections: int = option(2048, "connections at a time", least=1, flag="max-connections")
-    seconds: float = option(120.0, "seconds until a request is answered", least=1, flag="timeout")
-
 
 _NEAR = {
     "user_id": {"user", "users", "userid", "userids"},
@@ -34,13 +22,11 @@ _NEAR = {
 }
 """By field, names without marks between their words, which say whose reward it is and would change nothing."""
 
-
 TEMPLATE_MARKS = (
     "<|im_start|>", "<|start_header_id|>", "<|header_start|>", "<start_of_turn>", "[INST]", "<|user|>", "<|User|>",
     "<｜User｜>", "<|start_of_role|>", "<|START_OF_TURN_TOKEN|>", "<|start|>user", "[|user|]",
 )  # fmt: skip
 """What chat templates put before a turn."""
-
 
 END_MARKS = (
     "<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<end_of_turn>", "</s>", "<|end|>", "<|end_of_text|>", "<eos>",
@@ -64,22 +50,6 @@ def without_end_marks(text: str) -> str:
 def template_mark(text: str) -> str | None:
     """Return the mark of a chat template that a text holds; None where it holds none."""
     return next((mark for mark in TEMPLATE_MARKS if mark in text), None)
-
-
-def user_turn(text: str, name: str) -> tuple[Message, ...]:
-    """Return a prompt that is a user's message.
-
-    Raises:
-      DataError: a chat template has rendered it already, and it would be wrapped as a message again.
-    """
-    if mark := template_mark(text):
-        fields.fail(
-            WHERE,
-            name,
-            f"holds {mark!r}: a chat template has rendered it already; send a list of messages, or the whole "
-            "conversation as 'input' to /classify",
-        )
-    return (Message("user", text),)
 
 
 class Body(Mapping[str, Any]):
@@ -120,42 +90,66 @@ def text(body: Body, name: str) -> str:
 
 def texts(body: Body, *names: str) -> list[str]:
     """Return one or more texts, from the first of these fields that is there."""
-    name = next((each for each in names if body.get(each) is not None), names[0])
-    value = body.get(name)
+    name, value = _first(body, names)
     if isinstance(value, str):
         value = [value]
-    found = fields.sequence(value, WHERE, name) if value is not None else []
-    if not found:
+    listed = fields.sequence(value, WHERE, name) if value is not None else []
+    if not listed:
         fields.fail(WHERE, name, f"expected a text or a list of texts, found {fields.found(value)}")
-    return [fields.text(each, WHERE, f"{name}[{k}]") for k, each in enumerate(found)]
+    return [fields.text(entry, WHERE, f"{name}[{k}]") for k, entry in enumerate(listed)]
 
 
 def prompts(body: Body, *names: str) -> list[tuple[Message, ...]]:
     """Return one or more prompts, from the first of these fields that is there: each is a text or a conversation."""
-    name = next((each for each in names if body.get(each) is not None), names[0])
-    value = body.get(name)
-    if not isinstance(value, list) or not any(isinstance(each, list) for each in value):
-        return [user_turn(text, name) for text in texts(body, *names)]
-    return [
-        messages(each, f"{name}[{k}]")
-        if isinstance(each, list)
-        else user_turn(fields.text(each, WHERE, f"{name}[{k}]"), f"{name}[{k}]")
-        for k, each in enumerate(value)
-    ]
+    name, value = _first(body, names)
+    if not _lists(value):
+        return [user_turn(entry, name) for entry in texts(body, *names)]
+    return [prompt(entry, f"{name}[{k}]") for k, entry in enumerate(value)]
+
+
+def _first(body: Body, names: Sequence[str]) -> tuple[str, Any]:
+    name = next((name for name in names if body.get(name) is not None), names[0])
+    return name, body.get(name)
+
+
+def _lists(value: object) -> bool:
+    return isinstance(value, list) and any(isinstance(entry, list) for entry in value)
+
+
+def prompt(value: object, name: str) -> tuple[Message, ...]:
+    """Return a prompt, which is a conversation or the text of a user."""
+    return messages(value, name) if isinstance(value, list) else user_turn(value, name)
+
+
+def user_turn(value: object, name: str) -> tuple[Message, ...]:
+    """Return a prompt that is the text of a user.
+
+    Raises:
+      DataError: a chat template has rendered it already, and it would be wrapped as a message again.
+    """
+    turn = fields.text(value, WHERE, name)
+    if mark := template_mark(turn):
+        fields.fail(
+            WHERE,
+            name,
+            f"holds {mark!r}: a chat template has rendered it already; send a list of messages, or the whole "
+            "conversation as 'input' to /classify",
+        )
+    return (Message("user", turn),)
 
 
 def messages(value: object, name: str) -> tuple[Message, ...]:
     """Return a conversation."""
-    found = []
-    for k, each in enumerate(fields.sequence(value, WHERE, name)):
-        given = fields.mapping(each, WHERE, f"{name}[{k}]")
+    turns = []
+    for k, entry in enumerate(fields.sequence(value, WHERE, name)):
+        given = fields.mapping(entry, WHERE, f"{name}[{k}]")
         role = fields.text(given.get("role"), WHERE, f"{name}[{k}].role")
         if role not in ROLES:
             fields.fail(WHERE, f"{name}[{k}].role", f"expected {' or '.join(ROLES)}, found {quote(role)}")
-        found.append(Message(role, _content(given.get("content"), f"{name}[{k}].content")))
-    if not found:
+        turns.append(Message(role, _content(given.get("content"), f"{name}[{k}].content")))
+    if not turns:
         fields.fail(WHERE, name, "expected at least one message, found none")
-    return tuple(found)
+    return tuple(turns)
 
 
 def _content(value: object, name: str) -> str:
@@ -163,8 +157,8 @@ def _content(value: object, name: str) -> str:
     if not isinstance(value, list):
         return fields.text(value, WHERE, name)
     parts = []
-    for k, each in enumerate(value):
-        part = fields.mapping(each, WHERE, f"{name}[{k}]")
+    for k, entry in enumerate(value):
+        part = fields.mapping(entry, WHERE, f"{name}[{k}]")
         if part.get("type") != "text":
             fields.fail(WHERE, f"{name}[{k}].type", f"expected text, found {quote(part.get('type'))}")
         parts.append(fields.text(part.get("text"), WHERE, f"{name}[{k}].text"))
@@ -174,11 +168,7 @@ def _content(value: object, name: str) -> str:
 def users(body: Body, count: int) -> list[str | None]:
     """Return the user of each of `count` responses: `user_id` is one for all, or a list with one for each."""
     value = body.get("user_id")
-    if not isinstance(value, list):
-        return [fields.optional_identifier(value, WHERE, "user_id")] * count
-    if len(value) != count:
-        fields.fail(WHERE, "user_id", f"expected one, or {count} for {count} responses, found {len(value)}")
-    return [fields.optional_identifier(each, WHERE, f"user_id[{k}]") for k, each in enumerate(value)]
+    return _of_each(value, count, isinstance(value, list), fields.optional_identifier, "user_id")
 
 
 def profiles(body: Body, count: int) -> list[tuple[Post, ...]]:
@@ -188,16 +178,21 @@ def profiles(body: Body, count: int) -> list[tuple[Post, ...]]:
         fields.fail(
             WHERE, "profile", "expected a list of posts {id, category, text}: a text goes with response_text"
         )
-    if not isinstance(value, list) or not any(isinstance(each, list) for each in value):
-        return [read_profile(value, WHERE)] * count
+
+    def read(posts: object, where: str, name: str) -> tuple[Post, ...]:
+        return read_profile(posts, where if name == "profile" else f"{where}: {name}")
+
+    return _of_each(value, count, _lists(value), read, "profile")
+
+
+def _of_each(
+    value: Any, count: int, several: bool, read: Callable[[object, str, str], Value], name: str
+) -> list[Value]:
+    if not several:
+        return [read(value, WHERE, name)] * count
     if len(value) != count:
-        fields.fail(WHERE, "profile", f"expected one, or {count} for {count} responses, found {len(value)}")
-    return [read_profile(each, f"{WHERE}: profile[{k}]") for k, each in enumerate(value)]
-
-
-def orders(body: Body, count: int) -> list[str | None]:
-    """Return by what the posts of each of `count` responses are ordered: `profile_order`, one for all of them."""
-    return [fields.optional_text(body.get("profile_order"), WHERE, "profile_order")] * count
+        fields.fail(WHERE, name, f"expected one, or {count} for {count} responses, found {len(value)}")
+    return [read(entry, WHERE, f"{name}[{k}]") for k, entry in enumerate(value)]
 
 
 def column(body: Body, name: str, count: int) -> Sequence[Any]:
@@ -217,17 +212,10 @@ def label_fields(label: object) -> Body:
 
 
 def no_profile(body: Body) -> None:
-    """Refuse a profile where the prompt is rendered already.
-
-    Raises:
-      DataError: there is one.
-    """
+    """Raise DataError for a profile where the prompt is rendered already."""
     if body.get("profile"):
-        fields.fail(
-            WHERE,
-            "profile",
-            "a conversation that is rendered already takes no profile: send messages instead",
-        )
+        about = "a conversation that is rendered already takes no profile: send messages instead"
+        fields.fail(WHERE, "profile", about)
 
 
 def flag(body: Body, *names: str, default: bool = False) -> bool:

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -28,7 +29,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from prb_jax.data.reading import parse_json
 from prb_jax.errors import DataError, RunError
-from prb_jax.serving.fields import WHERE, Body, Limits
+from prb_jax.serving.fields import WHERE, Body
+from prb_jax.serving.options import Limits
 
 DRAIN_SECONDS: Final = 30
 """How long requests that are being answered are waited for after SIGTERM."""
@@ -78,14 +80,7 @@ def address(listening: socket.socket) -> str:
 def run_app(
     app: Starlette, listening: socket.socket, *, limits: Limits, ready: Callable[[], None] = lambda: None
 ) -> None:
-    """Answer requests until SIGTERM or Ctrl-C, and then those that have been received.
-
-    Args:
-      app: the application.
-      listening: the socket; it is closed.
-      limits: for clients.
-      ready: is called when requests are answered.
-    """
+    """Answer requests until SIGTERM or Ctrl-C, and then those received; `ready` is called when the socket is open."""
     logger, handler = logging.getLogger("uvicorn.error"), logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines())
     logger.handlers, logger.propagate = [handler], False
@@ -210,10 +205,8 @@ def make_site(
         assert isinstance(error, HTTPException)
 
         async def refuse(request: Request) -> Response:
-            message = f"{request.method} {error.detail}"
-            raise RefusedError(
-                error.status_code, f"{message}: {unknown}" if unknown else message, **(error.headers or {})
-            )
+            message = f"{request.method} {error.detail}" + (f": {unknown}" if unknown else "")
+            raise RefusedError(error.status_code, message, **(error.headers or {}))
 
         return await answered(refuse, name=OTHER)(request)
 
@@ -231,21 +224,14 @@ def _log(
     path: str, status: int, seconds: float, failure: BaseException | None, more: Mapping[str, Any]
 ) -> None:
     """One line on standard error; an error of ours is told by its kind and place, as its message may hold texts."""
-    line = {
-        "time": round(time.time(), 3),
-        "path": path,
-        "status": status,
-        **more,
-        "ms": round(1e3 * seconds, 1),
-    }
+    line = {"time": round(time.time(), 3), "path": path, "status": status, **more}
+    line["ms"] = round(1e3 * seconds, 1)
     if failure is not None:
         while failure.__cause__ is not None:
             failure = failure.__cause__
-        last = failure.__traceback__
-        while last is not None and last.tb_next is not None:
-            last = last.tb_next
+        place = traceback.extract_tb(failure.__traceback__)[-1:]
         line["failure"] = type(failure).__name__
-        line["at"] = f"{last.tb_frame.f_code.co_filename}:{last.tb_lineno}" if last else ""
+        line["at"] = "".join(f"{frame.filename}:{frame.lineno}" for frame in place)
     print(json.dumps(line), file=sys.stderr, flush=True)
 
 
@@ -276,11 +262,7 @@ def same_token(given: str, token: str) -> bool:
 
 
 def check_token(request: Request, token: str) -> None:
-    """Refuse a request without the token.
-
-    Raises:
-      RefusedError: 401.
-    """
+    """Raise RefusedError(401) for a request without the token."""
     if not same_token(bearer(request), token):
         message = "expected the header 'Authorization: Bearer TOKEN' with the server's token"
         raise RefusedError(401, message, **{"WWW-Authenticate": "Bearer"})
@@ -318,23 +300,17 @@ def _split(url: str) -> tuple[str | None, str | None]:
 
 
 def check_json(request: Request) -> None:
-    """Refuse a body that does not say that it is JSON: a page of any site may send other types without asking.
-
-    Raises:
-      RefusedError: 415.
-    """
+    """Raise RefusedError(415) for a body that is not said to be JSON: any site's page may send other types unasked."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise RefusedError(
-            415,
-            "expected a body of the type application/json, in the header 'Content-Type: application/json'",
-        )
+        header = "in the header 'Content-Type: application/json'"
+        raise RefusedError(415, f"expected a body of the type application/json, {header}")
 
 
 async def read_body(request: Request, limits: Limits) -> Body:
     """Return the JSON object that a request carries, whose body was not read yet.
 
     Raises:
-      RefusedError: it is too long, or comes too late.
+      RefusedError: it is too long (413), or comes too late (408).
       DataError: it is no JSON object.
     """
     most, data = limits.bytes, bytearray()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,31 +10,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import PrbError, PrbWarning, RunError
+from prb_jax.errors import PrbError, RunError
 from prb_jax.judges.scorer import JudgeScorer
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.score_server import RemoteScorer, ScoreClient
 from prb_jax.scoring.load import Model, open_scorer
 from prb_jax.scoring.run import shown_view
 from prb_jax.scoring.scorer import AdaptsToUsers, PlainScorer, ReadsTokens, Scorer
-from prb_jax.serving.items import (
-    MOST_RESPONSES,
-    ChatItem,
-    NotFiniteError,
-    Score,
-    TreeMaker,
-    as_comparison,
-)
+from prb_jax.serving.items import ChatItem, NotFiniteError, Score, Scores, as_comparison
 from prb_jax.text.view import View, ViewOptions, choose_view
 
 if TYPE_CHECKING:
     from prb_jax.judges.options import JudgeOptions
-    from prb_jax.scoring.reward_model import RewardModel
 
 JUDGED_AT_ONCE = 32
 """Requests to the endpoint of a judge at a time."""
 
-Scores = list[Score | PrbError]
 ItemScorer = Callable[[Sequence[ChatItem]], Sequence[Score | PrbError]]
 """Gives the score of each item, or why it has none."""
 
@@ -58,20 +48,19 @@ def open_reward(
     Raises:
       RunError: a judge that needs the true rubric, which no request has; or as :func:`prb_jax.evaluate`.
     """
-    if isinstance(model, str) and model.startswith(("judge:", "rubric:")):
-        from prb_jax.judges.open_judge import open_named_judge
-        from prb_jax.judges.options import RUBRIC, parse_judge
+    from prb_jax.judges.options import RUBRIC, is_judge, parse_judge
 
-        if parse_judge(model).protocol == RUBRIC:
-            raise RunError(
-                f"{model}: rates aspects of the true rubric, which no request holds: give judge:MODEL"
-            )
-        if history is not None:
-            raise RunError(f"history: {model} does not adapt to users: leave it out")
-        return open_named_judge(model, judge, loading=loading, cache=None, concurrency=JUDGED_AT_ONCE)
-    if judge is not None:
-        raise RunError(f"{model}: is no judge (judge:MODEL): leave out how one is asked")
-    return open_scorer(model, loading, history=history)
+    if not is_judge(model):
+        if judge is not None:
+            raise RunError(f"{model}: is no judge (judge:MODEL): leave out how one is asked")
+        return open_scorer(model, loading, history=history)
+    from prb_jax.judges.open_judge import open_named_judge
+
+    if parse_judge(str(model)).protocol == RUBRIC:
+        raise RunError(f"{model}: rates aspects of the true rubric, which no request holds: give judge:MODEL")
+    if history is not None:
+        raise RunError(f"history: {model} does not adapt to users: leave it out")
+    return open_named_judge(str(model), judge, loading=loading, cache=None, concurrency=JUDGED_AT_ONCE)
 
 
 def open_item_scorer(
@@ -97,7 +86,9 @@ def open_item_scorer(
         from prb_jax.scoring.reward_model import RewardModel
 
         if isinstance(scorer, RewardModel):
-            return _tree_scores(scorer, view, batch_tokens)
+            from prb_jax.serving.tree_scorer import open_tree_scorer
+
+            return open_tree_scorer(scorer, view, batch_tokens=batch_tokens)
     return comparison_scores(scorer, view, batch_tokens=batch_tokens)[0]
 
 
@@ -114,13 +105,14 @@ def comparison_scores(
     if given := [name for name, value in options.items() if value is not None]:
         name = scorer.identity().get("name", "this model")
         raise RunError(f"{', '.join(given)}: without effect on {name}: leave out here")
-    judge = isinstance(scorer, JudgeScorer)
-    if judge:
+    why = "which is not a finite number"
+    if isinstance(scorer, JudgeScorer):
+        why = "the reply of the judge names no number of its scale"
         _check_judge(scorer, view)
-        view = replace(view, profile_posts=scorer.posts if view.profile_posts is None else view.profile_posts)
+        if view.profile_posts is None:
+            view = replace(view, profile_posts=scorer.posts)
     chosen = scorer.reader.choose_view(view) if isinstance(scorer, ReadsTokens) else choose_view(None, view)
     shown = shown_view(chosen.view)
-    why = "the reply of the judge names no number of its scale" if judge else "which is not a finite number"
 
     def score(items: Sequence[ChatItem]) -> Scores:
         groups: dict[object, list[int]] = {}
@@ -135,11 +127,8 @@ def comparison_scores(
         for batch in scorer.stream(comparisons, **shown, skip=lambda indices: False):
             for index, values in zip(batch.indices, batch.scores, strict=True):
                 for place, value in zip(members[index], np.asarray(values).tolist(), strict=True):
-                    scores[place] = (
-                        Score(value, 0, False)
-                        if np.isfinite(value)
-                        else NotFiniteError(f"the score is {value}, {why}")
-                    )
+                    error = None if np.isfinite(value) else NotFiniteError(f"the score is {value}, {why}")
+                    scores[place] = error or Score(value, 0, False)
         return [scores[place] for place in range(len(items))]
 
     return score, chosen.view
@@ -155,25 +144,3 @@ def _check_judge(judge: JudgeScorer, view: ViewOptions) -> None:
         )
     if view.max_length is not None and not judge.has_max_length:
         raise RunError("max_length: a judge that replies in words has its own limit: leave it out")
-
-
-def _tree_scores(model: RewardModel, options: ViewOptions, batch_tokens: int | None) -> ItemScorer:
-    """Items as trees in the few fixed shapes of a server, so that no call compiles anew."""
-    from prb_jax.serving.fixed_shapes import shapes_for
-
-    view = model.reader.view(options)
-    for remark in model.reader.remarks(view.protocol):
-        warnings.warn(remark, PrbWarning, stacklevel=4)
-    shapes = shapes_for(model, longest=model.reader.limit(view), batch_tokens=batch_tokens)
-    batcher, maker = shapes.batcher(), TreeMaker(model.reader, view, min(shapes.responses, MOST_RESPONSES))
-
-    def score(items: Sequence[ChatItem]) -> Scores:
-        trees, errors = maker.make_trees(items)
-        scores: dict[int, Score | PrbError] = dict(errors)
-        for planned in batcher([made.tree for made in trees], range(len(trees))):
-            rows = planned.take(np.asarray(model.dispatch(planned.make()), np.float32))
-            for member, row in zip(planned.members, rows, strict=True):
-                scores |= dict(zip(trees[member].members, trees[member].scores(row), strict=True))
-        return [scores[place] for place in range(len(items))]
-
-    return score

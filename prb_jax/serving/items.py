@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 NAME = "request"
 """What messages about a comparison of a request call it."""
 
-MOST_RESPONSES = 64
-"""Responses of a tree, at most: more of one prompt become several trees, which share their beginning."""
-
 CHARACTERS = 16
 """Characters for each token of the limit that a text of a client may have: more are refused and not tokenised."""
 
@@ -34,13 +31,7 @@ LEAST_CHARACTERS = 100_000
 
 @dataclass(frozen=True)
 class ChatItem:
-    """A response to a prompt.
-
-    Attributes:
-      prompt: the conversation before the response.
-      response: its text.
-      user_id, profile, profile_order: as of a comparison.
-    """
+    """A response to a prompt, the conversation before it; user and profile are as of a comparison."""
 
     prompt: tuple[Message, ...]
     response: str
@@ -91,8 +82,15 @@ class Score:
     truncated: bool
 
 
+Scores = list[Score | PrbError]
+
+
 class NotFiniteError(DataError):
     """The model gives no finite number for a response."""
+
+
+class TooManyCharactersError(DataError):
+    """A text of a client that is too long to be tokenised."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +105,7 @@ class ItemTree:
     members: tuple[int, ...]
     tree: Tree
 
-    def scores(self, values: np.ndarray) -> list[Score | PrbError]:
+    def scores(self, values: np.ndarray) -> Scores:
         """Return the score of each member, from those of the tree."""
         prefix, cut = len(self.tree.prefix), self.tree.truncation.any
         return [
@@ -116,10 +114,6 @@ class ItemTree:
             else NotFiniteError(f"the model's score is {value}, which is not a finite number")
             for value, response in zip(values.tolist(), self.tree.responses, strict=True)
         ]
-
-
-class TooManyCharactersError(DataError):
-    """A text of a client that is too long to be tokenised."""
 
 
 @dataclass(frozen=True)
@@ -147,17 +141,16 @@ class TreeMaker:
         of_cut = max(least, LEAST_CHARACTERS)  # what is cut to fit may be longer
         of_response = of_cut if self.view.protocol is TextProtocol.PAPER else least
         for number, item in enumerate(items):
-            if isinstance(item, RenderedItem):
-                lengths = {"input": (len(item.content), least if item.keep is None else of_cut)}
-                if not isinstance(item.content, str):
-                    continue
-            else:
+            if isinstance(item, ChatItem):
                 posts = item.profile[: self.view.profile_posts]
                 lengths = {
                     "response": (len(item.response), of_response),
                     "prompt": (sum(len(message.content) for message in item.prompt), of_cut),
                     "profile": (sum(len(post.text) for post in posts), of_cut),
                 }
+            else:
+                size = len(item.content) if isinstance(item.content, str) else 0
+                lengths = {"input": (size, least if item.keep is None else of_cut)}
             for name, (found, most) in lengths.items():
                 if found > most:
                     raise TooManyCharactersError(
@@ -207,7 +200,7 @@ class TreeMaker:
             encoded = self.reader.encode_each(comparisons, view=self.view)
         except PrbError as error:
             return [error] if len(groups) == 1 else [self._trees([group])[0] for group in groups]
-        return [self._readable(*each) for each in zip(comparisons, encoded, strict=True)]
+        return [self._readable(*pair) for pair in zip(comparisons, encoded, strict=True)]
 
     def _readable(self, comparison: Comparison, tree: Tree | TooLongError) -> Tree | PrbError:
         """A tree with the soft prompt of its user, or why the model cannot read it."""
@@ -222,12 +215,11 @@ class TreeMaker:
 
     def _read_rendered(self, item: RenderedItem) -> Tree:
         ids = self._tokenised(item) if isinstance(item.content, str) else np.asarray(item.content, np.int32)
-        kept = ids
         if item.keep is not None:
-            kept = ids[-(self.reader.limit(self.view) if item.keep < 0 else item.keep) :]
-        if not len(kept):
+            ids = ids[-(self.reader.limit(self.view) if item.keep < 0 else item.keep) :]
+        if not len(ids):
             raise DataError("input: expected at least one token, found an empty text")
-        return self.reader.encode_ids([kept], user_id=item.user_id, view=self.view, name="input")
+        return self.reader.encode_ids([ids], user_id=item.user_id, view=self.view, name="input")
 
     def _tokenised(self, item: RenderedItem) -> np.ndarray:
         chat, text = self.reader.tokenizer, str(item.content)

@@ -1,4 +1,4 @@
-"""The options of `prb serve`. No JAX is imported."""
+"""The options of `prb serve`, and its limits for clients. No JAX is imported."""
 
 from __future__ import annotations
 
@@ -9,8 +9,18 @@ from prb_jax.judges.options import JudgeOptions
 from prb_jax.remote.score_server import TOKEN
 from prb_jax.scoring import HISTORY
 from prb_jax.scoring.inputs import Data
-from prb_jax.serving.fields import Limits
 from prb_jax.text.view import ViewOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How much a client may ask for."""
+
+    bytes: int = option(16_000_000, "bytes of a request", least=1, flag="max-bytes")
+    items: int = option(1024, "responses of a request", least=1, flag="max-items")
+    waiting: int = option(8192, "responses that may wait for their scores", least=1, flag="max-waiting")
+    connections: int = option(2048, "connections at a time", least=1, flag="max-connections")
+    seconds: float = option(120.0, "seconds until a request is answered", least=1, flag="timeout")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from prb_jax.data import fields as checks
-from prb_jax.data.comparison import Comparison, Message, Post, read_profile
+from prb_jax.data.comparison import Comparison, Message, read_profile
 from prb_jax.errors import DataError, PrbError, quote
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.score_server import ScoreClient, is_url
@@ -102,22 +102,20 @@ class RewardFunction:
 
     def __call__(self, *args: Any, **columns: Any) -> Any:
         """Return the rewards in the form of the trainer that calls."""
+        given = [_listed(value) for value in args]
+        lists = bool(given) and all(isinstance(value, list) for value in given)
         if "solution_strs" in columns:
             texts = _listed(columns["solution_strs"])
             infos = _column(columns, "extra_infos", len(texts))
-            items = [
-                _verl_item(text, info, f"solution_strs[{k}]")
-                for k, (text, info) in enumerate(zip(texts, infos, strict=True))
-            ]
-            return self._rewards(items)
+            pairs = enumerate(zip(texts, infos, strict=True))
+            return self._rewards([_verl_item(text, info, f"solution_strs[{k}]") for k, (text, info) in pairs])
         if "solution_str" in columns:
-            return self._rewards(
-                [_verl_item(columns["solution_str"], columns.get("extra_info"), "solution_str")]
-            )[0]
-        if len(args) == 3 and all(isinstance(_listed(given), list) for given in args):
-            return self._openrlhf(*map(_listed, args))
-        if args and isinstance(_listed(args[0]), list) and len(args) == 2:
-            columns |= dict(zip(("prompts", "completions"), args, strict=True))
+            item = _verl_item(columns["solution_str"], columns.get("extra_info"), "solution_str")
+            return self._rewards([item])[0]
+        if len(given) == 3 and lists:
+            return self._openrlhf(*given)
+        if len(given) == 2 and isinstance(given[0], list):
+            columns |= {"prompts": given[0], "completions": given[1]}
         if "prompts" in columns:
             return self._rewards(_batch_items(columns))
         columns |= dict(zip(("prompt", "completions"), args, strict=False))
@@ -158,29 +156,21 @@ def _batch_items(columns: Mapping[str, Any]) -> list[ChatItem]:
     prompts, completions = _listed(columns["prompts"]), _listed(columns.get("completions"))
     if not isinstance(completions, list | tuple) or len(completions) != len(prompts):
         raise DataError(f"{WHERE}: completions: expected one for each of the {len(prompts)} prompts")
-    users, profiles, questions = (
-        _column(columns, name, len(prompts)) for name in ("user_id", "profile", "question")
-    )
-    return [
-        _item(
-            question if isinstance(prompt, str) and question is not None else prompt,
-            completion,
-            user,
-            profile,
-            f"completions[{k}]",
-        )
-        for k, (prompt, completion, user, profile, question) in enumerate(
-            zip(prompts, completions, users, profiles, questions, strict=True)
-        )
-    ]
+    names = ("user_id", "profile", "question")
+    more = zip(*(_column(columns, name, len(prompts)) for name in names), strict=True)
+    items = []
+    for k, (prompt, completion, (user, profile, question)) in enumerate(zip(prompts, completions, more)):
+        if isinstance(prompt, str) and question is not None:
+            prompt = question
+        items.append(_item(prompt, completion, user, profile, f"completions[{k}]"))
+    return items
 
 
 def _verl_item(solution: Any, extra_info: Any, name: str) -> ChatItem:
     extra = checks.mapping(extra_info, WHERE, "extra_info")
-    key = next((key for key in _QUESTION_KEYS if extra.get(key) is not None), None)
-    if key is None:
+    prompt, profile = _first(extra, _QUESTION_KEYS), extra.get("profile")
+    if prompt is None:
         raise DataError(f"{WHERE}: extra_info: expected the question as {' or '.join(_QUESTION_KEYS)}")
-    prompt, profile = extra[key], extra.get("profile")
     if isinstance(profile, str) and isinstance(prompt, str):  # as the paper's training data has it
         prompt, profile = prompt + profile, None
     return _item(prompt, solution, extra.get("user_id"), profile, name)
@@ -189,12 +179,14 @@ def _verl_item(solution: Any, extra_info: Any, name: str) -> ChatItem:
 def _areal_item(columns: Mapping[str, Any]) -> ChatItem:
     prompt, completion = columns["prompt"], columns["completions"]
     if isinstance(prompt, str):
-        prompt = next(
-            (columns[key] for key in ("messages", "question") if columns.get(key) is not None), prompt
-        )
+        prompt = _first(columns, ("messages", "question", "prompt"))
     if isinstance(completion, str):
         completion = fields.without_end_marks(completion)
     return _item(prompt, completion, columns.get("user_id"), columns.get("profile"), "completions")
+
+
+def _first(columns: Mapping[str, Any], names: Sequence[str]) -> Any:
+    return next((columns[name] for name in names if columns.get(name) is not None), None)
 
 
 def _item(prompt: Any, completion: Any, user_id: Any, profile: Any, name: str) -> ChatItem:
@@ -212,13 +204,11 @@ def _item(prompt: Any, completion: Any, user_id: Any, profile: Any, name: str) -
     if not isinstance(completion, str):
         turns = fields.messages(_listed(completion), name)
         if turns[-1].role != "assistant":
-            raise DataError(
-                f"{WHERE}: {name}: expected the assistant's message at the end, found {quote(turns[-1].role)}"
-            )
+            found = quote(turns[-1].role)
+            raise DataError(f"{WHERE}: {name}: expected the assistant's message at the end, found {found}")
         messages, completion = (*messages, *turns[:-1]), turns[-1].content
-    posts: tuple[Post, ...] = read_profile(_listed(profile), WHERE)
     user = checks.optional_identifier(_listed(user_id), WHERE, "user_id")
-    return ChatItem(messages, str(completion), user, posts)
+    return ChatItem(messages, str(completion), user, read_profile(_listed(profile), WHERE))
 
 
 def _column(columns: Mapping[str, Any], name: str, count: int) -> Sequence[Any]:
@@ -227,9 +217,8 @@ def _column(columns: Mapping[str, Any], name: str, count: int) -> Sequence[Any]:
     if values is None:
         return [None] * count
     if not isinstance(values, list | tuple) or len(values) != count:
-        raise DataError(
-            f"{WHERE}: {name}: expected one for each of {count} completions, found {checks.found(values)}"
-        )
+        expected = f"expected one for each of {count} completions, found {checks.found(values)}"
+        raise DataError(f"{WHERE}: {name}: {expected}")
     return values
 
 

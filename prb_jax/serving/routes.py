@@ -54,25 +54,12 @@ def score(body: Body) -> ScoreRequest:
     """
     if "response_text" not in body:
         return _score_documents(body)
-    query, profile, response = (
-        fields.text(body, "query"),
-        body.get("profile"),
-        fields.text(body, "response_text"),
-    )
-    items: list[Item]
-    if isinstance(profile, str):
-        (user,), (order,) = fields.users(body, 1), fields.orders(body, 1)
-        items = [
-            ChatItem(
-                fields.user_turn(query + checks.text(profile, WHERE, "profile"), "query"),
-                response,
-                user,
-                (),
-                order,
-            )
-        ]
-    else:
-        items = _answers(body, [fields.user_turn(query, "query")], [response])
+    query, response = fields.text(body, "query"), fields.text(body, "response_text")
+    profile = body.get("profile")
+    shown = isinstance(profile, str)
+    if shown:
+        query += checks.text(profile, WHERE, "profile")
+    items = _answers(body, [fields.user_turn(query, "query")], [response], shown=shown)
     return ScoreRequest(items, lambda scores, model: {"score": scores[0].value}, _activation(body))
 
 
@@ -80,18 +67,14 @@ def _score_documents(body: Body) -> ScoreRequest:
     queries = fields.prompts(body, "queries", "text_1", "query")
     documents = fields.texts(body, "documents", "text_2")
     if len(queries) not in (1, len(documents)):
-        checks.fail(
-            WHERE,
-            "queries",
-            f"expected one, or as many as the {len(documents)} documents, found {len(queries)}",
-        )
+        expected = f"expected one, or as many as the {len(documents)} documents, found {len(queries)}"
+        checks.fail(WHERE, "queries", expected)
     items = _answers(body, queries if len(queries) > 1 else queries * len(documents), documents)
 
-    def answer(scores: Sequence[Score], model: str) -> Any:
-        data = [{"index": k, "object": "score", "score": each.value} for k, each in enumerate(scores)]
-        return _envelope("score", model, data, scores)
+    def one(place: int, value: float) -> Any:
+        return {"index": place, "object": "score", "score": value}
 
-    return ScoreRequest(items, answer, _activation(body))
+    return ScoreRequest(items, _listing("score", one), _activation(body))
 
 
 def rerank(body: Body) -> ScoreRequest:
@@ -107,11 +90,8 @@ def rerank(body: Body) -> ScoreRequest:
         ]
         return {"id": _id("rerank"), "model": model, "usage": _usage(scores), "results": results}
 
-    return ScoreRequest(
-        _answers(body, [fields.user_turn(query, "query")] * len(documents), documents),
-        answer,
-        _activation(body),
-    )
+    items = _answers(body, [fields.user_turn(query, "query")] * len(documents), documents)
+    return ScoreRequest(items, answer, _activation(body))
 
 
 def classify(body: Body) -> ScoreRequest:
@@ -173,34 +153,21 @@ def _labelled_item(text: str, user: str | None, label: Body, prompt: object, k: 
     label.ignored()  # refuses what is nearly one of these names
     if question is None:
         if profile:
-            checks.fail(
-                WHERE,
-                f"labels[{k}].profile",
-                "a profile is shown with a question: expected 'question' beside it",
-            )
+            about = "a profile is shown with a question: expected 'question' beside it"
+            checks.fail(WHERE, f"labels[{k}].profile", about)
         return RenderedItem(text, special_tokens=False, ended=True, user_id=user)
     if not isinstance(prompt, str) or not text.startswith(prompt):
-        checks.fail(
-            WHERE, f"prompts[{k}]", "expected the beginning of the query, behind which its response stands"
-        )
+        about = "expected the beginning of the query, behind which its response stands"
+        checks.fail(WHERE, f"prompts[{k}]", about)
     response = fields.without_end_marks(text[len(prompt) :])
-    name = f"labels[{k}].question"
-    messages = (
-        fields.messages(question, name)
-        if isinstance(question, list)
-        else fields.user_turn(checks.text(question, WHERE, name), name)
-    )
+    messages = fields.prompt(question, f"labels[{k}].question")
     return ChatItem(messages, response, user, fields.profiles(label, 1)[0])
 
 
 def bare_number(body: Body) -> ScoreRequest:
     """``/slime``: {prompt, response}: the answer is the number itself. The prompt is a text or a conversation."""
-    prompt, response = body.get("prompt"), fields.text(body, "response")
-    if isinstance(prompt, list):
-        messages = fields.messages(prompt, "prompt")
-        items = _answers(body, [messages], [response])
-    else:
-        items = _answers(body, [fields.user_turn(fields.text(body, "prompt"), "prompt")], [response])
+    prompt = fields.prompt(body.get("prompt"), "prompt")
+    items = _answers(body, [prompt], [fields.text(body, "response")])
     return ScoreRequest(items, lambda scores, model: scores[0].value, _activation(body))
 
 
@@ -221,12 +188,8 @@ ROUTES: Mapping[str, Callable[[Body], ScoreRequest]] = {
 
 
 def _conversations(body: Body, kind: str, one: Callable[[int, float], Any]) -> ScoreRequest:
-    def answer(scores: Sequence[Score], model: str) -> Any:
-        data = [one(place, each.value) for place, each in enumerate(scores)]
-        return _envelope(kind, model, data, scores)
-
     items = _chat_items(body) if body.get("messages") is not None else _rendered_items(body)
-    return ScoreRequest(items, answer, _activation(body))
+    return ScoreRequest(items, _listing(kind, one), _activation(body))
 
 
 def _chat_items(body: Body) -> list[Item]:
@@ -239,35 +202,35 @@ def _chat_items(body: Body) -> list[Item]:
 
 
 def _rendered_items(body: Body) -> list[Item]:
-    """RenderedItem conversations as the client rendered them, as texts or token ids."""
+    """Conversations as the client rendered them, as texts or token ids."""
     fields.no_profile(body)
     given = body.get("input")
     if isinstance(given, str) or fields.token_ids(given) is not None:
         given = [given]
     if not isinstance(given, list) or not given:
-        checks.fail(
-            WHERE, "input", f"expected a text, token ids, or a list of either, found {checks.found(given)}"
-        )
+        expected = f"expected a text, token ids, or a list of either, found {checks.found(given)}"
+        checks.fail(WHERE, "input", expected)
     special = fields.flag(body, "add_special_tokens", default=True)
     keep = fields.whole_number(body, "truncate_prompt_tokens", least=-1, default=None)
     if keep == 0:
         checks.fail(WHERE, "truncate_prompt_tokens", "expected -1 or a number above 0, found 0")
     items: list[Item] = []
-    for k, (each, user) in enumerate(zip(given, fields.users(body, len(given)), strict=True)):
-        content = fields.token_ids(each)
-        if content is None:
-            content = checks.text(each, WHERE, f"input[{k}]")
+    for k, (entry, user) in enumerate(zip(given, fields.users(body, len(given)), strict=True)):
+        ids = fields.token_ids(entry)
+        content = checks.text(entry, WHERE, f"input[{k}]") if ids is None else ids
         items.append(RenderedItem(content, special_tokens=special, keep=keep, user_id=user))
     return items
 
 
-def _answers(body: Body, prompts: Sequence[Messages], responses: Sequence[str]) -> list[Item]:
+def _answers(
+    body: Body, prompts: Sequence[Messages], responses: Sequence[str], *, shown: bool = False
+) -> list[Item]:
+    """Responses to prompts, of the users of a request; their profiles too, unless the prompts show them already."""
     count = len(responses)
-    users, profiles = fields.users(body, count), fields.profiles(body, count)
-    given = zip(prompts, responses, users, profiles, fields.orders(body, count), strict=True)
-    return [
-        ChatItem(prompt, response, user, profile, order) for prompt, response, user, profile, order in given
-    ]
+    order = checks.optional_text(body.get("profile_order"), WHERE, "profile_order")
+    profiles = [()] * count if shown else fields.profiles(body, count)
+    given = zip(prompts, responses, fields.users(body, count), profiles, strict=True)
+    return [ChatItem(prompt, response, user, profile, order) for prompt, response, user, profile in given]
 
 
 def _activation(body: Body) -> bool:
@@ -279,19 +242,19 @@ def _sigmoid(value: float) -> float:
     return 1 / (1 + small) if value >= 0 else small / (1 + small)
 
 
-def _envelope(kind: str, model: str, data: list[Any], scores: Sequence[Score]) -> dict[str, Any]:
-    return {
-        "id": _id(kind),
-        "object": "list",
-        "created": int(time.time()),
-        "model": model,
-        "data": data,
-        "usage": _usage(scores),
-    }
+def _listing(kind: str, one: Callable[[int, float], Any]) -> Answer:
+    """An answer with an entry for each score, in the envelope of vLLM."""
+
+    def answer(scores: Sequence[Score], model: str) -> Any:
+        data = [one(place, score.value) for place, score in enumerate(scores)]
+        head = {"id": _id(kind), "object": "list", "created": int(time.time()), "model": model}
+        return {**head, "data": data, "usage": _usage(scores)}
+
+    return answer
 
 
 def _usage(scores: Sequence[Score]) -> dict[str, int]:
-    tokens = sum(each.tokens for each in scores)
+    tokens = sum(score.tokens for score in scores)
     return {"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens}
 
 

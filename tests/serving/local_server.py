@@ -10,19 +10,18 @@ from typing import Any
 from prb_jax.serving.app import make_app
 from prb_jax.serving.http_server import address, bind, run_app
 from prb_jax.serving.options import ServeOptions
-from prb_jax.serving.serve import make_engine
+from prb_jax.serving.serve import make_served
 
 
 @contextlib.contextmanager
 def serving(scorer: Any, **options: Any) -> Iterator[str]:
     """The URL of a server of the scorer; it ends with the process."""
     listening, ready = bind("127.0.0.1", 0), threading.Event()
-    engine, served = make_engine(scorer, options=ServeOptions(**options))
-    run = threading.Thread(
-        target=lambda: run_app(make_app(served), listening, limits=served.limits, ready=ready.set),
-        daemon=True,
-    )
-    run.start()
+    served = make_served(scorer, ServeOptions(**options))
+    app, limits = make_app(served), served.options.limits
+    threading.Thread(
+        target=lambda: run_app(app, listening, limits=limits, ready=ready.set), daemon=True
+    ).start()
     assert ready.wait(60)
     yield address(listening)
-    engine.close()
+    served.engine.close()

@@ -22,12 +22,11 @@ import prb_jax as prb
 from prb_jax.errors import RunError
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.scoring.load import open_scorer
-from prb_jax.serving import fixed_shapes
-from prb_jax.serving import serve as serve_module
+from prb_jax.serving import engine as engine_module
+from prb_jax.serving import tree_scorer
 from prb_jax.serving.app import Figures, Served, make_app
 from prb_jax.serving.engine import BusyError, Engine, Scores
-from prb_jax.serving.fields import Limits
-from prb_jax.serving.http_server import bind, local_names, run_app
+from prb_jax.serving.http_server import bind, run_app
 from prb_jax.serving.items import (
     ChatItem,
     Item,
@@ -38,8 +37,8 @@ from prb_jax.serving.items import (
     TreeMaker,
     ended_once,
 )
-from prb_jax.serving.options import ServeOptions
-from prb_jax.serving.serve import make_engine, serve
+from prb_jax.serving.options import Limits, ServeOptions
+from prb_jax.serving.serve import make_served, serve
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.shorten import TooLongError
@@ -62,7 +61,7 @@ class StubEngine:
 
 def app_with(answer: Callable[[Sequence[Item]], Any], **limits: Any) -> Any:
     engine = cast(Engine, StubEngine(answer))
-    return make_app(Served("m", engine, Figures(), Limits(**limits), hosts=local_names("testserver")))
+    return make_app(Served("m", engine, Figures(), ServeOptions(limits=Limits(**limits), host="testserver")))
 
 
 def scores(items: Sequence[Item]) -> Scores:
@@ -80,7 +79,7 @@ def fails(error: Exception) -> Callable[[Sequence[Item]], Any]:
     ("answer", "status", "message"),
     [
         (lambda items: asyncio.sleep(60), 503, "not done within 0.05 seconds"),
-        (fails(BusyError("9 responses wait")), 429, "9 responses wait"),
+        (fails(BusyError(9, 8)), 429, "9 responses wait"),
         (fails(ValueError("SECRET")), 500, "scoring failed"),
         (lambda items: [NotFiniteError("the model's score is nan")], 422, "nan"),
     ],
@@ -122,14 +121,14 @@ def test_slow_clients_are_not_waited_for() -> None:
 
 def test_padded_batches_and_many_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on accelerators, where trees are padded to fixed shapes: whatever comes, nothing is compiled for it."""
-    monkeypatch.setattr(fixed_shapes, "BUCKETS", ((64,), (1, 4), (64,)))
+    monkeypatch.setattr(tree_scorer, "BUCKETS", ((64,), (1, 4), (64,)))
     folder = write_model(tmp_path, "llama", num_hidden_layers=1)
     model = prb.load(folder)
     several = [record(number, 3) for number in range(6)]
     expected = model.score(several, max_length=160)
     padded = replace(model, stream_fn=None)
     options = ServeOptions(batch_tokens=512, view=ViewOptions(max_length=160), limits=Limits(waiting=18))
-    engine, _ = make_engine(padded, options=options)
+    engine = make_served(padded, options).engine
     programs = cast(Any, model.score_fn)._cache_size()
     view = model.reader.view(options.view)
     items = [
@@ -157,7 +156,8 @@ def test_conversations_that_begin_alike_are_computed_together_however_many_wait(
     silent = replace(
         model, stream_fn=cast(Any, lambda params, batch: np.zeros(batch.reads.shape, np.float32))
     )
-    engine, served = make_engine(silent, options=ServeOptions(batch_tokens=512))
+    served = make_served(silent, ServeOptions(batch_tokens=512))
+    engine = served.engine
     random = np.random.default_rng(0)
     prompts = [random.integers(4, 90, 150).tolist() for _ in range(40)]
     pairs = [[RenderedItem((*prompt, *range(k, k + 10))) for k in (5, 6)] for prompt in prompts]
@@ -184,16 +184,16 @@ def test_a_batch_that_fails_fails_its_requests_and_no_others(tmp_path: Path) -> 
         return np.full(batch.reads.shape, np.nan if len(calls) == 5 else 2.0, np.float32)
 
     broken = replace(model, stream_fn=cast(Any, score))
-    engine, served = make_engine(broken, options=ServeOptions(batch_tokens=1024))
+    served = make_served(broken, ServeOptions(batch_tokens=1024))
     with TestClient(make_app(served), base_url="http://127.0.0.1") as client:
         asked = [client.post("/score", json=GOOD) for _ in range(3)]
-    engine.close()
+    served.engine.close()
     assert [each.status_code for each in asked] == [500, 422, 200]
     assert asked[-1].json() == {"score": 2.0}
 
 
 def test_a_cpu_computes_two_batches_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_module, "lanes", lambda mesh: 2)
+    monkeypatch.setattr(engine_module, "lanes", lambda mesh: 2)
     model = prb.load(write_model(tmp_path, "llama", num_hidden_layers=1))
     both = threading.Barrier(
         2, timeout=60
@@ -205,9 +205,7 @@ def test_a_cpu_computes_two_batches_side_by_side(tmp_path: Path, monkeypatch: py
             both.wait()
         return cast(Any, model.stream_fn)(params, batch)
 
-    engine, _ = make_engine(
-        replace(model, stream_fn=cast(Any, score)), options=ServeOptions(batch_tokens=256)
-    )
+    engine = make_served(replace(model, stream_fn=cast(Any, score)), ServeOptions(batch_tokens=256)).engine
     warm_up.clear()
     encoded = [model.encode([record(number, 1)])[0] for number in (1, 2)]
     trees = [
@@ -364,7 +362,7 @@ def test_whatever_scores_is_served() -> None:
         return [len(response) + len(comparison.profile) for response in comparison.responses]
 
     for model, more in (("baseline:length", 0), (score, 1)):
-        engine, served = make_engine(open_scorer(model, LoadOptions()), options=ServeOptions())
+        served = make_served(open_scorer(model, LoadOptions()), ServeOptions())
         with TestClient(make_app(served), base_url="http://127.0.0.1") as client:
             asked = {
                 "queries": "?",
@@ -382,4 +380,4 @@ def test_whatever_scores_is_served() -> None:
             if more:
                 found = client.post("/score", json=GOOD | {"user_id": "stranger"})
                 assert (found.status_code, "SECRET" in found.text) == (500, False)
-        engine.close()
+        served.engine.close()

@@ -259,7 +259,8 @@ def test_the_client_of_a_server_goes_to_another_process_and_starts_no_jax(kinds:
 import pickle, sys
 reward, url, given = pickle.load(sys.stdin.buffer)
 import prb_jax as prb
-assert reward(**given) == prb.reward_fn(url)(**given)
+pairs = zip(reward(**given), prb.reward_fn(url)(**given), strict=True)
+assert all(abs(one - other) < 1e-5 for one, other in pairs)  # batches differ
 print(reward(**given), sorted({"jax", "flax", "torch", "transformers"} & sys.modules.keys()), sep="\\n")
 """
     reward = kinds["server"].reward
