@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,20 +23,24 @@ from prb_jax.building.settings import BuildSettings, load_build_settings
 from prb_jax.building.summary import build_inputs, build_summary
 from prb_jax.building.writing import read_candidates, write_rows
 from prb_jax.data.reading import read_object
-from prb_jax.data.writing import held_folder, refuse_file, write_json
+from prb_jax.data.writing import write_json
 from prb_jax.errors import RunError, listed, need_extra, quote
 from prb_jax.remote.endpoint import REPLIES
-from prb_jax.runs.command_line import command_line
 from prb_jax.runs.kind import SUMMARY, RunKind
 from prb_jax.runs.progress import Count, show_progress
-from prb_jax.runs.rows import Row, open_rows
+from prb_jax.runs.rows import Row, RowFile, RowKind
 
 ROWS: Final = "rows.jsonl"
 FAILURES: Final = "failures.jsonl"
 GATES_FILE: Final = "gate_figures.json"
-RUNS: Final = RunKind(name="prb_jax build", command="prb build", rows=ROWS)
-
-_FIELDS: Final = ("id", "over", "aspects", "plan", "candidates", "requests", "tries")
+_ROWS: Final = RowKind(
+    ROWS,
+    "a build",
+    key=itemgetter("id"),
+    fields=("id", "over", "aspects", "plan", "candidates", "requests", "tries"),
+)
+_FAILURES: Final = RowKind(FAILURES, "failures", key=itemgetter("id", "at"), fields=("id", "at", "error"))
+RUNS: Final = RunKind(name="prb_jax build", command="prb build", rows=_ROWS)
 
 
 @dataclass(frozen=True)
@@ -79,9 +84,7 @@ def build(
     """
     settings = load_build_settings(config, overrides, relax=relax)
     need_extra("build", "prb build")
-    folder = Path(out)
-    refuse_file(out)
-    RUNS.read(folder)
+    folder = RUNS.check(out)
     redactor = load_redactor() if settings.redact else None
     assert settings.data is not None
     records = read_records(
@@ -97,12 +100,10 @@ def build(
     writer = open_writer(settings.generator, cache=cache)
     judge = open_judge(settings.judge, cache=cache) if settings.judge.given else None
     inputs = build_inputs(settings, records, writer=writer, judge=judge)
-    with held_folder(folder):
+    session = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "relax": list(settings.relax)}
+    with RUNS.open(folder, inputs, notes={"data": settings.data}, session=session) as run:
         done = (folder / SUMMARY).exists()
-        session = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "relax": list(settings.relax)}
-        RUNS.start(folder, inputs, notes={"command": command_line(), "data": settings.data}, session=session)
-        run = RUNS.read(folder) or {}
-        relaxed = sorted({name for session in run["sessions"] for name in session["relax"]})
+        relaxed = sorted({name for session in run.record["sessions"] for name in session["relax"]})
         if done:
             if further := sorted(set(settings.relax) - set(relaxed)):
                 raise RunError(
@@ -111,7 +112,7 @@ def build(
                 )
             return Build(folder, read_object(folder / SUMMARY, error=RunError))
         settings = replace(settings, relax=tuple(relaxed))
-        rows = _write_all(records, writer, settings, folder, progress=progress)
+        rows = _write_all(records, writer, settings, run.file, progress=progress)
         del writer  # a model on this machine makes room for the next
         first, best, none = _pairs(records, rows, settings, inputs)
         gated = run_gates(
@@ -136,7 +137,14 @@ def build(
             seed=settings.seed,
         )
         summary = build_summary(
-            settings, records, rows, gated, parts, inputs, folder=folder, command=_repeating(run, relaxed)
+            settings,
+            records,
+            rows,
+            gated,
+            parts,
+            inputs,
+            folder=folder,
+            command=_repeating(run.record, relaxed),
         )
         write_product(
             folder,
@@ -160,20 +168,16 @@ def _repeating(run: Mapping[str, Any], relaxed: Sequence[str]) -> list[str]:
 
 
 def _write_all(
-    records: Sequence[Record], writer: Writer, settings: BuildSettings, folder: Path, *, progress: bool
-) -> list[Row]:
+    records: Sequence[Record], writer: Writer, settings: BuildSettings, file: RowFile[Row], *, progress: bool
+) -> Sequence[Row]:
     """Write what has no row yet, some records at a time.
 
     Raises:
       RunError: records that were not answered for, or a generator that gives nothing that could be used.
     """
-    together = settings.writing.together
-    with (
-        open_rows(folder / ROWS, what="a build", key=lambda row: row["id"], fields=_FIELDS) as file,
-        show_progress(
-            "build", Count(len(records), len(file.rows), unit="records"), enabled=progress
-        ) as display,
-    ):
+    together, folder = settings.writing.together, file.path.parent
+    count = Count(len(records), len(file.rows), unit="records")
+    with show_progress("build", count, enabled=progress) as display:
         failures: dict[str, str] = {}
         for start in range(0, len(records), together):
             unit = records[start : start + together]
@@ -204,10 +208,8 @@ def _write_all(
 def _note_failures(folder: Path, errors: Mapping[str, str]) -> None:
     if not errors:
         return
-    now, fields = datetime.now(UTC).isoformat(), ("id", "at", "error")
-    with open_rows(
-        folder / FAILURES, what="failures", key=lambda row: (row["id"], row["at"]), fields=fields
-    ) as file:
+    now = datetime.now(UTC).isoformat()
+    with _FAILURES.open(folder) as file:
         file.append({"id": name, "at": now, "error": error} for name, error in errors.items())
 
 

@@ -42,18 +42,18 @@ def large_digest(path: Path) -> str:
     with reading(path), open_file(path) as file, scanning_threads() as pool:
         size = os.fstat(file.fileno()).st_size
 
-        def digest(number: int) -> bytes:
+        def digest(number: int) -> str:
             return read_block(file.fileno(), path, number, size=size)[1]
 
         return blocks_digest(pool.map(digest, range(block_count(size))))
 
 
-def blocks_digest(digests: Iterable[bytes]) -> str:
+def blocks_digest(digests: Iterable[str]) -> str:
     """``"sha256-blocks:..."``: the sha256 of the digests of all blocks of 16 MiB, one after the other."""
-    return "sha256-blocks:" + hashlib.sha256(b"".join(digests)).hexdigest()
+    return "sha256-blocks:" + hashlib.sha256(bytes.fromhex("".join(digests))).hexdigest()
 
 
-def read_block(file: int, path: Path, number: int, *, size: int) -> tuple[bytes, bytes]:
+def read_block(file: int, path: Path, number: int, *, size: int) -> tuple[bytes, str]:
     """The bytes of one block of an open file, and their sha256.
 
     Args:
@@ -74,4 +74,4 @@ def read_block(file: int, path: Path, number: int, *, size: int) -> tuple[bytes,
         parts.append(part)
         start += len(part)
     data = parts[0] if len(parts) == 1 else b"".join(parts)
-    return data, hashlib.sha256(data).digest()
+    return data, hashlib.sha256(data).hexdigest()

@@ -41,11 +41,11 @@ class JsonLines:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.bytes_read = 0
-        self.digests: list[bytes] = []
+        self.digests: list[str] = []
         with reading(path), open_file(path) as file:
             self._size = os.fstat(file.fileno()).st_size
         self._packed = path.name.endswith(".gz")
-        self._expected: Sequence[bytes] = ()
+        self._expected: Sequence[str] = ()
         self._records = self._bytes = 0  # of the pass that came farthest
 
     @property
@@ -67,7 +67,7 @@ class JsonLines:
             return self._records * blocks.block_count(self._size) / max(1, len(self.digests))
         return self._records * max(1.0, self._size / max(1, self._bytes))
 
-    def expect(self, digests: Sequence[bytes]) -> None:
+    def expect(self, digests: Sequence[str]) -> None:
         """Compare the first blocks of the file, also those still to be read, with digests of an earlier time.
 
         Raises:
@@ -125,7 +125,7 @@ class JsonLines:
 
     def _blocks(self, first: int) -> Iterator[bytes]:
         """The bytes of one block after another, which must be what they were; some are read ahead."""
-        count, coming = blocks.block_count(self._size), deque[Future[tuple[bytes, bytes]]]()
+        count, coming = blocks.block_count(self._size), deque[Future[tuple[bytes, str]]]()
         with open_file(self.path) as file, scanning_threads() as threads:
             for number in range(first, count):
                 # Whoever wants the first records alone needs no further blocks.

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.generation.policy import Policy, open_policy
 from prb_jax.generation.token_scores import (
@@ -42,20 +42,23 @@ from prb_jax.metrics.policy_scores import (
 from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
-from prb_jax.runs.command_line import command_line
-from prb_jax.runs.kind import SUMMARY, RunKind
+from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, show_progress
-from prb_jax.runs.rows import Row, RowFile, open_rows
+from prb_jax.runs.rows import Row, RowFile, RowKind
 from prb_jax.scoring.controls import with_other_users
 from prb_jax.scoring.inputs import read_inputs
 from prb_jax.scoring.load import open_scorer, read_history, with_history
 from prb_jax.scoring.run import computing_versions
 from prb_jax.text.view import ViewOptions
 
-ROWS = "rows.jsonl"
+ROWS = RowKind(
+    "rows.jsonl",
+    "policy accuracy",
+    key=itemgetter("scorer", "control", "id"),
+    fields=("scorer", "control", "id", "tokens", "rewards", "scores"),
+)
 RUNS = RunKind(name="prb_jax policy accuracy", command="prb policy-accuracy", rows=ROWS)
 STRENGTHS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
-_FIELDS: Final = ("scorer", "control", "id", "tokens", "rewards", "scores")
 _SWAP: Final = "swap"
 
 
@@ -118,9 +121,7 @@ def policy_accuracy(
     Raises:
       PrbError: models, data, choices or folder cannot be used.
     """
-    path = Path(out)
-    refuse_file(out)
-    RUNS.read(path)
+    path = RUNS.check(out)
     if not rewards or len(set(rewards)) != len(rewards):
         raise DataError(f"rewards: expected different models, at least one, found {quote(list(rewards))}")
     lambdas = _checked(strengths, candidates=candidates, score=score, validation=validation)
@@ -151,31 +152,28 @@ def policy_accuracy(
         "versions": computing_versions(plain=False),
     }
     reader = _PolicyReader(opened, comparisons, profile_posts, candidates, longest)
-    with held_folder(path):
-        notes = {"command": command_line(), "policy": policy_name, "data": list(inputs.sources)}
-        RUNS.start(path, decided, notes=notes)
+    notes = {"policy": policy_name, "data": list(inputs.sources)}
+    with RUNS.open(path, decided, notes=notes) as run:
         swapped, why_not = _swapped(comparisons, seed=seed)
         shown = {"": comparisons} | ({} if swapped is None else {_SWAP: swapped})
-        with open_rows(path / ROWS, what="policy accuracy", key=_key, fields=_FIELDS) as file:
-            for name, scorer in scorers.items():
-                for control, seen in shown.items():
-                    known = sum((name, control, comparison.id) in file.rows for comparison in seen)
-                    label = f"{name}, another user" if control else name
-                    with show_progress(label, Count(len(seen), known), enabled=progress) as display:
-                        for rows in _missing_rows(file, reader, name, control, scorer, seen, lambdas):
-                            file.append(rows)
-                            display.advance(len(rows), sum(sum(row["tokens"]) for row in rows))
-            file.finish(
-                [(name, control, one.id) for name in scorers for control in shown for one in comparisons]
-            )
-            judged = {
-                (name, control): [
-                    _judged(file.rows[name, control, comparison.id], comparison, cluster)
-                    for comparison, cluster in zip(comparisons, clusters, strict=True)
-                ]
-                for name in scorers
-                for control in shown
-            }
+        file = run.file
+        for name, scorer in scorers.items():
+            for control, seen in shown.items():
+                known = sum((name, control, comparison.id) in file.rows for comparison in seen)
+                label = f"{name}, another user" if control else name
+                with show_progress(label, Count(len(seen), known), enabled=progress) as display:
+                    for rows in _missing_rows(file, reader, name, control, scorer, seen, lambdas):
+                        file.append(rows)
+                        display.advance(len(rows), sum(sum(row["tokens"]) for row in rows))
+        file.finish([(name, control, one.id) for name in scorers for control in shown for one in comparisons])
+        judged = {
+            (name, control): [
+                _judged(file.rows[name, control, comparison.id], comparison, cluster)
+                for comparison, cluster in zip(comparisons, clusters, strict=True)
+            ]
+            for name in scorers
+            for control in shown
+        }
         figures = {}
         for name, scorer in scorers.items():
             swap = judged.get((name, _SWAP))
@@ -221,7 +219,7 @@ def policy_accuracy(
                 )
             )
         write_behaviour(path, behaviour)
-        write_json(path / SUMMARY, summary)
+        run.finish(summary)
     return PolicyAccuracy(path, summary)
 
 
@@ -392,7 +390,3 @@ def _row(
 def _judged(row: Row, comparison: Comparison, cluster: str) -> Judged:
     assert comparison.labels is not None
     return Judged(comparison.id, cluster, comparison.labels, row["tokens"], row["rewards"], row["scores"])
-
-
-def _key(row: Row) -> tuple[str, str, str]:
-    return row["scorer"], row["control"], row["id"]

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
-from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import DataError, RunError
 from prb_jax.generation.chunks import ChunkGuide
 from prb_jax.generation.endpoint_samples import EndpointSampler, open_sampler
@@ -21,17 +21,21 @@ from prb_jax.generation.prompts import Prompt
 from prb_jax.generation.rules import SampleOptions
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.options import EndpointOptions
-from prb_jax.runs.command_line import command_line
-from prb_jax.runs.kind import SUMMARY, RunKind
+from prb_jax.runs.kind import RunKind
 from prb_jax.runs.parts import Part, Skip, finish_part, parse_part
 from prb_jax.runs.progress import Count, show_progress
-from prb_jax.runs.rows import Row, open_rows, read_rows
+from prb_jax.runs.rows import Row, RowKind
 from prb_jax.scoring.inputs import Data, Inputs, check_unchanged, read_inputs
 from prb_jax.scoring.run import computing_versions, session_facts
 
 SAMPLES = "samples.jsonl"
-RUNS = RunKind(name="prb_jax samples", command="prb sample", rows=SAMPLES)
-FIELDS = ("id", "sample", "prompt_token_ids", "token_ids", "text", "logprob", "sampled_logprob", "finish")
+SAMPLE_ROWS = RowKind(
+    SAMPLES,
+    "samples",
+    key=itemgetter("id", "sample"),
+    fields=("id", "sample", "prompt_token_ids", "token_ids", "text", "logprob", "sampled_logprob", "finish"),
+)
+RUNS = RunKind(name="prb_jax samples", command="prb sample", rows=SAMPLE_ROWS)
 
 _DEFINITIONS = {
     "logprob": "of a sample: the sum of its tokens' log-probabilities under the model as it is (temperature 1)",
@@ -97,10 +101,8 @@ def sample_data(
     """
     if profile_posts < 0:
         raise DataError(f"profile_posts: expected 0 or more, found {profile_posts}")
-    path = Path(out)
     share = None if part is None else parse_part(part)
-    refuse_file(out)
-    RUNS.read(path)
+    path = RUNS.check(out)
     inputs = read_inputs(data, subset=subset, limit=limit)
     if endpoint is not None and model is None:
         given = {"max_length": max_length, "rows": rows, "guide": guide} | (loading.given if loading else {})
@@ -131,25 +133,22 @@ def sample_data(
         **({} if share is None else {"part": str(share)}),
         "versions": computing_versions(plain=endpoint is not None),
     }
-    notes = {"command": command_line(), "model": name, "data": list(inputs.sources)}
-    with held_folder(path):
-        session = session_facts(drawing.device, None) | {"rows": rows}  # pyright: ignore[reportArgumentType] - of its mesh
-        session.pop("batch_tokens")
-        RUNS.start(path, decided, session=session, notes=notes)
+    notes = {"model": name, "data": list(inputs.sources)}
+    session = session_facts(drawing.device, None) | {"rows": rows}  # pyright: ignore[reportArgumentType] - of its mesh
+    session.pop("batch_tokens")
+    with RUNS.open(path, decided, session=session, notes=notes) as run:
         keys = [(one.id, sample) for one in inputs.comparisons for sample in range(options.n)]
-        with open_rows(path / SAMPLES, what="samples", key=row_key, fields=FIELDS) as file:
-            count = Count(len(keys), len(file.rows), unit="samples")
-            with show_progress(name, count, enabled=progress) as display:
-                for new in drawing.rows(file.rows, share):
-                    file.append(new)
-                    display.advance(len(new), sum(_tokens(row) or 0 for row in new))
-            check_unchanged(inputs)
-            if share is not None:
-                drawn = finish_part(path, share, rows=len(file.rows), files=[SAMPLES])
-                return SampleRun(path, {"model": name, **drawn})
-            samples = file.finish(keys)
-        summary = _summary(name, inputs, samples, options, drawing)
-        write_json(path / SUMMARY, summary)
+        count = Count(len(keys), len(run.file.rows), unit="samples")
+        with show_progress(name, count, enabled=progress) as display:
+            for new in drawing.rows(run.file.rows, share):
+                run.file.append(new)
+                display.advance(len(new), sum(_tokens(row) or 0 for row in new))
+        check_unchanged(inputs)
+        if share is not None:
+            drawn = finish_part(path, share, rows=len(run.file.rows), files=[SAMPLES])
+            return SampleRun(path, {"model": name, **drawn})
+        summary = _summary(name, inputs, run.file.finish(keys), options, drawing)
+        run.finish(summary)
     return SampleRun(path, summary)
 
 
@@ -241,13 +240,7 @@ def read_samples(folder: Path) -> dict[tuple[str, int], Row]:
       RunError: the run is not finished, or a row cannot be read.
     """
     RUNS.read_finished(folder)
-    rows = read_rows(folder / SAMPLES, what="samples", key=row_key, fields=FIELDS)
-    return cast(dict[tuple[str, int], Row], rows)
-
-
-def row_key(row: Row) -> tuple[str, int]:
-    """Return the comparison and the number of a sample."""
-    return row["id"], row["sample"]
+    return dict(SAMPLE_ROWS.read(folder))
 
 
 def _row(prompt: Prompt, number: int, sample: Sample) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.data.comparison import Comparison, Message
-from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import DataError
 from prb_jax.generation.sample import SampleRun
 from prb_jax.judges.chat import ChatModel, fit_conversations, open_chat
@@ -19,12 +18,10 @@ from prb_jax.judges.scorer import shown_texts, without_thoughts
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.endpoint import REPLIES
 from prb_jax.remote.options import EndpointOptions
-from prb_jax.runs.command_line import command_line
-from prb_jax.runs.kind import SUMMARY
 from prb_jax.runs.progress import Count, show_progress
-from prb_jax.runs.rows import Row, open_rows
+from prb_jax.runs.rows import Row
 from prb_jax.scoring.inputs import Data, check_unchanged, read_inputs
-from prb_jax.scoring.prompt_extras import ASPECT_FIELDS, ASPECT_RUNS, ASPECTS, asked_digest
+from prb_jax.scoring.prompt_extras import ASPECT_RUNS, asked_digest
 from prb_jax.scoring.run import computing_versions
 
 INSTRUCTION = (
@@ -71,9 +68,7 @@ def plan_aspects(
     """
     if profile_posts < 0:
         raise DataError(f"profile_posts: expected 0 or more, found {profile_posts}")
-    path = Path(out)
-    refuse_file(out)
-    ASPECT_RUNS.read(path)
+    path = ASPECT_RUNS.check(out)
     inputs = read_inputs(data, subset=subset, limit=limit)
     chat = open_chat(
         model, endpoint=endpoint, loading=loading or LoadOptions(), cache=path / REPLIES, verb="aspects"
@@ -89,23 +84,19 @@ def plan_aspects(
         "instruction": INSTRUCTION,
         "versions": computing_versions(plain=endpoint is not None),
     }
-    notes = {"command": command_line(), "model": name, "data": list(inputs.sources)}
+    notes = {"model": name, "data": list(inputs.sources)}
     comparisons = list(inputs.comparisons)
-    with held_folder(path):
-        ASPECT_RUNS.start(path, decided, notes=notes)
-        with open_rows(
-            path / ASPECTS, what="aspects", key=lambda row: row["id"], fields=ASPECT_FIELDS
-        ) as file:
-            count = Count(len(comparisons), len(file.rows), unit="comparisons")
-            with show_progress(name, count, enabled=progress) as display:
-                left = [comparison for comparison in comparisons if comparison.id not in file.rows]
-                for start in range(0, len(left), TOGETHER):
-                    part = left[start : start + TOGETHER]
-                    rows = _plan(chat, part, posts=profile_posts, max_new_tokens=max_new_tokens)
-                    file.append(rows)
-                    display.advance(len(rows), sum(row["tokens"] or 0 for row in rows))
-            check_unchanged(inputs)
-            rows = file.finish([comparison.id for comparison in comparisons])
+    with ASPECT_RUNS.open(path, decided, notes=notes) as run:
+        count = Count(len(comparisons), len(run.file.rows), unit="comparisons")
+        with show_progress(name, count, enabled=progress) as display:
+            left = [comparison for comparison in comparisons if comparison.id not in run.file.rows]
+            for start in range(0, len(left), TOGETHER):
+                part = left[start : start + TOGETHER]
+                rows = _plan(chat, part, posts=profile_posts, max_new_tokens=max_new_tokens)
+                run.file.append(rows)
+                display.advance(len(rows), sum(row["tokens"] or 0 for row in rows))
+        check_unchanged(inputs)
+        rows = run.file.finish([comparison.id for comparison in comparisons])
         summary: dict[str, Any] = {
             "model": name,
             "data": list(inputs.sources),
@@ -114,7 +105,7 @@ def plan_aspects(
             "posts_dropped": sum(row["posts_dropped"] for row in rows),
             "definitions": _DEFINITIONS,
         }
-        write_json(path / SUMMARY, summary)
+        run.finish(summary)
     return SampleRun(path, summary)
 
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from prb_jax.data.writing import held_folder, refuse_file, whole_file, write_json, writing
+from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import DataError, RunError, has_extra, need_extra, quote
 from prb_jax.judges.candidates import Candidates, read_candidates, read_drawn
 from prb_jax.judges.open_judge import open_named_judge
@@ -28,10 +29,9 @@ from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.endpoint import REPLIES
 from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
-from prb_jax.runs.command_line import command_line
-from prb_jax.runs.kind import SUMMARY, RunKind
+from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, show_progress
-from prb_jax.runs.rows import Row, RowFile, open_rows, read_rows
+from prb_jax.runs.rows import RowFile, RowKind
 from prb_jax.scoring.inputs import Data
 from prb_jax.scoring.load import open_scorer, read_history, with_history
 from prb_jax.scoring.run import computing_versions
@@ -39,7 +39,10 @@ from prb_jax.scoring.scorer import Scorer, baseline_scorer
 
 REWARDS = "rewards.jsonl"
 CURVES = "curves.png"
-RUNS = RunKind(name="prb_jax best-of-n", command="prb best-of-n", rows=REWARDS)
+REWARD_ROWS = RowKind(
+    REWARDS, "rewards", key=itemgetter("scorer", "id"), fields=("scorer", "id", "samples", "scores")
+)
+RUNS = RunKind(name="prb_jax best-of-n", command="prb best-of-n", rows=REWARD_ROWS)
 REFERENCE = "reference"
 ORACLE, RANDOM, CHANCE = "oracle", "random", "baseline:random"
 
@@ -111,9 +114,7 @@ def best_of_n(
       RunError: a folder that cannot be used.
       CheckpointError, MeshError: a model cannot be loaded.
     """
-    path = Path(out)
-    refuse_file(out)
-    RUNS.read(path)
+    path = RUNS.check(out)
     if not rewards or len(set(rewards)) != len(rewards):
         raise DataError(f"rewards: expected different models, at least one, found {quote(list(rewards))}")
     if quality == REFERENCE:
@@ -140,13 +141,12 @@ def best_of_n(
         "view": view,
         "versions": computing_versions(plain=False),
     }
-    with held_folder(path):
-        RUNS.start(path, decided, notes={"command": command_line(), "samples": str(samples)})
-        with open_rows(path / REWARDS, what="rewards", key=_key, fields=("scorer", "id", "scores")) as file:
-            for name, scorer in scorers.items():
-                _score(file, name, scorer, prompts, view=view, progress=progress)
-            keys = [(name, prompt.id) for name in scorers for prompt in prompts]
-            numbers = {_key(row): np.asarray(row["scores"], np.float64) for row in file.finish(keys)}
+    with RUNS.open(path, decided, notes={"samples": str(samples)}) as opened:
+        for name, scorer in scorers.items():
+            _score(opened.file, name, scorer, prompts, view=view, progress=progress)
+        keys = [(name, prompt.id) for name in scorers for prompt in prompts]
+        rows_in_order = zip(keys, opened.file.finish(keys), strict=True)
+        numbers = {key: np.asarray(row["scores"], np.float64) for key, row in rows_in_order}
         if qualities is not None:
             numbers |= {(quality, name): values for name, values in qualities.items()}
         prompts, numbers, unread = _readable(prompts, numbers)
@@ -193,7 +193,7 @@ def best_of_n(
         write_behaviour(path, figures)
         if has_extra("report", CURVES):
             _draw(path / CURVES, summary)
-        write_json(path / SUMMARY, summary)
+        opened.finish(summary)
     return BestOfN(path, summary)
 
 
@@ -203,12 +203,8 @@ def _read_qualities(file: str, prompts: Sequence[Candidates]) -> dict[str, np.nd
     Raises:
       DataError: a number that is missing, or not finite; names the sample.
     """
-    rows = read_rows(
-        Path(file),
-        what="qualities",
-        key=lambda row: (row["id"], row["sample"]),
-        fields=("id", "sample", "quality"),
-    )
+    qualities_of = RowKind(file, "qualities", itemgetter("id", "sample"), ("id", "sample", "quality"))
+    rows = qualities_of.read(Path(file))
     qualities = {}
     for prompt in prompts:
         values = [rows.get((prompt.id, number), {}).get("quality") for number in prompt.numbers]
@@ -286,10 +282,6 @@ def _score(
                     rows.append({"scorer": name, "id": prompt.id, "samples": samples, "scores": numbers})
             file.append(rows)
             display.advance(len(rows), sum(batch.tokens))
-
-
-def _key(row: Row) -> tuple[str, str]:
-    return row["scorer"], row["id"]
 
 
 def _point(point: Point, users: Sequence[str | None]) -> dict[str, Any]:

@@ -14,9 +14,9 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, quote
 from prb_jax.generation.sample import RUNS as SAMPLE_RUNS
-from prb_jax.generation.sample import read_samples, row_key
+from prb_jax.generation.sample import SAMPLE_ROWS, read_samples
 from prb_jax.runs.kind import as_recorded
-from prb_jax.runs.rows import Row, read_rows
+from prb_jax.runs.rows import Row
 from prb_jax.scoring.inputs import read_inputs
 
 
@@ -48,8 +48,7 @@ def read_drawn(
         return SAMPLE_RUNS.read_finished(path), read_samples(path)
     if not data:
         raise DataError(f"{path}: a file of samples belongs to data: name it with --data")
-    found = read_rows(path, what="samples", key=row_key, fields=("id", "sample", "text"))
-    rows = {row_key(row): row for row in found.values()}
+    rows = dict(replace(SAMPLE_ROWS, fields=("id", "sample", "text")).read(path))
     for (name, number), row in rows.items():
         if type(number) is not int or not isinstance(row["text"], str):
             raise DataError(

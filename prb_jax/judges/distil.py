@@ -17,11 +17,10 @@ import numpy as np
 
 from prb_jax.data.writing import json_line, refuse_file, whole_file, write_json, writing
 from prb_jax.errors import DataError, RunError, quote
-from prb_jax.judges.best_of_n import REWARDS, RUNS
+from prb_jax.judges.best_of_n import REWARD_ROWS, REWARDS, RUNS
 from prb_jax.judges.candidates import read_candidates, read_drawn
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.kind import as_recorded, check_same_inputs
-from prb_jax.runs.rows import read_rows
 from prb_jax.storage.urls import localised
 
 PAIRS: Final = "pairs.jsonl"
@@ -104,12 +103,7 @@ def distil(
     sample_run, drawn = read_drawn(sampled, data)
     check_same_inputs(sampled, record["inputs"]["samples"], as_recorded(sample_run["inputs"]))
     prompts, _, _ = read_candidates(sampled, sample_run, drawn, data)
-    rows = read_rows(
-        folder / REWARDS,
-        what="rewards",
-        key=lambda row: (row["scorer"], row["id"]),
-        fields=("scorer", "id", "samples", "scores"),
-    )
+    rows = REWARD_ROWS.read(folder)
     counts = dict.fromkeys(("single", "too_close", "same_text"), 0)
     lines: list[bytes] = []
     rewards: list[tuple[float, float]] = []

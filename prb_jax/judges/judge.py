@@ -12,7 +12,7 @@ from prb_jax.judges.options import PAPERS, RUBRICS, JudgeOptions
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.endpoint import REPLIES
 from prb_jax.remote.options import EndpointOptions
-from prb_jax.runs.folder import JUDGEMENTS
+from prb_jax.runs.evaluation import JUDGEMENTS
 from prb_jax.scoring.evaluate import Evaluation, evaluate
 from prb_jax.scoring.inputs import Data, Inputs, read_inputs
 from prb_jax.scoring.prompt_extras import ORACLE, UPPER_BOUND, add_prompt_extras

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,8 +17,8 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, PrbError, RunError, quote
 from prb_jax.remote.endpoint import Endpoint, Reply
-from prb_jax.runs.folder import JUDGEMENTS
-from prb_jax.runs.rows import Row, open_rows
+from prb_jax.runs.evaluation import JUDGEMENTS
+from prb_jax.runs.rows import Row, RowKind
 from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.visible import visible
 from prb_jax.trees.tree import ScoredBatch, Truncation
@@ -25,7 +26,7 @@ from prb_jax.trees.tree import ScoredBatch, Truncation
 TOGETHER = 64
 """Comparisons that are judged at a time."""
 
-_FIELDS = ("id", "judge", "tokens")
+JUDGEMENT_ROWS = RowKind(JUDGEMENTS, "a judge's run", itemgetter("judge", "id"), ("id", "judge", "tokens"))
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ class JudgeScorer:
         else:
             judge = self.protocol
             firsts = judge.firsts(comparisons)
-            kept = open_rows(self.folder / JUDGEMENTS, what="a judge's run", key=_row_key, fields=_FIELDS)
+            kept = JUDGEMENT_ROWS.open(self.folder)
 
         def judged(indices: Sequence[int]) -> ScoredBatch:
             part = [comparisons[index] for index in indices]
@@ -189,7 +190,7 @@ class JudgeScorer:
         assert self.folder is not None
         path = self.folder / JUDGEMENTS
         keys = [(self._digest, comparison.id) for comparison in comparisons]
-        with open_rows(path, what="a judge's run", key=_row_key, fields=_FIELDS) as file:
+        with JUDGEMENT_ROWS.open(self.folder) as file:
             for key in keys:
                 if key not in file.rows:
                     raise RunError(
@@ -210,10 +211,6 @@ class JudgeScorer:
             **totals,
             "cost_dollars": self.endpoint.cost(totals["prompt_tokens"], totals["completion_tokens"]),
         }
-
-
-def _row_key(row: Row) -> tuple[str, str]:
-    return row["judge"], row["id"]
 
 
 def spoken(

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.data.reading import read_json
-from prb_jax.data.writing import held_folder, refuse_file
 from prb_jax.errors import RunError
 from prb_jax.runs.kind import SUMMARY, RunKind
 
@@ -42,11 +41,8 @@ def open_quickstart(out: str | Path, *, inputs: Mapping[str, Any]) -> Iterator[P
     Raises:
       RunError: `out` is a file, cannot be written, holds another run, or another process is writing to it.
     """
-    path = Path(out)
-    refuse_file(out)
-    with held_folder(path):
-        QUICKSTARTS.start(path, inputs, notes={})
-        yield path
+    with QUICKSTARTS.open(out, inputs) as run:
+        yield run.path
 
 
 def read_finished(folder: Path) -> dict[str, Any] | None:

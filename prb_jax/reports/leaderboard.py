@@ -15,7 +15,7 @@ from prb_jax.data.reading import read_json, read_object
 from prb_jax.errors import RunError, counted, quote
 from prb_jax.reports.style import NONE, new_table, signed
 from prb_jax.reports.tables import interval
-from prb_jax.runs.folder import KIND, SCORES
+from prb_jax.runs.evaluation import EVALUATION, SCORES
 from prb_jax.runs.kind import RUN, SUMMARY
 from prb_jax.scoring.prompt_extras import UPPER_BOUND, told_of
 
@@ -77,7 +77,11 @@ def _records(top: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield the folder and the record of each evaluation."""
     for path in sorted(top.rglob(RUN)):
         record = read_json(path, error=RunError)
-        if isinstance(record, dict) and record.get("kind") == KIND and isinstance(record.get("inputs"), dict):
+        if (
+            isinstance(record, dict)
+            and record.get("kind") == EVALUATION.name
+            and isinstance(record.get("inputs"), dict)
+        ):
             yield path.parent, record
 
 

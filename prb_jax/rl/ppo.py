@@ -23,7 +23,7 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.reading import read_object
 from prb_jax.data.records import Records
-from prb_jax.data.writing import held_folder, refuse_file, write_json
+from prb_jax.data.writing import refuse_file, write_json
 from prb_jax.errors import RunError, listed
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process
@@ -127,8 +127,7 @@ def ppo(
     with contextlib.ExitStack() as stack:
 
         def open_folder() -> dict[str, Any] | None:
-            stack.enter_context(held_folder(path))
-            open_ppo_run(path, inputs, learner, reward=opened)
+            stack.enter_context(open_ppo_run(path, inputs, learner, reward=opened))
             return read_object(path / SUMMARY, error=RunError) if (path / SUMMARY).is_file() else None
 
         summary = on_first_process(open_folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ from prb_jax.rl.rewards import Reward
 from prb_jax.rl.rollouts import ROLLOUTS
 from prb_jax.rl.settings import PpoSettings
 from prb_jax.rl.watch import Rows, held_out_summary
-from prb_jax.runs.command_line import command_line
-from prb_jax.runs.kind import RunKind
+from prb_jax.runs.kind import RunFolder, RunKind
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.training.curves import PANELS, Panels
 from prb_jax.training.folder import CHECKPOINTS, MODEL, TRAIN
@@ -108,15 +108,15 @@ def open_ppo_run(
     learner: Learner,
     *,
     reward: Reward | None,
-) -> None:
-    """Write to ``train.json`` that the run is started once more.
+) -> AbstractContextManager[RunFolder]:
+    """Open the run folder, and write to ``train.json`` that the run is started once more.
 
     Raises:
       RunError: the folder holds another run.
     """
     names = {"model": learner.policy.name, "reward": None if reward is None else reward.name}
     session = session_on(learner.mesh, learner.settings)
-    POLICY_RUN.start(path, inputs, session=session, notes={"command": command_line(), **names})
+    return POLICY_RUN.open(path, inputs, session=session, notes=names)
 
 
 def run_summary(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prb_jax.data.reading import open_file, read_object
+from prb_jax.data.reading import read_object
 from prb_jax.errors import RunError, short_repr
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.runs.clusters import read_clusters
-from prb_jax.runs.folder import EVALUATION, SCORES, parse_scores
+from prb_jax.runs.evaluation import EVALUATION, SCORE_ROWS, SCORES
 from prb_jax.runs.kind import RUN, SUMMARY
 
 
@@ -53,16 +52,10 @@ def read_finished(folder: str | Path) -> FinishedRun:
             f"{path}: the run is not finished: it has no {SUMMARY}; the command that began it finishes it"
         )
     summary = read_object(path / SUMMARY, error=RunError)
-    try:
-        with open_file(path / SCORES) as file:
-            data = file.read()
-    except OSError as error:
-        raise RunError(f"cannot read {path / SCORES}: {error.strerror or error}") from error
-    whole = (line for line in io.BytesIO(data) if line.endswith(b"\n"))
-    rows = list(parse_scores(whole, path=path / SCORES).values())
-    if not rows or summary.get("n") != len(rows) or not data.endswith(b"\n"):
+    rows = list(SCORE_ROWS.read(path).values())
+    if not rows or summary.get("n") != len(rows):
         raise RunError(
-            f"{path / SCORES}: holds {len(rows)} whole rows, but {SUMMARY} is of {summary.get('n')}; the files of a "
-            "run belong together: put back the whole folder, or evaluate again in another one"
+            f"{path / SCORES}: holds {len(rows)} rows, but {SUMMARY} is of {summary.get('n')}; the files of a run "
+            "belong together: put back the whole folder, or evaluate again in another one"
         )
     return FinishedRun(path, record, summary, rows, read_clusters(path, rows))

@@ -1,24 +1,55 @@
-"""What was run in a folder, for every verb: ``run.json`` (``train.json`` of training) with the inputs that decide the
-result, compared when the run is continued, and an entry for each start; and ``summary.json`` at the end."""
+"""The folder of one run, of any verb: killed at any moment, continued by the same command.
+
+``run.json`` (``train.json`` of training) says what was run. Its ``inputs`` decide the result: a run is continued only
+with equal inputs. Its ``sessions`` say how, one entry for each start. ``summary.json`` is written last: a folder that
+has it is finished. Files are written to a temporary name and renamed, or grow by whole rows; other files in the folder
+are left alone.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from prb_jax.data.reading import read_json
-from prb_jax.data.writing import write_json
+from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import RunError, quote
 from prb_jax.processes.agreement import differences
+from prb_jax.runs.command_line import command_line
+from prb_jax.runs.rows import RowFile, RowKind
 from prb_jax.storage.urls import shown
 
 RUN = "run.json"
 SUMMARY = "summary.json"
 _LONGEST_DIFFERENCE = 20
+
+Inputs = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """An open run folder, held against a second writer.
+
+    Attributes:
+      path: of the folder.
+      kind: of the run.
+      record: what `run.json` says.
+      file: its file of rows; only where the kind has one.
+    """
+
+    path: Path
+    kind: RunKind
+    record: Mapping[str, Any] = field(repr=False)
+    file: RowFile[Any] = field(repr=False)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write the summary, which makes the run a finished one."""
+        write_json(self.path / self.kind.finished, summary)
 
 
 @dataclass(frozen=True)
@@ -28,8 +59,8 @@ class RunKind:
     Attributes:
       name: as ``run.json`` has it.
       command: that writes them, for messages.
-      rows: the file of rows, as :func:`prb_jax.runs.rows.open_rows` opens it: while it is empty, a run of other inputs
-        takes the place of this one. None where a run is never replaced.
+      rows: the file of rows: while it is empty, a run of other inputs takes the place of this one. None where a run is
+        never replaced.
       file: that says what was run.
       others: files and folders that, without that file, show that a folder holds something else.
       finished: the file that a finished run has.
@@ -37,10 +68,20 @@ class RunKind:
 
     name: str
     command: str
-    rows: str | None = None
+    rows: RowKind[Any] | None = None
     file: str = RUN
     others: tuple[str, ...] = ()
     finished: str = SUMMARY
+
+    def check(self, out: str | Path) -> Path:
+        """Return the path of a folder that a run of this kind may be written to, before anything costly is done.
+
+        Raises:
+          RunError: it is a file, or holds something else than such a run.
+        """
+        refuse_file(out)
+        self.read(Path(out))
+        return Path(out)
 
     def read(self, folder: Path) -> dict[str, Any] | None:
         """Return what ``run.json`` says; None where there is no run.
@@ -51,8 +92,8 @@ class RunKind:
         path, hint = folder / self.file, "give --out another folder"
         run = read_json(path, error=RunError, hint=hint, optional=True)
         if run is None and not path.exists():
-            for other in (*self.others, self.rows, self.finished):
-                if other is not None and (folder / other).exists():
+            for other in (*self.others, *([self.rows.file] if self.rows else []), self.finished):
+                if (folder / other).exists():
                     raise RunError(
                         f"{folder} holds another run: it has {other} but no {self.file}, which `{self.command}` "
                         f"writes; {hint}"
@@ -81,33 +122,42 @@ class RunKind:
             )
         return run
 
-    def start(
+    @contextlib.contextmanager
+    def open(
         self,
-        folder: Path,
-        inputs: Mapping[str, Any],
+        out: str | Path,
+        inputs: Inputs,
         *,
-        notes: Mapping[str, Any],
+        notes: Mapping[str, Any] | None = None,
         session: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Write ``run.json``: of a new run, or that the run of this folder goes on.
+        compared: Callable[[Inputs, Inputs], tuple[Inputs, Inputs]] = lambda found, wanted: (found, wanted),
+    ) -> Iterator[RunFolder]:
+        """Make the folder of a run, with its parents, or open it to continue, and hold it against a second writer.
 
         Args:
-          folder: held by this process.
+          out: the folder.
           inputs: everything that decides the result.
-          notes: what else should stand in ``run.json``, ``command`` among it; written once, not compared.
+          notes: what else should stand in ``run.json`` beside the command; written once, not compared.
           session: how it is run this time; the time alone if not given.
+          compared: gives what is compared of the inputs that were found and those that are wanted.
 
         Raises:
-          RunError: the folder holds rows of other inputs (each differing field is named), or cannot be written.
+          RunError: the folder is a file or cannot be written, another process is writing to it, or it holds another
+            run (each differing field is named, with both values).
         """
-        wanted, found = as_recorded(inputs), self.read(folder)
-        if found is not None and found["inputs"] != wanted:
-            rows = None if self.rows is None else folder / self.rows
-            if rows is None or (rows.exists() and rows.stat().st_size):
-                check_same_inputs(folder, found["inputs"], wanted, file=self.file)
-            found = None  # it stopped before its first row: there is nothing to keep
-        now = {"started": datetime.now(UTC).isoformat(timespec="seconds")}
-        self.record(folder, found, inputs=wanted, session=now if session is None else session, notes=notes)
+        path = self.check(out)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(held_folder(path))
+            found, wanted = self.read(path), as_recorded(inputs)
+            rows = None if self.rows is None else self.rows.read(path / self.rows.file, cut=True)
+            if found is not None and found["inputs"] != wanted:
+                if rows is not None and not rows:
+                    found = None  # it stopped before its first row: there is nothing to keep
+                else:
+                    check_same_inputs(path, *compared(found["inputs"], wanted), file=self.file)
+            record = self.record(path, found, inputs=wanted, session=session, notes=notes or {})
+            file = None if self.rows is None else stack.enter_context(self.rows.open(path, rows))
+            yield RunFolder(path, self, record, cast("RowFile[Any]", file))
 
     def record(
         self,
@@ -115,14 +165,17 @@ class RunKind:
         found: Mapping[str, Any] | None,
         *,
         inputs: Mapping[str, Any],
-        session: Mapping[str, Any],
+        session: Mapping[str, Any] | None,
         notes: Mapping[str, Any],
-    ) -> None:
+    ) -> Mapping[str, Any]:
         """Write that the run that was found (a new one where it is None) is started again, unless it is finished."""
-        if (folder / self.finished).exists():
-            return
-        known = found or {"kind": self.name, "format": 1, "inputs": inputs, **notes, "sessions": []}
-        write_json(folder / self.file, {**known, "sessions": [*known["sessions"], session]})
+        new = {"kind": self.name, "format": 1, "inputs": inputs, "command": command_line(), **notes}
+        known = found or {**new, "sessions": []}
+        if not (folder / self.finished).exists():
+            now = {"started": datetime.now(UTC).isoformat(timespec="seconds")}
+            known = {**known, "sessions": [*known["sessions"], now if session is None else session]}
+            write_json(folder / self.file, known)
+        return known
 
 
 def as_recorded(inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from zlib import crc32
 from prb_jax.data.reading import parse_json, read_object
 from prb_jax.data.writing import held_folder, whole_file, write_json, writing
 from prb_jax.errors import RunError, quote
-from prb_jax.runs.folder import COMPUTED
+from prb_jax.runs.evaluation import COMPUTED
 from prb_jax.runs.kind import RUN, RunKind, check_same_inputs
 
 PART: Final = "part.json"

@@ -1,4 +1,4 @@
-"""A file of JSON lines that grows a whole row at a time, and is put into order when it is complete.
+"""Files of JSON lines that grow a whole row at a time, and are put into order when they are complete.
 
 A kill can leave at most one torn line, the last one, which is cut off when the file is opened again.
 """
@@ -7,117 +7,192 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Final, Generic, TypeVar
 
 from prb_jax.data.reading import parse_json
 from prb_jax.data.writing import json_line, whole_file, writing
 from prb_jax.errors import RunError, quote, short_repr
+from prb_jax.metrics.rows import RowView
 
 Row = Mapping[str, Any]
+AnyRow = TypeVar("AnyRow")
+
+_SECONDS_BETWEEN_SYNCS: Final = 1.0
+
+
+def _same(row: Any) -> Any:
+    return row
 
 
 @dataclass(frozen=True)
-class RowFile:
+class RowKind(Generic[AnyRow]):
+    """The rows of one kind of file.
+
+    Attributes:
+      file: its name.
+      what: the rows are of, for messages.
+      key: tells rows apart.
+      fields: that every row has.
+      decode: makes a row of the object of a line; ValueError for an object that is none.
+      encode: makes an object of a row.
+      table: makes what holds the rows by their keys.
+    """
+
+    file: str
+    what: str
+    key: Callable[[AnyRow], Hashable]
+    fields: Iterable[str]
+    decode: Callable[[dict[str, Any]], AnyRow] = _same
+    encode: Callable[[AnyRow], Row] = _same
+    table: Callable[[], MutableMapping[Any, AnyRow]] = dict
+
+    def read(self, path: Path, *, cut: bool = False) -> MutableMapping[Any, AnyRow]:
+        """Return the rows of a file by their keys, in its order.
+
+        Args:
+          path: of the file, or of the folder that holds it.
+          cut: to go on with the file: it need not be there, and a torn last line is taken off it.
+
+        Raises:
+          RunError: a whole line that is no such row, or two rows with one key.
+        """
+        path = path / self.file if path.is_dir() else path
+        rows, hint = self.table(), "remove the line, and the same command writes it again"
+        fields = ", ".join(sorted(self.fields))
+        try:
+            with path.open("rb") as file:
+                for number, line in enumerate(_whole_lines(file, path) if cut else file, start=1):
+                    where = f"{path}:{number}"
+                    value = parse_json(
+                        line.removesuffix(b"\n"),
+                        where=f"{where}: not a row of {self.what}",
+                        error=RunError,
+                        hint=hint,
+                    )
+                    try:
+                        if not isinstance(value, dict) or not value.keys() >= set(self.fields):
+                            raise ValueError
+                        row = self.decode(value)
+                    except ValueError:
+                        expected = f"expected the fields {fields}"
+                        raise RunError(f"{where}: not a row of {self.what}: {expected}; {hint}") from None
+                    if self.key(row) in rows:
+                        raise RunError(
+                            f"{where}: a second row for {quote(self.key(row))}; remove one of them"
+                        )
+                    rows[self.key(row)] = row
+        except OSError as error:
+            if cut and isinstance(error, FileNotFoundError):
+                return rows
+            raise RunError(f"cannot read {path}: {error.strerror or error}") from error
+        return rows
+
+    @contextlib.contextmanager
+    def open(
+        self, folder: Path, rows: MutableMapping[Any, AnyRow] | None = None
+    ) -> Iterator[RowFile[AnyRow]]:
+        """Open the file in a folder to go on with it; it need not be there.
+
+        Args:
+          folder: held by this process.
+          rows: of the file, where they were read already.
+
+        Raises:
+          RunError: as :meth:`read`.
+        """
+        path = folder / self.file
+        rows = self.read(path, cut=True) if rows is None else rows
+        with writing(path):
+            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            yield RowFile(path, self, rows, file)
+        finally:
+            os.close(file)
+
+
+@dataclass(frozen=True)
+class RowFile(Generic[AnyRow]):
     """An open file of rows.
 
     Attributes:
       path: of the file.
       rows: by key, in the order in which they lie on disk.
-      key: tells rows apart.
     """
 
     path: Path
-    rows: dict[Hashable, Row] = field(repr=False)
-    key: Callable[[Row], Hashable] = field(repr=False)
+    kind: RowKind[AnyRow] = field(repr=False)
+    rows: MutableMapping[Any, AnyRow] = field(repr=False)
+    _file: int = field(repr=False)
+    _synced: list[float] = field(default_factory=lambda: [time.monotonic()], repr=False)
 
     __repr__ = short_repr
 
-    def append(self, rows: Iterable[Row]) -> None:
-        """Add the rows that are not there yet; they survive a kill of the process from here on.
+    def append(self, rows: Iterable[AnyRow], *, sync: bool = False) -> None:
+        """Add the rows that are not there yet. They survive a kill of the process from here on.
+
+        They survive a loss of power after about a second, or from here on with `sync`.
 
         Raises:
-          RunError: they cannot be written.
+          RunError: a row that cannot be written.
         """
-        new = {self.key(row): row for row in rows if self.key(row) not in self.rows}
+        new = {self.kind.key(row): row for row in rows if self.kind.key(row) not in self.rows}
         if not new:
             return
-        with writing(self.path), self.path.open("ab") as file:
-            file.write(b"".join(map(json_line, new.values())))
+        data = b"".join(json_line(self.kind.encode(row)) for row in new.values())
+        with writing(self.path):
+            before = os.fstat(self._file).st_size
+            try:
+                left = memoryview(data)
+                while left:
+                    left = left[os.write(self._file, left) :]
+            except OSError:
+                with contextlib.suppress(OSError):  # a torn line would be dropped on reading anyway
+                    os.ftruncate(self._file, before)
+                raise
+            if sync or time.monotonic() - self._synced[0] >= _SECONDS_BETWEEN_SYNCS:
+                os.fsync(self._file)
+                self._synced[0] = time.monotonic()
         self.rows.update(new)
 
-    def finish(self, keys: Sequence[Hashable]) -> list[Row]:
+    def finish(self, keys: Sequence[Any]) -> Sequence[AnyRow]:
         """Put the rows into the order of ``keys``, and return them.
 
         Raises:
           RunError: a row is missing, or belongs to nothing here.
         """
+        what = f"rows of {self.kind.what}"
         missing = [key for key in keys if key not in self.rows]
         if missing:
             raise RunError(
-                f"{self.path}: {len(missing)} of {len(keys)} rows are missing, first {quote(missing[0])}"
+                f"{self.path}: {len(missing)} of {len(keys)} {what} are missing, first {quote(missing[0])}"
             )
         if len(self.rows) != len(keys):
             known = set(keys)
-            extra = next(key for key in self.rows if key not in known)
+            extra = [key for key in self.rows if key not in known]
             raise RunError(
-                f"{self.path}: holds a row of nothing in this run: {quote(extra)}; remove it, or start again in "
-                "another folder"
+                f"{self.path}: {len(extra)} {what} belong to nothing in this run, first {quote(extra[0])}; remove "
+                "them, or start again in another folder"
             )
-        ordered = [self.rows[key] for key in keys]
-        if list(self.rows) != list(keys):
-            with writing(self.path), whole_file(self.path) as file:
-                file.writelines(map(json_line, ordered))
+        ordered: Any = RowView(self.rows, keys)  # pyright: ignore[reportArgumentType]
+        with writing(self.path):
+            os.fsync(self._file)
+            if any(here != there for here, there in zip(self.rows, keys)):
+                with whole_file(self.path) as file:
+                    file.writelines(json_line(self.kind.encode(row)) for row in ordered)
         return ordered
 
 
-@contextlib.contextmanager
-def open_rows(
-    path: Path, *, what: str, key: Callable[[Row], Hashable], fields: Iterable[str]
-) -> Iterator[RowFile]:
-    """Open a file of rows to go on with it; it need not be there.
-
-    Args:
-      path: of the file; its folder is there and held by this process.
-      what: a row is, for messages.
-      key: tells rows apart.
-      fields: that every row has.
-
-    Raises:
-      RunError: a whole line that is no such row, or two rows with one key.
-    """
-    with writing(path):
-        path.touch()
-    yield RowFile(path, read_rows(path, what=what, key=key, fields=fields, cut=True), key)
-
-
-def read_rows(
-    path: Path, *, what: str, key: Callable[[Row], Hashable], fields: Iterable[str], cut: bool = False
-) -> dict[Hashable, Row]:
-    """Return the rows of a file by their keys; arguments and errors as of :func:`open_rows`.
-
-    Args:
-      cut: take a torn last line off the file; else it is an error as any other.
-    """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise RunError(f"cannot read {path}: {error.strerror or error}") from error
-    whole = data.rfind(b"\n") + 1 if cut else len(data)
-    if whole < len(data):
-        with writing(path):
-            os.truncate(path, whole)
-    needed, rows = set(fields), dict[Hashable, Row]()
-    for number, line in enumerate(data[:whole].splitlines(), start=1):
-        where, hint = f"{path}:{number}", "remove the line, and the same command writes it again"
-        row = parse_json(line, where=f"{where}: not a row of {what}", error=RunError, hint=hint)
-        if not isinstance(row, dict) or not needed <= row.keys():
-            raise RunError(
-                f"{where}: not a row of {what}: expected the fields {', '.join(sorted(needed))}; {hint}"
-            )
-        if key(row) in rows:
-            raise RunError(f"{where}: a second row for {quote(key(row))}; remove one of them")
-        rows[key(row)] = row
-    return rows
+def _whole_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """The lines of a file; a torn last one is cut off it instead."""
+    whole = 0
+    for line in file:
+        if not line.endswith(b"\n"):
+            with writing(path):
+                os.truncate(path, whole)
+            return
+        yield line
+        whole += len(line)

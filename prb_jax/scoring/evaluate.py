@@ -24,7 +24,7 @@ from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.class_server import ClassServer
 from prb_jax.remote.score_server import RemoteScorer
 from prb_jax.runs.command_line import command_line
-from prb_jax.runs.folder import COMPUTED, JUDGEMENTS, SCORES, check_folder, is_settled
+from prb_jax.runs.evaluation import COMPUTED, EVALUATION, JUDGEMENTS, SCORES, is_settled
 from prb_jax.runs.parts import finish_part, parse_part
 from prb_jax.runs.weights_and_biases import log_summary, start_wandb
 from prb_jax.scoring import CONTROLS, HISTORY, TOO_LONG
@@ -327,7 +327,6 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
     recorded = {
         "session": session_facts(scorer, options.batch_tokens),
         "notes": {
-            "command": command_line(),
             "model": name,
             "data": list(inputs.sources),
             **({"overrides": chosen.overrides} if chosen.overrides else {}),
@@ -414,7 +413,7 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
 def _check_outputs(options: EvaluateOptions) -> list[Any]:
     """Make sure, before anything is computed, that results can be written; returns the run of Weights & Biases."""
     if options.out is not None:
-        check_folder(options.out)
+        EVALUATION.check(options.out)
     if options.wandb is None:
         return []
     if options.out is None:

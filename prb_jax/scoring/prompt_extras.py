@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,12 +20,12 @@ from prb_jax.data.reading import parse_json
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.personal.history import by_user, chosen_before
 from prb_jax.runs.kind import RunKind
-from prb_jax.runs.rows import read_rows
+from prb_jax.runs.rows import RowKind
 from prb_jax.scoring.inputs import Data, Inputs, read_inputs
 
 ASPECTS: Final = "aspects.jsonl"
-ASPECT_RUNS: Final = RunKind(name="prb_jax aspects", command="prb aspects", rows=ASPECTS)
-ASPECT_FIELDS: Final = ("id", "asked", "text")
+ASPECT_ROWS: Final = RowKind(ASPECTS, "aspects", key=itemgetter("id"), fields=("id", "asked", "text"))
+ASPECT_RUNS: Final = RunKind(name="prb_jax aspects", command="prb aspects", rows=ASPECT_ROWS)
 
 PLANNED, ORACLE, NARRATIVE = "planned", "oracle", "narrative"
 UPPER_BOUND: Final = "upper_bound"
@@ -136,7 +137,7 @@ def _aspects(asked: str, comparisons: Sequence[Comparison]) -> tuple[list[str | 
         )
     folder = Path(place)
     run = ASPECT_RUNS.read_finished(folder)
-    rows = read_rows(folder / ASPECTS, what="aspects", key=lambda row: row["id"], fields=ASPECT_FIELDS)
+    rows = ASPECT_ROWS.read(folder)
     texts = []
     for comparison in comparisons:
         row = rows.get(comparison.id)

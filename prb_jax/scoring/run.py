@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,8 +19,7 @@ from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowTable
 from prb_jax.processes.sharing import on_first_process, process_count, process_index, share_json
-from prb_jax.runs.folder import RunFolder, append_computed, append_rows, open_run, settle_inputs
-from prb_jax.runs.open_inputs import append_blocks
+from prb_jax.runs.evaluation import EvaluationFolder, open_evaluation
 from prb_jax.runs.parts import Part, Skip
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.comparison_table import ComparisonTable
@@ -128,9 +127,9 @@ class ScoredRun:
       blocks: of the folder, the same in every process.
     """
 
-    folder: RunFolder | None
+    folder: EvaluationFolder | None
     rows: RowTable
-    blocks: Sequence[Sequence[bytes]] = ()
+    blocks: Sequence[Sequence[str]] = ()
 
     __repr__ = short_repr
 
@@ -182,11 +181,9 @@ class ScoredRun:
                 if self.folder is not None:
                     if batch.computed is not None:
                         first = table.id(batch.indices[0])
-                        append_computed(self.folder, member=first, tokens=batch.computed)
-                    if reading:
-                        digests = [file.digests for file in reading]
-                        append_blocks(self.folder.path, self.folder.blocks, digests)
-                    append_rows(self.folder, rows)
+                        self.folder.append_computed(member=first, tokens=batch.computed)
+                    self.folder.append_blocks([file.digests for file in reading])
+                    self.folder.file.append(rows)
                 self.rows.update((row.id, row) for row in rows)
                 _estimate(count, comparisons)
                 display.advance(len(rows), sum(row.tokens for row in rows))
@@ -198,7 +195,7 @@ class ScoredRun:
         Raises:
           RunError: the folder says something else.
         """
-        on_first_process(lambda: None if self.folder is None else settle_inputs(self.folder, inputs))
+        on_first_process(lambda: None if self.folder is None else self.folder.settle(inputs))
 
 
 @contextlib.contextmanager
@@ -212,19 +209,19 @@ def open_scored_run(
 ) -> Iterator[ScoredRun]:
     """Opens the folder on process 0 and tells every process what is in it; a collective.
 
-    Arguments and errors as of `open_run`.
+    Arguments and errors as of `open_evaluation`.
     """
     with contextlib.ExitStack() as stack:
-        opened: list[RunFolder] = []
+        opened: list[EvaluationFolder] = []
 
-        def open_folder() -> int:
-            run = open_run(out, inputs=inputs, session=session, notes=notes, by_blocks=by_blocks)
+        def open_folder() -> tuple[int, list[list[str]]]:
+            run = open_evaluation(out, inputs=inputs, session=session, notes=notes, by_blocks=by_blocks)
             opened.append(stack.enter_context(run))
-            return len(opened[0].rows)
+            return len(opened[0].file.rows), opened[0].known_blocks()
 
-        count = on_first_process(open_folder)
+        count, blocks = on_first_process(open_folder)
         if opened:
-            rows = opened[0].rows
+            rows = cast(RowTable, opened[0].file.rows)
             for start in range(0, count, _SHARED) if process_count() > 1 else ():
                 share_json([asdict(row) for row in islice(rows.values(), start, start + _SHARED)])
         else:
@@ -232,8 +229,6 @@ def open_scored_run(
             for _ in range(0, count, _SHARED):
                 for row in share_json(None):
                     rows[row["id"]] = ScoredRow(**row)
-        hex_blocks = [[digest.hex() for digest in file] for file in opened[0].blocks] if opened else None
-        blocks = [[bytes.fromhex(digest) for digest in file] for file in share_json(hex_blocks)]
         yield ScoredRun(opened[0] if opened else None, rows, blocks)
 
 

@@ -8,12 +8,9 @@ from typing import Any, Final
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.data.writing import write_json
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.runs.clusters import write_clusters
-from prb_jax.runs.folder import computed_tokens, finish_scores, settle_computed
-from prb_jax.runs.kind import SUMMARY
 from prb_jax.runs.users import USERS, USERS_DEFINITION, write_users
 from prb_jax.scoring.baselines import FIRST, PROFILE_OVERLAP, SHOWN_OVERLAP, VOTES, profile_overlap
 from prb_jax.scoring.benchmarks import BENCHMARKS_DEFINITION, benchmark_scores, write_result_files
@@ -83,7 +80,7 @@ def finish_run(
     """
     folder = run.folder
     assert folder is not None
-    rows = finish_scores(folder, ids=table.ids)
+    rows = folder.file.finish(table.ids)
     clusters = clusters_of(inputs.comparisons, table)
     write_clusters(folder.path, rows, clusters)
     summary = {
@@ -101,7 +98,7 @@ def finish_run(
 
     if (readout := scorer.identity().get("readout")) is not None:
         add("readout", readout, READOUT_DEFINITION)
-    if (computed := computed_tokens(folder)) is not None:
+    if (computed := folder.computed_tokens()) is not None:
         alone = sum(row.tokens for row in rows)
         tokens = {"alone": alone, "computed": computed, "saved": alone - computed}
         add("tokens", tokens, TOKENS_DEFINITION)
@@ -135,9 +132,9 @@ def finish_run(
         add("left_out", left_out.to_json(), LEFT_OUT_DEFINITION)
     if identity.control is None:
         write_result_files(folder.path, scorer, inputs, rows, name=name, view=identity.view)
-    write_json(folder.path / SUMMARY, summary)
+    folder.finish(summary)
     if computed is not None:
-        settle_computed(folder, computed)
+        folder.settle_computed(computed)
     return rows, summary
 
 

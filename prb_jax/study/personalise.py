@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.data.writing import held_folder, refuse_file, write_json, writing
+from prb_jax.data.writing import write_json, writing
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.personal.features import FeatureStore
 from prb_jax.personal.few_shot.backbone import Backbone
@@ -20,7 +20,6 @@ from prb_jax.personal.few_shot.registry import method_names
 from prb_jax.personal.few_shot.settings import FewShotSettings
 from prb_jax.personal.folder import FITTED, SPLITS
 from prb_jax.personal.saved import Standard, UserStates, save_fitted, save_states
-from prb_jax.runs.command_line import command_line
 from prb_jax.runs.kind import RunKind, as_recorded
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.inputs import Data, Inputs, check_unchanged, read_inputs
@@ -129,8 +128,7 @@ def personalise(
       PrbError: data, backbone, a method or a choice cannot be used; the data fall into a published trap (the wrapping
         of responses tells the labels, people in two parts); or the folder holds another study: each field is named.
     """
-    folder, shown = Path(out), tuple(shots)
-    refuse_file(out)
+    folder, shown = RUNS.check(out), tuple(shots)
     _check_shots(shown)
     if odd := set(relax) - {WRAPPER}:
         raise RunError(f"relax: expected {WRAPPER}, found {quote(min(odd))}")
@@ -138,7 +136,6 @@ def personalise(
     settings = dict(settings or {})
     for name in settings.keys() - {method.name for method in chosen.methods}:
         raise RunError(f"settings: {quote(name)} is not among the methods of this study")
-    RUNS.read(folder)
     check_backbone(backbone, chosen.methods, features)
     inputs = read_inputs(data, subset=subset, limit=limit)
     store = features_of(backbone, inputs, folder, features, limit=limit, progress=progress)
@@ -155,9 +152,8 @@ def personalise(
         "shots": list(shown),
         "versions": computing_versions(plain=False),
     }
-    with held_folder(folder):
-        notes = {"command": command_line(), "data": list(inputs.sources), "backbone": str(backbone)}
-        RUNS.start(folder, decided, notes=notes, session={})
+    notes = {"data": list(inputs.sources), "backbone": str(backbone)}
+    with RUNS.open(folder, decided, notes=notes, session={}):
         saved = saved_splits(population, splits, by=split)
         for one_split in saved["splits"]:
             check_split(one_split, where=str(folder / SPLITS))

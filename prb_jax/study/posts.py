@@ -7,12 +7,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from prb_jax.data.writing import refuse_file, whole_file, write_json, writing
+from prb_jax.data.writing import whole_file, write_json, writing
 from prb_jax.errors import RunError, has_extra
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.runs.folder import check_folder
+from prb_jax.runs.evaluation import EVALUATION
 from prb_jax.scoring import NO_CONTROLS
 from prb_jax.scoring.comparison_table import clusters_of
 from prb_jax.scoring.evaluate import Evaluation, evaluate
@@ -75,10 +75,8 @@ def evaluate_posts(
     if len(numbers) < 2 or len(set(numbers)) < len(numbers):
         raise RunError(f"profile_posts: expected two numbers or more, each once, found {list(profile_posts)}")
     loading = {field.name: options.pop(field.name) for field in fields(LoadOptions) if field.name in options}
-    if out is not None:
-        refuse_file(out)
     folder = None if out is None else Path(out)
-    on_first_process(lambda: None if folder is None else check_folder(folder))
+    on_first_process(lambda: None if out is None else str(EVALUATION.check(out)))
     inputs = read_inputs(data, subset=subset, limit=limit)
     scorer = open_scorer(model, LoadOptions(**loading), name=name, recorded=out is not None)
     evaluations = {

@@ -12,7 +12,7 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.reading import read_object
-from prb_jax.data.writing import held_folder, refuse_file, whole_file, write_json, writing
+from prb_jax.data.writing import whole_file, write_json, writing
 from prb_jax.errors import RunError
 from prb_jax.personal.embedder import Advance, Embedded, Embedder, RewardEmbedder
 from prb_jax.personal.features import (
@@ -33,7 +33,6 @@ from prb_jax.personal.features import (
     read_post,
     shown_key,
 )
-from prb_jax.runs.command_line import command_line
 from prb_jax.runs.kind import RUN, RunKind, as_recorded
 from prb_jax.runs.parts import Part, finish_part, parse_part
 from prb_jax.runs.progress import Count, show_progress
@@ -113,8 +112,7 @@ def _write(
     limit: int | None,
     progress: bool,
 ) -> None:
-    refuse_file(folder)
-    RUNS.read(folder)
+    RUNS.check(folder)
     inputs = data if isinstance(data, Inputs) else read_inputs(data, subset=subset, limit=limit)
     embedder = (
         open_embedder(model, chosen.loading, view=chosen.view, responses_alone=chosen.responses_alone)
@@ -135,9 +133,8 @@ def _write(
         **({} if part is None else {"part": str(part)}),
         "versions": computing_versions(plain=False),
     }
-    with held_folder(folder):
-        notes = {"command": command_line(), "model": embedder.name, "data": list(inputs.sources)}
-        RUNS.start(folder, decided, notes=notes, session={})
+    notes = {"model": embedder.name, "data": list(inputs.sources)}
+    with RUNS.open(folder, decided, notes=notes, session={}):
         if not (folder / FEATURES).is_file():
             _write_tables(embedder, inputs, folder, chosen, as_recorded(decided), part, progress=progress)
 

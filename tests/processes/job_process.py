@@ -18,13 +18,17 @@ def main(out: str, count: int, seconds: float, failing: int = -1, failure: str =
     assert share_json(process_index()) == 0
     if process_index() == failing:
         import prb_jax.scoring.run as module
+        from prb_jax.runs.rows import RowFile
 
         def fail(*_: Any) -> None:
             if failure == "full":
                 raise RunError("cannot write scores.jsonl: No space left on device")
             raise ZeroDivisionError("a bug")
 
-        setattr(module, "append_rows" if failing == 0 else "_scored_row", fail)
+        if failing == 0:
+            RowFile.append = fail
+        else:
+            module._scored_row = fail
     try:
         evaluate(SlowScorer(seconds=seconds), comparisons(count), out=out, progress=False)
     except PrbError as error:

@@ -25,7 +25,7 @@ from tests.scoring.slow_scorer import SlowScorer, comparisons
 assert share_json({"from": process}) == {"from": 0}
 if process:  # only process 0 may touch the folder
     import prb_jax.scoring.run as module
-    module.open_run = lambda *_, **__: sys.exit("wrote")
+    module.open_evaluation = lambda *_, **__: sys.exit("wrote")
 result = evaluate(SlowScorer(), comparisons(10), out=out, progress=True)
 again = SlowScorer()
 evaluate(again, comparisons(10), out=out)

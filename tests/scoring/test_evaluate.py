@@ -287,7 +287,7 @@ def test_scores_that_cannot_be(tmp_path):
         evaluate(Wrong(value=[1, 2, 3]), comparisons(2), out=tmp_path / "a", progress=False)
     with pytest.raises(RunError, match=r"'c0'.*\[nan, 1\.0\].*finite"):
         evaluate(Wrong(value=[np.nan, 1]), comparisons(2), out=tmp_path / "b", progress=False)
-    with pytest.raises(RunError, match="1 of 2 comparisons have no score, first 'c1'"):
+    with pytest.raises(RunError, match="1 of 2 rows of scores are missing, first 'c1'"):
         evaluate(Wrong(value=[0, 1]), comparisons(2), out=tmp_path / "c", progress=False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ import pytest
 
 from prb_jax import DataError, PrbWarning, RunError, evaluate
 from prb_jax.data import blocks
-from prb_jax.runs.folder import append_rows
-from prb_jax.runs.open_inputs import BLOCKS
-from prb_jax.scoring import run, scorer
+from prb_jax.runs.evaluation import BLOCKS, SCORES
+from prb_jax.runs.rows import RowFile
+from prb_jax.scoring import scorer
 from prb_jax.sources.prepare import prepare
 from tests.scoring.large_process import Counts, read_by_windows
 from tests.scoring.test_large import COUNT, data, files, row  # noqa: F401 - a fixture
@@ -41,18 +42,33 @@ def score(path: Path, out: Path, **options: Any) -> Any:
     return evaluate("baseline:length", str(path), out=out, progress=False, **options)
 
 
+def at_scores(
+    monkeypatch: pytest.MonkeyPatch, *, before: Callable[[], None] | None = None, after: Any = None
+) -> None:
+    """Do something before scores are appended, and after it with their number."""
+    append = RowFile.append
+
+    def appended(self: RowFile[Any], rows: Any, **options: Any) -> None:
+        scored = self.path.name == SCORES
+        if scored and before is not None:
+            before()
+        append(self, rows, **options)
+        if scored and after is not None:
+            after(len(rows))
+
+    monkeypatch.setattr(RowFile, "append", appended)
+
+
 def stop_after(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
     """Kill runs after so many batches, when these are on disk."""
-    written = 0
+    written: list[int] = []
 
-    def append(*arguments: Any) -> None:
-        nonlocal written
-        append_rows(*arguments)
-        written += 1
-        if written == batches:
+    def count(rows: int) -> None:
+        written.append(rows)
+        if len(written) == batches:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(run, "append_rows", append)
+    at_scores(monkeypatch, after=count)
 
 
 def killed(monkeypatch: pytest.MonkeyPatch, path: Path, out: Path, *, batches: int = 3) -> None:
@@ -89,11 +105,7 @@ def test_first_rows_come_before_the_last_block_and_each_byte_is_read_once(
     seen.files.clear()
     out, told = tmp_path / "run", []
 
-    def append(folder: Any, rows: Any) -> None:
-        told.append((seen.bytes, data_of(out), lines(out / BLOCKS)))
-        append_rows(folder, rows)
-
-    monkeypatch.setattr(run, "append_rows", append)
+    at_scores(monkeypatch, before=lambda: told.append((seen.bytes, data_of(out), lines(out / BLOCKS))))
     score(path, out)
     first_bytes, first_data, first_blocks = told[0]
     assert first_bytes < size / 2
@@ -142,10 +154,10 @@ def test_data_that_changes_between_two_parts_of_a_run_is_refused(copy, seen, tmp
         assert (out / "scores.jsonl").read_bytes() == before
     copy.write_bytes(contents)
     (out / BLOCKS).rename(tmp_path / "kept")
-    with pytest.raises(RunError, match=r"blocks.jsonl: No such file .* put it back"):
+    with pytest.raises(RunError, match=r"blocks.jsonl: missing or empty.* put it back"):
         score(copy, out)
     (out / BLOCKS).write_text('{"file": 0, "block": 1, "sha256": ""}\n')
-    with pytest.raises(RunError, match=r"blocks.jsonl:1: not the digest of the next block"):
+    with pytest.raises(RunError, match=r"blocks.jsonl: 0, 1: not the next block"):
         score(copy, out)
     (tmp_path / "kept").replace(out / BLOCKS)
     score(copy, out)
@@ -163,15 +175,14 @@ def test_data_that_changes_during_a_run(copy, seen, tmp_path, monkeypatch, place
     other = contents.replace(old, new, 1)
     written: list[int] = []
 
-    def append(folder: Any, rows: Any) -> None:
-        append_rows(folder, rows)
-        written.append(len(rows))
+    def change(rows: int) -> None:
+        written.append(rows)
         if len(written) == 3:
             with copy.open("r+b") as file:
                 file.write(other)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run, "append_rows", append)
+        at_scores(patch, after=change)
         if place == "read":
             with pytest.raises(DataError, match=r"data.jsonl: changed while it was being scored"):
                 score(copy, tmp_path / "run")

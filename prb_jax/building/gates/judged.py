@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
@@ -20,13 +21,18 @@ from prb_jax.building.settings import GateSettings
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.judges.chat import ChatModel
 from prb_jax.judges.pairs import LETTER_TOKENS, read_verdict
-from prb_jax.runs.rows import Row, open_rows, read_rows
+from prb_jax.runs.rows import Row, RowKind
 
 JUDGEMENTS: Final = "judgements.jsonl"
 BLIND: Final = "blind"
 RUBRIC: Final = "rubric"
 
-_FIELDS: Final = ("kind", "pair", "id", "verdicts", "replies", "tries", "prompt_tokens", "completion_tokens")
+_JUDGEMENTS: Final = RowKind(
+    JUDGEMENTS,
+    "judgements",
+    key=itemgetter("kind", "pair"),
+    fields=("kind", "pair", "id", "verdicts", "replies", "tries", "prompt_tokens", "completion_tokens"),
+)
 _TOGETHER: Final = 32
 _MESSAGES: Final[Mapping[str, Callable[[Comparison, int], tuple[Message, ...]]]] = {
     BLIND: blind_messages,
@@ -72,7 +78,7 @@ def judge_pairs(
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 
     keys = {pair.id: digest(pair) for pair in pairs}
-    with open_rows(folder / JUDGEMENTS, what="judgements", key=_key, fields=_FIELDS) as file:
+    with _JUDGEMENTS.open(folder) as file:
         left = [pair for pair in pairs if (kind, keys[pair.id]) not in file.rows]
         advance(len(pairs) - len(left))
         for start in range(0, len(left), _TOGETHER):
@@ -98,14 +104,7 @@ def judge_pairs(
 
 def read_judgements(folder: Path) -> list[Row]:
     """Return all judgements of a build, none where nothing was judged."""
-    path = folder / JUDGEMENTS
-    return (
-        list(read_rows(path, what="judgements", key=_key, fields=_FIELDS).values()) if path.exists() else []
-    )
-
-
-def _key(row: Row) -> tuple[str, str]:
-    return row["kind"], row["pair"]
+    return list(_JUDGEMENTS.read(folder).values()) if (folder / JUDGEMENTS).exists() else []
 
 
 def find_unseparated(pairs: Sequence[Pair], verdicts: Mapping[str, Verdicts]) -> dict[str, str]:

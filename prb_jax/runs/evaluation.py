@@ -1,0 +1,238 @@
+"""The run folder of `prb evaluate`, `prb judge` and the controls: scores, and what is known of the data meanwhile.
+
+``scores.jsonl``    one row for each comparison, in the order of completion; when the last one is there, rewritten once
+                    in the order of the input.
+``blocks.jsonl``    while data larger than memory is read: the digest of each block that was read, before any score of
+                    it. Until the end the digest of the data and the number of its comparisons are null in
+                    ``run.json``; a run that is continued compares the blocks with what it reads again.
+``computed.jsonl``  until the run is finished: for each batch of a model a comparison in it, and the tokens computed;
+                    their sum then stands in ``run.json``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from operator import attrgetter, itemgetter
+from pathlib import Path
+from typing import Any, Final
+
+from prb_jax.data.writing import write_json, writing
+from prb_jax.errors import RunError, quote
+from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.rows import RowTable
+from prb_jax.runs.kind import RUN, RunFolder, RunKind, as_recorded, check_same_inputs
+from prb_jax.runs.rows import Row, RowFile, RowKind
+
+SCORES: Final = "scores.jsonl"
+JUDGEMENTS: Final = "judgements.jsonl"
+"""A row for each comparison that a judge judged: its verdicts or ratings, and its replies."""
+BLOCKS: Final = "blocks.jsonl"
+COMPUTED: Final = "computed.jsonl"
+COMPUTED_TOKENS: Final = "computed_tokens"
+_LARGEST_COUNT: Final = 1 << 62
+
+
+def _as_object(row: ScoredRow) -> Row:
+    """The object of a row; float32 values as the float64 they equal, so that reading them gives the same bits."""
+    scores = [float(score) for score in row.scores]
+    if not all(math.isfinite(score) for score in scores):
+        raise RunError(
+            f"comparison {quote(row.id)}: the model gave the scores {scores}; expected finite numbers "
+            f"(float16 and broken weights overflow; try --dtype float32)"
+        )
+    values = {name: getattr(row, name) for name in _FIELDS}
+    return values | {"scores": scores, "labels": [float(label) for label in row.labels]}
+
+
+def _as_row(value: dict[str, Any]) -> ScoredRow:
+    def are_numbers(values: Any) -> bool:
+        return isinstance(values, list) and all(type(v) in (int, float) and math.isfinite(v) for v in values)
+
+    row = ScoredRow(**{name: value.pop(name) for name in _FIELDS})
+    cuts = row.truncated.values() if isinstance(row.truncated, dict) else (row.truncated,)
+    if (
+        value
+        or not isinstance(row.id, str)
+        or not all(name is None or isinstance(name, str) for name in (row.subset, row.user_id))
+        or not (are_numbers(row.scores) and are_numbers(row.labels))
+        or not len(row.scores) == len(row.labels) >= 2
+        or not all(type(count) is int and 0 <= count < _LARGEST_COUNT for count in (row.tokens, *cuts))
+    ):
+        raise ValueError
+    return row
+
+
+_FIELDS: Final = tuple(item.name for item in fields(ScoredRow))
+SCORE_ROWS: Final = RowKind(
+    SCORES, "scores", attrgetter("id"), _FIELDS, decode=_as_row, encode=_as_object, table=RowTable
+)
+_BLOCK_ROWS: Final = RowKind(BLOCKS, "blocks", itemgetter("file", "block"), ("file", "block", "sha256"))
+EVALUATION: Final = RunKind("prb_jax evaluation", "prb evaluate", rows=SCORE_ROWS)
+
+
+@dataclass(frozen=True)
+class EvaluationFolder(RunFolder):
+    """An open run folder of an evaluation.
+
+    Attributes:
+      blocks: rows of the blocks of data that were read so far; None where all data is known as a whole.
+    """
+
+    blocks: RowFile[Row] | None
+
+    def known_blocks(self) -> list[list[str]]:
+        """Return the sha256 of each block that the scores may be of, for each file that is not read to its end."""
+        rows = {} if self.blocks is None else self.blocks.rows
+        known: list[list[str]] = [[] for _ in {file for file, _ in rows}]
+        for (file, block), row in rows.items():
+            if file not in range(len(known)) or block != len(known[file]):
+                raise RunError(
+                    f"{self.path / BLOCKS}: {file}, {block}: not the next block of a file; put the file back as it was "
+                    "written, or give --out another folder"
+                )
+            known[file].append(row["sha256"])
+        return known
+
+    def append_blocks(self, digests: Sequence[Sequence[str]]) -> None:
+        """Add the digests of the blocks that were read so far, for each file, before any score of them."""
+        if self.blocks is not None:
+            known = self.blocks.rows
+            places = ((file, block) for file, hashes in enumerate(digests) for block in range(len(hashes)))
+            new = [place for place in places if place not in known]
+            self.blocks.append(
+                [{"file": file, "block": block, "sha256": digests[file][block]} for file, block in new],
+                sync=True,
+            )
+
+    def settle(self, inputs: Mapping[str, Any]) -> None:
+        """Say in ``run.json`` what the data is, now that it was read to its end.
+
+        Raises:
+          RunError: it says something else already.
+        """
+        found, wanted = EVALUATION.read(self.path) or {"inputs": {}}, as_recorded(inputs)
+        check_same_inputs(self.path, _filled(found["inputs"], wanted), wanted)
+        if found["inputs"] != wanted:
+            write_json(self.path / RUN, {**found, "inputs": wanted})
+        _remove(self.path / BLOCKS)
+
+    def append_computed(self, *, member: str, tokens: int) -> None:
+        """Note how many tokens the batch with this comparison takes, before its rows are added.
+
+        A batch that is computed again has the same line again, which counts once.
+        """
+        path = self.path / COMPUTED
+        with writing(path), path.open("ab") as file:
+            # A torn line of a session that was killed stays alone.
+            file.write(b"\n" + json.dumps([member, tokens]).encode() + b"\n")
+
+    def computed_tokens(self) -> int | None:
+        """Return the tokens computed for all rows of a run; None where its scorer does not tell."""
+        path = self.path / COMPUTED
+        if not path.exists():
+            return self.record.get(COMPUTED_TOKENS)
+        with writing(path):
+            lines = path.read_bytes().split(b"\n")[:-1]
+        found: dict[str, int] = {}
+        for line in lines:
+            with contextlib.suppress(ValueError):  # empty, or torn: its batch was computed again
+                member, tokens = json.loads(line)
+                found[member] = tokens
+        return sum(found.values())
+
+    def settle_computed(self, tokens: int) -> None:
+        """Keep the number of computed tokens in ``run.json``, in place of the file of single batches."""
+        write_json(self.path / RUN, {**(EVALUATION.read(self.path) or {}), COMPUTED_TOKENS: tokens})
+        _remove(self.path / COMPUTED)
+
+
+@contextlib.contextmanager
+def open_evaluation(
+    out: str | Path,
+    *,
+    inputs: Mapping[str, Any],
+    session: Mapping[str, Any],
+    notes: Mapping[str, Any],
+    by_blocks: bool = False,
+) -> Iterator[EvaluationFolder]:
+    """Make the folder of an evaluation, or open it to continue.
+
+    Args:
+      out, inputs, session, notes: as of `RunKind.open`.
+      by_blocks: whether the caller compares the data with the blocks where the folder leaves it open.
+
+    Raises:
+      RunError: as `RunKind.open`; the blocks of data that is not known as a whole are not there.
+    """
+
+    def compared(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[Any, Any]:
+        both = _filled(found, wanted), _filled(wanted, found)
+        if _is_open(found) and not by_blocks and both[0] == both[1]:
+            raise RunError(
+                f"{out} holds a run that stopped before its data was read to the end, so that nothing tells "
+                "whether a prepared copy has the same contents: continue it with the files that it began "
+                "with, or give --out another folder"
+            )
+        return both
+
+    opened = EVALUATION.open(out, inputs, session=session, notes=notes, compared=compared)
+    with contextlib.ExitStack() as stack:
+        run = stack.enter_context(opened)
+        unread = bool(run.file.rows) and _is_open(run.record["inputs"])
+        if not unread:
+            _remove(run.path / BLOCKS)
+        if not run.file.rows:
+            _remove(run.path / COMPUTED)
+        blocks = stack.enter_context(_BLOCK_ROWS.open(run.path)) if by_blocks else None
+        if unread and not (blocks and blocks.rows):
+            raise RunError(
+                f"{run.path / BLOCKS}: missing or empty, though there are scores; it says which data they are of: put "
+                "it back, or give --out another folder"
+            )
+        yield EvaluationFolder(**vars(run), blocks=blocks)
+
+
+def is_settled(out: str | Path) -> bool:
+    """Whether a folder holds scores of data that is known as a whole, with which that at hand has to be compared first.
+
+    Raises:
+      RunError: the folder holds something else.
+    """
+    path = Path(out)
+    scored = (path / SCORES).is_file() and (path / SCORES).stat().st_size > 0
+    found = EVALUATION.read(path) if scored else None
+    return found is not None and not _is_open(found["inputs"])
+
+
+def _remove(path: Path) -> None:
+    with writing(path):
+        path.unlink(missing_ok=True)
+
+
+def _is_open(inputs: Mapping[str, Any]) -> bool:
+    """Whether the inputs of a run leave open what its data is."""
+    data = inputs.get("data")
+    return isinstance(data, Mapping) and data.get("comparisons", 0) is None
+
+
+def _filled(inputs: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Inputs in which everything that is open stands as in other ones."""
+    data, known = inputs.get("data"), other.get("data")
+    if not _is_open(inputs) or not isinstance(data, Mapping) or not isinstance(known, Mapping):
+        return inputs
+    sources, theirs = data.get("sources", ()), known.get("sources", ())
+    if len(sources) != len(theirs):
+        return inputs
+    described = []
+    for source, their in zip(sources, theirs, strict=True):
+        files, found = source.get("files"), their.get("files")
+        if isinstance(files, Mapping) and isinstance(found, Mapping):
+            closed = {name: found.get(name) if digest is None else digest for name, digest in files.items()}
+            described.append({**source, "files": closed})
+        else:
+            described.append(source)
+    return {**inputs, "data": {**data, "sources": described, "comparisons": known.get("comparisons")}}
