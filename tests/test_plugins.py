@@ -12,8 +12,7 @@ import pytest
 import prb_jax as prb
 from prb_jax import cli, plugins
 from prb_jax.building.settings import GATES
-from prb_jax.personal.few_shot.registry import method_named
-from prb_jax.study.methods import choose_methods, read_settings
+from prb_jax.personal.few_shot.registry import choose_methods, method_named, read_settings
 from tests.building.engine import engine, record
 from tests.building.test_build import config, write_records
 from tests.judges.stand_in import stand_in

@@ -147,10 +147,8 @@ class PersonalisedModel:
         self._texts.embed([*(one for context in contexts for one in context), *queries])
         states = self._states([(context, _profile(context)) for context in contexts])
         pairs = self._texts.responses([[(query, 0), (query, 1)] for query in queries])
-        found = in_batches(
-            lambda *people: score_table(self.fitted.method, self.fitted.fitted, *people, pairs),
-            (states, np.arange(len(contexts))),
-        )
+        run = functools.partial(score_table, self.fitted.method, self.fitted.fitted, pairs)
+        found = in_batches(run, (states, np.arange(len(contexts))))
         return found[..., 0] - found[..., 1]
 
     def pref_rule(self, context: tuple[Comparison, ...], queries: Sequence[Comparison]) -> np.ndarray | None:

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding
 
 from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, quote
-from prb_jax.personal.users import OfUser, Users
+from prb_jax.personal.method import OfUser, Users
 from prb_jax.trees.tree import Tree
 
 TABLE, NAMES = "users.safetensors", "users.json"
@@ -42,13 +42,12 @@ class UserPrompts:
 
     def encode(self, trees: Sequence[Tree], comparisons: Sequence[OfUser]) -> list[Tree]:
         """Return the trees with the soft prompt of their comparison's user in front."""
-        within = np.arange(self.tokens, dtype=np.int32)
         starts = self.first_id + self.tokens * self.users.rows(comparisons)
-        return [_prefixed(tree, start + within) for tree, start in zip(trees, starts, strict=True)]
-
-
-def _prefixed(tree: Tree, ids: np.ndarray) -> Tree:
-    return replace(tree, prefix=np.concatenate([ids.astype(np.int32), tree.prefix]))
+        prompts = np.asarray(starts[:, None] + np.arange(self.tokens), np.int32)
+        return [
+            replace(tree, prefix=np.concatenate([prompt, tree.prefix]))
+            for tree, prompt in zip(trees, prompts, strict=True)
+        ]
 
 
 def extend_embedding(embedding: jax.Array, table: np.ndarray, *, sharding: NamedSharding) -> jax.Array:
@@ -114,9 +113,15 @@ def load_prompts(folder: str | Path, *, width: int) -> SavedPrompts | None:
     for name, other in ((TABLE, NAMES), (NAMES, TABLE)):
         if not (path / name).is_file():
             raise CheckpointError(f"{path}: has {other} but no {name}: the users' soft prompts need both")
-    names, tokens = _read_names(path / NAMES)
-    table = _read_table(path / TABLE)
-    expected = (len(names) + 1, tokens, width)
+    content = read_object(path / NAMES, error=CheckpointError)
+    names, tokens = content.get("users"), content.get("tokens")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(f"{path / NAMES}: field 'users': expected a list of user ids")
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
+        raise CheckpointError(
+            f"{path / NAMES}: field 'tokens': expected a positive whole number, found {quote(tokens)}"
+        )
+    table, expected = _read_table(path / TABLE), (len(names) + 1, tokens, width)
     if table.shape != expected:
         raise CheckpointError(
             f"{path / TABLE}: tensor '{_TENSOR}': expected shape {list(expected)} (the generic user, the "
@@ -125,18 +130,6 @@ def load_prompts(folder: str | Path, *, width: int) -> SavedPrompts | None:
     if len(set(names)) < len(names):
         raise CheckpointError(f"{path / NAMES}: field 'users': a user is named twice")
     return SavedPrompts(Users(tuple(names)), table)
-
-
-def _read_names(path: Path) -> tuple[list[str], int]:
-    content = read_object(path, error=CheckpointError)
-    names, tokens = content.get("users"), content.get("tokens")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise CheckpointError(f"{path}: field 'users': expected a list of user ids")
-    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
-        raise CheckpointError(
-            f"{path}: field 'tokens': expected a positive whole number, found {quote(tokens)}"
-        )
-    return names, tokens
 
 
 def _read_table(path: Path) -> np.ndarray:

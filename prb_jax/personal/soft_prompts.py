@@ -1,4 +1,12 @@
-"""A soft prompt for each user, trained row by row: ``persona_embedding`` (after P-RLHF, arXiv 2402.05133)."""
+"""A soft prompt for each user, trained row by row: ``persona_embedding`` (after P-RLHF, arXiv 2402.05133).
+
+Row 0 of the table is the generic user, for everybody who is not in it; row i + 1 belongs to user i. One step touches
+M rows at most, the users of its comparisons, however many the table holds: they are gathered once, the loss is
+differentiated by them alone, and only they and their moments are written back. So the gradient that devices exchange
+is [M, S, D], never [U + 1, S, D].
+
+Letters: U users, S tokens of a soft prompt, D model width, M rows of a step.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +18,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from prb_jax.personal.embedding import (
-    SAVED,
-    RowAdam,
-    gather_rows,
-    generic_instead,
-    init_state,
-    init_table,
-    state_shardings,
-    step_rows,
-)
-from prb_jax.personal.method import MethodState, StepRows
+from prb_jax.errors import MeshError
+from prb_jax.personal.method import GENERIC, Method, MethodState, OfUser, StepRows, Users
 from prb_jax.personal.prompts import save_prompts
-from prb_jax.personal.users import OfUser, Users
-from prb_jax.sharding import replicated
+from prb_jax.sharding import RULES, replicated, shown_axes
 from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.tree import Tree
 
+SAVED = ("table", "mu", "nu", "count")
+"""The entries of the state that outlive a step; the others are set at the start of each."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class SoftPrompts:
+class SoftPrompts(Method):
     """A table of users on a mesh, of which each step trains the rows of its own users.
 
     Attributes:
@@ -64,11 +66,11 @@ class SoftPrompts:
 
     def encode(self, trees: Sequence[Tree], comparisons: Sequence[OfUser]) -> list[Tree]:
         """Trees with room for a soft prompt in front; the ids there are the number of the user's row."""
-        marked = []
-        for tree, row in zip(trees, self.rows(comparisons), strict=True):
-            room = np.full(self.tokens, row, np.int32)
-            marked.append(replace(tree, prefix=np.concatenate([room, tree.prefix])))
-        return marked
+        rooms = [np.full(self.tokens, row, np.int32) for row in self.rows(comparisons)]
+        return [
+            replace(tree, prefix=np.concatenate([room, tree.prefix]))
+            for tree, room in zip(trees, rooms, strict=True)
+        ]
 
     def start(self, embedding: jax.Array) -> MethodState:
         """A new state; everybody starts as the generic user."""
@@ -115,12 +117,9 @@ class SoftPrompts:
 
     def resume(self, kept: Mapping[str, jax.Array]) -> MethodState:
         def others() -> MethodState:
-            table = jnp.zeros((self.table.size, self.tokens, self.width), jnp.float32)
-            return {
-                name: leaf for name, leaf in init_state(table, rows=self.places).items() if name not in SAVED
-            }
+            return state_of_step(kept["table"].shape, rows=self.places)
 
-        shardings = {name: each for name, each in self.shardings.items() if name not in SAVED}
+        shardings = {name: self.shardings[name] for name in ("ids", "rows")}
         return {**jax.jit(others, out_shardings=shardings)(), **kept}
 
     def host_table(self, state: MethodState) -> np.ndarray:
@@ -130,3 +129,146 @@ class SoftPrompts:
 
     def save(self, folder: Path, table: np.ndarray) -> None:
         save_prompts(folder, self.table, table)
+
+
+def step_rows(rows: np.ndarray, *, size: int, count: int | None = None) -> StepRows:
+    """The distinct rows among ``rows``, filled up to a fixed number so that steps compile once.
+
+    Args:
+      rows: int [n], the row of each comparison of the step.
+      size: rows of the table.
+      count: M; n if not given, which is always enough.
+
+    Raises:
+      ValueError: more distinct users than ``count``.
+    """
+    distinct, slots = np.unique(rows, return_inverse=True)
+    count = len(rows) if count is None else count
+    if len(distinct) > count:
+        raise ValueError(f"{len(distinct)} distinct users do not fit {count} rows")
+    ids = np.full(count, size, np.int32)
+    ids[: len(distinct)] = distinct
+    return StepRows(ids, slots.reshape(-1).astype(np.int32))
+
+
+def generic_instead(rows: np.ndarray, *, share: float, seed: int, step: int) -> np.ndarray:
+    """``rows`` with a random share of them replaced by the generic user, who so learns what all have in
+    common. Which ones is a function of (seed, step) alone."""
+    # The order of the data takes its streams from the low end of the second number.
+    key = np.array([seed, 2**63 + step], np.uint64)
+    generator = np.random.Generator(np.random.Philox(key=key))
+    return np.where(generator.random(len(rows)) < share, GENERIC, rows).astype(np.int32)
+
+
+def init_table(embedding: Any, *, users: int, tokens: int, seed: int = 0) -> jax.Array:
+    """A new table float32 [U + 1, S, D]: everybody starts as the generic user, at the scale of the words.
+
+    A pure function: under ``jax.jit`` with output shardings nothing large is made in one place.
+
+    Args:
+      embedding: [V, D] of the model; only its mean and deviation are used.
+      users: U.
+      tokens: S.
+      seed: of the generic user.
+    """
+    words = jnp.asarray(embedding, jnp.float32)
+    noise = jax.random.normal(jax.random.key(seed), (tokens, words.shape[1]), jnp.float32)
+    generic = words.mean(axis=0) + words.std() * noise
+    return jnp.broadcast_to(generic, (users + 1, *generic.shape))
+
+
+def state_shardings(mesh: Mesh, *, width: int) -> dict[str, NamedSharding]:
+    """One for each entry of the state. The table, its moments and the rows of a step are split by D as the words'
+    embeddings are: every device holds a part of every user, and gathers and writes rows without asking another.
+
+    Raises:
+      MeshError: the mesh axis does not divide the width.
+    """
+    axes = RULES["model"] or ()
+    if width % int(np.prod([mesh.shape[axis] for axis in axes], dtype=np.int64)):
+        raise MeshError(
+            f"user embeddings: width {width} is not divisible by mesh axis {shown_axes(mesh, axes)}"
+        )
+    rows, whole = NamedSharding(mesh, PartitionSpec(None, None, axes)), NamedSharding(mesh, PartitionSpec())
+    return {"table": rows, "mu": rows, "nu": rows, "rows": rows, "count": whole, "ids": whole}
+
+
+def init_state(table: jax.Array, *, rows: int) -> MethodState:
+    """The state of a table in training. A pure function; its shardings are :func:`state_shardings`.
+
+    Args:
+      table: float32 [U + 1, S, D].
+      rows: M.
+
+    Returns:
+      ``table``, its moments ``mu`` and ``nu``, ``count`` int32 [U + 1] of each row's updates, and what
+      one step works on: ``ids`` int32 [M] and ``rows`` [M, S, D].
+    """
+    return {
+        "table": table,
+        "mu": jnp.zeros_like(table),
+        "nu": jnp.zeros_like(table),
+        "count": jnp.zeros((table.shape[0],), jnp.int32),
+        **state_of_step(table.shape, rows=rows),
+    }
+
+
+def state_of_step(shape: Sequence[int], *, rows: int) -> MethodState:
+    """The entries of :func:`init_state` that one step works on, for a table of this shape."""
+    return {
+        "ids": jnp.full((rows,), shape[0], jnp.int32),
+        "rows": jnp.zeros((rows, *shape[1:]), jnp.float32),
+    }
+
+
+def gather_rows(table: jax.Array, ids: jax.Array) -> jax.Array:
+    """The rows [M, S, D] of a table [U + 1, S, D]; ids beyond it give the last row, which is not used."""
+    return jnp.take(table, ids, axis=0, mode="clip")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowAdam:
+    """Adam on the rows of a step, each with moments and a count of its own ("lazy" Adam).
+
+    A row that no step touches keeps value and moments as they are; rows that every step touches move as
+    under ``optax.adam``.
+
+    Attributes:
+      learning_rate: as a function of the number of updates that the run has made.
+      b1, b2, eps: of Adam.
+      clip_norm: gradients of all rows together with a larger norm are scaled down to it; None for no
+        clipping.
+    """
+
+    learning_rate: optax.Schedule
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+    clip_norm: float | None = None
+
+    def apply_rows(self, users: Mapping[str, jax.Array], gradient: jax.Array, step: jax.Array) -> MethodState:
+        """One update of the rows ``users["ids"]``.
+
+        Args:
+          users: as of :func:`init_state`; ids are distinct, but for those beyond the table, which are
+            dropped.
+          gradient: [M, S, D].
+          step: updates made so far.
+        """
+        if self.clip_norm is not None:
+            norm = optax.tree.norm(gradient)
+            gradient = gradient * (self.clip_norm / jnp.maximum(norm, self.clip_norm))
+        ids = users["ids"]
+        mu = self.b1 * gather_rows(users["mu"], ids) + (1.0 - self.b1) * gradient
+        nu = self.b2 * gather_rows(users["nu"], ids) + (1.0 - self.b2) * jnp.square(gradient)
+        count = jnp.take(users["count"], ids, mode="clip") + 1
+        age = count.astype(jnp.float32)[:, None, None]
+        direction = (mu / (1.0 - self.b1**age)) / (jnp.sqrt(nu / (1.0 - self.b2**age)) + self.eps)
+        rate = jnp.asarray(self.learning_rate(step), jnp.float32)
+        return {
+            **users,
+            "table": users["table"].at[ids].add(-rate * direction, mode="drop"),
+            "mu": users["mu"].at[ids].set(mu, mode="drop"),
+            "nu": users["nu"].at[ids].set(nu, mode="drop"),
+            "count": users["count"].at[ids].set(count, mode="drop"),
+        }

@@ -24,7 +24,7 @@ from prb_jax.models.config.decoder import read_raw_config
 from prb_jax.models.config.encoder import is_encoder
 from prb_jax.models.lora import merge_lora
 from prb_jax.personal.embedder import Advance, Embedded, Embedder, TextFeatures
-from prb_jax.personal.few_shot.backbone import TRAINS, Adapter, unstacked
+from prb_jax.personal.few_shot.choices import Adapter
 from prb_jax.personal.model import PersonalisedModel
 from prb_jax.personal.saved import read_fitted
 from prb_jax.processes.agreement import differences
@@ -161,12 +161,12 @@ class AdaptedRewards:
 
     Attributes:
       base: the backbone as it is.
-      adapters: trees with the factors under "layers" and the head under "score".
+      adapters: a tree with the factors under "layers" and the head under "score", all with a leading axis C.
       scale: of the updates, alpha / rank.
     """
 
     base: StateFeatures = field(repr=False)
-    adapters: Sequence[Adapter] = field(repr=False)
+    adapters: Adapter = field(repr=False)
     scale: float
 
     gives_rewards = False
@@ -179,7 +179,7 @@ class AdaptedRewards:
     @property
     def width(self) -> int:
         """C."""
-        return len(self.adapters)
+        return len(self.adapters["score"])
 
     def identity(self) -> dict[str, Any]:
         """As of :class:`Embedder`: that of the backbone."""
@@ -202,7 +202,8 @@ class AdaptedRewards:
     def _adapted(self) -> Iterator[tuple[np.ndarray, StateFeatures]]:
         """The head, float32 [D], and the backbone with the weights of each adapter."""
         params = self.base.model.params
-        for adapter in self.adapters:
+        for number in range(self.width):
+            adapter = jax.tree.map(lambda leaf, number=number: leaf[number], self.adapters)
             factors = {name: jax.numpy.asarray(leaf) for name, leaf in adapter["layers"].items()}
             merged = merge_lora({**params, "layers": {**params["layers"], **factors}}, scale=self.scale)
             model = replace(self.base.model, params=merged)
@@ -306,7 +307,7 @@ def _text_features(
     return TextFeatures(encoder, describe(folder), responses_alone)
 
 
-SUPPORTED: Final = frozenset({"items", "posts", "posts.signs", "posts.items", TRAINS})
+SUPPORTED: Final = frozenset({"items", "posts", "posts.signs", "posts.items", "backbone"})
 """What a method may need that can be known of new comparisons."""
 
 
@@ -343,8 +344,7 @@ def load_personalised(folder: str | Path, options: LoadOptions | None = None) ->
             f"{folder}: fitted on features of another model than {backbone['model']} is now: {name}: expected "
             f"{quote(before)}, found {quote(now)}"
         )
-    if TRAINS in fitted.method.needs:
+    if fitted.method.trains_backbone:
         own = fitted.fitted
-        adapters = unstacked(own.arrays["adapters"])
-        embedder = AdaptedRewards(check_trainable(embedder), adapters, own.settings.scale)
+        embedder = AdaptedRewards(check_trainable(embedder), own.arrays["adapters"], own.settings.scale)
     return PersonalisedModel(fitted, embedder)

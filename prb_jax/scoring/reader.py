@@ -10,9 +10,8 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, quote, short_repr
-from prb_jax.personal.method import UserTokens
+from prb_jax.personal.method import OfUser, UserTokens
 from prb_jax.personal.prompts import SavedPrompts, UserPrompts, load_prompts
-from prb_jax.personal.users import OfUser
 from prb_jax.readouts.heads import choose_readout
 from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.protocol import TextProtocol

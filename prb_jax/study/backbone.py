@@ -15,7 +15,7 @@ from prb_jax.errors import RunError
 from prb_jax.models.config.decoder import read_raw_config
 from prb_jax.models.config.encoder import is_encoder
 from prb_jax.personal.features import FEATURES, FeatureStore, open_features
-from prb_jax.personal.few_shot.backbone import TRAINS, Backbone
+from prb_jax.personal.few_shot.choices import Backbone
 from prb_jax.personal.few_shot.protocol import Method
 from prb_jax.runs.kind import as_recorded
 from prb_jax.scoring.inputs import Inputs
@@ -30,7 +30,7 @@ def check_backbone(backbone: str | Path, methods: Sequence[Method], options: Fea
     Raises:
       RunError: features are given, or an encoder; the method is named.
     """
-    training = [method.name for method in methods if TRAINS in method.needs]
+    training = [method.name for method in methods if method.trains_backbone]
     if not training:
         return
     if _holds_features(backbone):

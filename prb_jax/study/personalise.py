@@ -14,10 +14,9 @@ from jax.sharding import Mesh
 from prb_jax.data.writing import write_json, writing
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.personal.features import FeatureStore
-from prb_jax.personal.few_shot.backbone import Backbone
-from prb_jax.personal.few_shot.protocol import Method
-from prb_jax.personal.few_shot.registry import method_names
-from prb_jax.personal.few_shot.settings import FewShotSettings
+from prb_jax.personal.few_shot.choices import Backbone
+from prb_jax.personal.few_shot.protocol import FewShotSettings, Method
+from prb_jax.personal.few_shot.registry import ALL, StudyMethods, choose_methods, method_names
 from prb_jax.personal.folder import FITTED, SPLITS
 from prb_jax.personal.saved import Standard, UserStates, save_fitted, save_states
 from prb_jax.runs.kind import RunKind, as_recorded
@@ -27,7 +26,6 @@ from prb_jax.scoring.run import computing_versions
 from prb_jax.sharding import make_mesh
 from prb_jax.study.backbone import check_backbone, features_of, trainable
 from prb_jax.study.feature_options import FeatureOptions
-from prb_jax.study.methods import ALL, StudyMethods, choose_methods
 from prb_jax.study.outcomes import (
     Outcome,
     Part,

@@ -15,7 +15,7 @@ from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.personal.few_shot.choices import group
 from prb_jax.personal.few_shot.protocol import Fitted
-from prb_jax.personal.few_shot.registry import method_named
+from prb_jax.personal.few_shot.registry import POOLED, method_named
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.inputs import Data, read_inputs
 from prb_jax.sharding import make_mesh
@@ -23,7 +23,7 @@ from prb_jax.study.backbone import features_of
 from prb_jax.study.ceiling import KNOWN, ceiling, draw_choices
 from prb_jax.study.outcomes import NO_USER, Outcome, fit_method, make_part, run_method, standardised
 from prb_jax.study.population import Population, read_population
-from prb_jax.study.results import POOLED, results
+from prb_jax.study.results import results
 from prb_jax.study.splits import make_splits
 
 PLAN: Final = "plan.json"

@@ -12,6 +12,7 @@ from prb_jax.metrics.accuracy import group_counts
 from prb_jax.metrics.calibration import calibration_of
 from prb_jax.metrics.paired import holm
 from prb_jax.metrics.uncertainty import Interval, accuracy_interval, difference_interval, mean_interval
+from prb_jax.personal.few_shot.registry import POOLED, STRONG
 from prb_jax.study.ceiling import ceiling_rows
 from prb_jax.study.outcomes import (
     BASELINES,
@@ -24,10 +25,6 @@ from prb_jax.study.outcomes import (
 )
 from prb_jax.study.population import Population
 from prb_jax.study.splits import SEEN_PART, UNSEEN_PART, Split
-
-POOLED: Final = "pooled"
-STRONG: Final = "offset"
-"""Pooled and an offset of each user: the fair baseline of every personal method."""
 
 LEVEL: Final = 0.05
 

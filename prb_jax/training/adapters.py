@@ -14,7 +14,8 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.errors import RunError
 from prb_jax.models.head import is_one_row
 from prb_jax.models.lora import LoraConfig
-from prb_jax.personal.few_shot.backbone import Adapter, AdapterSettings
+from prb_jax.personal.few_shot.choices import Adapter
+from prb_jax.personal.few_shot.lora import AdapterSettings
 from prb_jax.personal.method import StepRows
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.scoring.embedder import AdaptedRewards, StateFeatures, check_trainable, open_embedder
@@ -32,7 +33,7 @@ TRAINED_WITH = ("dtype", "revision", "tokenizer", "chat_template", "mesh")
 
 @dataclass(eq=False)
 class TrainableBackbone:
-    """A decoder and the responses of a study; see :class:`prb_jax.personal.few_shot.backbone.Backbone`.
+    """A decoder and the responses of a study; see :class:`prb_jax.personal.few_shot.choices.Backbone`.
 
     Attributes:
       model: folder or hub id.
@@ -51,7 +52,7 @@ class TrainableBackbone:
     def trainer(
         self, pairs: np.ndarray, *, settings: AdapterSettings, steps: int, seed: int
     ) -> AdapterTraining:
-        """As of :class:`prb_jax.personal.few_shot.backbone.Backbone`."""
+        """As of :class:`prb_jax.personal.few_shot.choices.Backbone`."""
         comparisons = [
             Comparison(
                 id=f"choice {number}",
@@ -66,8 +67,8 @@ class TrainableBackbone:
         trainer = Trainer(wanted, start, mesh=self.mesh, data=comparisons, out=Path(self.model))
         return AdapterTraining(trainer, comparisons)
 
-    def rewards(self, adapters: Sequence[Adapter], *, settings: AdapterSettings) -> np.ndarray:
-        """As of :class:`prb_jax.personal.few_shot.backbone.Backbone`."""
+    def rewards(self, adapters: Adapter, *, settings: AdapterSettings) -> np.ndarray:
+        """As of :class:`prb_jax.personal.few_shot.choices.Backbone`."""
         adapted = AdaptedRewards(self._embedder, adapters, settings.scale)
         return adapted.answers(self.answers, advance=lambda done, tokens: None).features
 
@@ -126,7 +127,7 @@ class AdapterTraining:
         )
 
     def __call__(self, members: np.ndarray, start: Adapter | None = None) -> Adapter:
-        """As of :class:`prb_jax.personal.few_shot.backbone.AdapterTrainer`.
+        """As of :class:`prb_jax.personal.few_shot.choices.AdapterTrainer`.
 
         Raises:
           RunError: the loss or its gradient is not finite.

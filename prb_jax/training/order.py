@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from prb_jax.errors import DataError
-from prb_jax.personal.users import OfUser
+from prb_jax.personal.method import OfUser
 
 _OPEN = 16
 """Steps that still take users while further ones are filled."""

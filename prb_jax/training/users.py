@@ -11,10 +11,8 @@ from jax.sharding import Mesh
 from prb_jax.data.reading import read_json
 from prb_jax.data.writing import write_json
 from prb_jax.errors import DataError, RunError
-from prb_jax.personal.embedding import RowAdam
-from prb_jax.personal.method import NULL, Method
-from prb_jax.personal.soft_prompts import SoftPrompts
-from prb_jax.personal.users import Users
+from prb_jax.personal.method import NULL, Method, Users
+from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.training.optimizer import learning_rate
 from prb_jax.training.settings import OptimizerSettings, TrainSettings

@@ -34,9 +34,8 @@ def one_step(mesh: Any) -> dict[str, Any]:
     import jax.numpy as jnp
     import numpy as np
 
-    from prb_jax.personal.embedding import RowAdam, step_rows
-    from prb_jax.personal.soft_prompts import SoftPrompts
-    from prb_jax.personal.users import Users
+    from prb_jax.personal.method import Users
+    from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts, step_rows
     from prb_jax.training.objective import USER
     from tests.training.small_batches import (
         batch_of,

@@ -17,7 +17,8 @@ import pytest
 
 from prb_jax import Comparison
 from prb_jax.errors import DataError, MeshError
-from prb_jax.personal.embedding import (
+from prb_jax.personal.method import GENERIC, Users
+from prb_jax.personal.soft_prompts import (
     RowAdam,
     gather_rows,
     generic_instead,
@@ -26,7 +27,6 @@ from prb_jax.personal.embedding import (
     state_shardings,
     step_rows,
 )
-from prb_jax.personal.users import GENERIC, Users
 from prb_jax.sharding import make_mesh
 from tests.personal.step_programs import ROWS, TOKENS, USERS, one_step
 from tests.plain_process import plain_environment

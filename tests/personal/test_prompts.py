@@ -15,13 +15,13 @@ from safetensors.numpy import save_file
 
 import prb_jax as prb
 from prb_jax.errors import CheckpointError, DataError
+from prb_jax.personal.method import Users
 from prb_jax.personal.prompts import (
     UserPrompts,
     extend_embedding,
     load_prompts,
     save_prompts,
 )
-from prb_jax.personal.users import Users
 from prb_jax.readouts.score_tree import score_tree
 from prb_jax.sharding import make_mesh
 from prb_jax.trees.tree import build_tree

@@ -18,8 +18,8 @@ import prb_jax as prb
 from prb_jax import cli
 from prb_jax.errors import RunError
 from prb_jax.metrics.uncertainty import paired_difference
+from prb_jax.personal.method import Users
 from prb_jax.personal.prompts import save_prompts
-from prb_jax.personal.users import Users
 from prb_jax.scoring.controls import with_other_users, without_users
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.text.view import View

@@ -9,8 +9,8 @@ from pathlib import Path
 import jax
 
 import prb_jax as prb
+from prb_jax.personal.few_shot.registry import read_settings
 from prb_jax.sharding import make_mesh
-from prb_jax.study.methods import read_settings
 from prb_jax.study.write_features import write_features
 from tests.study.people import PlantedFeatures, planted_people
 

@@ -11,7 +11,7 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.errors import RunError
-from prb_jax.study.methods import read_settings
+from prb_jax.personal.few_shot.registry import read_settings
 from tests.training.tiny import WORDS, write_causal_model, write_model
 
 SETTINGS = ("lora.clusters=2", "lora.rounds=2", "lora.steps=40", "lora.own_steps=60", "lora.rate=0.005",

@@ -19,14 +19,13 @@ from prb_jax.errors import DataError, RunError
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.personal.features import open_features
-from prb_jax.personal.few_shot.registry import METHODS, method_named
+from prb_jax.personal.few_shot.registry import METHODS, method_named, read_settings
 from prb_jax.personal.model import PersonalisedModel
 from prb_jax.personal.saved import read_fitted
 from prb_jax.reports.study import render_people, render_study
 from prb_jax.reports.style import NONE
 from prb_jax.study import personalise as module
 from prb_jax.study.feature_options import FeatureOptions
-from prb_jax.study.methods import read_settings
 from prb_jax.study.outcomes import PLAIN, make_part, read_outcome
 from prb_jax.study.personalise import people_of_study
 from prb_jax.study.population import CONTRADICTED, IDENTICAL, NO_USER, REPEATED, read_population
@@ -516,7 +515,7 @@ def test_settings_from_the_command_line() -> None:
         ("pooled", "expected METHOD.FIELD=VALUE"),
         ("pooled.step=1", "pooled has no 'step'.*did you mean steps"),
         ("pref.rank=3,4", "expected one value"),
-        ("pooled.l2=-1", "expected numbers above 0"),
+        ("pooled.l2=-1", "expected each to be more than 0"),
     ):
         with pytest.raises(DataError, match=message):
             read_settings([text])

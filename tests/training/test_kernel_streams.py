@@ -16,9 +16,8 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.models.attention import stream_splash
 from prb_jax.models.attention.choice import SPLASH_STREAM_ATTENTION
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.personal.embedding import RowAdam
-from prb_jax.personal.soft_prompts import SoftPrompts
-from prb_jax.personal.users import Users
+from prb_jax.personal.method import Users
+from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
 from prb_jax.sharding import make_mesh
 from prb_jax.training import record, trainer
 from prb_jax.training.config import default_config

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from prb_jax.errors import CheckpointError
-from prb_jax.personal.embedding import RowAdam
-from prb_jax.personal.soft_prompts import SoftPrompts
-from prb_jax.personal.users import Users
+from prb_jax.personal.method import Users
+from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
 from prb_jax.readouts.score_tree import score_tree
 from prb_jax.sharding import make_mesh
 from prb_jax.training.groups import merge, split_params

@@ -23,27 +23,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
-from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
-from prb_jax.personal.few_shot.episodes import (
-    EpisodeSettings,
-    People,
-    adapted_loss,
-    draw,
-    fit_episodes,
-    people_of,
-)
-from prb_jax.personal.few_shot.fitting import (
-    Validation,
-    mean_loss,
-    minimise,
-    numpy_rng,
-    pooled_direction,
-)
+from prb_jax.data.options import option, same_option
+from prb_jax.personal.few_shot.choices import Array, Context, Responses
+from prb_jax.personal.few_shot.episodes import EpisodeSettings, People, draw, fit_episodes, people_of
+from prb_jax.personal.few_shot.fitting import FitData, define, mean_loss, minimise
 from prb_jax.personal.few_shot.pooled import PooledSettings
-from prb_jax.personal.few_shot.protocol import Fitted, Method, State
-from prb_jax.personal.few_shot.settings import check_numbers
+from prb_jax.personal.few_shot.protocol import Fitted, State
 
 OWN_WORDS, VOTE, COMPARISON = range(KINDS := 3)
 MOST_DRAWS = 32
@@ -55,43 +41,25 @@ SHARPNESS = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSettings(EpisodeSettings):
-    """Settings of bilinear attention.
+    """Settings of bilinear attention."""
 
-    Attributes:
-      width: h, the rank of both similarities, at most D.
-      l2: penalties of v, of which the validation part chooses one.
-      gain_l2: penalties of the gains at the start, of similarities of variance 1; likewise.
-    """
-
-    width: int = 32
-    l2: tuple[float, ...] = PooledSettings.l2
-    gain_l2: tuple[float, ...] = (1e-3, 1e-1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_numbers(self, above={"l2": 0, "gain_l2": 0}, least={"width": 1})
+    width: int = option(32, "h, the rank of both similarities, at most D", least=1)
+    l2: tuple[float, ...] = same_option(PooledSettings, "l2")
+    gain_l2: tuple[float, ...] = option(
+        (1e-3, 1e-1), "penalties of the gains at the start, of similarities of variance 1; likewise", above=0
+    )
 
 
-def fit(
-    seen: Choices,
-    validation: Choices,
-    *,
-    settings: AttentionSettings,
-    key: jax.Array,
-    mesh: Mesh | None = None,
-) -> Fitted:
+def fit(data: FitData) -> Fitted:
     """Fit v, then the gains of the similarity along principal directions, then train all but v by episodes."""
-    seen.require("attention", ())
+    seen, settings = data.seen, data.settings
     features = np.asarray(seen.features, np.float32)
-    count = features.shape[1]
-    directions = principal_directions(features, min(settings.width, count), rng=numpy_rng(key))
+    directions = principal_directions(features, min(settings.width, features.shape[1]), rng=data.rng())
     size = np.sqrt(np.mean(np.sum((features @ directions) ** 2, axis=1)))
     # Values start as the cosine along these directions, logits as a multiple of it.
-    similar, attended = (
-        directions / size,
-        directions / size * np.sqrt(SHARPNESS * np.sqrt(directions.shape[1])),
-    )
-    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100)
+    similar = directions / size
+    attended = similar * np.sqrt(SHARPNESS * np.sqrt(directions.shape[1]))
+    pooled, l2 = data.pooled()
     arrays = {
         "direction": pooled,
         "candidate_value": similar,
@@ -101,21 +69,20 @@ def fit(
         "gains": np.zeros(KINDS, np.float32),
     }
     penalties = np.array(sorted(settings.gain_l2, reverse=True), np.float32)
-    found = _gains(
-        Fitted(arrays, {}, settings),
+    solved = _gains(
+        data.fitted(arrays, {}),
         people_of(seen, most=settings.most),
-        jax.random.fold_in(key, 1),
+        jax.random.fold_in(data.key, 1),
         penalties,
         settings=settings,
         draws=min(MOST_DRAWS, -(-3 * seen.people // settings.batch)),
     )
-    numbers = {"l2": np.float32(l2), "gain_l2": penalties[0]}
-    fits = [Fitted(arrays, numbers, settings)] + [
-        Fitted({**arrays, "gains": gains}, {"l2": np.float32(l2), "gain_l2": gain_l2}, settings)
-        for gain_l2, gains in zip(penalties, np.asarray(found), strict=True)
+    candidates = [data.fitted(arrays, {"l2": l2, "gain_l2": penalties[0]})]
+    candidates += [
+        data.fitted({**arrays, "gains": gains}, {"l2": l2, "gain_l2": gain_l2})
+        for gain_l2, gains in zip(penalties, np.asarray(solved), strict=True)
     ]
-    start = Validation(validation, settings.validation_shots).best(METHOD, fits, key=key, mesh=mesh)
-    return fit_episodes(METHOD, start, seen, validation, loss=LOSS, key=key, mesh=mesh, fixed=("direction",))
+    return fit_episodes(data, data.best(candidates), fixed=("direction",))
 
 
 def principal_directions(features: np.ndarray, count: int, *, rng: np.random.Generator) -> np.ndarray:
@@ -214,5 +181,4 @@ def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     return responses.features @ fitted.arrays["direction"] + found @ fitted.arrays["gains"]
 
 
-METHOD = Method("attention", AttentionSettings, fit, adapt, score, empty_state)
-LOSS = partial(adapted_loss, METHOD)
+METHOD = define("attention", AttentionSettings, fit, adapt, score, empty_state)

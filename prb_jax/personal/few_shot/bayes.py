@@ -23,135 +23,140 @@ choices hardly change it, and a state stays small.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
+from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Posts, Responses, group
 from prb_jax.personal.few_shot.fitting import (
+    FitData,
     Pairs,
-    Validation,
+    define,
     laplace_posterior,
     mean_loss,
     minimise,
     pairs_of,
-    pooled_direction,
 )
 from prb_jax.personal.few_shot.offset import precision_of
-from prb_jax.personal.few_shot.protocol import Fitted, Method, State, adapt_users
-from prb_jax.personal.few_shot.settings import FewShotSettings, check_numbers
+from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, State, adapt_users
 
 
 @dataclass(frozen=True, kw_only=True)
 class BayesSettings(FewShotSettings):
-    """Settings of empirical Bayes; of each tuple the validation part chooses one entry.
+    """Settings of empirical Bayes; of each tuple the validation part chooses one entry."""
 
-    Attributes:
-      l2: penalties of the pooled direction.
-      item_precision: precisions of the effects of texts; no effects are tried too.
-      rank: how many directions of taste keep their own variance.
-      scale: factors of the estimated covariance; nothing personal is tried too.
-      spread: standard deviations of the part of a margin that comes from tastes in all directions alike; no such part
-        is tried too.
-      profile_l2: penalties of the regression on profiles, in people; no regression is tried too.
-      directions: J, how many directions of taste are kept at most: a posterior holds J + J^2 numbers.
-      components: principal components of the differences in which the covariance is estimated, at most.
-      steps: updates of the solver at most.
-    """
+    l2: tuple[float, ...] = option(
+        (1e-4, 1e-3, 1e-2, 1e-1, 1.0), "penalties of the pooled direction", above=0
+    )
+    item_precision: tuple[float, ...] = option(
+        (1.0, 10.0), "precisions of the effects of texts; no effects are tried too", above=0
+    )
+    rank: tuple[int, ...] = option(
+        (1, 2, 4, 8), "how many directions of taste keep their own variance", least=1
+    )
+    scale: tuple[float, ...] = option(
+        (0.3, 1.0, 3.0, 10.0), "factors of the estimated covariance; nothing personal is tried too", above=0
+    )
+    spread: tuple[float, ...] = option(
+        (0.3, 0.6, 1.0),
+        "standard deviations of the part of a margin that comes from tastes in all directions alike; no such part is "
+        "tried too",
+        above=0,
+    )
+    profile_l2: tuple[float, ...] = option(
+        (10.0, 100.0, 1000.0),
+        "penalties of the regression on profiles, in people; no regression is tried too",
+        above=0,
+    )
+    directions: int = option(
+        16, "J, how many directions of taste are kept at most: a posterior holds J + J^2 numbers", least=1
+    )
+    components: int = option(
+        64, "principal components of the differences in which the covariance is estimated, at most", least=1
+    )
+    steps: int = option(100, "updates of the solver at most", least=1)
 
-    l2: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-    item_precision: tuple[float, ...] = (1.0, 10.0)
-    rank: tuple[int, ...] = (1, 2, 4, 8)
-    scale: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0)
-    spread: tuple[float, ...] = (0.3, 0.6, 1.0)
-    profile_l2: tuple[float, ...] = (10.0, 100.0, 1000.0)
-    directions: int = 16
-    components: int = 64
-    steps: int = 100
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_numbers(
-            self,
-            above={"l2": 0, "item_precision": 0, "scale": 0, "spread": 0, "profile_l2": 0},
-            least={"rank": 1, "directions": 1, "components": 1, "steps": 1},
-        )
-
-
-def fit(
-    seen: Choices, validation: Choices, *, settings: BayesSettings, key: jax.Array, mesh: Mesh | None = None
-) -> Fitted:
-    """Estimate the prior of people's tastes from the seen people."""
-    seen.require("bayes", ())
-    direction, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=settings.steps)
-    judge = Validation(validation, settings.validation_shots)
+def fit(data: FitData) -> Fitted:
+    """Estimate the prior of people's tastes from the seen people, one part of it after another."""
+    seen, settings = data.seen, data.settings
+    direction, l2 = data.pooled(steps=settings.steps)
     basis = np.zeros((len(direction), settings.directions), np.float32)
     arrays = {"direction": direction, "items": np.zeros(1, np.float32), "basis": basis}
     if seen.posts is not None:
         arrays |= {"post_mean": np.zeros_like(direction), "profile": np.zeros_like(basis)}
     names = ("item_precision", "rank", "scale", "rest", "spread", "isotropic", "profile_l2")
-    numbers = {name: np.float32(0) for name in names}
-    plain = [Fitted(arrays, numbers | {"l2": np.float32(l2)}, settings)]
-    nobody = judge.best(METHOD, plain + list(_with_items(seen, plain[0])), key=key, mesh=mesh)
-    best = judge.best(METHOD, [nobody, *_with_tastes(seen, nobody)], key=key, mesh=mesh)
-    spread = [
-        one for base in {id(one): one for one in (nobody, best)}.values() for one in _with_rest(seen, base)
-    ]
-    best = judge.best(METHOD, [best, *spread], key=key, mesh=mesh)
+    plain = data.fitted(arrays, {**dict.fromkeys(names, 0.0), "l2": l2})
+    nobody = data.best([plain, *_with_items(seen, plain)])
+    tastes = data.best([nobody, *_with_tastes(seen, nobody)])
+    bases = [nobody, tastes] if tastes.numbers["scale"] else [nobody]
+    best = data.best([tastes, *(one for base in bases for one in _with_rest(seen, base))])
     if seen.posts is None or not best.numbers["scale"]:
         return best
-    return judge.best(METHOD, [best, *_with_profiles(seen, best, key, mesh)], key=key, mesh=mesh)
+    return data.best([best, *_with_profiles(data, best)])
+
+
+def _with(fitted: Fitted, numbers: dict[str, Any], **arrays: Any) -> Fitted:
+    changed = {name: np.float32(value) for name, value in numbers.items()}
+    return replace(fitted, arrays=fitted.arrays | arrays, numbers=fitted.numbers | changed)
 
 
 def _with_items(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
     """Fits with effects of texts, where several people judged the same ones."""
     if seen.items is None:
         return
-    texts = _texts(seen)
-    judged = np.unique(np.stack([np.repeat(seen.person, 2), texts.reshape(-1)], axis=1), axis=0)
-    if len(judged) < 2 * len(np.unique(texts)):  # two judges a text in the mean
+    judged = np.unique(np.stack([np.repeat(seen.person, 2), seen.texts.reshape(-1)], axis=1), axis=0)
+    if len(judged) < 2 * len(np.unique(seen.texts)):  # two judges a text in the mean
         return
-    arrays = fitted.arrays | {"items": np.zeros(int(np.max(seen.items)) + 1, np.float32)}
+    items = np.zeros(int(np.max(seen.items)) + 1, np.float32)
     for precision in fitted.settings.item_precision:
-        numbers = fitted.numbers | {"item_precision": np.float32(precision)}
-        yield _with_mean(seen, pairs_of(seen), Fitted(arrays, numbers, fitted.settings))
+        yield _with_mean(seen, _with(fitted, {"item_precision": precision}, items=items))
 
 
-def _texts(choices: Choices) -> np.ndarray:
-    """int [n, 2]: the texts that were chosen and rejected."""
-    items = np.asarray(choices.items)
-    return np.stack([items[choices.chosen], items[choices.rejected]], axis=1)
+def _with_rest(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
+    """Fits with tastes in all directions alike."""
+    for spread in fitted.settings.spread:
+        numbers = {"spread": spread, "isotropic": 1 / precision_of(seen, spread)}
+        yield _with_mean(seen, _with(fitted, numbers))
 
 
-def _with_mean(seen: Choices, pairs: Pairs, fitted: Fitted) -> Fitted:
+def _with_tastes(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
+    """Fits with the covariance of tastes, for each rank and scale."""
+    settings, margins = fitted.settings, np.asarray(pooled_margins(fitted, seen))
+    to_features, variances, axes = taste_covariance(seen, margins, components=settings.components)
+    kept = min(settings.directions, len(variances))
+    for rank, scale in product(sorted({min(rank, kept) for rank in settings.rank}), settings.scale):
+        rest = max(0.0, float(variances[rank:].mean())) if rank < len(variances) else 0.0
+        spread = np.maximum(variances[:kept], rest)
+        spread[rank:] = rest
+        if not spread.any():
+            continue
+        basis = np.zeros_like(fitted.arrays["basis"])
+        basis[:, :kept] = to_features @ axes[:, :kept] * np.sqrt(scale * spread)
+        yield _with_mean(seen, _with(fitted, {"rank": rank, "scale": scale, "rest": rest}, basis=basis))
+
+
+def _with_mean(seen: Choices, fitted: Fitted) -> Fitted:
     """The same tastes with the mean taste and the effects of texts fitted again, from those that are there."""
-    numbers, basis = fitted.numbers, fitted.arrays["basis"]
-    variance = np.sum((pairs.deltas @ basis) ** 2, axis=1)
+    pairs, numbers = pairs_of(seen), fitted.numbers
+    variance = np.sum((pairs.deltas @ fitted.arrays["basis"]) ** 2, axis=1)
     variance += numbers["isotropic"] * np.sum(pairs.deltas**2, axis=1)
     direction, effects = _fit_mean(
         pairs,
-        _texts(seen) if numbers["item_precision"] else None,
+        seen.texts.astype(np.int32) if numbers["item_precision"] else None,
         1 / np.sqrt(1 + np.pi / 8 * variance),
         numbers["l2"],
         numbers["item_precision"],
         (fitted.arrays["direction"], fitted.arrays["items"]),
         steps=fitted.settings.steps,
     )
-    arrays = {"direction": np.asarray(direction), "items": np.asarray(effects)}
-    return Fitted(fitted.arrays | arrays, numbers, fitted.settings)
-
-
-def _with_rest(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
-    """Fits with tastes in all directions alike."""
-    pairs = pairs_of(seen)
-    for spread in fitted.settings.spread:
-        numbers = {"spread": np.float32(spread), "isotropic": np.float32(1 / precision_of(seen, spread))}
-        yield _with_mean(seen, pairs, Fitted(fitted.arrays, fitted.numbers | numbers, fitted.settings))
+    return _with(fitted, {}, direction=np.asarray(direction), items=np.asarray(effects))
 
 
 @partial(jax.jit, static_argnames="steps")
@@ -176,27 +181,6 @@ def _fit_mean(
         return mean_loss(shrink * margins, pairs.weights) + penalty
 
     return minimise(loss, start, steps=steps)
-
-
-def _with_tastes(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
-    """Fits with the covariance of tastes, for each rank and scale."""
-    settings = fitted.settings
-    to_features, variances, axes = taste_covariance(
-        seen, np.asarray(pooled_margins(fitted, seen)), components=settings.components
-    )
-    kept = min(settings.directions, len(variances))
-    pairs = pairs_of(seen)
-    for rank, scale in product(sorted({min(rank, kept) for rank in settings.rank}), settings.scale):
-        rest = max(0.0, float(variances[rank:].mean())) if rank < len(variances) else 0.0
-        spread = np.maximum(variances[:kept], rest)
-        spread[rank:] = rest
-        if not spread.any():
-            continue
-        basis = np.zeros_like(fitted.arrays["basis"])
-        basis[:, :kept] = to_features @ axes[:, :kept] * np.sqrt(scale * spread)
-        chosen = {"rank": np.float32(rank), "scale": np.float32(scale), "rest": np.float32(rest)}
-        with_basis = Fitted(fitted.arrays | {"basis": basis}, fitted.numbers | chosen, settings)
-        yield _with_mean(seen, pairs, with_basis)
 
 
 def pooled_margins(fitted: Fitted, choices: Choices) -> Array:
@@ -240,9 +224,7 @@ def taste_covariance(
 
     person = choices.person.astype(np.int64)
     all_within, total_within = products(person)
-    names = np.arange(len(choices.features)) if choices.items is None else np.asarray(choices.items)
-    texts = np.stack([names[choices.chosen], names[choices.rejected]]).astype(np.int64)
-    shared, count = _sharing(person, texts, slopes)
+    shared, count = _sharing(person, choices.texts.T, slopes)
     within, number = all_within - shared, total_within - count
     everything, total = products(np.zeros(len(deltas), np.int64))
     between, others = everything - all_within, total - total_within
@@ -272,13 +254,12 @@ def _sharing(person: np.ndarray, texts: np.ndarray, slopes: np.ndarray) -> tuple
     return found + found.T, 2.0 * len(first)
 
 
-def _with_profiles(seen: Choices, fitted: Fitted, key: jax.Array, mesh: Mesh | None) -> Iterator[Fitted]:
+def _with_profiles(data: FitData, fitted: Fitted) -> Iterator[Fitted]:
     """Fits in which the profile tells the mean of the prior: ridge regression of the posterior means."""
-    posts = seen.posts
-    assert posts is not None
-    contexts = group(seen)
-    means = adapt_users(METHOD, fitted, seen, contexts, key=key, mesh=mesh)["weights"]
-    told = np.asarray(_profile(jax.tree.map(lambda leaf: np.asarray(leaf)[contexts.users], posts)))
+    contexts = group(data.seen)
+    means = adapt_users(METHOD, fitted, data.seen, contexts, key=data.key, mesh=data.mesh)["weights"]
+    posts = jax.tree.map(lambda leaf: np.asarray(leaf)[contexts.users], data.seen.posts)
+    told = np.asarray(_profile(posts))
     center = told.mean(axis=0)
     centred = told - center
     size = np.mean(np.sum(centred**2, axis=1)) + 1e-12
@@ -287,7 +268,7 @@ def _with_profiles(seen: Choices, fitted: Fitted, key: jax.Array, mesh: Mesh | N
         kernel = centred @ centred.T + l2 * size * np.eye(len(centred))
         weights = centred.T @ np.linalg.solve(kernel, means - means.mean(axis=0))
         arrays = {"post_mean": center.astype(np.float32), "profile": weights.astype(np.float32)}
-        yield Fitted(fitted.arrays | arrays, fitted.numbers | {"profile_l2": np.float32(l2)}, fitted.settings)
+        yield _with(fitted, {"profile_l2": l2}, **arrays)
 
 
 def _profile(posts: Posts) -> Array:
@@ -355,4 +336,4 @@ def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     return means / jnp.sqrt(1 + jnp.pi / 8 * spread)
 
 
-METHOD = Method("bayes", BayesSettings, fit, adapt, score, empty_state, pointwise=False)
+METHOD = define("bayes", BayesSettings, fit, adapt, score, empty_state, pointwise=False)

@@ -6,18 +6,44 @@ comparison, M posts of a profile.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 
 from prb_jax.errors import DataError
-from prb_jax.personal.few_shot.backbone import Backbone
 
 Array = Any
 """A numpy or jax array."""
+
+Adapter = Any
+"""The trained part of a backbone, a tree of float32 arrays of the host: low-rank factors and the score head."""
+
+AdapterTrainer = Callable[[np.ndarray, Adapter | None], Adapter]
+"""``(members, start)`` -> the adapter after the trainer's number of steps on the choices at the places ``members``,
+int [m]; it starts as ``start``, or as the backbone is where that is None."""
+
+
+class Backbone(Protocol):
+    """A model that can be trained, and the responses that R rows of features stand for."""
+
+    def trainer(self, pairs: np.ndarray, *, settings: Any, steps: int, seed: int) -> AdapterTrainer:
+        """Return a trainer of adapters.
+
+        Args:
+          pairs: int [n, 2], the rows of the chosen and of the rejected response of each choice.
+          settings: of the adapters, :class:`prb_jax.personal.few_shot.lora.AdapterSettings`.
+          steps: updates of each training.
+          seed: of the factors and of the order of the choices.
+        """
+        ...
+
+    def rewards(self, adapters: Adapter, *, settings: Any) -> np.ndarray:
+        """Return the reward of every response under each of C adapters, float32 [R, C]; the arrays of ``adapters`` have
+        a leading axis C."""
+        ...
 
 
 @jax.tree_util.register_dataclass
@@ -133,12 +159,9 @@ class UserRows:
         places, mask = (np.concatenate(tables) for tables in zip(*rows, strict=True))
         return cls(np.concatenate([part.users for part in parts]), places, mask)
 
-    def swapped_users(self, seed: int = 0) -> UserRows:
-        """Return the same users, each with the comparisons of another user: the control of every personal gain."""
-        order = np.random.default_rng(seed).permutation(len(self.users))
-        other = np.empty_like(order)
-        other[order] = np.roll(order, 1)  # one circle through all users: nobody keeps their own
-        return UserRows(self.users, self.places[other], self.mask[other])
+
+PER_CHOICE = ("chosen", "rejected", "users", "questions", "in_context", "queries")
+"""The fields of `Choices` that have an entry for each choice."""
 
 
 @dataclass(frozen=True)
@@ -177,10 +200,12 @@ class Choices:
         rows, count = len(self.features), len(self.chosen)
         if np.ndim(self.features) != 2:
             raise DataError(f"choices: features: expected [R, D], found shape {np.shape(self.features)}")
-        for name, length in [("items", rows), ("base_scores", rows), ("prompts", rows)]:
-            _check_length(name, getattr(self, name), length)
-        for name in ("rejected", "users", "questions", "in_context", "queries"):
-            _check_length(name, getattr(self, name), count)
+        per_row = [(name, getattr(self, name), rows) for name in ("items", "base_scores", "prompts")]
+        per_choice = [(name, getattr(self, name), count) for name in PER_CHOICE]
+        profiles = ("posts", self.posts and self.posts.features, self.number_of_users)
+        for name, values, length in (*per_row, *per_choice, profiles):
+            if values is not None and len(values) != length:
+                raise DataError(f"choices: {name}: expected {length} rows, found {len(values)}")
         for name, limit in (("chosen", rows), ("rejected", rows), ("users", self.number_of_users)):
             values = np.asarray(getattr(self, name))
             if count and (values.min() < 0 or values.max() >= limit):
@@ -192,8 +217,6 @@ class Choices:
             values = getattr(self, name)
             if values is not None and not np.isfinite(np.asarray(values)).all():
                 raise DataError(f"choices: {name}: expected finite numbers, found NaN or infinity")
-        if self.posts is not None:
-            _check_length("posts", self.posts.features, self.number_of_users)
 
     def __len__(self) -> int:
         return len(self.chosen)
@@ -210,6 +233,17 @@ class Choices:
         return features[self.chosen] - features[self.rejected]
 
     @property
+    def mean_square(self) -> np.float32:
+        """The mean of |chosen minus rejected|^2."""
+        return np.mean(np.sum(self.deltas**2, axis=1))
+
+    @property
+    def texts(self) -> np.ndarray:
+        """int64 [n, 2]: the texts that were chosen and rejected, by ``items``, or by the rows of ``features``."""
+        rows = np.stack([self.chosen, self.rejected], axis=1).astype(np.int64)
+        return rows if self.items is None else np.asarray(self.items, np.int64)[rows]
+
+    @property
     def people(self) -> int:
         """P, how many users made a choice."""
         return len(np.unique(np.asarray(self.users)))
@@ -221,8 +255,7 @@ class Choices:
 
     def only(self, places: np.ndarray) -> Choices:
         """Return the choices at ``places`` (int or bool [n]) with the same tables."""
-        per_choice = ("chosen", "rejected", "users", "questions", "in_context", "queries")
-        kept = {name: getattr(self, name) for name in per_choice if getattr(self, name) is not None}
+        kept = {name: getattr(self, name) for name in PER_CHOICE if getattr(self, name) is not None}
         return replace(self, **{name: np.asarray(values)[places] for name, values in kept.items()})
 
     def turned_round(self) -> Choices:
@@ -261,11 +294,6 @@ _MEANING = {
     "posts.items": "posts that are judged responses too (`posts.items`)",
 }
 assert set(_MEANING) >= {field.name for field in fields(Responses)} - {"features"}
-
-
-def _check_length(name: str, values: Array | None, length: int) -> None:
-    if values is not None and len(values) != length:
-        raise DataError(f"choices: {name}: expected {length} rows, found {len(values)}")
 
 
 def group(choices: Choices, among: np.ndarray | None = None, *, seed: int | None = None) -> UserRows:
@@ -354,8 +382,6 @@ def rows_by_fold(
 
 def shares_response(choices: Choices, queries: np.ndarray) -> np.ndarray:
     """bool [n], True for a choice that shares a response with a choice of the same user in ``queries``, bool [n]."""
-    names = np.arange(len(choices.features)) if choices.items is None else np.asarray(choices.items)
-    users = np.asarray(choices.users, np.int64) * (int(names.max(initial=0)) + 1)
-    chosen, rejected = users + names[choices.chosen], users + names[choices.rejected]
-    asked = np.concatenate([chosen[queries], rejected[queries]])
-    return np.isin(chosen, asked) | np.isin(rejected, asked)
+    texts = choices.texts
+    texts += np.asarray(choices.users, np.int64)[:, None] * (int(texts.max(initial=0)) + 1)
+    return np.asarray(np.isin(texts, texts[queries]).any(axis=1))

@@ -8,49 +8,43 @@ response with its context: a method would learn to recognise responses instead o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
 
+from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Posts, Responses, group
-from prb_jax.personal.few_shot.fitting import Validation
-from prb_jax.personal.few_shot.protocol import Fitted, Method
-from prb_jax.personal.few_shot.settings import FewShotSettings, check_numbers
+from prb_jax.personal.few_shot.fitting import FitData
+from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Method
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeSettings(FewShotSettings):
-    """Settings of training by episodes.
+    """Settings of training by episodes."""
 
-    Attributes:
-      steps: updates in all.
-      rounds: parts of the steps; after each the validation part is scored, and the best fit is kept.
-      batch: people in a step.
-      shots: the largest context.
-      rate: learning rate at the start of a cosine schedule.
-      decay: weight decay of AdamW.
-      most: choices of one person that an epoch of training sees; of people with more, a random part.
-    """
-
-    steps: int = 600
-    rounds: int = 4
-    batch: int = 64
-    shots: int = 16
-    rate: float = 1e-3
-    decay: float = 1e-2
-    most: int = 64
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        least = {"steps": 1, "rounds": 1, "batch": 1, "shots": 1, "decay": 0, "most": 2}
-        check_numbers(self, above={"rate": 0}, least=least)
+    steps: int = option(600, "updates in all", least=1)
+    rounds: int = option(
+        4, "parts of the steps; after each the validation part is scored, and the best fit is kept", least=1
+    )
+    batch: int = option(64, "people in a step", least=1)
+    shots: int = option(16, "the largest context", least=1)
+    rate: float = option(1e-3, "learning rate at the start of a cosine schedule", above=0)
+    decay: float = option(1e-2, "weight decay of AdamW", least=0)
+    most: int = option(
+        64, "choices of one person that training sees; of people with more, a random part", least=2
+    )
+    l2: tuple[float, ...] = option(
+        (1e-3, 1e-2, 1e-1, 1.0),
+        "penalties of the pooled direction, of which the validation part chooses one",
+        above=0,
+    )
 
 
 @jax.tree_util.register_dataclass
@@ -82,17 +76,15 @@ def people_of(choices: Choices, *, most: int) -> People:
     rows = group(choices, seed=0)
     rows = rows.first(most, width=min(most, rows.places.shape[1]))
     questions = np.where(rows.mask, np.asarray(choices.questions)[rows.places], -1)
-    local = np.stack([np.unique(row, return_inverse=True)[1] for row in questions]).astype(np.int32)
-    several = np.array([len(set(row[row >= 0])) > 1 for row in questions])
     return People(
         choices.table,
         choices.posts,
         rows.users,
         np.asarray(choices.chosen)[rows.places],
         np.asarray(choices.rejected)[rows.places],
-        local,
+        np.stack([np.unique(row, return_inverse=True)[1] for row in questions]).astype(np.int32),
         rows.mask,
-        several,
+        np.array([len(set(row[row >= 0])) > 1 for row in questions]),
     )
 
 
@@ -130,23 +122,18 @@ def draw(people: People, key: jax.Array, *, batch: int, shots: int) -> Episode:
     in_context = mask & (rank < size[:, None])
     same = questions[:, :, None] == questions[:, None, :]
     seen = jnp.any(same & in_context[:, None, :], axis=2) & several
-    names = people.chosen, people.rejected
+    texts = (people.chosen, people.rejected)
     if people.table.items is not None:
-        names = tuple(people.table.items[each] for each in names)
-    for one in names:
-        for other in names:
-            shared = one[who][:, :, None] == other[who][:, None, :]
-            seen |= jnp.any(shared & in_context[:, None, :], axis=2)
+        texts = tuple(people.table.items[rows] for rows in texts)
+    for one, other in product(texts, texts):
+        shared = one[who][:, :, None] == other[who][:, None, :]
+        seen |= jnp.any(shared & in_context[:, None, :], axis=2)
     width = min(shots, count)
-    first = places[:, :width]
-
-    def rows(table: Array, at: Array) -> Array:
-        return jnp.take_along_axis(table, at, axis=1)
-
     chosen, rejected = people.chosen[who], people.rejected[who]
+    first = [jnp.take_along_axis(rows, places[:, :width], axis=1) for rows in (chosen, rejected)]
     contexts = Context(
-        people.table.take(rows(chosen, first)),
-        people.table.take(rows(rejected, first)),
+        people.table.take(first[0]),
+        people.table.take(first[1]),
         jnp.arange(width) < size[:, None],
         None if people.posts is None else people.posts.take(people.users[who]),
     )
@@ -154,8 +141,8 @@ def draw(people: People, key: jax.Array, *, batch: int, shots: int) -> Episode:
     return Episode(contexts, pairs, (mask & ~in_context & ~seen).astype(jnp.float32))
 
 
-Loss = Callable[[Fitted, Episode, jax.Array, jax.Array], jax.Array]
-"""``(fitted, episode, key, progress)`` -> the loss of a step; progress runs from 0 to 1."""
+Loss = Callable[[Method, Fitted, Episode, jax.Array, jax.Array], jax.Array]
+"""``(method, fitted, episode, key, progress)`` -> the loss of a step; progress runs from 0 to 1."""
 
 
 def query_losses(method: Method, fitted: Fitted, states: Any, episode: Episode) -> jax.Array:
@@ -175,49 +162,42 @@ def adapted_loss(
 
 
 def fit_episodes(
-    method: Method,
+    data: FitData,
     start: Fitted,
-    seen: Choices,
-    validation: Choices,
     *,
-    loss: Loss,
-    key: jax.Array,
-    mesh: Mesh | None = None,
+    loss: Loss = adapted_loss,
     fixed: tuple[str, ...] = (),
     also: tuple[Fitted, ...] = (),
 ) -> Fitted:
     """Train the arrays of ``start`` and return the fit of the round with the lowest loss on the validation part.
 
     Args:
-      method: the method.
-      start: its arrays at the start, and its `EpisodeSettings`.
-      seen: the people to train on.
-      validation: other people.
+      data: with `EpisodeSettings`.
+      start: the arrays at the start, a candidate too.
       loss: of one step.
-      key: of people, contexts and whatever the loss draws.
-      mesh: devices over which the people of the validation part are split.
       fixed: names of arrays that stay as they are.
-      also: fits that may be chosen without training.
+      also: candidates that need no training.
     """
-    settings: EpisodeSettings = start.settings
-    people = people_of(seen, most=settings.most)
-    judge = Validation(validation, settings.validation_shots)
+    settings: EpisodeSettings = data.settings
     share = -(-settings.steps // settings.rounds)
     kept = {name: start.arrays[name] for name in fixed}
     trained = {name: leaf for name, leaf in start.arrays.items() if name not in fixed}
-    carry = _begin(trained, settings=settings)
-    fits = [start]
-    for part in range(settings.rounds):
-        carry = _round(
-            *carry, kept, people, start.numbers, key, part * share, loss=loss, settings=settings, steps=share
-        )
-        fits.append(replace(start, arrays={**kept, **jax.tree.map(np.asarray, carry[0])}))
-    numbered = [
-        replace(fitted, numbers={**fitted.numbers, "steps": np.int32(part * share)})
-        for part, fitted in enumerate(fits)
-    ]
-    also = tuple(replace(one, numbers={**one.numbers, "steps": np.int32(0)}) for one in also)
-    return judge.best(method, [*numbered, *also], key=key, mesh=mesh)
+
+    def after(steps: int, fitted: Fitted) -> Fitted:
+        return replace(fitted, numbers={**fitted.numbers, "steps": np.int32(steps)})
+
+    def candidates() -> Iterator[Fitted]:
+        yield after(0, start)
+        people, carry = people_of(data.seen, most=settings.most), _begin(trained, settings=settings)
+        for done in range(0, settings.rounds * share, share):
+            carry = _round(
+                *carry, kept, people, start.numbers, data.key, done,
+                method=data.method, loss=loss, settings=settings, steps=share,
+            )  # fmt: skip
+            yield after(done + share, replace(start, arrays={**kept, **jax.tree.map(np.asarray, carry[0])}))
+        yield from (after(0, one) for one in also)
+
+    return data.best(candidates())
 
 
 def _solver(settings: EpisodeSettings) -> optax.GradientTransformation:
@@ -230,7 +210,7 @@ def _begin(arrays: Any, *, settings: EpisodeSettings) -> tuple[Any, Any]:
     return arrays, _solver(settings).init(arrays)
 
 
-@partial(jax.jit, static_argnames=("loss", "settings", "steps"))
+@partial(jax.jit, static_argnames=("method", "loss", "settings", "steps"))
 def _round(
     arrays: Any,
     state: Any,
@@ -240,6 +220,7 @@ def _round(
     key: jax.Array,
     first: Array,
     *,
+    method: Method,
     loss: Loss,
     settings: EpisodeSettings,
     steps: int,
@@ -250,10 +231,12 @@ def _round(
         arrays, state = carry
         drawn, own = jax.random.split(jax.random.fold_in(key, now))
         episode = draw(people, drawn, batch=settings.batch, shots=settings.shots)
-        gradient = jax.grad(
-            lambda at: loss(Fitted({**kept, **at}, numbers, settings), episode, own, now / settings.steps)
-        )(arrays)
-        updates, state = solver.update(gradient, state, arrays)
+
+        def of_step(at: Any) -> jax.Array:
+            fitted = Fitted({**kept, **at}, numbers, settings)
+            return loss(method, fitted, episode, own, now / settings.steps)
+
+        updates, state = solver.update(jax.grad(of_step)(arrays), state, arrays)
         return (optax.apply_updates(arrays, updates), state), None
 
     return jax.lax.scan(step, (arrays, state), first + jnp.arange(steps))[0]

@@ -1,9 +1,9 @@
-"""Training and solving inside ``jax.jit``: a convex loss to its minimum, any loss for a number of steps, a person's
-most probable weights; and the choice of numbers on the validation part."""
+"""How a method is fitted: its data, the choice among candidates on the validation part, and the solvers inside
+``jax.jit`` of convex losses and of a person's most probable weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,9 +14,98 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from prb_jax.personal.few_shot.choices import Array, Choices, Responses, contexts_and_queries
-from prb_jax.personal.few_shot.protocol import Fitted, Method, adapt_users, score_users
-from prb_jax.personal.few_shot.settings import FewShotSettings, check_numbers
+from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses, contexts_and_queries
+from prb_jax.personal.few_shot.protocol import Fitted, Method, State, adapt_users, score_users
+
+
+@dataclass(frozen=True)
+class FitData:
+    """What a method is fitted on.
+
+    Attributes:
+      method: the method, by which candidates are judged.
+      seen: the choices of the people to fit on.
+      validation: those of other people, on which every number is chosen.
+      settings: of the method.
+      key: of everything that is drawn.
+      mesh: devices over which the people of the validation part are split.
+    """
+
+    method: Method
+    seen: Choices
+    validation: Choices
+    settings: Any
+    key: jax.Array
+    mesh: Mesh | None = None
+
+    def rng(self) -> np.random.Generator:
+        """Return a new generator of the host, of the same draws wherever the key is the same."""
+        return np.random.default_rng(np.asarray(jax.random.key_data(self.key)))
+
+    def fitted(self, arrays: Mapping[str, Any], numbers: Mapping[str, Any]) -> Fitted:
+        """Return a candidate; its numbers become int32 and float32."""
+        whole = {name: isinstance(value, int | np.integer) for name, value in numbers.items()}
+        scalars = {name: (np.int32 if whole[name] else np.float32)(value) for name, value in numbers.items()}
+        return Fitted(dict(arrays), scalars, self.settings)
+
+    def pooled(self, l2: tuple[float, ...] = (), *, steps: int = 100) -> tuple[np.ndarray, np.float32]:
+        """Return the direction of pooled Bradley-Terry, float32 [D], and its penalty: the one of the lowest loss on the
+        validation part among ``l2``, or the setting of this name."""
+        pairs, held = pairs_of(self.seen), self.validation.deltas
+        start = jnp.zeros(held.shape[1], jnp.float32)
+        tried = []
+        for strength in sorted(
+            l2 or self.settings.l2, reverse=True
+        ):  # each starts at the stronger one's solution
+            start = fit_direction(pairs, strength, start, steps=steps)
+            v = np.asarray(start)
+            tried.append((float(np.mean(np.logaddexp(0.0, -(held @ v), dtype=np.float64))), -strength, v))
+        _, strength, v = min(tried, key=lambda one: one[:2])
+        return v, np.float32(-strength)
+
+    def margins(self, fitted: Fitted) -> tuple[np.ndarray, np.ndarray]:
+        """Return the margins of the queries of the validation part after each number of shots, float32 [m], and their
+        places among the choices, int [m]."""
+        contexts, queries = contexts_and_queries(self.validation, seed=0)
+        shots = self.settings.validation_shots or (2, 8)
+        found = []
+        for count in shots:
+            rows = contexts.first(count, width=max(shots))
+            states = adapt_users(self.method, fitted, self.validation, rows, key=self.key, mesh=self.mesh)
+            scores = score_users(self.method, fitted, states, self.validation, queries, mesh=self.mesh)
+            found.append(scores[queries.mask][:, 0] - scores[queries.mask][:, 1])
+        return np.concatenate(found), np.tile(queries.places[queries.mask], len(shots))
+
+    def loss(self, fitted: Fitted) -> float:
+        """Return the mean Bradley-Terry loss on the queries of the validation part, over all numbers of shots."""
+        return float(np.mean(np.logaddexp(0.0, -self.margins(fitted)[0], dtype=np.float64)))
+
+    def best(self, candidates: Iterable[Fitted]) -> Fitted:
+        """Return the first candidate of the lowest loss, with ``validation_loss`` among its numbers."""
+        loss, fitted = min(((self.loss(one), one) for one in candidates), key=lambda pair: pair[0])
+        return replace(fitted, numbers={**fitted.numbers, "validation_loss": np.float32(loss)})
+
+
+def define(
+    name: str,
+    settings: type,
+    fit: Callable[[FitData], Fitted],
+    adapt: Callable[[Fitted, Context, jax.Array], State],
+    score: Callable[[Fitted, State, Responses], jax.Array],
+    empty_state: Callable[[Fitted], State],
+    **facts: Any,
+) -> Method:
+    """Return a method whose ``fit`` takes its data as one object; arguments are the fields of `Method`."""
+
+    def fit_parts(
+        seen: Choices, validation: Choices, *, settings: Any, key: jax.Array, mesh: Mesh | None = None
+    ) -> Fitted:
+        for part in (seen, validation):
+            part.require(name, method.needs)
+        return fit(FitData(method, seen, validation, settings, key, mesh))
+
+    method = Method(name, settings, fit_parts, adapt, score, empty_state, **facts)
+    return method
 
 
 @jax.tree_util.register_dataclass
@@ -69,50 +158,53 @@ def minimise(loss: Callable[[Any], jax.Array], start: Any, *, steps: int, tolera
     return jax.lax.while_loop(open_still, step, (start, solver.init(start), 0, jnp.inf))[0]
 
 
-def train(
-    loss: Callable[[Any, jax.Array, jax.Array], jax.Array],
-    start: Any,
-    *,
-    steps: int,
-    rate: float,
-    key: jax.Array,
-) -> Any:
-    """Return the parameters after ``steps`` of Adam with a cosine schedule and gradients clipped to norm 1.
+@partial(jax.jit, static_argnames="steps")
+def fit_direction(pairs: Pairs, l2: Array, start: Array, *, steps: int) -> jax.Array:
+    """Return the direction v float32 [D] of the lowest mean softplus(-v.delta) + (l2 / 2) |v|^2."""
 
-    Args:
-      loss: ``(params, key, progress)``; progress runs from 0 to 1.
-      start: parameters.
-      steps: number of updates.
-      rate: the learning rate at the start.
-      key: split over the steps.
+    def loss(v: Array) -> jax.Array:
+        return mean_loss(pairs.deltas @ v, pairs.weights) + 0.5 * l2 * jnp.sum(v * v)
+
+    return minimise(loss, start, steps=steps)
+
+
+def two_weights(first: np.ndarray, second: np.ndarray) -> tuple[np.float32, np.float32]:
+    """Return the weights of two margins float32 [n] of the chosen response, by logistic regression on their sum.
+
+    They are fitted on a validation part, where two scores of different scales are added to one.
     """
-    solver = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(optax.cosine_decay_schedule(rate, steps)))
-
-    def step(carry: tuple[Any, Any], now: Array) -> tuple[tuple[Any, Any], None]:
-        params, state = carry
-        gradient = jax.grad(loss)(params, jax.random.fold_in(key, now), now / steps)
-        updates, state = solver.update(gradient, state, params)
-        return (optax.apply_updates(params, updates), state), None
-
-    return jax.lax.scan(step, (start, solver.init(start)), jnp.arange(steps))[0][0]
-
-
-def descend(loss: Callable[[Any], jax.Array], start: Any, *, steps: int, rate: float) -> Any:
-    """Return a person's parameters after ``steps`` of Adam on a loss that draws nothing, as `train`."""
-    return train(
-        lambda params, key, progress: loss(params), start, steps=steps, rate=rate, key=jax.random.key(0)
+    both = np.stack([first, second], axis=1)
+    scale = np.sqrt(np.mean(both**2, axis=0)) + 1e-6
+    pairs = Pairs(
+        (both / scale).astype(np.float32), np.zeros(len(both), np.int32), np.ones(len(both), np.float32)
     )
+    weights = fit_direction(pairs, np.float32(1e-3), jnp.zeros(2, jnp.float32), steps=50)
+    return np.float32(weights[0] / scale[0]), np.float32(weights[1] / scale[1])
 
 
-def numpy_rng(key: jax.Array) -> np.random.Generator:
-    """Return a generator of the host for the same draws wherever ``key`` is the same."""
-    return np.random.default_rng(np.asarray(jax.random.key_data(key)))
+ALIKE = np.float32(1e6)
+"""A precision, in units of the mean square of a margin, under which k comparisons move nothing: with it "nothing
+personal" is among the candidates."""
+
+
+def alike(rows: np.ndarray) -> np.float32:
+    """Return a precision under which comparisons with these features, float32 [n] or [n, J], move no weights."""
+    return ALIKE * np.float32(np.mean(np.sum(rows.reshape(len(rows), -1) ** 2, axis=1)) + 1e-6)
 
 
 NEWTON_STEPS = 12
 
 _STILL = 1e-4
 """A step of the dual weights, from 0 to 1, after which the next one of Newton's method is below rounding."""
+
+
+def _step_size(objective: Callable[[Array], jax.Array]) -> jax.Array:
+    """The share of a Newton step, halved up to seven times, of the lowest objective: the longest of those that are
+    equally good up to rounding, which near the minimum is the whole step."""
+    halvings = 0.5 ** jnp.arange(0, 8, dtype=jnp.float32)
+    found = jax.vmap(objective)(halvings)
+    least = jnp.min(found)
+    return halvings[jnp.argmax(found <= least + 1e-5 * (1 + jnp.abs(least)))]
 
 
 def most_probable(features: Array, mask: Array, offset: Array, precision: Array) -> jax.Array:
@@ -135,7 +227,6 @@ def most_probable(features: Array, mask: Array, offset: Array, precision: Array)
     rows = features * known[:, None]
     kernel = rows @ rows.T / precision
     identity = jnp.eye(len(rows), dtype=jnp.float32)
-    halvings = 0.5 ** jnp.arange(0, 8, dtype=jnp.float32)
 
     def newton(_: Array, weights: Array) -> jax.Array:
         margin = offset + rows @ weights
@@ -151,10 +242,7 @@ def most_probable(features: Array, mask: Array, offset: Array, precision: Array)
             loss = jnp.sum(known * jax.nn.softplus(-(margin + share * along)))
             return loss + 0.5 * precision * jnp.sum((weights + share * step) ** 2)
 
-        found = jax.vmap(objective)(halvings)
-        # The longest of the steps that are equally good up to rounding: near the minimum the whole Newton step.
-        least = jnp.min(found)
-        return weights + halvings[jnp.argmax(found <= least + 1e-5 * (1 + jnp.abs(least)))] * step
+        return weights + _step_size(objective) * step
 
     return jax.lax.fori_loop(0, NEWTON_STEPS, newton, jnp.zeros(features.shape[1], jnp.float32))
 
@@ -176,7 +264,6 @@ def laplace_posterior(kernel: Array, mask: Array, offset: Array) -> tuple[jax.Ar
     """
     known = mask.astype(jnp.float32)
     kernel = kernel * known[:, None] * known
-    halvings = 0.5 ** jnp.arange(0, 8, dtype=jnp.float32)
 
     def curved(margins: Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         slopes = known * jax.nn.sigmoid(-margins)
@@ -196,10 +283,7 @@ def laplace_posterior(kernel: Array, mask: Array, offset: Array) -> tuple[jax.Ar
             along = kernel @ moved
             return jnp.sum(known * jax.nn.softplus(-(offset + along))) + 0.5 * moved @ along
 
-        found = jax.vmap(objective)(halvings)
-        least = jnp.min(found)  # the longest of the steps that are equally good up to rounding
-        share = halvings[jnp.argmax(found <= least + 1e-5 * (1 + jnp.abs(least)))]
-        return count + 1, dual + share * step, jnp.max(jnp.abs(step))
+        return count + 1, dual + _step_size(objective) * step, jnp.max(jnp.abs(step))
 
     def moves(carry: tuple[Array, Array, Array]) -> Array:
         return (carry[0] < NEWTON_STEPS) & (carry[2] > _STILL)
@@ -213,166 +297,3 @@ def laplace_posterior(kernel: Array, mask: Array, offset: Array) -> tuple[jax.Ar
         dual = slopes + root * inner
     _, root, factor = curved(offset + kernel @ dual)
     return dual, factor, root
-
-
-@dataclass(frozen=True)
-class Validation:
-    """How a method chooses its numbers: by the loss on the queries of people who are not seen.
-
-    Attributes:
-      choices: the validation part.
-      shots: how many comparisons of each person are adapted on; the losses of these counts are averaged. Of settings
-        that name none: 2 and 8.
-      seed: which comparisons.
-    """
-
-    choices: Choices
-    shots: tuple[int, ...] = (2, 8)
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shots", self.shots or (2, 8))
-
-    def margins(
-        self, method: Method, fitted: Fitted, *, key: jax.Array, mesh: Mesh | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the margins of all queries after each number of shots, float32 [m], and their places among the
-        choices, int [m]."""
-        contexts, queries = contexts_and_queries(self.choices, seed=self.seed)
-        found = []
-        for count in self.shots:
-            rows = contexts.first(count, width=max(self.shots))
-            states = adapt_users(method, fitted, self.choices, rows, key=key, mesh=mesh)
-            scores = score_users(method, fitted, states, self.choices, queries, mesh=mesh)[queries.mask]
-            found.append(scores[:, 0] - scores[:, 1])
-        return np.concatenate(found), np.tile(queries.places[queries.mask], len(self.shots))
-
-    def loss(self, method: Method, fitted: Fitted, *, key: jax.Array, mesh: Mesh | None = None) -> float:
-        """Return the mean Bradley-Terry loss on the queries, averaged over the numbers of shots."""
-        margins, _ = self.margins(method, fitted, key=key, mesh=mesh)
-        return float(np.mean(np.logaddexp(0.0, -margins, dtype=np.float64)))
-
-    def best(
-        self, method: Method, fits: Iterable[Fitted], *, key: jax.Array, mesh: Mesh | None = None
-    ) -> Fitted:
-        """Return the fit of the lowest loss, with ``validation_loss`` among its numbers; the first of equal ones."""
-        tried = [(self.loss(method, fitted, key=key, mesh=mesh), fitted) for fitted in fits]
-        loss, fitted = min(tried, key=lambda pair: pair[0])
-        return replace(fitted, numbers={**fitted.numbers, "validation_loss": np.float32(loss)})
-
-
-@partial(jax.jit, static_argnames="steps")
-def fit_direction(pairs: Pairs, l2: Array, start: Array, *, steps: int) -> jax.Array:
-    """Return the direction v float32 [D] of the lowest mean softplus(-v.delta) + (l2 / 2) |v|^2."""
-
-    def loss(v: Array) -> jax.Array:
-        return mean_loss(pairs.deltas @ v, pairs.weights) + 0.5 * l2 * jnp.sum(v * v)
-
-    return minimise(loss, start, steps=steps)
-
-
-def pooled_direction(
-    seen: Choices, validation: Choices, *, l2: tuple[float, ...], steps: int
-) -> tuple[np.ndarray, float]:
-    """Return the direction of pooled Bradley-Terry, and its l2: the one of the lowest loss on the validation part."""
-    pairs, held = pairs_of(seen), validation.deltas
-    start = jnp.zeros(held.shape[1], jnp.float32)
-    tried = []
-    for strength in sorted(l2, reverse=True):  # each start is the solution under the stronger penalty before
-        start = fit_direction(pairs, strength, start, steps=steps)
-        v = np.asarray(start)
-        tried.append((float(np.mean(np.logaddexp(0.0, -(held @ v), dtype=np.float64))), -strength, v))
-    _, strength, v = min(tried, key=lambda one: one[:2])
-    return v, -strength
-
-
-ALIKE = np.float32(1e6)
-"""A precision under which k comparisons move nothing: with it "nothing personal" is among the fits to choose from."""
-
-
-def two_weights(first: np.ndarray, second: np.ndarray) -> tuple[np.float32, np.float32]:
-    """Return the weights of two margins float32 [n] of the chosen response, by logistic regression on their sum.
-
-    They are fitted on a validation part, where two scores of different scales are added to one.
-    """
-    both = np.stack([first, second], axis=1)
-    scale = np.sqrt(np.mean(both**2, axis=0)) + 1e-6
-    pairs = Pairs(
-        (both / scale).astype(np.float32), np.zeros(len(both), np.int32), np.ones(len(both), np.float32)
-    )
-    weights = fit_direction(pairs, np.float32(1e-3), jnp.zeros(2, jnp.float32), steps=50)
-    return np.float32(weights[0] / scale[0]), np.float32(weights[1] / scale[1])
-
-
-@dataclass(frozen=True, kw_only=True)
-class JointSettings(FewShotSettings):
-    """Settings of joint training and of adapting a new person by gradient.
-
-    Attributes:
-      steps: updates, of which the validation part chooses: more of them fit the seen people's noise.
-      batch: choices in an update.
-      rate: learning rate of Adam at the start of a cosine schedule.
-      pull: penalties that pull a new person's parameters to the start, of which the validation part chooses one.
-      adapt_steps: updates of a new person's parameters.
-      adapt_rate: their learning rate.
-    """
-
-    steps: tuple[int, ...] = (400, 800)
-    batch: int = 512
-    rate: float = 3e-3
-    pull: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0)
-    adapt_steps: int = 100
-    adapt_rate: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        above = {"rate": 0, "pull": 0, "adapt_rate": 0}
-        check_numbers(self, above=above, least={"steps": 1, "batch": 1, "adapt_steps": 1})
-
-
-PairLoss = Callable[[Any, Responses, Array, Any], jax.Array]
-"""``(params, pairs, users, settings)`` -> the loss; pairs [b, 2] chosen and rejected, users int32 [b] of
-`Choices.person`."""
-
-
-def fit_joint(
-    loss: PairLoss,
-    start: Any,
-    seen: Choices,
-    *,
-    settings: JointSettings,
-    steps: int,
-    key: jax.Array,
-) -> Any:
-    """Return the parameters after so many steps, numpy arrays of the host.
-
-    Args:
-      loss: of a batch of choices; one function object for every call, so that it is compiled once.
-      start: parameters.
-      seen: the people to train on.
-      settings: of the training.
-      steps: one of those of the settings.
-      key: of the batches.
-    """
-    rows = (np.stack([seen.chosen, seen.rejected], axis=1), seen.person)
-    found = _train(start, seen.table, *rows, key, loss=loss, settings=settings, steps=steps)
-    return jax.tree.map(np.asarray, found)
-
-
-@partial(jax.jit, static_argnames=("loss", "settings", "steps"))
-def _train(
-    start: Any,
-    table: Responses,
-    pairs: Array,
-    users: Array,
-    key: jax.Array,
-    *,
-    loss: PairLoss,
-    settings: JointSettings,
-    steps: int,
-) -> Any:
-    def of_batch(params: Any, key: jax.Array, progress: Array) -> jax.Array:
-        drawn = jax.random.randint(key, (settings.batch,), 0, len(users))
-        return loss(params, table.take(pairs[drawn]), users[drawn], settings)
-
-    return train(of_batch, start, steps=steps, rate=settings.rate, key=key)

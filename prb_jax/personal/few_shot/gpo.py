@@ -14,73 +14,49 @@ pooled direction, so that the transformer learns what is personal. A mask tells 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
-from prb_jax.errors import DataError
-from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
-from prb_jax.personal.few_shot.episodes import EpisodeSettings, adapted_loss, fit_episodes
-from prb_jax.personal.few_shot.fitting import numpy_rng, pooled_direction
-from prb_jax.personal.few_shot.layers import attend, init_linear, init_mlp, linear, mlp
-from prb_jax.personal.few_shot.protocol import Fitted, Method, State
-from prb_jax.personal.few_shot.settings import check_numbers
+from prb_jax.data.options import option
+from prb_jax.personal.few_shot.choices import Array, Context, Responses
+from prb_jax.personal.few_shot.episodes import EpisodeSettings, fit_episodes
+from prb_jax.personal.few_shot.fitting import FitData, define
+from prb_jax.personal.few_shot.networks import attend, init_linear, init_mlp, linear, mlp
+from prb_jax.personal.few_shot.protocol import Fitted, State
 
 
 @dataclass(frozen=True, kw_only=True)
 class GPOSettings(EpisodeSettings):
-    """Settings of GPO; the paper has width 128, 6 layers, 4 heads, feed-forward 128 and 4 layers of the embedding MLP.
+    """Settings of GPO; the paper has width 128, 6 layers, 4 heads, feed-forward 128 and 4 layers of ``embedding``."""
 
-    Attributes:
-      width: of a token.
-      layers: of attention.
-      heads: of each layer.
-      embedding: layers of the MLP that makes a token.
-      l2: penalties of the pooled direction, of which the validation part chooses one.
-    """
-
-    width: int = 64
-    layers: int = 2
-    heads: int = 4
-    embedding: int = 2
-    l2: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0)
+    width: int = option(64, "of a token", least=1)
+    layers: int = option(2, "of attention", least=1)
+    heads: int = option(4, "of each layer", least=1)
+    embedding: int = option(2, "layers of the MLP that makes a token", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_numbers(self, above={"l2": 0}, least={"width": 1, "layers": 1, "heads": 1, "embedding": 1})
-        if self.width % self.heads:
-            raise DataError(
-                f"GPOSettings.heads: expected a divisor of width={self.width}, found {self.heads}"
-            )
+        self.check("heads", self.width % self.heads == 0, f"a divisor of width={self.width}")
 
 
-def fit(
-    seen: Choices, validation: Choices, *, settings: GPOSettings, key: jax.Array, mesh: Mesh | None = None
-) -> Fitted:
+def fit(data: FitData) -> Fitted:
     """Train by episodes, each a person with random context and queries."""
-    seen.require("gpo", ())
-    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100)
-    rng, width = numpy_rng(key), settings.width
-
-    def layer() -> dict[str, Any]:
-        names = ("query", "key", "value", "out")
-        inner = {name: init_linear(rng, width, width) for name in names}
-        return {**inner, "up": init_linear(rng, width, width), "down": init_linear(rng, width, width)}
-
+    pooled, l2 = data.pooled()
+    rng, settings = data.rng(), data.settings
+    width, features = settings.width, len(pooled)
+    names = ("query", "key", "value", "out", "up", "down")
     arrays = {
         "direction": pooled,
-        "scale": np.float32(1 / np.sqrt(np.mean(np.sum(seen.deltas**2, axis=1)) / len(pooled))),
-        "embed": init_mlp(rng, [len(pooled) + 1, *[width] * settings.embedding]),
+        "scale": np.float32(1 / np.sqrt(data.seen.mean_square / features)),
+        "embed": init_mlp(rng, [features + 1, *[width] * settings.embedding]),
         "null": rng.normal(0, 1, width).astype(np.float32),
-        "layers": [layer() for _ in range(settings.layers)],
-        "head": init_linear(rng, width, len(pooled), gain=0.0),  # the fit before training is pooled
+        "layers": [{name: init_linear(rng, width, width) for name in names} for _ in range(settings.layers)],
+        "head": init_linear(rng, width, features, gain=0.0),  # the fit before training is pooled
     }
-    start = Fitted(arrays, {"l2": np.float32(l2)}, settings)
-    return fit_episodes(METHOD, start, seen, validation, loss=LOSS, key=key, mesh=mesh)
+    return fit_episodes(data, data.fitted(arrays, {"l2": l2}))
 
 
 def _norm(x: Array) -> jax.Array:
@@ -142,5 +118,4 @@ def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     return jnp.sum((fitted.arrays["direction"] + own) * responses.features, axis=1)
 
 
-METHOD = Method("gpo", GPOSettings, fit, adapt, score, empty_state)
-LOSS = partial(adapted_loss, METHOD)
+METHOD = define("gpo", GPOSettings, fit, adapt, score, empty_state)

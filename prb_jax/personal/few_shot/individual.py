@@ -13,47 +13,33 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
-from prb_jax.personal.few_shot.choices import Choices, Context, Responses
-from prb_jax.personal.few_shot.fitting import Validation, most_probable
+from prb_jax.data.options import option
+from prb_jax.personal.few_shot.choices import Context, Responses
+from prb_jax.personal.few_shot.fitting import FitData, define, most_probable
 from prb_jax.personal.few_shot.offset import precision_of
-from prb_jax.personal.few_shot.protocol import Fitted, Method, State
-from prb_jax.personal.few_shot.settings import FewShotSettings, check_numbers
+from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, State
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndividualSettings(FewShotSettings):
-    """Settings of individual Bradley-Terry.
+    """Settings of individual Bradley-Terry."""
 
-    Attributes:
-      spread: standard deviations of a margin under the prior, of which the validation part chooses one; the precision
-        is the mean of |delta|^2 over its square.
-    """
-
-    spread: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_numbers(self, above={"spread": 0})
+    spread: tuple[float, ...] = option(
+        (0.3, 1.0, 3.0, 10.0),
+        "standard deviations of a margin under the prior, of which the validation part chooses one; the precision is "
+        "the mean of |delta|^2 over its square",
+        above=0,
+    )
 
 
-def fit(
-    seen: Choices,
-    validation: Choices,
-    *,
-    settings: IndividualSettings,
-    key: jax.Array,
-    mesh: Mesh | None = None,
-) -> Fitted:
+def fit(data: FitData) -> Fitted:
     """Choose the precision; nothing is learned from one person about another."""
-    seen.require("individual", ())
-    empty = {"none": np.zeros(seen.features.shape[1], np.float32)}
-    fits = [
-        Fitted(empty, {"spread": np.float32(spread), "precision": precision_of(seen, spread)}, settings)
-        for spread in settings.spread
-    ]
-    return Validation(validation, settings.validation_shots).best(METHOD, fits, key=key, mesh=mesh)
+    empty = {"none": np.zeros(data.seen.features.shape[1], np.float32)}
+    return data.best(
+        data.fitted(empty, {"spread": spread, "precision": precision_of(data.seen, spread)})
+        for spread in data.settings.spread
+    )
 
 
 def empty_state(fitted: Fitted) -> State:
@@ -72,4 +58,4 @@ def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     return responses.features @ state["direction"]
 
 
-METHOD = Method("individual", IndividualSettings, fit, adapt, score, empty_state)
+METHOD = define("individual", IndividualSettings, fit, adapt, score, empty_state)

@@ -18,113 +18,114 @@ the backbone once for each group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
+from prb_jax.data.options import option
 from prb_jax.errors import DataError
 from prb_jax.personal.few_shot import offset
-from prb_jax.personal.few_shot.backbone import TRAINS, Adapter, AdapterSettings, Backbone, unstacked
-from prb_jax.personal.few_shot.choices import Choices, Context, Responses, group
-from prb_jax.personal.few_shot.fitting import Validation, numpy_rng
-from prb_jax.personal.few_shot.protocol import Fitted, Method, State, adapt_users
-from prb_jax.personal.few_shot.settings import check_numbers
+from prb_jax.personal.few_shot.choices import Adapter, Backbone, Choices, Context, Responses, group
+from prb_jax.personal.few_shot.fitting import FitData, define
+from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, State, adapt_users
 
 _MOST = 64
 """Comparisons of a person that decide the first group."""
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdapterSettings(FewShotSettings):
+    """Settings of every method that trains adapters of the backbone."""
+
+    rank: int = option(8, "inner size of the update of each matrix", least=1)
+    alpha: float = option(16.0, "an update is multiplied by alpha / rank", above=0)
+    steps: int = option(200, "updates of the adapter of everybody", least=1)
+    own_steps: int = option(
+        100, "updates of the adapter of a group of people, which starts as that of everybody", least=1
+    )
+    batch: int = option(16, "comparisons in a step", least=1)
+    rate: float = option(
+        0.0,
+        "learning rate at its peak; 0 for that of `prb train`, which goes by the width of the model",
+        least=0,
+    )
+    sharpness: tuple[float, ...] = option(
+        (0.1, 0.3, 1.0),
+        "factors of the log-likelihood of a person's comparisons, of which the validation part chooses one: below 1 "
+        "where adapters are surer than they are right",
+        above=0,
+    )
+
+    @property
+    def scale(self) -> float:
+        """alpha / rank."""
+        return self.alpha / self.rank
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoraSettings(AdapterSettings):
-    """Settings of adapters of groups.
+    """Settings of adapters of groups."""
 
-    Attributes:
-      clusters: numbers of groups, of which the validation part chooses one, or a single adapter for everybody.
-      rounds: times that the groups are trained and the people dealt to them anew.
-    """
-
-    clusters: tuple[int, ...] = (2, 4)
-    rounds: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_numbers(self, least={"clusters": 2, "rounds": 1})
+    clusters: tuple[int, ...] = option(
+        (2, 4),
+        "numbers of groups, of which the validation part chooses one, or a single adapter for everybody",
+        least=2,
+    )
+    rounds: int = option(2, "times that the groups are trained and the people dealt to them anew", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoraUsersSettings(AdapterSettings):
     """Settings of an adapter for each seen person, who has few comparisons to train it on."""
 
-    own_steps: int = 10
+    own_steps: int = option(
+        10, "updates of the adapter of a person, which starts as that of everybody", least=1
+    )
 
 
-Grouping = Callable[[Choices, Choices, Any, np.random.Generator], Iterator[tuple[np.ndarray, int]]]
-"""(seen, validation, settings, generator) -> the first group of each person, int [P], and the rounds."""
+Grouping = Callable[[FitData, np.random.Generator], Iterator[tuple[np.ndarray, int]]]
+"""The first group of each person, int [P], and the rounds."""
 
 
-@dataclass(frozen=True)
-class _Tried:
-    """Adapters of groups, the share of the people in each, and the rewards of all responses under them."""
-
-    adapters: Sequence[Adapter]
-    prior: np.ndarray
-    rewards: np.ndarray
-    rounds: int
-
-
-def fit(
-    seen: Choices,
-    validation: Choices,
-    *,
-    settings: AdapterSettings,
-    key: jax.Array,
-    mesh: Mesh | None = None,
-    grouping: Grouping,
-) -> Fitted:
+def fit(data: FitData, *, grouping: Grouping) -> Fitted:
     """Train the adapters; the validation part chooses their number, the rounds and the sharpness."""
-    seen.require("lora", NEEDS)
-    backbone: Backbone = seen.backbone  # pyright: ignore[reportAssignmentType] - required above
-    rng = numpy_rng(key)
-    best, fitted = np.inf, None
-    for tried in _tried(seen, validation, backbone, settings, rng, grouping):
-        judge = Validation(replace(validation, features=tried.rewards), settings.validation_shots)
-        for sharpness in settings.sharpness:
-            numbers = {
-                "clusters": np.int32(len(tried.adapters)),
-                "rounds": np.int32(tried.rounds),
-                "sharpness": np.float32(sharpness),
-            }
-            adapters = jax.tree.map(lambda *leaves: np.stack(leaves), *tried.adapters)
-            one = Fitted({"prior": tried.prior, "adapters": adapters}, numbers, settings)
-            loss = judge.loss(METHOD, one, key=key, mesh=mesh)
-            if loss < best:
-                best, fitted = loss, one
-    if fitted is None:
+    best, kept = np.inf, None
+    for adapters, prior, rewards, rounds in _trained(data, grouping):
+        judge = replace(data, validation=replace(data.validation, features=rewards))
+        numbers = {"clusters": len(prior), "rounds": rounds}
+        for sharpness in data.settings.sharpness:
+            arrays = {"prior": prior.astype(np.float32), "adapters": adapters}
+            candidate = data.fitted(arrays, {**numbers, "sharpness": sharpness})
+            if (loss := judge.loss(candidate)) < best:
+                best, kept = loss, candidate
+    if kept is None:
         raise DataError("lora: the loss on the validation part is not a finite number")
-    return replace(fitted, numbers={**fitted.numbers, "validation_loss": np.float32(best)})
+    return replace(kept, numbers={**kept.numbers, "validation_loss": np.float32(best)})
 
 
-def _tried(
-    seen: Choices,
-    validation: Choices,
-    backbone: Backbone,
-    settings: AdapterSettings,
-    rng: np.random.Generator,
-    grouping: Grouping,
-) -> Iterator[_Tried]:
-    """The adapter of everybody, then those of the groups, round after round."""
+def _trained(data: FitData, grouping: Grouping) -> Iterator[tuple[Adapter, np.ndarray, np.ndarray, int]]:
+    """The adapter of everybody, then those of the groups, round after round: the adapters with a leading axis C, the
+    share of the people in each group [C], the rewards of all responses under them [R, C], and the round."""
+    seen, settings, rng = data.seen, data.settings, data.rng()
+    assert seen.backbone is not None
+    backbone: Backbone = seen.backbone
     pairs, person = np.stack([seen.chosen, seen.rejected], axis=1), seen.person
     seed = int(rng.integers(2**31))
-    pooled = backbone.trainer(pairs, settings=settings, steps=settings.steps, seed=seed)(np.arange(len(seen)))
-    yield _Tried([pooled], np.ones(1, np.float32), backbone.rewards([pooled], settings=settings), 0)
+
+    def of(adapters: list[Adapter]) -> tuple[Adapter, np.ndarray]:
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *adapters)
+        return stacked, backbone.rewards(stacked, settings=settings)
+
+    train = backbone.trainer(pairs, settings=settings, steps=settings.steps, seed=seed)
+    pooled = train(np.arange(len(seen)), None)
+    stacked, rewards = of([pooled])
+    yield stacked, np.ones(1), rewards, 0
     train = backbone.trainer(pairs, settings=settings, steps=settings.own_steps, seed=seed)
-    for groups, rounds in grouping(seen, validation, settings, rng):
+    for groups, rounds in grouping(data, rng):
         count = int(groups.max()) + 1
         adapters = [pooled] * count
         for number in range(rounds):
@@ -132,9 +133,13 @@ def _tried(
             adapters = [
                 train(own, start) if len(own) else start for own, start in zip(members, adapters, strict=True)
             ]
-            rewards = backbone.rewards(adapters, settings=settings)
-            shares = (np.bincount(groups, minlength=count) + 1) / (len(groups) + count)
-            yield _Tried(adapters, shares.astype(np.float32), rewards, number + 1)
+            stacked, rewards = of(adapters)
+            yield (
+                stacked,
+                (np.bincount(groups, minlength=count) + 1) / (len(groups) + count),
+                rewards,
+                number + 1,
+            )
             margins = rewards[seen.chosen] - rewards[seen.rejected]
             told = np.zeros((seen.people, count))
             np.add.at(told, person, -np.logaddexp(0, -margins.astype(np.float64)))
@@ -143,21 +148,19 @@ def _tried(
                 break
 
 
-def _clusters(
-    seen: Choices, validation: Choices, settings: LoraSettings, rng: np.random.Generator
-) -> Iterator[tuple[np.ndarray, int]]:
+def _clusters(data: FitData, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, int]]:
     """Groups of people whose offsets point the same way."""
     from scipy.cluster.vq import kmeans2  # scipy takes long to import
 
-    key = jax.random.key(0)
-    fitted = offset.fit(seen, validation, settings=offset.OffsetSettings(), key=key)
+    seen, key = data.seen, jax.random.key(0)
+    fitted = offset.METHOD.fit(seen, data.validation, settings=offset.OffsetSettings(), key=key)
     rows = group(seen, seed=0)
     rows = rows.first(_MOST, width=min(_MOST, rows.places.shape[1]))
     own = np.asarray(adapt_users(offset.METHOD, fitted, seen, rows, key=key)["offset"], np.float64)
     own /= np.maximum(np.linalg.norm(own, axis=1, keepdims=True), 1e-12)
-    for count in sorted(settings.clusters):
+    for count in sorted(data.settings.clusters):
         if count < len(own):
-            yield kmeans2(own, _far_apart(own, count, rng), iter=30, minit="matrix")[1], settings.rounds
+            yield kmeans2(own, _far_apart(own, count, rng), iter=30, minit="matrix")[1], data.settings.rounds
 
 
 def _far_apart(rows: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -169,18 +172,17 @@ def _far_apart(rows: np.ndarray, count: int, rng: np.random.Generator) -> np.nda
     return np.stack(found)
 
 
-def _everyone_alone(
-    seen: Choices, validation: Choices, settings: LoraUsersSettings, rng: np.random.Generator
-) -> Iterator[tuple[np.ndarray, int]]:
+def _everyone_alone(data: FitData, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, int]]:
     """Each person is a group."""
-    yield np.arange(seen.people), 1
+    yield np.arange(data.seen.people), 1
 
 
 def represent(fitted: Fitted, choices: Choices) -> Choices:
     """Return the choices with the rewards under each adapter as features, [R, C]."""
     choices.require("lora", NEEDS)
-    adapters = unstacked(fitted.arrays["adapters"])
-    return replace(choices, features=choices.backbone.rewards(adapters, settings=fitted.settings))  # pyright: ignore[reportOptionalMemberAccess]
+    assert choices.backbone is not None
+    rewards = choices.backbone.rewards(fitted.arrays["adapters"], settings=fitted.settings)
+    return replace(choices, features=rewards)
 
 
 def empty_state(fitted: Fitted) -> State:
@@ -200,17 +202,14 @@ def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     return responses.features @ state["weights"]
 
 
-NEEDS = (TRAINS,)
-METHOD = Method(
-    "lora",
-    LoraSettings,
-    partial(fit, grouping=_clusters),
-    adapt,
-    score,
-    empty_state,
-    needs=NEEDS,
-    represent=represent,
-)
-USERS = replace(
-    METHOD, name="lora_users", settings=LoraUsersSettings, fit=partial(fit, grouping=_everyone_alone)
-)
+NEEDS = ("backbone",)
+METHOD, USERS = (
+    define(
+        name, settings, partial(fit, grouping=grouping), adapt, score, empty_state,
+        needs=NEEDS, represent=represent,
+    )
+    for name, settings, grouping in (
+        ("lora", LoraSettings, _clusters),
+        ("lora_users", LoraUsersSettings, _everyone_alone),
+    )
+)  # fmt: skip

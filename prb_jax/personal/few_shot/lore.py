@@ -16,77 +16,49 @@ is the prior that the seen people suggest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
-from prb_jax.errors import DataError, quote
+from prb_jax.data.options import option
+from prb_jax.errors import DataError
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
-from prb_jax.personal.few_shot.fitting import (
-    ALIKE,
-    Pairs,
-    Validation,
-    descend,
-    minimise,
-    most_probable,
-    numpy_rng,
-    pairs_of,
-    pooled_direction,
-)
-from prb_jax.personal.few_shot.protocol import Fitted, Method, State
-from prb_jax.personal.few_shot.settings import FewShotSettings, check_numbers
+from prb_jax.personal.few_shot.fitting import FitData, Pairs, alike, define, minimise, most_probable, pairs_of
+from prb_jax.personal.few_shot.networks import adapt_by_descent
+from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, State
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoReFreeSettings(FewShotSettings):
-    """Settings of LoRe with free weights; of each tuple the validation part chooses one entry.
+    """Settings of LoRe with free weights; of each tuple the validation part chooses one entry."""
 
-    Attributes:
-      bases: B, the number of directions.
-      anchor: a, the pull of the basis to its reference.
-      pull: of a new person's weights to the mean weights.
-      reference: ``head``, the score head of the backbone (from ``base_scores``, which it must explain), or ``pooled``.
-      l2: penalties of the pooled direction.
-      steps: updates of the solver at most.
-    """
-
-    bases: tuple[int, ...] = (4, 8)
-    anchor: tuple[float, ...] = (1e-2, 1e-1, 1.0)
-    pull: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-    reference: Literal["head", "pooled"] = "pooled"
-    l2: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-    steps: int = 150
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_numbers(self, above={"pull": 0, "l2": 0}, least={"bases": 2, "anchor": 0, "steps": 1})
-        if self.reference not in ("head", "pooled"):
-            raise DataError(
-                f"{type(self).__name__}.reference: expected head or pooled, found {quote(self.reference)}"
-            )
+    bases: tuple[int, ...] = option((4, 8), "B, the number of directions", least=2)
+    anchor: tuple[float, ...] = option(
+        (1e-2, 1e-1, 1.0), "a, the pull of the basis to its reference", least=0
+    )
+    pull: tuple[float, ...] = option(
+        (0.3, 1.0, 3.0, 10.0, 30.0, 100.0), "of a new person's weights to the mean weights", above=0
+    )
+    reference: Literal["head", "pooled"] = option(
+        "pooled", "head, the score head of the backbone (from base_scores, which it must explain), or pooled"
+    )
+    l2: tuple[float, ...] = option(
+        (1e-4, 1e-3, 1e-2, 1e-1, 1.0), "penalties of the pooled direction", above=0
+    )
+    steps: int = option(150, "updates of the solver at most", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoReSettings(LoReFreeSettings):
-    """Settings of LoRe with softmax weights, which a new person is fitted in step by step.
+    """Settings of LoRe with softmax weights, which a new person is fitted in step by step."""
 
-    Attributes:
-      adapt_steps: updates of the weights of a new person.
-      adapt_rate: their learning rate.
-    """
-
-    adapt_steps: int = 100
-    adapt_rate: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_numbers(self, above={"adapt_rate": 0}, least={"adapt_steps": 1})
+    adapt_steps: int = option(100, "updates of the weights of a new person", least=1)
+    adapt_rate: float = option(0.1, "their learning rate", above=0)
 
 
 def head_direction(choices: Choices) -> np.ndarray:
@@ -109,9 +81,39 @@ def head_direction(choices: Choices) -> np.ndarray:
     return solution[:-1].astype(np.float32)
 
 
-def mixed(weights: Array, *, simplex: bool) -> jax.Array:
-    """Return phi(w)."""
-    return jax.nn.softmax(weights, axis=-1) if simplex else weights
+def personal_directions(choices: Choices, direction: Array, count: int) -> np.ndarray:
+    """Return the directions in which people differ most, float32 [D, count], of length 1.
+
+    Those of the largest sums, over pairs of different choices of one person, of the products of the gradients at the
+    shared ``direction``: a product of a choice with itself is noise that every direction has.
+    """
+    deltas = choices.deltas
+    if (found := min(choices.people, deltas.shape[1])) < count:
+        raise DataError(f"expected at least {count} seen people and features, found {found}")
+    slope = 1 / (1 + np.exp(np.clip(deltas @ np.asarray(direction), -50, 50)))
+    slopes = (slope[:, None] * deltas).astype(np.float64)
+    slopes -= slopes.mean(axis=0)
+    sums = np.zeros((choices.people, deltas.shape[1]))
+    np.add.at(sums, choices.person, slopes)
+    weights = 1 / np.bincount(choices.person)
+    products = (sums * weights[:, None]).T @ sums - (slopes * weights[choices.person, None]).T @ slopes
+    return np.linalg.eigh(products)[1][:, ::-1][:, :count].astype(np.float32)
+
+
+def _start(data: FitData, reference: np.ndarray, bases: int, *, simplex: bool) -> tuple[Array, Array]:
+    """The basis [D, B] and the weights of the seen people [U, B] before training."""
+    seen, rng = data.seen, data.rng()
+    scale = 1 / np.sqrt(seen.mean_square / len(reference))
+    own = personal_directions(seen, reference, bases - 1) * scale
+    weights = rng.normal(0, 0.1, (seen.people, bases)).astype(np.float32)
+    if not simplex:
+        weights[:, 0] += 1
+        return np.concatenate([reference[:, None], own], axis=1), weights
+    # Corners of a simplex around the reference, in the directions in which people differ.
+    corners = np.linalg.qr(rng.normal(size=(bases, bases)))[0]
+    corners -= corners.mean(axis=0)
+    spread = np.linalg.svd(corners)[2][: bases - 1]
+    return (reference[:, None] + 2 * own @ spread @ corners.T).astype(np.float32), weights
 
 
 @partial(jax.jit, static_argnames=("steps", "simplex"))
@@ -130,7 +132,8 @@ def _fit(
 
     def loss(params: tuple[Array, Array]) -> jax.Array:
         v, w = params
-        margins = jnp.sum((pairs.deltas @ v) * mixed(w, simplex=simplex)[pairs.users], axis=1)
+        mixed = jax.nn.softmax(w, axis=-1) if simplex else w
+        margins = jnp.sum((pairs.deltas @ v) * mixed[pairs.users], axis=1)
         fit = jnp.sum(share[pairs.users] * pairs.weights * jax.nn.softplus(-margins)) / people
         # A small ridge: without it the scales of V and w, or of one person's w alone, are free.
         spread = jnp.sum((w - jnp.mean(w, axis=0)) ** 2) / people
@@ -139,98 +142,40 @@ def _fit(
     return minimise(loss, (basis, weights), steps=steps)
 
 
-def personal_directions(choices: Choices, direction: Array, count: int) -> np.ndarray:
-    """Return the directions in which people differ most, float32 [D, count], of length 1.
-
-    Those of the largest sums, over pairs of different choices of one person, of the products of the gradients at the
-    shared ``direction``: a product of a choice with itself is noise that every direction has.
-    """
-    deltas = choices.deltas
-    slope = 1 / (1 + np.exp(np.clip(deltas @ np.asarray(direction), -50, 50)))
-    slopes = (slope[:, None] * deltas).astype(np.float64)
-    slopes -= slopes.mean(axis=0)
-    sums = np.zeros((choices.people, deltas.shape[1]))
-    np.add.at(sums, choices.person, slopes)
-    weights = 1 / np.bincount(choices.person)
-    products = (sums * weights[:, None]).T @ sums - (slopes * weights[choices.person, None]).T @ slopes
-    if min(choices.people, deltas.shape[1]) < count:
-        found = min(choices.people, deltas.shape[1])
-        raise DataError(f"expected at least {count} seen people and features, found {found}")
-    return np.linalg.eigh(products)[1][:, ::-1][:, :count].astype(np.float32)
-
-
-def _start(
-    choices: Choices, reference: np.ndarray, bases: int, *, simplex: bool, key: jax.Array
-) -> tuple[Array, Array]:
-    rng = numpy_rng(key)
-    scale = 1 / np.sqrt(np.mean(np.sum(choices.deltas**2, axis=1)) / choices.deltas.shape[1])
-    own = personal_directions(choices, reference, bases - 1) * scale
-    weights = rng.normal(0, 0.1, (choices.people, bases)).astype(np.float32)
-    if not simplex:
-        weights[:, 0] += 1
-        return np.concatenate([reference[:, None], own], axis=1), weights
-    # Corners of a simplex around the reference, in the directions in which people differ.
-    corners = np.linalg.qr(rng.normal(size=(bases, bases)))[0]
-    corners -= corners.mean(axis=0)
-    spread = np.linalg.svd(corners)[2][: bases - 1]
-    return (reference[:, None] + 2 * own @ spread @ corners.T).astype(np.float32), weights
-
-
-def _fit_all(
-    seen: Choices,
-    validation: Choices,
-    *,
-    settings: LoReFreeSettings,
-    key: jax.Array,
-    mesh: Mesh | None = None,
-    simplex: bool,
-) -> Fitted:
-    name, method = ("lore", LORE) if simplex else ("lore_free", LORE_FREE)
-    seen.require(name, ())
-    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100)
+def fit(data: FitData, *, simplex: bool) -> Fitted:
+    """Fit the basis together with the weights of the seen people; the mean of these is kept."""
+    seen, settings = data.seen, data.settings
+    pooled, l2 = data.pooled()
     reference = head_direction(seen) if settings.reference == "head" else pooled
-    pairs = pairs_of(seen)
-    share = (1 / np.bincount(seen.person)).astype(np.float32)
-    # Nothing personal: the pooled direction, whatever the weights are.
-    bases = min(settings.bases)
-    alike = np.tile(pooled[:, None], (1, bases)) if simplex else np.outer(pooled, np.eye(bases)[0])
-    mean = np.zeros(bases) if simplex else np.eye(bases)[0]
-    arrays = {"basis": alike.astype(np.float32), "mean": mean.astype(np.float32)}
-    numbers = {"bases": np.int32(bases), "anchor": np.float32(max(settings.anchor)), "l2": np.float32(l2)}
-    nothing = {"pull": ALIKE * np.float32(np.mean((seen.deltas @ pooled) ** 2) + 1e-6)}
-    fits: list[Fitted] = [Fitted(arrays, numbers | nothing, settings)]
-    for bases in settings.bases:
-        basis, weights = _start(seen, reference, bases, simplex=simplex, key=key)
-        for anchor in sorted(settings.anchor, reverse=True):
-            basis, weights = _fit(
-                pairs,
-                share,
-                reference,
-                np.float32(anchor),
-                basis,
-                weights,
-                steps=settings.steps,
-                simplex=simplex,
-            )
-            arrays = _arrays(np.asarray(basis), np.asarray(weights), simplex=simplex)
-            numbers = {"bases": np.int32(bases), "anchor": np.float32(anchor), "l2": np.float32(l2)}
-            fits += _pulled(arrays, numbers, settings)
-    return Validation(validation, settings.validation_shots).best(method, fits, key=key, mesh=mesh)
+    pairs, share = pairs_of(seen), (1 / np.bincount(seen.person)).astype(np.float32)
+
+    def candidates() -> Iterator[Fitted]:
+        # Nothing personal: the pooled direction, whatever the weights are.
+        bases = min(settings.bases)
+        mean = np.zeros(bases) if simplex else np.eye(bases)[0]
+        every = np.ones(bases) if simplex else mean
+        arrays = {"basis": np.outer(pooled, every).astype(np.float32), "mean": mean.astype(np.float32)}
+        numbers = {"bases": bases, "anchor": max(settings.anchor), "l2": l2}
+        yield data.fitted(arrays, {**numbers, "pull": alike(seen.deltas @ pooled)})
+        for bases in settings.bases:
+            basis, weights = _start(data, reference, bases, simplex=simplex)
+            for anchor in sorted(settings.anchor, reverse=True):
+                parts = (pairs, share, reference, np.float32(anchor), basis, weights)
+                basis, weights = _fit(*parts, steps=settings.steps, simplex=simplex)
+                arrays = _kept(np.asarray(basis), np.asarray(weights), simplex=simplex)
+                for pull in settings.pull:
+                    yield data.fitted(arrays, {"bases": bases, "anchor": anchor, "l2": l2, "pull": pull})
+
+    return data.best(candidates())
 
 
-def _arrays(basis: np.ndarray, weights: np.ndarray, *, simplex: bool) -> dict[str, np.ndarray]:
+def _kept(basis: np.ndarray, weights: np.ndarray, *, simplex: bool) -> dict[str, np.ndarray]:
     if not simplex:
         covariance = np.cov(weights.T.astype(np.float64)) + 1e-8 * np.eye(basis.shape[1])
         root = np.linalg.cholesky(covariance)
         basis, weights = (basis @ root), np.linalg.solve(root, weights.T).T
     mean = weights.mean(axis=0)
     return {"basis": basis.astype(np.float32), "mean": mean.astype(np.float32)}
-
-
-def _pulled(
-    arrays: dict[str, np.ndarray], numbers: Mapping[str, Any], settings: LoReFreeSettings
-) -> Sequence[Fitted]:
-    return [Fitted(arrays, {**numbers, "pull": np.float32(pull)}, settings) for pull in settings.pull]
 
 
 def empty_state(fitted: Fitted) -> State:
@@ -247,16 +192,8 @@ def adapt_free(fitted: Fitted, context: Context, key: jax.Array) -> State:
 
 def adapt_simplex(fitted: Fitted, context: Context, key: jax.Array) -> State:
     """Return the weights w float32 [B] (before the softmax) after ``adapt_steps`` of Adam from the mean."""
-    mean = fitted.arrays["mean"]
-    rows = context.deltas @ fitted.arrays["basis"]
-
-    def loss(weights: Array) -> jax.Array:
-        margins = rows @ jax.nn.softmax(weights)
-        pull = 0.5 * fitted.numbers["pull"] * jnp.sum((weights - mean) ** 2)
-        return jnp.sum(context.mask * jax.nn.softplus(-margins)) + pull
-
-    settings = fitted.settings
-    return {"weights": descend(loss, jnp.asarray(mean), steps=settings.adapt_steps, rate=settings.adapt_rate)}
+    rows, mean = context.deltas @ fitted.arrays["basis"], jnp.asarray(fitted.arrays["mean"])
+    return {"weights": adapt_by_descent(fitted, context, mean, lambda w: rows @ jax.nn.softmax(w))}
 
 
 def score_free(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
@@ -269,9 +206,7 @@ def score_simplex(fitted: Fitted, state: State, responses: Responses) -> jax.Arr
     return responses.features @ (fitted.arrays["basis"] @ jax.nn.softmax(state["weights"]))
 
 
-LORE = Method(
-    "lore", LoReSettings, partial(_fit_all, simplex=True), adapt_simplex, score_simplex, empty_state
-)
-LORE_FREE = Method(
-    "lore_free", LoReFreeSettings, partial(_fit_all, simplex=False), adapt_free, score_free, empty_state
+LORE = define("lore", LoReSettings, partial(fit, simplex=True), adapt_simplex, score_simplex, empty_state)
+LORE_FREE = define(
+    "lore_free", LoReFreeSettings, partial(fit, simplex=False), adapt_free, score_free, empty_state
 )

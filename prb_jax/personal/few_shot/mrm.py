@@ -20,63 +20,39 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
 
+from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses, UserRows
 from prb_jax.personal.few_shot.episodes import Episode, EpisodeSettings, fit_episodes, query_losses
-from prb_jax.personal.few_shot.fitting import numpy_rng, pooled_direction
+from prb_jax.personal.few_shot.fitting import FitData, define
 from prb_jax.personal.few_shot.protocol import Fitted, Method, State, accuracy_of, adapt_users, without_user
-from prb_jax.personal.few_shot.settings import check_numbers
 
 
 @dataclass(frozen=True, kw_only=True)
 class MRMSettings(EpisodeSettings):
-    """Settings of MRM; the published ones are 2 bases, 1 inner step and an inner rate of 1e-3 to 5e-3.
+    """Settings of MRM; the published ones are 2 bases, 1 inner step and an inner rate of 1e-3 to 5e-3."""
 
-    Attributes:
-      bases: B, the rows of A.
-      inner_steps: updates of w for a person.
-      inner_rate: their learning rate.
-      gamma: the width of the gate.
-      rate: as in training by episodes.
-      l2: penalties of the pooled direction around which the rows of A start.
-    """
-
-    bases: int = 2
-    inner_steps: int = 5
-    inner_rate: float = 0.3
-    gamma: float = 0.5
-    rate: float = 3e-3
-    l2: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        above = {"inner_rate": 0, "gamma": 0, "l2": 0}
-        check_numbers(self, above=above, least={"bases": 2, "inner_steps": 1})
+    bases: int = option(2, "B, the rows of A, which start around the pooled direction", least=2)
+    inner_steps: int = option(5, "updates of w for a person", least=1)
+    inner_rate: float = option(0.3, "their learning rate", above=0)
+    gamma: float = option(0.5, "the width of the gate", above=0)
+    rate: float = option(3e-3, "learning rate at the start of a cosine schedule", above=0)
 
 
-def fit(
-    seen: Choices, validation: Choices, *, settings: MRMSettings, key: jax.Array, mesh: Mesh | None = None
-) -> Fitted:
+def fit(data: FitData) -> Fitted:
     """Train A and w_0 by episodes: each person's loss is that after the inner steps."""
-    seen.require("mrm", ())
-    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100)
-    rng = numpy_rng(key)
-    size = 1 / np.sqrt(np.mean(np.sum(seen.deltas**2, axis=1)))
-    rows = pooled + rng.normal(0, size, (settings.bases, len(pooled)))
-    arrays = {
-        "rows": rows.astype(np.float32),
-        "start": rng.normal(0, 1, settings.bases).astype(np.float32),
-    }
-    start = Fitted(arrays, {"l2": np.float32(l2)}, settings)
-    alike = {**arrays, "rows": np.tile(pooled, (settings.bases, 1)).astype(np.float32)}
-    nobody = (Fitted(alike, start.numbers, settings),)  # whatever the weights are, the reward is pooled
-    return fit_episodes(METHOD, start, seen, validation, loss=_loss, key=key, mesh=mesh, also=nobody)
+    pooled, l2 = data.pooled()
+    rng, bases = data.rng(), data.settings.bases
+    rows = pooled + rng.normal(0, 1 / np.sqrt(data.seen.mean_square), (bases, len(pooled)))
+    arrays = {"rows": rows.astype(np.float32), "start": rng.normal(0, 1, bases).astype(np.float32)}
+    same = np.tile(pooled, (bases, 1)).astype(np.float32)  # whatever the weights are, the reward is pooled
+    nobody = data.fitted({**arrays, "rows": same}, {"l2": l2})
+    return fit_episodes(data, data.fitted(arrays, {"l2": l2}), loss=_loss, also=(nobody,))
 
 
-def _loss(fitted: Fitted, episode: Episode, key: jax.Array, progress: Array) -> jax.Array:
+def _loss(method: Method, fitted: Fitted, episode: Episode, key: jax.Array, progress: Array) -> jax.Array:
     states = jax.vmap(adapt, in_axes=(None, 0, None))(fitted, episode.contexts, key)
-    losses, counts = query_losses(METHOD, fitted, states, episode), jnp.sum(episode.weights, axis=1)
+    losses, counts = query_losses(method, fitted, states, episode), jnp.sum(episode.weights, axis=1)
     each = jnp.sum(losses, axis=1) / jnp.maximum(counts, 1)
     known = counts > 0
     middle = jnp.nanmedian(jnp.where(known, each, jnp.nan))
@@ -128,4 +104,4 @@ def controls(
     }
 
 
-METHOD = Method("mrm", MRMSettings, fit, adapt, score, empty_state, controls=controls)
+METHOD = define("mrm", MRMSettings, fit, adapt, score, empty_state, controls=controls)

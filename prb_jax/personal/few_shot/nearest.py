@@ -18,90 +18,63 @@ from itertools import product
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
+from prb_jax.data.options import option
 from prb_jax.errors import DataError
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
-from prb_jax.personal.few_shot.fitting import Validation, pooled_direction, two_weights
-from prb_jax.personal.few_shot.protocol import Fitted, Method, State
-from prb_jax.personal.few_shot.settings import FewShotSettings, check_numbers
+from prb_jax.personal.few_shot.fitting import FitData, define, two_weights
+from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, State
 
 
 @dataclass(frozen=True, kw_only=True)
 class NearestSettings(FewShotSettings):
-    """Settings of nearest users; of each tuple the validation part chooses one entry.
+    """Settings of nearest users; of each tuple the validation part chooses one entry."""
 
-    Attributes:
-      neighbours: N; everybody where there are fewer seen people.
-      shrink: c, which keeps people with few common texts from being near.
-      prior: lambda, how many votes the popularity of a text counts for.
-      mix: whether the pooled direction is added.
-      l2: penalties of the pooled direction.
-    """
-
-    neighbours: tuple[int, ...] = (20, 200)
-    shrink: tuple[float, ...] = (1.0, 8.0)
-    prior: tuple[float, ...] = (0.3, 1.0, 3.0)
-    mix: bool = True
-    l2: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_numbers(self, above={"shrink": 0, "prior": 0, "l2": 0}, least={"neighbours": 1})
+    neighbours: tuple[int, ...] = option((20, 200), "N; everybody where there are fewer seen people", least=1)
+    shrink: tuple[float, ...] = option(
+        (1.0, 8.0), "c, which keeps people with few common texts from being near", above=0
+    )
+    prior: tuple[float, ...] = option(
+        (0.3, 1.0, 3.0), "lambda, how many votes the popularity of a text counts for", above=0
+    )
+    mix: bool = option(True, "the pooled direction is added")
+    l2: tuple[float, ...] = option((1e-3, 1e-2, 1e-1, 1.0), "penalties of the pooled direction", above=0)
 
 
-def fit(
-    seen: Choices, validation: Choices, *, settings: NearestSettings, key: jax.Array, mesh: Mesh | None = None
-) -> Fitted:
+def fit(data: FitData) -> Fitted:
     """Count the votes of the seen people, those in their profiles too.
 
     Raises:
       DataError: no text was judged by two people.
     """
-    seen.require("nearest", METHOD.needs)
-    votes, counts = _votes(seen)
-    if (np.sum(counts > 0, axis=0) < 2).all():
+    settings, (votes, counts) = data.settings, _votes(data.seen)
+    judges = np.sum(counts > 0, axis=0)
+    if (judges < 2).all():
         raise DataError("nearest needs responses that several people judged: every text has one judge")
-    has_votes = np.sum(counts, axis=1) > 0
-    mean = np.where(counts > 0, votes / np.maximum(counts, 1), 0)[has_votes]
-    popularity = mean.sum(0) / (np.sum(counts > 0, axis=0) + 1.0)
+    mean = np.where(counts > 0, votes / np.maximum(counts, 1), 0)[np.sum(counts, axis=1) > 0]
     arrays = {
         "votes": mean.astype(np.float32),
-        "popularity": popularity.astype(np.float32),
-        "direction": np.zeros(seen.features.shape[1], np.float32),
+        "popularity": (mean.sum(0) / (judges + 1.0)).astype(np.float32),
+        "direction": np.zeros(data.seen.features.shape[1], np.float32),
     }
-    alone = {"vote_weight": np.float32(1), "pooled_weight": np.float32(0)}
-    fits = [
-        Fitted(
-            arrays,
-            {
-                "neighbours": np.int32(count),
-                "shrink": np.float32(shrink),
-                "prior": np.float32(prior),
-                **alone,
-            },
-            settings,
-        )
-        for count, shrink, prior in product(settings.neighbours, settings.shrink, settings.prior)
-    ]
-    judge = Validation(validation, settings.validation_shots)
-    best = judge.best(METHOD, fits, key=key, mesh=mesh)
+    names, tried = ("neighbours", "shrink", "prior"), (settings.neighbours, settings.shrink, settings.prior)
+    alone = {"vote_weight": 1.0, "pooled_weight": 0.0}
+    best = data.best(
+        data.fitted(arrays, dict(zip(names, values, strict=True)) | alone) for values in product(*tried)
+    )
     if not settings.mix:
         return best
-    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100)
-    margins, rows = judge.margins(METHOD, best, key=key, mesh=mesh)
-    weights = two_weights(margins, validation.deltas[rows] @ pooled)
-    mixed = {"vote_weight": weights[0], "pooled_weight": weights[1], "l2": np.float32(l2)}
-    arrays, numbers = {**best.arrays, "direction": pooled}, {**best.numbers, **mixed}
-    return judge.best(METHOD, [Fitted(arrays, numbers, settings)], key=key, mesh=mesh)
+    pooled, l2 = data.pooled()
+    margins, places = data.margins(best)
+    own, common = two_weights(margins, data.validation.deltas[places] @ pooled)
+    numbers = {**best.numbers, "vote_weight": own, "pooled_weight": common, "l2": l2}
+    return data.best([data.fitted({**arrays, "direction": pooled}, numbers)])
 
 
 def judgements(choices: Choices) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the users, texts and signs of all votes: 1 for a chosen text, -1 for a rejected one, and the votes in the
     profiles of the people who made the choices."""
-    items = np.asarray(choices.items)
-    users = [choices.users, choices.users]
-    texts = [items[choices.chosen], items[choices.rejected]]
+    users, texts = [choices.users, choices.users], [*choices.texts.T]
     signs = [np.ones(len(choices)), -np.ones(len(choices))]
     posts = choices.posts
     if posts is not None and posts.items is not None and posts.signs is not None:
@@ -161,21 +134,15 @@ def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     """Return the weighted mean vote of the neighbours and of everybody (0 for a text without votes) and the pooled
     reward, each with its weight, float32 [K]."""
     assert responses.items is not None
-    votes, prior = fitted.arrays["votes"], fitted.numbers["prior"]
+    votes, numbers = fitted.arrays["votes"], fitted.numbers
     known = responses.items < votes.shape[1]
     items = jnp.where(known, responses.items, 0)
-    theirs = votes[state["users"][:, None], items]
-
-    def total(values: Array) -> jax.Array:
-        return state["weights"] @ values
-
-    weight = jnp.abs(state["weights"]) @ (theirs != 0)
-    found = (prior * fitted.arrays["popularity"][items] + total(theirs)) / (prior + weight)
+    of_neighbours = votes[state["users"][:, None], items]
+    total = numbers["prior"] * fitted.arrays["popularity"][items] + state["weights"] @ of_neighbours
+    weight = jnp.abs(state["weights"]) @ (of_neighbours != 0)
+    found: Array = total / (numbers["prior"] + weight)
     pooled = responses.features @ fitted.arrays["direction"]
-    return (
-        fitted.numbers["vote_weight"] * jnp.where(known, found, 0.0)
-        + fitted.numbers["pooled_weight"] * pooled
-    )
+    return numbers["vote_weight"] * jnp.where(known, found, 0.0) + numbers["pooled_weight"] * pooled
 
 
-METHOD = Method("nearest", NearestSettings, fit, adapt, score, empty_state, needs=("items",))
+METHOD = define("nearest", NearestSettings, fit, adapt, score, empty_state, needs=("items",))

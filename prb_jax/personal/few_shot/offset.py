@@ -9,47 +9,43 @@ the same prior: o_u is the most probable one given the k comparisons. Hierarchic
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
+from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
 from prb_jax.personal.few_shot.fitting import (
     ALIKE,
+    FitData,
     Pairs,
-    Validation,
+    define,
     mean_loss,
     minimise,
     most_probable,
     pairs_of,
-    pooled_direction,
 )
-from prb_jax.personal.few_shot.protocol import Fitted, Method, State
-from prb_jax.personal.few_shot.settings import FewShotSettings, check_numbers
+from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, State
 
 
 @dataclass(frozen=True, kw_only=True)
 class OffsetSettings(FewShotSettings):
-    """Settings of pooled Bradley-Terry with offsets.
+    """Settings of pooled Bradley-Terry with offsets; of each tuple the validation part chooses one entry."""
 
-    Attributes:
-      l2: penalties of the pooled direction, of which the validation part chooses one.
-      spread: standard deviations of the personal part of a margin under the prior, of which the validation part
-        chooses one; the precision is the mean of |delta|^2 over its square. No offsets are tried too.
-      steps: updates of the solver at most.
-    """
-
-    l2: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-    spread: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0)
-    steps: int = 100
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_numbers(self, above={"l2": 0, "spread": 0}, least={"steps": 1})
+    l2: tuple[float, ...] = option(
+        (1e-4, 1e-3, 1e-2, 1e-1, 1.0), "penalties of the pooled direction", above=0
+    )
+    spread: tuple[float, ...] = option(
+        (0.1, 0.3, 1.0, 3.0),
+        "standard deviations of the personal part of a margin under the prior; the precision is the mean of |delta|^2 "
+        "over its square. No offsets are tried too",
+        above=0,
+    )
+    steps: int = option(100, "updates of the solver at most", least=1)
 
 
 @partial(jax.jit, static_argnames="steps")
@@ -67,25 +63,25 @@ def _fit(pairs: Pairs, l2: Array, precision: Array, start: Array, offsets: Array
 
 def precision_of(choices: Choices, spread: float) -> np.float32:
     """Return the precision under which the personal part of a margin has the standard deviation ``spread``."""
-    return np.float32(np.mean(np.sum(choices.deltas**2, axis=1)) / spread**2)
+    return np.float32(choices.mean_square / spread**2)
 
 
-def fit(
-    seen: Choices, validation: Choices, *, settings: OffsetSettings, key: jax.Array, mesh: Mesh | None = None
-) -> Fitted:
+def fit(data: FitData) -> Fitted:
     """Fit the direction together with the offsets of the seen people; the offsets are not kept."""
-    seen.require("offset", ())
-    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=settings.steps)
-    pairs = pairs_of(seen)
-    start = (pooled, np.zeros((seen.people, len(pooled)), np.float32))
-    nothing = {"l2": np.float32(l2), "spread": np.float32(0), "precision": ALIKE * precision_of(seen, 1.0)}
-    fits = [Fitted({"direction": pooled}, nothing, settings)]
-    for spread in sorted(settings.spread):
-        precision = precision_of(seen, spread)
-        start = _fit(pairs, np.float32(l2), precision, *start, steps=settings.steps)
-        numbers = {"l2": np.float32(l2), "spread": np.float32(spread), "precision": precision}
-        fits.append(Fitted({"direction": np.asarray(start[0])}, numbers, settings))
-    return Validation(validation, settings.validation_shots).best(METHOD, fits, key=key, mesh=mesh)
+    seen, settings = data.seen, data.settings
+    pooled, l2 = data.pooled(steps=settings.steps)
+
+    def candidates() -> Iterator[Fitted]:
+        nothing = {"l2": l2, "spread": 0.0, "precision": ALIKE * precision_of(seen, 1.0)}
+        yield data.fitted({"direction": pooled}, nothing)
+        pairs, start = pairs_of(seen), (pooled, np.zeros((seen.people, len(pooled)), np.float32))
+        for spread in sorted(settings.spread):
+            precision = precision_of(seen, spread)
+            start = _fit(pairs, l2, precision, *start, steps=settings.steps)
+            numbers = {"l2": l2, "spread": spread, "precision": precision}
+            yield data.fitted({"direction": np.asarray(start[0])}, numbers)
+
+    return data.best(candidates())
 
 
 def empty_state(fitted: Fitted) -> State:
@@ -96,10 +92,8 @@ def empty_state(fitted: Fitted) -> State:
 def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
     """Return the most probable offset, float32 [D]."""
     deltas = context.deltas
-    offset = most_probable(
-        deltas, context.mask, deltas @ fitted.arrays["direction"], fitted.numbers["precision"]
-    )
-    return {"offset": offset}
+    common = deltas @ fitted.arrays["direction"]
+    return {"offset": most_probable(deltas, context.mask, common, fitted.numbers["precision"])}
 
 
 def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
@@ -107,4 +101,4 @@ def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     return responses.features @ (fitted.arrays["direction"] + state["offset"])
 
 
-METHOD = Method("offset", OffsetSettings, fit, adapt, score, empty_state)
+METHOD = define("offset", OffsetSettings, fit, adapt, score, empty_state)

@@ -16,83 +16,57 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
+from prb_jax.data.options import option
 from prb_jax.errors import DataError
-from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
-from prb_jax.personal.few_shot.fitting import (
-    JointSettings,
-    Validation,
-    descend,
-    fit_joint,
-    numpy_rng,
-    pooled_direction,
-)
-from prb_jax.personal.few_shot.layers import init_mlp, mlp
-from prb_jax.personal.few_shot.protocol import Fitted, Method, State
-from prb_jax.personal.few_shot.settings import check_numbers
+from prb_jax.personal.few_shot.choices import Array, Context, Responses
+from prb_jax.personal.few_shot.fitting import FitData, define
+from prb_jax.personal.few_shot.networks import JointSettings, adapt_by_descent, fit_jointly, init_mlp, mlp
+from prb_jax.personal.few_shot.protocol import Fitted, State
 
 
 @dataclass(frozen=True, kw_only=True)
 class PALSettings(JointSettings):
-    """Settings of PAL-B.
+    """Settings of PAL-B."""
 
-    Attributes:
-      prototypes: K.
-      width: of the space of ideal points.
-      hidden: width of the MLPs.
-      of_prompt: whether prototypes are functions of the question's state, which the data must have then.
-      scale: exp(s) at the start.
-      l2: penalties of the pooled direction, of which the validation part chooses one.
-    """
-
-    prototypes: int = 4
-    width: int = 32
-    hidden: int = 64
-    of_prompt: bool = False
-    scale: float = 5.0
-    l2: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_numbers(self, above={"scale": 0, "l2": 0}, least={"prototypes": 2, "width": 1, "hidden": 1})
-        if self.scale > 100:
-            raise DataError(f"PALSettings.scale: expected at most 100, found {self.scale:g}")
+    prototypes: int = option(4, "K", least=2)
+    width: int = option(32, "of the space of ideal points", least=1)
+    hidden: int = option(64, "width of the MLPs", least=1)
+    of_prompt: bool = option(
+        False, "prototypes are functions of the question's state, which the data must have then"
+    )
+    scale: float = option(5.0, "exp(s) at the start", above=0, most=100)
 
 
-def fit(
-    seen: Choices, validation: Choices, *, settings: PALSettings, key: jax.Array, mesh: Mesh | None = None
-) -> Fitted:
+def fit(data: FitData) -> Fitted:
     """Train f, the prototypes, the scale and the weights of the seen people; the mean of these is kept."""
-    for part in (seen, validation):
-        part.require("pal with of_prompt" if settings.of_prompt else "pal", ("prompts",) * settings.of_prompt)
-    rng, features = numpy_rng(key), seen.features.shape[1]
-    count, width = settings.prototypes, settings.width
+    seen, settings, rng = data.seen, data.settings, data.rng()
+    features, count, width = seen.features.shape[1], settings.prototypes, settings.width
     prototypes: Any = rng.normal(0, 1, (count, width)).astype(np.float32)
     if settings.of_prompt:
+        for part in (seen, data.validation):
+            part.require("pal with of_prompt", ("prompts",))
         prototypes = init_mlp(rng, [features, settings.hidden, count * width])
-    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100)
-    start = {
+    pooled, l2 = data.pooled()
+    shared = {
         "direction": pooled,
         "map": init_mlp(rng, [features, settings.hidden, width]),
         "prototypes": prototypes,
-        "log_scale": np.float32(np.log(settings.scale)),
-        "people": rng.normal(0, 0.5, (seen.people, count)).astype(np.float32),
     }
-    nobody = {name: leaf for name, leaf in start.items() if name != "people"}
-    nobody |= {"log_scale": np.float32(-200), "mean": np.zeros(count, np.float32)}
-    chosen = {"l2": np.float32(l2), "steps": np.int32(0), "pull": np.float32(max(settings.pull))}
-    fits = [Fitted(nobody, chosen, settings)]
-    for steps in settings.steps:
-        arrays = fit_joint(_loss, start, seen, settings=settings, steps=steps, key=key)
-        people = arrays.pop("people")
-        share = np.exp(people - people.max(axis=1, keepdims=True))
-        arrays["mean"] = np.log((share / share.sum(axis=1, keepdims=True)).mean(axis=0)).astype(np.float32)
-        fits += [
-            Fitted(arrays, chosen | {"steps": np.int32(steps), "pull": np.float32(pull)}, settings)
-            for pull in settings.pull
-        ]
-    return Validation(validation, settings.validation_shots).best(METHOD, fits, key=key, mesh=mesh)
+    people = rng.normal(0, 0.5, (seen.people, count)).astype(np.float32)
+    return fit_jointly(
+        data,
+        {**shared, "log_scale": np.float32(np.log(settings.scale)), "people": people},
+        _loss,
+        nobody={**shared, "log_scale": np.float32(-200), "mean": np.zeros(count, np.float32)},
+        l2=l2,
+        mean=_log_mean_share,
+    )
+
+
+def _log_mean_share(people: np.ndarray) -> dict[str, np.ndarray]:
+    share = np.exp(people - people.max(axis=1, keepdims=True))
+    return {"mean": np.log((share / share.sum(axis=1, keepdims=True)).mean(axis=0)).astype(np.float32)}
 
 
 def _unit(x: Array) -> jax.Array:
@@ -134,17 +108,15 @@ def empty_state(fitted: Fitted) -> State:
 
 def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
     """Return w float32 [K] (before the softmax) after ``adapt_steps`` of Adam from the mean."""
-    arrays, settings = fitted.arrays, fitted.settings
-    mean = jnp.asarray(arrays["mean"])
 
-    def loss(weights: Array) -> jax.Array:
+    def margins(weights: Array) -> jax.Array:
         chosen, rejected = (
-            _rewards(arrays, each, weights, settings) for each in (context.chosen, context.rejected)
+            _rewards(fitted.arrays, side, weights, fitted.settings)
+            for side in (context.chosen, context.rejected)
         )
-        pull = 0.5 * fitted.numbers["pull"] * jnp.sum((weights - mean) ** 2)
-        return jnp.sum(context.mask * jax.nn.softplus(rejected - chosen)) + pull
+        return chosen - rejected
 
-    return {"weights": descend(loss, mean, steps=settings.adapt_steps, rate=settings.adapt_rate)}
+    return {"weights": adapt_by_descent(fitted, context, empty_state(fitted)["weights"], margins)}
 
 
 def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
@@ -152,4 +124,4 @@ def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     return _rewards(fitted.arrays, responses, state["weights"], fitted.settings)
 
 
-METHOD = Method("pal", PALSettings, fit, adapt, score, empty_state)
+METHOD = define("pal", PALSettings, fit, adapt, score, empty_state)

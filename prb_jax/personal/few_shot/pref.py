@@ -15,60 +15,49 @@ v_i^T, over the pairs v_i that the person has answered.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from itertools import product
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 from scipy.sparse import csr_array
 from scipy.sparse.linalg import svds
 
-from prb_jax.errors import DataError, quote
+from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
 from prb_jax.personal.few_shot.fitting import (
-    ALIKE,
+    FitData,
     Pairs,
-    Validation,
+    alike,
+    define,
     mean_loss,
     minimise,
     most_probable,
-    numpy_rng,
     pairs_of,
-    pooled_direction,
 )
-from prb_jax.personal.few_shot.protocol import Fitted, Method, State
-from prb_jax.personal.few_shot.settings import FewShotSettings, check_numbers
+from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, State
 
 
 @dataclass(frozen=True, kw_only=True)
 class PReFSettings(FewShotSettings):
-    """Settings of PReF; of each tuple the validation part chooses one entry.
+    """Settings of PReF; of each tuple the validation part chooses one entry."""
 
-    Attributes:
-      rank: J.
-      beta: the penalty of the people's weights.
-      pull_to: where a new person's weights are pulled to, ``zero`` or ``mean``.
-      l2: the penalty of F, in the mean loss.
-      pooled_l2: penalties of the pooled direction, which is tried as the only factor.
-      steps: updates of the solver at most.
-    """
-
-    rank: int = 6
-    beta: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0)
-    pull_to: tuple[Literal["zero", "mean"], ...] = ("zero", "mean")
-    l2: tuple[float, ...] = (1e-3, 1e-2, 1e-1)
-    pooled_l2: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0)
-    steps: int = 150
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_numbers(self, above={"beta": 0, "l2": 0, "pooled_l2": 0}, least={"rank": 1, "steps": 1})
-        if not self.pull_to or not set(self.pull_to) <= {"zero", "mean"}:
-            raise DataError(f"PReFSettings.pull_to: expected zero or mean, found {quote(self.pull_to)}")
+    rank: int = option(6, "J", least=1)
+    beta: tuple[float, ...] = option((0.3, 1.0, 3.0, 10.0), "the penalty of the people's weights", above=0)
+    pull_to: tuple[Literal["zero", "mean"], ...] = option(
+        ("zero", "mean"), "where a new person's weights are pulled to"
+    )
+    l2: tuple[float, ...] = option((1e-3, 1e-2, 1e-1), "the penalty of F, in the mean loss", above=0)
+    pooled_l2: tuple[float, ...] = option(
+        (1e-3, 1e-2, 1e-1, 1.0),
+        "penalties of the pooled direction, which is tried as the only factor",
+        above=0,
+    )
+    steps: int = option(150, "updates of the solver at most", least=1)
 
 
 @partial(jax.jit, static_argnames="steps")
@@ -103,51 +92,42 @@ def _svd_start(seen: Choices, rank: int) -> tuple[np.ndarray, np.ndarray] | None
     return factors.astype(np.float32), (right.T * root).astype(np.float32)
 
 
-def fit(
-    seen: Choices, validation: Choices, *, settings: PReFSettings, key: jax.Array, mesh: Mesh | None = None
-) -> Fitted:
+def fit(data: FitData) -> Fitted:
     """Fit F and the people's weights; the mean of these is kept."""
-    seen.require("pref", ())
-    found = _svd_start(seen, settings.rank)
-    if found is None:
-        rng, width = numpy_rng(key), seen.features.shape[1]
-        factors = rng.normal(0, 1 / np.sqrt(width), (width, settings.rank)).astype(np.float32)
-        people = rng.normal(0, 1, (seen.people, settings.rank)).astype(np.float32)
+    seen, settings, rank = data.seen, data.settings, data.settings.rank
+    start = _svd_start(seen, rank)
+    if from_svd := start is not None:
+        factors, people = start
     else:
-        factors, people = found
-    pooled, l2 = pooled_direction(seen, validation, l2=settings.pooled_l2, steps=100)
-    first = np.eye(settings.rank, dtype=np.float32)[
-        0
-    ]  # nothing personal: one factor, with one weight for everybody
-    arrays = {"factors": np.outer(pooled, first).astype(np.float32), "mean": first, "prior": first}
-    numbers = {"l2": np.float32(l2), "svd_start": np.float32(0)}
-    alone = {
-        "beta": ALIKE * np.float32(np.mean((seen.deltas @ pooled) ** 2) + 1e-6),
-        "pull_to_mean": np.float32(1),
-    }
-    pairs, fits = pairs_of(seen), [Fitted(arrays, numbers | alone, settings)]
-    for l2 in settings.l2:
-        f, lam = _fit(pairs, np.float32(l2), factors, people, steps=settings.steps)
-        numbers = {"l2": np.float32(l2), "svd_start": np.float32(found is not None)}
-        fits += _priors(np.asarray(f), np.asarray(lam), numbers, settings)
-    return Validation(validation, settings.validation_shots).best(METHOD, fits, key=key, mesh=mesh)
+        rng, width = data.rng(), seen.features.shape[1]
+        factors = rng.normal(0, 1 / np.sqrt(width), (width, rank)).astype(np.float32)
+        people = rng.normal(0, 1, (seen.people, rank)).astype(np.float32)
+    pooled, pooled_l2 = data.pooled(settings.pooled_l2)
 
+    def candidates() -> Iterator[Fitted]:
+        first = np.eye(rank, dtype=np.float32)[0]  # nothing personal: one factor, one weight for everybody
+        arrays = {"factors": np.outer(pooled, first).astype(np.float32), "mean": first, "prior": first}
+        numbers = {
+            "l2": pooled_l2,
+            "svd_start": 0.0,
+            "beta": alike(seen.deltas @ pooled),
+            "pull_to_mean": 1.0,
+        }
+        yield data.fitted(arrays, numbers)
+        pairs = pairs_of(seen)
+        for l2 in settings.l2:
+            f, lam = map(np.asarray, _fit(pairs, np.float32(l2), factors, people, steps=settings.steps))
+            # The scales of F and of the weights are one freedom: the mean square of the seen people's weights is 1.
+            scale = float(np.sqrt(np.mean(lam**2)) + 1e-12)
+            mean = (lam.mean(axis=0) / scale).astype(np.float32)
+            arrays = {"factors": (f * scale).astype(np.float32), "mean": mean}
+            for beta, pull_to in product(settings.beta, settings.pull_to):
+                prior = mean if pull_to == "mean" else np.zeros_like(mean)
+                numbers = {"l2": l2, "svd_start": float(from_svd), "beta": beta}
+                numbers["pull_to_mean"] = float(pull_to == "mean")
+                yield data.fitted({**arrays, "prior": prior}, numbers)
 
-def _priors(
-    factors: np.ndarray, people: np.ndarray, numbers: Mapping[str, Any], settings: PReFSettings
-) -> list[Fitted]:
-    """One fit for every prior of a new person's weights."""
-    # The scales of F and of the weights are one freedom: the mean square of the seen people's weights is 1.
-    scale = float(np.sqrt(np.mean(people**2)) + 1e-12)
-    mean, factors = (people.mean(axis=0) / scale).astype(np.float32), (factors * scale).astype(np.float32)
-    fits = []
-    for beta in settings.beta:
-        for pull_to in settings.pull_to:
-            to_mean = pull_to == "mean"
-            arrays = {"factors": factors, "mean": mean, "prior": mean if to_mean else np.zeros_like(mean)}
-            chosen = {"beta": np.float32(beta), "pull_to_mean": np.float32(to_mean)}
-            fits.append(Fitted(arrays, {**numbers, **chosen}, settings))
-    return fits
+    return data.best(candidates())
 
 
 def empty_state(fitted: Fitted) -> State:
@@ -194,4 +174,4 @@ def next_question(
     return slope(pool) ** 2 * jnp.sum(pool * jnp.linalg.solve(precision, pool.T).T, axis=1)
 
 
-METHOD = Method("pref", PReFSettings, fit, adapt, score, empty_state)
+METHOD = define("pref", PReFSettings, fit, adapt, score, empty_state)

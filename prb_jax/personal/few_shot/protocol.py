@@ -1,29 +1,66 @@
-"""The protocol of every few-shot method, the functions that run one over many users, and its controls.
+"""What every few-shot method is, its settings, the functions that run one over many users, and its controls.
 
-A method is a `Method`: pure functions and their settings. It is fitted on people who are seen; every choice (such
-as the strength of a penalty) is made on people of a validation part. It is adapted to a new person from k
-comparisons without any change of the fitted arrays. The state of a person is a small tree of arrays, so thousands
-of people are adapted at once by ``vmap``, split over the devices of a mesh.
+A method is fitted on people who are seen; every choice (such as the strength of a penalty) is made on people of a
+validation part. It is adapted to a new person from k comparisons without any change of the fitted arrays. The state of
+a person is a small tree of arrays, so thousands of people are adapted at once by ``vmap``, split over the devices of a
+mesh.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from prb_jax.data.options import Options, choices_of, option, options_of
 from prb_jax.errors import DataError
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Posts, Responses, UserRows
 from prb_jax.sharding import batch_sharding, mesh_shape, replicated, to_global
 
 State = Any
 """What a method knows of one user: a tree of arrays, the same shapes for all users."""
+
+
+class MethodSettings(Options):
+    """Settings of a method of this package: a frozen dataclass, each field an ``option``.
+
+    Raises:
+      DataError: a value, or an entry of a tuple, is not as its field says; names the setting and the value.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__(prefix=f"{cls.__name__}.")
+
+    def __post_init__(self) -> None:
+        for name, known in options_of(type(self)).items():
+            value = getattr(self, name)
+            if get_origin(known.type) is not tuple:
+                expected = known.fault(value)
+            elif not isinstance(value, tuple) or (known.default and not value):
+                expected = "a tuple of one value or more"
+            else:
+                kind = get_args(known.type)[0]
+                one = replace(known, type=kind, choices=choices_of(kind))
+                expected = next((f"each to be {fault}" for entry in value if (fault := one.fault(entry))), "")
+            self.check(name, not expected, expected)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewShotSettings(MethodSettings):
+    """Settings of every method that chooses numbers on the validation part."""
+
+    validation_shots: tuple[int, ...] = option(
+        (),
+        "comparisons of each person of the validation part that are adapted on while numbers are chosen; the losses of "
+        "these counts are averaged. Not given: in a study its own numbers of shots, else 2 and 8",
+        least=0,
+    )
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["arrays", "numbers"], meta_fields=["settings"])
@@ -42,16 +79,6 @@ class Fitted:
     settings: Any
 
 
-class Fit(Protocol):
-    """Fits a method; see `Method`."""
-
-    def __call__(
-        self, seen: Choices, validation: Choices, *, settings: Any, key: jax.Array, mesh: Mesh | None = None
-    ) -> Fitted:
-        """Return the fitted method."""
-        ...
-
-
 @dataclass(frozen=True)
 class Method:
     """A method of personalisation from few comparisons.
@@ -59,9 +86,10 @@ class Method:
     Attributes:
       name: as it is written on the command line.
       settings: the frozen dataclass of its settings; ``settings()`` are the defaults.
-      fit: from the choices of seen people, and of other people for every choice of a number. It is computed on one
-        device, so that it does not depend on the mesh; the people of the validation part are split over the mesh. A
-        method that trains the backbone trains it on the mesh, as `prb train` does.
+      fit: ``(seen, validation, *, settings, key, mesh=None) -> Fitted``, from the choices of seen people, and of other
+        people for every choice of a number. It is computed on one device, so that it does not depend on the mesh; the
+        people of the validation part are split over the mesh. A method that trains the backbone trains it on the mesh,
+        as `prb train` does.
       adapt: ``(fitted, context, key) -> State``, pure; may be jitted and vmapped over contexts.
       score: ``(fitted, state, responses) -> float32 [K]`` for the K responses of one comparison, pure.
       empty_state: ``(fitted) -> State`` of a person of whom nothing is known (k = 0, no posts).
@@ -76,7 +104,7 @@ class Method:
 
     name: str
     settings: type
-    fit: Fit
+    fit: Callable[..., Fitted]
     adapt: Callable[[Fitted, Context, jax.Array], State]
     score: Callable[[Fitted, State, Responses], jax.Array]
     empty_state: Callable[[Fitted], State]
@@ -85,9 +113,17 @@ class Method:
     represent: Callable[[Fitted, Choices], Choices] | None = None
     controls: Callable[[Fitted, Choices, UserRows, UserRows, jax.Array], Mapping[str, float]] | None = None
 
+    @property
+    def trains_backbone(self) -> bool:
+        """Whether it needs a backbone that can be trained."""
+        return "backbone" in self.needs
+
 
 USERS_AT_ONCE = 2048
 """Users that are adapted by one call of the compiled program: it bounds the memory of their gathered features."""
+
+BATCH = 256
+"""Rows of a compiled call for people who come one after another."""
 
 
 def adapt_users(
@@ -116,14 +152,10 @@ def adapt_users(
       DataError: the data lack a thing that the method needs.
     """
     choices.require(method.name, method.needs)
-    tables = _tables(choices, mesh)
-
-    def run(users: Array, chosen: Array, rejected: Array, mask: Array) -> State:
-        return _adapt(method, fitted, *tables, key, users, chosen, rejected, mask)
-
+    table, posts = _on_devices((choices.table, choices.posts), mesh)
     places = contexts.places
     rows = (contexts.users, choices.chosen[places], choices.rejected[places], contexts.mask)
-    return _over_users(run, rows, mesh)
+    return _over_users(partial(_adapt, method, fitted, table, posts, key), rows, mesh)
 
 
 def score_users(
@@ -148,66 +180,53 @@ def score_users(
     Returns:
       float32 [U, q, 2]: the score of the chosen and of the rejected response; NaN where there is no comparison.
     """
-    table = _tables(choices, mesh)[0]
+    table = _on_devices(choices.table, mesh)
     pairs = np.stack([choices.chosen, choices.rejected], -1)[queries.places]
     shown = None if choices.in_context is None else np.asarray(choices.in_context)[queries.places]
-
-    def run(states: State, pairs: Array, shown: Array | None) -> Array:
-        return _score(method, fitted, table, states, pairs, shown)
-
-    scores = _over_users(run, (states, pairs, shown), mesh)
+    scores = _over_users(partial(_score, method, fitted, table), (states, pairs, shown), mesh)
     return np.where(queries.mask[:, :, None], scores, np.nan)
 
 
-def repeated(state: State, users: int) -> State:
-    """Return one state for each of U users, such as that of a person of whom nothing is known."""
-    return jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(leaf), (users, *np.shape(leaf))), state)
-
-
-def bytes_per_user(states: State, users: int) -> int:
-    """Return the bytes that the state of one of ``users`` users takes."""
-    return sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(states)) // max(1, users)
-
-
-def accuracy(scores: np.ndarray) -> float:
-    """Return the share of comparisons [..., 2] whose chosen response has the higher score; a tie counts one half."""
-    known = scores[~np.isnan(scores[..., 0])]
-    if not len(known):
-        raise DataError("accuracy: expected at least one comparison, found none")
-    return float(np.mean((known[:, 0] > known[:, 1]) + 0.5 * (known[:, 0] == known[:, 1])))
-
-
-def _tables(choices: Choices, mesh: Mesh | None) -> tuple[Responses, Posts | None]:
-    tables = (choices.table, choices.posts)
+def _on_devices(tables: Any, mesh: Mesh | None) -> Any:
     if mesh is None:
         return jax.tree.map(jnp.asarray, tables)
     return jax.tree.map(lambda leaf: to_global(np.asarray(leaf), replicated(mesh)), tables)
 
 
 def _over_users(run: Callable[..., Any], rows: tuple[Any, ...], mesh: Mesh | None) -> Any:
-    """The results of ``run`` over users, a part of them at a time."""
     users = len(jax.tree.leaves(rows)[0])
     shards = 1 if mesh is None else mesh_shape(mesh).batch_shards
     size = min(USERS_AT_ONCE, users + -users % shards)
     return _in_chunks(run, rows, size + -size % shards, mesh)
 
 
+def in_batches(run: Callable[..., Any], rows: tuple[Any, ...]) -> Any:
+    """Return the results of a compiled function over rows, in batches of few sizes."""
+    return _in_chunks(run, rows, min(BATCH, next_power(len(jax.tree.leaves(rows)[0]))), None)
+
+
+def next_power(number: int) -> int:
+    """Return the next power of two: few sizes, and so few programs."""
+    return 1 << (number - 1).bit_length()
+
+
 def _in_chunks(run: Callable[..., Any], rows: tuple[Any, ...], size: int, mesh: Mesh | None) -> Any:
+    """The results of ``run`` over rows, ``size`` at a time; copies of the first row fill up the last chunk."""
     count, results = len(jax.tree.leaves(rows)[0]), []
+
+    def chunk_of(leaf: Any, start: int) -> Any:
+        chunk = np.asarray(leaf)[start : start + size]
+        if len(chunk) < size:
+            chunk = np.concatenate([chunk, np.repeat(chunk[:1], size - len(chunk), 0)])
+        return chunk if mesh is None else to_global(chunk, batch_sharding(mesh, chunk.ndim))
+
     for start in range(0, count, size):
-        chunk = jax.tree.map(lambda leaf, s=start: _padded(np.asarray(leaf)[s : s + size], size), rows)
-        if mesh is not None:
-            chunk = jax.tree.map(lambda leaf: to_global(leaf, batch_sharding(mesh, leaf.ndim)), chunk)
+        chunk = jax.tree.map(lambda leaf, start=start: chunk_of(leaf, start), rows)
         results.append(jax.tree.map(np.asarray, run(*chunk)))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:count], *results)
 
 
-def _padded(rows: np.ndarray, size: int) -> np.ndarray:
-    """The rows and copies of the first one, which are computed like any other and dropped."""
-    return rows if len(rows) == size else np.concatenate([rows, np.repeat(rows[:1], size - len(rows), 0)])
-
-
-@partial(jax.jit, static_argnames="method")
+@partial(jax.jit, static_argnums=0)
 def _adapt(
     method: Method,
     fitted: Fitted,
@@ -227,14 +246,12 @@ def _adapt(
     return jax.vmap(one)(users, chosen, rejected, mask)
 
 
-@partial(jax.jit, static_argnames="method")
+@partial(jax.jit, static_argnums=0)
 def _score(
     method: Method, fitted: Fitted, table: Responses, states: State, pairs: Array, shown: Array | None
 ) -> Array:
     def one(state: State, pairs: Array, shown: Array | None) -> Array:
-        found = table.take(pairs)
-        responses = Responses(found.features, found.items, found.base_scores, shown, found.prompts)
-        return method.score(fitted, state, responses)
+        return method.score(fitted, state, replace(table.take(pairs), in_context=shown))
 
     def of_user(state: State, pairs: Array, shown: Array | None) -> Array:
         if not method.pointwise:
@@ -245,9 +262,53 @@ def _score(
     return jax.vmap(of_user)(states, pairs, shown)
 
 
+@partial(jax.jit, static_argnums=0)
+def adapt_rows(method: Method, fitted: Fitted, contexts: Context) -> State:
+    """Return the states of people, each leaf with a leading axis as that of the contexts."""
+    return jax.vmap(lambda context: method.adapt(fitted, context, jax.random.key(0)))(contexts)
+
+
+@partial(jax.jit, static_argnums=0)
+def score_rows(method: Method, fitted: Fitted, states: State, responses: Responses) -> jax.Array:
+    """Return float32 [n, K]: the scores of each row of responses under its own state."""
+    return jax.vmap(lambda state, row: method.score(fitted, state, row))(states, responses)
+
+
+@partial(jax.jit, static_argnums=0)
+def score_table(
+    method: Method, fitted: Fitted, responses: Responses, states: State, people: jax.Array
+) -> jax.Array:
+    """Return float32 [people, n, K]: the scores of every row of responses under every state.
+
+    ``people`` [people] are any numbers: the states of a method that knows no person have no axis to tell how many.
+    """
+
+    def of_person(state: State, person: jax.Array) -> jax.Array:
+        return jax.vmap(lambda row: method.score(fitted, state, row))(responses)
+
+    return jax.vmap(of_person)(states, people)
+
+
+def repeated(state: State, users: int) -> State:
+    """Return one state for each of U users, such as that of a person of whom nothing is known."""
+    return jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(leaf), (users, *np.shape(leaf))), state)
+
+
+def bytes_per_user(states: State, users: int) -> int:
+    """Return the bytes that the state of one of ``users`` users takes."""
+    return sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(states)) // max(1, users)
+
+
 def accuracy_of(method: Method, fitted: Fitted, states: State, choices: Choices, queries: UserRows) -> float:
-    """Return the share of queries whose chosen response has the higher score under ``states``."""
-    return accuracy(score_users(method, fitted, states, choices, queries))
+    """Return the share of queries whose chosen response has the higher score under ``states``; a tie counts one half.
+
+    Raises:
+      DataError: there are no queries.
+    """
+    scores = score_users(method, fitted, states, choices, queries)[queries.mask]
+    if not len(scores):
+        raise DataError("accuracy: expected at least one comparison, found none")
+    return float(np.mean((scores[:, 0] > scores[:, 1]) + 0.5 * (scores[:, 0] == scores[:, 1])))
 
 
 def without_user(method: Method, fitted: Fitted, choices: Choices, queries: UserRows) -> float:
@@ -260,9 +321,8 @@ def shuffled_users(
     method: Method, fitted: Fitted, choices: Choices, contexts: UserRows, queries: UserRows, key: jax.Array
 ) -> float:
     """Return the accuracy when every person has the comparisons and the profile of another person."""
-    order = np.roll(np.arange(len(contexts.users)), 1)
     states = adapt_users(method, fitted, choices, contexts, key=key)
-    other = jax.tree.map(lambda leaf: leaf[order], states)
+    other = jax.tree.map(lambda leaf: np.roll(leaf, 1, axis=0), states)
     return accuracy_of(method, fitted, other, choices, queries)
 
 
@@ -272,44 +332,3 @@ def swapped_labels(
     """Return the accuracy when the person is said to have chosen the response that they rejected."""
     states = adapt_users(method, fitted, choices.turned_round(), contexts, key=key)
     return accuracy_of(method, fitted, states, choices, queries)
-
-
-BATCH = 256
-"""Rows of a compiled call for people who come one after another."""
-
-
-def next_power(number: int) -> int:
-    """Return the next power of two: few sizes, and so few programs."""
-    return 1 << (number - 1).bit_length()
-
-
-def in_batches(run: Callable[..., Any], rows: tuple[Any, ...]) -> Any:
-    """Return the results of a compiled function over rows, in batches of few sizes."""
-    return _in_chunks(run, rows, min(BATCH, next_power(len(jax.tree.leaves(rows)[0]))), None)
-
-
-@partial(jax.jit, static_argnums=0)
-def adapt_rows(method: Method, fitted: Fitted, contexts: Context) -> Any:
-    """Return the states of people, each leaf with a leading axis as that of the contexts."""
-    return jax.vmap(lambda context: method.adapt(fitted, context, jax.random.key(0)))(contexts)
-
-
-@partial(jax.jit, static_argnums=0)
-def score_rows(method: Method, fitted: Fitted, states: Any, responses: Responses) -> jax.Array:
-    """Return float32 [n, K]: the scores of each row of responses under its own state."""
-    return jax.vmap(lambda state, row: method.score(fitted, state, row))(states, responses)
-
-
-@partial(jax.jit, static_argnums=0)
-def score_table(
-    method: Method, fitted: Fitted, states: Any, people: jax.Array, responses: Responses
-) -> jax.Array:
-    """Return float32 [people, n, K]: the scores of every row of responses under every state.
-
-    ``people`` [people] are any numbers: the states of a method that knows no person have no axis to tell how many.
-    """
-
-    def of_person(state: Any, person: jax.Array) -> jax.Array:
-        return jax.vmap(lambda row: method.score(fitted, state, row))(responses)
-
-    return jax.vmap(of_person)(states, people)

@@ -12,60 +12,38 @@ show a feature, so that people (or a model) can give it a name; `coefficients` r
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
-from prb_jax.errors import DataError
+from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
-from prb_jax.personal.few_shot.fitting import (
-    ALIKE,
-    Pairs,
-    Validation,
-    fit_direction,
-    most_probable,
-    numpy_rng,
-    pooled_direction,
-    train,
-)
-from prb_jax.personal.few_shot.protocol import Fitted, Method, State
-from prb_jax.personal.few_shot.settings import FewShotSettings, check_numbers
+from prb_jax.personal.few_shot.fitting import FitData, Pairs, alike, define, fit_direction, most_probable
+from prb_jax.personal.few_shot.networks import train
+from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, State
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparseSettings(FewShotSettings):
-    """Settings of sparse features; of each tuple the validation part chooses one entry.
+    """Settings of sparse features; of each tuple the validation part chooses one entry."""
 
-    Attributes:
-      features: F.
-      active: s, the features of one difference that are not zero.
-      spread: standard deviations of the personal part of a margin under the prior.
-      l2: penalties of beta.
-      steps: updates of the autoencoder.
-      batch: differences in an update.
-      rate: its learning rate.
-    """
-
-    features: int = 64
-    active: int = 8
-    spread: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0)
-    l2: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1)
-    steps: int = 1000
-    batch: int = 512
-    rate: float = 3e-3
+    features: int = option(64, "F", least=1)
+    active: int = option(8, "s, the features of one difference that are not zero", least=1)
+    spread: tuple[float, ...] = option(
+        (0.1, 0.3, 1.0, 3.0), "standard deviations of the personal part of a margin under the prior", above=0
+    )
+    l2: tuple[float, ...] = option((1e-4, 1e-3, 1e-2, 1e-1), "penalties of beta", above=0)
+    steps: int = option(1000, "updates of the autoencoder", least=1)
+    batch: int = option(512, "differences in an update", least=1)
+    rate: float = option(3e-3, "its learning rate", above=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        above = {"spread": 0, "l2": 0, "rate": 0}
-        check_numbers(self, above=above, least={"features": 1, "active": 1, "steps": 1, "batch": 1})
-        if self.active > self.features:
-            raise DataError(
-                f"SparseSettings.active: expected at most features={self.features}, found {self.active}"
-            )
+        self.check("active", self.active <= self.features, f"at most features={self.features}")
 
 
 def _encode(arrays: dict[str, Array], differences: Array, active: int) -> jax.Array:
@@ -100,14 +78,11 @@ def _signed_jit(arrays: dict[str, Array], differences: Array, *, active: int) ->
     return _signed(arrays, differences, active)
 
 
-def fit(
-    seen: Choices, validation: Choices, *, settings: SparseSettings, key: jax.Array, mesh: Mesh | None = None
-) -> Fitted:
+def fit(data: FitData) -> Fitted:
     """Fit the autoencoder on all differences, then beta; choose the penalties on the validation part."""
-    seen.require("sparse", ())
-    rng, deltas = numpy_rng(key), seen.deltas
+    settings, deltas, active = data.settings, data.seen.deltas, data.settings.active
     width = deltas.shape[1]
-    directions = rng.normal(size=(settings.features, width)).astype(np.float32)
+    directions = data.rng().normal(size=(settings.features, width)).astype(np.float32)
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
     start = {
         "center": np.zeros(width, np.float32),
@@ -115,35 +90,41 @@ def fit(
         "threshold": np.zeros(settings.features, np.float32),
         "decoder": directions,
     }
-    arrays = jax.tree.map(np.asarray, _autoencoder(deltas, start, key, settings=settings))
-    rows = np.asarray(_signed_jit(arrays, deltas, active=settings.active))
-    scale = (np.sqrt(np.mean(rows**2, axis=0)) + 1e-6).astype(np.float32)
+    arrays = jax.tree.map(np.asarray, _autoencoder(deltas, start, data.key, settings=settings))
+    rows = np.asarray(_signed_jit(arrays, deltas, active=active))
     live = np.mean(rows != 0, axis=0) > 0
+    scale = (np.sqrt(np.mean(rows**2, axis=0)) + 1e-6).astype(np.float32)
     arrays["scale"] = np.where(live, 1 / scale, 0).astype(np.float32)
     rows = rows * arrays["scale"]
-    pairs = Pairs(rows, np.asarray(seen.users), np.ones(len(rows), np.float32))
-    held = np.asarray(_signed_jit(arrays, validation.deltas, active=settings.active)) * arrays["scale"]
-    beta, tried = jnp.zeros(settings.features, jnp.float32), []
-    for l2 in sorted(settings.l2, reverse=True):
+    beta, l2 = _beta(
+        data, rows, np.asarray(_signed_jit(arrays, data.validation.deltas, active=active)) * arrays["scale"]
+    )
+    pooled, pooled_l2 = data.pooled()
+
+    def candidates() -> Iterator[Fitted]:
+        nothing = {"direction": pooled, "beta": np.zeros(settings.features, np.float32)}  # nothing personal
+        facts = {"live_features": live.sum()}
+        yield data.fitted(
+            {**arrays, **nothing}, {"l2": pooled_l2, "spread": 0.0, "precision": alike(rows), **facts}
+        )
+        for spread in settings.spread:
+            precision = np.mean(np.sum(rows**2, axis=1)) / spread**2
+            numbers = {"l2": l2, "spread": spread, "precision": precision, **facts}
+            yield data.fitted({**arrays, "beta": beta, "direction": np.zeros(width, np.float32)}, numbers)
+
+    return data.best(candidates())
+
+
+def _beta(data: FitData, rows: np.ndarray, held: np.ndarray) -> tuple[np.ndarray, float]:
+    """The logistic regression of seen people's choices on features [n, F], and its penalty, of the lowest loss on
+    those of the validation part [m, F]."""
+    pairs = Pairs(rows, np.asarray(data.seen.users), np.ones(len(rows), np.float32))
+    beta, tried = jnp.zeros(rows.shape[1], jnp.float32), []
+    for l2 in sorted(data.settings.l2, reverse=True):
         beta = fit_direction(pairs, np.float32(l2), beta, steps=100)
         tried.append((float(np.mean(np.logaddexp(0, -(held @ np.asarray(beta))))), l2, np.asarray(beta)))
-    _, l2, arrays["beta"] = min(tried, key=lambda one: one[0])
-    pooled, pooled_l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100)
-    facts = {"l2": np.float32(pooled_l2), "spread": np.float32(0), "live_features": np.int32(live.sum())}
-    nothing = {"direction": pooled, "beta": np.zeros(settings.features, np.float32)}  # nothing personal
-    precision = ALIKE * np.float32(np.mean(np.sum(rows**2, axis=1)) + 1e-6)
-    fits = [Fitted({**arrays, **nothing}, facts | {"precision": precision}, settings)]
-    arrays["direction"] = np.zeros(width, np.float32)
-    for spread in settings.spread:
-        precision = np.float32(np.mean(np.sum(rows**2, axis=1)) / spread**2)
-        numbers = {
-            "l2": np.float32(l2),
-            "spread": np.float32(spread),
-            "precision": precision,
-            "live_features": np.int32(live.sum()),
-        }
-        fits.append(Fitted(arrays, numbers, settings))
-    return Validation(validation, settings.validation_shots).best(METHOD, fits, key=key, mesh=mesh)
+    _, l2, found = min(tried, key=lambda one: one[0])
+    return found, l2
 
 
 def _rows(fitted: Fitted, differences: Array) -> jax.Array:
@@ -188,4 +169,4 @@ def strongest(fitted: Fitted, choices: Choices, *, count: int = 5) -> tuple[np.n
     return places.astype(np.int32), np.take_along_axis(rows.T, places, axis=1)
 
 
-METHOD = Method("sparse", SparseSettings, fit, adapt, score, empty_state, pointwise=False)
+METHOD = define("sparse", SparseSettings, fit, adapt, score, empty_state, pointwise=False)

@@ -14,113 +14,69 @@ one stays at E_0), both with a penalty that pulls them back.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
-from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
-from prb_jax.personal.few_shot.fitting import (
-    JointSettings,
-    Validation,
-    descend,
-    fit_joint,
-    numpy_rng,
-    pooled_direction,
-)
-from prb_jax.personal.few_shot.layers import init_mlp, mlp
-from prb_jax.personal.few_shot.protocol import Fitted, Method, State
-from prb_jax.personal.few_shot.settings import check_numbers
-
-Kind = Literal["individual", "cluster"]
+from prb_jax.data.options import option
+from prb_jax.personal.few_shot.choices import Array, Context, Responses
+from prb_jax.personal.few_shot.fitting import FitData, define
+from prb_jax.personal.few_shot.networks import JointSettings, adapt_by_descent, fit_jointly, init_mlp, mlp
+from prb_jax.personal.few_shot.protocol import Fitted, State
 
 
 @dataclass(frozen=True, kw_only=True)
 class UserEmbeddingSettings(JointSettings):
-    """Settings of the embedding of a person.
+    """Settings of the embedding of a person."""
 
-    Attributes:
-      width: of E.
-      hidden: width of the network.
-      alpha: share of the loss under the person's own embedding, above 0 and at most 1.
-      offset_penalty: of |O_u|^2 (individual) or |w_u|^2 (cluster) of the seen people.
-      l2: penalties of the pooled direction that v starts as.
-    """
-
-    width: int = 16
-    hidden: int = 64
-    alpha: float = 0.5
-    offset_penalty: float = 1e-2
-    l2: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        least = {"width": 1, "hidden": 1, "offset_penalty": 0}
-        check_numbers(self, above={"l2": 0, "alpha": 0}, least=least, most={"alpha": 1})
+    width: int = option(16, "of E", least=1)
+    hidden: int = option(64, "width of the network", least=1)
+    alpha: float = option(0.5, "share of the loss under the person's own embedding", above=0, most=1)
+    offset_penalty: float = option(
+        1e-2, "of |O_u|^2 (individual) or |w_u|^2 (cluster) of the seen people", least=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class UserClustersSettings(UserEmbeddingSettings):
-    """Settings of the embedding that mixes clusters.
+    """Settings of the embedding that mixes clusters."""
 
-    Attributes:
-      clusters: K.
-    """
-
-    clusters: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_numbers(self, least={"clusters": 2})
+    clusters: int = option(10, "K", least=2)
 
 
-def _fit(
-    seen: Choices,
-    validation: Choices,
-    *,
-    settings: UserEmbeddingSettings,
-    key: jax.Array,
-    mesh: Mesh | None = None,
-    kind: Kind,
-) -> Fitted:
-    method = METHODS[kind]
-    seen.require(method.name, ())
-    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100)
-    rng, width = numpy_rng(key), settings.width
-    own = settings.clusters if isinstance(settings, UserClustersSettings) else width
-    start = {
-        "direction": pooled,
-        "network": init_mlp(rng, [len(pooled) + width, settings.hidden, settings.hidden, 1]),
-        "generic": np.zeros(width, np.float32),
-        "people": rng.normal(0, 0.3, (seen.people, own)).astype(np.float32),
-    }
-    if kind == "cluster":
-        start["clusters"] = rng.normal(0, 1, (own, width)).astype(np.float32)
-    last = jax.tree.map(np.zeros_like, start["network"][-1])
-    nobody = {**start, "network": [*start["network"][:-1], last]}  # the reward is pooled
-    own_of_people = nobody.pop("people")
-    if kind == "cluster":
-        nobody["mean"] = own_of_people.mean(axis=0)
-    chosen = {"l2": np.float32(l2), "steps": np.int32(0), "pull": np.float32(max(settings.pull))}
-    fits = [Fitted(nobody, chosen, settings)]
-    for steps in settings.steps:
-        arrays = fit_joint(_LOSSES[kind], start, seen, settings=settings, steps=steps, key=key)
-        people = arrays.pop("people")
-        if kind == "cluster":
-            arrays["mean"] = people.mean(axis=0)
-        numbers = {"l2": np.float32(l2), "steps": np.int32(steps)}
-        fits += [Fitted(arrays, {**numbers, "pull": np.float32(pull)}, settings) for pull in settings.pull]
-    return Validation(validation, settings.validation_shots).best(method, fits, key=key, mesh=mesh)
+def fit(data: FitData) -> Fitted:
+    """Train the network, the embeddings and the parameters of the seen people; of clusters their mean is kept."""
+    seen, settings, rng, width = data.seen, data.settings, data.rng(), data.settings.width
+    pooled, l2 = data.pooled()
+    mixes = isinstance(settings, UserClustersSettings)
+    own = settings.clusters if mixes else width
+    network = init_mlp(rng, [len(pooled) + width, settings.hidden, settings.hidden, 1])
+    people = rng.normal(0, 0.3, (seen.people, own)).astype(np.float32)
+    shared = {"direction": pooled, "generic": np.zeros(width, np.float32)}
+    if mixes:
+        shared["clusters"] = rng.normal(0, 1, (own, width)).astype(np.float32)
+
+    def mean(people: np.ndarray) -> dict[str, np.ndarray]:
+        return {"mean": people.mean(axis=0)} if mixes else {}
+
+    silent = [*network[:-1], jax.tree.map(np.zeros_like, network[-1])]  # the reward is pooled
+    return fit_jointly(
+        data,
+        {**shared, "network": network, "people": people},
+        _loss,
+        nobody={**shared, "network": silent, **mean(people)},
+        l2=l2,
+        mean=mean,
+    )
 
 
-def _embedding(arrays: Any, own: Array, kind: Kind) -> jax.Array:
-    """E of O or of w [..., own]."""
-    if kind == "individual":
-        return arrays["generic"] + own
-    return jax.nn.softmax(own, axis=-1) @ arrays["clusters"]
+def _embedding(arrays: Any, own: Array) -> jax.Array:
+    """E of w where there are clusters, otherwise of O, [..., own]."""
+    if "clusters" in arrays:
+        return jax.nn.softmax(own, axis=-1) @ arrays["clusters"]
+    return arrays["generic"] + own
 
 
 def _rewards(arrays: Any, features: Array, embedding: Array) -> jax.Array:
@@ -130,14 +86,12 @@ def _rewards(arrays: Any, features: Array, embedding: Array) -> jax.Array:
     return features @ arrays["direction"] + mlp(arrays["network"], rows, jnp.tanh)[..., 0]
 
 
-def _loss(
-    params: Any, pairs: Responses, users: Array, settings: UserEmbeddingSettings, *, kind: Kind
-) -> jax.Array:
+def _loss(params: Any, pairs: Responses, users: Array, settings: UserEmbeddingSettings) -> jax.Array:
     def mean(embedding: Array) -> jax.Array:
         rewards = _rewards(params, pairs.features, embedding)
         return jnp.mean(jax.nn.softplus(rewards[:, 1] - rewards[:, 0]))
 
-    own = mean(_embedding(params, params["people"][users], kind)[:, None])
+    own = mean(_embedding(params, params["people"][users])[:, None])
     generic = mean(params["generic"])
     penalty = settings.offset_penalty * jnp.mean(jnp.sum(params["people"] ** 2, axis=1))
     return settings.alpha * own + (1 - settings.alpha) * generic + penalty
@@ -148,22 +102,20 @@ def empty_state(fitted: Fitted) -> State:
     return {"embedding": jnp.asarray(fitted.arrays["generic"])}
 
 
-def _adapt(fitted: Fitted, context: Context, key: jax.Array, *, kind: Kind) -> State:
-    arrays, settings = fitted.arrays, fitted.settings
-    start = (
-        jnp.asarray(arrays["mean"]) if kind == "cluster" else jnp.zeros_like(jnp.asarray(arrays["generic"]))
-    )
+def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
+    """Return E, float32 [T], of w or O_u after ``adapt_steps`` of Adam; E_0 at k = 0."""
+    arrays = fitted.arrays
+    start = jnp.asarray(arrays["mean"]) if "mean" in arrays else jnp.zeros_like(arrays["generic"])
 
-    def loss(own: Array) -> jax.Array:
-        embedding = _embedding(arrays, own, kind)
+    def margins(own: Array) -> jax.Array:
+        embedding = _embedding(arrays, own)
         chosen, rejected = (
-            _rewards(arrays, each.features, embedding) for each in (context.chosen, context.rejected)
+            _rewards(arrays, side.features, embedding) for side in (context.chosen, context.rejected)
         )
-        pull = 0.5 * fitted.numbers["pull"] * jnp.sum((own - start) ** 2)
-        return jnp.sum(context.mask * jax.nn.softplus(rejected - chosen)) + pull
+        return chosen - rejected
 
-    own = descend(loss, start, steps=settings.adapt_steps, rate=settings.adapt_rate)
-    return {"embedding": jnp.where(jnp.any(context.mask), _embedding(arrays, own, kind), arrays["generic"])}
+    embedding = _embedding(arrays, adapt_by_descent(fitted, context, start, margins))
+    return {"embedding": jnp.where(jnp.any(context.mask), embedding, arrays["generic"])}
 
 
 def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
@@ -171,11 +123,5 @@ def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     return _rewards(fitted.arrays, responses.features, state["embedding"])
 
 
-def _method(name: str, settings: type, kind: Kind) -> Method:
-    return Method(name, settings, partial(_fit, kind=kind), partial(_adapt, kind=kind), score, empty_state)
-
-
-INDIVIDUAL = _method("user_embedding", UserEmbeddingSettings, "individual")
-CLUSTER = _method("user_clusters", UserClustersSettings, "cluster")
-METHODS: dict[Kind, Method] = {"individual": INDIVIDUAL, "cluster": CLUSTER}
-_LOSSES = {kind: partial(_loss, kind=kind) for kind in METHODS}
+INDIVIDUAL = define("user_embedding", UserEmbeddingSettings, fit, adapt, score, empty_state)
+CLUSTER = define("user_clusters", UserClustersSettings, fit, adapt, score, empty_state)

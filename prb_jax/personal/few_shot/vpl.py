@@ -14,18 +14,18 @@ dimension, and the accuracy with z = 0, with another person's z, and with the la
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
+from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses, UserRows
 from prb_jax.personal.few_shot.episodes import Episode, EpisodeSettings, fit_episodes, query_losses
-from prb_jax.personal.few_shot.fitting import numpy_rng, pooled_direction
-from prb_jax.personal.few_shot.layers import attend, init_linear, init_mlp, linear, mlp
+from prb_jax.personal.few_shot.fitting import FitData, define
+from prb_jax.personal.few_shot.networks import attend, init_linear, init_mlp, linear, mlp
 from prb_jax.personal.few_shot.protocol import (
     Fitted,
     Method,
@@ -36,56 +36,31 @@ from prb_jax.personal.few_shot.protocol import (
     swapped_labels,
     without_user,
 )
-from prb_jax.personal.few_shot.settings import check_numbers
 
 
 @dataclass(frozen=True, kw_only=True)
 class VPLSettings(EpisodeSettings):
-    """Settings of VPL; the paper has latent 512 and hidden 512.
+    """Settings of VPL; the paper has latent 512 and hidden 512."""
 
-    Attributes:
-      latent: dz.
-      hidden: width of both layers of each MLP.
-      kl: w_KL.
-      cycles: of the cosine annealing of w_KL over the training.
-      floor: the least of the annealing.
-      l2: penalties of the pooled direction, of which the validation part chooses one.
-    """
-
-    latent: int = 32
-    hidden: int = 128
-    kl: float = 1e-4
-    cycles: int = 4
-    floor: float = 0.1
-    l2: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_numbers(
-            self, above={"l2": 0}, least={"latent": 1, "hidden": 1, "kl": 0, "cycles": 1, "floor": 0}
-        )
+    latent: int = option(32, "dz", least=1)
+    hidden: int = option(128, "width of both layers of each MLP", least=1)
+    kl: float = option(1e-4, "w_KL", least=0)
+    cycles: int = option(4, "of the cosine annealing of w_KL over the training", least=1)
+    floor: float = option(0.1, "the least of the annealing", least=0)
 
 
-def fit(
-    seen: Choices, validation: Choices, *, settings: VPLSettings, key: jax.Array, mesh: Mesh | None = None
-) -> Fitted:
+def fit(data: FitData) -> Fitted:
     """Train encoder and reward together by episodes."""
-    seen.require("vpl", ())
-    rng, width = numpy_rng(key), seen.features.shape[1]
-    latent, hidden = settings.latent, settings.hidden
-    pooled, l2 = pooled_direction(seen, validation, l2=settings.l2, steps=100)
+    rng, width = data.rng(), data.seen.features.shape[1]
+    latent, hidden = data.settings.latent, data.settings.hidden
+    pooled, l2 = data.pooled()
     arrays = {
         "encoder": init_mlp(rng, [2 * width, hidden, hidden, latent]),
-        "query": init_linear(rng, latent, latent),
-        "key": init_linear(rng, latent, latent),
-        "value": init_linear(rng, latent, latent),
-        "mean": init_linear(rng, latent, latent),
-        "logvar": init_linear(rng, latent, latent),
+        **{name: init_linear(rng, latent, latent) for name in ("query", "key", "value", "mean", "logvar")},
         "reward": init_mlp(rng, [width + latent, hidden, hidden, 1], last=0.0),
         "direction": pooled,
     }
-    start = Fitted(arrays, {"l2": np.float32(l2)}, settings)
-    return fit_episodes(METHOD, start, seen, validation, loss=_loss, key=key, mesh=mesh)
+    return fit_episodes(data, data.fitted(arrays, {"l2": l2}), loss=_loss)
 
 
 def _leaky(x: Array) -> jax.Array:
@@ -118,11 +93,11 @@ def _anneal(progress: Array, settings: VPLSettings) -> jax.Array:
     return jnp.maximum(settings.floor, 0.5 * (1 - jnp.cos(jnp.pi * phase)))
 
 
-def _loss(fitted: Fitted, episode: Episode, key: jax.Array, progress: Array) -> jax.Array:
+def _loss(method: Method, fitted: Fitted, episode: Episode, key: jax.Array, progress: Array) -> jax.Array:
     found = jax.vmap(partial(posterior, fitted))(episode.contexts)
     noise = jax.random.normal(key, found["mean"].shape)
     states = {"z": found["mean"] + jnp.exp(found["logvar"] / 2) * noise}
-    losses = query_losses(METHOD, fitted, states, episode)
+    losses = query_losses(method, fitted, states, episode)
     kl = jnp.mean(jnp.sum(_kl(found["mean"], found["logvar"]), axis=1))
     weight = fitted.settings.kl * _anneal(progress, fitted.settings)
     return jnp.sum(losses) / jnp.maximum(jnp.sum(episode.weights), 1) + weight * kl
@@ -161,9 +136,5 @@ def controls(
     }
 
 
-def _adapt_posterior(fitted: Fitted, context: Context, key: jax.Array) -> State:
-    return posterior(fitted, context)
-
-
-METHOD = Method("vpl", VPLSettings, fit, adapt, score, empty_state, controls=controls)
-_POSTERIOR = Method("vpl", VPLSettings, fit, _adapt_posterior, score, empty_state)
+METHOD = define("vpl", VPLSettings, fit, adapt, score, empty_state, controls=controls)
+_POSTERIOR = replace(METHOD, adapt=lambda fitted, context, key: posterior(fitted, context))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from prb_jax.personal.few_shot.backbone import AdapterSettings, AdapterTrainer
-from prb_jax.personal.few_shot.choices import Choices, Posts, UserRows, contexts_and_queries
+from prb_jax.personal.few_shot.choices import AdapterTrainer, Choices, Posts, UserRows, contexts_and_queries
 from prb_jax.personal.few_shot.fitting import Pairs, fit_direction
 from prb_jax.personal.few_shot.protocol import Fitted, Method, adapt_users, repeated, score_users
 
@@ -127,9 +125,7 @@ class LinearBackbone:
     def __init__(self, features: np.ndarray) -> None:
         self.features = features
 
-    def trainer(
-        self, pairs: np.ndarray, *, settings: AdapterSettings, steps: int, seed: int
-    ) -> AdapterTrainer:
+    def trainer(self, pairs: np.ndarray, *, settings: Any, steps: int, seed: int) -> AdapterTrainer:
         deltas = self.features[pairs[:, 0]] - self.features[pairs[:, 1]]
         nobody = np.zeros(len(pairs), np.int32)
 
@@ -141,5 +137,5 @@ class LinearBackbone:
 
         return train
 
-    def rewards(self, adapters: Sequence[Any], *, settings: AdapterSettings) -> np.ndarray:
-        return self.features @ np.stack([adapter["direction"] for adapter in adapters], axis=1)
+    def rewards(self, adapters: Any, *, settings: Any) -> np.ndarray:
+        return self.features @ adapters["direction"].T

@@ -9,7 +9,7 @@ import pytest
 from prb_jax.personal.few_shot import gpo
 from prb_jax.personal.few_shot.choices import Choices, Context, Responses
 from prb_jax.personal.few_shot.episodes import draw, people_of
-from prb_jax.personal.few_shot.layers import init_linear, init_mlp
+from prb_jax.personal.few_shot.networks import init_linear, init_mlp
 from prb_jax.personal.few_shot.protocol import Fitted
 
 

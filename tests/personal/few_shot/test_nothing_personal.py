@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from prb_jax.personal.few_shot.choices import Choices, Posts
-from prb_jax.personal.few_shot.fitting import Validation
+from prb_jax.personal.few_shot.fitting import FitData
 from prb_jax.personal.few_shot.lore import personal_directions
 from prb_jax.personal.few_shot.registry import method_named
 from prb_jax.study.outcomes import popularity
@@ -58,7 +58,10 @@ def test_no_method_is_worse_than_pooled_where_nothing_is_personal(name: str, ali
             quick[field] = (value,) if several and not isinstance(value, tuple) else value
     fitted = method.fit(alike.seen, alike.validation, settings=method.settings(**quick), key=KEY)
     common = pooled.fit(alike.seen, alike.validation, settings=pooled.settings(l2=(0.1,)), key=KEY)
-    loss = Validation(alike.validation).loss(pooled, common, key=KEY)
+    judge = FitData(
+        pooled, alike.seen, alike.validation, method.settings(), KEY
+    )  # the numbers of shots of both
+    loss = judge.loss(common)
     assert fitted.numbers["validation_loss"] <= loss + 1e-4
 
 

@@ -1,0 +1,188 @@
+"""Small networks as plain trees of arrays, and their training together with parameters of the seen people."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from prb_jax.data.options import option
+from prb_jax.personal.few_shot.choices import Array, Context, Responses
+from prb_jax.personal.few_shot.fitting import FitData
+from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted
+
+
+def init_linear(
+    rng: np.random.Generator, inputs: int, outputs: int, *, gain: float = 1.0
+) -> dict[str, np.ndarray]:
+    """Return a linear map: w float32 [inputs, outputs] of variance gain^2 / inputs, b zero."""
+    weight = rng.normal(0, gain / np.sqrt(inputs), (inputs, outputs)).astype(np.float32)
+    return {"w": weight, "b": np.zeros(outputs, np.float32)}
+
+
+def linear(params: Any, x: Array) -> jax.Array:
+    """Return x w + b."""
+    return x @ params["w"] + params["b"]
+
+
+def init_mlp(
+    rng: np.random.Generator, sizes: Sequence[int], *, last: float = 1.0
+) -> list[dict[str, np.ndarray]]:
+    """Return the linear maps between layers of these sizes; ``last`` is the gain of the last one."""
+    gains = [*[1.0] * (len(sizes) - 2), last]
+    return [
+        init_linear(rng, *ends, gain=gain)
+        for ends, gain in zip(itertools.pairwise(sizes), gains, strict=True)
+    ]
+
+
+def mlp(params: Any, x: Array, activation: Callable[[Array], Array]) -> jax.Array:
+    """Return the last layer, which has no activation."""
+    for layer in params[:-1]:
+        x = activation(linear(layer, x))
+    return linear(params[-1], x)
+
+
+def attend(queries: Array, keys: Array, values: Array, mask: Array) -> jax.Array:
+    """Return softmax(q k^T / sqrt(h)) v over the keys that ``mask`` allows.
+
+    Args:
+      queries: float32 [..., Q, h].
+      keys, values: float32 [..., T, h].
+      mask: bool [T]; at least one is True.
+    """
+    logits = queries @ keys.swapaxes(-1, -2) / np.sqrt(queries.shape[-1])
+    weights = jax.nn.softmax(jnp.where(mask, logits, -1e30), axis=-1)
+    return weights @ values
+
+
+def train(
+    loss: Callable[[Any, jax.Array, jax.Array], jax.Array],
+    start: Any,
+    *,
+    steps: int,
+    rate: float,
+    key: jax.Array,
+) -> Any:
+    """Return the parameters after ``steps`` of Adam with a cosine schedule and gradients clipped to norm 1.
+
+    Args:
+      loss: ``(params, key, progress)``; progress runs from 0 to 1.
+      start: parameters.
+      steps: number of updates.
+      rate: the learning rate at the start.
+      key: split over the steps.
+    """
+    solver = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(optax.cosine_decay_schedule(rate, steps)))
+
+    def step(carry: tuple[Any, Any], now: Array) -> tuple[tuple[Any, Any], None]:
+        params, state = carry
+        gradient = jax.grad(loss)(params, jax.random.fold_in(key, now), now / steps)
+        updates, state = solver.update(gradient, state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    return jax.lax.scan(step, (start, solver.init(start)), jnp.arange(steps))[0][0]
+
+
+def adapt_by_descent(
+    fitted: Fitted, context: Context, start: Array, margins: Callable[[Array], Array]
+) -> jax.Array:
+    """Return a person's parameters w after ``adapt_steps`` of Adam from ``start``, the mean of the seen people, on
+    sum_i softplus(-margin_i(w)) + (pull / 2) |w - start|^2.
+
+    Args:
+      fitted: with ``pull`` among its numbers, and ``adapt_steps`` and ``adapt_rate`` among its settings.
+      context: the k comparisons of the person.
+      start: the parameters at k = 0.
+      margins: of parameters, float32 [k].
+    """
+
+    def loss(own: Array, key: jax.Array, progress: Array) -> jax.Array:
+        told = margins(own)
+        pull = 0.5 * fitted.numbers["pull"] * jnp.sum((own - start) ** 2)
+        return jnp.sum(context.mask * jax.nn.softplus(-told)) + pull
+
+    settings = fitted.settings
+    return train(loss, start, steps=settings.adapt_steps, rate=settings.adapt_rate, key=jax.random.key(0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointSettings(FewShotSettings):
+    """Settings of joint training and of adapting a new person by gradient; of a tuple the validation part chooses."""
+
+    steps: tuple[int, ...] = option((400, 800), "updates: more of them fit the seen people's noise", least=1)
+    batch: int = option(512, "choices in an update", least=1)
+    rate: float = option(3e-3, "learning rate of Adam at the start of a cosine schedule", above=0)
+    pull: tuple[float, ...] = option(
+        (0.1, 0.3, 1.0, 3.0), "penalties that pull a new person's parameters to the start", above=0
+    )
+    adapt_steps: int = option(100, "updates of a new person's parameters", least=1)
+    adapt_rate: float = option(0.1, "their learning rate", above=0)
+    l2: tuple[float, ...] = option((1e-3, 1e-2, 1e-1, 1.0), "penalties of the pooled direction", above=0)
+
+
+PairLoss = Callable[[Any, Responses, Array, Any], jax.Array]
+"""``(params, pairs, users, settings)`` -> the loss; pairs [b, 2] chosen and rejected, users int32 [b] of
+`Choices.person`."""
+
+
+def fit_jointly(
+    data: FitData,
+    start: Mapping[str, Any],
+    loss: PairLoss,
+    *,
+    nobody: Mapping[str, Any],
+    l2: np.float32,
+    mean: Callable[[np.ndarray], Mapping[str, np.ndarray]],
+) -> Fitted:
+    """Train arrays together with parameters of the seen people, and choose steps and pull on the validation part.
+
+    Args:
+      data: with `JointSettings`.
+      start: the arrays at the start, and "people", those of the P seen people, which are not kept.
+      loss: of a batch of choices; one function object for every call, so that it is compiled once.
+      nobody: the arrays of a candidate in which nothing is personal.
+      l2: the penalty of its pooled direction.
+      mean: what is kept of the people's parameters [P, ...], as further arrays.
+    """
+    settings = data.settings
+    rows = (np.stack([data.seen.chosen, data.seen.rejected], axis=1), data.seen.person)
+
+    def candidates() -> Iterator[Fitted]:
+        yield data.fitted(nobody, {"l2": l2, "steps": 0, "pull": max(settings.pull)})
+        for steps in settings.steps:
+            trained = _train(
+                start, data.seen.table, *rows, data.key, loss=loss, settings=settings, steps=steps
+            )
+            arrays = jax.tree.map(np.asarray, trained)
+            arrays |= mean(arrays.pop("people"))
+            for pull in settings.pull:
+                yield data.fitted(arrays, {"l2": l2, "steps": steps, "pull": pull})
+
+    return data.best(candidates())
+
+
+@partial(jax.jit, static_argnames=("loss", "settings", "steps"))
+def _train(
+    start: Any,
+    table: Responses,
+    pairs: Array,
+    users: Array,
+    key: jax.Array,
+    *,
+    loss: PairLoss,
+    settings: JointSettings,
+    steps: int,
+) -> Any:
+    def of_batch(params: Any, key: jax.Array, progress: Array) -> jax.Array:
+        drawn = jax.random.randint(key, (settings.batch,), 0, len(users))
+        return loss(params, table.take(pairs[drawn]), users[drawn], settings)
+
+    return train(of_batch, start, steps=steps, rate=settings.rate, key=key)
