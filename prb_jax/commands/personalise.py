@@ -104,11 +104,11 @@ def add(sub: Parser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Run the study, and print its tables."""
+    start(options)
     from prb_jax.personal.few_shot.registry import read_settings
     from prb_jax.reports.study import render_people, render_plan, render_study
     from prb_jax.study.feature_options import FeatureOptions
     from prb_jax.study.personalise import people_of_study, personalise
-    start(options)
 
     settings = read_settings(options.settings)
     if options.dry_run:
