@@ -21,6 +21,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.metrics.prediction import Cells, draw_weights, pooled
 from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.quickstart import recipe
+from prb_jax.quickstart.start import make_start
 from prb_jax.runs.behaviour import Figure, pool, read_behaviour, reward_identity
 from prb_jax.sources import personas
 
@@ -129,7 +130,7 @@ def prepare(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     personal = [*personas.load("train"), *personas.load("train-more-wording")]
     generic = personas.load("generic-train")
-    recipe.make_start(out / "start", [*personal, *generic], RECIPE)
+    make_start(out / "start", [*personal, *generic], RECIPE)
     pairs = recipe.training_pairs(personal, generic, RECIPE)
     for of_ten in {share for _, share, _ in TRAINED.values()}:
         write(out / f"train_{of_ten}.jsonl", exchanged(pairs, of_ten))

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from prb_jax.reports.comparison import compare
     from prb_jax.reports.correlation import correlate
     from prb_jax.reports.leaderboard import leaderboard
-    from prb_jax.reports.page import report
     from prb_jax.reports.push import push
+    from prb_jax.reports.report import report
     from prb_jax.retrieval.rank_profiles import Ranked, rank_profiles
     from prb_jax.rl.ppo import PpoResult, ppo
     from prb_jax.rl.settings import PpoSettings
@@ -105,7 +105,7 @@ _HOMES = {
         "reports.comparison": "compare",
         "reports.correlation": "correlate",
         "reports.leaderboard": "leaderboard",
-        "reports.page": "report",
+        "reports.report": "report",
         "reports.push": "push",
         "retrieval.rank_profiles": "Ranked rank_profiles",
         "rl.ppo": "PpoResult ppo",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from importlib.resources import files
 from typing import Any, Final
@@ -51,33 +50,27 @@ _PAGES: Final = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Auditing:
-    """What an application serves.
+def make_app(
+    session: Session,
+    *,
+    title: str,
+    allowed: frozenset[str] | None,
+    invitation: str | None,
+    hosts: frozenset[str] | None,
+    limits: Limits,
+    worker: ThreadPoolExecutor,
+) -> Starlette:
+    """Return the application.
 
-    Attributes:
+    Args:
       session: the audit at work.
       title: of the page.
-      by_name: whether annotators may join by typing a name; else each has a link of his own.
-      allowed: who may judge; None for anybody who joined.
+      allowed: who may judge, each with a link; None for anybody who joins by typing a name.
       invitation: that must be given with a name; None where none is needed.
       hosts: names by which clients may call the server; None for any.
       limits: for clients.
+      worker: the one thread in which the session works.
     """
-
-    session: Session
-    title: str
-    by_name: bool
-    allowed: frozenset[str] | None
-    invitation: str | None
-    hosts: frozenset[str] | None
-    limits: Limits
-    worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "audit"))
-
-
-def make_app(auditing: Auditing) -> Starlette:
-    """Return the application."""
-    session = auditing.session
 
     def current(annotator: str) -> dict[str, Any]:
         return {"annotator": annotator, **vars(session.current(annotator))}
@@ -98,31 +91,29 @@ def make_app(auditing: Auditing) -> Starlette:
         return current(annotator)
 
     def join(body: Body) -> dict[str, Any]:
-        if not auditing.by_name:
+        if allowed is not None:
             raise RefusedError(403, "open the link that you were given: names cannot be typed here")
-        invitation = body.get("invitation")
-        if auditing.invitation is not None and not (
-            isinstance(invitation, str) and same_token(invitation, auditing.invitation)
-        ):
+        given = body.get("invitation")
+        if invitation is not None and not (isinstance(given, str) and same_token(given, invitation)):
             raise RefusedError(
                 401, "expected the invitation of this audit: open the link that you were given"
             )
         name, token = session.join(body.get("name"))
         return {"annotator": name, "token": token}
 
-    def known(work: Callable[[str, Body], dict[str, Any]], token: str, body: Body) -> dict[str, Any]:
-        annotator = session.annotator(token)
+    def known(work: Callable[[str, Body], dict[str, Any]], request: Request, body: Body) -> dict[str, Any]:
+        annotator = session.annotator(bearer(request))
         if annotator is None:
             raise RefusedError(401, "expected the token of an annotator of this audit: join again")
-        if auditing.allowed is not None and annotator not in auditing.allowed:
+        if allowed is not None and annotator not in allowed:
             raise RefusedError(403, f"{annotator} is not among the annotators of this audit now")
         return work(annotator, body)
 
     async def about(request: Request) -> Response:
         return JSONResponse(
             {
-                "title": auditing.title,
-                "by_name": auditing.by_name,
+                "title": title,
+                "by_name": allowed is None,
                 "criteria": CRITERIA,
                 "points": POINTS,
                 "longest_name": LONGEST_NAME,
@@ -133,21 +124,20 @@ def make_app(auditing: Auditing) -> Starlette:
     def posted(work: Callable[[Request, Body], dict[str, Any]]) -> Handler:
         async def answer(request: Request) -> Response:
             check_json(request)
-            body = await read_body(request, auditing.limits)
+            body = await read_body(request, limits)
             loop = asyncio.get_running_loop()
-            return JSONResponse(await loop.run_in_executor(auditing.worker, work, request, body))
+            return JSONResponse(await loop.run_in_executor(worker, work, request, body))
 
         return answer
 
     routes = {path: ("GET", _page(*page)) for path, page in _PAGES.items()}
     routes["/api/about"] = ("GET", about)
     routes["/api/join"] = ("POST", posted(lambda request, body: join(body)))
-    for name, work in (("task", task), ("draft", draft), ("submit", submit), ("undo", undo)):
-        answer = posted(partial(lambda work, request, body: known(work, bearer(request), body), work))
-        routes[f"/api/{name}"] = ("POST", answer)
+    for work in (task, draft, submit, undo):
+        routes[f"/api/{work.__name__}"] = ("POST", posted(partial(known, work)))
     return make_site(
         routes,
-        check=lambda request: check_site(request, auditing.hosts),
+        check=lambda request: check_site(request, hosts),
         statuses=(
             (ClosedError, 409),
             (DataError, 400),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
 
-from prb_jax.auditing.folder import AuditOptions, open_folder, read_secret
+from prb_jax.auditing.folder import open_folder, read_secret
 from prb_jax.data.writing import held_folder, refuse_file
 from prb_jax.errors import RunError, need_extra
 from prb_jax.scoring.inputs import Data
@@ -66,21 +67,10 @@ def audit(
       DataError: the data cannot be read, hold something else than pairs, or changed since the audit began.
     """
     need_extra("serve", "prb audit")
-    from prb_jax.auditing.app import Auditing, make_app
+    from prb_jax.auditing.app import make_app
     from prb_jax.auditing.session import Session
     from prb_jax.serving.http_server import address, bind, is_loopback, local_names, run_app
 
-    options = AuditOptions(
-        data=data,
-        gold=gold,
-        subset=subset,
-        limit=limit,
-        sample=sample,
-        per_item=per_item,
-        check_every=check_every,
-        margin=margin,
-        seed=seed,
-    )
     loopback = is_loopback(host)
     if not loopback and not annotators and invitation is None:
         raise RunError(
@@ -90,30 +80,30 @@ def audit(
     if not 0 < lease < 1e6:
         raise RunError(f"lease: expected minutes above 0, found {lease:g}")
     refuse_file(out)
-    folder = Path(out)
-    with held_folder(folder, purpose="serves this audit"), contextlib.ExitStack() as ended:
-        found = open_folder(folder, options)
-        database = found.open_database(write=True)
+    path = Path(out)
+    with held_folder(path, purpose="serves this audit"), contextlib.ExitStack() as ended:
+        chosen = {"subset": subset, "limit": limit, "sample": sample, "seed": seed}
+        asked = {"per_item": per_item, "check_every": check_every, "margin": margin}
+        folder = open_folder(path, data=data, gold=gold, **chosen, **asked)
+        database = folder.open_database(write=True)
         ended.callback(database.close)
-        session = Session(database, found.plan, lease=60 * lease, secret=read_secret(folder))
-        links = [session.join(name) for name in annotators]
-        auditing = Auditing(
-            session=session,
-            title=folder.resolve().name,
-            by_name=not annotators,
-            allowed=frozenset(name for name, _ in links) if links else None,
+        session = Session(database, folder.inputs, lease=60 * lease, secret=read_secret(path))
+        links = dict(session.join(name) for name in annotators)
+        worker = ended.enter_context(ThreadPoolExecutor(1, "audit"))
+        listening = bind(host, port)
+        ended.callback(listening.close)
+        app = make_app(
+            session,
+            title=path.resolve().name,
+            allowed=frozenset(links) if links else None,
             invitation=invitation,
             hosts=local_names(host) if loopback else None,
             limits=LIMITS,
+            worker=worker,
         )
-        ended.callback(auditing.worker.shutdown)
-        listening = bind(host, port)
-        ended.callback(listening.close)
         place = address(listening)
         lines = [f"auditing {out} at {place}"]
-        lines += [f"{name}: {place}/#token={token}" for name, token in links]
-        if auditing.by_name and invitation is not None:
+        lines += [f"{name}: {place}/#token={token}" for name, token in links.items()]
+        if not links and invitation is not None:
             lines.append(f"invitation: {place}/#invitation={quote(invitation, safe='')}")
-        run_app(
-            make_app(auditing), listening, limits=LIMITS, ready=lambda: print("\n".join(lines), flush=True)
-        )
+        run_app(app, listening, limits=LIMITS, ready=lambda: print("\n".join(lines), flush=True))

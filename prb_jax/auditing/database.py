@@ -11,10 +11,10 @@ import contextlib
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from prb_jax.auditing.items import Item, items_digest
 from prb_jax.errors import RunError, quote, short_repr
@@ -197,31 +197,26 @@ class Database:
 
     def submit(self, task: Task, answer: dict[str, Any], *, at: float) -> Event:
         """Add a judgement and remove its task, both or neither."""
+        about = (task.number, task.annotator, task.item, task.showing)
         with self._writing(durable=True) as cursor:
             cursor.execute("DELETE FROM tasks WHERE number = ?", (task.number,))
-            return self._append(cursor, task, SUBMITTED, answer, at)
+            return self._append(cursor, Event(0, *about, SUBMITTED, answer, task.opened, at))
 
     def take_back(self, event: Event, again: Task, *, at: float) -> Event:
         """Note that a judgement was taken back, and open a task for it again, both or neither."""
         with self._writing(durable=True) as cursor:
             _insert_task(cursor, again)
-            task = Task(
-                event.task, event.annotator, event.item, event.showing, event.opened, 0.0, event.answer
-            )
-            return self._append(cursor, task, TAKEN_BACK, event.answer, at)
+            return self._append(cursor, replace(event, kind=TAKEN_BACK, at=at))
 
-    def _append(
-        self, cursor: sqlite3.Cursor, task: Task, kind: str, answer: dict[str, Any], at: float
-    ) -> Event:
-        before, count = self._head()
-        event = Event(
-            count + 1, task.number, task.annotator, task.item, task.showing, kind, answer, task.opened, at
-        )
-        row = tuple((vars(event) | {"answer": json.dumps(answer, sort_keys=True)}).values())
-        digest = _event_digest(before, row)
+    def _append(self, cursor: sqlite3.Cursor, event: Event) -> Event:
+        """Add an event with the next number and a digest of itself and of the one before it."""
+        meta = dict(self._rows("SELECT name, value FROM meta"))
+        event = replace(event, number=int(meta["events"]) + 1)
+        row = tuple((vars(event) | {"answer": json.dumps(event.answer, sort_keys=True)}).values())
+        digest = _event_digest(meta["digest"], row)
         cursor.execute(f"INSERT INTO events VALUES ({', '.join('?' * 10)})", (*row, digest))
-        cursor.execute("UPDATE meta SET value = ? WHERE name = 'digest'", (digest,))
-        cursor.execute("UPDATE meta SET value = ? WHERE name = 'events'", (str(event.number),))
+        for name, value in (("digest", digest), ("events", str(event.number))):
+            cursor.execute("UPDATE meta SET value = ? WHERE name = ?", (value, name))
         return event
 
     def items(self) -> list[Item]:
@@ -233,10 +228,6 @@ class Database:
         """Return all events in their order."""
         rows = self._rows("SELECT * FROM events ORDER BY number")
         return [Event(*row[:6], answer=json.loads(row[6]), opened=row[7], at=row[8]) for row in rows]
-
-    def _head(self) -> tuple[str, int]:
-        meta = dict(self._rows("SELECT name, value FROM meta"))
-        return meta["digest"], int(meta["events"])
 
     def _rows(self, query: str) -> list[Any]:
         with _explained(self.path):
@@ -258,42 +249,40 @@ class Database:
                 raise
 
     def _check(self, audit: str, settings: str) -> None:
+        def refuse(what: str, hint: str = _HINT, *, path: Path = self.path) -> NoReturn:
+            raise RunError(f"{path}: {what}; {hint}")
+
         (application,), (version,) = self._rows("PRAGMA application_id") + self._rows("PRAGMA user_version")
         if application != _APPLICATION:
-            raise RunError(f"{self.path}: not a database of `prb audit`; {_HINT}")
+            refuse("not a database of `prb audit`")
         if version != _FORMAT:
-            raise RunError(f"{self.path}: format {version}; this version reads format {_FORMAT}")
+            refuse(f"format {version}", f"this version reads format {_FORMAT}")
         meta = dict(self._rows("SELECT name, value FROM meta"))
-        if (
-            meta.keys() != {"audit", "settings", "items", "events", "digest"}
-            or not meta["events"].isdecimal()
-        ):
-            raise RunError(f"{self.path}: table meta was changed by hand; {_HINT}")
+        names = {"audit", "settings", "items", "events", "digest"}
+        if meta.keys() != names or not meta["events"].isdecimal():
+            refuse("table meta was changed by hand")
         if meta["audit"] != audit:
-            raise RunError(
-                f"{self.path}: of another audit, {quote(meta['audit'])}; audit.json beside it says {quote(audit)}: "
-                "put the two files of one audit together; nothing was changed"
+            refuse(
+                f"of another audit, {quote(meta['audit'])}",
+                f"audit.json beside it says {quote(audit)}: put the two files of one audit together; nothing was "
+                "changed",
             )
         if meta["settings"] != settings:
-            raise RunError(
-                f"{self.path.with_name('audit.json')}: the settings were changed by hand since the audit began; "
-                "put the file of a backup in its place; nothing was changed"
-            )
+            changed = "the settings were changed by hand since the audit began"
+            refuse(changed, path=self.path.with_name("audit.json"))
         if items_digest(self._rows("SELECT * FROM items ORDER BY number")) != meta["items"]:
-            raise RunError(f"{self.path}: table items was changed by hand; {_HINT}")
+            refuse("table items was changed by hand")
         before, known = "", {number for (number,) in self._rows("SELECT number FROM items")}
         rows = self._rows("SELECT * FROM events ORDER BY number")
         for place, row in enumerate(rows, start=1):
             digest = _event_digest(before, row[:-1])
             if row[0] != place or digest != row[-1] or row[3] not in known:
-                raise RunError(
-                    f"{self.path}: table events: judgement {place} was changed, added or removed by hand; {_HINT}"
-                )
+                refuse(f"table events: judgement {place} was changed, added or removed by hand")
             before = digest
         if (before, len(rows)) != (meta["digest"], int(meta["events"])):
-            raise RunError(
-                f"{self.path}: table events: {len(rows)} judgements, and not the {meta['events']} that were written: "
-                f"some were removed or added by hand; {_HINT}"
+            refuse(
+                f"table events: {len(rows)} judgements, and not the {meta['events']} that were written: some were "
+                "removed or added by hand"
             )
 
 
@@ -313,8 +302,7 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError) as error:
-        raise RunError(
-            f"{path}: cannot be read or written: {error}; what was there before is kept"
-        ) from error
+        kept = "what was there before is kept"
+        raise RunError(f"{path}: cannot be read or written: {error}; {kept}") from error
     except (KeyError, ValueError, TypeError) as error:
         raise RunError(f"{path}: was changed by hand ({error}); {_HINT}") from error

@@ -17,7 +17,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from prb_jax.auditing.assignment import Plan
 from prb_jax.auditing.database import DATABASE, Database, make_database
 from prb_jax.auditing.items import make_items
 from prb_jax.data.writing import refuse_file, write_json, writing
@@ -33,38 +32,13 @@ REPORT: Final = "report.json"
 _AUDITS: Final = RunKind("prb_jax audit", "prb audit", file=AUDIT, others=(DATABASE,))
 _SECRET: Final = "secret"
 _STAGED: Final = f".{DATABASE}.new"
-_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
-    {
-        "subset": None,
-        "limit": None,
-        "sample": None,
-        "per_item": 3,
-        "check_every": 10,
-        "margin": 0.25,
-        "seed": 0,
-    }
+DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
+    {"subset": None, "limit": None, "sample": None}
+    | {"per_item": 3, "check_every": 10, "margin": 0.25, "seed": 0}
 )
+"""The settings of an audit, as of :func:`prb_jax.audit`; none of them changes once the audit has begun."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class AuditOptions:
-    """What is audited and how; none of it changes once the audit has begun.
-
-    None is the default in a new audit, and the setting of the audit in one that goes on.
-
-    Attributes:
-      data, gold, subset, limit, sample, per_item, check_every, margin, seed: as of :func:`prb_jax.audit`.
-    """
-
-    data: Data | None = None
-    gold: Data | None = None
-    subset: str | None = None
-    limit: int | None = None
-    sample: int | None = None
-    per_item: int | None = None
-    check_every: int | None = None
-    margin: float | None = None
-    seed: int | None = None
+_LEAST: Final = {"per_item": 1, "check_every": 0, "sample": 1, "seed": 0}
 
 
 @dataclass(frozen=True)
@@ -85,9 +59,9 @@ class AuditFolder:
     gold: tuple[str, ...]
 
     @property
-    def plan(self) -> Plan:
-        """How items are given out."""
-        return Plan(**{name: self.inputs[name] for name in ("per_item", "check_every", "seed")})
+    def database(self) -> Path:
+        """The path of the database."""
+        return self.path / DATABASE
 
     def open_database(self, *, write: bool) -> Database:
         """Open the database, and check that it is whole and of this audit.
@@ -97,36 +71,46 @@ class AuditFolder:
         """
         return Database(self.database, audit=self.id, settings=_digest(self.inputs), write=write)
 
-    @property
-    def database(self) -> Path:
-        """The path of the database."""
-        return self.path / DATABASE
 
-
-def open_folder(path: Path, options: AuditOptions) -> AuditFolder:
+def open_folder(
+    path: Path, *, data: Data | None = None, gold: Data | None = None, **settings: Any
+) -> AuditFolder:
     """Make the folder of an audit, or open it to go on; it must be held by this process.
+
+    Args:
+      path: the folder.
+      data, gold: as of :func:`prb_jax.audit`.
+      settings: by the names of ``DEFAULTS``; None is the default in a new audit, and the audit's own setting in one
+        that goes on.
 
     Raises:
       RunError: it holds another audit or something else, or cannot be written; each differing setting is named.
       DataError: the data cannot be read, hold something else than pairs, or changed since the audit began.
     """
-    _check_options(options)
-    found = _read(path)
-    if found is None:
-        if options.data is None:
+    given = {name: value for name, value in settings.items() if value is not None}
+    for name, least in _LEAST.items():
+        if given.get(name, least) < least:
+            raise RunError(f"{name}: expected {least} or more, found {given[name]}")
+    if not 0 < given.get("margin", 1) < 4:
+        found = f"{given['margin']:g}"
+        raise RunError(f"margin: expected a number of points above 0 and below 4, found {found}")
+    folder = _read(path)
+    if folder is None:
+        if data is None:
             raise RunError(f"{path}: no audit in it: name the pairs with --data")
-        return _make(path, options)
-    if options.data is None and options.gold is None:
-        _check_sources(found)
-    asked = {name: _given(options, name, found.inputs) for name in _DEFAULTS}
-    for name, data in (("data", options.data), ("gold", options.gold)):
-        asked[name] = found.inputs[name] if data is None else _described(_read_pairs(name, data, asked))
-    _refuse_differences(found, as_recorded(asked))
+        return _make(path, data, gold, {**DEFAULTS, **given})
+    if data is None and gold is None:
+        _check_sources(folder)
+    asked = {**folder.inputs, **given}
+    for field, source in (("data", data), ("gold", gold)):
+        if source is not None:
+            asked[field] = _described(_read_pairs(field, source, asked))
+    _refuse_differences(folder, as_recorded(asked))
     staged = path / _STAGED
-    if staged.exists() and not found.database.exists():  # killed while the audit was made
-        with writing(found.database):
-            staged.replace(found.database)
-    return found
+    if staged.exists() and not folder.database.exists():  # killed while the audit was made
+        with writing(folder.database):
+            staged.replace(folder.database)
+    return folder
 
 
 def read_folder(path: str | Path) -> AuditFolder:
@@ -173,7 +157,7 @@ def _read(path: Path) -> AuditFolder | None:
     if record is None:
         return None
     inputs = record["inputs"]
-    known = inputs.keys() == {"data", "gold", *_DEFAULTS} and isinstance(record.get("id"), str)
+    known = inputs.keys() == {"data", "gold", *DEFAULTS} and isinstance(record.get("id"), str)
     for field in ("data", "gold"):
         names, sources = record.get(field), (inputs.get(field) or {}).get("sources", [])
         known = known and isinstance(names, list) and len(names) == len(sources)
@@ -182,25 +166,23 @@ def _read(path: Path) -> AuditFolder | None:
     return AuditFolder(path, record["id"], inputs, tuple(record["data"]), tuple(record["gold"]))
 
 
-def _make(path: Path, options: AuditOptions) -> AuditFolder:
-    settings = {name: _given(options, name, _DEFAULTS) for name in _DEFAULTS}
-    assert options.data is not None
-    data = _read_pairs("data", options.data, settings)
-    gold = None if options.gold is None else _read_pairs("gold", options.gold, settings)
-    items = make_items(
-        data.comparisons,
-        () if gold is None else gold.comparisons,
-        sample=settings["sample"],
-        seed=settings["seed"],
-    )
-    inputs = {"data": _described(data), "gold": None if gold is None else _described(gold), **settings}
+def _make(path: Path, data: Data, gold: Data | None, settings: Mapping[str, Any]) -> AuditFolder:
+    pairs = _read_pairs("data", data, settings)
+    checks = None if gold is None else _read_pairs("gold", gold, settings)
+    gold_pairs = () if checks is None else checks.comparisons
+    items = make_items(pairs.comparisons, gold_pairs, sample=settings["sample"], seed=settings["seed"])
+    inputs = {
+        "data": _described(pairs),
+        "gold": None if checks is None else _described(checks),
+        **settings,
+    }
     record = {
         "kind": _AUDITS.name,
         "format": 1,
         "id": secrets.token_hex(8),
         "inputs": as_recorded(inputs),
-        "data": list(data.sources),
-        "gold": [] if gold is None else list(gold.sources),
+        "data": list(pairs.sources),
+        "gold": [] if checks is None else list(checks.sources),
         "prb_jax": __version__,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -212,11 +194,6 @@ def _make(path: Path, options: AuditOptions) -> AuditFolder:
     found = _read(path)
     assert found is not None
     return found
-
-
-def _given(options: AuditOptions, name: str, otherwise: Mapping[str, Any]) -> Any:
-    value = getattr(options, name)
-    return otherwise[name] if value is None else value
 
 
 def _read_pairs(field: str, data: Data, settings: Mapping[str, Any]) -> Inputs:
@@ -234,46 +211,34 @@ def _described(inputs: Inputs) -> dict[str, Any]:
     return as_recorded(inputs.to_json())
 
 
-def _check_options(options: AuditOptions) -> None:
-    for name, least in (("per_item", 1), ("check_every", 0), ("sample", 1), ("seed", 0)):
-        value = getattr(options, name)
-        if value is not None and value < least:
-            raise RunError(f"{name}: expected {least} or more, found {value}")
-    if options.margin is not None and not 0 < options.margin < 4:
-        raise RunError(f"margin: expected a number of points above 0 and below 4, found {options.margin:g}")
-
-
-def _refuse_differences(found: AuditFolder, asked: Mapping[str, Any]) -> None:
-    changed = differences(found.inputs, asked)
+def _refuse_differences(folder: AuditFolder, asked: Mapping[str, Any]) -> None:
+    changed = differences(folder.inputs, asked)
     if not changed:
         return
     named = [f"{name}: {old} -> {new}" for name, (old, new) in changed.items()]
     if any(name.startswith(("data", "gold")) for name in changed):
         raise DataError(
-            f"{found.path}: the data are not those of this audit, or changed since it began ({'; '.join(named[:4])}); "
+            f"{folder.path}: the data are not those of this audit, or changed since it began ({'; '.join(named[:4])}); "
             "put them back, or begin another audit in another folder; its judgements are kept"
         )
     raise RunError(
-        f"{found.path}: the settings are not those of this audit ({'; '.join(named)}); leave them out to go on "
+        f"{folder.path}: the settings are not those of this audit ({'; '.join(named)}); leave them out to go on "
         "with it, or begin another audit in another folder"
     )
 
 
-def _check_sources(found: AuditFolder) -> None:
+def _check_sources(folder: AuditFolder) -> None:
     """Refuse data that changed; of data that are not there any more the audit has its own copy."""
-    for field, names in (("data", found.data), ("gold", found.gold)):
-        for name, before in zip(names, (found.inputs[field] or {}).get("sources", ()), strict=True):
+    for field, names in (("data", folder.data), ("gold", folder.gold)):
+        for name, before in zip(names, (folder.inputs[field] or {}).get("sources", ()), strict=True):
             try:
                 now = as_recorded(describe_source(name))
             except DataError as error:
-                warnings.warn(
-                    f"{name}: cannot be read now ({error}); the audit goes on with its own copy of the pairs",
-                    PrbWarning,
-                    stacklevel=2,
-                )
+                own = "the audit goes on with its own copy of the pairs"
+                warnings.warn(f"{name}: cannot be read now ({error}); {own}", PrbWarning, stacklevel=2)
                 continue
             if now != before:
                 raise DataError(
-                    f"{name}: changed since the audit in {found.path} began; put it back, or begin another audit in "
+                    f"{name}: changed since the audit in {folder.path} began; put it back, or begin another audit in "
                     "another folder; its judgements are kept"
                 )

@@ -10,13 +10,14 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from prb_jax.data import fields
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, quote, short_repr
 
-Kind = Literal["item", "gold"]
+ITEM, GOLD = "item", "gold"
+"""Kinds of items: "gold" ones are pairs whose personal fit is known for certain, which show who pays attention."""
 
 CRITERIA: Final = ("correctness", "relevance", "helpfulness")
 """Of general quality: how good a response is for anybody."""
@@ -27,23 +28,6 @@ UNKNOWN: Final = "unknown"
 """In the place of a rating or a choice: the annotator cannot tell."""
 
 LONGEST_COMMENT: Final = 4000
-
-_FIELDS: Final = ("quality", "fit", "comment")
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """An answer by the responses of the item, whichever of them was A.
-
-    Attributes:
-      fit: 0 for the response with the higher label, 1 for the other one, None for "can't tell".
-      quality: by criterion, the ratings of both responses in this order; None for "can't tell".
-      comment: may be empty.
-    """
-
-    fit: int | None
-    quality: Mapping[str, tuple[int | None, int | None]]
-    comment: str
 
 
 def check_answer(value: object, *, where: str, complete: bool) -> dict[str, Any]:
@@ -58,58 +42,36 @@ def check_answer(value: object, *, where: str, complete: bool) -> dict[str, Any]
     Raises:
       DataError: naming the field.
     """
-    answer = fields.mapping(value, where, "answer")
-    for name in answer:
-        if name not in _FIELDS:
-            fields.fail(where, f"answer.{name}", f"unknown; expected {', '.join(_FIELDS)}")
-    ratings = fields.mapping(answer.get("quality", {}), where, "answer.quality")
-    for name in ratings:
-        if name not in CRITERIA:
-            fields.fail(where, f"answer.quality.{name}", f"unknown; expected {', '.join(CRITERIA)}")
-    quality: dict[str, dict[str, Any]] = {}
+
+    def known(value: object, name: str, names: Sequence[str]) -> Mapping[str, Any]:
+        found = fields.mapping(value, where, name)
+        for unknown in found.keys() - set(names):
+            fields.fail(where, f"{name}.{unknown}", f"unknown; expected {', '.join(names)}")
+        return found
+
+    def choice(value: object, name: str, choices: Sequence[Any]) -> Any:
+        if value is None and not complete:
+            return None
+        if not any(type(value) is type(one) and value == one for one in choices):
+            expected = ", ".join(map(str, choices))
+            fields.fail(where, name, f"expected one of {expected}; found {fields.found(value)}")
+        return value
+
+    answer = known(value, "answer", ("quality", "fit", "comment"))
+    ratings = known(answer.get("quality", {}), "answer.quality", CRITERIA)
+    quality = {}
     for criterion in CRITERIA:
-        sides = fields.mapping(ratings.get(criterion, {}), where, f"answer.quality.{criterion}")
+        name = f"answer.quality.{criterion}"
+        sides = fields.mapping(ratings.get(criterion, {}), where, name)
         quality[criterion] = {
-            side: _choice(
-                sides.get(side), (*POINTS, UNKNOWN), where, f"answer.quality.{criterion}.{side}", complete
-            )
-            for side in SIDES
+            side: choice(sides.get(side), f"{name}.{side}", (*POINTS, UNKNOWN)) for side in SIDES
         }
-    fit = _choice(answer.get("fit"), (*SIDES, UNKNOWN), where, "answer.fit", complete)
+    fit = choice(answer.get("fit"), "answer.fit", (*SIDES, UNKNOWN))
     comment = fields.text(answer.get("comment", ""), where, "answer.comment")
     if len(comment) > LONGEST_COMMENT:
-        fields.fail(
-            where,
-            "answer.comment",
-            f"{len(comment):,} characters; expected at most {LONGEST_COMMENT:,}",
-        )
+        most = f"{len(comment):,} characters; expected at most {LONGEST_COMMENT:,}"
+        fields.fail(where, "answer.comment", most)
     return {"quality": quality, "fit": fit, "comment": comment}
-
-
-def read_judgement(answer: Mapping[str, Any], *, swapped: bool) -> Judgement:
-    """Return a complete answer by the responses of its item.
-
-    Args:
-      answer: as `check_answer` returns it.
-      swapped: whether A was the second response.
-    """
-    order = SIDES[::-1] if swapped else SIDES
-    known: dict[str, tuple[int | None, int | None]] = {}
-    for criterion, sides in answer["quality"].items():
-        first, second = (None if sides[side] == UNKNOWN else sides[side] for side in order)
-        known[criterion] = (first, second)
-    fit = None if answer["fit"] == UNKNOWN else order.index(answer["fit"])
-    return Judgement(fit, known, answer["comment"])
-
-
-def _choice(value: object, choices: tuple[Any, ...], where: str, name: str, needed: bool) -> Any:
-    if value is None and not needed:
-        return None
-    for choice in choices:
-        if type(value) is type(choice) and value == choice:
-            return choice
-    expected = ", ".join(map(str, choices))
-    return fields.fail(where, name, f"expected one of {expected}; found {fields.found(value)}")
 
 
 @dataclass(frozen=True)
@@ -119,13 +81,13 @@ class Item:
     Attributes:
       number: its place in the order in which items are given out, from 1.
       id: of the comparison.
-      kind: "gold" for a pair whose personal fit is known for certain, which shows whether annotators pay attention.
+      kind: ``ITEM`` or ``GOLD``.
       shown: JSON-ready: user_id, prompt, responses (the one with the higher label first), profile, aspects, narrative.
     """
 
     number: int
     id: str
-    kind: Kind
+    kind: str
     shown: dict[str, Any]
 
     __repr__ = short_repr
@@ -146,23 +108,21 @@ def make_items(
       DataError: a comparison without exactly two responses, fewer comparisons than the sample needs, or an id that
         stands in both.
     """
-    pairs = [("item", comparison) for comparison in comparisons]
+    pairs = [(ITEM, comparison) for comparison in comparisons]
     rng = random.Random(seed)
     if sample is not None:
         if sample > len(pairs):
             raise DataError(f"sample: {sample} of {len(pairs)} comparisons; expected at most {len(pairs)}")
         pairs = rng.sample(pairs, sample)
     rng.shuffle(pairs)
-    checks = [("gold", comparison) for comparison in gold]
+    checks = [(GOLD, comparison) for comparison in gold]
     rng.shuffle(checks)
-    items: list[Item] = []
-    seen: set[str] = set()
+    items: dict[str, Item] = {}
     for kind, comparison in [*pairs, *checks]:
-        if comparison.id in seen:
+        if comparison.id in items:
             raise DataError(f"comparison id {quote(comparison.id)} stands in the data and in the gold items")
-        seen.add(comparison.id)
-        items.append(Item(len(items) + 1, comparison.id, kind, _shown(comparison)))  # pyright: ignore[reportArgumentType]
-    return items
+        items[comparison.id] = Item(len(items) + 1, comparison.id, kind, _shown(comparison))
+    return list(items.values())
 
 
 def items_digest(rows: Sequence[Sequence[Any]]) -> str:

@@ -1,11 +1,11 @@
-"""The judgements of an audit as they stand, by the responses of each item whichever of them was A; their export."""
+"""The judgements of an audit as they stand, and their export."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,14 +13,7 @@ from typing import Any, Final
 
 from prb_jax.auditing.database import SUBMITTED, Event
 from prb_jax.auditing.folder import AuditFolder, read_folder
-from prb_jax.auditing.items import (
-    CRITERIA,
-    Item,
-    Judgement,
-    is_rejected_first,
-    is_swapped,
-    read_judgement,
-)
+from prb_jax.auditing.items import CRITERIA, GOLD, SIDES, UNKNOWN, Item, is_rejected_first, is_swapped
 from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import RunError, short_repr
 
@@ -30,14 +23,16 @@ LABELS: Final = ("chosen", "rejected")
 
 @dataclass(frozen=True)
 class Judged:
-    """One judgement.
+    """One judgement, by the responses of the item, whichever of them was A.
 
     Attributes:
       item: that was judged.
       annotator: by name.
       showing: how often the annotator had judged the item before.
       swapped: whether response A was the one with the lower label.
-      judgement: the answer.
+      fit: 0 for the response with the higher label, 1 for the other one, None for "can't tell".
+      quality: by criterion, the ratings of both responses in this order; None for "can't tell".
+      comment: may be empty.
       opened, at: when the item was given out and the judgement submitted, in seconds since 1970.
     """
 
@@ -45,7 +40,9 @@ class Judged:
     annotator: str
     showing: int
     swapped: bool
-    judgement: Judgement
+    fit: int | None
+    quality: Mapping[str, tuple[int | None, int | None]]
+    comment: str
     opened: float
     at: float
 
@@ -94,7 +91,7 @@ def read_state(path: str | Path) -> AuditState:
             del standing[event.task]
             continue
         standing[event.task] = event
-        if event.showing or items[event.item - 1].kind == "gold":
+        if event.showing or items[event.item - 1].kind == GOLD:
             checks.setdefault((event.annotator, event.item, event.showing), event)
     seed = folder.inputs["seed"]
     judged, first = (
@@ -105,9 +102,15 @@ def read_state(path: str | Path) -> AuditState:
 
 
 def _judged(item: Item, event: Event, seed: int) -> Judged:
-    swapped = is_swapped(seed, item.id, event.annotator, event.showing)
-    judgement = read_judgement(event.answer, swapped=swapped)
-    return Judged(item, event.annotator, event.showing, swapped, judgement, event.opened, event.at)
+    swapped, answer = is_swapped(seed, item.id, event.annotator, event.showing), event.answer
+    order = SIDES[::-1] if swapped else SIDES
+    quality: dict[str, tuple[int | None, int | None]] = {}
+    for criterion, sides in answer["quality"].items():
+        first, second = (None if sides[side] == UNKNOWN else sides[side] for side in order)
+        quality[criterion] = (first, second)
+    fit = None if answer["fit"] == UNKNOWN else order.index(answer["fit"])
+    about = (item, event.annotator, event.showing, swapped)
+    return Judged(*about, fit, quality, answer["comment"], event.opened, event.at)
 
 
 def audit_export(folder: str | Path, *, out: str | Path) -> int:
@@ -134,8 +137,7 @@ def audit_export(folder: str | Path, *, out: str | Path) -> int:
     if path.suffix not in (".jsonl", ".csv"):
         raise RunError(f"{path}: expected a name that ends in .jsonl or .csv")
     state = read_state(folder)
-    seed = state.folder.inputs["seed"]
-    rows = [_row(judged, rejected_first=is_rejected_first(seed, judged.item.id)) for judged in state.judged]
+    rows = [_row(judged, seed=state.folder.inputs["seed"]) for judged in state.judged]
     if path.suffix == ".jsonl":
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     else:
@@ -145,36 +147,39 @@ def audit_export(folder: str | Path, *, out: str | Path) -> int:
     return len(rows)
 
 
-def _row(judged: Judged, *, rejected_first: bool) -> dict[str, Any]:
-    judgement = judged.judgement
+def _row(judged: Judged, *, seed: int) -> dict[str, Any]:
+    item = judged.item
+    opened, submitted = (
+        datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+        for seconds in (judged.opened, judged.at)
+    )
     return {
-        "id": judged.item.id,
-        "kind": judged.item.kind,
+        "id": item.id,
+        "kind": item.kind,
         "annotator": judged.annotator,
         "showing": judged.showing,
-        "fit": None if judgement.fit is None else LABELS[judgement.fit],
-        "quality": {name: dict(zip(LABELS, judgement.quality[name], strict=True)) for name in CRITERIA},
-        "comment": judgement.comment,
-        "first": LABELS[int(rejected_first)],
+        "fit": None if judged.fit is None else LABELS[judged.fit],
+        "quality": {name: dict(zip(LABELS, judged.quality[name], strict=True)) for name in CRITERIA},
+        "comment": judged.comment,
+        "first": LABELS[int(is_rejected_first(seed, item.id))],
         "a": LABELS[int(judged.swapped)],
-        "user_id": judged.item.shown["user_id"],
-        "subset": judged.item.shown["subset"],
-        "opened": _time(judged.opened),
-        "submitted": _time(judged.at),
+        "user_id": item.shown["user_id"],
+        "subset": item.shown["subset"],
+        "opened": opened,
+        "submitted": submitted,
     }
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:
     file = io.StringIO()
-    names = ["id", "kind", "annotator", "showing", "fit"]
-    names += [f"{name}_{side}" for name in CRITERIA for side in LABELS]
-    names += ["comment", "a", "first", "user_id", "subset", "opened", "submitted"]
-    writer = csv.DictWriter(file, names, extrasaction="ignore")
-    writer.writeheader()
+    ratings = {f"{name}_{side}": (name, side) for name in CRITERIA for side in LABELS}
+    names = ["id", "kind", "annotator", "showing", "fit", *ratings, "comment", "a", "first"]
+    names += ["user_id", "subset", "opened", "submitted"]
+    writer = csv.writer(file)
+    writer.writerow(names)
     for row in rows:
-        ratings = {f"{name}_{side}": row["quality"][name][side] for name in CRITERIA for side in LABELS}
-        cells = row | ratings
-        writer.writerow({name: _no_formula(value) for name, value in cells.items()})
+        cells = row | {column: row["quality"][name][side] for column, (name, side) in ratings.items()}
+        writer.writerow(_no_formula(cells[name]) for name in names)
     return file.getvalue()
 
 
@@ -184,7 +189,3 @@ def _no_formula(value: Any) -> Any:
         value[:1] in ("\t", "\r", "\n") or value.lstrip()[:1] in tuple("=+-@")
     )
     return f"'{value}" if formula else value
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

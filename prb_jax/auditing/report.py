@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from prb_jax.auditing.figures import (
@@ -19,38 +18,36 @@ from prb_jax.auditing.judgements import read_state
 from prb_jax.data.writing import write_json
 from prb_jax.errors import counted
 
-DEFINITIONS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "items": "pairs of the audit, without gold items",
-        "judged": "items that somebody judged; complete: that as many annotators judged as the audit asks for",
-        "over": "what intervals are taken over: the users of the items where every item names one and some share one, "
-        "else the items",
-        "ci95": "95 % interval over users or items, for these annotators: of coefficients of agreement by the "
-        "bootstrap (percentiles of 2,000 resamples), of shares a score interval as in docs/statistics.md",
-        "ci95_annotators": "95 % interval over users or items and over annotators at once: of coefficients by the "
-        "bootstrap that draws both, where an annotator who is drawn twice is not paired with himself; of shares "
-        "two-way clustered",
-        "reasons": "why a figure or an interval is null",
-        "fit.agreement": "of personal fit; the two categories are the responses in an order that is drawn by lot for "
-        "each item (`first` in the export), can't tell is missing: alpha (Krippendorff), fleiss "
-        "(Fleiss' kappa), ac1 (Gwet), observed (share of the pairs of judgements of an item that are equal, the mean "
-        "over items)",
-        "fit.cohen": "Cohen's kappa of every two annotators, of the items that both judged; the mean of these",
-        "fit.label": "share of the judgements of personal fit that are the label",
-        "fit.majority": "share of the items with a majority whose majority is the label; tied: items without one",
-        "quality": "of each criterion, alpha (Krippendorff, ordinal) of the ratings, and the difference",
-        "difference": "rating of the chosen response minus that of the rejected one: the mean over items of the means "
-        "over annotators; overall: of the mean of the criteria",
-        "equivalent": "whether two one-sided t tests show at the level 0.05 that the difference is within the margin, "
-        "which was fixed before the first judgement; p: the larger p-value; ci90: the interval that is within the "
-        "margin then",
-        "annotators": "gold_right of gold: gold items whose personal fit was found; again_same of again: items judged "
-        "twice with the same personal fit (both as first submitted, though taken back later); chose_a of chose, "
-        "chose_a_p: response A was preferred, and the exact two-sided p-value under a fair coin",
-        "adjudication": "items on whose personal fit the annotators disagree, whose majority is not the label, or "
-        "whose ratings differ by three points or more; dispute: share of the smaller side",
-    }
-)
+DEFINITIONS: Final[Mapping[str, str]] = {
+    "items": "pairs of the audit, without gold items",
+    "judged": "items that somebody judged; complete: that as many annotators judged as the audit asks for",
+    "over": "what intervals are taken over: the users of the items where every item names one and some share one, "
+    "else the items",
+    "ci95": "95 % interval over users or items, for these annotators: of coefficients of agreement by the "
+    "bootstrap (percentiles of 2,000 resamples), of shares a score interval as in docs/statistics.md",
+    "ci95_annotators": "95 % interval over users or items and over annotators at once: of coefficients by the "
+    "bootstrap that draws both, where an annotator who is drawn twice is not paired with himself; of shares "
+    "two-way clustered",
+    "reasons": "why a figure or an interval is null",
+    "fit.agreement": "of personal fit; the two categories are the responses in an order that is drawn by lot for "
+    "each item (`first` in the export), can't tell is missing: alpha (Krippendorff), fleiss "
+    "(Fleiss' kappa), ac1 (Gwet), observed (share of the pairs of judgements of an item that are equal, the mean "
+    "over items)",
+    "fit.cohen": "Cohen's kappa of every two annotators, of the items that both judged; the mean of these",
+    "fit.label": "share of the judgements of personal fit that are the label",
+    "fit.majority": "share of the items with a majority whose majority is the label; tied: items without one",
+    "quality": "of each criterion, alpha (Krippendorff, ordinal) of the ratings, and the difference",
+    "difference": "rating of the chosen response minus that of the rejected one: the mean over items of the means "
+    "over annotators; overall: of the mean of the criteria",
+    "equivalent": "whether two one-sided t tests show at the level 0.05 that the difference is within the margin, "
+    "which was fixed before the first judgement; p: the larger p-value; ci90: the interval that is within the "
+    "margin then",
+    "annotators": "gold_right of gold: gold items whose personal fit was found; again_same of again: items judged "
+    "twice with the same personal fit (both as first submitted, though taken back later); chose_a of chose, "
+    "chose_a_p: response A was preferred, and the exact two-sided p-value under a fair coin",
+    "adjudication": "items on whose personal fit the annotators disagree, whose majority is not the label, or "
+    "whose ratings differ by three points or more; dispute: share of the smaller side",
+}
 
 
 def audit_report(folder: str | Path) -> dict[str, Any]:
@@ -115,8 +112,8 @@ def _fit(report: Mapping[str, Any]) -> str:
     label = report["fit"]["label"]
     if label["value"] is None:
         return "No judgement tells which response fits the person."
-    unknown = report["fit"]["cannot_tell"]
-    text = f"The labelled response was found to fit the person better in {_percent(label, report)} of the judgements"
+    share, unknown = _shown(label, report, "{:.1f} %", 100), report["fit"]["cannot_tell"]
+    text = f"The labelled response was found to fit the person better in {share} of the judgements"
     if unknown:
         text += f" that could tell ({unknown:,} of {report['judgements']:,} could not)"
     majority = report["fit"]["majority"]
@@ -130,7 +127,7 @@ def _agreement(report: Mapping[str, Any]) -> str:
     if found["observed"]["value"] is None:
         return "No pair has two judgements of personal fit, so that nothing is known about agreement."
     named = {"alpha": "Krippendorff's alpha", "fleiss": "Fleiss' kappa", "ac1": "Gwet's AC1"}
-    shown = [f"{name} {_figure(found[key], report)}" for key, name in named.items()]
+    shown = [f"{name} {_shown(found[key], report, '{:.2f}')}" for key, name in named.items()]
     return (
         f"Two judgements of personal fit were equal in {100 * found['observed']['value']:.1f} % of the cases: "
         f"{', '.join(shown)}."
@@ -170,29 +167,18 @@ def _attention(report: Mapping[str, Any]) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _percent(figure: Mapping[str, Any], report: Mapping[str, Any]) -> str:
-    name, over = _widest(figure, report)
-    if name is None:
-        return f"{100 * figure['value']:.1f} %"
-    low, high = figure[name]
-    return f"{100 * figure['value']:.1f} % (95 % interval over {over} {100 * low:.1f} to {100 * high:.1f})"
-
-
-def _figure(figure: Mapping[str, Any], report: Mapping[str, Any]) -> str:
+def _shown(figure: Mapping[str, Any], report: Mapping[str, Any], form: str, scale: float = 1.0) -> str:
+    """A figure with its interval: over annotators too where there is one, else for these annotators."""
     if figure["value"] is None:
         return f"not defined ({figure['reasons']['value']})"
-    name, over = _widest(figure, report)
-    if name is None:
-        return f"{figure['value']:.2f}"
-    low, high = figure[name]
-    return f"{figure['value']:.2f} (95 % interval over {over} {low:.2f} to {high:.2f})"
-
-
-def _widest(figure: Mapping[str, Any], report: Mapping[str, Any]) -> tuple[str | None, str]:
-    """The interval over annotators too where there is one, else the one for these annotators."""
+    text, over = form.format(scale * figure["value"]), report["over"]
+    bounds = figure["ci95"]
     if figure.get("ci95_annotators") is not None:
-        return "ci95_annotators", f"{report['over']} and annotators"
-    return ("ci95" if figure.get("ci95") is not None else None), report["over"]
+        bounds, over = figure["ci95_annotators"], f"{over} and annotators"
+    if bounds is None:
+        return text
+    low, high = (form.removesuffix(" %").format(scale * end) for end in bounds)
+    return f"{text} (95 % interval over {over} {low} to {high})"
 
 
 def _p(value: float) -> str:

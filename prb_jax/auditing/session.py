@@ -1,13 +1,14 @@
-"""An audit at work: who is given which item, drafts, judgements, and taking them back.
+"""An audit at work: which item an annotator is given next, drafts, judgements, and taking them back.
 
-One thread at a time calls it. Everything is in the database before it is counted here, so that a process that is killed
-loses at most the answer that was not submitted.
+Every item goes to n people, with checks of attention in between. One thread at a time calls it. Everything is in the
+database before it is counted here, so that a process that is killed loses at most the answer that was not submitted.
 """
 
 from __future__ import annotations
 
 import hmac
 import math
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -15,9 +16,8 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, Final
 
-from prb_jax.auditing.assignment import Done, Plan, Standing, choose, still_open
 from prb_jax.auditing.database import SUBMITTED, Database, Event, Task
-from prb_jax.auditing.items import check_answer, is_swapped
+from prb_jax.auditing.items import GOLD, ITEM, check_answer, is_swapped
 from prb_jax.data import fields
 from prb_jax.errors import PrbError
 from prb_jax.serving.http_server import same_token
@@ -27,6 +27,9 @@ WHERE: Final = "the request"
 
 LEFT_STEP: Final = 10
 """How many items are left is told in such steps: an exact number would not fall for a check, and so give it away."""
+
+LEAST_BETWEEN: Final = 5
+"""An item is shown again after so many others, or more."""
 
 
 class ClosedError(PrbError):
@@ -60,7 +63,7 @@ class Session:
     def __init__(
         self,
         database: Database,
-        plan: Plan,
+        settings: Mapping[str, Any],
         *,
         lease: float,
         secret: bytes,
@@ -70,18 +73,20 @@ class Session:
 
         Args:
           database: open to write.
-          plan: how items are given out.
+          settings: of the audit: "per_item" people judge each item; one judgement in "check_every" is a check, on
+            average (0: none); "seed" of orders, sides and checks.
           lease: seconds for which an item is held for an annotator of whom nothing is heard.
           secret: the key of the tokens.
           clock: seconds since 1970.
         """
-        self._database, self._plan, self._lease, self._clock = database, plan, lease, clock
+        self._database, self._settings, self._lease, self._clock = database, settings, lease, clock
         self._secret = secret
         self.annotators = database.annotators()
-        self._standing = Standing(database.items())
+        self._items = database.items()  # the one with number n at place n - 1
         self._tasks = {task.number: task for task in database.tasks()}
         self._last_task = database.last_task()
-        self._events: dict[str, list[Event]] = {}
+        self._events: dict[str, list[Event]] = {}  # the judgements of each annotator that stand
+        self._judged: Counter[int] = Counter()  # how many people have judged each item
         for event in database.events():
             self._count(event)
 
@@ -103,8 +108,7 @@ class Session:
 
     def token(self, name: str) -> str:
         """Return the token of an annotator: the number, and a code that only this audit can make."""
-        code = hmac.new(self._secret, name.encode(), sha256).hexdigest()[:40]
-        return f"{self.annotators.index(name) + 1}.{code}"
+        return f"{self.annotators.index(name) + 1}.{self._code(name)}"
 
     def annotator(self, token: str) -> str | None:
         """Return whose token it is, in a time that tells nothing about the right one; None for nobody's."""
@@ -112,9 +116,11 @@ class Session:
         place = int(number) - 1 if number.isascii() and number.isdecimal() and len(number) < 7 else -1
         known = 0 <= place < len(self.annotators)
         name = self.annotators[place] if known else ""
-        expected = hmac.new(self._secret, name.encode(), sha256).hexdigest()[:40]
-        same = same_token(code, expected)
+        same = same_token(code, self._code(name))
         return name if known and same else None
+
+    def _code(self, name: str) -> str:
+        return hmac.new(self._secret, name.encode(), sha256).hexdigest()[:40]
 
     def current(self, annotator: str) -> Shown:
         """Return what the annotator is to judge now: the item that is open, or the next one."""
@@ -125,8 +131,13 @@ class Session:
                 return self._shown(annotator, self._tasks[task.number], now)
             self._database.remove_task(task.number)
             del self._tasks[task.number]
-        chosen = choose(self._standing, annotator, self._plan, self._leased(annotator, now))
-        task = None if chosen is None else self._give(annotator, chosen, now)
+        chosen = self._check(annotator) or self._next(annotator, now)
+        if chosen is None:
+            return self._shown(annotator, None, now)
+        task = Task(self._last_task + 1, annotator, *chosen, now, now + self._lease, None)
+        self._database.add_task(task)
+        self._last_task = task.number
+        self._tasks[task.number] = task
         return self._shown(annotator, task, now)
 
     def keep(self, annotator: str, number: object, answer: object) -> None:
@@ -165,22 +176,75 @@ class Session:
         if not events:
             raise ClosedError("there is no judgement to take back")
         last, now = events[-1], self._clock()
-        again = Task(
-            self._last_task + 1, annotator, last.item, last.showing, now, now + self._lease, last.answer
-        )
+        held = (annotator, last.item, last.showing, now, now + self._lease, last.answer)
+        again = Task(self._last_task + 1, *held)
         event = self._database.take_back(last, again, at=now)
         self._last_task += 1
         self._tasks[again.number] = again
         self._count(event)
 
     def _count(self, event: Event) -> None:
-        events = self._events.setdefault(event.annotator, [])
-        if event.kind == SUBMITTED:
+        events, submitted = self._events.setdefault(event.annotator, []), event.kind == SUBMITTED
+        if submitted:
             events.append(event)
-            self._standing.add(event.annotator, Done(event.item, event.showing))
         else:
             events.pop()
-            self._standing.take_back(event.annotator)
+        if event.showing == 0:
+            self._judged[event.item] += 1 if submitted else -1
+
+    def _kind(self, item: int) -> str:
+        return self._items[item - 1].kind
+
+    def _check(self, annotator: str) -> tuple[int, int] | None:
+        """A gold item, or an item to judge once more, and how often it was shown before, where a check is due."""
+        past, every = self._events.get(annotator, []), self._settings["check_every"]
+        if every < 1 or not past or past[-1].showing or self._kind(past[-1].item) == GOLD:
+            return None  # never two in a row
+        rng = self._random("check", annotator, len(past))
+        if rng.random() * every >= 1:
+            return None
+        counts = Counter(event.item for event in past)
+        again = [
+            event.item
+            for event in past[:-LEAST_BETWEEN]
+            if counts[event.item] == 1 and self._kind(event.item) != GOLD
+        ]
+        gold = [item.number for item in self._items if item.kind == GOLD and not counts[item.number]]
+        repeats = sum(event.showing > 0 for event in past)
+        golds = sum(self._kind(event.item) == GOLD for event in past)
+        choices = gold if gold and (golds <= repeats or not again) else again
+        if not choices:
+            return None
+        item = rng.choice(choices)
+        return item, counts[item]
+
+    def _next(self, annotator: str, now: float) -> tuple[int, int] | None:
+        """An item that is new to the annotator; None where nothing is left.
+
+        Items that others have judged or hold come first, so that as many items as possible are complete at any time.
+        Among equal ones every annotator has an order of his own.
+        """
+        free = self._free(annotator, now)
+        if not free:
+            return None
+        most = max(free.values())
+        equal = [number for number, people in free.items() if people == most]
+        rng = self._random("item", annotator, len(self._events.get(annotator, [])))
+        return rng.choice(equal), 0
+
+    def _free(self, annotator: str, now: float) -> dict[int, int]:
+        """The items that this annotator could still be given, and how many others have judged or hold each."""
+        known = {event.item for event in self._events.get(annotator, [])}
+        leased = self._leased(annotator, now)
+        people = {
+            item.number: self._judged[item.number] + leased[item.number]
+            for item in self._items
+            if item.kind == ITEM and item.number not in known
+        }
+        return {number: count for number, count in people.items() if count < self._settings["per_item"]}
+
+    def _random(self, *parts: object) -> random.Random:
+        return random.Random(repr((self._settings["seed"], *parts)))
 
     def _open(self, annotator: str) -> list[Task]:
         """The tasks of an annotator, the newest first."""
@@ -210,27 +274,19 @@ class Session:
         )
 
     def _needs(self, task: Task, now: float) -> bool:
-        others = self._standing.judged[task.item] + self._leased(task.annotator, now)[task.item]
-        return task.showing > 0 or self._standing.is_gold(task.item) or others < self._plan.per_item
-
-    def _give(self, annotator: str, chosen: Done, now: float) -> Task:
-        number = self._last_task + 1
-        task = Task(number, annotator, chosen.item, chosen.showing, now, now + self._lease, None)
-        self._database.add_task(task)
-        self._last_task = number
-        self._tasks[number] = task
-        return task
+        others = self._judged[task.item] + self._leased(task.annotator, now)[task.item]
+        is_check = task.showing > 0 or self._kind(task.item) == GOLD
+        return is_check or others < self._settings["per_item"]
 
     def _shown(self, annotator: str, task: Task | None, now: float) -> Shown:
-        done = self._standing.done.get(annotator, [])
-        free = still_open(self._standing, annotator, self._plan, self._leased(annotator, now))
-        left = math.ceil(max(free, task is not None) / LEFT_STEP) * LEFT_STEP
+        done = len(self._events.get(annotator, []))
+        left = max(len(self._free(annotator, now)), task is not None)
+        left = math.ceil(left / LEFT_STEP) * LEFT_STEP
         if task is None:
-            return Shown(None, None, None, len(done), left, bool(done))
-        item = self._standing.items[task.item - 1]
-        sides = item.shown["responses"]
-        if is_swapped(self._plan.seed, item.id, annotator, task.showing):
-            sides = sides[::-1]
+            return Shown(None, None, None, done, left, done > 0)
+        item = self._items[task.item - 1]
+        a, b = item.shown["responses"]
+        if is_swapped(self._settings["seed"], item.id, annotator, task.showing):
+            a, b = b, a
         known = {name: item.shown[name] for name in ("prompt", "profile", "aspects", "narrative")}
-        shown = known | {"a": sides[0], "b": sides[1]}
-        return Shown(task.number, shown, task.draft, len(done), left, bool(done))
+        return Shown(task.number, {**known, "a": a, "b": b}, task.draft, done, left, done > 0)

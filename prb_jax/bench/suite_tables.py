@@ -12,9 +12,8 @@ from prb_jax.data.reading import read_object
 from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import RunError
 from prb_jax.processes.agreement import differences
-from prb_jax.reports.blocks import Cell, Chapter, PageTable, Preformatted, Section
-from prb_jax.reports.page import render_page
-from prb_jax.reports.style import NONE, new_table
+from prb_jax.reports.page import Chapter, Preformatted, Section, render_page
+from prb_jax.reports.table import NONE, Cell, Table
 from prb_jax.runs.kind import RunKind
 
 BENCH = "bench.json"
@@ -44,10 +43,11 @@ class BenchComparison:
 
     def __rich__(self) -> Any:
         """The table of ratios."""
-        table = new_table("second / first", ["row", *self.names, "ratio"])
-        for name, unit, first, second in self.rows:
-            table.add_row(name, f"{first:,.3g} {unit}", f"{second:,.3g} {unit}", f"{second / first:.2f}x")
-        return table
+        rows = [
+            (name, f"{first:,.3g} {unit}", f"{second:,.3g} {unit}", f"{second / first:.2f}x")
+            for name, unit, first, second in self.rows
+        ]
+        return Table("second / first", ["row", *self.names, "ratio"], rows)
 
 
 def rate(row: Mapping[str, Any]) -> tuple[float | None, str]:
@@ -200,8 +200,8 @@ def _chapter(bench: Mapping[str, Any]) -> Chapter:
         str(bench["machine"]["kind"]),
         "machine",
         [
-            Section("The machine", [PageTable("Devices", ("", ""), facts, words=2)]),
-            Section("Rows", [PageTable("What was measured", _HEADS, rows, words=3, note=note)]),
+            Section("The machine", [Table("Devices", ("", ""), facts, words=2)]),
+            Section("Rows", [Table("What was measured", _HEADS, rows, words=3, note=note)]),
             Section("Commands", [Preformatted("The command of each row", commands)]),
         ],
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from prb_jax.reports.style import ResultsTable
+from prb_jax.reports.table import ResultsTable
 
 
 def shown(head: str, form: str = "{v}", meaning: str = "") -> Mapping[str, str]:

@@ -11,7 +11,7 @@ import numpy as np
 from prb_jax.building.gates.answers import copied_words, refusal, truncation
 from prb_jax.building.settings import SIDES, BuildSettings
 from prb_jax.data.comparison import RubricAspect
-from prb_jax.metrics.surface import count_words, surface_features
+from prb_jax.metrics.texts import count_words, surface_features
 
 _LENGTH: Final = 20.0
 """Weight of the difference of the logarithms of the numbers of words, beside that of any other column."""

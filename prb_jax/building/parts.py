@@ -11,7 +11,7 @@ from typing import Final
 from prb_jax.building.gates.gate import Pair
 from prb_jax.building.gates.words import NearTexts
 from prb_jax.errors import short_repr
-from prb_jax.metrics.components import Components
+from prb_jax.metrics.clusters import Components
 from prb_jax.scoring.comparison_table import clusters_of
 
 _NEAR: Final = 0.6

@@ -46,8 +46,7 @@ def run(options: argparse.Namespace) -> None:
     start(options)
     from prb_jax.judges.best_of_n import best_of_n, quality_label
     from prb_jax.judges.options import JudgeOptions
-    from prb_jax.reports.style import ResultsTable
-    from prb_jax.reports.tables import interval
+    from prb_jax.reports.table import ResultsTable, interval
 
     asked = JudgeOptions(prompts=options.prompts, template=options.template)
     result = call(best_of_n, options, judge=None if asked == JudgeOptions() else asked)

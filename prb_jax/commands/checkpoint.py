@@ -40,7 +40,7 @@ def run_inspect(options: argparse.Namespace) -> None:
     """Check a checkpoint without reading its weights, and print the facts."""
     hide_torch(options)
     from prb_jax.inspection.inspect import inspect
-    from prb_jax.reports.style import facts_table
+    from prb_jax.reports.table import facts_table
 
     print_table(facts_table(call(inspect, options).items()))
 

@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> None:
     options.data = [with_columns(source, options.columns) for source in options.data]
     if options.distributed or not options.model.startswith("baseline:"):
         start(options)
-    from prb_jax.reports.tables import render_posts, render_summary
+    from prb_jax.reports.summary import render_posts, render_summary
     from prb_jax.scoring.evaluate import evaluate
     from prb_jax.study.posts import evaluate_posts
 

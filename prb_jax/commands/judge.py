@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> None:
     if options.endpoint is None:
         start(options)
     from prb_jax.judges.judge import judge
-    from prb_jax.reports.tables import render_summary
+    from prb_jax.reports.summary import render_summary
 
     result = call(judge, options, model=options.judge)
     if options.part is not None:

@@ -143,7 +143,7 @@ def add_methods(sub: Parser) -> None:
 def run_methods(options: argparse.Namespace) -> None:
     """Print a line for each method."""
     from prb_jax.personal.few_shot.registry import method_names
-    from prb_jax.reports.style import facts_table
+    from prb_jax.reports.table import facts_table
 
     print_table(facts_table(method_names().items(), title="methods of personalisation"))
 
@@ -160,7 +160,7 @@ def add_ask(sub: Parser) -> None:
 def run_ask(options: argparse.Namespace) -> None:
     """Rank the questions, and print the first ones."""
     start(options)
-    from prb_jax.reports.tables import render_questions
+    from prb_jax.reports.study import render_questions
     from prb_jax.study.ask import ask, write_questions
 
     questions = ask(options.model, user=options.user, candidates=options.candidates)

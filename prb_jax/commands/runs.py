@@ -81,7 +81,7 @@ def add_report(sub: Parser) -> None:
 
 def run_report(options: argparse.Namespace) -> None:
     """Write the page."""
-    from prb_jax.reports.page import report
+    from prb_jax.reports.report import report
 
     print(f"written to {call(report, options)}")
 

@@ -85,8 +85,7 @@ def run_guide(options: argparse.Namespace) -> None:
     start(options)
     from prb_jax.generation.guide import guide
     from prb_jax.metrics.texts import TEXT_LABELS
-    from prb_jax.reports.style import facts_table
-    from prb_jax.reports.tables import interval
+    from prb_jax.reports.table import facts_table, interval
 
     result = call(guide, options, loading=chosen(options, LoadOptions).devices)
     found = result.summary
@@ -142,41 +141,40 @@ def run_policy_accuracy(options: argparse.Namespace) -> None:
 
 
 def _print_accuracy(summary: Mapping[str, Any]) -> None:
-    from rich.markup import escape
+    from prb_jax.reports.table import Table, bounded, field, interval, number
 
-    from prb_jax.reports.style import NONE, new_table
-    from prb_jax.reports.tables import interval
-
-    def accuracy(figures: Mapping[str, Any]) -> str:
-        return escape(interval(figures["policy_accuracy"], figures["ci95"]))
-
-    def number(value: float | None) -> str:
-        return NONE if value is None else f"{value:.3f}"
-
-    controls = new_table(f"{summary['n_test']:,} comparisons of test users", ("control", "policy accuracy"))
-    controls.add_row("policy alone (lambda 0)", accuracy(summary["lambda_0"]["sum"]))
-    controls.add_row("policy alone, by length", accuracy(summary["lambda_0"]["lennorm"]))
-    controls.add_row("longer response", accuracy(summary["length"]))
+    alone = {
+        "policy alone (lambda 0)": summary["lambda_0"]["sum"],
+        "policy alone, by length": summary["lambda_0"]["lennorm"],
+        "longer response": summary["length"],
+    }
     for name, found in summary["rewards"].items():
-        controls.add_row(escape(f"reward alone: {name}"), accuracy(found["reward_alone"]["half_credit"]))
-    print_table(controls)
+        alone[f"reward alone: {name}"] = found["reward_alone"]["half_credit"]
+    rows = [(name, interval(found["policy_accuracy"], found["ci95"])) for name, found in alone.items()]
+    title = f"{summary['n_test']:,} comparisons of test users"
+    print_table(Table(title, ("control", "policy accuracy"), rows))
+    columns = {
+        "score": field("score"),
+        "lambda": field("lambda", "{:g}"),
+        "policy accuracy": bounded("policy_accuracy", "ci95"),
+        "ties": field("ties", "{:.3f}"),
+        "another user": field("another_user", "{:.3f}"),
+        "with length": field("length_correlation", "{:.3f}"),
+    }
+    points = {
+        "lambda": columns["lambda"],
+        "validation": field("validation", "{:.3f}"),
+        "test": field("test", "{:.3f}"),
+    }
     for name, found in summary["rewards"].items():
-        table = new_table(name, ("score", "lambda", "policy accuracy", "ties", "another user", "with length"))
-        for score, figures in found["scores"].items():
-            more = [number(figures[key]) for key in ("ties", "another_user", "length_correlation")]
-            table.add_row(escape(score), f"{figures['lambda']:g}", accuracy(figures), *more)
-        table.caption = "lambda: chosen on validation users; with length: correlation of score and tokens"
+        note = "lambda: chosen on validation users; with length: correlation of score and tokens"
         if any(figures["lambda"] == max(summary["strengths"]) for figures in found["scores"].values()):
-            table.caption += "\nthe largest lambda was chosen: larger ones may do better (--lambdas)"
+            note += "\nthe largest lambda was chosen: larger ones may do better (--lambdas)"
         if found["token_level"]:
-            table.caption += escape(f"\nno rewards of tokens: {found['token_level']}")
-        print_table(table)
-        headline = found["scores"][found["headline"]]
-        curve = new_table(f"{found['headline']} by lambda", ("lambda", "validation", "test"))
-        for point in headline["curve"]:
-            curve.add_row(f"{point['lambda']:g}", number(point["validation"]), number(point["test"]))
-        shares = ", ".join(
-            f"{float(part):.0%} {number(value)}" for part, value in headline["prefixes"].items()
-        )
-        curve.caption = escape(f"first part of the response: {shares}")
-        print_table(curve)
+            note += f"\nno rewards of tokens: {found['token_level']}"
+        scores = [{"score": score, **figures} for score, figures in found["scores"].items()]
+        print_table(Table.of(name, scores, columns, note=note))
+        own = found["scores"][found["headline"]]
+        shares = ", ".join(f"{float(part):.0%} {number(value)}" for part, value in own["prefixes"].items())
+        note = f"first part of the response: {shares}"
+        print_table(Table.of(f"{found['headline']} by lambda", own["curve"], points, note=note))

@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
         show_config(load_settings, config, overrides)
         return 0
     start(options)
-    from prb_jax.reports.tables import training_table
+    from prb_jax.reports.training import training_table
     from prb_jax.training.train import train
 
     result = call(train, options, config=config, overrides=overrides)

@@ -71,15 +71,8 @@ class Outcomes:
 
 @dataclass(frozen=True)
 class GroupCounts:
-    """Wins and rows by group.
+    """Wins and rows by group, [G] int64, in order of first appearance; every group has a row."""
 
-    Attributes:
-      names: [G] the groups, in order of first appearance; None for a row that is its own group.
-      wins: [G] int64.
-      rows: [G] int64, at least 1.
-    """
-
-    names: tuple[str | None, ...]
     wins: np.ndarray
     rows: np.ndarray
 
@@ -137,16 +130,8 @@ def outcomes_of(margins: np.ndarray) -> Outcomes:
 
 def group_counts(wins: np.ndarray, groups: Sequence[str | None]) -> GroupCounts:
     """Sum ``wins`` [n] by group; every row whose group is None counts as a group of its own."""
-    index: dict[str, int] = {}
-    names: list[str | None] = []
-    of_row = np.empty(len(groups), np.int64)
-    for i, group in enumerate(groups):
-        position = len(names) if group is None else index.setdefault(group, len(names))
-        if position == len(names):
-            names.append(group)
-        of_row[i] = position
-    return GroupCounts(
-        names=tuple(names),
-        wins=np.bincount(of_row, weights=wins, minlength=len(names)).astype(np.int64),
-        rows=np.bincount(of_row, minlength=len(names)).astype(np.int64),
-    )
+    index: dict[str | int, int] = {}
+    keys = (row if group is None else group for row, group in enumerate(groups))
+    of_row = np.fromiter((index.setdefault(key, len(index)) for key in keys), np.int64, len(groups))
+    won = np.bincount(of_row, weights=wins, minlength=len(index)).astype(np.int64)
+    return GroupCounts(won, np.bincount(of_row, minlength=len(index)).astype(np.int64))

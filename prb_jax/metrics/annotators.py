@@ -1,4 +1,4 @@
-"""How much annotators agree beyond chance: Krippendorff's alpha, Fleiss' and Cohen's kappa, Gwet's AC1.
+"""How much annotators agree beyond chance, with intervals: Krippendorff's alpha, Fleiss' and Cohen's kappa, Gwet's AC1.
 
 A table [U, R] holds the category that each of R annotators gave to each of U units, a number from 0, and ``MISSING``
 where there is none. All coefficients are computed for B resamples at once: weights say how often each unit and each
@@ -17,11 +17,13 @@ A coefficient is NaN where it is not defined: no unit with two ratings, or no di
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final, Literal
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
 
 import numpy as np
+
+from prb_jax.metrics.uncertainty import LEAST_CLUSTERS
 
 MISSING: Final = -1
 """In a table: this annotator did not rate this unit."""
@@ -30,25 +32,20 @@ NOMINAL: Final = "nominal"
 ORDINAL: Final = "ordinal"
 Level = Literal["nominal", "ordinal"]
 
-_AT_ONCE: Final = 2_000_000
-"""Numbers in the largest array, about."""
+DRAWS: Final = 2000
+"""Resamples of an interval."""
 
-
-@dataclass(frozen=True)
-class Weights:
-    """How often units and annotators were drawn, in B resamples.
-
-    Attributes:
-      units: [B, U] numbers from 0.
-      annotators: [B, R] numbers from 0; [1, R] where they are the same in all resamples.
-    """
-
-    units: np.ndarray
-    annotators: np.ndarray
+_AT_ONCE: Final = 2_000_000  # numbers in the largest array, about
+_LEAST_DEFINED: Final = 0.95  # share of the resamples in which a coefficient is defined
 
 
 def agreement(
-    table: np.ndarray, *, categories: int, level: Level = NOMINAL, weights: Weights | None = None
+    table: np.ndarray,
+    *,
+    categories: int,
+    level: Level = NOMINAL,
+    units: np.ndarray | None = None,
+    annotators: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
     """Return the coefficients of a table, [B] each.
 
@@ -56,39 +53,40 @@ def agreement(
       table: int [U, R], categories from 0, or ``MISSING``.
       categories: how many there are, also those that nobody gave.
       level: of measurement: "nominal", or "ordinal" for alpha alone.
-      weights: of the resamples; one resample with weights of 1 where it is not given.
+      units: [B, U], how often each unit was drawn; one resample of each once where it is not given.
+      annotators: [B, R], likewise; [1, R] where they are the same in all resamples.
 
     Returns:
       {"alpha"}, and of nominal categories also {"fleiss", "ac1", "observed"}: the last one is the share of the pairs of
       ratings that are equal, the mean over units.
     """
     table = np.asarray(table)
-    units, annotators = table.shape
-    if weights is None:
-        weights = Weights(np.ones((1, units)), np.ones((1, annotators)))
+    units = np.ones((1, len(table))) if units is None else units
+    annotators = np.ones((1, table.shape[1])) if annotators is None else annotators
+    names = ("alpha",) if level == ORDINAL else ("alpha", "fleiss", "ac1", "observed")
     if not table.size:
-        return dict.fromkeys(_names(level), np.full(len(weights.units), np.nan))
+        return dict.fromkeys(names, np.full(len(units), np.nan))
     given = (table[..., None] == np.arange(categories)).astype(np.float64)
-    size = max(1, _AT_ONCE // max(1, units * categories))
+    size = max(1, _AT_ONCE // max(1, len(table) * categories))
     parts = []
-    for at in range(0, len(weights.units), size):
-        people = weights.annotators if len(weights.annotators) == 1 else weights.annotators[at : at + size]
-        parts.append(_agreement(given, level, weights.units[at : at + size], people))
-    return {name: np.concatenate([part[name] for part in parts]) for name in _names(level)}
+    for at in range(0, len(units), size):
+        people = annotators if len(annotators) == 1 else annotators[at : at + size]
+        parts.append(_agreement(given, level, units[at : at + size], people))
+    return {name: np.concatenate([part[name] for part in parts]) for name in names}
 
 
 def cohen(
-    first: np.ndarray, second: np.ndarray, *, categories: int, unit_weights: np.ndarray | None = None
+    first: np.ndarray, second: np.ndarray, *, categories: int, units: np.ndarray | None = None
 ) -> np.ndarray:
     """Return Cohen's kappa [B] of two annotators.
 
     Args:
       first, second: int [U], categories from 0, or ``MISSING``.
       categories: how many there are.
-      unit_weights: [B, U], how often each unit was drawn; one resample with weights of 1 where it is not given.
+      units: [B, U], how often each unit was drawn; one resample of each once where it is not given.
     """
     first, second = np.asarray(first), np.asarray(second)
-    weights = np.ones((1, len(first))) if unit_weights is None else np.asarray(unit_weights, np.float64)
+    weights = np.ones((1, len(first))) if units is None else np.asarray(units, np.float64)
     both = (first != MISSING) & (second != MISSING)
     cells = first[both] * categories + second[both]
     counts = weights[:, both] @ (cells[:, None] == np.arange(categories**2)).astype(np.float64)
@@ -99,29 +97,23 @@ def cohen(
     return _beyond_chance(observed, expected, total > 0)
 
 
-def _names(level: Level) -> tuple[str, ...]:
-    return ("alpha",) if level == ORDINAL else ("alpha", "fleiss", "ac1", "observed")
-
-
 def _agreement(
-    given: np.ndarray, level: Level, unit_weights: np.ndarray, annotator_weights: np.ndarray
-) -> Mapping[str, np.ndarray]:
+    given: np.ndarray, level: Level, drawn: np.ndarray, annotators: np.ndarray
+) -> dict[str, np.ndarray]:
     """The coefficients of ``given`` [U, R, C], whether an annotator gave a category to a unit."""
-    units, annotators, categories = given.shape
-    flat = given.transpose(1, 0, 2).reshape(annotators, units * categories)
-    weights = np.asarray(annotator_weights, np.float64)
-    shape = (len(weights), units, categories)
+    drawn, weights = np.asarray(drawn, np.float64), np.asarray(annotators, np.float64)
+    flat = given.transpose(1, 0, 2).reshape(given.shape[1], -1)
+    shape = (len(weights), given.shape[0], given.shape[2])
     rated = (weights @ flat).reshape(shape)
     itself = (weights**2 @ flat).reshape(shape)  # what pairs of an annotator with himself would add
     ratings = rated.sum(axis=-1)
     pairs = ratings**2 - itself.sum(axis=-1)
     paired = pairs > 0.5
-    drawn = np.asarray(unit_weights, np.float64)
     of_pair = np.where(paired, 1 / np.where(paired, pairs, 1), 0)
 
     scale = (of_pair * ratings)[..., None]
     together = _over_units(drawn, rated * scale, rated)
-    diagonal = np.arange(categories)
+    diagonal = np.arange(shape[-1])
     together[:, diagonal, diagonal] -= _over_units(drawn, itself * scale, np.ones((*shape[:2], 1)))[..., 0]
     found = {"alpha": _alpha(together, level)}
     if level == ORDINAL:
@@ -135,7 +127,7 @@ def _agreement(
     shares = sums[:, 3:] / np.where(sums[:, 2] > 0, sums[:, 2], 1)[:, None]
     by_chance = {
         "fleiss": (shares**2).sum(axis=-1),
-        "ac1": (shares * (1 - shares)).sum(axis=-1) / max(categories - 1, 1),
+        "ac1": (shares * (1 - shares)).sum(axis=-1) / max(shape[-1] - 1, 1),
     }
     for name, expected in by_chance.items():
         found[name] = _beyond_chance(observed, expected, sums[:, 1] > 0)
@@ -168,3 +160,146 @@ def _alpha(together: np.ndarray, level: Level) -> np.ndarray:
 def _beyond_chance(observed: np.ndarray, expected: np.ndarray, defined: np.ndarray) -> np.ndarray:
     defined = defined & (expected < 1 - 1e-12)
     return np.where(defined, (observed - expected) / np.where(defined, 1 - expected, 1), np.nan)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure about judgements with its intervals.
+
+    Attributes:
+      value: None where it is not defined.
+      ci95: 95 % interval over items, or over clusters of them, judged by these annotators; None where there is none.
+      ci95_annotators: likewise over both items and annotators, as draws from many; None where there is none.
+      reasons: why there is none, by the name of the attribute.
+    """
+
+    value: float | None
+    ci95: tuple[float, float] | None = None
+    ci95_annotators: tuple[float, float] | None = None
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entries of a report."""
+        pairs = {"ci95": self.ci95, "ci95_annotators": self.ci95_annotators}
+        bounds = {name: None if pair is None else list(pair) for name, pair in pairs.items()}
+        return {"value": self.value, **bounds, "reasons": dict(self.reasons)}
+
+
+def agreement_with_intervals(
+    table: np.ndarray,
+    *,
+    categories: int,
+    level: Level = NOMINAL,
+    clusters: Sequence[Hashable] | None = None,
+    over: str = "items",
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> dict[str, Estimate]:
+    """Return the coefficients of :func:`agreement` with percentile bootstrap intervals, over units and over both.
+
+    Args:
+      table: int [U, R].
+      categories: how many there are.
+      level: of measurement.
+      clusters: [U] units of one cluster are drawn together, as the two responses of one pair; None for units that
+        are drawn alone.
+      over: what a cluster is called in reasons, in the plural.
+      draws: resamples.
+      seed: of the resamples.
+    """
+    table = np.asarray(table)
+    rng = np.random.default_rng(seed)
+    names = list(range(len(table))) if clusters is None else list(clusters)
+    units = _draw_units(names, draws, rng)
+    paired = (table != MISSING).sum(axis=1) > 1
+    count = len({name for name, kept in zip(names, paired, strict=True) if kept})
+    people = int((table[paired] != MISSING).any(axis=0).sum())
+    drawn: dict[str, np.ndarray | None] = {"ci95": None}
+    if people >= LEAST_CLUSTERS:
+        all_people = table.shape[1]
+        drawn["ci95_annotators"] = rng.multinomial(all_people, [1 / all_people] * all_people, size=draws)
+    resampled = {
+        name: agreement(table, categories=categories, level=level, units=units, annotators=annotators)
+        for name, annotators in drawn.items()
+    }
+    return {
+        name: _estimate(
+            float(value[0]), {of: part[name] for of, part in resampled.items()}, count, people, over
+        )
+        for name, value in agreement(table, categories=categories, level=level).items()
+    }
+
+
+def cohen_with_interval(
+    first: np.ndarray,
+    second: np.ndarray,
+    *,
+    categories: int,
+    clusters: Sequence[Hashable] | None = None,
+    over: str = "items",
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> Estimate:
+    """Return Cohen's kappa of two annotators with its interval over units; other two would have another kappa.
+
+    Args:
+      first, second: int [U].
+      categories, clusters, over, draws, seed: as of `agreement_with_intervals`.
+    """
+    both = (np.asarray(first) != MISSING) & (np.asarray(second) != MISSING)
+    first, second = np.asarray(first)[both], np.asarray(second)[both]
+    names = range(len(both)) if clusters is None else clusters
+    names = [name for name, kept in zip(names, both, strict=True) if kept]
+    value = float(cohen(first, second, categories=categories)[0])
+    units = _draw_units(names, draws, np.random.default_rng(seed))
+    resampled = {"ci95": cohen(first, second, categories=categories, units=units)}
+    found = _estimate(value, resampled, len(set(names)), LEAST_CLUSTERS, over)
+    reasons = {name: reason for name, reason in found.reasons.items() if name != "ci95_annotators"}
+    return replace(found, reasons=reasons)
+
+
+def too_few(clusters: int, annotators: int, *, over: str) -> dict[str, str]:
+    """Return the reasons why a figure has no interval: fewer than `LEAST_CLUSTERS` of what it is taken over.
+
+    Args:
+      clusters: of items.
+      annotators: who judged them.
+      over: what the clusters are called, in the plural.
+    """
+    if clusters < LEAST_CLUSTERS:
+        reason = f"{clusters} {over}; an interval needs at least {LEAST_CLUSTERS}"
+        return {"ci95": reason, "ci95_annotators": reason}
+    if annotators < LEAST_CLUSTERS:
+        reason = f"{annotators} annotators; an interval over annotators needs at least {LEAST_CLUSTERS}"
+        return {"ci95_annotators": reason}
+    return {}
+
+
+def _draw_units(names: Sequence[Hashable], draws: int, rng: np.random.Generator) -> np.ndarray:
+    """How often each unit is drawn, [draws, U]; units of one name together."""
+    number: dict[Hashable, int] = {}
+    of_unit = [number.setdefault(name, len(number)) for name in names]
+    if not number:
+        return np.zeros((draws, 0))
+    return rng.multinomial(len(number), [1 / len(number)] * len(number), size=draws)[:, of_unit]
+
+
+def _estimate(
+    value: float, resampled: Mapping[str, np.ndarray], clusters: int, annotators: int, over: str
+) -> Estimate:
+    """A coefficient with percentile intervals of its resamples, by the names of the intervals."""
+    if np.isnan(value):
+        reason = "no two annotators judged the same item" if clusters == 0 else "all judgements are equal"
+        return Estimate(None, reasons={"value": reason})
+    reasons = too_few(clusters, annotators, over=over)
+    found: dict[str, tuple[float, float]] = {}
+    for name, values in resampled.items():
+        defined = values[~np.isnan(values)]
+        if name in reasons:
+            continue
+        if len(defined) < _LEAST_DEFINED * len(values):
+            reasons[name] = f"not defined in {len(values) - len(defined):,} of {len(values):,} resamples"
+            continue
+        low, high = np.quantile(defined, [0.025, 0.975])
+        found[name] = (float(low), float(high))
+    return Estimate(value, **found, reasons=reasons)

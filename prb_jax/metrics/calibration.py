@@ -1,4 +1,4 @@
-"""Whether scores mean what Bradley-Terry says: probabilities of the pick against how often it is right."""
+"""What scores are worth: whether they mean what Bradley-Terry says, and whether they go with length."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from prb_jax.errors import DataError, quote
 from prb_jax.metrics.accuracy import ScoredRow, margin
 
 CALIBRATION_DEFINITION: Final = (
@@ -15,6 +16,13 @@ CALIBRATION_DEFINITION: Final = (
     "the pick, at least 0.5); the pick is right if it has the highest label, and counts by its share where several "
     "responses tie for the best score; bins of equal width; ece = the mean over comparisons of |share right - mean "
     "confidence| of their bins"
+)
+
+LENGTH_DEFINITION: Final = (
+    "over the comparisons in which one response is longer (in characters) than all others: how often the preferred "
+    "response is the longest one, how often the longest one has the best score (a tie has none), and the accuracy "
+    "where the preferred response is the longest and where it is not; a scorer without a bias for length is as "
+    "accurate in both"
 )
 
 
@@ -70,3 +78,45 @@ def _pick(scores: Sequence[float], labels: Sequence[float]) -> tuple[float, floa
     picked = [label for score, label in zip(scores, labels) if score == best]
     confidence = 1 / math.fsum(math.exp(score - best) for score in scores)
     return confidence, sum(label == top for label in picked) / len(picked)
+
+
+def length_bias(rows: Sequence[ScoredRow], lengths: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Return how the picks of a scorer go with the lengths of the responses.
+
+    Args:
+      rows: the scored comparisons.
+      lengths: [K] of the responses of each row, in the same order.
+
+    Returns:
+      "n" comparisons with a longest response and "equal" without one; of the n, the shares "preferred_is_longest" and
+      "picks_longest"; "n_longest" and "n_shorter" comparisons whose preferred response is or is not the longest, with
+      "accuracy_longest" and "accuracy_shorter" (None where there are none).
+
+    Raises:
+      DataError: another number of lengths than of scores; and as `prb_jax.metrics.accuracy.margin`.
+    """
+    wins: dict[bool, list[bool]] = {True: [], False: []}  # by whether the preferred response is the longest
+    picks = equal = 0
+    for row, sizes in zip(rows, lengths, strict=True):
+        if len(sizes) != len(row.scores):
+            raise DataError(f"row {quote(row.id)}: {len(sizes)} lengths for {len(row.scores)} scores")
+        longest = max(sizes)
+        if list(sizes).count(longest) > 1:
+            equal += 1
+            continue
+        place = list(sizes).index(longest)
+        picks += row.scores[place] > max(score for k, score in enumerate(row.scores) if k != place)
+        won = margin(row.scores, row.labels, id=row.id) > 0
+        wins[row.labels[place] == max(row.labels)].append(won)
+    n_longest, n_shorter = len(wins[True]), len(wins[False])
+    n = n_longest + n_shorter
+    return {
+        "n": n,
+        "equal": equal,
+        "preferred_is_longest": n_longest / n if n else None,
+        "picks_longest": picks / n if n else None,
+        "n_longest": n_longest,
+        "accuracy_longest": sum(wins[True]) / n_longest if n_longest else None,
+        "n_shorter": n_shorter,
+        "accuracy_shorter": sum(wins[False]) / n_shorter if n_shorter else None,
+    }

@@ -1,8 +1,8 @@
-"""Which rows belong together: rows of one user, and rows in which the same responses are judged."""
+"""What belongs together: rows of one user, rows in which the same responses are judged, and whatever is joined."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -72,7 +72,7 @@ def crossed_keys(sets: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
     a pair keep a key each where one of them also occurs in another pair.
     """
     whole = [tuple(sorted(keys)) for keys in sets]
-    of_response: Mapping[str, set[tuple[str, ...]]] = {}
+    of_response: dict[str, set[tuple[str, ...]]] = {}
     for keys in whole:
         for key in keys:
             of_response.setdefault(key, set()).add(keys)
@@ -80,3 +80,22 @@ def crossed_keys(sets: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
     if mixed and all(len(keys) == 2 for keys in whole):
         return tuple(whole)
     return tuple(("\n".join(keys),) for keys in whole)
+
+
+class Components:
+    """Connected components: disjoint sets of nodes, each known by its root; a node that was never named is alone."""
+
+    def __init__(self) -> None:
+        self._parent: dict[Hashable, Hashable] = {}
+
+    def root(self, node: Hashable) -> Hashable:
+        """Return the node that stands for all nodes that are joined with this one by now."""
+        parent = self._parent
+        while parent.setdefault(node, node) != node:
+            parent[node] = parent[parent[node]]  # halve the path
+            node = parent[node]
+        return node
+
+    def join(self, node: Hashable, other: Hashable) -> None:
+        """Put two nodes, and what belongs to each, together; the root is that of the other."""
+        self._parent[self.root(node)] = self.root(other)

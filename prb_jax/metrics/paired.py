@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,12 +13,6 @@ import numpy as np
 from prb_jax.errors import DataError, quote
 from prb_jax.metrics.accuracy import ScoredRow, outcomes
 from prb_jax.metrics.clusters import Clusters
-from prb_jax.metrics.score_differences import (
-    FLIPS_DEFINITION,
-    SCORES_DEFINITION,
-    flat_scores,
-    score_differences,
-)
 from prb_jax.metrics.uncertainty import difference_interval, grade_interval, mean_interval
 
 LEVEL: Final = 0.05
@@ -39,8 +34,10 @@ COMPARISON_DEFINITIONS: Final[Mapping[str, str]] = {
     "higher grade",
     "n": "comparisons",
     "users": "distinct users among them",
-    "flips": FLIPS_DEFINITION,
-    "scores": SCORES_DEFINITION,
+    "flips": "comparisons whose verdict (win, tie, loss; the grade, of graded rows) is another one by a than by b",
+    "scores": "of every response, the score by a minus the score by b: mean, rms (root mean square), max_abs; std_b, "
+    "the standard deviation of the scores by b; Pearson and Spearman correlation of the two (null where either is "
+    "constant)",
 }
 """What the figures of a comparison mean."""
 
@@ -116,7 +113,7 @@ def compare_rows(
                 "n": len(gains),
                 "users": known,
                 "flips": int((found[a].verdicts != found[b].verdicts).sum()),
-                "scores": score_differences(found[a].scores, found[b].scores),
+                "scores": _score_differences(found[a].scores, found[b].scores),
             }
         )
     tested = [pair for pair in pairs if pair["p"] is not None]
@@ -146,7 +143,7 @@ class _Run:
 
 
 def _run(rows: Sequence[ScoredRow]) -> _Run:
-    scores = flat_scores(rows)
+    scores = np.array([score for row in rows for score in row.scores], np.float64)
     if rows[0].is_graded:
         return _Run(scores, scores, scores)
     result = outcomes(rows)
@@ -192,3 +189,28 @@ def _rank_groups(names: Sequence[str], apart: set[tuple[str, str]]) -> dict[str,
         members.append(name)
         groups[name] = group
     return groups
+
+
+def _score_differences(a: np.ndarray, b: np.ndarray) -> dict[str, Any]:
+    """The figures of "scores" from a, b [n] float64, two scores of each response."""
+    difference = a - b
+    return {
+        "mean": math.fsum(difference) / len(difference),
+        "rms": math.sqrt(math.fsum(difference**2) / len(difference)),
+        "max_abs": float(np.abs(difference).max()),
+        "std_b": float(b.std()),
+        "pearson": _correlation(a, b),
+        "spearman": _correlation(_ranks(a), _ranks(b)),
+    }
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """[n] from 1; equal values share the mean of their ranks."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[place]
+
+
+def _correlation(a: np.ndarray, b: np.ndarray) -> float | None:
+    a, b = a - a.mean(), b - b.mean()
+    size = math.sqrt(float(a @ a) * float(b @ b))
+    return float(a @ b) / size if size > 0 else None

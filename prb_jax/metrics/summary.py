@@ -12,9 +12,8 @@ import numpy as np
 
 from prb_jax.errors import DataError
 from prb_jax.metrics.accuracy import Outcomes, ScoredRow, group_counts, margin, outcomes_of
-from prb_jax.metrics.clusters import Clusters
+from prb_jax.metrics.clusters import OVER_COMPARISONS, OVER_DERIVED_USERS, OVER_USERS, Clusters
 from prb_jax.metrics.coverage import chance, coverage
-from prb_jax.metrics.definitions import definitions
 from prb_jax.metrics.uncertainty import (
     accuracy_interval,
     difference_of_wins,
@@ -26,6 +25,58 @@ from prb_jax.metrics.uncertainty import (
 LENGTH_BASELINE: Final = "baseline:length"
 NO_SUBSET: Final = "(no subset)"
 ITSELF: Final = "the model is this baseline"
+
+_SCORE: Final = (
+    "a score interval: the means from which the accuracy is at most t standard errors away, each with the standard "
+    "error of a beta-binomial distribution with this mean and its most likely correlation within {over}"
+)
+_ONE_OF: Final = {
+    OVER_USERS: "a user",
+    OVER_DERIVED_USERS: "a derived user",
+    OVER_COMPARISONS: "a comparison",
+}
+_TWO_WAY: Final = (
+    "two-way clustered over {over} and {responses}, because several users judge the same responses: the variance by "
+    "users, plus the one by responses, minus the one by both (Cameron, Gelbach and Miller), never below {least}, "
+    "in Wilson's interval with a t quantile of one degree of freedom less than the smaller "
+    "effective number of clusters; over {over} alone where fewer than ten rows are won, or lost"
+)
+_DEFINITIONS: Final[Mapping[str, str]] = {
+    "n": "scored comparisons",
+    "accuracy": "strict wins / n: the best score among the highest labels is above the best of the others; "
+    "a tie is not a win",
+    "ci95": "95 % interval over {over}, {method}; null with fewer than six clusters",
+    "ci95_reason": "why ci95 is null; null where there is an interval (so for every key that ends in _reason)",
+    "ties": "comparisons in which those two scores are equal",
+    "half_credit_accuracy": "(strict wins + ties / 2) / n; shown in tables where ties exceed one in a hundred",
+    "mean_margin": "mean of the best score among the highest labels minus the best of the others",
+    "accuracy_by_subset": "the accuracy within each subset",
+    "by_subset": "n, accuracy, ci95, ties and half_credit_accuracy within each subset; null where undefined",
+    "users": "distinct users; rows without a user do not enter the user figures",
+    "users_derived": "whether the data name no users, and rows whose profiles share a post (connected components "
+    "of post ids; of ids and texts for ids that occur with several texts) are taken to be of one user",
+    "user_accuracy": "mean over users of each user's accuracy; null without users",
+    "user_accuracy_ci95": "95 % interval over {over}, {score}",
+    "user_accuracy_ci95_reason": "why user_accuracy_ci95 is null",
+    "users_testable": "users who would be served if all their rows were won",
+    "coverage": "share of the testable users who are served: whose accuracy is above chance (1/K for one best of K "
+    "responses) by a one-sided exact binomial test at 0.05; null where nobody is testable",
+    "coverage_reason": "why coverage is null",
+    "coverage_ci95": "95 % score interval (Wilson) over the testable users",
+    "coverage_ci95_reason": "why coverage_ci95 is null",
+    "coverage_by_chance": "the share of testable users who would be served by scores without meaning: the mean size "
+    "of the tests",
+    "coverage_benjamini_hochberg": "the share served after the correction of Benjamini and Hochberg over the "
+    "testable users, at 0.05",
+    "crossed": "null where no two users judge the same responses (not looked for in data that are read by windows); "
+    "else the number of clusters of responses, and whether a cluster is a whole set of responses or a single one",
+    "truncated": "comparisons of which any text was cut",
+    "truncation": "how much was cut in all, by kind",
+    "length_baseline": "accuracy of always preferring the longest response (characters), same rows",
+    "baselines": "the same figures for each baseline; difference = accuracy minus the baseline's, paired, with a 95 % "
+    "t interval {paired} (difference_ci95); null, with the reason in difference_ci95_reason, where one of the two is "
+    "not defined or the model is this baseline",
+}
 
 
 def summarise(
@@ -86,10 +137,31 @@ def summarise(
             "difference_ci95_reason": difference["ci95_reason"],
         }
     length = compared.get(LENGTH_BASELINE)
-    summary["length_baseline"] = None if length is None else length["accuracy"]
-    summary["baselines"] = compared
-    summary["definitions"] = definitions(clusters)
-    return summary
+    return summary | {
+        "length_baseline": None if length is None else length["accuracy"],
+        "baselines": compared,
+        "definitions": _definitions(clusters),
+    }
+
+
+def _definitions(clusters: Clusters) -> dict[str, str]:
+    """The meaning of each key of a summary of these rows."""
+    over = clusters.over
+    score = _SCORE.format(over=_ONE_OF[over])
+    if over == OVER_USERS and any(user is None for user in clusters.users):
+        over = "users (a row without a user is a cluster of its own)"
+    if clusters.responses is None:
+        method, paired = score, f"over {over}"
+    else:
+        sets = len(clusters.responses[0]) == 1
+        responses = "sets of responses" if sets else "responses"
+        least = "the smaller one of the first two" if sets else "the one by users"
+        method = _TWO_WAY.format(over=over, responses=responses, least=least)
+        paired = f"two-way clustered over {over} and {responses}"
+    return {
+        key: text.format(over=over, method=method, score=score, paired=paired)
+        for key, text in _DEFINITIONS.items()
+    }
 
 
 GRADE_DEFINITIONS: Final[Mapping[str, str]] = {
@@ -226,22 +298,18 @@ def _by_subset(seen: _Seen, clusters: Clusters) -> dict[str, Any]:
 
 
 def _users(seen: _Seen, clusters: Clusters) -> dict[str, Any]:
-    result = seen.result
     known = [i for i, user in enumerate(clusters.users) if user is not None]
-    users = [str(clusters.users[i]) for i in known]
-    served = coverage(users, result.wins[known].tolist(), seen.chances[known].tolist())
-    figures: dict[str, Any] = {"users": 0, "users_derived": clusters.derived, "user_accuracy": None}
-    if known:
-        counts = group_counts(result.wins[known], users)
-        found = accuracy_interval(result.wins[known], clusters.take(known), per_user=True)
-        figures |= {
-            "users": len(counts.rows),
-            "user_accuracy": math.fsum(counts.accuracy) / len(counts.rows),
-            **found.to_json("user_accuracy_ci95"),
-        }
-    else:
-        figures |= {"user_accuracy_ci95": None, "user_accuracy_ci95_reason": served.reason}
-    return figures | served.to_json()
+    users, wins = [str(clusters.users[i]) for i in known], seen.result.wins[known]
+    served = coverage(users, wins.tolist(), seen.chances[known].tolist())
+    counts = group_counts(wins, users)
+    figures: dict[str, Any] = {"users": len(counts.rows), "users_derived": clusters.derived}
+    if not known:
+        reason = served["coverage_reason"]
+        none = {"user_accuracy": None, "user_accuracy_ci95": None, "user_accuracy_ci95_reason": reason}
+        return figures | none | served
+    interval = accuracy_interval(wins, clusters.take(known), per_user=True)
+    accuracy = math.fsum(counts.accuracy) / len(counts.rows)
+    return figures | {"user_accuracy": accuracy, **interval.to_json("user_accuracy_ci95")} | served
 
 
 def _crossed(clusters: Clusters) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
 """How sure the numbers are: intervals over clusters of rows, paired differences.
 
 Rows of one user are not independent, so an interval is taken over users, never over single rows. Where several users
-judge the same responses, it is taken over users and responses (`prb_jax.metrics.crossed`).
+judge the same responses, it is taken over users and responses (`prb_jax.metrics.variance`).
 `docs/statistics.md` says how the methods were chosen, and what share of the intervals holds the true value.
 """
 
@@ -16,22 +16,18 @@ import numpy as np
 
 from prb_jax.errors import DataError, quote
 from prb_jax.metrics.accuracy import ScoredRow, group_counts, outcomes
-from prb_jax.metrics.beta_binomial import fit_correlation
 from prb_jax.metrics.clusters import OVER_COMPARISONS, Clusters
-from prb_jax.metrics.crossed import crossed_variance, one_way_variance, user_keys
+from prb_jax.metrics.variance import crossed_variance, fit_correlation, one_way_variance, user_keys
 
 LEAST_CLUSTERS: Final = 6
 """With fewer clusters no interval is given: none holds its nominal coverage."""
 
-SCORE: Final = "score"
-TWO_WAY: Final = "two-way"
-PAIRED: Final = "paired t"
-MEAN: Final = "t"
+SCORE, TWO_WAY, PAIRED, MEAN = "score", "two-way", "paired t", "t"
+"""Methods of intervals, see `docs/statistics.md`."""
 
 _STEPS: Final = 28  # of bisection
-_FURTHER_ROWS: Final = (
-    2  # with a difference, one in either direction, in the variance of differences of verdicts
-)
+_FURTHER_ROWS: Final = 2  # with a difference, one either way, in the variance of differences of verdicts
+_CROSSED: Final = "users or sets of responses"
 _LEAST_SIDE: Final = 10  # wins, and losses, from which a two-way variance can be estimated
 
 
@@ -42,7 +38,7 @@ class Interval:
     Attributes:
       low, high: its ends; None where there is no interval.
       reason: why there is none; None where there is one.
-      method: "score", "two-way", "paired t" or "t"; see `docs/statistics.md`.
+      method: `SCORE`, `TWO_WAY`, `PAIRED` or `MEAN`.
       clusters: how many clusters it is taken over.
       standard_error: of the estimate, where the method has one.
       degrees: of freedom of the t quantile.
@@ -122,7 +118,6 @@ def score_test(
     most = float(rows.sum() - 1)
 
     def excess(mean: float) -> float:
-        """Return above 0 for a mean outside the interval."""
         correlation = correlation_at(mean)
         variance = single + shared * correlation
         share = shared * correlation / variance
@@ -154,7 +149,7 @@ def accuracy_interval(
         return alone  # nearly everything is won or lost: the wider interval, over users alone
     found = crossed_variance(np.asarray(wins, np.int64), clusters)
     if found.clusters < LEAST_CLUSTERS:
-        return _none(_too_few(found.clusters, "users or sets of responses"), TWO_WAY, found.clusters)
+        return _none(_too_few(found.clusters, _CROSSED), TWO_WAY, found.clusters)
     estimate, degrees = won / n, _degrees(found.effective)
     # Wilson's interval, with the number of independent rows that would give this variance
     rate = _quantile(degrees, level) ** 2 * found.variance / (estimate * (1 - estimate))
@@ -183,19 +178,7 @@ def difference_interval(gains: np.ndarray, clusters: Clusters, *, level: float =
       clusters: of the same rows.
       level: nominal coverage.
     """
-    gains = np.asarray(gains, np.float64)
-    if clusters.responses is None:
-        return _t_interval(gains, clusters, level=level, method=PAIRED)
-    found = crossed_variance(gains, clusters)
-    return _around(
-        float(gains.mean()),
-        found.variance + _FURTHER_ROWS / len(gains) ** 2,
-        clusters=found.clusters,
-        effective=found.effective,
-        what="users or sets of responses",
-        level=level,
-        method=PAIRED,
-    )
+    return _t_interval(gains, clusters, method=PAIRED, level=level)
 
 
 def mean_interval(
@@ -215,19 +198,7 @@ def mean_interval(
       responses: [n] of crossed data, as of `Clusters`: the interval is then over users and responses.
       level: nominal coverage.
     """
-    numbers, clusters = np.asarray(values, np.float64), Clusters(tuple(users), responses)
-    if responses is None:
-        return _t_interval(numbers, clusters, level=level, method=MEAN)
-    found = crossed_variance(numbers, clusters, least=0.0)
-    return _around(
-        float(numbers.mean()),
-        found.variance,
-        clusters=found.clusters,
-        effective=found.effective,
-        what="users or sets of responses",
-        level=level,
-        method=MEAN,
-    )
+    return _t_interval(values, Clusters(tuple(users), responses), method=MEAN, level=level)
 
 
 def paired_difference(
@@ -294,40 +265,23 @@ def _stand_alike(rows_a: Sequence[ScoredRow], rows_b: Sequence[ScoredRow]) -> bo
     return 0 < len(ids) == len(rows_a) == len(rows_b)
 
 
-def _t_interval(values: np.ndarray, clusters: Clusters, *, level: float, method: str) -> Interval:
-    """Return the t interval of the mean of ``values`` over users."""
-    n = len(values)
-    found = one_way_variance(values, user_keys(clusters.users))
-    return _around(
-        float(values.sum()) / n,
-        found.variance + (_FURTHER_ROWS / n**2 if method == PAIRED else 0.0),
-        clusters=found.clusters,
-        effective=found.effective,
-        what=clusters.over,
-        level=level,
-        method=method,
-    )
-
-
-def _around(
-    estimate: float,
-    variance: float,
-    *,
-    clusters: int,
-    effective: float,
-    what: str,
-    level: float,
-    method: str,
-) -> Interval:
-    """Return the interval of t standard errors on either side, within what is possible."""
-    if clusters < LEAST_CLUSTERS:
-        return _none(_too_few(clusters, what), method, clusters)
-    error, degrees = math.sqrt(variance), _degrees(effective)
+def _t_interval(values: np.ndarray, clusters: Clusters, *, method: str, level: float) -> Interval:
+    """Return the interval of t standard errors on either side of a mean, within what is possible."""
+    values, n, paired = np.asarray(values, np.float64), len(values), method == PAIRED
+    if clusters.responses is None:
+        found, what = one_way_variance(values, user_keys(clusters.users)), clusters.over
+    else:
+        least = {} if paired else {"least": 0.0}
+        found, what = crossed_variance(values, clusters, **least), _CROSSED
+    if found.clusters < LEAST_CLUSTERS:
+        return _none(_too_few(found.clusters, what), method, found.clusters)
+    estimate, degrees = float(values.sum()) / n, _degrees(found.effective)
+    error = math.sqrt(found.variance + (_FURTHER_ROWS / n**2 if paired else 0.0))
     half = _quantile(degrees, level) * error
     low, high = estimate - half, estimate + half
-    if method == PAIRED:
+    if paired:
         low, high = max(low, -1.0), min(high, 1.0)
-    return Interval(low, high, None, method, clusters, error, degrees)
+    return Interval(low, high, None, method, found.clusters, error, degrees)
 
 
 def _none(reason: str, method: str, clusters: int) -> Interval:

@@ -8,7 +8,7 @@ from prb_jax.plan.chips import GIB
 from prb_jax.plan.planner import Plan
 from prb_jax.plan.policy import PolicyPlan
 from prb_jax.plan.sampling import SamplingPlan
-from prb_jax.reports.style import facts_table, new_table
+from prb_jax.reports.table import Table, facts_table, number
 
 
 def plan_table(found: Plan, *, title: str) -> Group:
@@ -35,10 +35,9 @@ def plan_table(found: Plan, *, title: str) -> Group:
         facts.append(("note", found.note))
     parts = [facts_table(facts, title=title)]
     if found.collectives:
-        table = new_table(headings=("collective", "runs", "a chip sends"))
-        for kind, sent in sorted(found.collectives.items()):
-            table.add_row(kind, f"{sent.count:,}", _gib(sent.bytes))
-        parts.append(table)
+        sent = sorted(found.collectives.items())
+        rows = [(kind, f"{moved.count:,}", _gib(moved.bytes)) for kind, moved in sent]
+        parts.append(Table("", ("collective", "runs", "a chip sends"), rows))
     return Group(*parts)
 
 
@@ -57,18 +56,15 @@ def sampling_table(found: SamplingPlan, *, title: str) -> Group:
 
 def sweep_table(plans: tuple[Plan, ...], *, title: str) -> Group:
     """Plans in their order, best first."""
-    table = new_table(title, ("mesh", "batch", "fits", "peak a chip", "step, at best", "MFU, at best"))
-    for plan in plans:
-        estimate, mfu = plan.estimated_seconds, plan.estimated_mfu
-        table.add_row(
-            plan.mesh,
-            f"{plan.batch:,}",
-            "yes" if plan.fits else "no",
-            _gib(plan.peak_bytes_per_chip),
-            "–" if estimate is None else f"{estimate:.3g} s",
-            "–" if mfu is None else f"{100 * mfu:.1f} %",
-        )
-    return Group(table)
+    columns = {
+        "mesh": lambda plan: plan.mesh,
+        "batch": lambda plan: f"{plan.batch:,}",
+        "fits": lambda plan: "yes" if plan.fits else "no",
+        "peak a chip": lambda plan: _gib(plan.peak_bytes_per_chip),
+        "step, at best": lambda plan: number(plan.estimated_seconds, "{:.3g} s"),
+        "MFU, at best": lambda plan: number(plan.estimated_mfu and 100 * plan.estimated_mfu, "{:.1f} %"),
+    }
+    return Group(Table.of(title, plans, columns))
 
 
 def policy_table(found: PolicyPlan, *, title: str) -> Group:
@@ -79,16 +75,19 @@ def policy_table(found: PolicyPlan, *, title: str) -> Group:
         ("mesh, prompts", f"{found.mesh}, {found.batch}"),
         ("peak a chip", f"{_gib(found.peak_bytes_per_chip)} of {room}"),
     ]
-    held = new_table(headings=("held", "a chip", "shares"))
-    for part, size in found.held.items():
-        held.add_row(part, _gib(size), found.shared.get(part, ""))
-    held.add_row("all", _gib(sum(found.held.values())), "")
-    programs = new_table(headings=("program", "peak a chip, all that is held included", "time, at best"))
+    held = [(part, _gib(size), found.shared.get(part, "")) for part, size in found.held.items()]
+    held.append(("all", _gib(sum(found.held.values())), ""))
     meanings = {"place": "place: weights are split for drawing", "draw": "draw: a token of each rollout"}
-    for name, plan in found.programs.items():
-        seconds = "–" if plan.estimated_seconds is None else f"{plan.estimated_seconds:.3g} s"
-        programs.add_row(meanings.get(name, name), _gib(found.peaks[name]), seconds)
-    return Group(facts_table(facts, title=title), held, programs, *_engines(found.fits))
+    programs = [
+        (meanings.get(name, name), _gib(found.peaks[name]), number(plan.estimated_seconds, "{:.3g} s"))
+        for name, plan in found.programs.items()
+    ]
+    return Group(
+        facts_table(facts, title=title),
+        Table("", ("held", "a chip", "shares"), held),
+        Table("", ("program", "peak a chip, all that is held included", "time, at best"), programs),
+        *_engines(found.fits),
+    )
 
 
 def _engines(fits: bool) -> tuple[str, ...]:

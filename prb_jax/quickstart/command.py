@@ -1,4 +1,17 @@
-"""What `prb quickstart` does: data, two trainings, six evaluations, one table."""
+"""What `prb quickstart` does: data, two trainings, six evaluations, one table.
+
+The folder of a quickstart, which can be killed at any moment and is continued by the same command:
+
+``quickstart.json``  what is trained and how. Its ``inputs`` decide the result.
+``start/``           the untrained model and its tokenizer, a Hugging Face folder.
+``data/``            the training pairs of either model, as JSON lines.
+``user_blind.py``, ``persona.py``  the configs of the two trainings, for `prb train`.
+``user_blind/``, ``persona/``      their run folders, each with the trained model in ``model/``.
+``scores/NAME/``     the run folders of the evaluations, those of the baselines among them.
+``page.html``        a page of both models, to open in a browser.
+``report.md``        the table, what stands in it, and the single commands.
+``summary.json``     the figures; written last: a folder that has it is finished.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +21,32 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.reading import read_json
 from prb_jax.data.writing import write_json, writing
 from prb_jax.errors import RunError, has_extra
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.metrics.uncertainty import paired_difference
-from prb_jax.quickstart.folder import DATA, PAGE, REPORT, SCORES, START, open_quickstart, read_finished
 from prb_jax.quickstart.linear import fit_persona_words
 from prb_jax.quickstart.recipe import (
     PERSONA,
     PROFILE_POSTS,
     USER_BLIND,
     Recipe,
-    make_start,
     training_pairs,
     without_profiles,
     write_config,
     write_pairs,
 )
+from prb_jax.quickstart.start import make_start
 from prb_jax.quickstart.tables import BOUNDED, KEYS, SEEN, UNSEEN, quickstart_report
-from prb_jax.reports.page import report as write_page
-from prb_jax.runs.kind import SUMMARY
+from prb_jax.reports.report import report as write_page
+from prb_jax.runs.kind import SUMMARY, RunKind
 from prb_jax.scoring.baselines import score_baseline
 from prb_jax.scoring.comparison_table import clusters_of
 from prb_jax.scoring.evaluate import evaluate
@@ -40,6 +54,15 @@ from prb_jax.scoring.load import load as load_model
 from prb_jax.sources.personas import generate, load
 from prb_jax.training.record import computing_versions
 from prb_jax.training.train import train
+
+REPORT, PAGE = "report.md", "page.html"
+START, DATA, SCORES = "start", "data", "scores"
+QUICKSTARTS = RunKind(
+    "prb_jax quickstart",
+    "prb quickstart",
+    file="quickstart.json",
+    others=("run.json", "train.json", START, SCORES),
+)
 
 BOUNDS = {"best, user unknown": "user_blind_expected", "best, user known": "persona_aware"}
 """Known from how the benchmark is made: no scorer that ignores the profile is expected above the first (the Bayes
@@ -65,7 +88,7 @@ class Quickstart:
     """The result of `quickstart`.
 
     Attributes:
-      out: the folder; see `prb_jax.quickstart.folder`.
+      out: the folder; see `prb_jax.quickstart.command`.
       summary: what its `summary.json` holds; empty for one that was stopped before its end.
       stopped_by: the signal that stopped it, as "SIGTERM".
     """
@@ -91,7 +114,7 @@ class Quickstart:
 
 
 def quickstart(*, out: str | Path, recipe: Recipe | None = None, progress: bool = True) -> Quickstart:
-    """Trains a user-blind and a persona-conditioned reward model on the generated benchmark and evaluates both.
+    """Train a user-blind and a persona-conditioned reward model on the generated benchmark, and evaluate both.
 
     Everything goes through `prb_jax.train` and `prb_jax.evaluate`, whose run folders stay in `out`; the same
     call continues what was killed and does nothing for what is finished. `models` in `summary.json` holds
@@ -110,11 +133,10 @@ def quickstart(*, out: str | Path, recipe: Recipe | None = None, progress: bool 
     """
     chosen = Recipe() if recipe is None else recipe
     inputs = {"recipe": dataclasses.asdict(chosen), "versions": computing_versions()}
-    with open_quickstart(out, inputs=inputs) as folder:
-        summary = read_finished(folder)
-        if summary is not None:
-            return Quickstart(folder, summary)
-        return _Steps(folder, chosen, progress).run()
+    with QUICKSTARTS.open(out, inputs) as run:
+        hint = "remove it, and the same command writes it again"
+        summary = read_json(run.path / SUMMARY, error=RunError, hint=hint, optional=True)
+        return _Steps(run.path, chosen, progress).run() if summary is None else Quickstart(run.path, summary)
 
 
 @dataclass
@@ -125,74 +147,53 @@ class _Steps:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def run(self) -> Quickstart:
-        with self._step("benchmark and tokenizer"):
-            personal = [one for part in TRAINING for one in load(part)[: self.recipe.limit]]
-            generic = load("generic-train")[: self.recipe.limit]
-            with writing(self.folder):
-                make_start(self.folder / START, [*personal, *generic], self.recipe)
-                data = {USER_BLIND: without_profiles(personal, generic, self.recipe)}
-                data[PERSONA] = training_pairs(personal, generic, self.recipe)
-                for name, pairs in data.items():
-                    write_pairs(self.folder / DATA / f"{name}.jsonl.gz", pairs)
-                    write_config(self.folder, name, self.recipe)
-        for name in data:
+        folder, recipe = self.folder, self.recipe
+        with self._step("benchmark and tokenizer"), writing(folder):
+            personal = [one for part in TRAINING for one in load(part)[: recipe.limit]]
+            generic = load("generic-train")[: recipe.limit]
+            make_start(folder / START, [*personal, *generic], recipe)
+            for name, make in ((USER_BLIND, without_profiles), (PERSONA, training_pairs)):
+                write_pairs(folder / DATA / f"{name}.jsonl.gz", make(personal, generic, recipe))
+                write_config(folder, name, recipe)
+        for name in (USER_BLIND, PERSONA):
             with self._step(f"training {name}"):
-                result = train(
-                    self.folder / f"{name}.py",
-                    out=self.folder / name,
-                    progress=self.progress,
-                )
+                result = train(folder / f"{name}.py", out=folder / name, progress=self.progress)
             if result.stopped_by is not None:
-                return Quickstart(self.folder, stopped_by=result.stopped_by)
+                return Quickstart(folder, stopped_by=result.stopped_by)
         with self._step("evaluation"):
             summary = self._evaluate([*personal, *generic])
         if has_extra("report", PAGE):
             with self._step("page"):
-                names = (PERSONA, USER_BLIND)
-                write_page(
-                    [
-                        *(self.folder / SCORES / name for name in names),
-                        *(self.folder / name for name in names),
-                    ],
-                    out=self.folder / PAGE,
-                    title="Quickstart: a reward model that reads the profile, and one that does not",
-                )
+                runs = [place / name for place in (folder / SCORES, folder) for name in (PERSONA, USER_BLIND)]
+                title = "Quickstart: a reward model that reads the profile, and one that does not"
+                write_page(runs, out=folder / PAGE, title=title)
         summary["seconds"] = self.seconds
-        with writing(self.folder / REPORT):
-            report = quickstart_report(summary, folder=str(self.folder))
-            (self.folder / REPORT).write_text(report, encoding="utf-8")
-        write_json(self.folder / SUMMARY, summary)
-        return Quickstart(self.folder, summary)
+        with writing(folder / REPORT):
+            (folder / REPORT).write_text(quickstart_report(summary, folder=str(folder)), encoding="utf-8")
+        write_json(folder / SUMMARY, summary)
+        return Quickstart(folder, summary)
 
     def _evaluate(self, training: Sequence[Comparison]) -> dict[str, Any]:
         parts = {part: load(part)[: self.recipe.limit] for part in KEYS}
         models: dict[str, dict[str, Any]] = {}
         scored: dict[str, dict[str, list[ScoredRow]]] = {}
-        for name in (USER_BLIND, PERSONA):
-            model = load_model(self.folder / name)
+
+        def add(name: str, model: Any, score: Score, *, pairs: int = 0, shown: int = 0) -> None:
             scored[name] = self._rows(name, model, parts)
-            schedule = {USER_BLIND: self.recipe.user_blind, PERSONA: self.recipe.persona}[name]
             models[name] = _figures(scored[name], parts) | {
-                "train_pairs": len(training),
-                "presentations": schedule.steps * schedule.comparisons,
-                "ms_per_pair": _milliseconds(model.score, parts[SEEN][:TIMED_PAIRS]),
+                "train_pairs": pairs,
+                "presentations": shown,
+                "ms_per_pair": _milliseconds(score, parts[SEEN][:TIMED_PAIRS]),
             }
+
+        for name in (USER_BLIND, PERSONA):
+            model, schedule = load_model(self.folder / name), self.recipe.schedule(name)
+            add(name, model, model.score, pairs=len(training), shown=schedule.steps * schedule.comparisons)
         for name in SHOWN_BASELINES:
-
-            def score_simply(pairs: Sequence[Comparison], name: str = name) -> object:
-                return score_baseline(name, pairs)
-
-            models[name] = _figures(self._rows(name, name, parts), parts) | {
-                "train_pairs": 0,
-                "presentations": 0,
-                "ms_per_pair": _milliseconds(score_simply, parts[SEEN][:TIMED_PAIRS]),
-            }
+            add(name, name, partial(score_baseline, name))
         linear = fit_persona_words(training)
-        models[LINEAR] = _figures(self._rows(LINEAR, linear, parts), parts) | {
-            "train_pairs": len(training),
-            "presentations": linear.presentations,
-            "ms_per_pair": _milliseconds(lambda pairs: list(map(linear, pairs)), parts[SEEN][:TIMED_PAIRS]),
-        }
+        presentations = linear.presentations
+        add(LINEAR, linear, lambda pairs: list(map(linear, pairs)), pairs=len(training), shown=presentations)
         ceilings = generate().ceilings
         return {
             "pairs": {part: len(comparisons) for part, comparisons in parts.items()},

@@ -1,8 +1,4 @@
-"""What the quickstart trains: a small new model, its data, and how.
-
-The models are ordinary Qwen 3 decoders with a score head. What is particular to them are the sizes and
-the starting weights, chosen so that they learn within two minutes of two CPU cores what larger models
-bring along from their pretraining: that a word of an answer and a word of a post are about the same thing.
+"""What the quickstart trains: sizes, data and schedules of two small models.
 
 Sizes, steps and learning rates were chosen by the accuracy on training topics that were held out from
 training, for the personas of the training part and for those of a benchmark generated from another seed.
@@ -21,19 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-import jax
-
-from prb_jax.checkpoints.save import save_params
 from prb_jax.data.comparison import Comparison, Post
-from prb_jax.models.config.decoder import parse_config
-from prb_jax.models.decoder import Params
-from prb_jax.models.random_params import init_params
-from prb_jax.quickstart.words import train_word_tokenizer
-from prb_jax.text.protocol import TextProtocol
-from prb_jax.text.tokenizer import load_tokenizer
-from prb_jax.text.visible import visible
+from prb_jax.data.writing import whole_file
 
 USER_BLIND, PERSONA = "user_blind", "persona"
 """The two models, and the files and folders that belong to them."""
@@ -87,67 +73,9 @@ class Recipe:
     limit: int | None = None
     seed: int = 0
 
-
-def config_json(recipe: Recipe, *, vocab_size: int, pad_token_id: int | None) -> dict[str, Any]:
-    """`config.json` of the models."""
-    return {
-        "architectures": ["Qwen3ForSequenceClassification"],
-        "model_type": "qwen3",
-        "vocab_size": vocab_size,
-        "hidden_size": recipe.hidden_size,
-        "intermediate_size": recipe.intermediate_size,
-        "num_hidden_layers": recipe.layers,
-        "num_attention_heads": recipe.heads,
-        "num_key_value_heads": recipe.heads,
-        "head_dim": recipe.hidden_size // recipe.heads,
-        "max_position_embeddings": 4096,
-        # Far above the usual 1e-6: a norm then passes small vectors on as they are, so that a word
-        # which matters can say so by the length of its embedding. See `starting_weights`.
-        "rms_norm_eps": 0.1,
-        "rope_theta": 1_000_000.0,
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "pad_token_id": pad_token_id,
-        "id2label": {"0": "LABEL_0"},
-        "label2id": {"LABEL_0": 0},
-        "torch_dtype": "float32",
-    }
-
-
-def starting_weights(params: Params) -> Params:
-    """Random parameters, rescaled for learning from nothing.
-
-    Embeddings start short, well below the epsilon of the norms: what a word contributes then grows with
-    its embedding, and the few words that tell tastes apart soon outweigh the many that do not. A larger
-    head makes the small states that come of it matter from the first step on.
-    """
-    return {**params, "embed": 0.05 * params["embed"], "score": 5.0 * params["score"]}
-
-
-def make_start(folder: Path, comparisons: Sequence[Comparison], recipe: Recipe) -> Path:
-    """Writes the model that both trainings start from, and its tokenizer, unless it is there already.
-
-    Args:
-      folder: made if it does not exist.
-      comparisons: of the training parts, from which the tokenizer is learned.
-      recipe: sizes and seed.
-    """
-    if (folder / "config.json").exists():  # written last
-        return folder
-    texts: dict[str, None] = {}
-    for comparison in comparisons:
-        seen = visible(comparison, profile_posts=PROFILE_POSTS, protocol=TextProtocol.DEFAULT)
-        texts.update((message.content, None) for message in seen.prefix_messages)
-        texts.update((response, None) for response in seen.responses)
-    train_word_tokenizer(texts, folder, vocab_size=recipe.vocab_size)
-    tokenizer = load_tokenizer(folder)
-    raw = config_json(recipe, vocab_size=tokenizer.vocab_size, pad_token_id=tokenizer.pad_token_id)
-    config = parse_config(raw, where="quickstart")
-    make = jax.jit(lambda: starting_weights(init_params(config, seed=recipe.seed)))
-    for old in folder.glob("model*.safetensors*"):  # of a start that was interrupted
-        old.unlink()
-    return save_params(make(), config, folder, raw_config=raw)
+    def schedule(self, model: str) -> Schedule:
+        """Return the schedule of one of the two models, by its name."""
+        return {USER_BLIND: self.user_blind, PERSONA: self.persona}[model]
 
 
 def training_pairs(
@@ -201,26 +129,20 @@ def _shown(comparison: Comparison, number: int, profile: Sequence[Post]) -> Comp
     )
 
 
-def write_pairs(path: Path, comparisons: Sequence[Comparison]) -> Path:
-    """Comparisons as JSON lines, compressed, unless the file is there already; equal ones give equal bytes."""
-    if path.exists():
-        return path
-    lines = (json.dumps(comparison.to_row(), ensure_ascii=False) + "\n" for comparison in comparisons)
-    content = gzip.compress("".join(lines).encode(), compresslevel=1, mtime=0)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.part")
-    unfinished.write_bytes(content)
-    return unfinished.replace(path)
+def write_pairs(path: Path, comparisons: Sequence[Comparison]) -> None:
+    """Write comparisons as JSON lines, compressed, unless the file is there already; equal ones give equal bytes."""
+    if not path.exists():
+        lines = (json.dumps(comparison.to_row(), ensure_ascii=False) + "\n" for comparison in comparisons)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as file:
+            file.write(gzip.compress("".join(lines).encode(), compresslevel=1, mtime=0))
 
 
-def write_config(folder: Path, name: str, recipe: Recipe) -> Path:
-    """Writes the config of one of the two trainings, `FOLDER/NAME.py`, as `prb train` takes it."""
-    schedule, method = {
-        USER_BLIND: (recipe.user_blind, "user_blind"),
-        PERSONA: (recipe.persona, "profile_context"),
-    }[name]
+def write_config(folder: Path, name: str, recipe: Recipe) -> None:
+    """Write the config of one of the two trainings, `FOLDER/NAME.py`, as `prb train` takes it."""
+    schedule = recipe.schedule(name)
     options = {
-        "method": method,
+        "method": {USER_BLIND: "user_blind", PERSONA: "profile_context"}[name],
         "profile_posts": PROFILE_POSTS,
         "tuning": "full",
         "steps": schedule.steps,
@@ -238,10 +160,9 @@ def write_config(folder: Path, name: str, recipe: Recipe) -> Path:
         "log.tensorboard": False,
         "log.plot": find_spec("matplotlib") is not None,
     }
-    path = folder / f"{name}.py"
     lines = "\n".join(f"    config.{key} = {value!r}" for key, value in options.items())
-    path.write_text(_CONFIG.format(name=name, folder=folder, lines=lines), encoding="utf-8")
-    return path
+    config = _CONFIG.format(name=name, folder=folder, lines=lines)
+    (folder / f"{name}.py").write_text(config, encoding="utf-8")
 
 
 _CONFIG = '''"""The model `{name}` of the quickstart.

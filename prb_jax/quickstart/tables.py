@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from prb_jax.reports.table import Table, interval, signed
+
 if TYPE_CHECKING:
     from rich.console import Group
 
@@ -42,57 +44,44 @@ steps of training; ms/pair: scoring one pair in batches on this machine, tokenis
 
 
 def quickstart_table(summary: Mapping[str, Any]) -> Group:
-    """The summary as tables for the terminal: accuracies, and what they cost."""
+    """Return the summary as tables for the terminal: accuracies, and what they cost."""
     from rich.console import Group
-    from rich.markup import escape
 
-    from prb_jax.reports.style import new_table
-
-    headings = [
+    heads = [
         f"{heading.replace(' ', chr(10))}\n{summary['pairs'][part]:,} pairs"
         for part, heading in _HEADINGS.items()
     ]
-    table = new_table("Accuracy on the generated benchmark", ("model", *headings), left=1 + len(headings))
-    costs = new_table(headings=("model", *_COSTS))
-    costs.caption = escape(_NOTES.strip())
-    for name, figures in summary["models"].items():
-        model, *cells = _cells(name, figures)
-        table.add_row(model, *map(_on_two_lines, cells[: len(headings)]))
-        costs.add_row(model, *cells[len(headings) :])
-    table.add_section()
-    for bound, figures in summary["bounds"].items():
-        table.add_row(*_bound_cells(bound, figures))
-    return Group(table, costs)
+    rows, bounds = _rows(summary)
+    accuracies = [[name, *map(_on_two_lines, cells[: len(heads)])] for name, *cells in rows]
+    costs = [[name, *cells[len(heads) :]] for name, *cells in rows]
+    return Group(
+        Table(
+            "Accuracy on the generated benchmark",
+            ("model", *heads),
+            [*accuracies, [], *bounds],
+            words=1 + len(heads),
+        ),
+        Table("", ("model", *_COSTS), costs, note=_NOTES.strip()),
+    )
 
 
 def quickstart_report(summary: Mapping[str, Any], *, folder: str) -> str:
-    """The summary as a Markdown page with the commands that repeat each of its steps.
+    """Return the summary as a Markdown page with the commands that repeat each of its steps.
 
     Args:
       summary: what `summary.json` holds.
       folder: the run folder as the user named it.
     """
     parts = " ".join(f"personas:{part}" for part in KEYS)
-    headings = ["model", *(f"{_HEADINGS[part]} ({summary['pairs'][part]:,} pairs)" for part in KEYS)]
-    rows = [_cells(name, figures) for name, figures in summary["models"].items()]
-    rows += [
-        [*_bound_cells(name, figures), *[""] * len(_COSTS)] for name, figures in summary["bounds"].items()
-    ]
-    lines = [
-        "# Accuracy on the generated benchmark",
-        "",
-        *_markdown([*headings, *_COSTS], rows),
-        "",
-        _NOTES.strip(),
-        "",
-        "Knowing the profile gains, on the same pairs (paired, 95 % interval as above):",
-        "",
-    ]
+    heads = ["model", *(f"{_HEADINGS[part]} ({summary['pairs'][part]:,} pairs)" for part in KEYS), *_COSTS]
+    rows, bounds = _rows(summary)
+    lines = ["# Accuracy on the generated benchmark", ""]
+    lines += Table("", heads, [*rows, *([*row, *[""] * len(_COSTS)] for row in bounds)]).markdown(str)
+    lines += ["", _NOTES.strip(), ""]
+    lines += ["Knowing the profile gains, on the same pairs (paired, 95 % interval as above):", ""]
     for part, key in KEYS.items():
         gain = summary["persona_minus_user_blind"][key]
-        low, high = gain["ci95"] or (None, None)
-        bounds = "" if low is None else f" [{low:+.3f}..{high:+.3f}]"
-        lines.append(f"- {_HEADINGS[part]}: {gain['difference']:+.3f}{bounds}")
+        lines.append(f"- {_HEADINGS[part]}: {signed(gain['difference'], gain['ci95'])}")
     lines += ["", "Each step by itself:", ""]
     for name in NAMES:
         lines.append(f"    prb train {folder}/{name}.py --out {folder}/{name}")
@@ -102,27 +91,23 @@ def quickstart_report(summary: Mapping[str, Any], *, folder: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cells(name: str, figures: Mapping[str, Any]) -> list[str]:
-    from prb_jax.reports.tables import interval
-
-    accuracies = [interval(figures[key], figures[f"{key}_ci95"]) for key in KEYS.values()]
-    served = "-" if figures["served"] is None else f"{figures['served']:.2f}"
-    shown = NAMES.get(name, name.removeprefix("baseline:"))
-    trained = [f"{figures[key]:,}" for key in ("train_pairs", "presentations")]
-    return [shown, *accuracies, served, *trained, f"{figures['ms_per_pair']:.3g}"]
+def _rows(summary: Mapping[str, Any]) -> tuple[list[list[str]], list[list[str]]]:
+    """The cells of each model, and of each bound: its name, the accuracies and, of a model, what they cost."""
+    models = []
+    for name, figures in summary["models"].items():
+        accuracies = (interval(figures[key], figures[f"{key}_ci95"]) for key in KEYS.values())
+        served = "-" if figures["served"] is None else f"{figures['served']:.2f}"
+        trained = (f"{figures[key]:,}" for key in ("train_pairs", "presentations"))
+        shown = NAMES.get(name, name.removeprefix("baseline:"))
+        models.append([shown, *accuracies, served, *trained, f"{figures['ms_per_pair']:.3g}"])
+    bounds = [
+        [name, "", *(f"{figures[KEYS[part]]:.3f}" for part in BOUNDED)]
+        for name, figures in summary["bounds"].items()
+    ]
+    return models, bounds
 
 
 def _on_two_lines(cell: str) -> str:
     """A figure with its interval below it, so that four of them are whole in 80 columns."""
     value, _, bounds = cell.partition(" ")
     return f"{value}\n{bounds.strip('[]')}".rstrip()
-
-
-def _bound_cells(name: str, figures: Mapping[str, float]) -> list[str]:
-    return [name, "", *(f"{figures[KEYS[part]]:.3f}" for part in BOUNDED)]
-
-
-def _markdown(headings: list[str], rows: list[list[str]]) -> list[str]:
-    return [
-        f"| {' | '.join(cells)} |" for cells in (headings, ["---", *["---:"] * (len(headings) - 1)], *rows)
-    ]

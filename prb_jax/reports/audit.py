@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from prb_jax.errors import listed
-from prb_jax.reports.style import NONE, facts_table, new_table, signed
-from prb_jax.reports.tables import interval
+from prb_jax.reports.table import NONE, Table, bounded, change, facts_table, field
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -19,6 +18,7 @@ _COEFFICIENTS = {
     "ac1": "Gwet's AC1",
     "observed": "equal judgements",
 }
+_EQUIVALENT = {None: NONE, True: "yes", False: "not shown"}
 
 
 def render_audit(report: Mapping[str, Any]) -> Group:
@@ -26,103 +26,72 @@ def render_audit(report: Mapping[str, Any]) -> Group:
     from rich.console import Group
     from rich.text import Text
 
-    facts = facts_table(
-        [
-            ("pairs", f"{report['items']:,}"),
-            ("complete", f"{report['complete']:,}, with {report['per_item']} judgements each"),
-            ("judged", f"{report['judged']:,}, with {report['judgements']:,} judgements"),
-            ("checks", f"{report['checks']:,}"),
-            ("taken back", f"{report['taken_back']:,}"),
-        ],
-        title="Audit",
-    )
-    parts = [facts, _fit(report), *_pairs(report), _quality(report), _annotators(report), *_queue(report)]
-    return Group(*parts, Text("For a paper", style="bold"), Text(report["sentence"]))
+    facts = {
+        "pairs": f"{report['items']:,}",
+        "complete": f"{report['complete']:,}, with {report['per_item']} judgements each",
+        "judged": f"{report['judged']:,}, with {report['judgements']:,} judgements",
+        "checks": f"{report['checks']:,}",
+        "taken back": f"{report['taken_back']:,}",
+    }
+    tables = [facts_table(facts.items(), title="Audit"), _fit(report), _quality(report), _annotators(report)]
+    over, cohen, queue = f"over {report['over']}", report["fit"]["cohen"], report["adjudication"]
+    if pairs := cohen["pairs"]:
+        columns = {
+            "annotators": lambda pair: (
+                f"{pair['a']}, {pair['b']}" if "a" in pair else f"mean of {len(pairs)}"
+            ),
+            "items": lambda pair: str(pair.get("items", "")),
+            over: bounded("value", "ci95"),
+        }
+        tables.insert(2, Table.of("Cohen's kappa", [*pairs[:_SHOWN], {"value": cohen["mean"]}], columns))
+    if queue:
+        columns = {"id": field("id"), "why": lambda entry: listed(entry["reasons"], most=2)}
+        more = f"and {len(queue) - _SHOWN:,} more in report.json" if len(queue) > _SHOWN else ""
+        title = f"To adjudicate: {len(queue):,}"
+        tables.append(Table.of(title, queue[:_SHOWN], columns, words=2, note=more))
+    return Group(*tables, Text("For a paper", style="bold"), Text(report["sentence"]))
 
 
-def _fit(report: Mapping[str, Any]) -> Any:
-    fit = report["fit"]
-    over = report["over"]
-    table = new_table("Personal fit", ["", f"over {over}", f"over {over} and annotators"])
-    shown = {name: fit["agreement"][key] for key, name in _COEFFICIENTS.items()}
-    shown |= {"the label": fit["label"], "the label, by majority": fit["majority"]}
-    for name, figure in shown.items():
-        both = figure.get("ci95_annotators")
-        table.add_row(
-            name,
-            interval(figure["value"], figure["ci95"]),
-            NONE if both is None else interval(figure["value"], both),
-        )
-    reasons = {reason for figure in shown.values() for reason in figure["reasons"].values()}
-    if reasons:
-        table.caption = f"{NONE}: {listed(sorted(reasons))}"
-    return table
+def _fit(report: Mapping[str, Any]) -> Table:
+    fit, over = report["fit"], report["over"]
+    rows = [{"name": name, **fit["agreement"][key]} for key, name in _COEFFICIENTS.items()]
+    rows += [{"name": "the label", **fit["label"]}, {"name": "the label, by majority", **fit["majority"]}]
+    both = bounded("value", "ci95_annotators")
+    columns = {
+        "": field("name"),
+        f"over {over}": bounded("value", "ci95"),
+        f"over {over} and annotators": lambda row: both(row) if row.get("ci95_annotators") else NONE,
+    }
+    reasons = sorted({reason for row in rows for reason in row["reasons"].values()})
+    return Table.of("Personal fit", rows, columns, note=f"{NONE}: {listed(reasons)}" if reasons else "")
 
 
-def _pairs(report: Mapping[str, Any]) -> list[Any]:
-    pairs = report["fit"]["cohen"]["pairs"]
-    if not pairs:
-        return []
-    from rich.markup import escape
-
-    table = new_table("Cohen's kappa", ["annotators", "items", f"over {report['over']}"])
-    for pair in pairs[:_SHOWN]:
-        name = escape(f"{pair['a']}, {pair['b']}")
-        table.add_row(name, str(pair["items"]), interval(pair["value"], pair["ci95"]))
-    mean = report["fit"]["cohen"]["mean"]
-    table.add_row(f"mean of {len(pairs)}", "", interval(mean, None))
-    return [table]
-
-
-def _quality(report: Mapping[str, Any]) -> Any:
-    quality = report["quality"]
-    headings = ["", "alpha", "chosen - rejected", "p (TOST)", "equivalent"]
-    table = new_table(f"General quality, margin {report['margin']:g}", headings)
-    for name, figures in {"overall": quality["overall"], **quality["criteria"]}.items():
-        alpha = figures.get("alpha")
-        p, equivalent = figures["p"], figures["equivalent"]
-        table.add_row(
-            name,
-            "" if alpha is None else interval(alpha["value"], alpha["ci95"]),
-            signed(figures["difference"], figures["ci90"]),
-            NONE if p is None else f"{p:.4f}",
-            NONE if equivalent is None else "yes" if equivalent else "not shown",
-        )
-    table.caption = "alpha: 95 % intervals, differences: 90 %"
-    return table
+def _quality(report: Mapping[str, Any]) -> Table:
+    alpha = bounded("value", "ci95")
+    columns = {
+        "": field("name"),
+        "alpha": lambda row: alpha(row["alpha"]) if "alpha" in row else "",
+        "chosen - rejected": change("difference", "ci90"),
+        "p (TOST)": field("p", "{:.4f}"),
+        "equivalent": lambda row: _EQUIVALENT[row["equivalent"]],
+    }
+    quality = {"overall": report["quality"]["overall"], **report["quality"]["criteria"]}
+    rows = [{"name": name, **figures} for name, figures in quality.items()]
+    note = "alpha: 95 % intervals, differences: 90 %"
+    return Table.of(f"General quality, margin {report['margin']:g}", rows, columns, note=note)
 
 
-def _annotators(report: Mapping[str, Any]) -> Any:
-    from rich.markup import escape
+def _annotators(report: Mapping[str, Any]) -> Table:
+    def share(count: str, total: str) -> Any:
+        return lambda row: f"{row[count]} of {row[total]}" if row[total] else NONE
 
-    headings = ["annotator", "judgements", "can't tell", "gold", "same again", "chose A", "seconds"]
-    table = new_table("Annotators", headings)
-    for each in report["annotators"]:
-        table.add_row(
-            escape(each["name"]),
-            str(each["judgements"]),
-            str(each["cannot_tell"]),
-            _of(each["gold_right"], each["gold"]),
-            _of(each["again_same"], each["again"]),
-            _of(each["chose_a"], each["chose"]),
-            f"{each['median_seconds']:.0f}",
-        )
-    return table
-
-
-def _queue(report: Mapping[str, Any]) -> list[Any]:
-    queue = report["adjudication"]
-    if not queue:
-        return []
-    from rich.markup import escape
-
-    table = new_table(f"To adjudicate: {len(queue):,}", ["id", "why"], left=2)
-    for each in queue[:_SHOWN]:
-        table.add_row(escape(each["id"]), escape(listed(each["reasons"], most=2)))
-    if len(queue) > _SHOWN:
-        table.caption = f"and {len(queue) - _SHOWN:,} more in report.json"
-    return [table]
-
-
-def _of(count: int, total: int) -> str:
-    return f"{count} of {total}" if total else NONE
+    columns = {
+        "annotator": field("name"),
+        "judgements": field("judgements"),
+        "can't tell": field("cannot_tell"),
+        "gold": share("gold_right", "gold"),
+        "same again": share("again_same", "again"),
+        "chose A": share("chose_a", "chose"),
+        "seconds": field("median_seconds", "{:.0f}"),
+    }
+    return Table.of("Annotators", report["annotators"], columns)

@@ -7,18 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from prb_jax.data.writing import refuse_file, write_json, writing
-from prb_jax.errors import RunError, counted
+from prb_jax.errors import RunError, counted, listed
 from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, compare_rows
 from prb_jax.metrics.uncertainty import LEAST_CLUSTERS
 from prb_jax.processes.agreement import differences
-from prb_jax.reports.style import NONE, new_table, signed
-from prb_jax.reports.tables import interval
+from prb_jax.reports.table import Table, bounded, change, field, number
 from prb_jax.runs.finished import FinishedRun
 from prb_jax.runs.harness_logs import read_run
 from prb_jax.scoring.prompt_extras import told_of
 
 if TYPE_CHECKING:
     from rich.console import Group
+
+RANKS: Final = {"rank": field("rank_group"), "run": field("name"), "accuracy": bounded("accuracy", "ci95")}
+"""The columns of the runs of a comparison."""
 
 COMPARE: Final = "compare.json"
 _DIFFERENCES_SHOWN: Final = 4
@@ -119,8 +121,7 @@ def what_differs(runs: Mapping[str, FinishedRun]) -> dict[str, str]:
                 else f"{key} {values.get(key)}"
                 for key in changed
             ]
-            more = [f"and {len(words) - _DIFFERENCES_SHOWN} more"] if len(words) > _DIFFERENCES_SHOWN else []
-            shown[name] = ", ".join([*words[:_DIFFERENCES_SHOWN], *more])
+            shown[name] = listed(words, most=_DIFFERENCES_SHOWN)
     return shown
 
 
@@ -166,67 +167,49 @@ def check_comparable(
 def render_comparison(compared: Mapping[str, Any]) -> Group:
     """Return tables of what `compare` gives: the runs in their groups, and every pair."""
     from rich.console import Group
-    from rich.markup import escape
 
     runs, pairs = compared["runs"], compared["pairs"]
-    ranks = new_table("Runs, the best first", ("rank", "run", "model", "accuracy"), left=3)
-    for run in runs:
-        cells = [
-            str(run["rank_group"]),
-            run["name"],
-            ", ".join(filter(None, (str(run["model"]), run["differs"], run["hints"]))),
-            interval(run["accuracy"], run["ci95"]),
-        ]
-        ranks.add_row(*map(escape, cells))
     first = pairs[0]
+    ranks = {head: RANKS[head] for head in ("rank", "run")}
+    ranks["model"] = lambda run: ", ".join(filter(None, (str(run["model"]), run["differs"], run["hints"])))
+    ranks["accuracy"] = RANKS["accuracy"]
     users = f" of {first['users']:,} users" if first["users"] else ""
+    notes = [f"{first['n']:,} comparisons{users}; runs of the same rank: the data cannot tell them apart"]
     reasons = dict.fromkeys(run["ci95_reason"] for run in runs if run["ci95"] is None and run["ci95_reason"])
-    ranks.caption = escape(
-        "\n".join(
-            [
-                f"{first['n']:,} comparisons{users}; runs of the same rank: the data cannot tell them apart",
-                *(f"no interval: {reason}" for reason in reasons),
-            ]
-        )
+    notes += [f"no interval: {reason}" for reason in reasons]
+    of_pair = {"run": field("a"), "minus": field("b")}
+    differences = {
+        "difference": change("difference", "ci95"),
+        "p": lambda pair: _p(pair["p"]),
+        "p, Holm": lambda pair: _p(pair["p_holm"]),
+    }
+    no_verdict = "" if first["p"] is not None else _NO_VERDICT
+    scores = {
+        "other\nverdict": field("flips", "{:,}"),
+        "mean": lambda pair: f"{pair['scores']['mean']:.2g}",
+        "RMS": _rms,
+        "largest": lambda pair: f"{pair['scores']['max_abs']:.2g}",
+        "Pearson": lambda pair: number(pair["scores"]["pearson"], "{:.4f}"),
+        "Spearman": lambda pair: number(pair["scores"]["spearman"], "{:.4f}"),
+    }
+    told = {
+        "Differences": f"[..] 95 % interval of the paired difference; p: its t test{no_verdict}",
+        "Verdicts and scores": "other verdict: comparisons; mean, RMS, largest: of the differences of all scores (of "
+        "the second run's standard deviation); correlations of the scores",
+    }
+    return Group(
+        Table.of("Runs, the best first", runs, ranks, words=3, whole=True, note="\n".join(notes)),
+        *(
+            Table.of(title, pairs, {**of_pair, **columns}, words=2, whole=True, note=note)
+            for (title, note), columns in zip(told.items(), (differences, scores), strict=True)
+        ),
     )
-    table = new_table("Differences", ("run", "minus", "difference", "p", "p, Holm"), left=2)
-    for column in (*ranks.columns[-1:], *table.columns[2:]):
-        column.no_wrap = True  # of a narrow table the names are folded, not the figures
-    for pair in pairs:
-        cells = [pair["a"], pair["b"], signed(pair["difference"], pair["ci95"])]
-        table.add_row(*map(escape, [*cells, _p(pair["p"]), _p(pair["p_holm"])]))
-    table.caption = escape(
-        "[..] 95 % interval of the paired difference; p: its t test"
-        + ("" if first["p"] is not None else _NO_VERDICT)
-    )
-    scores = new_table(
-        "Verdicts and scores",
-        ("run", "minus", "other\nverdict", "mean", "RMS", "largest", "Pearson", "Spearman"),
-        left=2,
-    )
-    for column in scores.columns[2:]:
-        column.no_wrap = True
-    for pair in pairs:
-        found = pair["scores"]
-        share = f" ({found['rms'] / found['std_b']:.1%})" if found["std_b"] else ""
-        cells = [
-            pair["a"],
-            pair["b"],
-            f"{pair['flips']:,}",
-            f"{found['mean']:.2g}",
-            f"{found['rms']:.2g}{share}",
-        ]
-        cells.append(f"{found['max_abs']:.2g}")
-        cells += [NONE if found[key] is None else f"{found[key]:.4f}" for key in ("pearson", "spearman")]
-        scores.add_row(*map(escape, cells))
-    scores.caption = escape(
-        "other verdict: comparisons; mean, RMS, largest: of the differences of all scores (of the second run's "
-        "standard deviation); correlations of the scores"
-    )
-    return Group(ranks, table, scores)
+
+
+def _rms(pair: Mapping[str, Any]) -> str:
+    rms, spread = pair["scores"]["rms"], pair["scores"]["std_b"]
+    return f"{rms:.2g}" + (f" ({rms / spread:.1%})" if spread else "")
 
 
 def _p(value: float | None) -> str:
-    if value is None:
-        return NONE
-    return f"{value:.4f}" if value >= 0.0001 else f"{value:.1e}"
+    return number(value, "{:.4f}" if value is None or value >= 0.0001 else "{:.1e}")

@@ -45,6 +45,9 @@ from prb_jax.scoring.prompt_extras import UPPER_BOUND, told_of
 
 CORRELATE: Final = "correlate.json"
 
+_NEEDED: Final = {"user_accuracy": "users", "user_quantile": "users", "subset_quantile": "subsets"}
+"""Figures of the benchmark, and of what the data need two or more for them."""
+
 _FIGURES: Final = {
     "accuracy": "strict wins / comparisons",
     "user_accuracy": "mean over users of their accuracies",
@@ -67,7 +70,7 @@ class _Behaviour:
     Attributes:
       name: of the figure.
       policy: the lineage of the policy.
-      figures: by the key of the reward model.
+      figures: by the identity of the reward model.
       repeated: the values of the repetitions of a figure, by the same key.
     """
 
@@ -126,17 +129,19 @@ def correlate(
     if out is not None:
         refuse_file(out)
     runs = _read_scores(scores)
-    names = {_key(reward_identity_of(run)): name for name, run in runs.items()}
-    found = _group([(Path(folder), each) for folder in behaviour for each in read_behaviour(folder)])
+    names = {_identity(run): name for name, run in runs.items()}
+    behaviours = _group([(Path(folder), figure) for folder in behaviour for figure in read_behaviour(folder)])
     lineages = _lineages(runs, lineage)
-    clusters = dict.fromkeys(_clusters(next(iter(runs.values()))))
-    clusters |= dict.fromkeys(
-        cluster for one in found for each in one.figures.values() for cluster in each.clusters
-    )
+    users = _clusters(next(iter(runs.values())))
+    clusters = dict.fromkeys(users)
+    for one in behaviours:
+        clusters |= dict.fromkeys(cluster for figure in one.figures.values() for cluster in figure.clusters)
     places = {cluster: place for place, cluster in enumerate(clusters)}
     weights = draw_weights(len(places), draws=draws, seed=seed)
     benchmark = _benchmark(runs, places, weights, quantile=quantile)
-    chosen = _chosen(benchmark, figures)
+    for name in figures or ():
+        if name not in benchmark:
+            raise DataError(f"figures: expected some of {', '.join(benchmark)}, found {quote(name)}")
     models: dict[str, dict[str, Any]] = {
         name: {
             "name": name,
@@ -148,75 +153,73 @@ def correlate(
         for name, run in runs.items()
     }
     for figure, sample in benchmark.items():
-        own = _standard_intervals(runs.values(), figure) or _intervals(
-            sample, len(set(_clusters(next(iter(runs.values())))))
-        )
-        for model, value, interval in zip(models.values(), sample.values, own, strict=True):
-            model["benchmark"][figure] = {"value": float(value), **interval}
-    if isinstance(start, Mapping) and (unknown := start.keys() - {one.name for one in found}):
-        known = ", ".join(one.name for one in found)
+        intervals = _standard_intervals(runs.values(), figure) or _intervals(sample, len(set(users)))
+        for model, value, bounds in zip(models.values(), sample.values, intervals, strict=True):
+            model["benchmark"][figure] = {"value": float(value), **bounds}
+    if isinstance(start, Mapping) and (unknown := start.keys() - {one.name for one in behaviours}):
+        known = ", ".join(one.name for one in behaviours)
         raise DataError(f"start: expected behaviours, some of {known}, found {quote(min(unknown))}")
-    order, correlations, missing, gates, plans = list(runs), [], [], {}, {}
-    for one in found:
-        gates[one.name] = gate(
-            list(one.figures.values()),
-            places,
-            weights,
-            start=start.get(one.name) if isinstance(start, Mapping) else start,
-            least_gain=least_gain,
-        )
-        known = {names[key]: each for key, each in one.figures.items() if key in names}
-        columns = [place for place, name in enumerate(order) if name in known]
-        own = [known[order[place]] for place in columns]
+    correlations, missing, gates, plans, verdicts = [], [], {}, {}, {}
+    for one in behaviours:
+        origin = start.get(one.name) if isinstance(start, Mapping) else start
+        everything = list(one.figures.values())
+        gates[one.name] = gate(everything, places, weights, start=origin, least_gain=least_gain)
+        known = {names[key]: figure for key, figure in one.figures.items() if key in names}
+        strangers = [figure for key, figure in one.figures.items() if key not in names]
         missing += [
-            {"behaviour": one.name, "reward_model": each.label}
-            for key, each in one.figures.items()
-            if key not in names and not is_upper_bound(each) and each.label != RANDOM
+            {"behaviour": one.name, "reward_model": figure.label}
+            for figure in strangers
+            if not is_upper_bound(figure) and figure.label != RANDOM
         ]
-        if len(columns) < LEAST_MODELS:
+        if len(known) < LEAST_MODELS:
             raise RunError(
                 f"{one.name}: expected at least {LEAST_MODELS} reward models that are in --scores too, found "
-                f"{len(columns)}: {', '.join(known) or 'none'}; in --behaviour alone: "
-                f"{', '.join(each.label for key, each in one.figures.items() if key not in names) or 'none'}"
+                f"{len(known)}: {', '.join(known) or 'none'}; in --behaviour alone: "
+                f"{', '.join(figure.label for figure in strangers) or 'none'}"
             )
+        columns = [place for place, name in enumerate(runs) if name in known]
+        own = [known[name] for name in runs if name in known]
+        judged = [models[name] for name in runs if name in known]
         sample = pooled(behaviour_cells(own, places), weights)
-        users = min(len(set(each.clusters)) for each in own)
-        for place, value, interval in zip(columns, sample.values, _intervals(sample, users), strict=True):
-            models[order[place]]["behaviour"][one.name] = {
+        people = min(len(set(figure.clusters)) for figure in own)
+        for model, value, bounds in zip(judged, sample.values, _intervals(sample, people), strict=True):
+            model["behaviour"][one.name] = {
                 "value": float(value),
-                **interval,
-                "repetitions": one.repeated[_key(reward_identity_of(runs[order[place]]))],
-                "same_as_policy": None if one.policy is None else one.policy == lineages[order[place]],
+                **bounds,
+                "repetitions": one.repeated[_identity(runs[model["name"]])],
+                "same_as_policy": None if one.policy is None else one.policy == model["lineage"],
             }
-        prompts = min(sum(each.counts) for each in own)
-        for figure, other in chosen.items():
-            part = Sample(other.values[columns], other.draws[:, columns])
+        accuracies = [model["benchmark"]["accuracy"]["value"] for model in judged]
+        verdicts[one.name] = f"{_verdict(accuracies)}.\n{gates[one.name]['reason']}"
+        prompts = min(sum(figure.counts) for figure in own)
+        for figure in benchmark if figures is None else dict.fromkeys(figures):
+            part = Sample(benchmark[figure].values[columns], benchmark[figure].draws[:, columns])
             if plan:
                 plans.setdefault(one.name, {})[figure] = plan_study(part, sample, prompts=prompts, seed=seed)
             if gates[one.name]["passed"] is False:
                 continue
-            correlations.append(
-                {
-                    "behaviour": one.name,
-                    "benchmark": figure,
-                    "models": len(columns),
-                    "policy": one.policy,
-                    "measures": {
-                        name: {**found, **_shown_interval(found["ci95"], users)}
-                        for name, found in predict(part, sample, seed=seed).items()
-                    },
-                }
-            )
-    alone = [name for name, model in models.items() if not model["behaviour"]]
+            measures = {
+                name: {**measure, **_shown_interval(measure["ci95"], people)}
+                for name, measure in predict(part, sample, seed=seed).items()
+            }
+            about = {"behaviour": one.name, "benchmark": figure, "models": len(own), "policy": one.policy}
+            correlations.append({**about, "measures": measures})
     result = {
         "models": list(models.values()),
         "correlations": correlations,
-        "unmatched": {"scores": alone, "behaviour": missing},
-        "verdicts": {one.name: f"{_verdict(one, models)}.\n{gates[one.name]['reason']}" for one in found},
+        "unmatched": {
+            "scores": [name for name, model in models.items() if not model["behaviour"]],
+            "behaviour": missing,
+        },
+        "verdicts": verdicts,
         "gates": gates,
         "plans": plans,
         "parameters": {"quantile": quantile, "rbo_p": RBO_P, "draws": draws, "seed": seed},
-        "not_shown": {name: why for name, why in _absent(benchmark).items() if why},
+        "not_shown": {
+            name: f"the data have fewer than two {parts}"
+            for name, parts in _NEEDED.items()
+            if name not in benchmark
+        },
         "definitions": _FIGURES,
     }
     if out is not None:
@@ -258,9 +261,9 @@ def _shown_interval(bounds: Sequence[float] | None, clusters: int) -> dict[str, 
     return {"ci95": None if reason else bounds, "ci95_reason": reason}
 
 
-def reward_identity_of(run: FinishedRun) -> dict[str, Any]:
-    """Return what tells the reward model of a run of `prb evaluate` from others."""
-    return reward_identity(run.record["inputs"]["model"])
+def _identity(run: FinishedRun) -> str:
+    """What tells the reward model of a run of `prb evaluate` from others."""
+    return _key(reward_identity(run.record["inputs"]["model"]))
 
 
 def _key(identity: Mapping[str, Any]) -> str:
@@ -270,9 +273,9 @@ def _key(identity: Mapping[str, Any]) -> str:
 def _read_scores(folders: Sequence[str | Path]) -> dict[str, FinishedRun]:
     if not folders:
         raise RunError("scores: expected runs of `prb evaluate`, found none")
-    runs = {name: read_finished(path) for name, path in named_runs([Path(each) for each in folders]).items()}
-    (first, reference), *others = runs.items()
-    seen = {_key(reward_identity_of(reference)): first}
+    runs = {name: read_finished(path) for name, path in named_runs([Path(path) for path in folders]).items()}
+    first, reference = next(iter(runs.items()))
+    seen: dict[str, str] = {}
     for name, run in runs.items():
         hints = run.record["inputs"].get("hints") or {}
         if UPPER_BOUND in hints:
@@ -281,11 +284,10 @@ def _read_scores(folders: Sequence[str | Path]) -> dict[str, FinishedRun]:
             raise RunError(
                 f"{name}: knows what no model could, an upper bound and no benchmark figure: leave it out"
             )
-    for name, run in others:
-        # each model is scored as it was trained, so that protocols may differ
-        check_comparable(first, reference, name, run, across_protocols=True)
-        other = seen.setdefault(_key(reward_identity_of(run)), name)
-        if other != name:
+    for name, run in runs.items():
+        if name != first:  # each model is scored as it was trained, so that protocols may differ
+            check_comparable(first, reference, name, run, across_protocols=True)
+        if (other := seen.setdefault(_identity(run), name)) != name:
             raise RunError(f"{other} and {name}: the same reward model twice; expected one run of each")
     return runs
 
@@ -293,24 +295,30 @@ def _read_scores(folders: Sequence[str | Path]) -> dict[str, FinishedRun]:
 def _group(figures: Sequence[tuple[Path, Figure]]) -> list[_Behaviour]:
     """The figures by name and setting, repetitions pooled; where settings share a name, the folder tells them apart."""
     groups: dict[tuple[str, str], dict[str, list[tuple[Path, Figure]]]] = {}
-    for folder, each in figures:
-        group = groups.setdefault((each.name, _key(each.repeated_setting)), {})
-        known = group.setdefault(_key(each.reward_model), [])
+    for folder, figure in figures:
+        group = groups.setdefault((figure.name, _key(figure.repeated_setting)), {})
+        known = group.setdefault(_key(figure.reward_model), [])
         for before, other in known:
-            if other.repetition == each.repetition:
-                raise RunError(f"{folder}: {each.name} of {each.label} is also in {before}; expected it once")
-        known.append((folder, each))
+            if other.repetition == figure.repetition:
+                raise RunError(
+                    f"{folder}: {figure.name} of {figure.label} is also in {before}; expected it once"
+                )
+        known.append((folder, figure))
+    if not groups:
+        raise RunError("behaviour: expected runs with a behaviour, found none")
     often = [name for name, _ in groups]
     found = []
     for (name, _), group in groups.items():
         folder, first = next(iter(group.values()))[0]
-        shown = name if often.count(name) == 1 else f"{name} ({folder})"
-        own = {key: [each for _, each in known] for key, known in group.items()}
-        pooled_ones = {key: pool(each) for key, each in own.items()}
-        repeated = {key: [each.value for each in known] for key, known in own.items()}
-        found.append(_Behaviour(shown, _family(first.policy), pooled_ones, repeated))
-    if not found:
-        raise RunError("behaviour: expected runs with a behaviour, found none")
+        own = {key: [figure for _, figure in known] for key, known in group.items()}
+        found.append(
+            _Behaviour(
+                name if often.count(name) == 1 else f"{name} ({folder})",
+                _family(first.policy),
+                {key: pool(known) for key, known in own.items()},
+                {key: [figure.value for figure in known] for key, known in own.items()},
+            )
+        )
     return found
 
 
@@ -319,7 +327,10 @@ def _family(architecture: str | None) -> str | None:
 
 
 def _lineages(runs: Mapping[str, FinishedRun], file: str | Path | None) -> dict[str, str | None]:
-    found = {name: _family(reward_identity_of(run).get("architecture")) for name, run in runs.items()}
+    found = {
+        name: _family(reward_identity(run.record["inputs"]["model"]).get("architecture"))
+        for name, run in runs.items()
+    }
     if file is not None:
         given = read_object(Path(file), error=RunError)
         for name, value in given.items():
@@ -369,31 +380,12 @@ def _benchmark(
     return found
 
 
-def _chosen(benchmark: dict[str, Sample], figures: Sequence[str] | None) -> dict[str, Sample]:
-    """The figures that are asked for."""
-    for name in figures or ():
-        if name not in benchmark:
-            raise DataError(f"figures: expected some of {', '.join(benchmark)}, found {quote(name)}")
-    return benchmark if figures is None else {name: benchmark[name] for name in dict.fromkeys(figures)}
-
-
-def _absent(benchmark: Mapping[str, Sample]) -> dict[str, str]:
-    return {
-        "user_accuracy": "" if "user_accuracy" in benchmark else "the data have fewer than two users",
-        "user_quantile": "" if "user_quantile" in benchmark else "the data have fewer than two users",
-        "subset_quantile": "" if "subset_quantile" in benchmark else "the data have fewer than two subsets",
-    }
-
-
-def _verdict(one: _Behaviour, models: Mapping[str, Mapping[str, Any]]) -> str:
+def _verdict(accuracies: Sequence[float]) -> str:
     """Say whether so many models resolve an order, and how far apart they are."""
-    own = [model for model in models.values() if one.name in model["behaviour"]]
-    accuracies = [model["benchmark"]["accuracy"]["value"] for model in own]
-    count = len(own)
+    count = len(accuracies)
     text = (
         f"{count} models, accuracies {min(accuracies):.3f} to {max(accuracies):.3f}; Kendall's tau of orders that have "
         f"nothing to do with each other has a standard error of {tau_error(count):.2f}"
     )
-    if count < RESOLVED_FROM:
-        return f"{text}: fewer than {RESOLVED_FROM} models, so the order is not resolved"
-    return text
+    unresolved = f": fewer than {RESOLVED_FROM} models, so the order is not resolved"
+    return text + (unresolved if count < RESOLVED_FROM else "")

@@ -61,19 +61,18 @@ def gate(
     """
     upper = next((figure for figure in figures if is_upper_bound(figure)), None)
     chance = next((figure for figure in figures if figure.label == RANDOM), None)
-    found: dict[str, Any] = {"upper_bound": None, "start": start, "improvement": None, "ci95": None}
-    found |= {"least_gain": least_gain, "passed": None, "reason": None}
+    found: dict[str, Any] = {"upper_bound": None if upper is None else upper.value, "start": start}
+    found |= {"improvement": None, "ci95": None, "least_gain": least_gain, "passed": None}
     if upper is None:
         return found | {"reason": "no upper bound: whether any reward could move this behaviour is not known"}
-    found["upper_bound"] = upper.value
     if start is None and chance is None:
         reason = f"no start: give --start, or a run with {RANDOM} as the reward"
         return found | {"reason": f"the upper bound reaches {upper.value:.3f}, but there is {reason}"}
     compared = [upper] if start is not None or chance is None else [upper, chance]
     sample = pooled(behaviour_cells(compared, places), weights)
-    origin = np.asarray([start]) if start is not None else sample.values[1:]
-    gain = float(sample.values[0] - origin[0])
-    moved = sample.draws[:, 0] - (sample.draws[:, 1] if len(compared) > 1 else origin[0])
+    origin = sample.values[1] if start is None else start
+    gain = float(sample.values[0] - origin)
+    moved = sample.draws[:, 0] - (sample.draws[:, 1] if start is None else start)
     ends = percentiles(moved) if min(len(set(one.clusters)) for one in compared) >= LEAST_CLUSTERS else None
     passed = gain >= least_gain and ends is not None and ends[0] > 0
     shown = "no interval" if ends is None else f"[{ends[0]:+.3f}, {ends[1]:+.3f}]"
@@ -83,13 +82,8 @@ def gate(
         else f"no power: the upper bound itself moves it by {gain:+.3f} {shown}; at least {least_gain:+.3f} with an "
         "interval above zero is needed, so that no correlation is shown"
     )
-    return found | {
-        "start": float(origin[0]),
-        "improvement": gain,
-        "ci95": ends,
-        "passed": passed,
-        "reason": reason,
-    }
+    outcome = {"start": float(origin), "improvement": gain, "ci95": ends, "passed": passed, "reason": reason}
+    return found | outcome
 
 
 def behaviour_cells(figures: Sequence[Figure], places: Mapping[str, int]) -> Cells:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from prb_jax.data.writing import whole_file, writing
-from prb_jax.reports.style import NONE, new_table, signed
-from prb_jax.reports.tables import interval
+from prb_jax.reports.table import NONE, Table, bounded, change, field, number, signed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.console import Group
-    from rich.table import Table
 
 PICTURE: Final = "correlate.png"
 
@@ -39,78 +38,86 @@ _WORDS: Final = {
 def render_correlation(found: Mapping[str, Any]) -> Group:
     """Return tables of what `prb_jax.correlate` gives: the models, and the measures for each behaviour."""
     from rich.console import Group
-    from rich.markup import escape
 
-    models = found["models"]
-    behaviours = list(found["verdicts"])
-    table = new_table("Reward models", ("run", "lineage", "accuracy", *map(_words, behaviours)), left=2)
-    for model in sorted(models, key=lambda one: -one["benchmark"]["accuracy"]["value"]):
-        cells = [model["name"], model["lineage"] or NONE, _cell(model["benchmark"]["accuracy"])]
-        cells += [_cell(model["behaviour"].get(name)) for name in behaviours]
-        table.add_row(*map(escape, cells))
-    figures = [model["benchmark"]["accuracy"] for model in models]
-    figures += [figure for model in models for figure in model["behaviour"].values()]
-    table.caption = escape(
-        "[..] 95 % interval over users" + _reasons(figures) + _unmatched(found["unmatched"])
-    )
-    parts = [table]
-    for behaviour in behaviours:
-        own = [each for each in found["correlations"] if each["behaviour"] == behaviour]
-        part = new_table(
-            f"Does the benchmark predict {_words(behaviour)}?",
-            ("benchmark", "measure", "value", "p", "by chance"),
-            left=2,
-        )
-        for each in own:
-            for name, one in each["measures"].items():
-                cells = [
-                    _words(each["benchmark"]),
-                    _words(name),
-                    signed(one["value"], one["ci95"]),
-                    _p(one["p"]),
-                ]
-                part.add_row(*map(escape, [*cells, _p(one["chance"])]))
-        part.columns[2].no_wrap = True
-        parameters = found["parameters"]
-        if not own:
-            part.add_row("no power")
-        part.caption = escape(
-            f"{found['verdicts'][behaviour]}.\n[..] 95 % interval over users and models, {parameters['draws']:,} "
-            f"draws; p: permutation test; rank-biased overlap with p = {parameters['rbo_p']:g}, extrapolated; "
-            f"quantile: {parameters['quantile']:g}"
-            + _reasons([one for each in own for one in each["measures"].values()])
-        )
-        parts.append(part)
-        parts += [
-            _plan_table(behaviour, name, one) for name, one in found["plans"].get(behaviour, {}).items()
+    tables, parameters = [_models(found)], found["parameters"]
+    columns = {
+        "benchmark": lambda row: _words(row["benchmark"]),
+        "measure": lambda row: _words(row["measure"]),
+        "value": change("value", "ci95"),
+        "p": field("p", "{:.3f}"),
+        "by chance": field("chance", "{:.3f}"),
+    }
+    for behaviour, verdict in found["verdicts"].items():
+        rows = [
+            {"benchmark": part["benchmark"], "measure": name, **measure}
+            for part in found["correlations"]
+            if part["behaviour"] == behaviour
+            for name, measure in part["measures"].items()
         ]
-    return Group(*parts)
+        note = (
+            f"{verdict}.\n[..] 95 % interval over users and models, {parameters['draws']:,} draws; p: permutation "
+            f"test; rank-biased overlap with p = {parameters['rbo_p']:g}, extrapolated; "
+            f"quantile: {parameters['quantile']:g}"
+        )
+        table = Table.of(
+            f"Does the benchmark predict {_words(behaviour)}?", rows, columns, words=2, whole=True,
+            note=note + _reasons(rows),
+        )  # fmt: skip
+        tables.append(table if rows else replace(table, rows=[["no power", *[""] * (len(columns) - 1)]]))
+        tables += [
+            _plan_table(behaviour, figure, plan) for figure, plan in found["plans"].get(behaviour, {}).items()
+        ]
+    return Group(*tables)
+
+
+def _models(found: Mapping[str, Any]) -> Table:
+    accuracy = bounded("value", "ci95")
+    columns = {
+        "run": field("name"),
+        "lineage": field("lineage"),
+        "accuracy": lambda model: accuracy(model["benchmark"]["accuracy"]),
+    }
+    for name in found["verdicts"]:
+        columns[_words(name)] = lambda model, name=name: accuracy(model["behaviour"].get(name, {}))
+    models = sorted(found["models"], key=lambda model: -model["benchmark"]["accuracy"]["value"])
+    figures = [model["benchmark"]["accuracy"] for model in found["models"]]
+    figures += [figure for model in found["models"] for figure in model["behaviour"].values()]
+    note, unmatched = "[..] 95 % interval over users" + _reasons(figures), found["unmatched"]
+    if unmatched["scores"]:
+        note += f"\nin --scores alone, left out: {', '.join(unmatched['scores'])}"
+    if unmatched["behaviour"]:
+        names = dict.fromkeys(f"{one['reward_model']} ({one['behaviour']})" for one in unmatched["behaviour"])
+        note += f"\nin --behaviour alone, left out: {', '.join(names)}"
+    return Table.of("Reward models", models, columns, words=2, note=note)
 
 
 def _plan_table(behaviour: str, benchmark: str, plan: Mapping[str, Any]) -> Table:
     """How many models and prompts resolve a correlation."""
-    from rich.markup import escape
-
-    prompts = list(dict.fromkeys(row["prompts"] for row in plan["rows"]))
+    by_correlation: dict[float, dict[int, Mapping[str, Any]]] = {}
+    for row in plan["rows"]:
+        by_correlation.setdefault(row["correlation"], {})[row["prompts"]] = row
+    columns = {
+        "true correlation": lambda correlation: f"{correlation:g}",
+        "power here": lambda correlation: f"{by_correlation[correlation][plan['prompts']]['power_here']:.2f}",
+    }
+    for prompts in dict.fromkeys(row["prompts"] for row in plan["rows"]):
+        columns[f"{prompts:,} prompts"] = lambda correlation, prompts=prompts: _count(
+            by_correlation[correlation][prompts]["models"]
+        )
+    sides = (
+        f"{side}: spread of the models {plan[side]['spread']:.3f}, noise {plan[side]['noise']:.3f}"
+        for side in ("benchmark", "behaviour")
+    )
+    note = f"here: {plan['models']} models, {plan['prompts']:,} prompts each; {'; '.join(sides)}"
+    note += f"\n{plan['reason']}" if plan["reason"] else ""
     title = (
         f"Models that find a correlation of {_words(benchmark)} and {_words(behaviour)}, with a power of 80 %"
     )
-    heads = ("true correlation", "power here", *(f"{count:,} prompts" for count in prompts))
-    table = new_table(escape(title), heads, left=1)
-    for correlation in dict.fromkeys(row["correlation"] for row in plan["rows"]):
-        rows = [row for row in plan["rows"] if row["correlation"] == correlation]
-        here = next(row["power_here"] for row in rows if row["prompts"] == plan["prompts"])
-        needed = ["> 1,000" if row["models"] is None else f"{row['models']:,}" for row in rows]
-        table.add_row(f"{correlation:g}", f"{here:.2f}", *needed)
-    sides = [
-        f"{side}: spread of the models {plan[side]['spread']:.3f}, noise {plan[side]['noise']:.3f}"
-        for side in ("benchmark", "behaviour")
-    ]
-    table.caption = escape(
-        f"here: {plan['models']} models, {plan['prompts']:,} prompts each; {'; '.join(sides)}"
-        + (f"\n{plan['reason']}" if plan["reason"] else "")
-    )
-    return table
+    return Table.of(title, by_correlation, columns, note=note)
+
+
+def _count(models: int | None) -> str:
+    return "> 1,000" if models is None else f"{models:,}"
 
 
 def draw_correlation(path: Path, found: Mapping[str, Any]) -> None:
@@ -123,57 +130,54 @@ def draw_correlation(path: Path, found: Mapping[str, Any]) -> None:
     """
     from matplotlib.figure import Figure
 
-    pairs = found["correlations"]
-    rows = list(dict.fromkeys(each["behaviour"] for each in pairs))
-    columns = list(dict.fromkeys(each["benchmark"] for each in pairs))
-    lineages = sorted({model["lineage"] or NONE for model in found["models"]})
+    parts, models = found["correlations"], found["models"]
+    rows = list(dict.fromkeys(part["behaviour"] for part in parts))
+    columns = list(dict.fromkeys(part["benchmark"] for part in parts))
+    lineages = sorted({model["lineage"] or NONE for model in models})
     width = len(columns) if len(columns) > 1 else min(4, len(rows))
-    height = -(-len(pairs) // width)
-    named = len(found["models"]) <= _NAMED
+    height = -(-len(parts) // width)
+    named = len(models) <= _NAMED
     figure = Figure(figsize=((5.2 if named else 3.6) * width, 3.4 * height), layout="constrained")
     axes = figure.subplots(height, width, squeeze=False)
-    for axis in axes.flat[len(pairs) :]:
+    for axis in axes.flat[len(parts) :]:
         axis.set_visible(False)
-    places = sorted(pairs, key=lambda each: (rows.index(each["behaviour"]), columns.index(each["benchmark"])))
-    for axis, each in zip(axes.flat, places, strict=False):
-        for number, lineage in enumerate(lineages):
+    parts = sorted(parts, key=lambda part: (rows.index(part["behaviour"]), columns.index(part["benchmark"])))
+    for axis, part in zip(axes.flat, parts, strict=False):
+        points = {
+            model["name"]: (model["benchmark"][part["benchmark"]], model["behaviour"][part["behaviour"]])
+            for model in models
+            if part["behaviour"] in model["behaviour"]
+        }
+        for place, lineage in enumerate(lineages):
             own = [
-                model
-                for model in found["models"]
-                if each["behaviour"] in model["behaviour"] and (model["lineage"] or NONE) == lineage
+                points[model["name"]]
+                for model in models
+                if model["name"] in points and (model["lineage"] or NONE) == lineage
             ]
-            points = [
-                (model["benchmark"][each["benchmark"]], model["behaviour"][each["behaviour"]])
-                for model in own
-            ]
-            if points:
-                x, y = ([one[side]["value"] for one in points] for side in range(2))
-                bars = [_bars([one[side] for one in points]) for side in range(2)]
-                axis.errorbar(
-                    x, y, xerr=bars[0], yerr=bars[1], fmt="o", markersize=4, linewidth=0.7, color=f"C{number}",
-                    label=lineage,
-                )  # fmt: skip
-        shown = [model for model in found["models"] if each["behaviour"] in model["behaviour"]]
+            if own:
+                (x, x_bars), (y, y_bars) = map(_bars, zip(*own, strict=True))
+                style = {"fmt": "o", "markersize": 4, "linewidth": 0.7, "color": f"C{place}"}
+                axis.errorbar(x, y, xerr=x_bars, yerr=y_bars, label=lineage, **style)
         if named:
-            _name_points(
-                axis,
-                {
-                    model["name"]: (
-                        model["benchmark"][each["benchmark"]]["value"],
-                        model["behaviour"][each["behaviour"]]["value"],
-                    )
-                    for model in shown
-                },
-            )
-        rho = each["measures"]["spearman"]
-        axis.set_title(f"Spearman's rho {signed(rho['value'], rho['ci95'])}, p {_p(rho['p'])}", fontsize=8)
-        axis.set_xlabel(_words(each["benchmark"]))
-        axis.set_ylabel(textwrap.fill(_words(each["behaviour"]), 34))
+            _name_points(axis, {name: (x["value"], y["value"]) for name, (x, y) in points.items()})
+        rho = part["measures"]["spearman"]
+        title = f"Spearman's rho {signed(rho['value'], rho['ci95'])}, p {number(rho['p'])}"
+        axis.set_title(title, fontsize=8)
+        axis.set_xlabel(_words(part["benchmark"]))
+        axis.set_ylabel(textwrap.fill(_words(part["behaviour"]), 34))
         axis.grid(alpha=0.3)
     if len(lineages) > 1:
         axes[0][0].legend(title="lineage", fontsize=7)
     with writing(path), whole_file(path) as file:
         figure.savefig(file, dpi=110, format="png", metadata={"Software": None})
+
+
+def _bars(figures: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[list[float]]]:
+    """Values, and how far the interval of each reaches below and above it; not at all where there is none."""
+    values = [figure["value"] for figure in figures]
+    ends = [figure["ci95"] or [figure["value"]] * 2 for figure in figures]
+    below = [max(value - low, 0.0) for value, (low, _) in zip(values, ends, strict=True)]
+    return values, [below, [max(high - value, 0.0) for value, (_, high) in zip(values, ends, strict=True)]]
 
 
 def _name_points(axis: Axes, points: Mapping[str, tuple[float, float]]) -> None:
@@ -183,8 +187,7 @@ def _name_points(axis: Axes, points: Mapping[str, tuple[float, float]]) -> None:
     order = sorted(points, key=lambda name: points[name][1])
     wanted = [(points[name][1] - low) / (high - low) for name in order]
     gap = min(_NAME_HEIGHT, 1 / max(len(order) - 1, 1))
-    heights = [0.0] * len(order)
-    below = -gap
+    heights, below = [0.0] * len(order), -gap
     for place, height in enumerate(wanted):
         heights[place] = below = max(height, below + gap)
     above = 1.0 + gap
@@ -211,28 +214,3 @@ def _reasons(figures: Sequence[Mapping[str, Any]]) -> str:
     """Why some figures have no interval, each reason once."""
     reasons = dict.fromkeys(one["ci95_reason"] for one in figures if one["ci95_reason"])
     return "".join(f"\nno interval: {reason}" for reason in reasons)
-
-
-def _bars(points: Sequence[Mapping[str, Any]]) -> list[list[float]]:
-    """How far each interval reaches below and above its value; not at all where there is none."""
-    ends = [point["ci95"] or [point["value"]] * 2 for point in points]
-    below = [max(point["value"] - low, 0.0) for point, (low, _) in zip(points, ends, strict=True)]
-    return [below, [max(high - point["value"], 0.0) for point, (_, high) in zip(points, ends, strict=True)]]
-
-
-def _cell(figure: Mapping[str, Any] | None) -> str:
-    return NONE if figure is None else interval(figure["value"], figure["ci95"])
-
-
-def _p(value: float | None) -> str:
-    return NONE if value is None else f"{value:.3f}"
-
-
-def _unmatched(found: Mapping[str, Any]) -> str:
-    text = ""
-    if found["scores"]:
-        text += f"\nin --scores alone, left out: {', '.join(found['scores'])}"
-    if found["behaviour"]:
-        names = dict.fromkeys(f"{one['reward_model']} ({one['behaviour']})" for one in found["behaviour"])
-        text += f"\nin --behaviour alone, left out: {', '.join(names)}"
-    return text

@@ -12,7 +12,7 @@ import numpy as np
 from markupsafe import Markup
 
 from prb_jax.errors import need_extra
-from prb_jax.reports.blocks import Drawing
+from prb_jax.reports.page import Drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +36,9 @@ _MOST_USERS = 300  # of which a picture has a point each
 
 def draw_margins(margins: np.ndarray) -> Drawing:
     """Draw how many comparisons have which margin; losses and wins in two colours."""
-    figure, axis = _figure()
+    figure, axis = _axis(
+        "margin: score of the preferred response minus the best of the others", "comparisons"
+    )
     reach = float(np.quantile(np.abs(margins), 0.99)) or 1.0
     clipped = np.clip(margins, -reach, reach)
     edges = np.linspace(-reach, reach, 41)  # 0 is an edge
@@ -44,46 +46,30 @@ def draw_margins(margins: np.ndarray) -> Drawing:
     axis.hist(losses, bins=edges.tolist(), color=_SECOND, label=f"wrong: {len(losses):,}")
     axis.hist(wins, bins=edges.tolist(), color=_FIRST, label=f"right: {len(wins):,}")
     axis.axvline(0, color=_MUTED, linewidth=0.8)
-    axis.set_xlabel("margin: score of the preferred response minus the best of the others")
-    axis.set_ylabel("comparisons")
     axis.legend(frameon=False)
-    ties = len(margins) - len(losses) - len(wins)
-    beyond = int((np.abs(margins) > reach).sum())
-    return _drawing(
+    return drawing(
         figure,
         "Margins",
-        f"{len(wins):,} comparisons are right (margin above 0), {len(losses):,} wrong, {ties:,} ties (not drawn); "
-        f"the outermost bars hold also the {beyond:,} margins beyond them.",
+        f"{len(wins):,} comparisons are right (margin above 0), {len(losses):,} wrong, "
+        f"{len(margins) - len(losses) - len(wins):,} ties (not drawn); the outermost bars hold also the "
+        f"{int((np.abs(margins) > reach).sum()):,} margins beyond them.",
     )
 
 
 def draw_reliability(found: Mapping[str, Any]) -> Drawing:
     """Draw the share of right picks against their confidence, from `prb_jax.metrics.calibration.calibration`."""
-    figure, axis = _figure(width=4.6, height=4.0)
+    figure, axis = _axis("confidence of the pick", "share of right picks", size=(4.6, 4.0))
     parts = found["bins"]
-    low = min(0.5, *(part["low"] for part in parts)) if parts else 0.5
+    confidence, right, counts = ([part[key] for part in parts] for key in ("confidence", "right", "n"))
+    low = min(0.5, *(part["low"] for part in parts))
     axis.plot([low, 1], [low, 1], color=_MUTED, linewidth=0.8, linestyle=":", label="perfect")
-    most = max(part["n"] for part in parts)
-    axis.plot(
-        [part["confidence"] for part in parts],
-        [part["right"] for part in parts],
-        color=_FIRST,
-        linewidth=1,
-        label="model",
-    )
-    axis.scatter(
-        [part["confidence"] for part in parts],
-        [part["right"] for part in parts],
-        s=[20 + 160 * part["n"] / most for part in parts],
-        color=_FIRST,
-        alpha=0.6,
-    )
+    axis.plot(confidence, right, color=_FIRST, linewidth=1, label="model")
+    sizes = [20 + 160 * count / max(counts) for count in counts]
+    axis.scatter(confidence, right, s=sizes, color=_FIRST, alpha=0.6)
     axis.set_xlim(low - 0.02, 1.02)
-    axis.set_ylim(min(low, *(part["right"] for part in parts)) - 0.03, 1.03)
-    axis.set_xlabel("confidence of the pick")
-    axis.set_ylabel("share of right picks")
+    axis.set_ylim(min(low, *right) - 0.03, 1.03)
     axis.legend(frameon=False, loc="lower right")
-    return _drawing(
+    return drawing(
         figure,
         "Reliability diagram",
         f"Expected calibration error {found['ece']:.3f}: picks are right in {found['right']:.1%} of the comparisons, "
@@ -94,18 +80,15 @@ def draw_reliability(found: Mapping[str, Any]) -> Drawing:
 
 def draw_users(accuracy: np.ndarray, *, chance: float | None) -> Drawing:
     """Draw how many users have which accuracy."""
-    figure, axis = _figure()
+    figure, axis = _axis("accuracy of a user", "users")
     axis.hist(accuracy, bins=np.linspace(0, 1, 21).tolist(), color=_FIRST)
-    axis.axvline(
-        float(accuracy.mean()), color=_SECOND, linewidth=1.5, label=f"mean over users {accuracy.mean():.3f}"
-    )
+    mean = float(accuracy.mean())
+    axis.axvline(mean, color=_SECOND, linewidth=1.5, label=f"mean over users {mean:.3f}")
     if chance is not None:
         axis.axvline(chance, color=_MUTED, linewidth=1, linestyle=":", label=f"chance {chance:.2g}")
-    axis.set_xlabel("accuracy of a user")
-    axis.set_ylabel("users")
     axis.legend(frameon=False, loc="upper left")
     quarters = ", ".join(f"{value:.3f}" for value in np.quantile(accuracy, [0, 0.25, 0.5, 0.75, 1]))
-    return _drawing(
+    return drawing(
         figure,
         "Users by accuracy",
         f"{len(accuracy):,} users; lowest, first quarter, median, third quarter and highest accuracy: {quarters}.",
@@ -117,25 +100,19 @@ def draw_each_user(lines: Sequence[UserLine]) -> Drawing:
     ordered = sorted(lines, key=lambda line: (line.accuracy, line.user))
     step = -(-len(ordered) // _MOST_USERS)
     shown = [*ordered[:-1:step], ordered[-1]]  # the highest too
-    figure, axis = _figure()
-    places = [place for place, line in enumerate(shown) if line.ci95 is not None]
-    bounds = [line.ci95 for line in shown if line.ci95 is not None]
-    axis.vlines(places, [b[0] for b in bounds], [b[1] for b in bounds], color=_MUTED, linewidth=1, alpha=0.6)
+    figure, axis = _axis("users, from the lowest accuracy to the highest", "accuracy")
+    bounds = {place: line.ci95 for place, line in enumerate(shown) if line.ci95 is not None}
+    lows, highs = ([ends[side] for ends in bounds.values()] for side in range(2))
+    axis.vlines(list(bounds), lows, highs, color=_MUTED, linewidth=1, alpha=0.6)
     axis.plot([line.accuracy for line in shown], color=_FIRST, marker=".", linestyle="none")
     axis.set_ylim(-0.02, 1.02)
     axis.set_xticks([])
-    axis.set_xlabel("users, from the lowest accuracy to the highest")
-    axis.set_ylabel("accuracy")
-    which = (
-        "" if len(shown) == len(lines) else f" {len(shown):,} of {len(lines):,} users, at equal distances."
-    )
-    without = sum(line.ci95 is None for line in lines)
-    few = f" {without:,} users with fewer than six comparisons have none." if without else ""
-    return _drawing(
-        figure,
-        "Accuracy of each user",
-        f"A point for each user, and the 95 % interval over the comparisons of that user.{few}{which}",
-    )
+    description = "A point for each user, and the 95 % interval over the comparisons of that user."
+    if without := sum(line.ci95 is None for line in lines):
+        description += f" {without:,} users with fewer than six comparisons have none."
+    if len(shown) < len(lines):
+        description += f" {len(shown):,} of {len(lines):,} users, at equal distances."
+    return drawing(figure, "Accuracy of each user", description)
 
 
 def draw_points(
@@ -145,83 +122,45 @@ def draw_points(
     xlabel: str,
     description: str,
 ) -> Drawing:
-    """Draw a figure with its interval for each of some groups that have an order.
+    """Draw an accuracy with its interval for each of some groups that have an order.
 
     Args:
       title: of the drawing.
-      points: label of the group, figure, interval; a group without a figure is left empty.
+      points: label of the group, accuracy, interval; a group without an accuracy is left empty.
       xlabel: what the groups are.
       description: of the drawing.
     """
-    figure, axis = _figure()
-    places = [place for place, (_, value, _) in enumerate(points) if value is not None]
-    values = [value for _, value, _ in points if value is not None]
-    axis.plot(places, values, color=_FIRST, marker="o")
+    figure, axis = _axis(xlabel, "accuracy")
+    known = [(place, value) for place, (_, value, _) in enumerate(points) if value is not None]
+    axis.plot([place for place, _ in known], [value for _, value in known], color=_FIRST, marker="o")
     for place, (_, _, bounds) in enumerate(points):
         if bounds is not None:
             axis.plot([place, place], list(bounds), color=_FIRST, linewidth=1.5)
     axis.set_xticks(range(len(points)), [label for label, _, _ in points])
-    axis.set_xlabel(xlabel)
-    axis.set_ylabel("accuracy")
-    return _drawing(figure, title, description)
+    return drawing(figure, title, description)
 
 
-def draw_curves(
-    rows: Sequence[Mapping[str, Any]], *, panels: Sequence[tuple[str, str]] | None = None
-) -> Drawing:
-    """Draw the learning curves of a training run from the rows of its `metrics.jsonl`.
-
-    Args:
-      rows: of the file.
-      panels: numbers and what they are called; loss, accuracy and margin if not given.
-    """
-    from prb_jax.training.curves import PANELS, curves_figure
-
-    panels = PANELS if panels is None else panels
-    *first, last = [
-        label if place == 0 or label[:2].isupper() else label.lower()
-        for place, (_, label) in enumerate(panels)
-    ]
-
-    steps = max((row["step"] for row in rows), default=0)
-    return _drawing(
-        curves_figure(rows, size=(9, 3), panels=panels),
-        "Learning curves",
-        f"{', '.join(first)} and {last} over {steps:,} steps: of training (thin: each step; thick: running mean) and "
-        "of validation where there was any.",
-    )
-
-
-def draw_shots(rows: Sequence[Mapping[str, Any]]) -> Drawing:
-    """Draw the few-shot curves of a study from the rows of its `results.json`."""
-    from prb_jax.study.picture import curves_figure
-
-    return _drawing(
-        curves_figure(rows),
-        "Few-shot curves",
-        "Accuracy on people on whom nothing was fitted, against the comparisons of a person that a method is adapted "
-        "on: a panel for each method, with its 95 % interval as a band. Dotted: 0.5.",
-    )
-
-
-def _figure(*, width: float = 6.4, height: float = 3.0) -> tuple[Figure, Axes]:
+def _axis(xlabel: str, ylabel: str, *, size: tuple[float, float] = (6.4, 3.0)) -> tuple[Figure, Axes]:
+    """Return a figure with one pair of axes, in the one style of all pictures that are drawn here."""
     need_extra("report", "a page")
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
     axis: Any = figure.subplots()
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.5)
     axis.set_axisbelow(True)
+    axis.set_xlabel(xlabel)
+    axis.set_ylabel(ylabel)
     return figure, axis
 
 
-def _drawing(figure: Figure, title: str, description: str) -> Drawing:
+def drawing(figure: Figure, title: str, description: str) -> Drawing:
+    """Return a figure of matplotlib as a block of a page."""
     import matplotlib as mpl
 
-    figure.patch.set_visible(False)
-    for axis in figure.axes:
-        axis.patch.set_visible(False)
+    for part in (figure, *figure.axes):
+        part.patch.set_visible(False)
     target = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):
         figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None})
@@ -248,8 +187,6 @@ def inline_svg(text: str, *, title: str) -> Markup:
     text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", text)
     text = re.sub(r"font-family: [^;\"]*;?", "", text)
     width, height = map(float, re.findall(r'(?:width|height)="([\d.]+)pt"', text)[:2])
-    inside = text[text.index(">") + 1 :]
-    name = Markup.escape(title)
+    inside = re.sub(r"\n+ *", "\n", text[text.index(">") + 1 :]).strip()
     size = f'viewBox="0 0 {width:g} {height:g}" style="max-width:{width / 11:.0f}rem;min-width:{width / 18:.0f}rem"'
-    inside = re.sub(r"\n+ *", "\n", inside)
-    return Markup(f'<svg role="img" aria-label="{name}" {size}>{inside.strip()}')
+    return Markup(f'<svg role="img" aria-label="{Markup.escape(title)}" {size}>{inside}')

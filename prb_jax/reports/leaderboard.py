@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from prb_jax.benchmarks.results import AGGREGATES, organisation_and_name
 from prb_jax.data.reading import read_json, read_object
 from prb_jax.errors import RunError, counted, quote
-from prb_jax.reports.style import NONE, new_table, signed
-from prb_jax.reports.tables import interval
+from prb_jax.reports.table import NONE, Getter, Table, bounded, change, field
 from prb_jax.runs.evaluation import EVALUATION, SCORES
 from prb_jax.runs.kind import RUN, SUMMARY
 from prb_jax.scoring.prompt_extras import UPPER_BOUND, told_of
@@ -22,17 +21,7 @@ from prb_jax.scoring.prompt_extras import UPPER_BOUND, told_of
 if TYPE_CHECKING:
     from rich.console import Group
 
-_FIGURES: Final = (
-    "n",
-    "accuracy",
-    "ci95",
-    "user_accuracy",
-    "user_accuracy_ci95",
-    "coverage",
-    "ties",
-    "mean_margin",
-)
-_HEADINGS: Final = ("run", "model", "data", "n", "accuracy", "per user", "coverage", "gain")
+_FIGURES = ("n", "accuracy", "ci95", "user_accuracy", "user_accuracy_ci95", "coverage", "ties", "mean_margin")
 
 
 def leaderboard(
@@ -59,7 +48,12 @@ def leaderboard(
     top = Path(folder)
     if not top.is_dir():
         raise RunError(f"{top}: expected a folder with runs, found {'a file' if top.exists() else 'nothing'}")
-    found = [_entry(top, path, record) for path, record in _records(top)]
+    found = []
+    for path in sorted(top.rglob(RUN)):
+        record = read_json(path, error=RunError)
+        of_evaluation = isinstance(record, dict) and record.get("kind") == EVALUATION.name
+        if of_evaluation and isinstance(record.get("inputs"), dict):
+            found.append(_entry(top, path.parent, record))
     kept = [
         entry for entry in found
         if (unfinished or entry["finished"])
@@ -73,21 +67,9 @@ def leaderboard(
     return sorted(kept, key=lambda entry: (entry["data"], -(entry["accuracy"] or 0.0), entry["run"]))
 
 
-def _records(top: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the folder and the record of each evaluation."""
-    for path in sorted(top.rglob(RUN)):
-        record = read_json(path, error=RunError)
-        if (
-            isinstance(record, dict)
-            and record.get("kind") == EVALUATION.name
-            and isinstance(record.get("inputs"), dict)
-        ):
-            yield path.parent, record
-
-
 def _entry(top: Path, path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
     inputs = record["inputs"]
-    finished = (path / SUMMARY).exists()
+    finished, scores = (path / SUMMARY).exists(), path / SCORES
     summary = read_object(path / SUMMARY, error=RunError) if finished else {}
     blind = (summary.get("controls") or {}).get("blind") or {}
     return {
@@ -102,7 +84,7 @@ def _entry(top: Path, path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
         or UPPER_BOUND in (inputs.get("model") or {}),
         "finished": finished,
         "comparisons": (inputs.get("data") or {}).get("comparisons"),
-        "scored": summary["n"] if finished else _scored(path / SCORES),
+        "scored": summary["n"] if finished else scores.read_bytes().count(b"\n") if scores.exists() else 0,
         **{name: summary.get(name) for name in _FIGURES},
         "gain": blind.get("difference"),
         "gain_ci95": blind.get("difference_ci95"),
@@ -110,10 +92,6 @@ def _entry(top: Path, path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
         "accuracy_by_subset": _by_subset(path, record, summary),
         "template": (inputs.get("model") or {}).get("template"),
     }
-
-
-def _scored(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def _by_subset(path: Path, record: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,37 +106,60 @@ def _by_subset(path: Path, record: Mapping[str, Any], summary: Mapping[str, Any]
     return figures
 
 
+def _view(entry: Mapping[str, Any]) -> str:
+    view = f"{entry['protocol']}, {counted(entry['profile_posts'], 'post')}"
+    return f"{view}, {entry['hints']}" if entry["hints"] else view
+
+
+def _scored_of(entry: Mapping[str, Any]) -> str:
+    return f"{entry['scored']:,}" + ("" if entry["finished"] else f" of {entry['comparisons']:,}")
+
+
+_COLUMNS: Final[Mapping[str, Getter]] = {
+    "run": field("run"),
+    "model": field("model"),
+    "data": lambda entry: f"{entry['data']}, {_view(entry)}",
+    "n": _scored_of,
+    "accuracy": bounded("accuracy", "ci95"),
+    "per user": bounded("user_accuracy"),
+    "coverage": field("coverage", "{:.3f}"),
+    "gain": change("gain"),
+}
+_WORDS: Final = 3  # columns at the left
+
+
 def render_leaderboard(entries: Sequence[Mapping[str, Any]]) -> Group:
     """Return tables for the terminal, one for each data; the interval of a figure stands below it."""
     from rich.console import Group
-    from rich.markup import escape
 
-    tables = []
-    for data in dict.fromkeys(entry["data"] for entry in entries):
-        table = new_table(data, ("run", "n", "accuracy", "coverage", "gain"))
-        for column in table.columns[1:]:
-            column.no_wrap = True
-        for entry in (entry for entry in entries if entry["data"] == data):
-            cells = dict(zip(_HEADINGS, _cells(entry), strict=True))
-            shown = [f"{entry['run']}\n{entry['model']}, {_view(entry)}"]
-            shown += [cells[name].replace(" [", "\n[") for name in ("n", "accuracy", "coverage", "gain")]
-            table.add_row(*map(escape, shown))
-        tables.append(table)
-    tables[-1].caption = escape("[..] 95 % interval; gain: of knowing the user, against no profile")
-    return Group(*tables)
+    columns: dict[str, Getter] = {"run": lambda entry: f"{entry['run']}\n{entry['model']}, {_view(entry)}"}
+    for head in ("n", "accuracy", "coverage", "gain"):
+        columns[head] = lambda entry, getter=_COLUMNS[head]: getter(entry).replace(" [", "\n[")
+    note = "[..] 95 % interval; gain: of knowing the user, against no profile"
+    by_data = {
+        data: [e for e in entries if e["data"] == data] for data in dict.fromkeys(e["data"] for e in entries)
+    }
+    return Group(
+        *(
+            Table.of(data, own, columns, whole=True, note=note if data == entries[-1]["data"] else "")
+            for data, own in by_data.items()
+        )
+    )
 
 
 def as_markdown(entries: Sequence[Mapping[str, Any]]) -> str:
     """Return the table in Markdown."""
-    rows = [_HEADINGS, ("---", "---", "---", *["---:"] * (len(_HEADINGS) - 3)), *map(_cells, entries)]
-    return "".join("| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |\n" for row in rows)
+    lines = Table.of("", entries, _COLUMNS, words=_WORDS).markdown(lambda text: text.replace("|", r"\|"))
+    return "".join(f"{line}\n" for line in lines)
 
 
 def as_latex(entries: Sequence[Mapping[str, Any]]) -> str:
     """Return the table in LaTeX, with the rules of the package booktabs."""
-    rows = [" & ".join(map(_latex, row)) + r" \\" for row in (_HEADINGS, *map(_cells, entries))]
-    lines = [r"\begin{tabular}{lll" + "r" * (len(_HEADINGS) - 3) + "}", r"\toprule", rows[0], r"\midrule"]
-    return "\n".join([*lines, *rows[1:], r"\bottomrule", r"\end{tabular}", ""])
+    cells = Table.of("", entries, _COLUMNS).rows
+    head, *rows = (" & ".join(map(_latex, row)) + r" \\" for row in (_COLUMNS, *cells))
+    columns = "l" * _WORDS + "r" * (len(_COLUMNS) - _WORDS)
+    lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *rows, r"\bottomrule"]
+    return "\n".join([*lines, r"\end{tabular}", ""])
 
 
 def as_csv(entries: Sequence[Mapping[str, Any]]) -> str:
@@ -209,25 +210,6 @@ def format_leaderboard(entries: Sequence[Mapping[str, Any]], form: str) -> str:
     if form not in FORMATS:
         raise RunError(f"format: expected {', '.join(FORMATS)}, found {quote(form)}")
     return FORMATS[form](entries)
-
-
-def _cells(entry: Mapping[str, Any]) -> list[str]:
-    scored, all_ = entry["scored"], entry["comparisons"]
-    return [
-        entry["run"],
-        entry["model"],
-        f"{entry['data']}, {_view(entry)}",
-        f"{scored:,}" if entry["finished"] else f"{scored:,} of {all_:,}",
-        interval(entry["accuracy"], entry["ci95"]),
-        interval(entry["user_accuracy"], entry["user_accuracy_ci95"]),
-        NONE if entry["coverage"] is None else f"{entry['coverage']:.3f}",
-        signed(entry["gain"], entry["gain_ci95"]),
-    ]
-
-
-def _view(entry: Mapping[str, Any]) -> str:
-    view = f"{entry['protocol']}, {counted(entry['profile_posts'], 'post')}"
-    return f"{view}, {entry['hints']}" if entry["hints"] else view
 
 
 def _flat(entry: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -11,19 +11,22 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, listed, short_repr
 from prb_jax.metrics.accuracy import ScoredRow, outcomes
-from prb_jax.reports.blocks import Block, Cell, PageTable, Pair, Pairs, Paragraph, Response, clipped, visible
+from prb_jax.reports.page import Block, Pairs, Paragraph, clipped
+from prb_jax.reports.table import Table, number
 from prb_jax.runs.finished import FinishedRun
 from prb_jax.scoring.inputs import read_inputs
+
+MOST_PAIRS = 300
+_WORST = 100  # of all, before those of subsets and users have their turn
+_WORST_OF_SUBSET = 10
+_LONGEST_TEXT = 4000
+_LONGEST_POST = 500
+_MOST_POSTS = 10
 
 
 @dataclass(frozen=True)
 class Texts:
-    """The comparisons of a run.
-
-    Attributes:
-      by_id: empty where they cannot be shown.
-      missing: why they cannot be shown; empty where they can.
-    """
+    """The comparisons of a run by id; none where they cannot be shown, and then why they are ``missing``."""
 
     by_id: Mapping[str, Comparison]
     missing: str = ""
@@ -84,19 +87,6 @@ def posts_seen(run: FinishedRun, row: ScoredRow, posts: int) -> int:
     return (min(posts, limit) if isinstance(limit, int) else posts) - dropped
 
 
-MOST_PAIRS = 300
-
-_WORST = 100  # of all, before those of subsets and users have their turn
-
-_WORST_OF_SUBSET = 10
-
-_LONGEST_TEXT = 4000
-
-_LONGEST_POST = 500
-
-_MOST_POSTS = 10
-
-
 def pairs_to_read(run: FinishedRun, texts: Texts, *, room: int) -> Iterator[Block]:
     """Yield the worst comparisons with their texts; a table without texts where those are missing.
 
@@ -109,32 +99,31 @@ def pairs_to_read(run: FinishedRun, texts: Texts, *, room: int) -> Iterator[Bloc
     order = [int(place) for place in np.argsort(margins, kind="stable")]
     if not texts.by_id:
         yield Paragraph(f"The texts are not shown: {texts.missing}.", True)
-        rows = [
-            [
-                Cell(run.rows[place].id),
-                Cell(str(run.rows[place].subset or "")),
-                Cell(str(run.rows[place].user_id or "")),
-                Cell(f"{margins[place]:.4g}", float(margins[place])),
-            ]
-            for place in order[:MOST_PAIRS]
-        ]
-        title = f"The {len(rows):,} comparisons with the lowest margin"
-        yield PageTable(title, ("id", "subset", "user", "margin"), rows, words=3, filtered=True)
+        columns = {
+            "id": lambda place: run.rows[place].id,
+            "subset": lambda place: run.rows[place].subset or "",
+            "user": lambda place: run.rows[place].user_id or "",
+            "margin": lambda place: number(float(margins[place]), "{:.4g}"),
+        }
+        shown = order[:MOST_PAIRS]
+        title = f"The {len(shown):,} comparisons with the lowest margin"
+        yield Table.of(title, shown, columns, words=3, filtered=True)
         return
-    chosen: dict[int, Pair] = {}
+    chosen: dict[int, dict[str, Any]] = {}
     for place in _in_turn(order, run.rows):
         if len(chosen) == MOST_PAIRS or room < 0:
             break
-        row = run.rows[place]
         if place not in chosen:
+            row = run.rows[place]
             chosen[place] = _pair(run, row, texts.by_id[row.id], float(margins[place]))
             room -= _size(chosen[place])
-    items = [chosen[place] for place in order if place in chosen]
+    pairs = [chosen[place] for place in order if place in chosen]
     note = (
-        f"{len(items):,} of {len(run.rows):,} comparisons, lowest margin first: the worst of all, the worst of each "
+        f"{len(pairs):,} of {len(run.rows):,} comparisons, lowest margin first: the worst of all, the worst of each "
         "subset and of each user, as many as have room. Text that is too long loses its end here, and says so."
     )
-    yield Pairs(note, items, sorted({item.subset for item in items}), sorted({item.user for item in items}))
+    subsets, users = (sorted({pair[key] for pair in pairs}) for key in ("subset", "user"))
+    yield Pairs(note, pairs, subsets, users)
 
 
 def _in_turn(order: Sequence[int], rows: Sequence[ScoredRow]) -> Iterator[int]:
@@ -153,65 +142,49 @@ def _first_of_each(order: Sequence[int], groups: Iterable[str | None], *, most: 
             yield place
 
 
-def _pair(run: FinishedRun, row: ScoredRow, comparison: Comparison, margin: float) -> Pair:
-    best, top = max(row.scores), max(row.labels)
-    ordered = sorted(range(len(row.scores)), key=lambda k: (-row.labels[k], -row.scores[k]))
-    labelled = len(row.scores) > 2
-    responses = [
-        Response(
-            text=clipped(comparison.responses[k], _LONGEST_TEXT),
-            score=f"{row.scores[k]:.4g}",
-            label=f"{row.labels[k]:g}" if labelled else "",
-            preferred=row.labels[k] == top,
-            picked=row.scores[k] == best,
-        )
-        for k in ordered
-    ]
-    posts = comparison.profile[:_MOST_POSTS]
-    return Pair(
-        id=visible(row.id),
-        subset=visible(str(row.subset or "")),
-        user=visible(str(row.user_id or "")),
-        margin=f"{margin:.4g}",
-        verdict="right" if margin > 0 else "wrong" if margin < 0 else "tie",
-        messages=[(message.role, clipped(message.content, _LONGEST_TEXT)) for message in comparison.prompt],
-        responses=responses,
-        posts=[(clipped(post.category, 100), clipped(post.text, _LONGEST_POST)) for post in posts],
-        posts_note=_posts_note(run, row, comparison),
-        private=_private(comparison),
-        notes=_notes(row),
-    )
-
-
-def _posts_note(run: FinishedRun, row: ScoredRow, comparison: Comparison) -> str:
+def _pair(run: FinishedRun, row: ScoredRow, comparison: Comparison, margin: float) -> dict[str, Any]:
+    """What a page shows of a comparison: the template names the fields. Lists of texts are (name, text)."""
     seen, there = posts_seen(run, row, len(comparison.profile)), len(comparison.profile)
     first = f", the first {_MOST_POSTS} here" if there > _MOST_POSTS else ""
-    return f"the model saw the first {seen:,} of {there:,} posts{first}"
-
-
-def _private(comparison: Comparison) -> list[tuple[str, str]]:
-    found = [
-        (
-            clipped(aspect.aspect, 300),
-            clipped(" ".join(filter(None, (aspect.reason, aspect.evidence))), _LONGEST_TEXT),
-        )
+    reasons = [
+        (aspect.aspect, " ".join(filter(None, (aspect.reason, aspect.evidence))))
         for aspect in comparison.rubric_aspects
     ]
     if comparison.narrative:
-        found.append(("narrative", clipped(comparison.narrative, _LONGEST_TEXT)))
-    return found
+        reasons.append(("narrative", comparison.narrative))
+    cut = row.truncated if isinstance(row.truncated, Mapping) else {}
+    kinds = ", ".join(f"{kind.replace('_', ' ')}: {amount:,}" for kind, amount in cut.items() if amount)
+    note = f"The model did not see all of the text{f' ({kinds})' if kinds else ''}."
+    return {
+        "id": row.id,
+        "subset": row.subset or "",
+        "user": row.user_id or "",
+        "margin": f"{margin:.4g}",
+        "verdict": "right" if margin > 0 else "wrong" if margin < 0 else "tie",
+        "messages": [(turn.role, clipped(turn.content, _LONGEST_TEXT)) for turn in comparison.prompt],
+        "responses": [
+            {
+                "text": clipped(comparison.responses[k], _LONGEST_TEXT),
+                "score": f"{row.scores[k]:.4g}",
+                "label": f"{row.labels[k]:g}" if len(row.scores) > 2 else "",
+                "preferred": row.labels[k] == max(row.labels),
+                "picked": row.scores[k] == max(row.scores),
+            }
+            for k in sorted(range(len(row.scores)), key=lambda k: (-row.labels[k], -row.scores[k]))
+        ],
+        "posts": [
+            (clipped(post.category, 100), clipped(post.text, _LONGEST_POST))
+            for post in comparison.profile[:_MOST_POSTS]
+        ],
+        "posts_note": f"the model saw the first {seen:,} of {there:,} posts{first}",
+        "private": [(clipped(name, 300), clipped(text, _LONGEST_TEXT)) for name, text in reasons],
+        "note": note if row.is_truncated else "",
+    }
 
 
-def _notes(row: ScoredRow) -> list[str]:
-    if not isinstance(row.truncated, Mapping):
-        return ["The model did not see all of the text."] if row.truncated else []
-    cut = [f"{kind.replace('_', ' ')}: {amount:,}" for kind, amount in row.truncated.items() if amount]
-    return [f"The model did not see all of the text ({', '.join(cut)})."] if cut else []
-
-
-def _size(pair: Pair) -> int:
+def _size(pair: Mapping[str, Any]) -> int:
     """About how many bytes the pair takes on the page: letters in UTF-8, and the escapes of HTML."""
-    texts = [text for _, text in (*pair.messages, *pair.posts, *pair.private)]
-    texts += [response.text for response in pair.responses]
+    texts = [text for _, text in (*pair["messages"], *pair["posts"], *pair["private"])]
+    texts += [response["text"] for response in pair["responses"]]
     escapes = sum(5 * text.count(letter) for text in texts for letter in "&<>'\"")
     return 1500 + escapes + sum(len(text.encode()) for text in texts)

@@ -12,8 +12,9 @@ from typing import Any
 
 from prb_jax.checkpoints.locate import fingerprint, locate
 from prb_jax.errors import CheckpointError, RunError, quote, short_repr
-from prb_jax.reports.blocks import PageTable, headline, last_figures, scorers, visible
-from prb_jax.reports.tables import gains
+from prb_jax.reports.page import visible
+from prb_jax.reports.summary import gains, headline, scorers
+from prb_jax.reports.training import last_figures
 from prb_jax.runs.finished import FinishedRun, read_finished
 from prb_jax.runs.kind import RUN
 from prb_jax.scoring.prompt_extras import told_of
@@ -22,11 +23,8 @@ from prb_jax.training.folder import MODEL, TRAIN, is_finished, read_summary, rea
 from prb_jax.version import __version__
 
 CARD = "README.md"
-
 EVAL_RESULTS = ".eval_results/prb_jax.yaml"
-
 _PART = r"[A-Za-z0-9](?:[\w.-]{0,94}[A-Za-z0-9])?"
-
 _REPOSITORY = re.compile(f"{_PART}/{_PART}")
 
 
@@ -45,6 +43,16 @@ class Upload:
     files: Sequence[Path]
     card: str
     results: str
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """What a finished run of `prb train` says: `record` of its `train.json`, and its summary."""
+
+    record: Mapping[str, Any]
+    summary: Mapping[str, Any]
+
+    __repr__ = short_repr
 
 
 def push(
@@ -120,7 +128,7 @@ def prepare_push(
     files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != CARD]
     if not any(path.name == "config.json" for path in files):
         raise CheckpointError(f"{folder}: expected a model folder, found no config.json in it")
-    card = model_card(repository, training=training, evaluations=runs, base_model=_base_model(training))
+    card = model_card(repository, training=training, evaluations=runs)
     return Upload(repository, files, card, eval_results(runs, task_id=task_id))
 
 
@@ -193,17 +201,6 @@ def _training_of(folder: Path) -> TrainedRun | None:
     return None
 
 
-def _base_model(training: TrainedRun | None) -> str | None:
-    """The hub id of the starting model: its revision says that it is one."""
-    if training is None:
-        return None
-    record = training.record
-    name = record.get("model")
-    model = record["inputs"].get("model")
-    on_hub = isinstance(model, dict) and model.get("revision") is not None
-    return str(name) if on_hub and isinstance(name, str) and _REPOSITORY.fullmatch(name) else None
-
-
 def _reason(error: Exception) -> str:
     """The first line that says something, and that a login is missing where it is."""
     status = getattr(getattr(error, "response", None), "status_code", None)
@@ -213,37 +210,24 @@ def _reason(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-@dataclass(frozen=True)
-class TrainedRun:
-    """What a finished run of `prb train` says: `record` of its `train.json`, and its summary."""
-
-    record: Mapping[str, Any]
-    summary: Mapping[str, Any]
-
-    __repr__ = short_repr
-
-
-def model_card(
-    repository: str,
-    *,
-    training: TrainedRun | None,
-    evaluations: Sequence[FinishedRun],
-    base_model: str | None = None,
-) -> str:
+def model_card(repository: str, *, training: TrainedRun | None, evaluations: Sequence[FinishedRun]) -> str:
     """Return the card in Markdown, with the header that the hub reads.
 
     Args:
       repository: its name on the hub.
       training: of the model, where it was trained here.
       evaluations: of the model; each gives a table.
-      base_model: hub id of the model that the training began with, where it is one.
     """
     header = {
         "library_name": "prb_jax",
         "pipeline_tag": "text-classification",
         "tags": ["reward-model", "personalization", "prb_jax"],
-        **({"base_model": base_model} if base_model else {}),
     }
+    if training is not None:
+        name, model = training.record.get("model"), training.record["inputs"].get("model")
+        on_hub = isinstance(model, dict) and model.get("revision") is not None  # a hub id has a revision
+        if on_hub and isinstance(name, str) and _REPOSITORY.fullmatch(name):
+            header["base_model"] = name
     parts = [
         "---",
         *(
@@ -259,25 +243,23 @@ def model_card(
         parts += ["", *_evaluation(run)]
     if training is not None:
         parts += ["", *_training(training)]
-    parts += [
-        "",
-        "## Use",
-        "",
-        "    import prb_jax as prb",
-        f'    rm = prb.load("{repository}")',
-        '    rm.reward("Tea or coffee?", "Coffee.", profile=[{"id": "1", "text": "Coffee keeps me awake."}])',
-    ]
-    return "\n".join(parts) + "\n"
+    use = """
+## Use
+
+    import prb_jax as prb
+    rm = prb.load("{}")
+    rm.reward("Tea or coffee?", "Coffee.", profile=[{{"id": "1", "text": "Coffee keeps me awake."}}])
+"""
+    return "\n".join([*parts, use.format(repository)])
 
 
 def _evaluation(run: FinishedRun) -> Iterator[str]:
-    record, summary = run.record, run.summary
-    names = [str(name) for name in record.get("data") or ["comparisons given from Python"]]
-    inputs = record["inputs"]
+    summary, inputs = run.summary, run.record["inputs"]
+    names = [str(name) for name in run.record.get("data") or ["comparisons given from Python"]]
+    definition = (summary.get("definitions") or {}).get("ci95", "see summary.json")
     yield f"## Evaluation on {_inline(', '.join(names))}"
     yield ""
-    definition = (summary.get("definitions") or {}).get("ci95", "see summary.json")
-    yield from _table(headline(scorers(summary, name="this model"), title="", note=""))
+    yield from headline(scorers(summary, name="this model")).markdown(_inline)
     yield ""
     yield f"[..] 95 % interval: {_inline(definition)}. A tie is not a win."
     yield ""
@@ -294,32 +276,30 @@ def _evaluation(run: FinishedRun) -> Iterator[str]:
         yield f"- **testing only**: the first {inputs['limit']} comparisons of each source"
     if limited := summary.get("truncated"):
         yield f"- text cut in {limited:,} of {summary['n']:,} comparisons"
-    yield from _command(record)
+    yield from _command(run.record)
 
 
 def _training(run: TrainedRun) -> Iterator[str]:
-    inputs, summary = run.record["inputs"], run.summary
+    inputs = run.record["inputs"]
     settings = {**inputs.get("settings", {}), **(run.record.get("sessions") or [{}])[-1].get("settings", {})}
     yield "## Training"
     yield ""
-    yield from _table(last_figures(summary))
+    yield from last_figures(run.summary).markdown(_inline)
     yield ""
     yield f"- data: {_inline(str(settings.get('data')))}, {inputs.get('data', {}).get('train', 0):,} comparisons"
     yield f"- starting model: {_inline(str(settings.get('model')))}"
-    chosen = ", ".join(
+    chosen = (
         f"{name}={settings[name]}" for name in ("method", "tuning", "steps", "seed") if name in settings
     )
-    yield f"- settings: {_inline(chosen)}"
+    yield f"- settings: {_inline(', '.join(chosen))}"
     yield from _command(run.record)
 
 
 def _command(record: Mapping[str, Any]) -> Iterator[str]:
     command = record.get("command")
     if isinstance(command, list) and command:
-        yield ""
-        yield "The command that repeats it:"
-        yield ""
-        yield f"    {visible(shlex.join(map(str, command))).replace(chr(10), ' ')}"
+        line = visible(shlex.join(map(str, command))).replace("\n", " ")
+        yield from ("", "The command that repeats it:", "", f"    {line}")
 
 
 def _sources(data: Any) -> str:
@@ -329,19 +309,11 @@ def _sources(data: Any) -> str:
     found = []
     for source in data.get("sources") or []:
         files = [f"{name} ({digest[:19]})" for name, digest in (source.get("files") or {}).items()]
+        more = [f"and {len(files) - 10} more files"] if files[10:] else []
         named = [str(source[key]) for key in ("repository", "name", "part") if source.get(key)]
-        found.append(
-            ", ".join([*files[:10], *([f"and {len(files) - 10} more files"] if files[10:] else []), *named])
-        )
+        found.append(", ".join([*files[:10], *more, *named]))
     subset = f"; subset {data['subset']}" if data.get("subset") else ""
     return f"{'; '.join(found) or data.get('sha256')}{subset}; {data.get('comparisons', 0):,} comparisons"
-
-
-def _table(table: PageTable) -> Iterator[str]:
-    yield f"| {' | '.join(map(_inline, table.heads))} |"
-    yield "|" + "---|" * table.words + "---:|" * (len(table.heads) - table.words)
-    for row in table.rows:
-        yield f"| {' | '.join(_inline(cell.text) for cell in row)} |"
 
 
 def _inline(text: str) -> str:

@@ -1,31 +1,38 @@
-"""Tables of a study of methods of personalisation: accuracy by shots, differences, controls."""
+"""Tables of methods of personalisation: a study's accuracy by shots, differences, controls; plans; questions to ask."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from prb_jax.data.reading import read_json, read_object
 from prb_jax.errors import RunError
-from prb_jax.reports.blocks import Cell, Chapter, Listing, PageTable, Section, figure_cell
-from prb_jax.reports.drawings import draw_shots
-from prb_jax.reports.style import NONE, new_table, signed
+from prb_jax.reports.drawings import drawing
+from prb_jax.reports.page import Chapter, Listing, Section
+from prb_jax.reports.table import Table, bounded, change, field, number
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
+
+    from prb_jax.study.ask import Question
 
 STUDY: Final = "study.json"
 RESULTS: Final = "results.json"
 
 _WIDE: Final = 6  # numbers of shots side by side
+_NO_INFORMATION: Final = 1e-9  # nats below which an answer tells nothing but rounding
 _PARTS: Final = {
     "unseen": "people on whom nothing was fitted",
     "seen": "held-out comparisons of people that were fitted on",
 }
+_BEATEN: Final = {None: "", True: "beaten", False: "not beaten"}
+
+Row = Mapping[str, Any]
+"""One row of ``results.json``: a method with a number of shots and a control, in one part of the people."""
 
 
-def render_study(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], *, title: str) -> Group:
+def render_study(rows: Sequence[Row], summary: Mapping[str, Any], *, title: str) -> Group:
     """Return the tables of a study.
 
     Args:
@@ -38,276 +45,232 @@ def render_study(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], 
 
     parts: list[RenderableType] = [Text(title, style="bold")]
     for part, about in _PARTS.items():
-        here = [row for row in rows if row["split"] == part]
-        if here:
+        if here := [row for row in rows if row["split"] == part]:
             parts += [_curves(here, f"{part}: {about}"), _differences(here, part), _controls(here, part)]
             if any(row.get("log_loss") is not None for row in here):  # earlier versions did not have it
                 parts.insert(-2, _curves(here, f"{part}: log-loss", figure="log_loss"))
-    return Group(*parts, _cost_table(rows), Text("\n".join(_notes(summary))))
+    return Group(*parts, _costs(rows, "time and memory"), Text("\n".join(_notes(summary))))
 
 
-def render_people(people: Mapping[str, Sequence[int]], shots: Sequence[int]) -> RenderableType:
+def _curves(rows: Sequence[Row], title: str, *, figure: str = "accuracy") -> Table:
+    """Accuracy, or another figure, of each method by shots."""
+    plain = [row for row in rows if row["control"] is None]
+    shots = sorted({row["shots"] for row in plain})[:_WIDE]
+    # Studies of an earlier version did not count the people who have k.
+    reached = {row["shots"]: row.get("reached") for row in plain}
+    lines = [["people who have k", *(number(reached[count], "{:,}") for count in shots)]]
+    for simulated in (False, True):
+        own = [row for row in rows if row["control"] == "simulated"] if simulated else plain
+        lines += [[]] if own else []
+        for name in dict.fromkeys(row["method"] for row in own):
+            found = {row["shots"]: number(row[figure]) for row in own if row["method"] == name}
+            label = f"{name} (simulated)" if simulated else name
+            lines.append([label, *(found.get(count, "") for count in shots)])
+    most = max(plain, key=lambda row: row["n"])
+    note = (
+        f"{figure.replace('_', '-')} after k comparisons of a person; {most['n']:,} choices of "
+        f"{most['users']:,} people"
+    )
+    return Table(title, ["method", *(f"k={count}" for count in shots)], lines, note=note)
+
+
+def _last(rows: Sequence[Row], control: str | None = None) -> dict[str, Row]:
+    """Of each method its row with the most shots, under a control where one is named."""
+    found: dict[str, Row] = {}
+    for name in dict.fromkeys(row["method"] for row in rows if row["control"] is None):
+        named = name if control is None else f"{name}, {control}"
+        own = [row for row in rows if row["method"] == named and row["accuracy"] is not None]
+        if own:
+            found[name] = max(own, key=lambda row: row["shots"])
+    return found
+
+
+def _differences(rows: Sequence[Row], part: str) -> Table:
+    """With the largest number of shots: against pooled, and whether pooled + offset is beaten."""
+    most = max(row["shots"] for row in rows if row["accuracy"] is not None)
+    columns = {
+        "method": field("method"),
+        "minus pooled": change("diff_to_pooled"),
+        "p, Holm": lambda row: _p(row["p_holm"]),
+        "pooled + offset": lambda row: _BEATEN[row["above_offset"]],
+        "ties": lambda row: f"{row['ties']:,} of {row['n']:,}" if row["ties"] else "0",
+    }
+    note = "[..] 95 % interval of the paired difference, over people"
+    return Table.of(f"{part}, k={most}", _last(rows).values(), columns, note=note)
+
+
+def _p(value: float | None) -> str:
+    return "<0.001" if value is not None and value < 0.001 else number(value)
+
+
+def _controls(rows: Sequence[Row], part: str) -> Table:
+    """The same states in other hands: of nobody, of another person, without the profile."""
+    controls = {
+        "own user": None,
+        "no user": "no user",
+        "shuffled": "shuffled user",
+        "no profile": "no profile",
+    }
+    by_control = {head: _last(rows, control) for head, control in controls.items()}
+    columns = {
+        "method": str,
+        **{
+            head: lambda name, found=found: number(found.get(name, {}).get("accuracy"))
+            for head, found in by_control.items()
+        },
+    }
+    return Table.of(f"{part}: controls", by_control["shuffled"], columns)
+
+
+def _costs(rows: Sequence[Row], title: str) -> Table:
+    """Time and memory of each method: fitting, adapting a person, a person's state on the device and on disk."""
+    columns = {
+        "method": field("method"),
+        "fit": field("seconds_fit", "{:.1f} s"),
+        "adapt a person": lambda row: number(1e3 * row["seconds_adapt_per_user"], "{:.3g} ms"),
+        "bytes of a state": field("bytes_per_user", "{:,}"),
+        "on disk": field("disk_bytes_per_user", "{:,}"),
+    }
+    own = [
+        row for row in _last(rows).values() if row["bytes_per_user"] or row["seconds_fit"]
+    ]  # not baselines
+    note = "adapting with the largest k, all people at once; bytes a person"
+    return Table.of(title, own, columns, note=note)
+
+
+def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
+    """What the tables do not say: how many, what was left out, what is not beaten."""
+    yield f"{summary['users']:,} people, {summary['choices']:,} choices"
+    yield from (f"left out: {count:,} {reason}" for reason, count in summary["excluded"].items() if count)
+    if alone := summary["users_with_one_choice"]:
+        yield f"{alone:,} people have one choice alone: nothing to adapt on beside it"
+    if any(telling := summary["choices_that_tell_a_query"]):
+        yield (
+            f"{max(telling):,} choices share a response with one to be predicted of the same person: nobody is adapted "
+            "on them, and nothing is fitted on them"
+        )
+    if posts := summary["posts_that_judge_a_candidate"]:
+        yield f"{posts:,} posts that judge a response of the same person's comparisons were taken away"
+    if "wrapper" in summary.get("relaxed", ()):
+        told = ", ".join(f"{check['wrapper_accuracy']:.3f}" for check in summary["checks"])
+        yield f"relaxed: the wrapping of the responses alone tells the labels with an accuracy of {told}"
+    elif seen := list(filter(None, (check.get("wrapper_detectable") for check in summary["checks"]))):
+        yield (
+            "the wrapping of the responses does not tell the labels: a classifier that reads nothing else and is right "
+            f"in {0.5 + max(seen):.3f} would have been found 80 % of the time"
+        )
+    yield from (f"{name} was left out: {reason}" for name, reason in summary["left_out_methods"].items())
+    if not_above := summary["not_above_offset"]:
+        yield f"not above pooled + offset on unseen people, for any number of shots: {', '.join(not_above)}"
+    for name, controls in summary["controls"].items():
+        yield f"{name}: {', '.join(f'{figure} {value:.3g}' for figure, value in controls[0].items())}"
+
+
+def render_people(people: Mapping[str, Sequence[int]], shots: Sequence[int]) -> Table:
     """Return the table of ``prb personalise --dry-run``: how many people have k comparisons to be adapted on.
 
     Args:
       people: of :func:`prb_jax.study.personalise.people_of_study`.
       shots: numbers of comparisons.
     """
-    table = new_table(
-        "people who have k comparisons to be adapted on", ["", "people", *(f"k={k}" for k in shots)]
-    )
-    for part, counts in people.items():
-        reached = (sum(count >= k for count in counts) for k in shots)
-        table.add_row(part, f"{len(counts):,}", *(f"{number:,}" for number in reached))
-    table.caption = "; ".join(f"{part}: {_PARTS[part]}" for part in people)
-    return table
+    rows = [
+        (part, f"{len(counts):,}", *(f"{sum(count >= k for count in counts):,}" for k in shots))
+        for part, counts in people.items()
+    ]
+    title = "people who have k comparisons to be adapted on"
+    note = "; ".join(f"{part}: {_PARTS[part]}" for part in people)
+    return Table(title, ("", "people", *(f"k={k}" for k in shots)), rows, note=note)
 
 
-def render_plan(plan: Mapping[str, Any]) -> RenderableType:
+def render_plan(plan: Mapping[str, Any]) -> Table:
     """Return the table of ``prb personalise --plan``.
 
     Args:
       plan: of :func:`prb_jax.study.power.plan_study`.
     """
-    table = new_table(
-        f"bayes minus pooled with {plan['shots']} choices a person, simulated",
-        ("people", "choices predicted", "gain in accuracy", "95 % interval, half", "power"),
-    )
-    for row in plan["rows"]:
-        gain = NONE if row["gain"] is None else f"{row['gain']:+.4f}"
-        table.add_row(
-            f"{row['people']:,}",
-            f"{row['choices']:,}",
-            gain,
-            figure_cell(row["ci95_half"], form="{:.4f}").text,
-            figure_cell(row["power"], form="{:.2f}").text,
-        )
-    ceiling = plan["ceiling"]
-    table.caption = (
+    columns = {
+        "people": field("people", "{:,}"),
+        "choices predicted": field("choices", "{:,}"),
+        "gain in accuracy": field("gain", "{:+.4f}"),
+        "95 % interval, half": field("ci95_half", "{:.4f}"),
+        "power": field("power", "{:.2f}"),
+    }
+    title, ceiling = f"bayes minus pooled with {plan['shots']} choices a person, simulated", plan["ceiling"]
+    note = (
         f"the data have {plan['people']:,} people; the prior known, {plan['shots']} choices are worth "
         f"{ceiling['choices']:+.4f} over knowing nobody, and the whole person {ceiling['person']:+.4f}; power: chance "
         "that the interval of the gain lies above 0"
     )
-    return table
+    return Table.of(title, plan["rows"], columns, note=note)
 
 
-def _notes(summary: Mapping[str, Any]) -> list[str]:
-    """What the tables do not say: how many, what was left out, what is not beaten."""
-    notes = [f"{summary['users']:,} people, {summary['choices']:,} choices"]
-    notes += [f"left out: {count:,} {reason}" for reason, count in summary["excluded"].items() if count]
-    if summary["users_with_one_choice"]:
+def render_questions(questions: Sequence[Question], *, top: int) -> Table:
+    """Return a line for each of the first questions, and what a random one would tell."""
+    columns = {
+        "question": lambda question: question.id,
+        "information": lambda question: f"{question.information:.4f}",
+        "prefers the first": lambda question: f"{question.probability:.2f}",
+    }
+    information = [question.information for question in questions]
+    mean = sum(information) / len(information)
+    notes = [f"information in nats; a question at random: {mean:.4f}"]
+    if max(information) < _NO_INFORMATION:
         notes.append(
-            f"{summary['users_with_one_choice']:,} people have one choice alone: nothing to adapt on beside it"
+            "no answer tells anything: when the method was fitted, it found nothing in which people differ, so that "
+            "it is the same for everybody; `numbers` in study.json says what was chosen"
         )
-    if any(summary["choices_that_tell_a_query"]):
-        notes.append(
-            f"{max(summary['choices_that_tell_a_query']):,} choices share a response with one to be predicted of the "
-            "same person: nobody is adapted on them, and nothing is fitted on them"
-        )
-    if summary["posts_that_judge_a_candidate"]:
-        notes.append(
-            f"{summary['posts_that_judge_a_candidate']:,} posts that judge a response of the same person's comparisons "
-            "were taken away"
-        )
-    if "wrapper" in summary.get("relaxed", ()):
-        told = ", ".join(f"{check['wrapper_accuracy']:.3f}" for check in summary["checks"])
-        notes.append(
-            f"relaxed: the wrapping of the responses alone tells the labels with an accuracy of {told}"
-        )
-    elif seen := [
-        check["wrapper_detectable"] for check in summary["checks"] if check.get("wrapper_detectable")
-    ]:
-        notes.append(
-            "the wrapping of the responses does not tell the labels: a classifier that reads nothing else and is right "
-            f"in {0.5 + max(seen):.3f} would have been found 80 % of the time"
-        )
-    notes += [f"{name} was left out: {reason}" for name, reason in summary["left_out_methods"].items()]
-    if summary["not_above_offset"]:
-        notes.append(
-            "not above pooled + offset on unseen people, for any number of shots: "
-            + ", ".join(summary["not_above_offset"])
-        )
-    for name, controls in summary["controls"].items():
-        shown = ", ".join(f"{figure} {value:.3g}" for figure, value in controls[0].items())
-        notes.append(f"{name}: {shown}")
-    return notes
+    if questions[0].pref_rule is not None:
+        columns["PReF's rule"] = lambda question: f"{question.pref_rule:.3g}"
+        chosen = max(questions, key=lambda question: question.pref_rule or 0.0)
+        notes.append(f"PReF's rule asks {chosen.id}: {chosen.information:.4f}")
+    return Table.of("The questions that tell most", questions[:top], columns, note="\n".join(notes))
 
 
-def _curves(rows: Sequence[Mapping[str, Any]], title: str, *, figure: str = "accuracy") -> RenderableType:
-    """Accuracy, or another figure, of each method by shots."""
-    plain = [row for row in rows if row["control"] is None]
-    shots = sorted({row["shots"] for row in plain})[:_WIDE]
-    table = new_table(title, ["method", *(f"k={count}" for count in shots)])
-    # Studies of an earlier version did not count the people who have k.
-    reached = {row["shots"]: row.get("reached") for row in plain}
-    table.add_row(
-        "people who have k",
-        *(figure_cell(reached[count], form="{:,}").text for count in shots),
-        end_section=True,
-    )
-    for name in dict.fromkeys(row["method"] for row in plain):
-        found = {row["shots"]: row[figure] for row in plain if row["method"] == name}
-        table.add_row(name, *(figure_cell(found[count]).text if count in found else "" for count in shots))
-    simulated = [row for row in rows if row["control"] == "simulated"]
-    if simulated:
-        table.add_section()
-    for name in dict.fromkeys(row["method"] for row in simulated):
-        values = {row["shots"]: row[figure] for row in simulated if row["method"] == name}
-        table.add_row(
-            f"{name} (simulated)",
-            *(figure_cell(values[count]).text if count in values else "" for count in shots),
-        )
-    one = max(plain, key=lambda row: row["n"])
-    table.caption = (
-        f"{figure.replace('_', '-')} after k comparisons of a person; {one['n']:,} choices of "
-        f"{one['users']:,} people"
-    )
-    return table
-
-
-def _last(
-    rows: Sequence[Mapping[str, Any]], name: str, control: str | None = None
-) -> Mapping[str, Any] | None:
-    named = name if control is None else f"{name}, {control}"
-    found = [row for row in rows if row["method"] == named and row["accuracy"] is not None]
-    return max(found, key=lambda row: row["shots"]) if found else None
-
-
-def _names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(row["method"] for row in rows if row["control"] is None))
-
-
-def _differences(rows: Sequence[Mapping[str, Any]], part: str) -> RenderableType:
-    """With the largest number of shots: against pooled, and whether pooled + offset is beaten."""
-    most = max(row["shots"] for row in rows if row["accuracy"] is not None)
-    table = new_table(f"{part}, k={most}", ("method", "minus pooled", "p, Holm", "pooled + offset", "ties"))
-    for name in _names(rows):
-        row = _last(rows, name)
-        if row is None:
-            continue
-        p = NONE if row["p_holm"] is None else f"{row['p_holm']:.3f}" if row["p_holm"] >= 0.001 else "<0.001"
-        above = {None: "", True: "beaten", False: "not beaten"}[row["above_offset"]]
-        table.add_row(
-            name,
-            signed(row["diff_to_pooled"], row["diff_to_pooled_ci95"]).replace("[", r"\["),
-            p,
-            above,
-            f"{row['ties']:,} of {row['n']:,}" if row["ties"] else "0",
-        )
-    table.caption = r"\[..] 95 % interval of the paired difference, over people"
-    return table
-
-
-def _controls(rows: Sequence[Mapping[str, Any]], part: str) -> RenderableType:
-    """The same states in other hands: of nobody, of another person, without the profile."""
-    names = [name for name in _names(rows) if _last(rows, name, "shuffled user") is not None]
-    table = new_table(f"{part}: controls", ("method", "own user", "no user", "shuffled", "no profile"))
-    for name in names:
-        found = [
-            _last(rows, name),
-            *(_last(rows, name, c) for c in ("no user", "shuffled user", "no profile")),
-        ]
-        table.add_row(name, *(NONE if row is None else f"{row['accuracy']:.3f}" for row in found))
-    return table
-
-
-_COSTS: Final = ("method", "fit", "adapt a person", "bytes of a state", "on disk")
-
-
-def _costs(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Time and memory of each method: fitting, adapting a person, a person's state on the device and on disk."""
-    found = []
-    for name in _names(rows):
-        row = _last(rows, name)
-        if row is None:
-            continue
-        disk = row.get("disk_bytes_per_user")
-        if row["bytes_per_user"] or row["seconds_fit"]:  # baselines take nothing
-            found.append(
-                [
-                    name,
-                    f"{row['seconds_fit']:.1f} s",
-                    f"{1e3 * row['seconds_adapt_per_user']:.3g} ms",
-                    f"{row['bytes_per_user']:,}",
-                    NONE if disk is None else f"{disk:,}",
-                ]
-            )
-    return found
-
-
-def _cost_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    table = new_table("time and memory", _COSTS)
-    for row in _costs(rows):
-        table.add_row(*row)
-    table.caption = "adapting with the largest k, all people at once; bytes a person"
-    return table
-
-
-def study_chapter(folder: Path, title: str, name: str) -> Chapter:
-    """Return the chapter of a page about a study.
-
-    Args:
-      folder: of `prb personalise`.
-      title: of the chapter.
-      name: by which the page refers to it.
+def study_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
+    """Return the chapter of a page about a study of `prb personalise`.
 
     Raises:
       RunError: the study is not finished, or a file of it is damaged.
     """
-    rows = read_json(
-        folder / RESULTS, error=RunError, hint="the same `prb personalise` command finishes the study"
-    )
+    from prb_jax.study.picture import curves_figure
+
+    hint = "the same `prb personalise` command finishes the study"
+    rows = read_json(folder / RESULTS, error=RunError, hint=hint)
     summary = read_object(folder / STUDY, error=RunError)
-    table = [
-        [
-            Cell(row["method"]),
-            Cell(row["split"]),
-            Cell(str(row["shots"]), row["shots"]),
-            figure_cell(row["accuracy"], row["accuracy_ci95"]),
-            figure_cell(row["user_accuracy"], row["user_accuracy_ci95"]),
-            Cell(signed(row["diff_to_pooled"], row["diff_to_pooled_ci95"]), row["diff_to_pooled"]),
-            figure_cell(row["p_holm"], form="{:.2g}"),
-            figure_cell(row.get("log_loss"), row.get("log_loss_ci95")),
-            Cell(
-                signed(row.get("log_loss_diff_to_pooled"), row.get("log_loss_diff_to_pooled_ci95")),
-                row.get("log_loss_diff_to_pooled"),
-            ),
-            figure_cell(row.get("ece")),
-            Cell({None: "", True: "beaten", False: "not beaten"}[row["above_offset"]]),
-            figure_cell(row["ties"], form="{:,}"),
-            figure_cell(row["n"], form="{:,}"),
-            figure_cell(row.get("reached"), form="{:,}"),
-        ]
-        for row in rows
-    ]
-    heads = (
-        "method",
-        "people",
-        "shots",
-        "accuracy",
-        "per user",
-        "minus pooled",
-        "p, Holm",
-        "log-loss",
-        "log-loss minus pooled",
-        "calibration error",
-        "pooled + offset",
-        "ties",
-        "n",
-        "people who have k",
+    columns = {
+        "method": field("method"),
+        "people": field("split"),
+        "shots": field("shots"),
+        "accuracy": bounded("accuracy"),
+        "per user": bounded("user_accuracy"),
+        "minus pooled": change("diff_to_pooled"),
+        "p, Holm": field("p_holm", "{:.2g}"),
+        "log-loss": bounded("log_loss"),
+        "log-loss minus pooled": change("log_loss_diff_to_pooled"),
+        "calibration error": field("ece", "{:.3f}"),
+        "pooled + offset": lambda row: _BEATEN[row["above_offset"]],
+        "ties": field("ties", "{:,}"),
+        "n": field("n", "{:,}"),
+        "people who have k": field("reached", "{:,}"),
+    }
+    picture = drawing(
+        curves_figure(rows),
+        "Few-shot curves",
+        "Accuracy on people on whom nothing was fitted, against the comparisons of a person that a method is adapted "
+        "on: a panel for each method, with its 95 % interval as a band. Dotted: 0.5.",
     )
-    costs = [[Cell(text) for text in row] for row in _costs(rows)]
-    meanings = [[Cell(field), Cell(meaning)] for field, meaning in summary["definitions"].items()]
+    every = "Every method, number of shots and control"
     blocks = [
-        draw_shots(rows),
-        PageTable("Every method, number of shots and control", heads, table, words=2, filtered=True),
-        PageTable("Time and memory of each method", _COSTS, costs),
-        Listing(_notes(summary)),
+        picture,
+        Table.of(every, rows, columns, words=2, filtered=True),
+        _costs(rows, "Time and memory of each method"),
+        Listing(list(_notes(summary))),
     ]
+    meanings = Table(
+        "What the figures mean", ("figure", "meaning"), list(summary["definitions"].items()), words=2
+    )
     sections = [
         Section("Learning from a few comparisons of a person", blocks),
-        Section(
-            "Definitions", [PageTable("What the figures mean", ("figure", "meaning"), meanings, words=2)]
-        ),
+        Section("Definitions", [meanings]),
     ]
-    return Chapter(title, name, sections)
+    return Chapter(f"{run_name}: methods of personalisation", anchor, sections)

@@ -1,30 +1,56 @@
-"""The chapters of a page about runs in training: of `prb train` and of `prb ppo`."""
+"""Runs in training, of `prb train` and of `prb ppo`: their last figures as a table, and their chapters of a page."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from prb_jax.data.reading import read_object
 from prb_jax.errors import RunError
-from prb_jax.reports.blocks import (
-    Block,
-    Cell,
-    Chapter,
-    PageTable,
-    Paragraph,
-    Preformatted,
-    Section,
-    figure_cell,
-    last_figures,
-)
-from prb_jax.reports.drawings import draw_curves
+from prb_jax.reports.drawings import drawing
 from prb_jax.reports.evaluation import how_made
+from prb_jax.reports.page import Block, Chapter, Paragraph, Preformatted, Section
+from prb_jax.reports.table import Table, field
 from prb_jax.runs.kind import SUMMARY
 
+_LAST = {name: field(name, "{:.4f}") for name in ("loss", "accuracy", "margin")}
 _SHOWN = 4
 """Rollouts of the first and of the last step with any that are shown."""
+
+
+def training_table(summary: Mapping[str, Any], *, title: str) -> Table:
+    """Return a row of numbers for training and one for validation, with what was trained on below.
+
+    Args:
+      summary: what `summary.json` of a run of `prb train` holds.
+      title: above the table.
+    """
+    note = (
+        f"{summary['steps']:,} steps, {summary['pairs_seen']:,} comparisons and {summary['tokens_seen']:,} tokens "
+        f"seen, {summary['trained_parameters']:,} of {summary['parameters']:,} parameters trained; the model of step "
+        f"{summary['exported_step']:,} was exported"
+    )
+    columns = {"": field("name"), "comparisons": field("comparisons", "{:,}"), **_LAST}
+    return Table.of(title, _parts(summary), columns, note=note)
+
+
+def last_figures(summary: Mapping[str, Any]) -> Table:
+    """Return the table of the last figures of a finished training run."""
+    note = f"{summary.get('steps'):,} steps; the model of step {summary.get('exported_step'):,} was exported."
+    return Table.of("Last figures", _parts(summary), {"": field("name"), **_LAST}, note=note)
+
+
+def _parts(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    parts = {
+        "training, last tenth": ("last_tenth", "train_comparisons"),
+        "validation of the exported model": ("validation", "validation_comparisons"),
+    }
+    return [
+        {"name": name, "comparisons": summary.get(count), **summary[key]}
+        for name, (key, count) in parts.items()
+        if isinstance(summary.get(key), dict)
+    ]
 
 
 def training_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
@@ -35,6 +61,7 @@ def training_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
     """
     from prb_jax.rl.record import is_ppo_run, panels_of, read_ppo_run
     from prb_jax.rl.rollouts import ROLLOUTS
+    from prb_jax.training.curves import PANELS, curves_figure
     from prb_jax.training.folder import TRAIN, read_summary, read_training
     from prb_jax.training.logs import METRICS, read_metrics, read_steps
 
@@ -45,8 +72,19 @@ def training_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
     blocks: list[Block] = []
     if not finished:
         blocks.append(Paragraph("The training run is not finished: the curves end where it stands.", True))
-    panels = panels_of(rows) if is_policy else None
-    blocks.append(draw_curves(rows, panels=panels) if rows else Paragraph("No step is recorded yet.", True))
+    if rows:
+        panels = panels_of(rows) if is_policy else PANELS
+        named = [label if label[:2].isupper() else label.lower() for _, label in panels]
+        named[0] = panels[0][1]
+        steps = max(row["step"] for row in rows)
+        description = (
+            f"{', '.join(named[:-1])} and {named[-1]} over {steps:,} steps: of training (thin: each step; thick: "
+            "running mean) and of validation where there was any."
+        )
+        figure = curves_figure(rows, size=(9, 3), panels=panels)
+        blocks.append(drawing(figure, "Learning curves", description))
+    else:
+        blocks.append(Paragraph("No step is recorded yet.", True))
     sections = [Section("Learning curves", blocks)]
     if is_policy and finished:
         summary = read_object(folder / SUMMARY, error=RunError)
@@ -61,22 +99,19 @@ def training_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
     return Chapter(f"{run_name}: {'a policy in training' if is_policy else 'training'}", anchor, sections)
 
 
-def _policy_figures(summary: dict[str, Any]) -> PageTable:
+def _policy_figures(summary: Mapping[str, Any]) -> Table:
     first, last, definitions = (summary.get(key) or {} for key in ("first", "last_tenth", "definitions"))
-    rows = [
-        [
-            Cell(name.replace("_", " ")),
-            figure_cell(first.get(name), form="{:.4g}"),
-            figure_cell(last.get(name), form="{:.4g}"),
-            Cell(definitions.get(name, "")),
-        ]
-        for name in first
-    ]
+    columns = {
+        "": lambda name: name.replace("_", " "),
+        "first step": lambda name: field(name, "{:.4g}")(first),
+        "last tenth": lambda name: field(name, "{:.4g}")(last),
+        "meaning": lambda name: definitions.get(name, ""),
+    }
     note = f"{summary.get('steps'):,} steps of {summary.get('algorithm')}; reward: {summary.get('reward') or 'none'}."
-    return PageTable("First and last figures", ("", "first step", "last tenth", "meaning"), rows, note=note)
+    return Table.of("First and last figures", first, columns, note=note)
 
 
-def _rollouts(kept: Sequence[dict[str, Any]]) -> list[Block]:
+def _rollouts(kept: Sequence[Mapping[str, Any]]) -> list[Block]:
     """The first and the last rollouts that were kept."""
     found: list[Block] = []
     for step in sorted({kept[0]["step"], kept[-1]["step"]}):

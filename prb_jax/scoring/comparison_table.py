@@ -23,8 +23,7 @@ from prb_jax.data.comparison import Comparison, Post
 from prb_jax.data.records import Placed, tell_alike, tell_equal
 from prb_jax.errors import DataError, quote
 from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.metrics.clusters import Clusters, crossed_keys, shared_rows
-from prb_jax.metrics.components import Components
+from prb_jax.metrics.clusters import Clusters, Components, crossed_keys, shared_rows
 from prb_jax.metrics.rows import Lists, Names
 from prb_jax.processes.sharing import process_index
 from prb_jax.scoring.baselines import BASELINES, score_baseline

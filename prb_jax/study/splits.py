@@ -10,7 +10,7 @@ import numpy as np
 
 from prb_jax.errors import DataError, RunError, quote, short_repr
 from prb_jax.metrics.equivalence import smallest_shift
-from prb_jax.metrics.surface import WRAPPERS, wrapper_features
+from prb_jax.metrics.texts import WRAPPERS, wrapper_features
 from prb_jax.metrics.uncertainty import accuracy_interval, difference_interval
 from prb_jax.personal.few_shot.choices import Choices, Posts, group, shares_response
 from prb_jax.study.population import Population

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import prb_jax as prb
-from prb_jax.auditing.folder import AuditOptions, open_folder
+from prb_jax.auditing.folder import open_folder
 from prb_jax.auditing.session import ClosedError, Session
 from prb_jax.errors import DataError, PrbWarning, RunError
 from tests.auditing.pairs import answer, good_side, write_pairs
@@ -32,10 +32,10 @@ class Clock:
 @contextmanager
 def opened(folder: Path, clock: Clock, *, secret: bytes = b"k" * 32, **options) -> Iterator[Session]:
     folder.mkdir(exist_ok=True)
-    found = open_folder(folder, AuditOptions(**options))
+    found = open_folder(folder, **options)
     database = found.open_database(write=True)
     try:
-        yield Session(database, found.plan, lease=600, secret=secret, clock=clock)
+        yield Session(database, found.inputs, lease=600, secret=secret, clock=clock)
     finally:
         database.close()
 

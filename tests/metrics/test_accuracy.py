@@ -82,7 +82,6 @@ def test_labels_that_prefer_nothing(labels):
 
 def test_group_counts():
     counts = group_counts(np.array([1, 0, 1, 1, 0]), ["u", "v", "u", None, None])
-    assert counts.names == ("u", "v", None, None)
     assert counts.wins.tolist() == [2, 0, 1, 0]
     assert counts.rows.tolist() == [2, 1, 1, 1]
     assert counts.accuracy.tolist() == [1, 0, 1, 0]

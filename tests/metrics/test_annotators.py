@@ -11,9 +11,15 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from prb_jax.metrics.annotators import MISSING, ORDINAL, Weights, agreement, cohen
+from prb_jax.metrics.annotators import (
+    MISSING,
+    ORDINAL,
+    agreement,
+    agreement_with_intervals,
+    cohen,
+    cohen_with_interval,
+)
 from prb_jax.metrics.equivalence import tost
-from prb_jax.metrics.resampling import agreement_with_intervals, cohen_with_interval
 
 _ = MISSING
 # Krippendorff (2011), "Computing Krippendorff's Alpha-Reliability", part C: four observers, twelve units.
@@ -155,17 +161,17 @@ def test_weights_are_repetitions_of_units_and_nobody_agrees_with_himself() -> No
     rng = np.random.default_rng(1)
     table, categories = random_table(rng)
     drawn = rng.integers(0, 3, (2, len(table)))
-    weighted = agreement(table, categories=categories, weights=Weights(drawn, np.ones((1, table.shape[1]))))
+    weighted = agreement(table, categories=categories, units=drawn)
     for place, times in enumerate(drawn):
         repeated = agreement(np.repeat(table, times, axis=0), categories=categories)
         for name, values in repeated.items():
             assert weighted[name][place] == pytest.approx(values[0], abs=1e-12), name
     # an annotator who is drawn twice adds the pairs with others, none with himself
     apart = np.array([[0, 1], [1, 0], [0, 1]])
-    twice = agreement(apart, categories=2, weights=Weights(np.ones((1, 3)), np.array([[2, 1]])))
+    twice = agreement(apart, categories=2, annotators=np.array([[2, 1]]))
     assert twice["observed"][0] == 0
     # all on one annotator: nothing is known
-    alone = agreement(apart, categories=2, weights=Weights(np.ones((1, 3)), np.array([[2, 0]])))
+    alone = agreement(apart, categories=2, annotators=np.array([[2, 0]]))
     assert np.isnan([values[0] for values in alone.values()]).all()
 
 

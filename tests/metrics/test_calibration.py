@@ -6,8 +6,7 @@ from scipy.special import expit, softmax
 
 from prb_jax.errors import DataError
 from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.metrics.calibration import calibration
-from prb_jax.metrics.length import length_bias
+from prb_jax.metrics.calibration import calibration, length_bias
 
 
 def row(scores, labels, *, id="x"):

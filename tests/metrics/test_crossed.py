@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from prb_jax.metrics.clusters import Clusters, crossed_keys, shared_rows
-from prb_jax.metrics.crossed import crossed_variance
 from prb_jax.metrics.uncertainty import accuracy_interval, difference_interval
+from prb_jax.metrics.variance import crossed_variance
 
 
 def cases(seed, *, rows=300, users=25, sets=40):

@@ -8,7 +8,6 @@ from scipy.stats import t as student
 
 from prb_jax.errors import DataError
 from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.metrics.beta_binomial import fit_correlation
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.uncertainty import (
     accuracy_interval,
@@ -17,6 +16,7 @@ from prb_jax.metrics.uncertainty import (
     mean_interval,
     paired_difference,
 )
+from prb_jax.metrics.variance import fit_correlation
 
 
 def test_the_correlation_is_the_most_likely_one_of_scipys_beta_binomial():

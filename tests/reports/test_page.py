@@ -12,8 +12,8 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.errors import DataError, RunError
-from prb_jax.reports.blocks import visible
-from prb_jax.reports.page import report
+from prb_jax.reports.page import visible
+from prb_jax.reports.report import report
 from tests.reports.browser import BROWSER, open_page
 
 ROOT = Path(__file__).resolve().parents[2]

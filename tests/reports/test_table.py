@@ -5,7 +5,8 @@ from rich.console import Console
 
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
-from prb_jax.reports.tables import interval, render_summary
+from prb_jax.reports.summary import render_summary
+from prb_jax.reports.table import interval
 
 
 def rows(wins, *, users=True, subsets=True, truncated=0):

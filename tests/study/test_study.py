@@ -23,7 +23,7 @@ from prb_jax.personal.few_shot.registry import METHODS, method_named, read_setti
 from prb_jax.personal.model import PersonalisedModel
 from prb_jax.personal.saved import read_fitted
 from prb_jax.reports.study import render_people, render_study
-from prb_jax.reports.style import NONE
+from prb_jax.reports.table import NONE
 from prb_jax.study import personalise as module
 from prb_jax.study.feature_options import FeatureOptions
 from prb_jax.study.outcomes import PLAIN, make_part, read_outcome

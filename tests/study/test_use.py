@@ -21,7 +21,7 @@ from prb_jax.errors import DataError, RunError
 from prb_jax.personal.features import open_features
 from prb_jax.personal.few_shot.choices import Context, Responses
 from prb_jax.personal.model import PersonalisedModel
-from prb_jax.reports.tables import render_summary
+from prb_jax.reports.summary import render_summary
 from prb_jax.rl.rewards import open_reward
 from prb_jax.rl.sections import ScoringSettings
 from prb_jax.rl.settings import PpoSettings

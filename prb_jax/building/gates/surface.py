@@ -17,8 +17,8 @@ import numpy as np
 
 from prb_jax.building.gates.gate import Figure, Pair, chance_figure
 from prb_jax.building.settings import GateSettings
-from prb_jax.metrics.crossed import variance_of_sums
-from prb_jax.metrics.surface import SURFACE, WRAPPERS, count_words, surface_features
+from prb_jax.metrics.texts import SURFACE, WRAPPERS, count_words, surface_features
+from prb_jax.metrics.variance import variance_of_sums
 from prb_jax.scoring.comparison_table import clusters_of
 
 _FOLDS: Final = 5

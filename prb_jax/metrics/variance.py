@@ -1,19 +1,22 @@
-"""The variance of a mean over rows that share users or responses: two-way clustering.
+"""The variance of a mean over rows that depend on each other, and how alike the rows of one user are.
 
-After Cameron, Gelbach and Miller (2011): the variance clustered by user, plus the one clustered by what is judged,
-minus the one clustered by both. Where the two responses of a pair occur in other pairs too, two rows belong together
-if they share any of their responses (dyadic clustering, Aronow, Samii and Assenova 2015).
+Where rows share users or responses it is clustered two ways, after Cameron, Gelbach and Miller (2011): the variance
+by user, plus the one by what is judged, minus the one by both. Where the two responses of a pair occur in other pairs
+too, two rows belong together if they share any of their responses (dyadic clustering, Aronow, Samii and Assenova 2015).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from prb_jax.metrics.clusters import Clusters
+
+_COARSE = np.concatenate([[0.0], np.geomspace(1e-5, 0.9, 40), [0.95, 0.99, 1 - 1e-9]])
+_FINE_STEPS = 16
 
 
 @dataclass(frozen=True)
@@ -115,9 +118,8 @@ def one_way_variance(
     number: dict[Hashable, int] = {}
     of_row = np.fromiter((number.setdefault(key, len(number)) for key in keys), np.int64, len(values))
     sums = np.bincount(of_row, weights=values)  # exact for small whole numbers
-    return variance_of_sums(
-        sums, np.bincount(of_row), mean=values.sum() / len(values) if mean is None else mean
-    )
+    centre = values.sum() / len(values) if mean is None else mean
+    return variance_of_sums(sums, np.bincount(of_row), mean=centre)
 
 
 def variance_of_sums(sums: np.ndarray, rows: np.ndarray, *, mean: float) -> OneWayVariance:
@@ -127,9 +129,44 @@ def variance_of_sums(sums: np.ndarray, rows: np.ndarray, *, mean: float) -> OneW
     n, squares, cubes = sum(counts), sum(c**2 for c in counts), sum(c**3 for c in counts)
     above, below = squares * n**2, squares * n**2 - 2 * n * cubes + squares**2
     return OneWayVariance(
-        raw=math.fsum(residuals**2)
-        / n**2,  # an exact sum: not even the last bit depends on the order of the rows
+        raw=math.fsum(residuals**2) / n**2,  # exact: not even the last bit depends on the order of the rows
         factor=above / below if below else 1.0,  # of whole numbers, and so exact for clusters of one size
         clusters=len(counts),
         effective=n**2 / squares,
     )
+
+
+def fit_correlation(wins: np.ndarray, rows: np.ndarray) -> Callable[[float], float]:
+    """Return a function of a mean m that gives the most likely correlation within clusters, if m is the true mean.
+
+    Cluster c has ``wins[c]`` of ``rows[c]``, from a beta-binomial distribution with mean m and correlation r: its
+    own rate is drawn from a beta distribution with the parameters m (1 - r) / r and (1 - m) (1 - r) / r. The
+    correlation is 0 where all clusters have one rate, and 1 where a cluster wins or loses everything.
+
+    Args:
+      wins: [C] int.
+      rows: [C] int, at least 1.
+    """
+    from scipy.special import gammaln  # scipy takes long to import
+
+    counted = [np.unique(values, return_counts=True) for values in (wins, rows - wins, rows)]
+
+    def likelihood(mean: float, correlation: np.ndarray) -> np.ndarray:
+        # at 0 the beta distribution is a point: there the logarithm of a plain binomial
+        some = np.where(correlation > 0, correlation, 0.5)
+        scale = (1 - some) / some
+        starts = (mean * scale, (1 - mean) * scale, scale)
+        total = np.zeros_like(correlation)
+        for (values, counts), start, sign in zip(counted, starts, (1, 1, -1), strict=True):
+            # the logarithm of start (start + 1) ... (start + value - 1)
+            total += sign * (gammaln(values[:, None] + start) - gammaln(start)).T @ counts
+        plain = wins.sum() * np.log(mean) + (rows - wins).sum() * np.log1p(-mean)
+        return np.where(correlation > 0, total, plain)
+
+    def most_likely(mean: float) -> float:
+        best = int(likelihood(mean, _COARSE).argmax())
+        low, high = _COARSE[max(best - 1, 0)], _COARSE[min(best + 1, len(_COARSE) - 1)]
+        near = np.linspace(low, high, _FINE_STEPS + 1)
+        return float(near[likelihood(mean, near).argmax()])
+
+    return most_likely

@@ -1,0 +1,166 @@
+"""`prb report`: one page of one or several runs, in one file that needs nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prb_jax.data.reading import read_object
+from prb_jax.data.writing import whole_file, writing
+from prb_jax.errors import RunError
+from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, compare_rows
+from prb_jax.reports.comparison import RANKS, named_runs, what_differs
+from prb_jax.reports.drawings import draw_points
+from prb_jax.reports.evaluation import evaluation_chapter, model_name
+from prb_jax.reports.page import Block, Chapter, Paragraph, Section, render_page
+from prb_jax.reports.pairs import TextReader
+from prb_jax.reports.study import STUDY, study_chapter
+from prb_jax.reports.summary import POSTS, headline
+from prb_jax.reports.table import Table, change, field
+from prb_jax.reports.training import training_chapter
+from prb_jax.runs.finished import FinishedRun
+from prb_jax.runs.harness_logs import read_run
+
+_TRAINING = "train.json"
+_SWEEP = "posts.json"
+_ROOM = 1_200_000  # bytes of texts of pairs, of all runs together
+
+
+def report(
+    runs: str | Path | Sequence[str | Path],
+    *,
+    out: str | Path,
+    data: str | Path | Sequence[str | Path] = (),
+    title: str = "",
+    metric: Sequence[str] = (),
+    cluster: Sequence[str] = (),
+) -> Path:
+    """Write a page about runs: their figures with intervals, comparisons of them, and the pairs to read.
+
+    The page is one file without any address of another one. The texts of comparisons are read from the data of each
+    run; where those are gone or have changed, the page says so and shows the figures alone.
+
+    Args:
+      runs: folders of `prb evaluate` (also with several numbers of posts), of `prb train` and
+        `prb ppo` for learning curves, and of `prb personalise`; or logs of lm-evaluation-harness and Inspect, as
+        :func:`prb_jax.compare` takes them; one or several.
+      out: the file, with a name that ends in .html; it is replaced where it exists.
+      data: where the data of the runs lie now, as `prb_jax.evaluate` takes them; the names that each run was given,
+        if there are none.
+      title: of the page; the names of the runs if there is none.
+      metric, cluster: of logs, as of :func:`prb_jax.compare`.
+
+    Returns:
+      The path of the page.
+
+    Raises:
+      RunError: a folder holds no finished run, or the page cannot be written.
+      DataError: `data` are given and not those of a run.
+    """
+    folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
+    target = Path(out)
+    if target.suffix.lower() not in (".html", ".htm"):
+        raise RunError(f"{target}: expected a name that ends in .html")
+    if target.is_dir():
+        raise RunError(f"{target}: the page would replace a folder; give --out a file")
+    if not folders:
+        raise RunError("runs: expected at least one folder of a run")
+    named_runs(folders)
+    reader = TextReader([str(place) for place in ([data] if isinstance(data, str | Path) else data)])
+    studies, sweeps, trainings = (
+        [folder for folder in folders if (folder / file).is_file()] for file in (STUDY, _SWEEP, _TRAINING)
+    )
+    evaluations: list[Path] = []
+    for folder in folders:
+        if folder in sweeps:
+            evaluations += (folder / f"posts-{point['profile_posts']}" for point in _points(folder))
+        elif folder not in (*studies, *trainings):
+            evaluations.append(folder)
+    finished = [read_run(folder, metric=metric, cluster=cluster) for folder in evaluations]
+    names = {path: name for name, path in named_runs([*studies, *trainings, *evaluations]).items()}
+    differing = what_differs({names[run.path]: run for run in finished})
+    titles: dict[Path, str] = {}
+    for run in finished:
+        told = ", ".join(filter(None, (model_name(run.record), differing[names[run.path]])))
+        titles[run.path] = f"{names[run.path]}: {told}"
+    chapters = [_several(finished, names, titles)] if len(finished) > 1 else []
+    chapters += [_sweep(folder, f"posts-{number}") for number, folder in enumerate(sweeps, start=1)]
+    for number, run in enumerate(finished, start=1):
+        place = {"name": f"run-{number}", "title": titles[run.path]}
+        chapters.append(evaluation_chapter(run, reader.read(run), **place, room=_ROOM // len(finished)))
+    for number, folder in enumerate(trainings, start=1):
+        chapters.append(training_chapter(folder, names[folder], f"training-{number}"))
+    for number, folder in enumerate(studies, start=1):
+        chapters.append(study_chapter(folder, names[folder], f"study-{number}"))
+    shown = [names.get(folder, folder.resolve().name) for folder in folders]
+    page = render_page(chapters, title=title or f"Report: {', '.join(shown)}")
+    with writing(target), whole_file(target) as file:
+        file.write(page.encode("utf-8"))
+    return target
+
+
+def _points(folder: Path) -> list[dict[str, Any]]:
+    """The points of `prb evaluate --profile-posts` with several numbers."""
+    points = read_object(folder / _SWEEP, error=RunError).get("points")
+    if not isinstance(points, list) or not all(isinstance(p, dict) and "profile_posts" in p for p in points):
+        raise RunError(
+            f"{folder / _SWEEP}: not of `prb evaluate --profile-posts`: expected points with profile_posts"
+        )
+    return points
+
+
+def _sweep(folder: Path, name: str) -> Chapter:
+    points, title = _points(folder), "Accuracy by posts shown"
+    drawing = draw_points(
+        title,
+        [(str(point["profile_posts"]), point.get("accuracy"), point.get("ci95")) for point in points],
+        xlabel="posts of the profile that the model is shown",
+        description="The same model and the same comparisons at each point; bars are 95 % intervals.",
+    )
+    table = Table.of(title, points, POSTS, note="The differences are paired.")
+    section = Section("The same model, shown more of the profile", [drawing, table])
+    return Chapter(f"{folder.resolve().name}: accuracy by posts shown", name, [section])
+
+
+def _several(runs: Sequence[FinishedRun], names: Mapping[Path, str], titles: Mapping[Path, str]) -> Chapter:
+    """All runs side by side, and the ones on the same data compared."""
+    note = (
+        "Each with the interval of its own run; paired differences say more than two intervals side by side."
+    )
+    blocks: list[Block] = [
+        headline({titles[run.path]: run.summary for run in runs}, title="All runs", note=note)
+    ]
+    alike: dict[str, list[FinishedRun]] = {}
+    for run in runs:
+        inputs = run.record["inputs"]
+        key = json.dumps([inputs.get("data"), inputs.get("limit")], sort_keys=True)
+        alike.setdefault(key, []).append(run)
+    for group in alike.values():
+        for run in [run for run in group if run.summary.get("accuracy") is None]:
+            group.remove(run)
+            blocks.append(Paragraph(f"{names[run.path]}: {run.summary.get('ci95_reason')}.", True))
+        if len(group) > 1:
+            blocks += _compared(group, names)
+        elif group:
+            blocks.append(Paragraph(f"{names[group[0].path]}: no other run on the same data.", True))
+    return Chapter("All runs", "all", [Section("Comparison", blocks)])
+
+
+def _compared(runs: Sequence[FinishedRun], names: Mapping[Path, str]) -> list[Block]:
+    """Tables of what `prb compare` finds in runs on the same data."""
+    found = compare_rows({names[run.path]: run.rows for run in runs}, clusters=runs[0].clusters)
+    meanings = COMPARISON_DEFINITIONS
+    protocols = sorted({str(run.record["inputs"].get("protocol")) for run in runs})
+    across = f" The runs have different protocols: {', '.join(protocols)}." if len(protocols) > 1 else ""
+    title = f"Ranks on the same {found['pairs'][0]['n']:,} comparisons"
+    ranks = Table.of(title, found["runs"], RANKS, words=2, note=f"Rank: {meanings['rank_group']}.{across}")
+    columns = {
+        "on the same comparisons": lambda pair: f"{pair['a']} minus {pair['b']}",
+        "difference": change("difference", "ci95"),
+        "p": field("p", "{:.2g}"),
+        "p, Holm": field("p_holm", "{:.2g}"),
+    }
+    note = f"[..] {meanings['ci95']}. p: {meanings['p']}. p, Holm: {meanings['p_holm']}."
+    return [ranks, Table.of("Paired differences of accuracy", found["pairs"], columns, note=note)]

@@ -1,0 +1,172 @@
+"""The one way to make a table: a value that the terminal, a page and Markdown show; and the forms of figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
+    from rich.table import Table as RichTable
+
+NONE = "–"
+"""In the place of a figure that there is not."""
+
+_INTERVAL_WIDTH = 14  # "[0.741..0.776]" stays whole when a narrow terminal breaks the cell before it
+_RESULTS_SIDE_BY_SIDE = 3  # also where they are folded
+_UNBOUNDED = 10_000
+
+Getter = Callable[[Any], str]
+"""Makes the cell of one column from what a row is about."""
+
+
+class Cell(str):
+    """The text of a cell that a page sorts by ``value``; a cell that is a plain text is sorted by the text."""
+
+    value: float | None
+
+    def __new__(cls, text: str, value: float | None = None) -> Cell:
+        cell = super().__new__(cls, text)
+        cell.value = value
+        return cell
+
+
+def number(value: Any, form: str = "{:.3f}") -> str:
+    """Return a figure in this form; ``NONE`` for None."""
+    return NONE if value is None else Cell(form.format(value), value)
+
+
+def interval(value: float | None, bounds: Sequence[float] | None) -> str:
+    """``0.759 [0.741..0.776]``: a figure with its interval, where there is one."""
+    if value is None:
+        return NONE
+    # no space inside the brackets, so that a narrow terminal breaks the line before them
+    shown = [f"{round(number, 3) + 0.0:.3f}" for number in (value, *(bounds or ()))]  # 0.000, never -0.000
+    return Cell(shown[0] if bounds is None else f"{shown[0]} [{shown[1]}..{shown[2]}]", value)
+
+
+def signed(value: float | None, bounds: Sequence[float] | None) -> str:
+    """``+0.012 [-0.003..+0.027]``: a difference with its interval, where there is one."""
+    if value is None:
+        return NONE
+    shown = "" if bounds is None else f" [{bounds[0]:+.3f}..{bounds[1]:+.3f}]"
+    return Cell(f"{value:+.3f}{shown}", value)
+
+
+def field(key: str, form: str = "{}") -> Getter:
+    """Return the getter of a column with one value of a mapping, a figure in this form or a text."""
+    return lambda row: row[key] if isinstance(row.get(key), str) else number(row.get(key), form)
+
+
+def bounded(key: str, bounds: str = "") -> Getter:
+    """Return the getter of a figure with its interval, called KEY_ci95 if ``bounds`` does not say otherwise."""
+    return lambda row: interval(row.get(key), row.get(bounds or f"{key}_ci95"))
+
+
+def change(key: str, bounds: str = "") -> Getter:
+    """Return the getter of a difference with its interval, as :func:`bounded`."""
+    return lambda row: signed(row.get(key), row.get(bounds or f"{key}_ci95"))
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under a ruled head: words at the left, figures at the right. Nothing in any text is markup.
+
+    Attributes:
+      title: above the table.
+      heads: of the columns; none for a table of facts, which has names and what they are.
+      rows: the cells; an empty row is a rule between the rows above and below it, on the terminal alone.
+      words: how many columns at the left hold words; figures follow.
+      note: below the table.
+      filtered: whether a page has a field to filter the rows by.
+      whole: whether a narrow terminal folds words alone, and leaves figures on one line.
+    """
+
+    kind: ClassVar = "table"
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: int = 1
+    note: str = ""
+    filtered: bool = False
+    whole: bool = False
+
+    @classmethod
+    def of(cls, title: str, items: Iterable[Any], columns: Mapping[str, Getter], **more: Any) -> Table:
+        """Return a table with a row for each item, from the getters of its columns by their headings."""
+        rows = [[getter(item) for getter in columns.values()] for item in items]
+        return cls(title, tuple(columns), rows, **more)
+
+    def __rich__(self) -> RichTable:
+        from rich.box import SIMPLE_HEAD
+        from rich.markup import escape
+        from rich.table import Table as RichTable
+
+        table = RichTable(
+            title=escape(self.title) or None,
+            title_justify="left",
+            caption=escape(self.note) or None,
+            caption_justify="left",
+            box=SIMPLE_HEAD,
+            show_header=bool(self.heads),
+            pad_edge=False,
+        )
+        for place, head in enumerate(self.heads):
+            table.add_column(escape(head), justify="left" if place < self.words else "right", overflow="fold")
+        if not self.heads:
+            table.add_column(no_wrap=True, style="bold")
+            table.add_column(overflow="fold")
+        for place, column in enumerate(table.columns):
+            if any(row and row[place].endswith("]") and ".." in row[place] for row in self.rows):
+                column.min_width = _INTERVAL_WIDTH
+            column.no_wrap = column.no_wrap or (self.whole and place >= self.words)
+        for row in self.rows:
+            if row:
+                table.add_row(*map(escape, row))
+            else:
+                table.add_section()
+        return table
+
+    def markdown(self, escape: Callable[[str], str]) -> list[str]:
+        """Return the lines of the table in Markdown, without title and note, each text by ``escape``."""
+        rule = ["---"] * self.words + ["---:"] * (len(self.heads) - self.words)
+        rows = [list(map(escape, row)) for row in (self.heads, *self.rows)]
+        return [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]
+
+
+def facts_table(facts: Iterable[tuple[str, str]], *, title: str = "") -> Table:
+    """Return a table of names and what they are, a line each."""
+    return Table(title, (), list(facts))
+
+
+@dataclass(frozen=True)
+class ResultsTable:
+    """Figures of several results: a line for each figure, a column for each result, as many as have room.
+
+    Attributes:
+      title: above each table.
+      figures: the name of a figure, and its text for each result; the first one is the head.
+    """
+
+    title: str
+    figures: Sequence[tuple[str, Sequence[str]]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        from rich.measure import Measurement
+
+        size = len(self.figures[0][1])
+        wide = options.update(max_width=_UNBOUNDED)
+        while size > _RESULTS_SIDE_BY_SIDE and any(
+            Measurement.get(console, wide, table).maximum > options.max_width for table in self.tables(size)
+        ):
+            size -= 1
+        yield from self.tables(size)
+
+    def tables(self, size: int) -> list[Table]:
+        """Return tables with at most so many results side by side."""
+        tables = []
+        for start in range(0, len(self.figures[0][1]), size):
+            head, *rows = ((name, *cells[start : start + size]) for name, cells in self.figures)
+            tables.append(Table(self.title, head, rows))
+        return tables
