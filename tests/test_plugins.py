@@ -142,7 +142,7 @@ def test_a_python_file_gives_data_and_a_reward(tmp_path, capsys, monkeypatch):
         (
             "mine.py:broken",
             "mine.py:pairs",
-        ): "mine.py: expected a function broken of a comparison in it, found none",
+        ): "mine.py: expected a function broken of a comparison, found 7",
         ("plugin:none", "mine.py:pairs"): "no plug-in 'none' among the entry points prb_jax.rewards",
     }.items():
         assert cli.main(["evaluate", words[0], "--data", words[1], "--out", "other"]) == 2

@@ -22,7 +22,7 @@ from prb_jax.bench.training import TreeTrainer
 from prb_jax.bench.workload import Workload, synthetic_workload
 from prb_jax.errors import RunError
 from prb_jax.models import REMAT
-from prb_jax.readouts.score_fn import make_score_fn
+from prb_jax.readouts.score_tree import make_score_fn
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.sharding import all_devices, make_mesh
 from prb_jax.trees.tree import build_tree

@@ -24,7 +24,7 @@ from prb_jax.models.named_shapes import has_no_weights, read_model
 from prb_jax.models.quantization import quantization_form, quantize_params
 from prb_jax.models.random_params import init_params
 from prb_jax.readouts.heads import choose_readout
-from prb_jax.readouts.score_fn import make_score_fn, make_stream_fn
+from prb_jax.readouts.score_tree import make_score_fn, make_stream_fn
 from prb_jax.scoring.batching import Batch, lanes
 from prb_jax.scoring.reader import Reader
 from prb_jax.scoring.reward_model import RewardModel

@@ -1,6 +1,7 @@
 """`prb evaluate`, which scores comparisons with a model or a baseline, and `prb merge` of the parts of a run."""
 
 import argparse
+from importlib import import_module
 from typing import Any, Final
 
 from prb_jax.benchmarks import NAMES
@@ -13,6 +14,10 @@ from prb_jax.errors import RunError, quote
 from prb_jax.processes.sharing import on_first_process, process_index
 from prb_jax.runs.command_line import set_command_line
 from prb_jax.storage.urls import localise_options
+
+_POSTS: Final = "prb_jax.study.posts"
+_COMPARISON: Final = "prb_jax.reports.comparison"
+"""Modules that one evaluation may not need, imported on first use."""
 
 _UNQUANTIZED: Final = "unquantized"
 """The run folder of the unquantised model, within that of the quantised one."""
@@ -65,7 +70,6 @@ def run(options: argparse.Namespace) -> None:
         start(options)
     from prb_jax.reports.summary import render_posts, render_summary
     from prb_jax.scoring.evaluate import evaluate
-    from prb_jax.study.posts import evaluate_posts
 
     posts = options.profile_posts or [None]
     sweep, paired = len(posts) > 1, _compares(options)
@@ -74,16 +78,15 @@ def run(options: argparse.Namespace) -> None:
             "--part: is of one run: give one number with --profile-posts, and --no-reference with --quantize"
         )
     shown = {"profile_posts": posts if sweep else posts[0]}
-    score: Any = evaluate_posts if sweep else evaluate
+    score: Any = import_module(_POSTS).evaluate_posts if sweep else evaluate
     result = score(**keywords(evaluate, options, **shown))
     compared = None
     if paired:  # the quantised weights are gone by now: both models are never in memory at once
-        from prb_jax.reports.comparison import compare, render_comparison
-
         both = (result.out, result.out / _UNQUANTIZED)
         alone = {"out": both[1], "controls": "none", "quantize": None, "wandb": None}
         call(evaluate, options, **shown, **alone)
-        compared = render_comparison(on_first_process(lambda: compare(*both, out=result.out)))
+        reports = import_module(_COMPARISON)
+        compared = reports.render_comparison(on_first_process(lambda: reports.compare(*both, out=result.out)))
     if process_index() > 0:
         return
     if options.part is not None:

@@ -11,12 +11,13 @@ import numbers
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from prb_jax.errors import DataError, PrbError, quote
+from prb_jax.errors import DataError, PrbError, RunError, quote
 
 Effect = Literal["result", "contents", "none"]
 _OPTION = "option"
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +187,25 @@ def check_used(algorithm: str, kind: type, flat: Mapping[str, Any], defaults: Ma
                 f"{key}: needs {known.needs_text or known.needs}: without it expected nothing but the default "
                 f"{default}, found {quote(value)}"
             )
+
+
+def from_flat(kind: Callable[..., Made], values: Mapping[str, Any]) -> Made:
+    """Return a dataclass of options and their sections, from values by the names of single options; other values are
+    not looked at."""
+    found = {}
+    for item in fields(kind):  # pyright: ignore[reportArgumentType]
+        inner = item.default_factory
+        if isinstance(inner, type) and dataclasses.is_dataclass(inner):
+            found[item.name] = from_flat(inner, values)
+        elif item.name in values:
+            found[item.name] = values[item.name]
+    return kind(**found)
+
+
+def refuse_given(given: Mapping[str, Any], decided: str) -> None:
+    """Raise RunError for options that are given where they have no effect; `decided` says why."""
+    if named := [name for name, value in given.items() if value is not None]:
+        raise RunError(f"{', '.join(named)}: {decided}: leave out here")
 
 
 def optional_type(hint: Any) -> Any:

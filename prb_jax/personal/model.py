@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import jax
 import numpy as np
@@ -59,10 +59,17 @@ class PersonalisedModel:
     _features: dict[bytes, np.ndarray] = field(default_factory=dict, repr=False)
     _texts: EmbeddedTexts = field(init=False, repr=False)
 
+    uses: ClassVar[tuple[str, ...]] = ()
+
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
         self._texts = EmbeddedTexts(self.embedder, self.fitted.standard, self.fitted.items, self._features)
+
+    @property
+    def decided(self) -> str:
+        """Why it has no options of what it is shown."""
+        return "what a fitted method reads was decided with its features"
 
     @property
     def name(self) -> str:

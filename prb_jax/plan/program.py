@@ -33,8 +33,7 @@ from prb_jax.plan.streams import (
     trained_streams,
 )
 from prb_jax.readouts.heads import choose_readout
-from prb_jax.readouts.score_fn import make_score_fn, make_stream_fn
-from prb_jax.readouts.score_tree import is_pointwise
+from prb_jax.readouts.score_tree import is_pointwise, make_score_fn, make_stream_fn
 from prb_jax.sharding import batch_sharding, check_heads, check_tokens, mesh_shape, parameter_shardings
 from prb_jax.training import PASSES, Tuning
 from prb_jax.training.groups import split_params
@@ -83,7 +82,7 @@ def scoring_program(
     quantize: str | None = None,
     attention: str = "auto",
 ) -> Program:
-    """The scorer of :mod:`prb_jax.readouts.score_fn` and a batch of one shape. With the attention "paged" each part
+    """The scorer of :mod:`prb_jax.readouts.score_tree` and a batch of one shape. With the attention "paged" each part
     of the batch has its share of the trees in one packed stream.
 
     Args:

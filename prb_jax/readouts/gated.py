@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.head import HeadTensor, Shapes, dense
 from prb_jax.models.states import States
-from prb_jax.readouts.heads import check_outputs
-from prb_jax.readouts.layers import Stack
+from prb_jax.readouts.heads import Stack, check_tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,20 +57,15 @@ class Gated:
                 f"multiple of the {q!r} numbers for each objective ({self.per_objective!r} in config.json)"
             )
         k = objectives.outputs // q
-        gate = self.gate.bound(stored, width=width, where=where, what=what) if self.gate else None
-        if gate is not None:
-            check_outputs(gate, k, where=where)
-        elif len(self.weights) != k:
+        gate = self.gate.bound(stored, width=width, where=where, what=what, outputs=k) if self.gate else None
+        if gate is None and len(self.weights) != k:
             raise CheckpointError(
                 f"{where}: '{objectives.layers[-1].name}.weight' gives {k} objectives, but the read-out '{what}' "
                 f"has {len(self.weights)} weights: this checkpoint has another read-out"
             )
         for key, shape in ((self.transform, (k, k)), (self.scale, (1,))):
-            if key is not None and stored.get(key) != shape:
-                raise CheckpointError(
-                    f"{where}: the head tensor '{key}' of the read-out '{what}': expected shape {list(shape)}, "
-                    f"found {list(stored[key]) if key in stored else 'no such tensor'}"
-                )
+            if key is not None:
+                check_tensor(stored, key, shape, where=where, what=what)
         patterns = dict(self.gate_at)
         if patterns and config.get("model_type") not in patterns:
             raise CheckpointError(

@@ -7,18 +7,19 @@ is declared in :mod:`prb_jax.readouts.registry` (the head of several objectives 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.head import Head, HeadTensor, ReadsAnything, Shapes, dense
 from prb_jax.models.layers import ACTIVATIONS, EncoderActivation, activate
 from prb_jax.models.states import States
-from prb_jax.readouts.layers import Stack
 
 READOUTS = ("logit", "first-logit", "last-softmax")
 ALL_VALUES = "all-values"
@@ -64,6 +65,136 @@ def read_out(logits: jax.Array, readout: str) -> jax.Array:
     return logits[..., 0]
 
 
+def check_tensor(
+    stored: Shapes, key: str, shape: Sequence[int | None], *, where: str, what: str
+) -> tuple[int, ...]:
+    """Return the shape of a tensor of a head; None in the expected one stands for any size.
+
+    Raises:
+      CheckpointError: the tensor is missing, or has another shape.
+    """
+    if (found := stored.get(key)) is None:
+        raise CheckpointError(
+            f"{where}: the head tensor '{key}' of the read-out '{what}' is missing and would have to be made up at "
+            "random: get the whole checkpoint, side files too, or name another read-out with --readout"
+        )
+    if len(found) != len(shape) or any(size not in (None, real) for size, real in zip(shape, found)):
+        expected = ", ".join("any" if size is None else str(size) for size in shape)
+        raise CheckpointError(f"{where}: tensor '{key}': expected shape [{expected}], found {list(found)}")
+    return found
+
+
+Activation = Literal["relu", "selu", "leaky_relu"]
+
+_ACTIVATIONS = {"relu": jax.nn.relu, "selu": jax.nn.selu, "leaky_relu": jax.nn.leaky_relu}
+_BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
+_BATCH_NORM_EPS = 1e-5  # torch's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One linear layer of a checkpoint: ``name``.weight [outputs, inputs], and what else there is of it."""
+
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool
+    batch_norm: str | None = None
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Linear layers with an activation between them: ``prefix``.0, ``prefix``.2, ...; or one, ``prefix``.
+
+    It is declared by the names of its tensors alone: their number and sizes are read from the checkpoint. A batch norm,
+    known by its running statistics, belongs to the layer before it and acts after the activation.
+
+    Attributes:
+      prefix: what the names of its tensors start with.
+      activation: after every layer but the last.
+      layers: as found in the checkpoint; empty until :meth:`bound`.
+    """
+
+    prefix: str
+    activation: Activation = "relu"
+    layers: tuple[Layer, ...] = ()
+
+    def bound(
+        self, stored: Shapes, *, width: int, where: str, what: str, outputs: int | None = None
+    ) -> Stack:
+        """The stack as the checkpoint has it.
+
+        Args:
+          stored: shapes of all tensors by name.
+          width: of what goes in.
+          where, what: the checkpoint and the read-out, for messages.
+          outputs: how many it must have, if that is known.
+
+        Raises:
+          CheckpointError: no such tensors, or layers that do not fit each other; names the tensor.
+        """
+        layers: list[Layer] = []
+        size = width
+        for name in self._names(stored):
+            if f"{name}.running_mean" in stored and layers:
+                for part in _BATCH_NORM:
+                    check_tensor(stored, f"{name}.{part}", [size], where=where, what=what)
+                layers[-1] = replace(layers[-1], batch_norm=name)
+                continue
+            inputs = size
+            size, _ = check_tensor(stored, f"{name}.weight", [None, inputs], where=where, what=what)
+            if bias := f"{name}.bias" in stored:
+                check_tensor(stored, f"{name}.bias", [size], where=where, what=what)
+            layers.append(Layer(name=name, inputs=inputs, outputs=size, bias=bias))
+        if not layers:
+            check_tensor(
+                stored, f"{self.prefix}.weight or {self.prefix}.0.weight", [], where=where, what=what
+            )
+        if outputs not in (None, size):
+            raise CheckpointError(
+                f"{where}: tensor '{layers[-1].name}.weight', the last of '{self.prefix}': expected {outputs} outputs, "
+                f"found {size}: the layers after it are missing, or this is another read-out"
+            )
+        return replace(self, layers=tuple(layers))
+
+    def _names(self, stored: Shapes) -> list[str]:
+        if f"{self.prefix}.weight" in stored:
+            return [self.prefix]
+        numbered = re.compile(re.escape(self.prefix) + r"\.(\d+)\.\w+")
+        numbers = sorted({int(found[1]) for key in stored if (found := numbered.fullmatch(key))})
+        return [f"{self.prefix}.{number}" for number in numbers]
+
+    @property
+    def outputs(self) -> int:
+        return self.layers[-1].outputs
+
+    def tensors(self) -> tuple[HeadTensor, ...]:
+        """Everything that it reads from the checkpoint."""
+        found: list[HeadTensor] = []
+        for layer in self.layers:
+            vectors = [f"{layer.name}.bias"] if layer.bias else []
+            if layer.batch_norm is not None:
+                vectors += [f"{layer.batch_norm}.{part}" for part in _BATCH_NORM]
+            shape = (layer.outputs, layer.inputs)
+            found.append(HeadTensor(key=f"{layer.name}.weight", shape=shape, transposed=True))
+            found += [HeadTensor(key=key, shape=shape[:1]) for key in vectors]
+        return tuple(found)
+
+    def __call__(self, params: Mapping[str, Any], x: jax.Array) -> jax.Array:
+        """x float32 [..., width] -> float32 [..., outputs]."""
+        for number, layer in enumerate(self.layers):
+            bias = params[f"{layer.name}.bias"] if layer.bias else None
+            x = dense(x, params[f"{layer.name}.weight"], bias)
+            if number + 1 < len(self.layers):
+                x = _ACTIVATIONS[self.activation](x)
+            if layer.batch_norm is not None:
+                scale, shift, mean, variance = (
+                    params[f"{layer.batch_norm}.{part}"].astype(jnp.float32) for part in _BATCH_NORM
+                )
+                x = (x - mean) * lax.rsqrt(variance + _BATCH_NORM_EPS) * scale + shift
+        return x
+
+
 @dataclass(frozen=True)
 class Mlp(ReadsAnything):
     """A stack of layers with one output, at the read position."""
@@ -73,8 +204,7 @@ class Mlp(ReadsAnything):
     """Field of ``config.json`` with the number of hidden layers, checked where it is present."""
 
     def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> Mlp:
-        stack = self.stack.bound(stored, width=config["hidden_size"], where=where, what=what)
-        check_outputs(stack, 1, where=where)
+        stack = self.stack.bound(stored, width=config["hidden_size"], where=where, what=what, outputs=1)
         depth = config.get(self.depth_field) if self.depth_field else None
         if depth is not None and depth != len(stack.layers) - 1:
             raise CheckpointError(
@@ -116,23 +246,13 @@ class Pooled(ReadsAnything):
         labels = stored.get(f"{self.classifier}.weight", (1,))[0]
         bound = replace(self, activation=ACTIVATIONS[named], width=config["hidden_size"], labels=labels)
         for tensor in bound.tensors():
-            if tensor.key not in stored:
-                raise CheckpointError(
-                    f"{where}: the head tensor '{tensor.key}' of the read-out '{what}' is missing and would have to be "
-                    "made up at random: get the whole checkpoint"
-                )
-            if stored[tensor.key] != tensor.shape:
-                raise CheckpointError(
-                    f"{where}: tensor '{tensor.key}': expected shape {list(tensor.shape)}, found "
-                    f"{list(stored[tensor.key])}"
-                )
+            check_tensor(stored, tensor.key, tensor.shape, where=where, what=what)
         return bound
 
     def tensors(self) -> tuple[HeadTensor, ...]:
-        sizes = ((self.pooler, self.width), (self.classifier, self.labels))
         return tuple(
             tensor
-            for name, size in sizes
+            for name, size in ((self.pooler, self.width), (self.classifier, self.labels))
             for tensor in (
                 HeadTensor(key=f"{name}.weight", shape=(size, self.width), transposed=True),
                 HeadTensor(key=f"{name}.bias", shape=(size,)),
@@ -140,49 +260,40 @@ class Pooled(ReadsAnything):
         )
 
     def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
-        tensors = params["head"]
-        x = dense(states.read(), tensors[f"{self.pooler}.weight"], tensors[f"{self.pooler}.bias"])
-        x = activate(x, self.activation)
+        tensors, x = params["head"], states.read()
+        x = activate(
+            dense(x, tensors[f"{self.pooler}.weight"], tensors[f"{self.pooler}.bias"]), self.activation
+        )
         return dense(x, tensors[f"{self.classifier}.weight"], tensors[f"{self.classifier}.bias"])
 
 
 @dataclass(frozen=True)
-class ReadStates(ReadsAnything):
-    """The state itself at the read position, float32 [B, K, D] after the last norm: features for other code."""
-
-    def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> ReadStates:
-        return self
-
-    def tensors(self) -> tuple[HeadTensor, ...]:
-        return ()
-
-    def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
-        return states.read()
-
-
-@dataclass(frozen=True)
-class StatesAndReward:
-    """The state at the read position and the reward that a head gives there, float32 [B, K, D + 1]: one pass for both.
+class ReadStates:
+    """The state itself at the read position, float32 [B, K, D] after the last norm, as features for other code; with a
+    head also the reward that it gives there, float32 [B, K, D + 1]: one pass for both.
 
     Attributes:
-      head: of the model.
-      readout: the rule that turns its values into one reward, see :func:`prb_jax.readouts.heads.choose_readout`.
+      head: of the model, if its reward is asked for.
+      readout: the rule that turns its values into one reward, see :func:`choose_readout`.
     """
 
-    head: Head
-    readout: str
+    head: Head | None = None
+    readout: str = "logit"
 
-    def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> StatesAndReward:
-        return replace(self, head=self.head.bound(stored, config, where=where, what=what))
+    def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> ReadStates:
+        head = None if self.head is None else self.head.bound(stored, config, where=where, what=what)
+        return replace(self, head=head)
 
     def tensors(self) -> tuple[HeadTensor, ...]:
-        return self.head.tensors()
+        return () if self.head is None else self.head.tensors()
 
     @property
     def needs(self) -> tuple[int, ...]:
-        return self.head.needs
+        return () if self.head is None else self.head.needs
 
     def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
+        if self.head is None:
+            return states.read()
         rewards = read_out(self.head(params, states), self.readout)
         return jnp.concatenate([states.read(), rewards[..., None].astype(jnp.float32)], axis=-1)
 
@@ -209,9 +320,8 @@ class Steps:
     together: Together = "product"
 
     def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> Steps:
-        stack = self.stack.bound(stored, width=config["hidden_size"], where=where, what=what)
-        check_outputs(stack, 2, where=where)
-        return replace(self, stack=stack)
+        width = config["hidden_size"]
+        return replace(self, stack=self.stack.bound(stored, width=width, where=where, what=what, outputs=2))
 
     def tensors(self) -> tuple[HeadTensor, ...]:
         return self.stack.tensors()
@@ -232,12 +342,3 @@ class Steps:
             return jnp.where(shown, steps, 0.0).sum(axis=2, keepdims=True) / shown.sum(axis=2, keepdims=True)
         kept = jnp.where(shown, steps, 1.0)
         return (kept.prod if self.together == "product" else kept.min)(axis=2, keepdims=True)
-
-
-def check_outputs(stack: Stack, expected: int, *, where: str) -> None:
-    """Raises CheckpointError if a stack does not end in so many outputs."""
-    if stack.outputs != expected:
-        raise CheckpointError(
-            f"{where}: tensor '{stack.layers[-1].name}.weight', the last of '{stack.prefix}': expected {expected} "
-            f"outputs, found {stack.outputs}: the layers after it are missing, or this is another read-out"
-        )

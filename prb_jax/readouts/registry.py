@@ -14,8 +14,7 @@ from prb_jax.models.config.layout import STANDARD, Layout
 from prb_jax.models.head import LINEAR, Head, Linear, Vocabulary
 from prb_jax.plugins import get_plugin, plugin_names
 from prb_jax.readouts.gated import Gated
-from prb_jax.readouts.heads import Mlp, Pooled, Steps
-from prb_jax.readouts.layers import Stack
+from prb_jax.readouts.heads import Mlp, Pooled, Stack, Steps
 from prb_jax.text.rules import PLAIN_RULES, TextRules
 
 RawConfig = dict[str, Any]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,16 @@ from prb_jax.checkpoints.layout import module_name
 from prb_jax.checkpoints.safetensors_reader import WeightIndex, index_folder
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config.decoder import DecoderConfig, parse_config, read_raw_config, refuse_language_model
-from prb_jax.models.config.encoder import EncoderConfig, parse_encoder_config, refuse_encoder
+from prb_jax.models.config.encoder import parse_encoder_config, refuse_encoder
 from prb_jax.models.config.families import FAMILIES
-from prb_jax.models.config.layout import EMBEDDING_KEY, HEAD_KEY, Layout
+from prb_jax.models.config.layout import EMBEDDING_KEY, HEAD_KEY, STANDARD, Layout
 from prb_jax.models.head import Head, Linear, Vocabulary, is_one_row
 from prb_jax.readouts.heads import READOUTS, TOGETHER, Pooled, Steps
 from prb_jax.readouts.registry import ROWS, ModelRow, known_rows
 from prb_jax.text.rules import PLACEHOLDERS, TextRules
 
-_VOCABULARY = re.compile(r"vocabulary:(\d+)(?:,(\d+))?")
-_NUMBERS = re.compile(r"vocabulary:(\d+=-?\d+(?:\.\d+)?(?:,\d+=-?\d+(?:\.\d+)?)+)")
+_VALUE = r"\d+=-?\d+(?:\.\d+)?"
+_VOCABULARY = re.compile(rf"vocabulary:(\d+(?:,\d+)?|{_VALUE}(?:,{_VALUE})+)")
 
 
 @dataclass(frozen=True)
@@ -121,15 +121,10 @@ def is_plain_language_model(folder: str | Path, *, name: str = "") -> bool:
 
 def class_names(raw: Mapping[str, Any]) -> frozenset[str]:
     """The classes that a ``config.json`` names, those of remote code too."""
-    found: set[str] = set()
-    for value in (raw.get("architectures"), *_values(raw.get("auto_map"))):
-        texts = value if isinstance(value, list) else [value]
-        found |= {text.rsplit(".", 1)[-1] for text in texts if isinstance(text, str)}
-    return frozenset(found)
-
-
-def _values(auto_map: Any) -> Sequence[Any]:
-    return tuple(auto_map.values()) if isinstance(auto_map, Mapping) else ()
+    auto_map = raw.get("auto_map")
+    values = [raw.get("architectures"), *(auto_map.values() if isinstance(auto_map, Mapping) else ())]
+    texts = [text for value in values for text in (value if isinstance(value, list) else [value])]
+    return frozenset(text.rsplit(".", 1)[-1] for text in texts if isinstance(text, str))
 
 
 class _Stored:
@@ -138,52 +133,45 @@ class _Stored:
     def __init__(self, folder: Path, raw: dict[str, Any], name: str) -> None:
         self.folder, self.raw, self.name = folder, raw, name
         self.classes = class_names(raw)
-        self._indexes: dict[tuple[tuple[str, str], ...], WeightIndex | CheckpointError] = {}
+        self._indexes: dict[Any, WeightIndex | CheckpointError] = {}
 
-    def index(self, row: ModelRow) -> WeightIndex:
-        return self._index(row.layout.side_files)
-
-    def _index(self, side_files: tuple[tuple[str, str], ...]) -> WeightIndex:
-        if side_files not in self._indexes:
+    def index(self, layout: Layout) -> WeightIndex:
+        files = layout.side_files
+        if files not in self._indexes:
             try:
-                self._indexes[side_files] = index_folder(self.folder, side_files=side_files)
+                self._indexes[files] = index_folder(self.folder, side_files=files)
             except CheckpointError as error:
-                self._indexes[side_files] = error
-        found = self._indexes[side_files]
-        if isinstance(found, CheckpointError):
+                self._indexes[files] = error
+        if isinstance(found := self._indexes[files], CheckpointError):
             raise found
         return found
 
-    def has_tensors(self, row: ModelRow) -> bool:
+    def names(self, layout: Layout) -> Collection[str]:
+        """The names of all tensors; none where they cannot be read, which is said where they are."""
         try:
-            weights = self._index(()).tensors
+            return self.index(layout).tensors.keys()
         except CheckpointError:
-            return False  # what is wrong with the weights is said where they are read
-        if any(name in weights for name in row.without):
+            return ()
+
+    def has_tensors(self, row: ModelRow) -> bool:
+        weights = self.names(STANDARD)
+        if not weights or any(name in weights for name in row.without):
             return False
-        tensors = self.index(row).tensors
-        return all(name in tensors for name in row.tensors)
+        return self.index(row.layout).tensors.keys() >= set(row.tensors)
 
     def has_part(self, row: ModelRow) -> bool:
         """Whether some of a row's tensors are there that no standard model has."""
-        try:
-            tensors = self.index(row).tensors
-        except CheckpointError:
-            return False
-        return any(name in tensors for name in row.tensors if name not in (HEAD_KEY, EMBEDDING_KEY))
+        return any(name in self.names(row.layout) for name in {*row.tensors} - {HEAD_KEY, EMBEDDING_KEY})
 
     def is_called(self, row: ModelRow) -> bool:
         full, last = self.name.lower(), Path(self.name).name.lower()
-        for model in row.models:
-            pattern = model.lower()
-            if fnmatch.fnmatchcase(full, pattern) or fnmatch.fnmatchcase(last, pattern.split("/")[-1]):
-                return True
-        return False
+        patterns = [model.lower() for model in row.models]
+        return any(fnmatchcase(full, one) or fnmatchcase(last, one.split("/")[-1]) for one in patterns)
 
     def has_head(self, config: DecoderConfig) -> bool:
         """Whether the tensor is there that a head of one row is, or is taken from."""
         assert isinstance(config.head, Linear | Vocabulary)
-        return config.head.key in self._index(config.layout.side_files).tensors
+        return config.head.key in self.index(config.layout).tensors
 
     def known(self) -> ModelRow | None:
         """The row of a standard model that is known by its name."""
@@ -191,42 +179,37 @@ class _Stored:
 
 
 def _asked_for(readout: str) -> ModelRow:
-    if readout in known_rows():
-        return known_rows()[readout]
-    if found := _VOCABULARY.fullmatch(readout):
-        tokens = tuple(int(token) for token in found.groups() if token is not None)
-        return ModelRow(name=readout, models=(), head=Vocabulary(tokens=tokens))
-    if found := _NUMBERS.fullmatch(readout):
-        parts = [part.split("=") for part in found[1].split(",")]
-        head = Vocabulary(tokens=tuple(int(a) for a, _ in parts), numbers=tuple(float(b) for _, b in parts))
-        if len(set(head.tokens)) < len(head.tokens):
-            raise CheckpointError(f"unknown readout {quote(readout)}: expected each token once")
-        return ModelRow(name=readout, models=(), head=head)
-    name, _, together = readout.partition(":")
-    row = known_rows().get(name)
-    if row is not None and isinstance(row.head, Steps):
-        for known in TOGETHER:
-            if together == known:
-                return replace(row, head=replace(row.head, together=known))
-        raise CheckpointError(
-            f"unknown readout {quote(readout)}: the reward of '{name}' over the steps of a response is one of "
-            f"{', '.join(f'{name}:{each}' for each in TOGETHER)}"
-        )
-    if row is not None:
-        raise CheckpointError(
-            f"unknown readout {quote(readout)}: '{name}' does not score steps, so there is nothing to put together: "
-            f"expected {quote(name)} alone"
-        )
-    steps = [
-        f"{row.name}:{each}"
-        for row in known_rows().values()
+    """The row that a user names."""
+    rows = known_rows()
+    steps = {
+        f"{row.name}:{together}": replace(row, head=replace(row.head, together=together))
+        for row in rows.values()
         if isinstance(row.head, Steps)
-        for each in TOGETHER
-    ]
-    known = ", ".join(
-        (*READOUTS, *known_rows(), *steps, "vocabulary:ID", "vocabulary:ID,ID", "vocabulary:ID=NUMBER,...")
-    )
-    raise CheckpointError(f"unknown readout {quote(readout)}: expected one of {known}")
+        for together in TOGETHER
+    }
+    if (row := rows.get(readout) or steps.get(readout)) is not None:
+        return row
+    name = readout.partition(":")[0]
+    if found := _VOCABULARY.fullmatch(readout):
+        parts = [part.partition("=") for part in found[1].split(",")]
+        head = Vocabulary(
+            tokens=tuple(int(token) for token, _, _ in parts),
+            numbers=tuple(float(number) for _, _, number in parts if number),
+        )
+        if len(set(head.tokens)) == len(head.tokens):
+            return ModelRow(name=readout, models=(), head=head)
+        expected = "expected each token once"
+    elif name in rows and isinstance(rows[name].head, Steps):
+        ways = ", ".join(f"{name}:{together}" for together in TOGETHER)
+        expected = f"the reward of '{name}' over the steps of a response is one of {ways}"
+    elif name in rows:
+        expected = (
+            f"'{name}' does not score steps, so there is nothing to put together: expected '{name}' alone"
+        )
+    else:
+        forms = ("vocabulary:ID", "vocabulary:ID,ID", "vocabulary:ID=NUMBER,...")
+        expected = f"expected one of {', '.join((*READOUTS, *rows, *steps, *forms))}"
+    raise CheckpointError(f"unknown readout {quote(readout)}: {expected}")
 
 
 def _recognise(stored: _Stored) -> ModelRow | None:
@@ -285,8 +268,7 @@ def _body(row: ModelRow, stored: _Stored, *, where: str) -> tuple[DecoderConfig,
     one_label = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     raw.pop("num_labels", None)
     config = parse_config(raw | one_label, where=where)
-    tensors = stored.index(row).tensors
-    layout = row.layout
+    tensors, layout = stored.index(row.layout).tensors, row.layout
     for prefix in row.prefixes:
         layout = replace(row.layout, prefix=prefix)
         if f"{module_name(layout, 'final_norm')}.weight" in tensors:
@@ -296,7 +278,7 @@ def _body(row: ModelRow, stored: _Stored, *, where: str) -> tuple[DecoderConfig,
 
 def _configured(row: ModelRow, stored: _Stored, *, where: str) -> DecoderConfig:
     config, layout = _body(row, stored, where=where)
-    index = stored.index(row)
+    index = stored.index(row.layout)
     shapes = {name: tensor.shape for name, tensor in index.tensors.items()}
     raw = config.original | {"final_logit_softcapping": config.final_logit_softcapping}
     head = row.head.bound(shapes, raw, where=str(stored.folder), what=row.name)
@@ -306,12 +288,8 @@ def _configured(row: ModelRow, stored: _Stored, *, where: str) -> DecoderConfig:
             f"[1, {config.hidden_size}], found {list(shapes[head.key])}"
         )
     # Fields that the head is told about have their effect.
-    told = {
-        *row.fields,
-        *PLACEHOLDERS,
-        row.append_field,
-        *(value for value in vars(row.head).values() if isinstance(value, str)),
-    }
+    in_head = (value for value in vars(row.head).values() if isinstance(value, str))
+    told = {*row.fields, *PLACEHOLDERS, row.append_field, *in_head}
     ignored = tuple(name for name in config.ignored_keys if name not in told)
     named = tuple(stored.raw.get("architectures") or sorted(stored.classes))
     return replace(config, head=head, layout=layout, ignored_keys=ignored, architectures=named)
@@ -333,11 +311,22 @@ def open_pair_model(
     folder = Path(folder)
     raw = read_raw_config(folder)
     config = parse_encoder_config(raw, where=str(folder / "config.json"))
-    rule = readout if readout in READOUTS else None
-    row = _pair_row(config, None if rule else readout, where=str(folder / "config.json"))
+    where, rule = folder / "config.json", readout if readout in READOUTS else None
+    pairs = {row.name: row for row in known_rows().values() if isinstance(row.head, Pooled)}
+    if readout is not None and rule is None:
+        row, asked = pairs.get(readout), f"readout {quote(readout)}"
+    else:
+        named = set(config.architectures)
+        row = next((row for row in pairs.values() if named & set(row.classes)), None)
+        asked = f"'{', '.join(config.architectures) or config.model_type}'"
+    if row is None:
+        raise CheckpointError(
+            f"{where}: {asked} is not a reward model on an encoder; expected a row of the table for them "
+            f"({', '.join(pairs)}). An encoder of single texts is for `prb rank-profiles`"
+        )
     if config.type_vocab_size:
         raise CheckpointError(
-            f"{folder / 'config.json'}: field 'type_vocab_size': expected 0, found {config.type_vocab_size}: "
+            f"{where}: field 'type_vocab_size': expected 0, found {config.type_vocab_size}: "
             "token types of pairs are not followed"
         )
     index = index_folder(folder)
@@ -350,29 +339,3 @@ def open_pair_model(
             f'"num_labels": {labels} there if the head is right'
         )
     return match_encoder(index, replace(config, head=head)), row, rule
-
-
-def _pair_row(config: EncoderConfig, readout: str | None, *, where: str) -> ModelRow:
-    fitting = [
-        row
-        for row in known_rows().values()
-        if isinstance(row.head, Pooled) and set(row.classes) & set(config.architectures)
-    ]
-    if readout is not None:
-        fitting = (
-            [known_rows()[readout]]
-            if readout in known_rows() and isinstance(known_rows()[readout].head, Pooled)
-            else []
-        )
-    if not fitting:
-        known = ", ".join(row.name for row in known_rows().values() if isinstance(row.head, Pooled))
-        named = (
-            f"readout {quote(readout)}"
-            if readout
-            else f"'{', '.join(config.architectures) or config.model_type}'"
-        )
-        raise CheckpointError(
-            f"{where}: {named} is not a reward model on an encoder; expected a row of the table for them ({known}). An "
-            "encoder of single texts is for `prb rank-profiles`"
-        )
-    return fitting[0]

@@ -1,23 +1,34 @@
-"""One forward pass over trees or packed streams, and what the head of the model reads out of it."""
+"""One forward pass over trees or packed streams, what the head of the model reads out of it, and its programs: pure
+jitted functions of the parameters and a batch."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
-from prb_jax.models.attention.choice import Attention
+from prb_jax.checkpoints.encoder_map import encoder_shardings
+from prb_jax.checkpoints.load import abstract_params
+from prb_jax.models.attention.choice import Attention, wanted_attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.decoder import Params, decode_stream, decode_tree
 from prb_jax.models.decoder_layer import last_norm
 from prb_jax.models.encoder import encode_tokens
 from prb_jax.models.states import StreamStates, TreeStates, read_places
-from prb_jax.trees.batches import TreeBatch
-from prb_jax.trees.streams import StreamBatch
+from prb_jax.readouts.heads import ReadStates, read_out
+from prb_jax.sharding import parameter_shardings, replicated
+from prb_jax.trees.batches import TreeBatch, tree_batch_shardings
+from prb_jax.trees.streams import StreamBatch, stream_batch_shardings
+
+ScoreFn = Callable[[Params, TreeBatch], jax.Array]
+StreamFn = Callable[[Params, StreamBatch], jax.Array]
 
 
 def score_tree(
@@ -36,19 +47,17 @@ def score_tree(
     response's read position, n of them being labels, of any other one value.
 
     Args:
-        params: nested dict as :func:`prb_jax.checkpoints.load.abstract_params` describes it.
-        batch: B trees.
-        config: architecture.
-        dtype: of activations.
-        attention: an implementation of attention; None for the machine's own, see
-            :func:`prb_jax.models.attention.choice.choose_attention`.
-        mesh: how activations are split; None for one device.
-        lora_scale: multiplies the updates of adapters, where ``params`` has any.
-        remat: what is kept for the backward pass, one of :data:`REMAT_POLICIES`; see
-            :func:`rematerialised`.
-        soft_prompt: float [B, S, D], takes the place of the rows of the embedding (before Gemma's
-            factor) for the first S tokens of every prefix; prefixes hold at least S tokens, and their
-            first S ids have no influence.
+      params: nested dict as :func:`prb_jax.checkpoints.load.abstract_params` describes it.
+      batch: B trees.
+      config: architecture.
+      dtype: of activations.
+      attention: an implementation of attention; None for the machine's own, see
+        :func:`prb_jax.models.attention.choice.choose_attention`.
+      mesh: how activations are split; None for one device.
+      lora_scale: multiplies the updates of adapters, where ``params`` has any.
+      remat: what is kept for the backward pass, one of :data:`REMAT_POLICIES`; see :func:`rematerialised`.
+      soft_prompt: float [B, S, D], takes the place of the rows of the embedding (before Gemma's factor) for the first S
+        tokens of every prefix; prefixes hold at least S tokens, and their first S ids have no influence.
     """
     reads_only = is_pointwise(config)
     x = decode_tree(
@@ -82,15 +91,11 @@ def score_stream(
     """As :func:`score_tree` of packed streams: float32 [S, M, n], of each read place.
 
     Args:
-        params: as of :func:`score_tree`.
-        batch: S streams with M read places each.
-        config: architecture.
-        dtype: of activations.
-        mesh: how activations are split; None for one device.
-        lora_scale, remat: as of :func:`score_tree`.
-        soft_prompts: float [rows, S, D]: the first S ids of every conversation are the number of a row, which takes
-            the place of their rows of the embedding (before Gemma's factor).
-        differentiated: gradients are taken through the layers.
+      params, config, dtype, mesh, lora_scale, remat: as of :func:`score_tree`.
+      batch: S streams with M read places each.
+      soft_prompts: float [rows, S, D]: the first S ids of every conversation are the number of a row, which takes
+        the place of their rows of the embedding (before Gemma's factor).
+      differentiated: gradients are taken through the layers.
     """
     reads_only = is_pointwise(config)
     x = decode_stream(
@@ -124,10 +129,8 @@ def score_pairs(
 
     Args:
       params: nested dict, with the tensors of the head under ``head``.
-      batch: B trees.
       config: architecture, with a head.
-      dtype: of activations; head and logits are float32.
-      mesh: how activations are split; None for one device.
+      batch, dtype, mesh: as of :func:`score_tree`; head and logits are float32.
     """
     assert config.head is not None
     prefix, prefix_lengths = jnp.asarray(batch.prefix), jnp.asarray(batch.prefix_lengths)
@@ -159,3 +162,104 @@ def is_pointwise(config: DecoderConfig) -> bool:
     """Return whether the head looks at nothing but the read positions: the last layer has less to do, and every
     position can be read."""
     return not config.head.needs
+
+
+def make_score_fn(
+    config: DecoderConfig | EncoderConfig,
+    *,
+    mesh: Mesh,
+    dtype: jnp.dtype,
+    readout: str | None = "logit",
+    shardings: Mapping[str, Any] | None = None,
+    attention: str = "auto",
+) -> ScoreFn:
+    """The jitted scorer: (params, TreeBatch) -> rewards float32 [B, K], the same on every device.
+
+    Args:
+      config: architecture.
+      mesh: devices.
+      dtype: of activations.
+      readout: see :func:`prb_jax.readouts.heads.choose_readout`; None for all that the head gives, [B, K, n].
+      shardings: of the parameters; those of :func:`prb_jax.sharding.parameter_shardings` if not given.
+      attention: of a decoder, one of :data:`prb_jax.models.ATTENTIONS`.
+
+    Raises:
+      CheckpointError, MeshError: these devices or this dtype have no such attention.
+    """
+    if isinstance(config, EncoderConfig):
+        values = functools.partial(score_pairs, config=config, dtype=dtype, mesh=mesh)
+        shardings = shardings or encoder_shardings(config, mesh)
+    else:
+        attend = wanted_attention(mesh, dtype, attention, scored=config)
+        values = functools.partial(score_tree, config=config, dtype=dtype, mesh=mesh, attention=attend)
+        shardings = shardings or parameter_shardings(abstract_params(config), mesh)
+    return _jitted(values, readout, (shardings, tree_batch_shardings(mesh)), mesh)
+
+
+def make_stream_fn(
+    config: DecoderConfig,
+    *,
+    mesh: Mesh,
+    dtype: jnp.dtype,
+    readout: str | None = "logit",
+    shardings: Mapping[str, Any] | None = None,
+    attention: str = "auto",
+) -> StreamFn:
+    """The jitted scorer of packed streams: (params, StreamBatch) -> rewards float32 [S, M], the same on every device.
+
+    Arguments as of :func:`make_score_fn`; with the attention "paged" batches have pages, and tables of blocks with
+    any other.
+    """
+    values = functools.partial(score_stream, config=config, dtype=dtype, mesh=mesh)
+    shardings = shardings or parameter_shardings(abstract_params(config), mesh)
+    windows, paged = config.sliding_window is not None, attention == "paged"
+    batches = stream_batch_shardings(mesh, windows=windows, paged=paged)
+    return _jitted(values, readout, (shardings, batches), mesh)
+
+
+def _jitted(values: Callable[..., jax.Array], readout: str | None, shardings: Any, mesh: Mesh) -> Any:
+    def score(params: Params, batch: TreeBatch | StreamBatch) -> jax.Array:
+        read = values(params, batch)
+        return read if readout is None else read_out(read, readout)
+
+    return jax.jit(score, in_shardings=shardings, out_shardings=replicated(mesh))
+
+
+@dataclass(frozen=True)
+class StateFns:
+    """Pure jitted functions that give the states at the read positions, float32 with D as last dimension; with the
+    reward behind each state the last dimension is D + 1.
+
+    Attributes:
+      tree: of a :class:`TreeBatch`, [B, K, D].
+      stream: of a :class:`StreamBatch`, [S, M, D]; None for an encoder, which reads no streams.
+    """
+
+    tree: ScoreFn
+    stream: StreamFn | None
+
+
+def make_state_fns(
+    config: DecoderConfig | EncoderConfig,
+    *,
+    mesh: Mesh,
+    dtype: jnp.dtype,
+    readout: str | None = None,
+    quantize: str | None = None,
+    attention: str = "auto",
+) -> StateFns:
+    """Return the functions that read states for a model, whatever its head is.
+
+    Args:
+      config, mesh, dtype, attention: as of :func:`make_score_fn`.
+      readout: how the head's values become the reward that is given too; None for the states alone.
+      quantize: the form in which the parameters are held.
+    """
+    head = ReadStates() if readout is None else ReadStates(config.head, readout)
+    options: dict[str, Any] = {"mesh": mesh, "dtype": dtype, "readout": None}
+    if isinstance(config, EncoderConfig):
+        reading, shardings = replace(config, head=head), encoder_shardings(config, mesh)
+        return StateFns(make_score_fn(reading, shardings=shardings, **options), None)
+    options["shardings"] = parameter_shardings(abstract_params(config, quantize=quantize), mesh)
+    reading, options["attention"] = replace(config, head=head), attention
+    return StateFns(make_score_fn(reading, **options), make_stream_fn(reading, **options))

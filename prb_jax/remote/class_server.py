@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -23,20 +23,17 @@ if TYPE_CHECKING:
 
     from prb_jax.text.tokenizer import ChatTokenizer
 
-ROUTES: Final = ("/classify", "/pooling")
-
-
-def is_class_server(url: object) -> bool:
-    """Tell whether an address names a route that classifies, as http://HOST:PORT/classify#MODEL."""
-    return isinstance(url, str) and urlsplit(url).path.endswith(ROUTES)
-
 
 class ClassServer(ScoreClient):
     """A :class:`prb_jax.scoring.scorer.Scorer` that asks for each conversation. Build with :func:`open_class_server`.
 
     Attributes:
       remarks: what a run should say of the server.
+      view: what it shows its model is not known.
     """
+
+    uses: ClassVar[tuple[str, ...]] = ("profile_posts",)
+    view = None
 
     def __init__(self, url: str, client: httpx.Client, *, chat: ChatTokenizer | None) -> None:
         parts = urlsplit(url)

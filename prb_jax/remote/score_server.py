@@ -12,7 +12,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -40,11 +40,6 @@ SECONDS = 150.0
 """Until a try is given up; longer than a server of its own accord takes."""
 
 
-def is_url(reward: object) -> bool:
-    """Tell whether a reward is the address of a server."""
-    return isinstance(reward, str) and reward.startswith(("http://", "https://"))
-
-
 class ScoreClient:
     """Asks a server for scores, many requests at a time, each of them patiently.
 
@@ -53,10 +48,18 @@ class ScoreClient:
 
     Attributes:
       url: of the server.
+      uses: the options of what is shown that it does not decide.
     """
+
+    uses: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, url: str, client: httpx.Client) -> None:
         self.url, self._client = url, client
+
+    @property
+    def decided(self) -> str:
+        """Who decides about all other options."""
+        return f"decided by the server {self.url}"
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_client"}

@@ -19,9 +19,10 @@ from prb_jax.personal.folder import is_personalised
 from prb_jax.personal.model import PersonalisedModel
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.remote.class_server import ClassServer, is_class_server
+from prb_jax.remote import is_class_server, is_url
+from prb_jax.remote.class_server import ClassServer
 from prb_jax.remote.endpoint import REPLIES
-from prb_jax.remote.score_server import RemoteScorer, is_url, open_remote
+from prb_jax.remote.score_server import RemoteScorer, open_remote
 from prb_jax.rl.sections import ScoringSettings
 from prb_jax.rl.settings import PpoSettings
 from prb_jax.runs.behaviour import reward_identity

@@ -8,18 +8,37 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
 from prb_jax.data.comparison import Comparison, Post
 from prb_jax.errors import CheckpointError, DataError, quote
+
+BaselineName = Literal[
+    "baseline:length",
+    "baseline:shorter",
+    "baseline:first",
+    "baseline:random",
+    "baseline:profile-overlap",
+    "baseline:popularity",
+    "baseline:nearest-users",
+    "baseline:persona-truth",
+]
+BASELINE_NAMES: Final[tuple[str, ...]] = get_args(BaselineName)
+
+FIRST: Final = "baseline:first"
+PROFILE_OVERLAP: Final = "baseline:profile-overlap"
+SHOWN_OVERLAP: Final = "baseline:profile-overlap-shown"
+PERSONA_TRUTH: Final = "baseline:persona-truth"
 
 NEIGHBOURS = 5
 """Users who vote in `nearest_users`."""
@@ -32,28 +51,26 @@ class _Ballots:
     """The votes of comparisons with labels; a pair is one prompt with one set of responses.
 
     Attributes:
-      pair, voter: [n] of each comparison; a comparison without a user is a voter of its own.
-      options: [n] the column of each of its responses; equal texts share one.
+      rows: [n] pair and voter of each comparison, and the column of each of its responses; equal texts share a column,
+        and a comparison without a user is a voter of its own.
       votes: by (pair, voter), the share of the voter's preference by column; the shares are 1 together.
       voters: by pair, who voted, in the order of their names.
+      users: how many voters have a name; they come first.
       columns: how many there are.
-      names: of the voters; None for one without a name.
     """
 
-    pair: list[int]
-    voter: list[int]
-    options: list[list[int]]
+    rows: list[tuple[int, int, list[int]]]
     votes: dict[tuple[int, int], dict[int, float]]
     voters: dict[int, list[int]]
+    users: int
     columns: int
-    names: list[str | None]
 
 
 def popularity(comparisons: Sequence[Comparison]) -> list[np.ndarray | None]:
     """Return how many other users prefer each response, float32 [K]; None where no other user judged the pair."""
     ballots = _count(comparisons)
     scores: list[np.ndarray | None] = []
-    for pair, voter, options in zip(ballots.pair, ballots.voter, ballots.options, strict=True):
+    for pair, voter, options in ballots.rows:
         others = [other for other in ballots.voters.get(pair, ()) if other != voter]
         counts = np.zeros(len(options), np.float32)
         for other in others:
@@ -75,23 +92,21 @@ def nearest_users(
     ballots = _count(comparisons)
     scores: list[np.ndarray | None] = [None] * len(comparisons)
     rows_of: dict[int, list[int]] = {}
-    for row, voter in enumerate(ballots.voter):
-        if ballots.names[voter] is not None:
-            rows_of.setdefault(voter, []).append(row)
-    for voter, others, agreed, common in _agreements(ballots):
-        for row in rows_of.get(voter, ()):
-            pair, options = ballots.pair[row], ballots.options[row]
+    for row, (_, voter, _) in enumerate(ballots.rows):
+        rows_of.setdefault(voter, []).append(row)
+    for voter, agreements in _agreements(ballots):
+        for row in rows_of[voter]:
+            pair, _, options = ballots.rows[row]
             user_vote = ballots.votes.get((pair, voter), {})
             weighted: list[tuple[float, int]] = []
             for other in ballots.voters.get(pair, ()):
-                place = int(np.searchsorted(others, other))
-                if other == voter or place == len(others) or others[place] != other:
+                if other == voter or other not in agreements:
                     continue
+                agreed, common = agreements[other]
                 vote = ballots.votes[pair, other]
                 here = sum(share * vote.get(column, 0.0) for column, share in user_vote.items())
-                shared = common[place] - bool(user_vote)
-                if shared > 0:
-                    weighted.append(((agreed[place] - here + 1) / (shared + 2), other))
+                if (shared := common - bool(user_vote)) > 0:
+                    weighted.append(((agreed - here + 1) / (shared + 2), other))
             if weighted:
                 best = sorted(weighted, key=lambda entry: (-entry[0], entry[1]))[:neighbours]
                 scores[row] = np.array(
@@ -102,77 +117,58 @@ def nearest_users(
 
 
 def _count(comparisons: Sequence[Comparison]) -> _Ballots:
-    names: list[str | None] = [*sorted({c.user_id for c in comparisons if c.user_id is not None})]
-    number = {name: place for place, name in enumerate(names)}
+    names = sorted({c.user_id for c in comparisons if c.user_id is not None})
+    number, unnamed = {name: place for place, name in enumerate(names)}, itertools.count(len(names))
     pairs: dict[object, int] = {}
     columns: dict[tuple[int, str], int] = {}
-    pair_of, voter_of, options_of = [], [], []
-    votes_given: dict[tuple[int, int], list[dict[int, float]]] = {}
+    rows: list[tuple[int, int, list[int]]] = []
+    given: dict[tuple[int, int], list[dict[int, float]]] = {}
     for comparison in comparisons:
-        key = (comparison.prompt, frozenset(comparison.responses))
-        pair = pairs.setdefault(key, len(pairs))
-        if comparison.user_id is None:
-            names.append(None)
-        voter = len(names) - 1 if comparison.user_id is None else number[comparison.user_id]
+        pair = pairs.setdefault((comparison.prompt, frozenset(comparison.responses)), len(pairs))
+        voter = next(unnamed) if comparison.user_id is None else number[comparison.user_id]
         options = [columns.setdefault((pair, text), len(columns)) for text in comparison.responses]
-        pair_of.append(pair)
-        voter_of.append(voter)
-        options_of.append(options)
+        rows.append((pair, voter, options))
         if comparison.labels is not None:
             top = max(comparison.labels)
             chosen = {column for column, label in zip(options, comparison.labels) if label == top}
-            votes_given.setdefault((pair, voter), []).append({column: 1 / len(chosen) for column in chosen})
+            given.setdefault((pair, voter), []).append(dict.fromkeys(chosen, 1 / len(chosen)))
     votes = {
-        place: {c: sum(vote.get(c, 0.0) for vote in all_) / len(all_) for vote in all_ for c in vote}
-        for place, all_ in votes_given.items()
+        place: {c: sum(vote.get(c, 0.0) for vote in cast) / len(cast) for vote in cast for c in vote}
+        for place, cast in given.items()
     }
     voters: dict[int, list[int]] = {}
     for pair, voter in sorted(votes):
         voters.setdefault(pair, []).append(voter)
-    return _Ballots(pair_of, voter_of, options_of, votes, voters, len(columns), names)
+    return _Ballots(rows, votes, voters, len(names), len(columns))
 
 
-def _agreements(ballots: _Ballots) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield each named user, the other voters with a common pair (sorted), on how many they agree, and how many
-    there are."""
-    if all(len(voters) == 1 for voters in ballots.voters.values()):
+def _agreements(ballots: _Ballots) -> Iterator[tuple[int, dict[int, tuple[float, float]]]]:
+    """Yield each named user, and by the named voters with a common pair on how many they agree of how many."""
+    entries = [
+        (voter, pair, column, share)
+        for (pair, voter), vote in ballots.votes.items()
+        for column, share in vote.items()
+        if voter < ballots.users
+    ]
+    if not entries or all(len(voters) == 1 for voters in ballots.voters.values()):
         return
     from scipy.sparse import csr_array  # scipy takes long to import
 
-    entries = [
-        (voter, column, share)
-        for (_, voter), vote in sorted(ballots.votes.items())
-        for column, share in vote.items()
-        if ballots.names[voter] is not None
-    ]
-    users = sum(name is not None for name in ballots.names)
-    if not entries:
-        return
-    rows, columns, shares = (np.array(values) for values in zip(*entries, strict=True))
-    votes = csr_array((shares, (rows, columns)), shape=(users, ballots.columns))
-    judged = sorted((voter, pair) for pair, voter in ballots.votes if ballots.names[voter] is not None)
-    rows, pairs = (np.array(values) for values in zip(*judged, strict=True))
-    seen = csr_array((np.ones(len(rows)), (rows, pairs)), shape=(users, max(pairs) + 1))
-    for start in range(0, users, _USERS_AT_ONCE):
-        part = slice(start, min(start + _USERS_AT_ONCE, users))
+    def row_of(matrix: Any, row: int) -> Iterable[tuple[int, float]]:
+        place = slice(matrix.indptr[row], matrix.indptr[row + 1])
+        return zip(matrix.indices[place].tolist(), matrix.data[place].tolist())
+
+    rows, pairs, columns, shares = (np.array(values) for values in zip(*entries, strict=True))
+    votes = csr_array((shares, (rows, columns)), shape=(ballots.users, ballots.columns))
+    judged = np.unique(np.stack([rows, pairs]), axis=1)
+    seen = csr_array((np.ones(judged.shape[1]), judged), shape=(ballots.users, max(pairs) + 1))
+    for start in range(0, ballots.users, _USERS_AT_ONCE):
+        part = slice(start, min(start + _USERS_AT_ONCE, ballots.users))
         common, agreed = (seen[part] @ seen.T).tocsr(), (votes[part] @ votes.T).tocsr()
-        common.sort_indices()
         for row in range(part.stop - part.start):
-            others = common.indices[common.indptr[row] : common.indptr[row + 1]]
-            counts = common.data[common.indptr[row] : common.indptr[row + 1]]
-            same = dict(
-                zip(
-                    agreed.indices[agreed.indptr[row] : agreed.indptr[row + 1]].tolist(),
-                    agreed.data[agreed.indptr[row] : agreed.indptr[row + 1]].tolist(),
-                )
-            )
-            yield start + row, others, np.array([same.get(other, 0.0) for other in others.tolist()]), counts
+            same = dict(row_of(agreed, row))
+            yield start + row, {other: (same.get(other, 0.0), n) for other, n in row_of(common, row)}
 
-
-FIRST: Final = "baseline:first"
-PROFILE_OVERLAP: Final = "baseline:profile-overlap"
-SHOWN_OVERLAP: Final = "baseline:profile-overlap-shown"
-PERSONA_TRUTH: Final = "baseline:persona-truth"
 
 _WORD: Final = re.compile(r"\w+")
 _RECENT: Final = 64
@@ -206,39 +202,20 @@ def score_baseline(name: str, comparisons: Sequence[Comparison]) -> list[np.ndar
     return score(comparisons)
 
 
-def _length(comparisons: Sequence[Comparison]) -> list[np.ndarray]:
-    return [np.array([len(text) for text in c.responses], np.float32) for c in comparisons]
+def _each(
+    score: Callable[[Comparison], Iterable[float]],
+) -> Callable[[Sequence[Comparison]], list[np.ndarray]]:
+    return lambda comparisons: [np.array([*score(comparison)], np.float32) for comparison in comparisons]
 
 
-def _shorter(comparisons: Sequence[Comparison]) -> list[np.ndarray]:
-    return [-scores for scores in _length(comparisons)]
-
-
-def _first(comparisons: Sequence[Comparison]) -> list[np.ndarray]:
-    return [
-        np.zeros(2, np.float32) if c.is_pair else np.arange(len(c.responses), 0, -1, dtype=np.float32)
-        for c in comparisons
-    ]
-
-
-def _random(comparisons: Sequence[Comparison]) -> list[np.ndarray]:
-    return [np.array([_uniform(c.id, text) for text in c.responses], np.float32) for c in comparisons]
-
-
-def _persona_truth(comparisons: Sequence[Comparison]) -> list[np.ndarray]:
-    from prb_jax.sources.personas import satisfaction  # which makes the whole benchmark
-
-    scores = []
-    for comparison in comparisons:
-        if comparison.user_id is None:
-            raise DataError(
-                f"comparison {quote(comparison.id)}: {PERSONA_TRUTH} knows the tastes of generated people alone; "
-                "expected the user_id of one, found none"
-            )
-        scores.append(
-            np.array([satisfaction(comparison.user_id, text) for text in comparison.responses], np.float32)
+def _persona_truth(comparison: Comparison) -> Iterable[float]:
+    if comparison.user_id is None:
+        raise DataError(
+            f"comparison {quote(comparison.id)}: {PERSONA_TRUTH} knows the tastes of generated people alone; "
+            "expected the user_id of one, found none"
         )
-    return scores
+    personas = import_module("prb_jax.sources.personas")  # which makes the whole benchmark
+    return [personas.satisfaction(comparison.user_id, text) for text in comparison.responses]
 
 
 def _uniform(id: str, text: str) -> float:
@@ -266,42 +243,33 @@ def profile_overlap(comparisons: Sequence[Comparison], *, posts: int | None = No
     scores = []
     for comparison in comparisons:
         read = comparison.profile[:posts]
-        profile = vectors.get(read)
-        if profile is None:
-            profile = vectors[read] = _recent_vector(read)
+        profile = vectors.get(read) or vectors.setdefault(read, _profile_vector(read))
         scores.append(np.array([_cosine(text, profile) for text in comparison.responses], np.float32))
     return scores
 
 
 @functools.lru_cache(maxsize=_RECENT)
-def _recent_vector(posts: tuple[Post, ...]) -> _ProfileVector:
-    return _profile_vector(posts)
-
-
-def _profile_vector(posts: Sequence[Post]) -> _ProfileVector:
+def _profile_vector(posts: tuple[Post, ...]) -> _ProfileVector:
     documents = [_words(post.text) for post in posts]
     frequency = Counter(word for words in documents for word in words)
     document_frequency = Counter(word for words in documents for word in set(words))
     smoothed = 1 + len(documents)
     idf = {word: 1 + math.log(smoothed / (1 + df)) for word, df in document_frequency.items()}
     weights = {word: (1 + math.log(count)) * idf[word] for word, count in frequency.items()}
-    return _ProfileVector(
-        weights=weights, idf=idf, unseen=1 + math.log(smoothed), norm=_norm(weights.values())
-    )
+    return _ProfileVector(weights, idf, unseen=1 + math.log(smoothed), norm=_norm(weights.values()))
 
 
 def _cosine(text: str, profile: _ProfileVector) -> float:
-    counts = Counter(_words(text))
     weights = {
-        word: (1 + math.log(count)) * profile.idf.get(word, profile.unseen) for word, count in counts.items()
+        word: (1 + math.log(count)) * profile.idf.get(word, profile.unseen)
+        for word, count in Counter(_words(text)).items()
     }
     norm = _norm(weights.values()) * profile.norm
     if norm == 0:
         return 0.0
     # fsum is exact, so the order of the words in the text leaves no trace in the score
-    return (
-        math.fsum(w * profile.weights[word] for word, w in weights.items() if word in profile.weights) / norm
-    )
+    common = (w * profile.weights[word] for word, w in weights.items() if word in profile.weights)
+    return math.fsum(common) / norm
 
 
 def _norm(values: Iterable[float]) -> float:
@@ -314,10 +282,10 @@ def _words(text: str) -> list[str]:
 
 BASELINES: Final[Mapping[str, Callable[[Sequence[Comparison]], list[np.ndarray]]]] = MappingProxyType(
     {
-        "baseline:length": _length,
-        "baseline:shorter": _shorter,
-        FIRST: _first,
-        "baseline:random": _random,
+        "baseline:length": _each(lambda c: [len(text) for text in c.responses]),
+        "baseline:shorter": _each(lambda c: [-float(len(text)) for text in c.responses]),
+        FIRST: _each(lambda c: (0, 0) if c.is_pair else range(len(c.responses), 0, -1)),
+        "baseline:random": _each(lambda c: [_uniform(c.id, text) for text in c.responses]),
         PROFILE_OVERLAP: profile_overlap,
     }
 )
@@ -328,9 +296,5 @@ VOTES: Final[Mapping[str, Callable[[Sequence[Comparison]], list[np.ndarray | Non
 )
 """Those that count votes of other users, None where there are none."""
 
-ORACLES: Final[Mapping[str, Callable[[Sequence[Comparison]], list[np.ndarray]]]] = MappingProxyType(
-    {PERSONA_TRUTH: _persona_truth}
-)
+ORACLES: Final = MappingProxyType({PERSONA_TRUTH: _each(_persona_truth)})
 """Those that know what no model could: upper bounds, which stand beside no model and on no leaderboard."""
-
-BASELINE_NAMES: Final = (*BASELINES, *VOTES, *ORACLES)

@@ -21,8 +21,6 @@ from prb_jax.metrics.rows import RowView
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.remote.class_server import ClassServer
-from prb_jax.remote.score_server import RemoteScorer
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.evaluation import COMPUTED, EVALUATION, JUDGEMENTS, SCORES, is_settled
 from prb_jax.runs.parts import finish_part, parse_part
@@ -58,6 +56,7 @@ from prb_jax.scoring.scorer import (
     PlainScorer,
     ReadsTokens,
     Scorer,
+    Served,
     refuse_unused,
 )
 from prb_jax.scoring.summary import all_baselines, finish_run
@@ -258,7 +257,7 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
     scorer = open_scorer(
         model, options.loading, name=options.name, recorded=options.out is not None, history=history
     )
-    refuse_unused(scorer, **asdict(options.view), batch_tokens=options.batch_tokens)
+    refuse_unused(scorer, {**asdict(options.view), "batch_tokens": options.batch_tokens})
 
     # What the model is shown, and everything else that decides the result.
     model_identity = dict(scorer.identity())
@@ -267,12 +266,12 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
     reader = scorer.reader if isinstance(scorer, ReadsTokens) else None
     chosen = reader.choose_view(options.view) if reader else choose_view(None, options.view)
     chosen.warn(known_as)
-    view = served_view(scorer.view) if isinstance(scorer, RemoteScorer) else chosen.view
+    served = scorer if isinstance(scorer, Served) else None
+    view = served_view(served.view) if served and served.view else chosen.view
     if isinstance(scorer, ReadsTokens):
         scorer = scorer.accepting(view)
     check_too_long(options.too_long, reader, view=view)
-    remote = isinstance(scorer, RemoteScorer | ClassServer)
-    remarks = reader.remarks(view.protocol) if reader else scorer.remarks if remote else []
+    remarks = reader.remarks(view.protocol) if reader else served.remarks if served else []
     if process_index() == 0:
         for remark in remarks:
             print(f"prb: {remark}", file=sys.stderr)
@@ -286,9 +285,9 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
         view=view,
         limit=options.limit,
         seed=options.seed,
-        versions=computing_versions(plain=remote or isinstance(scorer, PlainScorer)),
+        versions=computing_versions(plain=bool(served) or isinstance(scorer, PlainScorer)),
         too_long=options.too_long,
-        wording=view.wording if reader or remote else {},
+        wording=view.wording if reader or served else {},
         hints=inputs.hints,
         part=part,
     )

@@ -1,44 +1,91 @@
-"""Load what is to be evaluated: a reward model, a fitted method of personalisation, a baseline, or a function."""
+"""Load what is to be evaluated: a reward model, a fitted method, a baseline, a function, or a server that scores."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast, overload
 
 from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.files import file_digest
+from prb_jax.data.options import from_flat, refuse_given
 from prb_jax.errors import RunError
 from prb_jax.personal.folder import PERSONALISED, fitted_methods, holds_states, is_personalised
-from prb_jax.plugins import get_plugin
+from prb_jax.plugins import is_python_value
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.remote.class_server import is_class_server, open_class_server
-from prb_jax.remote.score_server import is_url, open_remote
+from prb_jax.remote import is_class_server, is_url
 from prb_jax.scoring.inputs import Data, read_inputs
-from prb_jax.scoring.scorer import (
-    AdaptsToUsers,
-    BaselineName,
-    PlainScorer,
-    ScoreFunction,
-    Scorer,
-    baseline_scorer,
-    file_scorer,
-    function_scorer,
-    is_file_function,
-    refuse_options,
-)
+from prb_jax.scoring.scorer import PLUGIN, READS_TEXTS, AdaptsToUsers, ScoreFunction, Scorer, function_scorer
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from prb_jax.personal.model import PersonalisedModel
+    from prb_jax.scoring.baselines import BaselineName
     from prb_jax.scoring.reward_model import RewardModel
-
-PLUGIN: Final = "plugin:"
-"""Before the name of an entry point prb_jax.rewards, where a model is named."""
+    from prb_jax.scoring.scorer import PlainScorer
 
 Model = Scorer | ScoreFunction | str | Path
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a name may stand for, beside a reward model.
+
+    Attributes:
+      named: tells a name of this kind.
+      opener: "MODULE:FUNCTION" of this package, imported on first use, which makes a scorer of the name and options.
+      decided: who decides about the options that it does not take.
+      takes: the options that it takes.
+      contents: JSON-ready, what the scores come from, without opening it.
+    """
+
+    named: Callable[[Any], bool]
+    opener: str
+    decided: str = READS_TEXTS
+    takes: tuple[str, ...] = ()
+    contents: Callable[[str], Any] = str
+
+    def open(self, name: str, options: LoadOptions) -> Any:
+        """Return the scorer, or raise RunError for an option that it does not take."""
+        given = options.given
+        taken = {option: given.pop(option) for option in self.takes if option in given}
+        refuse_given(given, self.decided.format(name))
+        module, _, function = self.opener.partition(":")
+        return getattr(import_module(f"..{module}", __package__), function)(name, **taken)
+
+
+def _begins_with(start: str) -> Callable[[Any], bool]:
+    return lambda model: isinstance(model, str) and model.startswith(start)
+
+
+_SERVED: Final = "decided by the server {}"
+_OF_TOKENIZER: Final = ("tokenizer", "revision", "chat_template")
+_WITHOUT_WEIGHTS: Final = (
+    _Kind(_begins_with("baseline:"), "scoring.scorer:baseline_scorer"),
+    _Kind(_begins_with(PLUGIN), "scoring.scorer:plugin_scorer"),
+    _Kind(
+        is_python_value,
+        "scoring.scorer:file_scorer",
+        contents=lambda name: file_digest(Path(name.rpartition(":")[0])),
+    ),
+)
+_KINDS: Final = (
+    *_WITHOUT_WEIGHTS,
+    _Kind(is_class_server, "remote.class_server:open_class_server", _SERVED, _OF_TOKENIZER),
+    _Kind(is_url, "remote.score_server:open_remote", _SERVED),
+    _Kind(
+        is_personalised,
+        "study.embedder:load_personalised",
+        "decided where {} was fitted",
+        takes=("mesh",),
+        contents=lambda name: file_digest(Path(name).expanduser() / PERSONALISED),
+    ),
+)
+"""The first one that knows a name opens it; what they need is imported only then."""
 
 
 @overload
@@ -98,49 +145,30 @@ def load(
       CheckpointError: what is there cannot be used as it is; the message names file, tensor or field.
       MeshError: the mesh does not fit the devices or the model.
     """
-    return load_by_name(
-        model,
-        LoadOptions(
-            mesh=mesh,
-            dtype=dtype,
-            revision=revision,
-            chat_template=chat_template,
-            readout=readout,
-            tokenizer=tokenizer,
-            quantize=quantize,
-            attention=attention,
-        ),
-    )
+    return _load_by_name(model, from_flat(LoadOptions, locals()))
 
 
-def load_by_name(model: str | Path, options: LoadOptions) -> RewardModel | PlainScorer | PersonalisedModel:
-    """As :func:`load`, with all choices in one object."""
-    if has_no_weights(model):
-        if options.quantize is not None:
-            raise RunError(f"quantize: {model} has no weights; leave it out")
-        if is_file_function(model):
-            return file_scorer(str(model), **options.given)
-        if str(model).startswith(PLUGIN):
-            refuse_options(str(model), **options.given)
-            plugin = get_plugin("rewards", str(model).removeprefix(PLUGIN))
-            return function_scorer(plugin.value, name=str(model), code=plugin.origin)
-        return baseline_scorer(str(model), **options.given)
-    if is_personalised(model):
-        from prb_jax.scoring.embedder import load_personalised  # the methods take long to import
-
-        return load_personalised(model, options)
-    _refuse_study(model)
+def _load_by_name(model: str | Path, options: LoadOptions) -> Any:
+    if (kind := _kind_of(model)) is not None:
+        return kind.open(str(model), options)
     from prb_jax.readouts.open_model import open_model  # a baseline starts no JAX
     from prb_jax.scoring.reward_model import load_reward_model
 
     return load_reward_model(open_model(model, options))
 
 
-def _refuse_study(model: str | Path) -> None:
-    if methods := fitted_methods(model):
+def _kind_of(model: str | Path) -> _Kind | None:
+    """The kind of a name; None for a reward model.
+
+    Raises:
+      RunError: a study of several methods.
+    """
+    kind = next((kind for kind in _KINDS if kind.named(model)), None)
+    if kind is None and (methods := fitted_methods(model)):
         raise RunError(
             f"{model}: is a study of several methods: name one of them: {', '.join(map(str, methods))}"
         )
+    return kind
 
 
 def open_scorer(
@@ -168,20 +196,9 @@ def open_scorer(
         scorer = open_scorer(model, options, name=name, recorded=recorded)
         known_as = str(scorer.identity().get("name", "this model"))
         return with_history({known_as: scorer}, history)[known_as]
-    if is_class_server(model):
-        given = dict(options.given)
-        own = {key: given.pop(key) for key in ("tokenizer", "revision", "chat_template") if key in given}
-        if given:
-            raise RunError(f"{', '.join(given)}: decided by the server {model}: leave out here")
-        return open_class_server(str(model), **own)
-    if is_url(model):
-        if options.given:
-            raise RunError(f"{', '.join(options.given)}: decided by the server {model}: leave out here")
-        return open_remote(str(model))
     if isinstance(model, str | Path):
-        return cast(Scorer, load_by_name(model, options))
-    if options.given:
-        raise RunError(f"{', '.join(options.given)}: decided where the model was loaded; leave out here")
+        return _load_by_name(model, options)
+    refuse_given(options.given, "decided where the model was loaded")
     if hasattr(model, "stream"):
         return cast(Scorer, model)
     if not callable(model):
@@ -220,21 +237,16 @@ def with_history(
 
 
 def model_contents(model: Model, revision: str | None) -> Any:
-    """Return the digests of the files of a model that is not loaded yet, or the name of a baseline."""
-    if is_file_function(model):
-        return file_digest(Path(str(model).rpartition(":")[0]))
-    if not isinstance(model, str | Path) or has_no_weights(model) or is_url(model):
-        return model if isinstance(model, str) else None
-    if is_personalised(model):
-        return file_digest(Path(model).expanduser() / PERSONALISED)
-    _refuse_study(model)
-    return describe(locate(model, revision=revision))
+    """Return what the scores of a model by name come from, JSON-ready and without loading it; None for an object."""
+    if not isinstance(model, str | Path):
+        return None
+    kind = _kind_of(model)
+    return describe(locate(model, revision=revision)) if kind is None else kind.contents(str(model))
 
 
 def has_no_weights(model: str | Path) -> bool:
     """Tell whether a name is that of a baseline, or of a function as FILE.py:NAME or plugin:NAME."""
-    named = isinstance(model, str) and model.startswith(("baseline:", PLUGIN))
-    return named or is_file_function(model)
+    return any(kind.named(model) for kind in _WITHOUT_WEIGHTS)
 
 
 def read_history(history: Data | None) -> Sequence[Comparison] | Path | None:
@@ -247,9 +259,7 @@ def read_history(history: Data | None) -> Sequence[Comparison] | Path | None:
     if history is None:
         return None
     parts = list(history) if isinstance(history, list | tuple) else [history]
-    folders = [
-        Path(part).expanduser() for part in parts if isinstance(part, str | Path) and holds_states(part)
-    ]
+    folders = [Path(part).expanduser() for part in parts if holds_states(part)]  # pyright: ignore[reportArgumentType]
     if not folders:
         return read_inputs(history).comparisons
     if len(parts) > 1:

@@ -21,7 +21,7 @@ from prb_jax.models.attention.choice import PAGED_ATTENTION, choose_attention, s
 from prb_jax.models.quantization import quantization_form
 from prb_jax.personal.prompts import extend_embedding
 from prb_jax.readouts.open_model import OpenedModel
-from prb_jax.readouts.score_fn import make_score_fn, make_stream_fn
+from prb_jax.readouts.score_tree import make_score_fn, make_stream_fn
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import Batch, lanes, shape_options, stream_options
 from prb_jax.scoring.reader import Reader, open_reader
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from prb_jax.models.config.decoder import DecoderConfig
     from prb_jax.models.config.encoder import EncoderConfig
     from prb_jax.models.decoder import Params
-    from prb_jax.readouts.score_fn import ScoreFn, StreamFn
+    from prb_jax.readouts.score_tree import ScoreFn, StreamFn
 
 AnyBatch = TypeVar("AnyBatch", bound=Batch)
 

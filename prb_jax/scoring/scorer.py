@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import functools
-import runpy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, overload, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, cast, overload, runtime_checkable
 
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.options import refuse_given
 from prb_jax.data.records import Records, as_comparisons
 from prb_jax.errors import RunError, quote
-from prb_jax.remote.class_server import ClassServer
-from prb_jax.remote.score_server import ScoreClient
+from prb_jax.plugins import get_plugin, python_value
 from prb_jax.scoring.baselines import BASELINE_NAMES, ORACLES, score_baseline
 from prb_jax.scoring.prompt_extras import UPPER_BOUND
 from prb_jax.sources.large import windows
@@ -27,9 +26,17 @@ from prb_jax.trees.tree import ScoredBatch, Truncation
 if TYPE_CHECKING:
     from prb_jax.scoring.reader import Reader
 
+PLUGIN: Final = "plugin:"
+"""Before the name of an entry point prb_jax.rewards, where a model is named."""
+
+READS_TEXTS: Final = "{} reads the whole text of profile, prompt and responses, and computes on no device"
+
 
 class Scorer(Protocol):
-    """A model that can be evaluated: ``RewardModel``, a baseline, or code of your own."""
+    """A model that can be evaluated: ``RewardModel``, a baseline, or code of your own.
+
+    What else a scorer may have, the protocols below say.
+    """
 
     def identity(self) -> Mapping[str, Any]:
         """Everything about the model that decides its scores, JSON-ready.
@@ -70,17 +77,23 @@ class ReadsTokens(Protocol):
 
 
 @runtime_checkable
-class Quantized(Protocol):
-    """A scorer whose weights may be quantised."""
+class DecidesItself(Protocol):
+    """A scorer that decides by itself what it is shown, but for the options that it uses; `decided` says how."""
+
+    uses: ClassVar[tuple[str, ...]]
 
     @property
-    def quantize(self) -> str | None:
-        """The form, or None."""
-        ...
+    def decided(self) -> str: ...
 
-    def bytes_of_weights(self) -> tuple[int, int] | None:
-        """Before quantising and as held, if known."""
-        ...
+
+@runtime_checkable
+class Served(Protocol):
+    """A scorer behind a server: what a run should say of it, and what the server says that it shows its model."""
+
+    @property
+    def remarks(self) -> Sequence[str]: ...
+    @property
+    def view(self) -> Mapping[str, Any] | None: ...
 
 
 @runtime_checkable
@@ -127,18 +140,18 @@ class AdaptsToUsers(Protocol):
         ...
 
 
+def refuse_unused(scorer: Scorer, given: Mapping[str, Any]) -> None:
+    """Raise RunError for a choice of what the model is shown that has no effect on this kind of scorer."""
+    if isinstance(scorer, PlainScorer) and given["protocol"] == TextProtocol.DEFAULT:
+        given = {**given, "protocol": None}
+    if isinstance(scorer, DecidesItself):
+        refuse_given(
+            {name: value for name, value in given.items() if name not in scorer.uses}, scorer.decided
+        )
+
+
 _BATCH = 4096
 
-BaselineName = Literal[
-    "baseline:length",
-    "baseline:shorter",
-    "baseline:first",
-    "baseline:random",
-    "baseline:profile-overlap",
-    "baseline:popularity",
-    "baseline:nearest-users",
-    "baseline:persona-truth",
-]
 ScoreFunction = Callable[[Comparison], Sequence[float]]
 """Gives K finite numbers for the K responses of a comparison; a higher number is better."""
 
@@ -158,6 +171,13 @@ class PlainScorer:
     compute: Callable[[Sequence[Comparison]], list[np.ndarray]]
     facts: Mapping[str, Any]
     one_by_one: bool
+
+    uses: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def decided(self) -> str:
+        """As of :class:`DecidesItself`."""
+        return READS_TEXTS.format(self.name)
 
     @overload
     def score(  # pyright: ignore[reportOverlappingOverload] - a mapping is one record
@@ -198,25 +218,25 @@ class PlainScorer:
             del window  # not held while the next one is read
 
 
-def baseline_scorer(name: str, **options: Any) -> PlainScorer:
+def baseline_scorer(name: str) -> PlainScorer:
     """Return a built-in baseline by its name.
 
     Raises:
-      RunError: there is no such baseline, or an option is given: a baseline has none.
+      RunError: there is no such baseline.
     """
     if name not in BASELINE_NAMES:
         raise RunError(f"unknown baseline {quote(name)}; there are {', '.join(BASELINE_NAMES)}")
-    refuse_options(name, **options)
     facts = {UPPER_BOUND: name} if name in ORACLES else {}
     return PlainScorer(name, functools.partial(score_baseline, name), facts, one_by_one=False)
 
 
-def function_scorer(
-    function: ScoreFunction, *, name: str | None = None, code: str | None = None
-) -> PlainScorer:
+def function_scorer(function: ScoreFunction, *, name: str | None = None, **facts: Any) -> PlainScorer:
     """Return a function of a comparison as a scorer.
 
-    Its name is all that a run folder knows of it: a change of its code is not seen, unless `code` tells where it is of.
+    Args:
+      function: that scores.
+      name: by which it is known; its qualified name if not given.
+      facts: what tells a change of its code, where that is seen.
 
     Raises:
       RunError: later, where the function does not give K finite numbers.
@@ -227,64 +247,31 @@ def function_scorer(
     def compute(comparisons: Sequence[Comparison]) -> list[np.ndarray]:
         return [_checked(function(comparison), comparison, name=called) for comparison in comparisons]
 
-    facts = {"function": called, "code": code or "not recorded: a change of the function's code is not seen"}
-    return PlainScorer(called, compute, facts, one_by_one=True)
+    facts = facts or {"code": "not recorded: a change of the function's code is not seen"}
+    return PlainScorer(called, compute, {"function": called, **facts}, one_by_one=True)
 
 
-def is_file_function(name: object) -> bool:
-    """Tell whether a scorer is named as a function of a file, as FILE.py:NAME."""
-    file, colon, function = name.rpartition(":") if isinstance(name, str) else ("", "", "")
-    return bool(colon) and Path(file).suffix == ".py" and function.isidentifier()
+def plugin_scorer(name: str) -> PlainScorer:
+    """Return the function of an entry point, as plugin:NAME, as a scorer; errors as of :func:`get_plugin`."""
+    plugin = get_plugin("rewards", name.removeprefix(PLUGIN))
+    return function_scorer(plugin.value, name=name, code=plugin.origin)
 
 
-def file_scorer(name: str, **options: Any) -> PlainScorer:
+def file_scorer(name: str) -> PlainScorer:
     """Return the function of a file, as FILE.py:NAME, as a scorer; the file is run, and known by its bytes.
 
     Raises:
-      RunError: there is no such file or function, the file fails, or an option is given: a function has none.
+      RunError: there is no such file or function, or the file fails.
     """
-    file, _, function = name.rpartition(":")
-    path = Path(file)
-    if not path.is_file():
-        raise RunError(f"{file}: no such file; expected FILE.py:NAME, a model or a baseline")
-    refuse_options(name, **options)
-    try:
-        namespace = runpy.run_path(file)
-    except Exception as error:
-        raise RunError(f"{file}: the file of the function fails: {type(error).__name__}: {error}") from error
-    if not callable(namespace.get(function)):
-        raise RunError(f"{file}: expected a function {function} of a comparison in it, found none")
-    scorer = function_scorer(namespace[function], name=function)
+    file = Path(name.rpartition(":")[0])
+    found = python_value(name)
+    if not callable(found.value):
+        raise RunError(
+            f"{file}: expected a function {found.name} of a comparison, found {quote(found.value)}"
+        )
     code = "of this file alone: a change of what it imports is not seen"
-    digest = sha256(path.read_bytes()).hexdigest()
-    return replace(scorer, facts={"function": function, "code": code, "sha256": digest})
-
-
-def refuse_options(name: str, **options: Any) -> None:
-    """Raise RunError for an option without effect: these scorers have no weights, no tokens and no protocol."""
-    unused = [option for option, value in options.items() if value is not None]
-    if unused:
-        raise RunError(
-            f"{', '.join(unused)}: {name} reads the whole text of profile, prompt and responses, and computes on "
-            "no device: leave out here"
-        )
-
-
-def refuse_unused(scorer: Scorer, *, protocol: str | None, **options: Any) -> None:
-    """Raise RunError for a choice of what the model is shown that has no effect on this kind of scorer."""
-    if isinstance(scorer, PlainScorer):
-        refuse_options(
-            scorer.name, protocol=None if protocol == TextProtocol.DEFAULT else protocol, **options
-        )
-    unused = [name for name, value in {"protocol": protocol, **options}.items() if value is not None]
-    if unused and isinstance(scorer, AdaptsToUsers):
-        raise RunError(
-            f"{', '.join(unused)}: what a fitted method reads was decided with its features: leave out here"
-        )
-    if isinstance(scorer, ClassServer):
-        unused = [name for name in unused if name != "profile_posts"]
-    if unused and isinstance(scorer, ScoreClient):
-        raise RunError(f"{', '.join(unused)}: decided by the server {scorer.url}: leave out here")
+    digest = sha256(file.read_bytes()).hexdigest()
+    return function_scorer(cast(ScoreFunction, found.value), name=found.name, code=code, sha256=digest)
 
 
 def _checked(values: Any, comparison: Comparison, *, name: str) -> np.ndarray:

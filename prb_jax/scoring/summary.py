@@ -19,7 +19,7 @@ from prb_jax.scoring.controls import CONTROLS_DEFINITION
 from prb_jax.scoring.inputs import LEFT_OUT_DEFINITION, Inputs, LeftOut
 from prb_jax.scoring.prompt_extras import HINTS_DEFINITION
 from prb_jax.scoring.run import RunIdentity, ScoredRun, shown_view
-from prb_jax.scoring.scorer import AdaptsToUsers, HasJudgements, Quantized, ReadsTokens, Scorer
+from prb_jax.scoring.scorer import AdaptsToUsers, HasJudgements, ReadsTokens, Scorer
 from prb_jax.sources.large import LargeComparisons
 
 TOKENS_DEFINITION = (
@@ -111,9 +111,9 @@ def finish_run(
     if inputs.benchmarks:
         scores = benchmark_scores(inputs, rows, baselines, clusters=clusters, seed=identity.seed)
         add("benchmarks", scores, BENCHMARKS_DEFINITION)
-    if isinstance(scorer, Quantized) and "quantize" in identity.model:
-        before, held = scorer.bytes_of_weights() or (None, None)
-        weights = {"form": scorer.quantize, "bytes_unquantized": before, "bytes_held": held}
+    if (form := identity.model.get("quantize")) is not None and hasattr(scorer, "bytes_of_weights"):
+        before, held = scorer.bytes_of_weights() or (None, None)  # pyright: ignore[reportAttributeAccessIssue]
+        weights = {"form": form, "bytes_unquantized": before, "bytes_held": held}
         add("quantization", weights, QUANTIZATION_DEFINITION)
     unknown = scorer.reader.unknown_users(rows) if isinstance(scorer, ReadsTokens) else None
     if isinstance(scorer, AdaptsToUsers):

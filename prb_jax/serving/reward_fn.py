@@ -11,7 +11,8 @@ from prb_jax.data import fields as checks
 from prb_jax.data.comparison import Comparison, Message, read_profile
 from prb_jax.errors import DataError, PrbError, quote
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.remote.score_server import ScoreClient, is_url
+from prb_jax.remote import is_url
+from prb_jax.remote.score_server import ScoreClient
 from prb_jax.scoring.load import open_scorer
 from prb_jax.serving import fields
 from prb_jax.serving.item_scorer import ItemScorer, open_item_scorer

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -407,8 +408,7 @@ def each_row(source: str | Path, *, subset: str | None = None, split: str = "tes
 
 def _rows(source: _Source, *, subset: str | None, split: str) -> Iterator[Row]:
     if source.kind is _Kind.GENERATED:
-        from prb_jax.sources import personas  # the generator is only imported where it is asked for
-
+        personas = import_module("prb_jax.sources.personas")  # the generator, only where it is asked for
         for number, comparison in enumerate(personas.load(source.name), start=1):
             yield Row(f"{PERSONAS}:{source.name}: row {number}", comparison)
         return

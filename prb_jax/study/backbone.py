@@ -95,7 +95,7 @@ def trainable(
     """Return the model of the features with the responses of the people; None where features alone are given."""
     if _holds_features(model):
         return None
-    from prb_jax.training.adapters import TrainableBackbone  # it imports the optimiser
+    from prb_jax.study.adapters import TrainableBackbone  # it imports the optimiser
 
     chosen = options or FeatureOptions()
     answers = [

@@ -36,9 +36,9 @@ from prb_jax.personal.features import (
 from prb_jax.runs.kind import RUN, RunKind, as_recorded
 from prb_jax.runs.parts import Part, finish_part, parse_part
 from prb_jax.runs.progress import Count, show_progress
-from prb_jax.scoring.embedder import open_embedder
 from prb_jax.scoring.inputs import Data, Inputs, check_unchanged, read_inputs
 from prb_jax.scoring.run import computing_versions
+from prb_jax.study.embedder import open_embedder
 from prb_jax.study.feature_options import FeatureOptions
 
 RUNS: Final = RunKind(KIND, "prb features", finished=FEATURES)
@@ -70,7 +70,7 @@ def write_features(
 
     Args:
       model: a folder or hub id of a reward model, a causal language model or an encoder of texts; or what
-        :func:`prb_jax.scoring.embedder.open_embedder` gives.
+        :func:`prb_jax.study.embedder.open_embedder` gives.
       data: what :func:`prb_jax.evaluate` takes.
       out: the folder of the store.
       options: how features are made.

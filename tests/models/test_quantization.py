@@ -23,8 +23,7 @@ from prb_jax.models.quantization import (
     quantize_params,
     quantized_project,
 )
-from prb_jax.readouts.score_fn import make_score_fn
-from prb_jax.readouts.score_tree import score_tree
+from prb_jax.readouts.score_tree import make_score_fn, score_tree
 from prb_jax.sharding import make_mesh, parameter_axes
 from tests.tiny_models import write_tiny_model
 from tests.training.small_batches import batch_of, initial_params, random_trees, small_config

@@ -14,7 +14,7 @@ import prb_jax as prb
 from prb_jax import cli
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.errors import CheckpointError, RunError
-from prb_jax.readouts.score_fn import make_score_fn
+from prb_jax.readouts.score_tree import make_score_fn
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.sharding import make_mesh
 from prb_jax.training.config import load_settings

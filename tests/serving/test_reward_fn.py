@@ -123,8 +123,8 @@ def test_judges_and_functions_of_files_are_rewards_too(tmp_path: Path) -> None:
     pair = {"id": "1", "question": QUESTION, "chosen": "u", "rejected": "v", "user_id": "u"}
     assert prb.evaluate(name, [pair], progress=False).summary["accuracy"] == 1.0
     for broken, message in (
-        (f"{tmp_path}/no.py:f", "no such file; expected FILE.py:NAME"),
-        (f"{file}:other", "expected a function other of a comparison in it, found none"),
+        (f"{tmp_path}/no.py:f", "no such file; expected a Python file"),
+        (f"{file}:other", "expected 'other' in it, found none"),
     ):
         with pytest.raises(prb.RunError, match=message):
             prb.reward_fn(broken)

@@ -18,7 +18,7 @@ from prb_jax.personal.few_shot.choices import Adapter
 from prb_jax.personal.few_shot.lora import AdapterSettings
 from prb_jax.personal.method import StepRows
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.scoring.embedder import AdaptedRewards, StateFeatures, check_trainable, open_embedder
+from prb_jax.study.embedder import AdaptedRewards, StateFeatures, check_trainable, open_embedder
 from prb_jax.text.view import ViewOptions
 from prb_jax.training.data import Examples
 from prb_jax.training.microbatches import Microbatches, plan_microbatches

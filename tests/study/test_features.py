@@ -16,14 +16,24 @@ from prb_jax import cli
 from prb_jax.errors import RunError
 from prb_jax.personal.features import open_features
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.scoring.embedder import POST_PROMPT, StateFeatures, open_embedder
 from prb_jax.scoring.reward_model import RewardModel
+from prb_jax.study.embedder import POST_PROMPT, StateFeatures, open_embedder
 from prb_jax.study.feature_options import FeatureOptions
 from prb_jax.study.write_features import write_features
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.shorten import TooLongError
-from tests.scoring.records import TOLERANCE, record
+from tests.scoring.records import TOLERANCE, record, write_model
 from tests.tiny_encoders import WORDS, write_encoder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "qwen3", "qwen3")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> RewardModel:
+    return prb.load(folder)
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from prb_jax.checkpoints.locate import ModelFolder, describe, locate
 from prb_jax.data.comparison import Comparison
@@ -33,7 +34,7 @@ from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_language_model, open_model
 from prb_jax.readouts.registry import REGISTRY
 from prb_jax.readouts.resolve import is_plain_language_model
-from prb_jax.readouts.score_fn import StateFns, make_state_fns
+from prb_jax.readouts.score_tree import StateFns, make_state_fns
 from prb_jax.readouts.text_encoder import load_text_encoder
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import Batch
@@ -311,21 +312,18 @@ SUPPORTED: Final = frozenset({"items", "posts", "posts.signs", "posts.items", "b
 """What a method may need that can be known of new comparisons."""
 
 
-def load_personalised(folder: str | Path, options: LoadOptions | None = None) -> PersonalisedModel:
-    """Load a fitted method with its backbone.
+def load_personalised(folder: str | Path, *, mesh: str | Mesh | None = None) -> PersonalisedModel:
+    """Load a fitted method with its backbone, which is opened as it was when the method was fitted.
 
     Args:
       folder: of the method, as ``prb personalise`` writes it.
-      options: ``mesh`` alone; the backbone is opened as it was when the method was fitted.
+      mesh: as of :func:`prb_jax.load`.
 
     Raises:
-      RunError: another option, a damaged folder, a method that needs what new comparisons do not have, or a backbone
-        that is another model now: the field is named.
+      RunError: a damaged folder, a method that needs what new comparisons do not have, or
+        a backbone that is another model now: the field is named.
       CheckpointError: the backbone cannot be loaded.
     """
-    given = (options or LoadOptions()).given
-    if unused := [name for name in given if name != "mesh"]:
-        raise RunError(f"{', '.join(unused)}: decided where {folder} was fitted; leave out here")
     fitted = read_fitted(Path(folder).expanduser())
     if lacking := set(fitted.method.needs) - SUPPORTED:
         raise RunError(
@@ -335,7 +333,7 @@ def load_personalised(folder: str | Path, options: LoadOptions | None = None) ->
     opened = dict(backbone["opened_with"])
     alone = bool(opened.pop("responses_alone", False))
     view = ViewOptions(protocol=opened.pop("protocol", None), max_length=opened.pop("max_length", None))
-    loading = LoadOptions(**opened, mesh=given.get("mesh"))
+    loading = LoadOptions(**opened, mesh=mesh)
     embedder = open_embedder(backbone["model"], loading, view=view, responses_alone=alone)
     changed = differences(backbone["identity"], embedder.identity())
     if changed:
