@@ -21,7 +21,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.metrics.prediction import Cells, draw_weights, pooled
 from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.quickstart import recipe
-from prb_jax.quickstart.start import make_start
+from prb_jax.quickstart.recipe import make_start
 from prb_jax.runs.behaviour import Figure, pool, read_behaviour, reward_identity
 from prb_jax.sources import personas
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from prb_jax.judges.distil import Distilled, distil
     from prb_jax.judges.judge import judge
     from prb_jax.judges.options import JudgeOptions
-    from prb_jax.personal.features import FeatureStore
+    from prb_jax.personal.features import FeatureOptions, FeatureStore
     from prb_jax.personal.model import PersonalisedModel
     from prb_jax.plugins import register_plugin
     from prb_jax.readouts.load_options import LoadOptions
@@ -55,11 +55,11 @@ if TYPE_CHECKING:
     from prb_jax.rl.ppo import PpoResult, ppo
     from prb_jax.rl.settings import PpoSettings
     from prb_jax.runs.parts import merge
+    from prb_jax.scoring.baselines import PlainScorer
     from prb_jax.scoring.evaluate import Evaluation, evaluate
     from prb_jax.scoring.load import load
     from prb_jax.scoring.prompt_extras import PromptExtras
     from prb_jax.scoring.reward_model import RewardModel
-    from prb_jax.scoring.scorer import PlainScorer
     from prb_jax.serving.options import Limits, ServeOptions
     from prb_jax.serving.reward_fn import reward_fn
     from prb_jax.serving.serve import serve
@@ -67,13 +67,12 @@ if TYPE_CHECKING:
     from prb_jax.sources.reading import read_comparisons
     from prb_jax.sources.split import Split, split
     from prb_jax.study.ask import Question, ask
-    from prb_jax.study.feature_options import FeatureOptions
     from prb_jax.study.personalise import Study, personalise
     from prb_jax.study.posts import PostsSweep, evaluate_posts
     from prb_jax.study.write_features import write_features
     from prb_jax.text.view import ViewOptions
+    from prb_jax.training.config import TrainSettings
     from prb_jax.training.convert import convert
-    from prb_jax.training.settings import TrainSettings
     from prb_jax.training.train import TrainResult, train
 
 _HOMES = {
@@ -97,7 +96,7 @@ _HOMES = {
         "judges.distil": "Distilled distil",
         "judges.judge": "judge",
         "judges.options": "JudgeOptions",
-        "personal.features": "FeatureStore",
+        "personal.features": "FeatureOptions FeatureStore",
         "personal.model": "PersonalisedModel",
         "plugins": "register_plugin",
         "readouts.load_options": "LoadOptions",
@@ -115,7 +114,7 @@ _HOMES = {
         "scoring.load": "load",
         "scoring.prompt_extras": "PromptExtras",
         "scoring.reward_model": "RewardModel",
-        "scoring.scorer": "PlainScorer",
+        "scoring.baselines": "PlainScorer",
         "serving.options": "Limits ServeOptions",
         "serving.reward_fn": "reward_fn",
         "serving.serve": "serve",
@@ -123,13 +122,12 @@ _HOMES = {
         "sources.reading": "read_comparisons",
         "sources.split": "Split split",
         "study.ask": "Question ask",
-        "study.feature_options": "FeatureOptions",
         "study.personalise": "Study personalise",
         "study.posts": "PostsSweep evaluate_posts",
         "study.write_features": "write_features",
         "text.view": "ViewOptions",
         "training.convert": "convert",
-        "training.settings": "TrainSettings",
+        "training.config": "TrainSettings",
         "training.train": "TrainResult train",
     }.items()
     for name in names.split()

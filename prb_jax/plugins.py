@@ -28,12 +28,9 @@ KINDS: Final = ("benchmarks", "readouts", "few_shot", "gates", "rewards")
 
 @dataclass(frozen=True)
 class Plugin:
-    """A value that is not of this package.
+    """A value that is not of this package, and the name by which users ask for it.
 
-    Attributes:
-      name: by which users ask for it.
-      value: what it is.
-      origin: the package and its version, or the file and its sha256; runs record it.
+    Its origin is a package and its version, or a file and its sha256; runs record it.
     """
 
     name: str
@@ -77,12 +74,7 @@ def plugin_names(kind: str) -> tuple[str, ...]:
 
 
 def get_plugin(kind: str, name: str, expected: type | None = None) -> Plugin:
-    """Return a plug-in, imported.
-
-    Args:
-      kind: one of `KINDS`.
-      name: one of `plugin_names`.
-      expected: the type of its value; a function if not given.
+    """Return a plug-in, imported, whose value is of the expected type; a function if none is given.
 
     Raises:
       RunError: there is none of this name, two packages offer it, or its package fails or offers something else.

@@ -41,53 +41,32 @@ RULES: Mapping[str, tuple[str, ...] | None] = {
     "vocab": ("tensor",),
 }
 
-# Logical axes of every parameter, by its place in the tree.
 BOTH_SCALE, WEIGHT_SCALE = "_scale", "_weight_scale"
 SCALE_SUFFIXES = (WEIGHT_SCALE, BOTH_SCALE)
 """What the names of a quantised matrix's scales end with, the longer first."""
 
+_NORMS = "input_norm post_attention_norm post_mlp_norm mlp_norm q_norm k_norm"
+_LAYER_AXES: Mapping[str, tuple[str | None, ...]] = {
+    "q k v relative_q relative_k": ("model", "heads"),
+    "q_bias k_bias v_bias relative_q_bias relative_k_bias": ("heads",),
+    "o": ("heads", "model"),
+    "gate up": ("model", "mlp"),
+    "gate_bias up_bias": ("mlp",),
+    "down": ("mlp", "model"),
+    "o_bias down_bias post_attention_norm_bias post_mlp_norm_bias": (None,),
+    _NORMS: (None,),
+}
 PARAMETER_AXES: Mapping[str, tuple[str | None, ...]] = {
     "embed": ("vocab", "model"),
     "lm_head": ("model", "vocab"),
-    "layers/q": (None, "model", "heads"),
-    "layers/k": (None, "model", "heads"),
-    "layers/v": (None, "model", "heads"),
-    "layers/o": (None, "heads", "model"),
-    "layers/q_bias": (None, "heads"),
-    "layers/k_bias": (None, "heads"),
-    "layers/v_bias": (None, "heads"),
-    "layers/o_bias": (None, None),
-    "layers/gate": (None, "model", "mlp"),
-    "layers/up": (None, "model", "mlp"),
-    "layers/down": (None, "mlp", "model"),
-    "layers/gate_bias": (None, "mlp"),
-    "layers/up_bias": (None, "mlp"),
-    "layers/down_bias": (None, None),
-    "layers/input_norm": (None, None),
-    "layers/post_attention_norm": (None, None),
-    "layers/mlp_norm": (None, None),
-    "layers/post_mlp_norm": (None, None),
-    "layers/q_norm": (None, None),
-    "layers/k_norm": (None, None),
     "final_norm": (None,),
     "score": (None, None),
     # Of encoders. Their vocabularies divide by little, so that words are split by width alone.
-    "words": (None, "model"),
-    "positions": (None, "model"),
-    "token_types": (None, "model"),
-    "embed_proj": (None, "model"),
-    "embed_norm": (None,),
-    "embed_norm_bias": (None,),
-    "relative": (None, "model"),
-    "relative_norm": (None,),
-    "relative_norm_bias": (None,),
-    "layers/relative_k": (None, "model", "heads"),
-    "layers/relative_q": (None, "model", "heads"),
-    "layers/relative_k_bias": (None, "heads"),
-    "layers/relative_q_bias": (None, "heads"),
-    "layers/post_attention_norm_bias": (None, None),
-    "layers/post_mlp_norm_bias": (None, None),
+    **dict.fromkeys(("words", "positions", "token_types", "embed_proj", "relative"), (None, "model")),
+    **dict.fromkeys(("embed_norm", "embed_norm_bias", "relative_norm", "relative_norm_bias"), (None,)),
+    **{f"layers/{name}": (None, *axes) for names, axes in _LAYER_AXES.items() for name in names.split()},
 }
+"""Logical axes of every parameter, by its place in the tree; the first axis of a layer's is that of the layers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,31 +139,27 @@ def parse_mesh(text: str | None, *, devices: int, slices: int = 1) -> MeshShape:
 
 def _read_mesh(text: str) -> tuple[dict[str, int], str | None]:
     """Sizes by axis, -1 for one that takes what is left, and the axis of ``dcn=``."""
-    sizes: dict[str, int] = {}
-    crossing: str | None = None
+    found: dict[str, str] = {}
     for part in text.split(","):
         name, _, value = (piece.strip() for piece in part.partition("="))
-        if name in sizes or (name == "dcn" and crossing is not None):
+        if name in found:
             raise MeshError(f"mesh '{text}': axis '{name}' is given twice")
+        found[name], fault = value, ""
         if name == "dcn":
             if value not in CROSSING:
-                raise MeshError(f"mesh '{text}': dcn: expected {' or '.join(CROSSING)}, found '{value}'")
-            crossing = value
-            continue
-        if name not in MESH_AXES:
-            raise MeshError(f"mesh '{text}': unknown axis '{name}': expected {', '.join(MESH_AXES)}")
-        try:
-            sizes[name] = int(value)
-        except ValueError:
-            raise MeshError(
-                f"mesh '{text}': axis '{name}': expected a whole number or -1, found '{value}'"
-            ) from None
-        if sizes[name] < 1 and sizes[name] != -1:
-            raise MeshError(
-                f"mesh '{text}': axis '{name}': expected a size of at least 1, or -1 for what is left, "
-                f"found {sizes[name]}"
+                fault = f"dcn: expected {' or '.join(CROSSING)}, found '{value}'"
+        elif name not in MESH_AXES:
+            fault = f"unknown axis '{name}': expected {', '.join(MESH_AXES)}"
+        elif not value.removeprefix("-").isdecimal():
+            fault = f"axis '{name}': expected a whole number or -1, found '{value}'"
+        elif int(value) < 1 and int(value) != -1:
+            fault = (
+                f"axis '{name}': expected a size of at least 1, or -1 for what is left, found {int(value)}"
             )
-    return sizes, crossing
+        if fault:
+            raise MeshError(f"mesh '{text}': {fault}")
+    crossing = found.pop("dcn", None)
+    return {name: int(value) for name, value in found.items()}, crossing
 
 
 def crossing_axis(text: str | None) -> str | None:
@@ -282,13 +257,10 @@ def parameter_axes(place: str) -> tuple[str | None, ...]:
     for suffix in SCALE_SUFFIXES:
         if place.endswith(suffix):
             layer, _, outputs = PARAMETER_AXES[place.removesuffix(suffix)]
-            return (layer, outputs)
-    for suffix, whole in (("_lora_a", -1), ("_lora_b", -2)):
-        if place.endswith(suffix):
-            axes = list(PARAMETER_AXES[place.removesuffix(suffix)])
-            axes[whole] = None  # the rank is small
-            return tuple(axes)
-    return PARAMETER_AXES[place]
+            return layer, outputs
+    layer, inputs, outputs = PARAMETER_AXES[place.removesuffix("_lora_a").removesuffix("_lora_b")]
+    # The rank is small.
+    return (layer, inputs, None) if place.endswith("_lora_a") else (layer, None, outputs)
 
 
 def parameter_shardings(abstract: Mapping[str, Any], mesh: Mesh) -> dict[str, Any]:
@@ -304,7 +276,12 @@ def parameter_shardings(abstract: Mapping[str, Any], mesh: Mesh) -> dict[str, An
         whole = place.startswith(("head/", "score_bias"))
         axes = (None,) * len(leaf.shape) if whole else parameter_axes(place)
         for size, axis in zip(leaf.shape, axes, strict=True):
-            _check_divides(place, leaf.shape, size, axis, mesh)
+            names = (RULES[axis] if axis is not None else None) or ()
+            if size % math.prod(mesh.shape[name] for name in names):
+                raise MeshError(
+                    f"mesh axis {shown_axes(mesh, names)} does not divide {size} ({axis} axis of '{place}', "
+                    f"shape {leaf.shape})"
+                )
         return NamedSharding(mesh, partition_spec(axes))
 
     return jax.tree.map_with_path(one, dict(abstract))
@@ -338,17 +315,6 @@ def check_tokens(mesh: Mesh, tokens: int) -> None:
 def shown_axes(mesh: Mesh, names: Sequence[str]) -> str:
     """Those axes that split anything, with their sizes, for messages."""
     return " x ".join(f"{name}={mesh.shape[name]}" for name in names if mesh.shape[name] > 1)
-
-
-def _check_divides(place: str, shape: tuple[int, ...], size: int, axis: str | None, mesh: Mesh) -> None:
-    names = RULES[axis] if axis is not None else None
-    if names is None:
-        return
-    parts = math.prod(mesh.shape[name] for name in names)
-    if size % parts:
-        raise MeshError(
-            f"mesh axis {shown_axes(mesh, names)} does not divide {size} ({axis} axis of '{place}', shape {shape})"
-        )
 
 
 def batch_sharding(mesh: Mesh, rank: int) -> NamedSharding:

@@ -1,4 +1,4 @@
-"""Processes that tests start: what they inherit, and how fast their programs compile.
+"""Processes that tests start: `prb` itself, what they inherit, and how fast their programs compile.
 
     python -m tests.plain_process
 
@@ -9,7 +9,32 @@ arithmetic. `make test` sets them; `make test-all` and a plain `pytest` compile 
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
 from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def prb_command(*words: object) -> list[str]:
+    """Return the command line of a verb, run by this Python."""
+    return [sys.executable, "-m", "prb_jax", *map(str, words)]
+
+
+def prb(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a verb as a process of its own in the repository's root, and return what it said."""
+    settings = {"capture_output": True, "text": True, "cwd": ROOT, "timeout": 300, **options}
+    return subprocess.run(prb_command(*words), **settings)
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def fast_compilation() -> list[str]:

@@ -21,7 +21,7 @@ from prb_jax import cli
 from prb_jax.building.settings import BuildSettings
 from prb_jax.data.options import flat_settings
 from prb_jax.rl.settings import PpoSettings
-from prb_jax.training.settings import TrainSettings
+from prb_jax.training.config import TrainSettings
 from tests.test_rooms import ORDER
 from tests.tiny_models import write_model_without_torch
 from tests.tiny_tokenizer import write_tokenizer

@@ -25,16 +25,11 @@ TINY = Recipe(
     profiles=2,
     limit=PAIRS,
 )
-FIGURES = {
+ACCURACIES = {
     "generic_accuracy",
-    "personalised_accuracy_seen",
-    "personalised_accuracy_unseen",
-    "personalised_accuracy_unseen_wording",
-    "served",
-    "train_pairs",
-    "presentations",
-    "ms_per_pair",
+    *(f"personalised_accuracy_{part}" for part in ("seen", "unseen", "unseen_wording")),
 }
+FIGURES = ACCURACIES | {"served", "train_pairs", "presentations", "ms_per_pair"}
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +50,7 @@ def test_the_summary_has_the_figures_of_every_model(result):
             assert figures["presentations"] > 3 * 3 * PAIRS
         else:
             assert figures["presentations"] == (0 if name in baselines else 3 * 8)  # three steps of eight
-        for key in FIGURES - {"ms_per_pair", "train_pairs", "presentations", "served"}:
+        for key in ACCURACIES:
             assert 0 <= figures[key] <= 1
         low, high = figures["generic_accuracy_ci95"]
         assert low <= figures["generic_accuracy"] <= high
@@ -195,16 +190,8 @@ def test_from_the_command_line(result, capsys, monkeypatch):
     monkeypatch.setattr("prb_jax.quickstart.command.Recipe", lambda: TINY)
     assert cli.main(["quickstart", "--out", str(result.out)]) == 0
     shown = capsys.readouterr().out
-    for text in (
-        "profile-overlap",
-        "unseen",
-        "wording",
-        "best, user known",
-        "summary.json",
-        "report.md",
-        f"page: {result.page}",
-        f"prb evaluate {result.out}/persona --data",
-    ):
+    named = ("profile-overlap", "unseen", "wording", "best, user known", "summary.json", "report.md")
+    for text in (*named, f"page: {result.page}", f"prb evaluate {result.out}/persona --data"):
         assert text in shown
     figures = result.summary["models"]["persona"]
     assert f"{figures['generic_accuracy']:.3f}" in shown

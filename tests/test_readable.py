@@ -8,8 +8,7 @@ import pytest
 import prb_jax as prb
 from prb_jax.errors import MESSAGE_LENGTH, QUOTED, REPR_LENGTH, quote
 from prb_jax.models.config.decoder import parse_config
-from prb_jax.trees.batches import make_batch
-from prb_jax.trees.shapes import Bucket
+from prb_jax.trees.batches import Bucket, make_batch
 from tests.scoring.records import write_model
 
 LONG = "word " * 100_000

@@ -44,14 +44,8 @@ _HINT: Final = "put the file of a backup in its place; nothing was changed"
 class Task:
     """An item that an annotator holds, with its fields in the order of the table.
 
-    Attributes:
-      number: of the task.
-      annotator: by name.
-      item: by number.
-      showing: how often the annotator judged the item before.
-      opened: when it was given out, in seconds since 1970.
-      expires: when it is given to somebody else, if it was not judged.
-      draft: the answer so far; None before the first one.
+    ``showing`` says how often the annotator judged the item before; at ``expires`` (both times in seconds since 1970)
+    it is given to somebody else, if it was not judged; ``draft`` is the answer so far, None before the first one.
     """
 
     number: int
@@ -67,13 +61,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Event:
-    """A judgement that was submitted, or taken back, with its fields in the order of the table; others as of `Task`.
+    """A judgement that was submitted, or taken back, ``at`` a time; with its fields in the order of the table, as of
+    `Task`.
 
-    Attributes:
-      number: from 1.
-      kind: ``SUBMITTED`` or ``TAKEN_BACK``.
-      answer: the whole answer; of a judgement that is taken back again.
-      at: when, in seconds since 1970.
+    Events are numbered from 1, and the answer of a judgement that is taken back is there again.
     """
 
     number: int
@@ -92,11 +83,7 @@ class Event:
 def make_database(path: Path, items: Sequence[Item], *, audit: str, settings: str) -> None:
     """Write a new database with these items, over what a killed process may have left.
 
-    Args:
-      path: of the file.
-      items: of the audit.
-      audit: the id of the audit.
-      settings: the digest of its settings.
+    Both the id of the audit and the digest of its settings are kept in it.
 
     Raises:
       RunError: it cannot be written.
@@ -121,13 +108,9 @@ class Database:
     """An open database; all calls from one thread at a time."""
 
     def __init__(self, path: Path, *, audit: str, settings: str, write: bool) -> None:
-        """Open a database and check that it is whole.
+        """Open a database, of this audit and with this digest of its settings, and check that it is whole.
 
-        Args:
-          path: of the file.
-          audit: the id of the audit to which it must belong.
-          settings: the digest of the settings with which it was made.
-          write: whether to write to it; by one process at a time, while others read.
+        One process may ``write`` at a time, while others read.
 
         Raises:
           RunError: there is none, it is of another audit, or it was changed by something else.

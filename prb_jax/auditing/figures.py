@@ -25,8 +25,7 @@ from prb_jax.metrics.annotators import (
     too_few,
 )
 from prb_jax.metrics.clusters import Clusters
-from prb_jax.metrics.equivalence import tost
-from prb_jax.metrics.paired import mcnemar_p
+from prb_jax.metrics.paired import mcnemar_p, tost
 from prb_jax.metrics.uncertainty import accuracy_interval, mean_interval
 
 FAR_APART: Final = 3
@@ -35,13 +34,10 @@ FAR_APART: Final = 3
 
 @dataclass(frozen=True)
 class FirstJudgements:
-    """The first judgements of items.
+    """The first judgements of items: of every item that was judged, by annotator.
 
-    Attributes:
-      rows: of every item that was judged, by annotator.
-      annotators: who judged any of them.
-      clusters: of the rows: the user of each item, or the item itself where not all items name one.
-      over: what these are called, in the plural.
+    ``clusters`` are the users of the items, or the items themselves where not all name one; ``over`` is what these are
+    called, in the plural.
     """
 
     rows: Sequence[Mapping[str, Judged]]
@@ -117,10 +113,7 @@ def quality_figures(table: FirstJudgements, *, margin: float, seed: int) -> dict
             over=table.over,
             seed=seed,
         )
-        figures[name] = {
-            "alpha": agreement["alpha"].to_json(),
-            **_difference(table, (name,), margin),
-        }
+        figures[name] = {"alpha": agreement["alpha"].to_json(), **_difference(table, (name,), margin)}
     return {"overall": _difference(table, CRITERIA, margin), "criteria": figures}
 
 

@@ -45,11 +45,8 @@ _LEAST: Final = {"per_item": 1, "check_every": 0, "sample": 1, "seed": 0}
 class AuditFolder:
     """What ``audit.json`` says.
 
-    Attributes:
-      path: the folder.
-      id: of the audit.
-      inputs: everything that decides which items there are and how they are given out and compared.
-      data, gold: the names of the sources; empty where records were given from Python.
+    ``inputs`` are everything that decides which items there are and how they are given out and compared; ``data`` and
+    ``gold`` the names of the sources, empty where records were given from Python.
     """
 
     path: Path
@@ -171,11 +168,7 @@ def _make(path: Path, data: Data, gold: Data | None, settings: Mapping[str, Any]
     checks = None if gold is None else _read_pairs("gold", gold, settings)
     gold_pairs = () if checks is None else checks.comparisons
     items = make_items(pairs.comparisons, gold_pairs, sample=settings["sample"], seed=settings["seed"])
-    inputs = {
-        "data": _described(pairs),
-        "gold": None if checks is None else _described(checks),
-        **settings,
-    }
+    inputs = {"data": _described(pairs), "gold": None if checks is None else _described(checks), **settings}
     record = {
         "kind": _AUDITS.name,
         "format": 1,

@@ -76,13 +76,10 @@ def check_answer(value: object, *, where: str, complete: bool) -> dict[str, Any]
 
 @dataclass(frozen=True)
 class Item:
-    """One pair.
+    """One pair, of kind ``ITEM`` or ``GOLD``, with its place in the order in which items are given out, from 1.
 
-    Attributes:
-      number: its place in the order in which items are given out, from 1.
-      id: of the comparison.
-      kind: ``ITEM`` or ``GOLD``.
-      shown: JSON-ready: user_id, prompt, responses (the one with the higher label first), profile, aspects, narrative.
+    ``shown`` is ready for JSON: user_id, prompt, responses (the one with the higher label first), profile, aspects,
+    narrative.
     """
 
     number: int
@@ -96,13 +93,7 @@ class Item:
 def make_items(
     comparisons: Iterable[Comparison], gold: Iterable[Comparison], *, sample: int | None, seed: int
 ) -> list[Item]:
-    """Return the items of an audit, in random order.
-
-    Args:
-      comparisons: pairs.
-      gold: pairs whose personal fit is known for certain.
-      sample: keep a random choice of so many of the comparisons.
-      seed: of choice and order.
+    """Return the items of an audit, in random order: a random choice of ``sample`` comparisons (None: all), then gold.
 
     Raises:
       DataError: a comparison without exactly two responses, fewer comparisons than the sample needs, or an id that

@@ -26,13 +26,10 @@ class Judged:
     """One judgement, by the responses of the item, whichever of them was A.
 
     Attributes:
-      item: that was judged.
-      annotator: by name.
       showing: how often the annotator had judged the item before.
       swapped: whether response A was the one with the lower label.
       fit: 0 for the response with the higher label, 1 for the other one, None for "can't tell".
       quality: by criterion, the ratings of both responses in this order; None for "can't tell".
-      comment: may be empty.
       opened, at: when the item was given out and the judgement submitted, in seconds since 1970.
     """
 
@@ -51,15 +48,10 @@ class Judged:
 
 @dataclass(frozen=True)
 class AuditState:
-    """An audit as it stands.
+    """An audit as it stands: its judgements in their order, without the ones that were taken back, which are counted.
 
-    Attributes:
-      folder: of the audit.
-      items: of the audit.
-      judged: the judgements in their order, without the ones that were taken back.
-      checks: the judgements of gold items, and of items that were judged before, as they were first submitted: who
-        guesses that an item was a check cannot mend the answer.
-      taken_back: how many judgements were taken back.
+    ``checks`` are the judgements of gold items, and of items that were judged before, as they were first submitted: who
+    guesses that an item was a check cannot mend the answer.
     """
 
     folder: AuditFolder

@@ -38,15 +38,10 @@ class ClosedError(PrbError):
 
 @dataclass(frozen=True)
 class Shown:
-    """What an annotator is shown.
+    """What an annotator is shown: the open task, None where nothing is left to judge, its item with the responses as A
+    and B, and the answer so far.
 
-    Attributes:
-      task: number; None where nothing is left to judge.
-      item: what `prb_jax.auditing.items.Item` calls ``shown``, with the responses as A and B.
-      draft: the answer so far.
-      done: judgements of this annotator.
-      left: items that the annotator could still be given, at most: rounded up to ``LEFT_STEP``.
-      can_undo: whether there is a judgement to take back.
+    ``left`` are the items that the annotator could still be given, rounded up to ``LEFT_STEP``.
     """
 
     task: int | None

@@ -6,19 +6,17 @@ import contextlib
 import gc
 import os
 import statistics
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 
-from prb_jax.bench.table import shown
+from prb_jax.bench.figures import Figures, median_ratio, timed
+from prb_jax.bench.options import BenchOptions
 from prb_jax.checkpoints.load import LoadedParams, abstract_params, load_params
-from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_model
 from prb_jax.sharding import parameter_shardings
@@ -26,49 +24,8 @@ from prb_jax.sharding import parameter_shardings
 _BLOCK = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadingResult:
-    """Loading in one dtype, with the files in one state. Times are medians over rounds."""
-
-    dtype: str = field(metadata=shown("dtype", meaning="of the arrays"))
-    files_are: str = field(
-        metadata=shown(
-            "files are", meaning="cached in the machine's memory, or dropped from it before a reading"
-        )
-    )
-    file_bytes: int
-    bytes_read: int = field(metadata=shown("read", "{r.read_of}", "of the weight files, by this process"))
-    shard_bytes: int
-    seconds: float = field(metadata=shown("seconds", "{v:.2f}", "until the arrays are on the devices"))
-    gb_per_second: float = field(metadata=shown("GB/s", "{v:.2f}", "of the bytes read"))
-    plain_seconds: float
-    plain_gb_per_second: float = field(
-        metadata=shown(
-            "plain GB/s", "{v:.2f}", "one thread that reads all files from start to end, as cat does"
-        )
-    )
-    ratio: float = field(metadata=shown("of plain", "{v:.2f}", "median over rounds of the two rates' ratios"))
-    peak_bytes_above_shards: int | None = field(
-        metadata=shown(
-            "host memory above",
-            "{r.peak_megabytes:,.0f} MB",
-            "the most beyond before, without the arrays where they are host memory; none where nobody tells",
-        )
-    )
-
-    @property
-    def read_of(self) -> str:
-        """What was read, of all, and what the arrays take."""
-        read, whole, arrays = (size / 1e9 for size in (self.bytes_read, self.file_bytes, self.shard_bytes))
-        return f"{read:.2f} of {whole:.2f} GB, arrays {arrays:.2f} GB"
-
-    @property
-    def peak_megabytes(self) -> float:
-        """The most host memory above the arrays."""
-        return (self.peak_bytes_above_shards or 0) / 1e6
-
-
-class _Pass(NamedTuple):
+@dataclass(frozen=True)
+class _Pass:
     seconds: float
     plain_seconds: float
     bytes_read: int
@@ -76,96 +33,93 @@ class _Pass(NamedTuple):
     above: int | None
 
 
-def bench_loading(
-    model: str | Path, *, mesh: str | None, dtype: str | None, rounds: int
-) -> list[LoadingResult]:
-    """Times loading of a folder or hub id onto a mesh: with its files cached, and where it can be, from the disk.
+def bench_loading(options: BenchOptions) -> list[Figures]:
+    """Time loading of a folder or hub id onto a mesh: with its files cached, and where it can be, from the disk.
 
     Raises:
       CheckpointError, MeshError: as :func:`prb_jax.load`.
     """
-    opened = open_model(model, LoadOptions(mesh=mesh, dtype=dtype))
-    folder, config, devices, chosen = opened.folder, opened.decoder.config, opened.mesh, opened.dtype
-    # The first load also starts threads and the device.
-    report = _load(folder.path, config, devices, chosen).report
-    files = [folder.path / name for name in report.files]
+    opened = open_model(options.model, LoadOptions(mesh=options.mesh, dtype=options.dtype))
+    folder, config, dtype = opened.folder.path, opened.decoder.config, opened.dtype
+
+    def load() -> LoadedParams:
+        shardings = parameter_shardings(abstract_params(config), opened.mesh)
+        kinds: Any = {"dtype": jnp.dtype(dtype), "head_dtype": jnp.float32}
+        loaded = load_params(folder, config, shardings=shardings, **kinds)
+        jax.block_until_ready(loaded.params)
+        return loaded
+
+    report = load().report  # the first load also starts threads and the device
+    files = [folder / name for name in report.files]
+    on_host = opened.mesh.devices.flat[0].platform == "cpu"
     states: list[tuple[str, Callable[[Sequence[Path]], Any]]] = [("cached", _read_all)]
     if hasattr(os, "posix_fadvise"):
         states.append(("on disk", _drop))
     results = []
     for state, prepare in states:
-        passes = [_round(folder.path, files, config, devices, chosen, prepare) for _ in range(rounds)]
-        results.append(_result(passes, files, dtype=chosen, state=state))
+        passes = [_round(files, load, prepare, on_host=on_host) for _ in range(options.rounds)]
+        results.append(_figures(passes, files, dtype=dtype, state=state))
     return results
 
 
 def _round(
-    folder: Path,
     files: Sequence[Path],
-    config: DecoderConfig,
-    mesh: Mesh,
-    dtype: str,
+    load: Callable[[], LoadedParams],
     prepare: Callable[[Sequence[Path]], Any],
+    *,
+    on_host: bool,
 ) -> _Pass:
     prepare(files)
-    plain = _read_all(files)
+    plain = timed(lambda: _read_all(files))[0]
     prepare(files)
     gc.collect()  # the arrays of the pass before
     before = _restart_peak()
-    start = time.perf_counter()
-    loaded = _load(folder, config, mesh, dtype)
-    seconds = time.perf_counter() - start
+    seconds, loaded = timed(load)
     peak = _status_bytes("VmHWM")
     shards = sum(
         sum({str(shard.index): shard.data.nbytes for shard in leaf.addressable_shards}.values())
         for leaf in jax.tree.leaves(loaded.params)
     )
-    in_host_memory = shards if mesh.devices.flat[0].platform == "cpu" else 0
-    above = None if before is None or peak is None else max(0, peak - before - in_host_memory)
+    above = None if before is None or peak is None else max(0, peak - before - (shards if on_host else 0))
     return _Pass(seconds, plain, loaded.report.bytes_read, shards, above)
 
 
-def _load(folder: Path, config: DecoderConfig, mesh: Mesh, dtype: str) -> LoadedParams:
-    shardings = parameter_shardings(abstract_params(config), mesh)
-    loaded = load_params(folder, config, dtype=jnp.dtype(dtype), head_dtype=jnp.float32, shardings=shardings)
-    jax.block_until_ready(loaded.params)
-    return loaded
-
-
-def _result(passes: Sequence[_Pass], files: Sequence[Path], *, dtype: str, state: str) -> LoadingResult:
+def _figures(passes: Sequence[_Pass], files: Sequence[Path], *, dtype: str, state: str) -> Figures:
     size = sum(path.stat().st_size for path in files)
-    seconds = statistics.median(timed.seconds for timed in passes)
-    plain = statistics.median(timed.plain_seconds for timed in passes)
-    read = passes[0].bytes_read
-    peaks = [timed.above for timed in passes if timed.above is not None]
-    return LoadingResult(
-        dtype=dtype,
-        files_are=state,
-        file_bytes=size,
-        bytes_read=read,
-        shard_bytes=passes[0].shard_bytes,
-        seconds=seconds,
-        gb_per_second=read / seconds / 1e9,
-        plain_seconds=plain,
-        plain_gb_per_second=size / plain / 1e9,
-        ratio=statistics.median((read / timed.seconds) / (size / timed.plain_seconds) for timed in passes),
-        peak_bytes_above_shards=max(peaks) if peaks else None,
-    )
+    seconds = statistics.median(one.seconds for one in passes)
+    plain = statistics.median(one.plain_seconds for one in passes)
+    read, shards = passes[0].bytes_read, passes[0].shard_bytes
+    ratio = median_ratio([read / one.seconds for one in passes], [size / one.plain_seconds for one in passes])
+    above = max((one.above for one in passes if one.above is not None), default=None)
+    figures = Figures()
+    add = figures.add
+    add("dtype", dtype, "dtype")
+    add("files_are", state, "files are")
+    add("file_bytes", size)
+    of_all = f"{read / 1e9:.2f} of {size / 1e9:.2f} GB, arrays {shards / 1e9:.2f} GB"
+    add("bytes_read", read, "read", of_all)
+    add("shard_bytes", shards)
+    add("seconds", seconds, "seconds", "{:.2f}")
+    add("gb_per_second", read / seconds / 1e9, "GB/s", "{:.2f}")
+    add("plain_seconds", plain)
+    add("plain_gb_per_second", size / plain / 1e9, "plain GB/s", "{:.2f}")  # one thread, from start to end
+    add("ratio", ratio, "of plain", "{:.2f}")
+    # the most beyond before, without the arrays where they are host memory
+    add("peak_bytes_above_shards", above, "host memory above", f"{(above or 0) / 1e6:,.0f} MB")
+    return figures
 
 
-def _read_all(files: Sequence[Path]) -> float:
-    """Seconds of reading them from start to end."""
+def _read_all(files: Sequence[Path]) -> None:
+    """Read them from start to end."""
     buffer = bytearray(_BLOCK)
-    start = time.perf_counter()
     for path in files:
         with open(path, "rb", buffering=0) as file:
             while file.readinto(buffer):
                 pass
-    return time.perf_counter() - start
 
 
 def _drop(files: Sequence[Path]) -> None:
-    """Asks the system to forget what it has cached of them."""
+    """Ask the system to forget what it has cached of them."""
     for path in files:
         with open(path, "rb", buffering=0) as file:
             os.fsync(file.fileno())  # pages that are still to be written would stay

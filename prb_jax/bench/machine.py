@@ -6,13 +6,15 @@ import os
 import platform
 import resource
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
 
+from prb_jax.bench.figures import Figures
+from prb_jax.bench.options import BenchOptions
 from prb_jax.bench.rivals.transformers import import_torch
-from prb_jax.bench.table import shown
 from prb_jax.errors import RunError
 from prb_jax.models.flops import measured_peak
 from prb_jax.version import versions
@@ -26,41 +28,53 @@ class Machine:
 
     Attributes:
       memory_bytes: of one device; of the whole machine where the devices are CPUs.
-      peak_gflops: of one device, by dtype.
+      cores: CPU cores that this process may use.
+      peak_gflops: of one device, by dtype, accumulated in float32.
       versions: of the packages that compute; None for one that is not installed.
       torch_device: that torch computes on, where JAX has a GPU and torch is installed.
     """
 
-    platform: str = field(metadata=shown("platform"))
-    kind: str = field(metadata=shown("device"))
-    count: int = field(metadata=shown("devices"))
-    memory_bytes: int = field(
-        metadata=shown("memory", "{r.memory_gib:,.1f} GiB", "of a device, or of the machine of CPUs")
-    )
-    cores: int = field(metadata=shown("CPU cores", meaning="that this process may use"))
-    peak_gflops: dict[str, float] = field(
-        metadata=shown("matrix products", "{r.peaks}", "the best on one device, accumulated in float32")
-    )
-    versions: dict[str, str | None] = field(metadata=shown("versions", "{r.installed}"))
+    platform: str
+    kind: str
+    count: int
+    memory_bytes: int
+    cores: int
+    peak_gflops: dict[str, float]
+    versions: dict[str, str | None]
     torch_device: str | None = None
 
-    @property
-    def memory_gib(self) -> float:
-        """Memory of a device in GiB."""
-        return self.memory_bytes / 2**30
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Machine:
+        """Return the machine that JSON describes, whatever else stands there."""
+        return cls(**{name: value for name, value in values.items() if name in cls.__dataclass_fields__})
 
     @property
-    def peaks(self) -> str:
-        """The peak of each dtype in words."""
-        return ", ".join(f"{dtype} {peak:,.0f} GFLOP/s" for dtype, peak in self.peak_gflops.items())
+    def words(self) -> dict[str, str]:
+        """Memory of a device, peaks and versions in words."""
+        peaks = (f"{dtype} {peak:,.0f} GFLOP/s" for dtype, peak in self.peak_gflops.items())
+        installed = (f"{name} {version}" for name, version in self.versions.items() if version)
+        return {
+            "memory": f"{self.memory_bytes / 2**30:,.1f} GiB",
+            "matrix products": ", ".join(peaks),
+            "versions": ", ".join(installed),
+        }
 
-    @property
-    def installed(self) -> str:
-        """The packages that are installed, with their versions."""
-        return ", ".join(f"{name} {version}" for name, version in self.versions.items() if version)
+
+def bench_machine(options: BenchOptions | None = None) -> Figures:
+    """Return the facts of :func:`this_machine`."""
+    machine, figures = this_machine(), Figures()
+    words = machine.words
+    shown = {
+        "platform": ("platform", "{}"), "kind": ("device", "{}"), "count": ("devices", "{}"),
+        "memory_bytes": ("memory", words["memory"]), "cores": ("CPU cores", "{}"),
+        "peak_gflops": ("matrix products", words["matrix products"]), "versions": ("versions", words["versions"]),
+    }  # fmt: skip
+    for name, value in asdict(machine).items():
+        figures.add(name, value, *shown.get(name, ()))
+    return figures
 
 
-def bench_machine() -> Machine:
+def this_machine() -> Machine:
     """Return the devices and their peak: of CPUs in float32, elsewhere also in bfloat16."""
     device = jax.devices()[0]
     on_cpu = device.platform == "cpu"

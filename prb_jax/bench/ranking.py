@@ -3,136 +3,87 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from prb_jax.bench.table import shown
+from prb_jax.bench.figures import Figures, median_ratio, timed
+from prb_jax.bench.options import BenchOptions
 from prb_jax.checkpoints.locate import locate
 from prb_jax.errors import DataError
-from prb_jax.readouts.text_encoder import TextEncoder, load_text_encoder
-from prb_jax.retrieval.rank_profiles import read_queries
-from prb_jax.retrieval.rankers import Query, SimilarityRanking, rank_by_similarity
+from prb_jax.readouts.text_encoder import load_text_encoder
+from prb_jax.retrieval.rank_profiles import Query, rank_by_similarity, read_queries
 
 AGAINST_USERS = 2
 """Users that the usual way ranks a round, where it is not said."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankingResult:
-    """Ranking in one dtype. Rates are medians over rounds; ``speedup`` is the median of ratios."""
-
-    dtype: str = field(metadata=shown("dtype", meaning="of our side; the usual way is computed in float32"))
-    users: int = field(metadata=shown("users", meaning="ranked a round, each by one question"))
-    posts: int = field(metadata=shown("posts", "{v:,}", "each time that it is in a profile"))
-    texts: int = field(metadata=shown("distinct texts", "{v:,}", "questions and posts, embedded by our side"))
-    users_per_second: float = field(metadata=shown("users/s", "{v:.3f}"))
-    posts_per_second: float = field(metadata=shown("posts/s", "{v:.1f}"))
-    tokens_per_second: float = field(
-        metadata=shown("tokens/s", "{v:,.0f}", "real tokens of the distinct texts")
-    )
-    padding_waste: float = field(metadata=shown("padding", "{v:.0%}", "of the computed tokens"))
-    compiles: int = field(metadata=shown("compiles", meaning="programs"))
-    compile_seconds: float = field(metadata=shown("compile s", "{v:.1f}", "of the first pass beyond another"))
-    against_users: int | None = None
-    against_posts: int | None = None
-    against_posts_per_second: float | None = field(
-        default=None, metadata=shown("transformers posts/s", "{v:.1f}")
-    )
-    speedup: float | None = field(default=None, metadata=shown("speed-up", "{v:.2f}x", "for a post"))
-    against_padding_waste: float | None = field(default=None, metadata=shown("its padding", "{v:.0%}"))
-    equal_orders: int | None = field(
-        default=None, metadata=shown("equal orders", "{v} of {r.against_users}", "users ranked both ways")
-    )
-    largest_swap: float | None = field(
-        default=None,
-        metadata=shown(
-            "largest swap",
-            "{v:.1e}",
-            "how much better a post is, by the scores of the usual way, than one that our side puts before it",
-        ),
-    )
-
-
-def bench_ranking(
-    model: str | Path,
-    *,
-    data: str | Path,
-    users: int | None,
-    rounds: int,
-    against: str | None,
-    against_users: int | None,
-    mesh: str | None,
-    dtype: str | None,
-) -> RankingResult:
-    """Times rankings of ours and, where asked for, of transformers, in turn.
-
-    The arguments are the options of `prb bench rank`, whose help explains them.
+def bench_ranking(options: BenchOptions) -> Figures:
+    """Time rankings of ours and, where asked for, of transformers, in turn.
 
     Raises:
       CheckpointError, MeshError: the model cannot be loaded.
       DataError: no user has a profile, or fewer than are asked for.
       RunError: torch is not installed.
     """
-    queries = _first_of_each_user(data, users)
-    if against_users is not None and against_users > len(queries):
-        raise DataError(f"against_users {against_users}: more than the {len(queries)} users that are ranked")
-    folder = locate(model)
-    encoder = load_text_encoder(model, mesh=mesh, dtype=dtype)
+    queries = _first_of_each_user(options.data, options.users)
+    users, asked = len(queries), options.against_users
+    if asked is not None and asked > users:
+        raise DataError(f"against_users {asked}: more than the {users} users that are ranked")
+    folder = locate(options.model)
+    encoder = load_text_encoder(options.model, mesh=options.mesh, dtype=options.dtype)
     rival = None
-    if against:
-        from prb_jax.bench.rivals.transformers_ranking import TransformersRanker
+    if options.against:
+        from prb_jax.bench.rivals.transformers import TransformersRanker
 
         rival = TransformersRanker(folder.path, pooling=encoder.pooling, max_length=encoder.max_length)
         rival.run(queries[:1])
-    first_seconds, ranking = _timed(queries, encoder)
+    first, ranking = timed(lambda: rank_by_similarity(queries, encoder))
     compiles = cast(Any, encoder.embed_fn)._cache_size()
-    step = min(against_users or AGAINST_USERS, len(queries))
-    passes, theirs, picked = list[float](), [], list[int]()
-    for number in range(rounds):
-        passes.append(_timed(queries, encoder)[0])
+    step, passes, theirs = min(asked or AGAINST_USERS, users), list[float](), []
+    picked = [[(number * step + k) % users for k in range(step)] for number in range(options.rounds)]
+    for places in picked:
+        passes.append(timed(lambda: rank_by_similarity(queries, encoder))[0])
         if rival:
-            places = [(number * step + k) % len(queries) for k in range(step)]
-            picked += places
             theirs.append(rival.run([queries[place] for place in places]))
-    posts = sum(len(query.posts) for query in queries)
-    seconds = statistics.median(passes)
-    result: dict[str, Any] = {
-        "dtype": encoder.dtype,
-        "users": len(queries),
-        "posts": posts,
-        "texts": ranking.texts,
-        "users_per_second": len(queries) / seconds,
-        "posts_per_second": posts / seconds,
-        "tokens_per_second": ranking.tokens / seconds,
-        "padding_waste": 1 - ranking.tokens / ranking.padded_tokens,
-        "compiles": compiles,
-        "compile_seconds": max(0.0, first_seconds - seconds),
-    }
+    posts, seconds = sum(len(query.posts) for query in queries), statistics.median(passes)
+    ranked, their_posts, rate, speed, padding, equal, swap = (None,) * 7
     if theirs:
-        rates = [timed.posts / timed.seconds for timed in theirs]
-        orders = [order for timed in theirs for order in timed.orders]
-        scores = [found for timed in theirs for found in timed.scores]
+        rates = [run.posts / run.seconds for run in theirs]
+        rate, speed = statistics.median(rates), median_ratio([posts / own for own in passes], rates)
         # A user may have had a turn in several rounds, where everything is as before.
-        by_user = dict(zip(picked, zip(orders, scores, strict=True), strict=True))
-        ours = ranking.orders
-        result |= {
-            "against_users": len(by_user),
-            "against_posts": sum(len(order) for order, _ in by_user.values()),
-            "against_posts_per_second": statistics.median(rates),
-            "speedup": statistics.median(
-                posts / seconds_of_pass / rate for seconds_of_pass, rate in zip(passes, rates, strict=True)
-            ),
-            "against_padding_waste": 1
-            - sum(timed.tokens for timed in theirs) / sum(timed.padded_tokens for timed in theirs),
-            "equal_orders": sum(order == ours[place] for place, (order, _) in by_user.items()),
-            "largest_swap": max(largest_swap(ours[place], found) for place, (_, found) in by_user.items()),
+        by_user = {
+            place: pair
+            for places, run in zip(picked, theirs, strict=True)
+            for place, pair in zip(places, zip(run.orders, run.scores, strict=True), strict=True)
         }
-    return RankingResult(**result)
+        ours, ranked = ranking.orders, len(by_user)
+        their_posts = sum(len(order) for order, _ in by_user.values())
+        padding = 1 - sum(run.tokens for run in theirs) / sum(run.padded_tokens for run in theirs)
+        equal = sum(order == ours[place] for place, (order, _) in by_user.items())
+        swap = max(largest_swap(ours[place], scores) for place, (_, scores) in by_user.items())
+    figures = Figures()
+    add = figures.add
+    add("dtype", encoder.dtype, "dtype")  # of our side; the usual way is computed in float32
+    add("users", users, "users")
+    add("posts", posts, "posts", "{:,}")  # each time that it is in a profile
+    add("texts", ranking.texts, "distinct texts", "{:,}")
+    add("users_per_second", users / seconds, "users/s", "{:.3f}")
+    add("posts_per_second", posts / seconds, "posts/s", "{:.1f}")
+    add("tokens_per_second", ranking.tokens / seconds, "tokens/s", "{:,.0f}")  # of the distinct texts
+    add("padding_waste", 1 - ranking.tokens / ranking.padded_tokens, "padding", "{:.0%}")
+    add("compiles", compiles, "compiles")
+    add("compile_seconds", max(0.0, first - seconds), "compile s", "{:.1f}")
+    add("against_users", ranked)
+    add("against_posts", their_posts)
+    add("against_posts_per_second", rate, "transformers posts/s", "{:.1f}")
+    add("speedup", speed, "speed-up", "{:.2f}x")
+    add("against_padding_waste", padding, "its padding", "{:.0%}")
+    add("equal_orders", equal, "equal orders", f"{{}} of {ranked}")
+    add("largest_swap", swap, "largest swap", "{:.1e}")
+    return figures
 
 
 def largest_swap(order: Sequence[int], scores: np.ndarray) -> float:
@@ -159,9 +110,3 @@ def _first_of_each_user(data: str | Path, users: int | None) -> list[Query]:
     if users is not None and users > len(found):
         raise DataError(f"{data}: {len(found)} users have a profile, and {users} are asked for")
     return list(found.values())[:users]
-
-
-def _timed(queries: Sequence[Query], encoder: TextEncoder) -> tuple[float, SimilarityRanking]:
-    start = time.perf_counter()
-    ranking = rank_by_similarity(queries, encoder)
-    return time.perf_counter() - start, ranking

@@ -13,39 +13,34 @@ Rival = Literal["transformers", "transformers-cached", "trl", "vllm"]
 
 # Weights of the layers' matrices, by shape.
 _WEIGHTS = {
-    "qwen3-40m": 0.04e9,
-    "qwen3-0.6b": 0.6e9,
-    "qwen3-1.7b": 1.7e9,
-    "qwen3-4b": 4.0e9,
-    "qwen3-8b": 8.2e9,
-}
+    "qwen3-40m": 0.04e9, "qwen3-0.6b": 0.6e9, "qwen3-1.7b": 1.7e9, "qwen3-4b": 4.0e9, "qwen3-8b": 8.2e9,
+}  # fmt: skip
 _SMALLEST_TRAINED = "qwen3-0.6b"
 _QUESTIONS = 15  # of a whole user
 _START = 25.0  # seconds until a command is ready to measure, compiling included
 _REACHED = 0.5  # of the peak, for an estimate of what a row takes
 _ATTENTION = 1.4  # all FLOPs over those of the matrices
 _BYTES_OF = {"score": 3, "lora": 5, "full": 24}  # of a weight, with room for activations
-_TIMES_OF_RIVAL = {
-    "transformers": 4.0, "transformers-cached": 3.0, "trl": 6.0, "vllm": 2.0,
-}  # fmt: skip
+_TIMES_OF_RIVAL = {"transformers": 4.0, "transformers-cached": 3.0, "trl": 6.0, "vllm": 2.0}
+_NEEDED = {
+    "transformers": ("torch", "transformers"),
+    "transformers-cached": ("torch", "transformers"),
+    "trl": ("torch", "transformers", "trl"),
+    "vllm": ("vllm",),
+}
+"""The packages of a rival."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One command of `prb bench`.
+    """One command of `prb bench`, which takes about so many seconds.
 
     Attributes:
-      id: in the plan.
-      verb: of `prb bench`.
-      model: a shape, or a folder.
       flags: of the command, and their values; True for a flag without one.
-      seconds: that it takes, about.
       needs: the id of the row that must have found the same scores as float32.
       weights: what kind of folder must be made of the shape; None where random weights will do.
-      rival: what it is compared with.
-      absent: why there is no such comparison here.
+      rival: what it is compared with; `absent` is why there is no such comparison here.
       only_beside: whether the row has no meaning without it.
-      environment: variables of the command.
     """
 
     id: str
@@ -76,14 +71,8 @@ class Row:
 
 def missing_rivals(machine: Machine) -> dict[str, str]:
     """Return why other libraries cannot be measured beside ours on a machine, by rival; those that can are left out."""
-    needed = {
-        "transformers": ("torch", "transformers"),
-        "transformers-cached": ("torch", "transformers"),
-        "trl": ("torch", "transformers", "trl"),
-        "vllm": ("vllm",),
-    }
     missing = {}
-    for rival, packages in needed.items():
+    for rival, packages in _NEEDED.items():
         absent = [name for name in packages if machine.versions.get(name) is None]
         if absent:
             missing[rival] = f"{' and '.join(absent)} not installed"
@@ -102,13 +91,9 @@ def plan_rows(
     prefix_tokens: int = 2000,
     response_tokens: int = 130,
 ) -> list[Row]:
-    """Return the rows for a machine, those of importance first; what a row needs comes before it.
+    """Return the rows for a machine without some rivals, those of importance first; what a row needs comes before it.
 
-    Args:
-      machine: its devices.
-      missing: of :func:`missing_rivals`.
-      model: in the place of the shapes that the memory allows.
-      prefix_tokens, response_tokens: mean lengths.
+    A model stands in the place of the shapes that the memory allows.
     """
     on_cpu = machine.platform == "cpu"
     plan = _Plan(machine, missing, model, prefix_tokens, response_tokens)
@@ -129,8 +114,7 @@ def plan_rows(
     plan.train("train-full", trained, "full", steps, rival="trl")
     plan.train("train-lora", tuned, "lora", steps)
     plan.train("train-head", tuned, "head", steps)
-    kernels = {"tpu": ("blockwise", "paged"), "gpu": ("blockwise",)}.get(machine.platform, ())
-    for kernel in kernels:
+    for kernel in {"tpu": ("blockwise", "paged"), "gpu": ("blockwise",)}.get(machine.platform, ()):
         plan.parity(kernel)
         plan.score(f"score-k2-{kernel}", scored, 2, pairs[2], attention=kernel)
         plan.score(f"score-k16-{kernel}", scored, 16, pairs[16], attention=kernel)
@@ -145,9 +129,8 @@ def plan_rows(
     if machine.platform == "gpu":
         plan.score("score-k2-vllm", scored, 2, pairs[2], rival="vllm", only_beside=True)
     if model is None:
-        plan.score(
-            "score-k2-0.6b", "qwen3-0.6b", 2, 2 if on_cpu else 4 * pairs[2], rival="transformers-cached"
-        )
+        size = 2 if on_cpu else 4 * pairs[2]
+        plan.score("score-k2-0.6b", "qwen3-0.6b", 2, size, rival="transformers-cached")
     if not on_cpu:
         plan.parity("auto", dtype="float32")
     return plan.rows
@@ -161,8 +144,10 @@ class _Plan:
     ) -> None:
         self.machine, self.missing, self.model = machine, missing, model
         self.prefix, self.response = prefix, response
-        self.dtype = "float32" if machine.platform == "cpu" else "bfloat16"
-        self.rounds = 1 if machine.platform == "cpu" else 3
+        self.on_cpu = machine.platform == "cpu"
+        self.dtype, self.rounds = ("float32", 1) if self.on_cpu else ("bfloat16", 3)
+        self.lengths = {"prefix-tokens": prefix, "response-tokens": response}
+        self.scores_agree = f"parity-{self.dtype}-auto"
         self.rows: list[Row] = []
 
     def shape(self, name: str) -> str:
@@ -193,20 +178,15 @@ class _Plan:
         *,
         attention: str = "auto",
         users: bool = False,
-        rival: Rival | None = None,
-        only_beside: bool = False,
+        **more: Any,
     ) -> None:
         """Scoring of comparisons."""
         questions = {"questions-per-user": _QUESTIONS} if users else {}
-        lengths = {"prefix-tokens": self.prefix, "response-tokens": self.response}
-        flags = {"dtype": self.dtype, "responses": responses, "pairs": pairs, **questions, **lengths}
-        flags |= {} if attention == "auto" else {"attention": attention}
+        flags = {"dtype": self.dtype, "responses": responses, "pairs": pairs, **questions, **self.lengths}
+        flags |= ({} if attention == "auto" else {"attention": attention}) | {"rounds": self.rounds}
         people = pairs // _QUESTIONS if users else pairs
-        self._add(
-            name, "score", model, {**flags, "rounds": self.rounds}, rival=rival, only_beside=only_beside,
-            work=people * self.prefix + pairs * responses * self.response,
-            needs=f"parity-{self.dtype}-{attention}",
-        )  # fmt: skip
+        work = people * self.prefix + pairs * responses * self.response
+        self._add(name, "score", model, flags, work=work, needs=f"parity-{self.dtype}-{attention}", **more)
 
     def train(
         self,
@@ -217,19 +197,16 @@ class _Plan:
         *,
         attention: str = "auto",
         users: int = 1,
-        rival: Rival | None = None,
+        **more: Any,
     ) -> None:
         """Steps of training."""
-        flags = {"dtype": self.dtype, "tuning": tuning, "pairs": pairs}
-        flags |= {"questions-per-user": users} if users > 1 else {}
-        flags |= {"prefix-tokens": self.prefix, "response-tokens": self.response}
+        questions = {"questions-per-user": users} if users > 1 else {}
+        flags = {"dtype": self.dtype, "tuning": tuning, "pairs": pairs, **questions, **self.lengths}
         flags |= {} if attention == "auto" else {"attention": attention}
-        flags |= {} if self.machine.platform == "cpu" else {"remat": "full"}
-        self._add(
-            name, "train", model, {**flags, "rounds": self.rounds}, rival=rival,
-            work=3 * (pairs // users * self.prefix + 2 * pairs * self.response),
-            needs=f"train-parity-{self.dtype}-{attention}",
-        )  # fmt: skip
+        flags |= ({} if self.on_cpu else {"remat": "full"}) | {"rounds": self.rounds}
+        work = 3 * (pairs // users * self.prefix + 2 * pairs * self.response)
+        needs = f"train-parity-{self.dtype}-{attention}"
+        self._add(name, "train", model, flags, work=work, needs=needs, **more)
 
     def sample(self, name: str, model: str, samples: int) -> None:
         """Texts of a policy."""
@@ -238,17 +215,16 @@ class _Plan:
         flags |= {"new-tokens": min(new, 4 * self.response), "rounds": self.rounds}
         # A token that is drawn costs more than its FLOPs.
         work = prompts * (self.prefix + 4 * samples * new)
-        self._add(name, "sample", model, flags, rival="transformers", work=work, needs=self._scores)
+        self._add(name, "sample", model, flags, rival="transformers", work=work, needs=self.scores_agree)
 
     def serve(self, name: str, model: str) -> None:
         """The server under clients."""
-        on_cpu = self.machine.platform == "cpu"
-        clients, seconds = (8, 15) if on_cpu else (256, 30)
-        prefix = min(self.prefix, 500) if on_cpu else self.prefix
+        clients, seconds = (8, 15) if self.on_cpu else (256, 30)
+        prefix = min(self.prefix, 500) if self.on_cpu else self.prefix
         flags = {"dtype": self.dtype, "clients": clients, "seconds": seconds}
-        flags |= {"prefix-tokens": prefix, "response-tokens": self.response}
+        flags |= self.lengths | {"prefix-tokens": prefix}
         work = 3 * clients * (prefix + 2 * self.response)
-        self._add(name, "serve", model, flags, work=work, weights="reward", needs=self._scores)
+        self._add(name, "serve", model, flags, work=work, weights="reward", needs=self.scores_agree)
 
     def ppo(self, name: str, model: str) -> None:
         """Training of a policy."""
@@ -256,11 +232,8 @@ class _Plan:
         flags = {"dtype": self.dtype, "prompts": prompts, "samples": samples, "prompt-tokens": self.prefix}
         flags |= {"new-tokens": new, "rounds": self.rounds}
         work = 6 * prompts * samples * (self.prefix // 4 + 4 * new)
-        self._add(name, "ppo", model, flags, rival="trl", work=work, weights="policy", needs=self._scores)
-
-    @property
-    def _scores(self) -> str:
-        return f"parity-{self.dtype}-auto"
+        needs = self.scores_agree
+        self._add(name, "ppo", model, flags, rival="trl", work=work, weights="policy", needs=needs)
 
     def _add(
         self,
@@ -272,8 +245,7 @@ class _Plan:
         work: float,
         rival: Rival | None = None,
         only_beside: bool = False,
-        weights: Literal["reward", "policy"] | None = None,
-        needs: str | None = None,
+        **more: Any,
     ) -> None:
         """Add a row; `work` is the number of tokens of a pass forward."""
         absent = None if rival is None else self.missing.get(rival)
@@ -282,18 +254,16 @@ class _Plan:
         flops = 2 * _WEIGHTS.get(model, 0.0) * work * _ATTENTION * passes
         peak = self.machine.peak_gflops[self.dtype] * 1e9 * self.machine.count
         shares_gpu = self.machine.platform == "gpu" and beside
-        self.rows.append(
-            Row(
-                id=name,
-                verb=verb,
-                model=model,
-                flags=flags,
-                seconds=_START * (2 if beside else 1) + flops / (_REACHED * peak),
-                needs=needs,
-                weights=weights,
-                rival=beside,
-                absent=f"{rival}: {absent}" if absent else None,
-                only_beside=only_beside,
-                environment={"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45"} if shares_gpu else {},
-            )
+        row = Row(
+            id=name,
+            verb=verb,
+            model=model,
+            flags=flags,
+            seconds=_START * (2 if beside else 1) + flops / (_REACHED * peak),
+            rival=beside,
+            absent=f"{rival}: {absent}" if absent else None,
+            only_beside=only_beside,
+            environment={"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45"} if shares_gpu else {},
+            **more,
         )
+        self.rows.append(row)

@@ -1,198 +1,115 @@
-"""`prb bench sample`: how fast a policy draws texts on this machine, beside `generate` of transformers."""
+"""`prb bench sample`, how fast a policy draws texts beside `generate` of transformers; and `prb bench guide`, what a
+guided token costs beside a token of the policy alone and of the reward model alone."""
 
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from prb_jax.bench.scorer import bench_source
-from prb_jax.bench.table import shown
+from prb_jax.bench.figures import Figures, in_turn, median_ratio, timed
+from prb_jax.bench.models import bench_source, silent_policy
+from prb_jax.bench.options import BenchOptions
 from prb_jax.bench.workload import synthetic_workload
-from prb_jax.checkpoints.load import abstract_params, load_params
+from prb_jax.checkpoints.load import abstract_params
 from prb_jax.errors import DataError
-from prb_jax.generation.policy import Policy
-from prb_jax.generation.programs import make_program
-from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.generation.programs import (
+    GuidedTask,
+    Task,
+    choose_shape,
+    make_cache_programs,
+    make_program,
+    make_programs,
+)
+from prb_jax.generation.rules import SampleOptions
+from prb_jax.generation.steps import Guidance, Program, token_rewards
+from prb_jax.models.cache import PrefixCache, SuffixCache, take_tried, try_tokens
 from prb_jax.models.decoder import Params
-from prb_jax.models.head import LanguageHead
+from prb_jax.models.head import LINEAR
 from prb_jax.models.random_params import init_params
-from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.readouts.open_model import open_language_model
-from prb_jax.sharding import check_heads, make_mesh, parameter_shardings
+from prb_jax.sharding import mesh_shape, parameter_shardings
+from prb_jax.trees.shapes import round_up
+
+READOUT = "logit"
 
 
-@dataclass(frozen=True, kw_only=True)
-class SamplingResult:
-    """Sampling in one dtype. Rates are medians over rounds; ``speedup`` is the median of ratios."""
-
-    dtype: str = field(metadata=shown("dtype", meaning="of both sides"))
-    prompts: int = field(metadata=shown("prompts x samples", "{v} x {r.samples}", "of a round"))
-    samples: int
-    new_tokens: int = field(metadata=shown("new tokens", "{v:,}", "of each sample"))
-    prompt_tokens: int = field(metadata=shown("prompt tokens", "{r.mean_prompt:,.0f}", "mean"))
-    tokens_per_second: float = field(
-        metadata=shown("tokens/s", "{v:,.1f}", "drawn, reading the prompts included")
-    )
-    compile_seconds: float = field(metadata=shown("compile s", "{v:.1f}", "the first pass beyond another"))
-    against_prompts: int | None = None
-    against_tokens_per_second: float | None = field(
-        default=None, metadata=shown("transformers tokens/s", "{v:,.1f}")
-    )
-    speedup: float | None = field(default=None, metadata=shown("speed-up", "{v:.2f}x"))
-    equal_tokens: float | None = field(
-        default=None,
-        metadata=shown(
-            "equal tokens",
-            "{v:.1%}",
-            "of greedy texts, up to the first difference; none of random weights or of drawn tokens",
-        ),
-    )
-
-    @property
-    def mean_prompt(self) -> float:
-        """Tokens of a prompt."""
-        return self.prompt_tokens / self.prompts
-
-
-def bench_sampling(
-    model: str,
-    *,
-    prompts: int,
-    samples: int,
-    prompt_tokens: int,
-    new_tokens: int,
-    temperature: float,
-    rounds: int,
-    against: str | None,
-    against_prompts: int | None,
-    mesh: str | None,
-    dtype: str | None,
-    attention: str = "auto",
-) -> SamplingResult:
+def bench_sampling(options: BenchOptions) -> Figures:
     """Time passes of ours and, where asked for, of transformers, in turn; every sample has ``new_tokens`` tokens.
-
-    The arguments are the options of `prb bench sample`, whose help explains them.
 
     Raises:
       CheckpointError, MeshError: the model cannot be loaded.
       DataError: several greedy samples, or more tokens than the context.
       RunError: torch is not installed.
     """
-    source = bench_source(model)
-    policy = silent_policy(source, mesh=mesh, dtype=dtype, attention=attention)
-    if 2 * new_tokens >= policy.context:
+    source, prompts, samples, new = (
+        bench_source(options.model),
+        options.prompts,
+        options.samples,
+        options.new_tokens,
+    )
+    policy = silent_policy(source, options)
+    if 2 * new >= policy.context:
         raise DataError(
-            f"new tokens: expected less than half of the context of {policy.context}, found {new_tokens}"
+            f"new tokens: expected less than half of the context of {policy.context}, found {new}"
         )
     work = synthetic_workload(
         prompts,
         responses=1,
-        prefix_tokens=prompt_tokens,
+        prefix_tokens=options.prompt_tokens,
         response_tokens=2,
         vocab_size=policy.config.vocab_size,
-        longest=policy.context - new_tokens,
+        longest=policy.context - new,
     )
     given = [np.asarray(tree.prefix) for tree in work.trees]
-    rival = None
-    if against:
+    drawing: dict[str, Any] = {"temperature": options.temperature}
+
+    def ours() -> tuple[float, list[np.ndarray]]:
+        seconds, drawn = timed(
+            lambda: policy.sample(given, n=samples, max_new_tokens=new, stop_ids=[], **drawing)
+        )
+        return seconds, [sample.token_ids for row in drawn for sample in row]
+
+    runs: list[Callable[[], Any]] = [ours]
+    count, same = None, False
+    if options.against:
         from prb_jax.bench.rivals.transformers import TransformersSampler
 
         config = policy.config.original | {"tie_word_embeddings": True}
         rival = TransformersSampler(source if isinstance(source, Path) else config, dtype=policy.dtype)
-        rival.run(given[:1], samples=samples, tokens=1, temperature=temperature)
-    drawing: dict[str, Any] = {"n": samples, "temperature": temperature, "stop_ids": []}
-
-    def timed() -> tuple[float, list[np.ndarray]]:
-        start = time.perf_counter()
-        found = policy.sample(given, max_new_tokens=new_tokens, **drawing)
-        return time.perf_counter() - start, [sample.token_ids for row in found for sample in row]
-
-    first, ours = timed()
-    theirs, passes, count = [], list[float](), min(prompts, against_prompts or prompts)
-    for _ in range(rounds):
-        passes.append(timed()[0])
-        if rival:
-            theirs.append(
-                rival.run(given[:count], samples=samples, tokens=new_tokens, temperature=temperature)
-            )
-    seconds = statistics.median(passes)
-    result = SamplingResult(
-        dtype=policy.dtype,
-        prompts=prompts,
-        samples=samples,
-        new_tokens=new_tokens,
-        prompt_tokens=sum(map(len, given)),
-        tokens_per_second=prompts * samples * new_tokens / seconds,
-        compile_seconds=max(0.0, first - seconds),
-    )
-    if not theirs:
-        return result
-    rates = [step.tokens / step.seconds for step in theirs]
-    ratios = [
-        result.prompts * samples * new_tokens / own / rate for own, rate in zip(passes, rates, strict=True)
-    ]
-    same = rival is not None and rival.same_weights and temperature == 0
-    return replace(
-        result,
-        against_prompts=count,
-        against_tokens_per_second=statistics.median(rates),
-        speedup=statistics.median(ratios),
-        equal_tokens=_equal(ours, np.concatenate(theirs[0].ids)) if same else None,
-    )
-
-
-def silent_policy(
-    source: Path | DecoderConfig, *, mesh: str | None, dtype: str | None, attention: str
-) -> Policy:
-    """Return a policy without a tokenizer: token ids go in."""
-    if isinstance(source, Path):
-        opened = open_language_model(source, LoadOptions(mesh=mesh, dtype=dtype, attention=attention))
-        config, devices, chosen = opened.decoder.config, opened.mesh, opened.dtype
-    else:
-        config = replace(source, head=LanguageHead(True, source.final_logit_softcapping))
-        devices, chosen = make_mesh(mesh), dtype or source.default_dtype
-    kind = jnp.dtype(chosen)
-    check_heads(devices, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
-    shardings = parameter_shardings(abstract_params(config), devices)
-
-    def make() -> Params:
-        made = init_params(config, dtype=kind)
-        return {name: value for name, value in made.items() if name != "score"}
-
-    params = (
-        load_params(source, config, dtype=kind, shardings=shardings).params
-        if isinstance(source, Path)
-        else jax.jit(make, out_shardings=shardings)()
-    )
-    return Policy(
-        name=str(source) if isinstance(source, Path) else config.model_type,
-        program=make_program(config, mesh=devices, dtype=kind, attention=attention),
-        params=params,
-        tokenizer=cast(Any, _Silent()),
-        stop_ids=(),
-        mesh=devices,
-        dtype=chosen,
-    )
-
-
-class _Silent:
-    """In the place of a tokenizer: nobody reads the texts."""
-
-    tokenizer: Any
-
-    def __init__(self) -> None:
-        self.tokenizer = self
-
-    def decode(self, ids: Sequence[int], **_: Any) -> str:
-        return ""
+        rival.run(given[:1], samples=samples, tokens=1, **drawing)
+        same = rival.same_weights and options.temperature == 0
+        count = min(prompts, options.against_prompts or prompts)
+        runs.append(lambda: rival.run(given[:count], samples=samples, tokens=new, **drawing))
+    first, drawn = ours()
+    passes, *others = in_turn(options.rounds, *runs)
+    seconds, tokens = statistics.median(own for own, _ in passes), prompts * samples * new
+    rate = speed = equal = None
+    for theirs in others:
+        rates = [run.tokens / run.seconds for run in theirs]
+        rate, speed = statistics.median(rates), median_ratio([tokens / own for own, _ in passes], rates)
+        equal = _equal(drawn, np.concatenate(theirs[0].ids)) if same else None
+    figures = Figures()
+    add = figures.add
+    add("dtype", policy.dtype, "dtype")
+    add("prompts", prompts, "prompts x samples", f"{prompts} x {samples}")
+    add("samples", samples)
+    add("new_tokens", new, "new tokens", "{:,}")
+    size = sum(map(len, given))
+    add("prompt_tokens", size, "prompt tokens", f"{size / prompts:,.0f}")
+    add("tokens_per_second", tokens / seconds, "tokens/s", "{:,.1f}")  # reading the prompts included
+    add("compile_seconds", max(0.0, first - seconds), "compile s", "{:.1f}")
+    add("against_prompts", count)
+    add("against_tokens_per_second", rate, "transformers tokens/s", "{:,.1f}")
+    add("speedup", speed, "speed-up", "{:.2f}x")
+    add("equal_tokens", equal, "equal tokens", "{:.1%}")  # of greedy texts, up to the first difference
+    return figures
 
 
 def _equal(ours: Sequence[np.ndarray], theirs: np.ndarray) -> float:
@@ -201,3 +118,90 @@ def _equal(ours: Sequence[np.ndarray], theirs: np.ndarray) -> float:
         different = np.flatnonzero(own != other)
         same.append(different[0] if len(different) else len(own))
     return float(np.sum(same) / (len(same) * theirs.shape[1]))
+
+
+def bench_guidance(options: BenchOptions) -> Figures:
+    """Time the loops over tokens of the policy, of the reward model and of both, in turn; prompts are read before.
+
+    Raises:
+      CheckpointError, MeshError: the model cannot be loaded.
+    """
+    policy, new = silent_policy(bench_source(options.model), options), options.new_tokens
+    kind, mesh = jnp.dtype(policy.dtype), policy.mesh
+    config = replace(policy.config, head=LINEAR, num_labels=1)
+    reward = make_program(config, mesh=mesh, dtype=kind, attention=options.attention)
+    shardings = parameter_shardings(abstract_params(config), mesh)
+    judge: Params = jax.jit(lambda: init_params(config, dtype=kind), out_shardings=shardings)()
+    trees = round_up(options.prompts, mesh_shape(mesh).batch_shards)
+    drawing = SampleOptions(temperature=0.0, max_new_tokens=new)
+    shape = choose_shape(
+        policy.program, drawing, longest=options.prompt_tokens + 1, prompts=trees, rows=trees
+    )
+    guidance = Guidance(reward=reward, readout=READOUT, candidates=min(options.candidates, config.vocab_size))
+    tokens = np.random.default_rng(0).integers(1, config.vocab_size, (trees, options.prompt_tokens + 1))
+    ids = list(tokens.astype(np.int32))
+    guided_task = GuidedTask(judge, 1.0, [prompt[:-1] for prompt in ids])
+    places = {number: number for number in range(trees)}
+    every, numbers = np.ones((trees, 1), bool), np.zeros((trees, 1), np.int32)
+
+    def loop(guided: GuidedTask | None) -> Callable[[], float]:
+        programs = make_programs(policy.program, shape, None if guided is None else guidance)
+        task = Task(prompts=ids, options=drawing, stop_ids=(), guided=guided)
+        held = programs.read(policy.params, programs.empty(task)[0], places, task)
+
+        def run() -> float:
+            rows = programs.restart(programs.empty(task)[1], held, every, numbers)
+            return _seconds(
+                lambda: programs.run(policy.params, held, rows, task, most=new, watched=~every).tokens
+            )
+
+        return run
+
+    of_policy, of_both = loop(None), loop(guided_task)
+    read_alone, caches = _reward_loop(reward, new), make_cache_programs(reward, shape)
+    before, _ = caches.empty(options.prompt_tokens)
+    before = caches.read(judge, before, dict(enumerate(guided_task.prompts)), rows=trees)
+
+    def of_reward() -> float:
+        behind = caches.empty(options.prompt_tokens)[1]
+        return _seconds(lambda: read_alone(judge, before, behind))
+
+    in_turn(1, of_policy, of_reward, of_both)  # compiles
+    times = in_turn(options.rounds, of_policy, of_reward, of_both)
+    alone, judged, guided = (1000 * statistics.median(seconds) / new for seconds in times)
+    ratio = median_ratio(times[2], [one + two for one, two in zip(times[0], times[1], strict=True)])
+    figures = Figures()
+    add = figures.add
+    add("dtype", policy.dtype, "dtype")
+    add("prompts", trees, "texts")
+    add("prompt_tokens", options.prompt_tokens, "prompt tokens", "{:,}")
+    add("new_tokens", new)
+    add("candidates", options.candidates, "candidates")
+    add("policy_ms", alone, "policy ms/token", "{:.2f}")
+    add("reward_ms", judged, "reward model ms/token", "{:.2f}")  # that reads one token a text
+    add("guided_ms", guided, "guided ms/token", "{:.2f}")
+    add("ratio", ratio, "guided / (policy + reward model)", "{:.2f}")
+    return figures
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    return timed(lambda: jax.block_until_ready(run()))[0]
+
+
+def _reward_loop(reward: Program, count: int) -> Callable[[Params, PrefixCache, SuffixCache], jax.Array]:
+    """A jitted loop in which the reward model reads a token of each text, and gives its reward."""
+
+    def loop(params: Params, prefix: PrefixCache, suffix: SuffixCache) -> jax.Array:
+        layers = reward.layers(params)
+
+        def body(_: jax.Array, carry: tuple[SuffixCache, jax.Array]) -> tuple[SuffixCache, jax.Array]:
+            now, total = carry
+            ids = jnp.ones((*now.lengths.shape, 1), jnp.int32)
+            tried = try_tokens(params, layers(), ids, now.lengths[..., None], prefix, now, **reward.settings)
+            rewards = token_rewards(reward.config, READOUT, params, tried.states)
+            return take_tried(now, tried, jnp.zeros_like(now.lengths)), total + rewards[..., 0]
+
+        start = suffix, jnp.zeros(suffix.lengths.shape, jnp.float32)
+        return lax.fori_loop(0, count, body, start)[1]
+
+    return jax.jit(loop)

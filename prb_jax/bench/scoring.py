@@ -1,17 +1,24 @@
-"""`prb bench score`: how fast a model scores on this machine, beside the usual way of padded batches."""
+"""`prb bench score`: how fast a model scores on this machine, beside the usual way of padded batches.
+
+Our side is the scorer of `prb evaluate`, fed with token ids.
+"""
 
 from __future__ import annotations
 
 import itertools
 import statistics
-import time
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
+import jax
 import numpy as np
 
+from prb_jax.bench.figures import Figures, in_turn, median_ratio, timed
+from prb_jax.bench.models import bench_source, load_for_bench
+from prb_jax.bench.options import BenchOptions
 from prb_jax.bench.rivals.transformers import (
     BATCH,
     CachedScorer,
@@ -21,97 +28,79 @@ from prb_jax.bench.rivals.transformers import (
     torch_peak,
     trees_of_people,
 )
-from prb_jax.bench.scorer import TreePass, bench_source, load_for_bench, score_pass
-from prb_jax.bench.table import shown
-from prb_jax.bench.workload import Workload, count_pairs, synthetic_workload
+from prb_jax.bench.workload import Workload, count_pairs, workload_for
+from prb_jax.data.comparison import Comparison
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.flops import measured_peak
+from prb_jax.models.flops import measured_peak, stream_flops, tree_flops
+from prb_jax.scoring.batching import Batch, lanes, stream_scores
 from prb_jax.scoring.reward_model import RewardModel
-from prb_jax.trees.tree import build_tree
-
-if TYPE_CHECKING:
-    from prb_jax.bench.rivals.vllm_scoring import VllmScorer
-
-    Rival = TransformersScorer | VllmScorer | CachedScorer
+from prb_jax.trees.batches import TreeBatch
+from prb_jax.trees.streams import StreamBatch
+from prb_jax.trees.tree import Tree, build_tree
 
 
 @dataclass(frozen=True)
-class ScoringResult:
-    """One workload in one dtype. Rates are medians over rounds; ratios are medians of ratios, side by side."""
+class TreePass:
+    """One timed pass over a workload, from the first tree to the last score.
 
-    workload: str = field(metadata=shown("workload"))
-    dtype: str = field(metadata=shown("dtype", "{r.kind}"))
-    trees: int
-    responses: int
-    pairs_per_second: float = field(metadata=shown("comparisons/s", "{v:.2f}"))
-    tokens_per_second: float = field(
-        metadata=shown("tokens/s", "{v:,.0f}", "real tokens; what is computed once counts once")
-    )
-    padding_waste: float = field(metadata=shown("padding", "{v:.0%}", "of the computed tokens"))
-    compiles: int = field(metadata=shown("compiles", meaning="programs of this workload"))
-    compile_seconds: float = field(
-        metadata=shown("compile s", "{v:.1f}", "until they are ready; to load them where the cache is warm")
-    )
-    peak_share: float = field(
-        metadata=shown(
-            "of matmul peak",
-            "{v:.0%} of {r.peak_gflops:,.0f} GFLOP/s",
-            "FLOPs without padding, over time, over the measured peak of the dtype, also of eight-bit products",
-        )
-    )
-    peak_gflops: float
-    against_pairs_per_second: float | None = field(
-        default=None, metadata=shown("{rival} comparisons/s", "{v:.3f}")
-    )
-    speedup: float | None = field(default=None, metadata=shown("speed-up", "{v:.2f}x"))
-    against_padding_waste: float | None = field(default=None, metadata=shown("its padding", "{v:.0%}"))
-    largest_difference: float | None = field(
-        default=None,
-        metadata=shown(
-            "score difference", "{v:.1e}", "over the conversations both scored; none of random weights"
-        ),
-    )
-    quantize: str | None = None
-    attention: str | None = None
-    questions_per_user: int = 1
-    against_peak_gflops: float | None = field(
-        default=None, metadata=shown("its matmul peak", "{v:,.0f} GFLOP/s")
-    )
-    against_people_pairs_per_second: float | None = None
-    people_speedup: float | None = field(
-        default=None,
-        metadata=shown(
-            "speed-up, person by person", "{v:.2f}x", "against a common beginning once for each person"
-        ),
-    )
+    Attributes:
+      needed_tokens: of those computed, without padding; a beginning that several trees share counts once where it is
+        computed once.
+      flops: of these tokens, on paper.
+      compiles: programs the scorer holds after the pass, less those before it.
+    """
 
-    @property
-    def kind(self) -> str:
-        """Dtype and form."""
-        return self.dtype if self.quantize is None else f"{self.dtype}, {self.quantize}"
+    seconds: float
+    padded_tokens: int
+    needed_tokens: int
+    flops: float
+    compiles: int
+    scores: list[np.ndarray]
 
 
-def bench_scoring(
-    model: str,
-    *,
-    responses: Sequence[int],
-    pairs: int | None,
-    prefix_tokens: int,
-    response_tokens: int,
-    rounds: int,
-    batch_tokens: int | None,
-    against: str | None,
-    against_sequences: int,
-    against_responses: int | None = None,
-    mesh: str | None,
-    dtype: str | None,
-    quantize: str | None,
-    attention: str,
-    questions_per_user: Sequence[int] = (1,),
-) -> Iterator[ScoringResult]:
+def score_pass(model: RewardModel, workload: Workload, *, batch_tokens: int | None) -> TreePass:
+    """Scores all trees through the pipeline of :meth:`RewardModel.stream`."""
+    padded = needed = 0
+    flops = 0.0
+    program = cast(Any, model.stream_fn or model.score_fn)
+    before = program._cache_size()
+    counting = threading.Lock()  # batches run side by side
+
+    def dispatch(batch: Any) -> jax.Array:
+        nonlocal padded, flops
+        with counting:
+            padded += padded_tokens(batch)
+            if isinstance(batch, StreamBatch):
+                flops += stream_flops(batch, model.decoder)
+        return model.dispatch(batch)
+
+    # The stream asks only for the comparisons' number and hands them to `encode`: trees will do.
+    stream = stream_scores(
+        cast(Sequence[Comparison], workload.trees),
+        encode=lambda trees: list(cast(Sequence[Tree], trees)),
+        dispatch=dispatch,
+        options=model.batch_options(batch_tokens),
+        lanes=lanes(model.mesh),
+    )
+    seconds, batches = timed(lambda: list(stream))
+    scores: list[np.ndarray] = [np.zeros(0)] * len(workload.trees)
+    for scored in batches:
+        needed += scored.computed or 0
+        for index, row in zip(scored.indices, scored.scores, strict=True):
+            scores[index] = row
+    if model.stream_fn is None:
+        flops = tree_flops(workload.trees, model.decoder)
+    return TreePass(seconds, padded, needed, flops, program._cache_size() - before, scores)
+
+
+def padded_tokens(batch: Batch) -> int:
+    """Return how many tokens of a batch are computed, padding too."""
+    arrays = (batch.prefix, batch.responses) if isinstance(batch, TreeBatch) else (batch.tokens,)
+    return sum(array.size for array in arrays)
+
+
+def bench_scoring(options: BenchOptions) -> Iterator[Figures]:
     """Time passes of ours and, where asked for, of another way, in turn.
-
-    The arguments are the options of `prb bench score`, whose help explains them.
 
     Yields:
       A result for each of `responses` and `questions_per_user`.
@@ -120,138 +109,126 @@ def bench_scoring(
       RunError: fewer pairs than one user has questions.
     """
     workloads = [
-        (count, questions, count_pairs(pairs, usual=max(2, 64 // count), questions_per_user=questions))
-        for count, questions in itertools.product(responses, questions_per_user)
-    ]
-    source = bench_source(model)
-    loaded = load_for_bench(source, mesh=mesh, dtype=dtype, quantize=quantize, attention=attention)
-    rival = _rival(against, source, loaded, responses=against_responses)
-    config = loaded.decoder
-    for count, questions, all_pairs in workloads:
-        workload = synthetic_workload(
-            all_pairs,
-            responses=count,
-            questions_per_user=questions,
-            prefix_tokens=prefix_tokens,
-            response_tokens=response_tokens,
-            vocab_size=config.vocab_size,
-            longest=config.max_position_embeddings,
+        (
+            count,
+            questions,
+            count_pairs(options.pairs, usual=max(2, 64 // count), questions_per_user=questions),
         )
-        sequences = against_sequences if rival else 0
-        yield _bench(loaded, workload, rival, rounds=rounds, batch_tokens=batch_tokens, sequences=sequences)
+        for count, questions in itertools.product(options.responses, options.questions_per_user)
+    ]
+    source = bench_source(options.model)
+    model = load_for_bench(source, options)
+    scorer = _open_rival(source, model, options)
+    for count, questions, pairs in workloads:
+        sizes = {"responses": count, "questions_per_user": questions}
+        workload = workload_for(model.decoder, options, pairs, **sizes)
+        yield _bench(model, workload, scorer, options)
 
 
-def _rival(
-    against: str | None, source: Path | DecoderConfig, model: RewardModel, *, responses: int | None
-) -> Rival | None:
+def _open_rival(source: Path | DecoderConfig, model: RewardModel, options: BenchOptions) -> Any:
     given = source if isinstance(source, Path) else source.original
-    if against == "transformers-cached":
-        return CachedScorer(given, dtype=model.dtype, responses=responses)
-    if against == "vllm":
+    if options.against == "transformers-cached":
+        return CachedScorer(given, dtype=model.dtype, responses=options.against_responses)
+    if options.against == "vllm":
         from prb_jax.bench.rivals.vllm_scoring import VllmScorer
 
         return VllmScorer(given, dtype=model.dtype, longest=model.decoder.max_position_embeddings)
-    return None if against is None else TransformersScorer(given, dtype=model.dtype)
-
-
-def _bench(
-    model: RewardModel,
-    workload: Workload,
-    rival: Rival | None,
-    *,
-    rounds: int,
-    batch_tokens: int | None,
-    sequences: int,
-) -> ScoringResult:
-    start = time.perf_counter()
-    cold = score_pass(model, workload, batch_tokens=batch_tokens)
-    compile_seconds = time.perf_counter() - start
-    peak = measured_peak(model.dtype)
-
-    theirs_run = None if rival is None else _timed_rival(rival, workload, sequences=sequences)
-    passes: list[TreePass] = []
-    ratios: list[float] = []
-    rates: list[float] = []
-    people: list[float] = []
-    theirs = None
-    for _ in range(rounds):
-        passes.append(score_pass(model, workload, batch_tokens=batch_tokens))
-        if theirs_run:
-            theirs = theirs_run.run()
-            # Comparisons a second, had it scored every response of the workload at this rate.
-            rates.append(theirs.sequences / theirs.seconds / (workload.responses / len(workload.trees)))
-            ratios.append(len(workload.trees) / passes[-1].seconds / rates[-1])
-            if theirs_run.by_person:
-                people.append(len(workload.trees) / theirs_run.by_person().seconds)
-    seconds = statistics.median(timed.seconds for timed in passes)
-    result: dict[str, Any] = {
-        "workload": workload.name,
-        "dtype": model.dtype,
-        "quantize": model.quantize,
-        "attention": model.attention,
-        "trees": len(workload.trees),
-        "responses": workload.responses,
-        "pairs_per_second": len(workload.trees) / seconds,
-        "tokens_per_second": cold.needed_tokens / seconds,
-        "padding_waste": 1 - cold.needed_tokens / cold.padded_tokens,
-        "compiles": cold.compiles,
-        "compile_seconds": max(0.0, compile_seconds - seconds),
-        "peak_share": cold.flops / seconds / peak / model.mesh.size,
-        "peak_gflops": peak / 1e9,
-        "questions_per_user": workload.questions_per_user,
-    }
-    if rival is not None and theirs is not None and theirs_run is not None:
-        by_sequence = {
-            ids.tobytes(): score
-            for tree, scores in zip(workload.trees, cold.scores, strict=True)
-            for ids, score in zip((tree.sequence(k) for k in range(len(tree.responses))), scores, strict=True)
-        }
-        ours = np.array([by_sequence[np.asarray(ids, np.int32).tobytes()] for ids in theirs_run.order])
-        result |= {
-            "against_pairs_per_second": statistics.median(rates),
-            "speedup": statistics.median(ratios),
-            "against_padding_waste": 1 - theirs.tokens / theirs.padded_tokens,
-            "against_peak_gflops": torch_peak(model.dtype) / 1e9,
-            "against_people_pairs_per_second": statistics.median(people) if people else None,
-            "people_speedup": statistics.median(
-                len(workload.trees) / timed.seconds / rate for timed, rate in zip(passes, people, strict=True)
-            )
-            if people
-            else None,
-            "largest_difference": float(np.abs(ours - theirs.scores).max()) if rival.same_weights else None,
-        }
-    return ScoringResult(**result)
+    return None if options.against is None else TransformersScorer(given, dtype=model.dtype)
 
 
 @dataclass(frozen=True)
-class _TimedRival:
-    """How a rival scores a workload: a timed pass, the conversations in its order, and a pass person by person."""
+class _Rival:
+    """How another way scores a workload, the conversations of which are in `order`.
 
-    run: Callable[[], PaddedRun]
+    Scores can be compared where it has the same weights; by person it is timed where people have several questions.
+    """
+
+    same_weights: bool
     order: list[np.ndarray]
+    run: Callable[[], PaddedRun]
     by_person: Callable[[], PaddedRun] | None = None
 
 
-def _timed_rival(rival: Rival, workload: Workload, *, sequences: int) -> _TimedRival:
-    if isinstance(rival, CachedScorer):
-        trees = workload.trees
-        people = trees_of_people(trees, workload.questions_per_user)
-        rival.run([build_tree([trees[0].sequence(0)[:64]])])  # starts its threads
-        return _TimedRival(
-            run=lambda: rival.run(trees),
-            order=[tree.sequence(k) for tree in trees for k in range(len(tree.responses))],
-            by_person=(lambda: rival.run(people)) if workload.questions_per_user > 1 else None,
-        )
-    batches = padded_batches(workload.trees)[: max(1, sequences // BATCH)]
-    rival.run([[ids[:64] for ids in batches[0]]])  # starts its threads
-    return _TimedRival(run=lambda: rival.run(batches), order=[ids for batch in batches for ids in batch])
+def _rival(scorer: Any, workload: Workload, options: BenchOptions) -> _Rival:
+    if isinstance(scorer, CachedScorer):
+        trees, questions = workload.trees, workload.questions_per_user
+        people = trees_of_people(trees, questions)
+        scorer.run([build_tree([trees[0].sequence(0)[:64]])])  # starts its threads
+        order = [tree.sequence(k) for tree in trees for k in range(len(tree.responses))]
+        by_person = (lambda: scorer.run(people)) if questions > 1 else None
+        return _Rival(scorer.same_weights, order, lambda: scorer.run(trees), by_person)
+    batches = padded_batches(workload.trees)[: max(1, options.against_sequences // BATCH)]
+    scorer.run([[ids[:64] for ids in batches[0]]])  # starts its threads
+    return _Rival(
+        scorer.same_weights, [ids for batch in batches for ids in batch], lambda: scorer.run(batches)
+    )
 
 
-def line(result: ScoringResult) -> str:
-    """Return one line for the terminal."""
-    text = f"{result.kind}, {result.workload}: {result.pairs_per_second:.2f} comparisons/s"
-    if result.speedup is not None:
-        text += f", {result.speedup:.2f}x of the other way"
-    if result.people_speedup is not None:
-        text += f", {result.people_speedup:.2f}x of it person by person"
-    return text
+def _bench(model: RewardModel, workload: Workload, scorer: Any, options: BenchOptions) -> Figures:
+    def ours() -> TreePass:
+        return score_pass(model, workload, batch_tokens=options.batch_tokens)
+
+    whole, cold = timed(ours)
+    peak = measured_peak(model.dtype)
+    rival = None if scorer is None else _rival(scorer, workload, options)
+    runs = [ours] if rival is None else [ours, rival.run, *([rival.by_person] if rival.by_person else [])]
+    passes, *others = in_turn(options.rounds, *runs)
+    trees, rates = len(workload.trees), [len(workload.trees) / one.seconds for one in passes]
+    seconds = statistics.median(one.seconds for one in passes)
+    # Comparisons a second, had it scored every response of the workload at this rate.
+    each = workload.responses / trees
+    theirs = [run.sequences / run.seconds / each for run in others[0]] if others else []
+    people = [trees / run.seconds for run in others[1]] if len(others) > 1 else []
+    form = model.dtype if model.quantize is None else f"{model.dtype}, {model.quantize}"
+    padding = speed = difference = their_peak = None
+    if rival is not None:
+        last = others[0][-1]
+        padding, speed = 1 - last.tokens / last.padded_tokens, median_ratio(rates, theirs)
+        their_peak = torch_peak(model.dtype) / 1e9
+        if rival.same_weights:
+            difference = _largest_difference(workload, cold.scores, rival.order, last.scores)
+    people_speed = median_ratio(rates, people) if people else None
+    figures = Figures()
+    add = figures.add
+    add("workload", workload.name, "workload")
+    add("dtype", model.dtype, "dtype", form)
+    add("trees", trees)
+    add("responses", workload.responses)
+    add("pairs_per_second", trees / seconds, "comparisons/s", "{:.2f}")
+    add(
+        "tokens_per_second", cold.needed_tokens / seconds, "tokens/s", "{:,.0f}"
+    )  # what is shared counts once
+    add("padding_waste", 1 - cold.needed_tokens / cold.padded_tokens, "padding", "{:.0%}")
+    add("compiles", cold.compiles, "compiles")
+    add("compile_seconds", max(0.0, whole - seconds), "compile s", "{:.1f}")
+    share = cold.flops / seconds / peak / model.mesh.size  # without padding, of the peak of the dtype
+    add("peak_share", share, "of matmul peak", f"{{:.0%}} of {peak / 1e9:,.0f} GFLOP/s")
+    add("peak_gflops", peak / 1e9)
+    beside = statistics.median(theirs) if theirs else None
+    add("against_pairs_per_second", beside, f"{options.against} comparisons/s", "{:.3f}")
+    add("speedup", speed, "speed-up", "{:.2f}x")
+    add("against_padding_waste", padding, "its padding", "{:.0%}")
+    add("largest_difference", difference, "score difference", "{:.1e}")
+    add("quantize", model.quantize)
+    add("attention", model.attention)
+    add("questions_per_user", workload.questions_per_user)
+    add("against_peak_gflops", their_peak, "its matmul peak", "{:,.0f} GFLOP/s")
+    add("against_people_pairs_per_second", statistics.median(people) if people else None)
+    add("people_speedup", people_speed, "speed-up, person by person", "{:.2f}x")
+    figures.line = f"{form}, {workload.name}: {trees / seconds:.2f} comparisons/s"
+    figures.line += "" if speed is None else f", {speed:.2f}x of the other way"
+    figures.line += "" if people_speed is None else f", {people_speed:.2f}x of it person by person"
+    return figures
+
+
+def _largest_difference(
+    workload: Workload, scores: Sequence[np.ndarray], order: Sequence[np.ndarray], theirs: np.ndarray
+) -> float:
+    """Over the conversations that both sides scored."""
+    ours = {
+        tree.sequence(k).tobytes(): score
+        for tree, row in zip(workload.trees, scores, strict=True)
+        for k, score in enumerate(row)
+    }
+    found = [ours[np.asarray(ids, np.int32).tobytes()] for ids in order]
+    return float(np.abs(np.array(found) - theirs).max())

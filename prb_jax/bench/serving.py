@@ -11,82 +11,37 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 
-from prb_jax.bench.scorer import score_pass
-from prb_jax.bench.table import shown
-from prb_jax.bench.workload import synthetic_workload
+from prb_jax.bench.figures import Figures
+from prb_jax.bench.options import BenchOptions
+from prb_jax.bench.scoring import score_pass
+from prb_jax.bench.workload import workload_for
 from prb_jax.errors import RunError
 from prb_jax.scoring.load import load
 
 _STARTED = re.compile(r"serving .* at http://127\.0\.0\.1:(\d+)$")
 
 
-@dataclass(frozen=True)
-class ServingResult:
-    """The server under many clients, each of which asks again after its answer."""
-
-    clients: int = field(metadata=shown("clients", "{v:,}", "that asked at the same time"))
-    requests: int = field(metadata=shown("requests (a pair each)", "{v:,}", "answered"))
-    lost: int = field(metadata=shown("lost", meaning="requests without an answer of status 200"))
-    seconds: float
-    scores_per_second: float = field(metadata=shown("scores/s", "{v:,.1f}", "of the server"))
-    offline_per_second: float = field(
-        metadata=shown(
-            "offline scores/s", "{v:,.1f} ({r.of_offline:.2f})", "of prb evaluate (server's share)"
-        )
-    )
-    p50_seconds: float = field(metadata=shown("p50", "{v:.3f} s", "from a request to its answer"))
-    p99_seconds: float = field(metadata=shown("p99", "{v:.3f} s"))
-    max_difference: float = field(metadata=shown("largest difference", "{v:.1e}", "of a score, to offline"))
-
-    @property
-    def of_offline(self) -> float:
-        """The server's rate, as a share of the offline one."""
-        return self.scores_per_second / self.offline_per_second
-
-
-def bench_serving(
-    model: str,
-    *,
-    clients: int,
-    seconds: float,
-    prefix_tokens: int,
-    response_tokens: int,
-    batch_tokens: int | None = None,
-    dtype: str | None = None,
-    mesh: str | None = None,
-) -> ServingResult:
-    """Serve a model in a process of its own, and ask it from many clients for a while.
-
-    The arguments are the options of `prb bench serve`, whose help explains them.
+def bench_serving(options: BenchOptions) -> Figures:
+    """Serve a model in a process of its own, and ask it from many clients for a while: each asks again when answered.
 
     Raises:
       RunError: the server did not start.
     """
-    loaded = load(model, dtype=dtype, mesh=mesh)
-    config = loaded.decoder
-    workload = synthetic_workload(
-        clients,
-        responses=2,
-        prefix_tokens=prefix_tokens,
-        response_tokens=response_tokens,
-        vocab_size=config.vocab_size,
-        longest=config.max_position_embeddings,
-    )
+    model, batch_tokens, clients = options.model, options.batch_tokens, options.clients
+    loaded = load(model, dtype=options.dtype, mesh=options.mesh)
+    workload = workload_for(loaded.decoder, options, clients)
     score_pass(loaded, workload, batch_tokens=batch_tokens)
     offline = score_pass(loaded, workload, batch_tokens=batch_tokens)
     del loaded
-    bodies = [
-        json.dumps({"input": [tree.sequence(k).tolist() for k in range(2)]}).encode()
-        for tree in workload.trees
-    ]
+    pairs = ([tree.sequence(k).tolist() for k in range(2)] for tree in workload.trees)
+    bodies = [json.dumps({"input": pair}).encode() for pair in pairs]
     command = [sys.executable, "-m", "prb_jax", "serve", model, "--port", "0"]
-    for flag, value in (("--batch-tokens", batch_tokens), ("--dtype", dtype), ("--mesh", mesh)):
-        command += [] if value is None else [flag, str(value)]
+    given = {"--batch-tokens": batch_tokens, "--dtype": options.dtype, "--mesh": options.mesh}
+    command += [str(word) for pair in given.items() if pair[1] is not None for word in pair]
     environment = {name: value for name, value in os.environ.items() if name != "PRB_SERVE_TOKEN"}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
@@ -98,22 +53,25 @@ def bench_serving(
                 raise RunError(f"the server did not start: try `prb serve {model}`")
             traffic = _Traffic(int(started[1]), bodies, offline.scores)
             begun = time.perf_counter()
-            asyncio.run(traffic.run(clients, until=begun + seconds))
+            asyncio.run(traffic.run(clients, until=begun + options.seconds))
             took = time.perf_counter() - begun
         finally:
             process.send_signal(signal.SIGTERM)
     delays = np.asarray(traffic.delays or [np.nan])
-    return ServingResult(
-        clients=clients,
-        requests=len(traffic.delays),
-        lost=traffic.lost,
-        seconds=took,
-        scores_per_second=2 * len(traffic.delays) / took,
-        offline_per_second=workload.responses / offline.seconds,
-        p50_seconds=float(np.quantile(delays, 0.5)),
-        p99_seconds=float(np.quantile(delays, 0.99)),
-        max_difference=traffic.max_difference,
-    )
+    rate, alone = 2 * len(traffic.delays) / took, workload.responses / offline.seconds
+    figures = Figures()
+    add = figures.add
+    add("clients", clients, "clients", "{:,}")
+    add("requests", len(traffic.delays), "requests (a pair each)", "{:,}")
+    add("lost", traffic.lost, "lost")  # requests without an answer of status 200
+    add("seconds", took)
+    add("scores_per_second", rate, "scores/s", "{:,.1f}")
+    share = f"{{:,.1f}} ({rate / alone:.2f})"  # of prb evaluate, and the server's share of it
+    add("offline_per_second", alone, "offline scores/s", share)
+    add("p50_seconds", float(np.quantile(delays, 0.5)), "p50", "{:.3f} s")  # from a request to its answer
+    add("p99_seconds", float(np.quantile(delays, 0.99)), "p99", "{:.3f} s")
+    add("max_difference", traffic.max_difference, "largest difference", "{:.1e}")  # of a score, to offline
+    return figures
 
 
 class _Traffic:
@@ -161,4 +119,4 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body:
     data = await reader.readexactly(int(length[1]) if length else 0)
     if answered.split()[1] != "200":
         raise ValueError(answered.splitlines()[0])
-    return np.asarray([each["data"][0] for each in cast(Any, json.loads(data))["data"]])
+    return np.asarray([entry["data"][0] for entry in cast(Any, json.loads(data))["data"]])

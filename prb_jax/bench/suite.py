@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from prb_jax.bench.machine import Machine
-from prb_jax.bench.made_model import make_model
+from prb_jax.bench.models import make_model
 from prb_jax.bench.rows import Row, missing_rivals, plan_rows
 from prb_jax.bench.suite_tables import BENCH, KIND, MEASURED, write_pages
 from prb_jax.data.writing import held_folder, write_json
@@ -37,16 +37,6 @@ class TimeIsOver(Exception):
     """A command took longer than it was allowed to."""
 
 
-class Runner(Protocol):
-    """Runs one command of `prb bench` and returns the results that it writes as JSON."""
-
-    def __call__(
-        self, words: Sequence[str], *, environment: Mapping[str, str], seconds: float, log: Path
-    ) -> list[dict[str, Any]]:
-        """Raise RunError with the message of a command that fails, TimeIsOver after so many seconds."""
-        ...
-
-
 def bench_all(
     *,
     out: str | Path,
@@ -55,7 +45,7 @@ def bench_all(
     model: str | None = None,
     prefix_tokens: int = 2000,
     response_tokens: int = 130,
-    runner: Runner | None = None,
+    runner: Callable[..., list[dict[str, Any]]] | None = None,
     clock: Callable[[], float] = time.monotonic,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
@@ -67,7 +57,7 @@ def bench_all(
       rows: ids of the rows to measure, with what they need; all if there are none.
       model: a folder or shape in the place of those that the memory allows.
       prefix_tokens, response_tokens: mean lengths of texts.
-      runner: runs a command; a process of its own for each if not given.
+      runner: runs a command, as `run_command` does in a process of its own, which is used if none is given.
       clock: seconds.
       say: called with a line for each row.
 
@@ -81,15 +71,10 @@ def bench_all(
     folder, run, begun = Path(out), runner or run_command, clock()
     with held_folder(folder):
         (found,) = run(["machine"], environment={}, seconds=600, log=folder / "logs" / "machine.log")
-        machine = _machine(found)
-        inputs = as_recorded(
-            {
-                **{name: found[name] for name in ("platform", "kind", "count", "versions")},
-                "model": model,
-                "prefix_tokens": prefix_tokens,
-                "response_tokens": response_tokens,
-            }
-        )
+        machine = Machine.from_json(found)
+        asked: Any = {"model": model, "prefix_tokens": prefix_tokens, "response_tokens": response_tokens}
+        facts = {name: found[name] for name in ("platform", "kind", "count", "versions")}
+        inputs = as_recorded(facts | asked)
         bench = KIND.read(folder)
         if bench is None:
             bench = {"kind": KIND.name, "format": 1, "inputs": inputs, "command": command_line()}
@@ -97,13 +82,8 @@ def bench_all(
         check_same_inputs(folder, bench["inputs"], inputs, file=BENCH)
         now = datetime.now(UTC).isoformat(timespec="seconds")
         bench["sessions"].append({"started": now, "minutes": minutes})
-        plan = plan_rows(
-            _machine(bench["machine"]),
-            missing=missing_rivals(machine),
-            model=model,
-            prefix_tokens=prefix_tokens,
-            response_tokens=response_tokens,
-        )
+        missing = missing_rivals(machine)
+        plan = plan_rows(Machine.from_json(bench["machine"]), missing=missing, **asked)
         before = {row["id"]: row for row in bench["rows"]}
         wanted = _chosen(plan, rows) | {name for name, row in before.items() if row["status"] == MEASURED}
         done: dict[str, dict[str, Any]] = {}
@@ -130,35 +110,28 @@ def failures(bench: Mapping[str, Any]) -> list[str]:
 def run_command(
     words: Sequence[str], *, environment: Mapping[str, str], seconds: float, log: Path
 ) -> list[dict[str, Any]]:
-    """Run a command of `prb bench` as a process; what it prints is kept in a file. Errors as of :class:`Runner`."""
+    """Run a command of `prb bench` as a process, and return the results that it writes as JSON.
+
+    What it prints is kept in a file. Raises RunError with the message of a command that fails, and TimeIsOver after
+    so many seconds.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     results = log.with_suffix(".json")
     results.unlink(missing_ok=True)
     command = [sys.executable, "-m", "prb_jax", "bench", *words, "--json", str(results)]
     with log.open("wb") as output:
+        streams: Any = {"stdout": output, "stderr": subprocess.STDOUT, "env": {**os.environ, **environment}}
         try:
-            status = subprocess.run(
-                command,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **environment},
-                timeout=seconds,
-                check=False,
-            ).returncode
+            status = subprocess.run(command, timeout=seconds, check=False, **streams).returncode
         except subprocess.TimeoutExpired:
             raise TimeIsOver from None
     if status or not results.exists():
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
         last = next((line for line in reversed(lines) if line.strip()), "")
-        raise RunError(
-            f"{last.removeprefix('prb: error: ').strip() or 'no message'} (exit status {status}; {log})"
-        )
+        message = last.removeprefix("prb: error: ").strip() or "no message"
+        raise RunError(f"{message} (exit status {status}; {log})")
     # What is not a number is none: the file of all rows is strict JSON.
     return json.loads(results.read_text(encoding="utf-8"), parse_constant=lambda _: None)
-
-
-def _machine(values: Mapping[str, Any]) -> Machine:
-    return Machine(**{name: value for name, value in values.items() if name in Machine.__dataclass_fields__})
 
 
 def _chosen(plan: Sequence[Row], names: Iterable[str]) -> set[str]:
@@ -173,24 +146,14 @@ def _chosen(plan: Sequence[Row], names: Iterable[str]) -> set[str]:
 
 
 def _measure(
-    row: Row, done: Mapping[str, Mapping[str, Any]], run: Runner, *, folder: Path, left: float
+    row: Row, done: Mapping[str, Mapping[str, Any]], run: Callable[..., Any], *, folder: Path, left: float
 ) -> dict[str, Any]:
     """A row of `bench.json`."""
-    places = [row.model, *([f"{row.model}-{row.weights}"] if row.weights else [])]
-    model = (
-        row.model if row.weights is None or row.model not in SHAPES else str(folder / "models" / places[1])
-    )
+    made = row.weights is not None and row.model in SHAPES
+    model = str(folder / "models" / f"{row.model}-{row.weights}") if made else row.model
     words = row.words(model)
-    record: dict[str, Any] = {
-        "id": row.id,
-        "verb": row.verb,
-        "model": row.model,
-        "flags": dict(row.flags),
-        "rival": row.rival,
-        "absent": row.absent,
-        "command": row.command(words),
-        "result": None,
-    }
+    record = {name: getattr(row, name) for name in ("id", "verb", "model", "flags", "rival", "absent")}
+    record |= {"command": row.command(words), "result": None}
     if row.needs is not None and done[row.needs]["status"] != MEASURED:
         reason = f"{row.needs}: {done[row.needs]['message']}"
         broken = done[row.needs]["status"] in (FAILED, UNPROVED)
@@ -203,7 +166,7 @@ def _measure(
     start = time.monotonic()
     options: dict[str, Any] = {"environment": row.environment, "log": folder / "logs" / f"{row.id}.log"}
     try:
-        if row.weights is not None and row.model in SHAPES:
+        if made:
             make_model(row.model, Path(model), policy=row.weights == "policy")
         try:
             (result,) = run(words, seconds=max(left, _LEAST_SECONDS), **options)
@@ -216,11 +179,8 @@ def _measure(
             left -= time.monotonic() - start
             (result,) = run(words, seconds=max(left, _LEAST_SECONDS), **options)
     except TimeIsOver:
-        spent = time.monotonic() - start
-        return record | {
-            "status": LEFT_OUT,
-            "message": f"stopped after {spent:,.0f} s, at the end of --minutes",
-        }
+        text = f"stopped after {time.monotonic() - start:,.0f} s, at the end of --minutes"
+        return record | {"status": LEFT_OUT, "message": text}
     except PrbError as error:
         return record | {"status": FAILED, "message": str(error)}
     record |= {"status": MEASURED, "message": "", "result": result, "seconds": time.monotonic() - start}

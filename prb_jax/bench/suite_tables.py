@@ -66,10 +66,7 @@ def rate(row: Mapping[str, Any]) -> tuple[float | None, str]:
 
 
 def compare_benches(first: str | Path, second: str | Path) -> BenchComparison:
-    """Compare what two machines measured.
-
-    Args:
-      first, second: files of `prb bench all`, or their folders.
+    """Compare what two machines measured, by the files of `prb bench all` or their folders.
 
     Raises:
       RunError: one is no such file, or no row is comparable.
@@ -101,16 +98,9 @@ def compare_benches(first: str | Path, second: str | Path) -> BenchComparison:
 
 
 def write_pages(folder: Path, bench: Mapping[str, Any]) -> None:
-    """Write `bench.md` and `bench.html`.
-
-    Raises:
-      RunError: they cannot be written.
-    """
-    pages = {
-        "bench.md": _markdown(bench),
-        "bench.html": render_page([_chapter(bench)], title="prb bench all"),
-    }
-    for name, text in pages.items():
+    """Write `bench.md` and `bench.html`; RunError where they cannot be written."""
+    page = render_page([_chapter(bench)], title="prb bench all")
+    for name, text in {"bench.md": _markdown(bench), "bench.html": page}.items():
         with writing(folder / name), whole_file(folder / name) as file:
             file.write(text.encode())
 
@@ -126,10 +116,8 @@ def _read(place: str | Path) -> dict[str, Any]:
 
 def _shape(row: Mapping[str, Any]) -> dict[str, Any]:
     """What decides how much a row computes; not how often it was measured."""
-    return {
-        "model": Path(row["model"]).name,
-        **{key: value for key, value in row["flags"].items() if key != "rounds"},
-    }
+    flags = {key: value for key, value in row["flags"].items() if key != "rounds"}
+    return {"model": Path(row["model"]).name, **flags}
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
@@ -161,14 +149,9 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def _facts(bench: Mapping[str, Any]) -> list[tuple[str, str]]:
-    known = {name: value for name, value in bench["machine"].items() if name in Machine.__dataclass_fields__}
-    machine = Machine(**known)
-    return [
-        ("devices", f"{machine.count} x {machine.kind} ({machine.platform}), {machine.cores} CPU cores"),
-        ("memory", f"{machine.memory_gib:,.1f} GiB"),
-        ("matrix products", machine.peaks),
-        ("versions", machine.installed),
-    ]
+    machine = Machine.from_json(bench["machine"])
+    devices = f"{machine.count} x {machine.kind} ({machine.platform}), {machine.cores} CPU cores"
+    return [("devices", devices), *machine.words.items()]
 
 
 def _markdown(bench: Mapping[str, Any]) -> str:
@@ -183,13 +166,10 @@ def _markdown(bench: Mapping[str, Any]) -> str:
 
 def _chapter(bench: Mapping[str, Any]) -> Chapter:
     facts = [[Cell(name), Cell(value)] for name, value in _facts(bench)]
-    rows = [
-        [
-            Cell(cell, value)
-            for cell, value in zip(_cells(row), (None, None, None, rate(row)[0], *[None] * 4), strict=True)
-        ]
-        for row in bench["rows"]
-    ]
+    rows = []
+    for row in bench["rows"]:
+        numbers = (None, None, None, rate(row)[0], *[None] * 4)
+        rows.append([Cell(*pair) for pair in zip(_cells(row), numbers, strict=True)])
     note = (
         "Scores were compared with float32 before; a row without this has no speed. Ratio: how much faster than what "
         "stands beside. The share counts padding as waste. Memory: the most that was in use, of one device or of "

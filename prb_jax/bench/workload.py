@@ -6,27 +6,47 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from prb_jax.bench.options import BenchOptions
 from prb_jax.errors import RunError
+from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.named_shapes import QUESTION_TOKENS
-from prb_jax.training.settings import OptimizerSettings
+from prb_jax.training.config import OptimizerSettings
 from prb_jax.trees.tree import Tree, build_tree
 
 PREFIX_SPREAD = 0.45
-
 """Standard deviation of the logarithm of prefix lengths, as ten-post profiles have it."""
 
 RESPONSE_SPREAD = 0.25
 
+STEPS = 1000
+LEARNING_RATE = 1e-5
+KL_COEFFICIENT = 0.04
+"""Of the KL in the loss of a policy."""
+
+OPTIMIZER = OptimizerSettings(
+    learning_rate=LEARNING_RATE,
+    schedule="constant",
+    warmup_share=0.0,
+    weight_decay=0.0,
+    b2=0.999,
+    clip_norm=1.0,
+)
+"""What both sides train with."""
+
+
+@dataclass(frozen=True)
+class TimedStep:
+    """Wall seconds of one step, its loss, and the tokens it computed and needed."""
+
+    seconds: float
+    loss: float
+    padded_tokens: int
+    tokens: int
+
 
 @dataclass(frozen=True)
 class Workload:
-    """Comparisons as token ids.
-
-    Attributes:
-      name: what is shown.
-      trees: one a comparison.
-      questions_per_user: so many in a row are one person's.
-    """
+    """Comparisons as token ids, of which so many in a row are one person's."""
 
     name: str
     trees: tuple[Tree, ...]
@@ -43,16 +63,31 @@ class Workload:
         return sum(tree.tokens for tree in self.trees)
 
 
+def workload_for(
+    config: DecoderConfig,
+    options: BenchOptions,
+    count: int,
+    *,
+    responses: int = 2,
+    questions_per_user: int = 1,
+) -> Workload:
+    """Return a workload of the lengths of the options, for a model."""
+    return synthetic_workload(
+        count,
+        responses=responses,
+        prefix_tokens=options.prefix_tokens,
+        response_tokens=options.response_tokens,
+        vocab_size=config.vocab_size,
+        longest=config.max_position_embeddings,
+        questions_per_user=questions_per_user,
+    )
+
+
 def count_pairs(asked: int | None, *, usual: int, questions_per_user: int) -> int:
     """Return how many comparisons are timed: those asked for, or as many users as hold the usual number.
 
-    Args:
-      asked: what the caller wants; None leaves it to us.
-      usual: how many are timed if nobody says.
-      questions_per_user: comparisons of one person.
-
     Raises:
-      RunError: fewer are asked for than one person has.
+      RunError: fewer are asked for than one person has questions.
     """
     if asked is None:
         return -(-usual // questions_per_user) * questions_per_user
@@ -75,17 +110,10 @@ def synthetic_workload(
     questions_per_user: int = 1,
     seed: int = 0,
 ) -> Workload:
-    """Random ids; lengths lognormal with the given means, at most ``longest`` for a conversation.
+    """Return trees of random ids; lengths are lognormal with the given means, at most ``longest`` for a conversation.
 
-    Args:
-      count: trees.
-      responses: K.
-      prefix_tokens, response_tokens: mean lengths.
-      vocab_size: ids are drawn from the upper part of 0..vocab_size - 1.
-      longest: most tokens of a prefix with one response.
-      questions_per_user: so many trees in a row begin with the same profile, which is then followed by a question
-        of :data:`QUESTION_TOKENS` in each.
-      seed: of lengths and ids.
+    So many trees in a row as one user has questions begin with the same profile, which a question of
+    :data:`QUESTION_TOKENS` then follows in each. Ids are drawn from the upper part of 0..vocab_size - 1.
     """
     rng = np.random.default_rng(seed)
     low = min(10, vocab_size // 2)
@@ -105,9 +133,8 @@ def synthetic_workload(
         if question == 0:
             shared = rng.integers(low, vocab_size, prefixes[person])
         elif len(shared) > QUESTION_TOKENS:
-            shared = np.concatenate(
-                [shared[:-QUESTION_TOKENS], rng.integers(low, vocab_size, QUESTION_TOKENS)]
-            )
+            asked = rng.integers(low, vocab_size, QUESTION_TOKENS)
+            shared = np.concatenate([shared[:-QUESTION_TOKENS], asked])
         sizes = lengths(responses, response_tokens, RESPONSE_SPREAD, most_response)
         ids = [rng.integers(low, vocab_size, n) for n in sizes]
         for place, response in enumerate(ids):
@@ -118,33 +145,3 @@ def synthetic_workload(
     if questions_per_user > 1:
         name += f", {questions_per_user} a user"
     return Workload(name, tuple(trees), questions_per_user)
-
-
-STEPS = 1000
-
-LEARNING_RATE = 1e-5
-
-KL_COEFFICIENT = 0.04
-
-"""Of the KL in the loss of a policy."""
-
-OPTIMIZER = OptimizerSettings(
-    learning_rate=LEARNING_RATE,
-    schedule="constant",
-    warmup_share=0.0,
-    weight_decay=0.0,
-    b2=0.999,
-    clip_norm=1.0,
-)
-
-"""What both sides train with."""
-
-
-@dataclass(frozen=True)
-class TimedStep:
-    """Wall seconds of one step, its loss, and the tokens it computed and needed."""
-
-    seconds: float
-    loss: float
-    padded_tokens: int
-    tokens: int

@@ -7,25 +7,24 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
-from prb_jax.building.candidates import lacking, match_pairs
+from prb_jax.building.card import build_inputs, build_summary, data_card
 from prb_jax.building.gates.gate import Pair
-from prb_jax.building.gating import Gated, run_gates
+from prb_jax.building.gating import run_gates
 from prb_jax.building.models import Writer, open_judge, open_writer
-from prb_jax.building.parts import split_parts
-from prb_jax.building.product import write_product
+from prb_jax.building.product import split_parts, write_product
 from prb_jax.building.prompts import prompts_digest
 from prb_jax.building.records import Record, load_redactor, read_records, redact
 from prb_jax.building.settings import BuildSettings, load_build_settings
-from prb_jax.building.summary import build_inputs, build_summary
-from prb_jax.building.writing import read_candidates, write_rows
+from prb_jax.building.writing import lacking, match_pairs, read_candidates, write_rows
 from prb_jax.data.reading import read_object
 from prb_jax.data.writing import write_json
 from prb_jax.errors import RunError, listed, need_extra, quote
-from prb_jax.remote.endpoint import REPLIES
+from prb_jax.remote.endpoint import REPLIES, NoReplyError
 from prb_jax.runs.kind import SUMMARY, RunKind
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowFile, RowKind
@@ -45,12 +44,7 @@ RUNS: Final = RunKind(name="prb_jax build", command="prb build", rows=_ROWS)
 
 @dataclass(frozen=True)
 class Build:
-    """The result of `build`.
-
-    Attributes:
-      out: the folder.
-      summary: what `summary.json` holds: counts, every gate with its figures, what was spent.
-    """
+    """A folder, and its `summary.json`: counts, every gate with its figures, what was spent."""
 
     out: Path
     summary: dict[str, Any]
@@ -86,14 +80,7 @@ def build(
     need_extra("build", "prb build")
     folder = RUNS.check(out)
     redactor = load_redactor() if settings.redact else None
-    assert settings.data is not None
-    records = read_records(
-        settings.data,
-        subset=settings.subset,
-        split=settings.split,
-        limit=settings.limit,
-        derive=settings.aspects,
-    )
+    records = read_records(settings)
     if redactor is not None:
         records = [redact(record, redactor) for record in records]
     cache = folder / REPLIES if settings.cache is None else Path(settings.cache)
@@ -115,26 +102,17 @@ def build(
         rows = _write_all(records, writer, settings, run.file, progress=progress)
         del writer  # a model on this machine makes room for the next
         first, best, none = _pairs(records, rows, settings, inputs)
-        gated = run_gates(
-            first,
-            best,
-            records=len(records),
-            settings=settings,
-            judge=judge,
-            folder=folder,
-            progress=progress,
-        )
+        gating: Any = {"settings": settings, "judge": judge, "folder": folder, "progress": progress}
+        gated = run_gates(first, best, records=len(records), **gating)
         results = [result.to_json() for result in gated.results]
         write_json(folder / GATES_FILE, {"gates": results, "relaxed": relaxed})
         gated.check()
         gated.warn()
         if not gated.kept:
             raise RunError(f"{folder}: no pair is left of {len(records):,} records; {GATES_FILE} says why")
+        product = settings.product
         parts = split_parts(
-            gated.kept,
-            name=settings.product.name,
-            private_share=settings.product.private_share,
-            seed=settings.seed,
+            gated.kept, name=product.name, private_share=product.private_share, seed=settings.seed
         )
         summary = build_summary(
             settings,
@@ -146,13 +124,19 @@ def build(
             folder=folder,
             command=_repeating(run.record, relaxed),
         )
+        reasons = {name: ("generator", reason) for name, reason in none.items()} | gated.dropped
+        dropped = [
+            {"id": record.id, "gate": reasons[record.id][0], "reason": reasons[record.id][1]}
+            for record in records
+            if record.id in reasons
+        ]
         write_product(
             folder,
             pairs=gated.kept,
             parts=parts,
-            dropped=_dropped(records, none, gated),
-            formats=settings.product.formats,
-            summary=summary,
+            dropped=dropped,
+            formats=product.formats,
+            card=partial(data_card, summary),
         )
         write_json(folder / SUMMARY, summary)
     return Build(folder, summary)
@@ -184,8 +168,8 @@ def _write_all(
             new = [record for record in unit if record.id not in file.rows]
             if new:
                 written = write_rows(unit, writer, settings)
-                file.append(written.rows)
-                lost = {name: str(error) for name, error in written.failures.items() if name not in file.rows}
+                file.append(row for row in written.values() if not isinstance(row, NoReplyError))
+                lost = {name: str(error) for name, error in written.items() if name not in file.rows}
                 _note_failures(folder, lost)
                 failures |= lost
                 display.advance(len(new) - len(lost))
@@ -251,13 +235,3 @@ def _pairs(
         comparison = record.pair(chosen.text, rejected.text, row["aspects"])
         pairs.append(Pair(comparison, (chosen.finish, rejected.finish), provenance))
     return first, pairs, none
-
-
-def _dropped(records: Sequence[Record], none: Mapping[str, str], gated: Gated) -> list[dict[str, str]]:
-    """Every record without a pair, with the gate that left it out, or the generator, and the reason."""
-    reasons = {name: ("generator", reason) for name, reason in none.items()} | dict(gated.dropped)
-    return [
-        {"id": record.id, "gate": reasons[record.id][0], "reason": reasons[record.id][1]}
-        for record in records
-        if record.id in reasons
-    ]

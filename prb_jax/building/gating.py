@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from prb_jax.building.gates import judged
-from prb_jax.building.gates.answers import (
-    find_copied_aspects,
-    find_duplicates,
-    find_refusals,
-    find_truncations,
-)
+from prb_jax.building.gates import faults, judged, surface
 from prb_jax.building.gates.gate import CANNOT_TELL, Figure, GateResult, Leak, Pair, share_found
-from prb_jax.building.gates.surface import measure_histogram, measure_length, measure_style
-from prb_jax.building.gates.texts import find_overlaps, find_personal_texts, read_known_texts
 from prb_jax.building.settings import DEFINITIONS, BuildSettings
 from prb_jax.errors import PrbWarning, RunError, short_repr
 from prb_jax.judges.chat import ChatModel
@@ -36,13 +28,10 @@ Measure = Callable[[Sequence[Pair]], Figure]
 
 @dataclass
 class Gated:
-    """Pairs on their way through the gates.
+    """Pairs on their way through the gates: those that are left, and the results of the gates in their order.
 
     Attributes:
-      settings: of the build.
-      kept: pairs that are left.
       dropped: by id, the gate and the reason for which a pair is left out.
-      results: of every gate, in their order.
       let_through: by id, the reason of each relaxed gate.
     """
 
@@ -83,14 +72,14 @@ class Gated:
         """Leave out what a gate finds, unless it is relaxed; without a way to find anything it fails."""
         if find is None:
             return self.add(name, None, None)
-        reasons = find(self.kept)
+        reasons, count = find(self.kept), 0
         if name in self.settings.relax:
             for pair, reason in reasons.items():
                 self.let_through.setdefault(pair, {})[name] = reason
         else:
+            count = len(reasons)
             self.dropped |= {pair: (name, reason) for pair, reason in reasons.items()}
             self.kept = [pair for pair in self.kept if pair.id not in reasons]
-        count = 0 if name in self.settings.relax else len(reasons)
         after = share_found(self.kept, find(self.kept))
         return self.add(name, share_found(before, find(before)), after, count)
 
@@ -98,16 +87,16 @@ class Gated:
         """Measure all pairs; without a way to measure them the gate fails."""
         if measure is None:
             return self.add(name, None, None)
-        return self.add(name, measure(before), measure(self.kept))
+        none = Figure(None, 0, passed=False, note="no pairs")
+        first, after = (measure(pairs) if pairs else none for pairs in (before, self.kept))
+        return self.add(name, first, after)
 
     def add(self, name: str, before: Figure | None, after: Figure | None, dropped: int = 0) -> None:
-        """Add the result of a gate."""
-        figure = after or Figure(
-            None, len(self.kept), passed=False, note="not tried: nothing is given to try it"
-        )
-        relaxed = name in self.settings.relax
+        """Add the result of a gate, which was not tried where there is no figure."""
+        relaxed, tried = name in self.settings.relax, after is not None
+        untried = Figure(None, len(self.kept), passed=False, note="not tried: nothing is given to try it")
         self.results.append(
-            GateResult(name, _definition(name), before, figure, dropped, relaxed, after is not None)
+            GateResult(name, _definition(name), before, after or untried, dropped, relaxed, tried)
         )
 
     def with_provenance(self, pair: Pair) -> Pair:
@@ -131,12 +120,19 @@ def _definition(name: str) -> str:
 def in_words(result: GateResult) -> str:
     """Return the figure of a gate for a message."""
     after = result.after
-    value = "-" if after.value is None else f"{after.value:.3f}"
-    interval = "" if after.interval is None else f" [{after.interval[0]:.3f}..{after.interval[1]:.3f}]"
     note = f" ({after.note})" if after.note else ""
     if result.verdict == CANNOT_TELL:
         note += f"; {CANNOT_TELL}: {leak_in_words(after.leak)}"
-    return f"{value}{interval} of {after.n:,} pairs: {result.definition}{note}"
+    return f"{figure_in_words(asdict(after))} of {after.n:,} pairs: {result.definition}{note}"
+
+
+def figure_in_words(figure: Mapping[str, Any] | None) -> str:
+    """Return ``0.512 [0.430..0.594]``, of a figure as JSON has it; "-" where there is none."""
+    if figure is None or figure["value"] is None:
+        return "-"
+    bounds = figure["interval"]
+    interval = "" if bounds is None else f" [{bounds[0]:.3f}..{bounds[1]:.3f}]"
+    return f"{figure['value']:.3f}{interval}"
 
 
 def leak_in_words(leak: Leak | None) -> str:
@@ -156,56 +152,48 @@ def run_gates(
     folder: Path,
     progress: bool = False,
 ) -> Gated:
-    """Send pairs through all gates.
+    """Send the best-matched pairs of so many records through all gates.
 
     Args:
       first: the first answers that the generator wrote for both sides of each record, whatever they are: figures
         before. Those of gates that judge or score answers are of the pairs that get so far.
-      pairs: the best-matched ones.
-      records: how many there are.
-      settings: of the build.
-      judge: of the two gates that need one.
-      folder: of the build, held by this process.
-      progress: shows progress on standard error.
 
     Raises:
       PrbError: a judge, a reward model or a known test set cannot be used.
     """
     gates, gated = settings.gates, Gated(settings, list(pairs))
-    overlaps = rubric = blind = rewards = None
-    if gates.known:
-        overlaps = partial(find_overlaps, known=read_known_texts(gates.known, words=gates.overlap_words))
-    gated.drop("refusals", find_refusals, before=first)
-    gated.drop("truncations", find_truncations, before=first)
-    gated.drop("copied-aspects", partial(find_copied_aspects, words=gates.copied_words), before=first)
-    gated.drop("personal-text", find_personal_texts, before=first)
-    gated.drop("duplicates", partial(find_duplicates, least=gates.similarity), before=first)
-    gated.drop("overlap", overlaps, before=first)
-    for name in gates.plugins:
-        gated.drop(name, get_plugin("gates", name).value, before=first)
+    known = faults.read_known_texts(gates.known, words=gates.overlap_words) if gates.known else None
+    finders: dict[str, Finder | None] = {
+        "refusals": faults.find_refusals,
+        "truncations": faults.find_truncations,
+        "copied-aspects": partial(faults.find_copied_aspects, words=gates.copied_words),
+        "personal-text": faults.find_personal_texts,
+        "duplicates": partial(faults.find_duplicates, least=gates.similarity),
+        "overlap": known and partial(faults.find_overlaps, known=known),
+        **{name: get_plugin("gates", name).value for name in gates.plugins},
+    }
+    for name, find in finders.items():
+        gated.drop(name, find, before=first)
 
-    reached = list(gated.kept)
+    reached, rubric, blind, rewards = list(gated.kept), None, None, None
     if judge is not None:
-        verdicts = {}
+        shares = {}
         for kind in (judged.RUBRIC, judged.BLIND):
-            with show_progress(
-                f"{kind} judge", Count(len(reached), unit="pairs"), enabled=progress
-            ) as display:
-                verdicts[kind] = judged.judge_pairs(
+            count = Count(len(reached), unit="pairs")
+            with show_progress(f"{kind} judge", count, enabled=progress) as display:
+                shares[kind] = judged.judge_pairs(
                     reached, kind, judge, folder=folder, advance=display.advance
                 )
-        rubric = partial(judged.find_unseparated, verdicts=verdicts[judged.RUBRIC])
-        blind = partial(judged.measure_blind_judge, verdicts=verdicts[judged.BLIND], gates=gates)
-    gated.drop("rubric-judge", rubric, before=reached)
-    gated.measure("length", partial(measure_length, gates=gates), before=first)
-    gated.measure("style", partial(measure_style, gates=gates), before=first)
-    gated.measure("style-histogram", partial(measure_histogram, gates=gates), before=first)
-    gated.measure("blind-judge", blind, before=reached)
-    if gates.reward_models:
-        wins = judged.reward_model_wins(
-            reached, gates.reward_models, folder=folder / REWARDS, progress=progress
-        )
+        rubric = partial(judged.find_unseparated, shares=shares[judged.RUBRIC])
+        blind = partial(judged.measure_blind_judge, shares=shares[judged.BLIND], gates=gates)
+    if models := gates.reward_models:
+        wins = judged.reward_model_wins(reached, models, folder=folder / REWARDS, progress=progress)
         rewards = partial(judged.measure_blind_rewards, wins=wins, gates=gates)
+    gated.drop("rubric-judge", rubric, before=reached)
+    gated.measure("length", partial(surface.measure_length, gates=gates), before=first)
+    gated.measure("style", partial(surface.measure_style, gates=gates), before=first)
+    gated.measure("style-histogram", partial(surface.measure_histogram, gates=gates), before=first)
+    gated.measure("blind-judge", blind, before=reached)
     gated.measure("blind-reward", rewards, before=reached)
 
     share = len(gated.kept) / records

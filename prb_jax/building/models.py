@@ -14,47 +14,35 @@ from prb_jax.building.settings import ChatModelSettings
 from prb_jax.data.comparison import Message
 from prb_jax.errors import DataError
 from prb_jax.generation.policy import Policy
-from prb_jax.judges.chat import ChatModel, EndpointChat, LocalChat
+from prb_jax.judges.chat import ChatModel
 from prb_jax.remote.endpoint import Endpoint, NoReplyError, Reply
 from prb_jax.remote.options import KEY, EndpointOptions
 
 Conversation = Sequence[Message]
 
 
-@dataclass(frozen=True)
-class Ask:
-    """One text that is wanted.
-
-    Attributes:
-      messages: the conversation that it continues.
-      seed: of its draw.
-    """
-
-    messages: Conversation
-    seed: int
-
-
 class Writer(Protocol):
-    """A model that writes texts by seeds: the same asks in the same order always give the same replies."""
+    """A model that writes texts by seeds: the same conversations in the same order always give the same replies."""
 
     def identity(self) -> Mapping[str, Any]:
         """Return everything that decides the texts, JSON-ready."""
         ...
 
     def write(
-        self, asks: Sequence[Ask], *, temperature: float, max_new_tokens: int
+        self,
+        conversations: Sequence[Conversation],
+        *,
+        seeds: Sequence[int],
+        temperature: float,
+        max_new_tokens: int,
     ) -> list[Reply | NoReplyError]:
-        """Return what comes of each ask.
-
-        Raises:
-          PrbError: nothing further can be asked of this model.
-        """
+        """Return what comes of each conversation; a PrbError where nothing further can be asked of this model."""
         ...
 
 
 @dataclass(frozen=True)
 class EndpointWriter:
-    """A model behind an endpoint; it is told the seed of every ask."""
+    """A model behind an endpoint; it is told the seed of every text."""
 
     endpoint: Endpoint
 
@@ -62,20 +50,13 @@ class EndpointWriter:
         options = self.endpoint.options
         return {"endpoint": options.url, "name": options.model}
 
-    def write(
-        self, asks: Sequence[Ask], *, temperature: float, max_new_tokens: int
-    ) -> list[Reply | NoReplyError]:
-        return self.endpoint.ask_each(
-            [ask.messages for ask in asks],
-            seeds=[ask.seed for ask in asks],
-            temperature=temperature,
-            max_new_tokens=max_new_tokens,
-        )
+    def write(self, conversations: Sequence[Conversation], **drawing: Any) -> list[Reply | NoReplyError]:
+        return self.endpoint.ask_each(conversations, **drawing)
 
 
 @dataclass(frozen=True)
 class PolicyWriter:
-    """A model on this machine. Asks that follow each other with the same conversation share its key-value cache."""
+    """A model on this machine. Equal conversations that follow each other share their key-value cache."""
 
     policy: Policy
 
@@ -83,84 +64,63 @@ class PolicyWriter:
         return self.policy.identity()
 
     def write(
-        self, asks: Sequence[Ask], *, temperature: float, max_new_tokens: int
+        self, conversations: Sequence[Conversation], *, seeds: Sequence[int], **drawing: Any
     ) -> list[Reply | NoReplyError]:
-        groups = [list(group) for _, group in groupby(asks, key=lambda ask: tuple(ask.messages))]
-        if not groups:
-            return []
-        seeds = hashlib.sha256(repr([ask.seed for ask in asks]).encode()).digest()
-        prompts = [[asdict(message) for message in group[0].messages] for group in groups]
+        groups = [(messages, len(list(same))) for messages, same in groupby(map(tuple, conversations))]
+        seed = hashlib.sha256(repr(list(seeds)).encode()).digest()
         try:
-            found = self.policy.sample(
-                prompts,
-                n=max(map(len, groups)),
-                temperature=temperature,
-                max_new_tokens=max_new_tokens,
-                seed=int.from_bytes(seeds[:4], "big") >> 1,
+            drawn = self.policy.sample(
+                [[asdict(message) for message in messages] for messages, _ in groups],
+                n=max(count for _, count in groups),
+                seed=int.from_bytes(seed[:4], "big") >> 1,
+                **drawing,
             )
         except DataError as error:
             raise DataError(
                 f"the generator cannot take what it is told: {error}; lower writing.profile_posts or "
                 "writing.max_new_tokens"
             ) from error
+        texts = [text for (_, count), samples in zip(groups, drawn, strict=True) for text in samples[:count]]
         return [
             Reply(
-                one.text,
-                len(one.prompt_token_ids),
-                len(one.token_ids),
-                finish="length" if one.finish == "length" else "stop",
+                text.text,
+                len(text.prompt_token_ids),
+                len(text.token_ids),
+                finish="length" if text.finish == "length" else "stop",
             )
-            for group, samples in zip(groups, found, strict=True)
-            for one in samples[: len(group)]
+            for text in texts
         ]
 
 
 def open_writer(settings: ChatModelSettings, *, cache: Path) -> EndpointWriter | PolicyWriter:
     """Return the generator that settings name; errors as of :func:`prb_jax.load_policy`."""
     if settings.endpoint is not None:
-        return EndpointWriter(Endpoint(endpoint_options(settings), cache=cache))
+        return EndpointWriter(_endpoint(settings, cache))
     return PolicyWriter(_policy(settings))
 
 
 def open_judge(settings: ChatModelSettings, *, cache: Path) -> ChatModel:
     """Return the judge that settings name; errors as of :func:`prb_jax.load_policy`."""
     if settings.endpoint is not None:
-        return EndpointChat(Endpoint(endpoint_options(settings), cache=cache))
-    return LocalChat(_policy(settings))
+        return ChatModel(_endpoint(settings, cache))
+    return ChatModel(_policy(settings))
 
 
 def _policy(settings: ChatModelSettings) -> Policy:
     from prb_jax.generation.policy import load_policy
 
     assert settings.model is not None
-    return load_policy(
-        settings.model,
-        mesh=settings.mesh,
-        dtype=settings.dtype,
-        revision=settings.revision,
-        tokenizer=settings.tokenizer,
-        chat_template=settings.chat_template,
-    )
+    names = ("mesh", "dtype", "revision", "tokenizer", "chat_template")
+    return load_policy(settings.model, **{name: getattr(settings, name) for name in names})
 
 
-def endpoint_options(settings: ChatModelSettings) -> EndpointOptions:
-    """Return how an endpoint is asked, with the key of the environment."""
+def _endpoint(settings: ChatModelSettings, cache: Path) -> Endpoint:
+    """The endpoint of settings, with the key of the environment."""
     assert settings.endpoint is not None
     assert settings.name is not None
-    return EndpointOptions(
-        url=settings.endpoint,
-        model=settings.name,
-        key=os.environ.get(KEY) or None,
-        concurrency=settings.concurrency,
-        tries=settings.tries,
-        seconds=settings.seconds,
-        backoff=settings.backoff,
-        prices=settings.prices,
+    names = ("concurrency", "tries", "seconds", "backoff", "prices")
+    asked: dict[str, Any] = {name: getattr(settings, name) for name in names}
+    key = os.environ.get(KEY) or None
+    return Endpoint(
+        EndpointOptions(url=settings.endpoint, model=settings.name, key=key, **asked), cache=cache
     )
-
-
-def cost(settings: ChatModelSettings, prompt_tokens: int | None, reply_tokens: int | None) -> float | None:
-    """Return the price of tokens in dollars; None where prices or tokens are not known."""
-    if settings.prices is None or prompt_tokens is None or reply_tokens is None:
-        return None
-    return (prompt_tokens * settings.prices[0] + reply_tokens * settings.prices[1]) / 1e6

@@ -1,17 +1,25 @@
-"""The files of a finished benchmark: all pairs, the public and the private part, and what was left out."""
+"""The finished benchmark: its public and private part, and its files.
+
+No person, no question and no answer is in both parts.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from prb_jax.building.card import data_card
+from prb_jax.building.gates.faults import NearTexts
 from prb_jax.building.gates.gate import Pair
-from prb_jax.building.parts import BenchmarkPart
-from prb_jax.data.folders import README
 from prb_jax.data.writing import whole_file, writing
+from prb_jax.errors import short_repr
+from prb_jax.metrics.clusters import Components
+from prb_jax.scoring.comparison_table import clusters_of
+from prb_jax.sources.folders import README
 from prb_jax.sources.prepare import prepare
 
 PAIRS: Final = "pairs.jsonl"
@@ -21,6 +29,72 @@ ARRAY_RECORD: Final = "array_record"
 
 _PRIVATE_FIELDS: Final = ("rubric_aspects", "narrative")
 
+_NEAR: Final = 0.6
+"""Similarity of questions and answers that stay in one part: lower than that of duplicates, to be on the safe side."""
+
+
+@dataclass(frozen=True)
+class BenchmarkPart:
+    """The public or the private part of the benchmark.
+
+    Its canary is a line with a number of its own, which is in every record: who finds it in a corpus or a model's
+    output knows that the part leaked.
+    """
+
+    name: str
+    pairs: tuple[Pair, ...]
+    canary: str
+
+    __repr__ = short_repr
+
+
+def split_parts(
+    pairs: Sequence[Pair], *, name: str, private_share: float, seed: int
+) -> tuple[BenchmarkPart, BenchmarkPart]:
+    """Return the public and the private part.
+
+    Pairs that share a person, or a question or an answer but for a few words, stay together. What belongs together is
+    shuffled by the seed, and goes to the private part until its share of the pairs is reached, and not exceeded. The
+    canaries name the benchmark.
+    """
+    groups: dict[str, list[str]] = {}
+    for pair, group in zip(pairs, _groups(pairs), strict=True):
+        groups.setdefault(group, []).append(pair.id)
+    order = sorted(groups.values(), key=lambda ids: hashlib.sha256(f"{seed}\0{min(ids)}".encode()).digest())
+    held: set[str] = set()
+    for ids in order:
+        if len(held) + len(ids) <= private_share * len(pairs):
+            held |= set(ids)
+    public = tuple(pair for pair in pairs if pair.id not in held)
+    private = tuple(pair for pair in pairs if pair.id in held)
+    return (_part("public", public, benchmark=name), _part("private", private, benchmark=name))
+
+
+def _groups(pairs: Sequence[Pair]) -> list[str]:
+    """A name for what belongs together, for each pair."""
+    together = Components()
+    users = clusters_of([pair.comparison for pair in pairs]).users
+    questions, answers = NearTexts(_NEAR), NearTexts(_NEAR)
+    for pair, user in zip(pairs, users, strict=True):
+        this = f"pair {pair.id}"
+        if user is not None:
+            together.join(this, f"user {user}")
+        texts = ((questions, pair.comparison.question), (answers, pair.chosen), (answers, pair.rejected))
+        for index, text in texts:
+            for other in index.owners(text):
+                together.join(this, f"pair {other}")
+            index.add(pair.id, text)
+    return [str(together.root(f"pair {pair.id}")) for pair in pairs]
+
+
+def _part(name: str, pairs: tuple[Pair, ...], *, benchmark: str) -> BenchmarkPart:
+    """A part with its canary, whose number follows from the texts, so that equal builds have equal bytes."""
+    texts = "\0".join(text for pair in pairs for text in (pair.id, *pair.comparison.responses))
+    digest = hashlib.sha256(texts.encode()).hexdigest()
+    number = uuid.uuid5(uuid.NAMESPACE_URL, f"{benchmark}\0{name}\0{digest}")
+    about = f"BENCHMARK DATA ({name} part of {benchmark}) SHOULD NEVER APPEAR IN TRAINING CORPORA."
+    return BenchmarkPart(name, pairs, f"{about} canary GUID {number}")
+
 
 def write_product(
     out: Path,
@@ -29,67 +103,59 @@ def write_product(
     parts: Sequence[BenchmarkPart],
     dropped: Iterable[Mapping[str, Any]],
     formats: Sequence[str],
-    summary: Mapping[str, Any],
+    card: Callable[[BenchmarkPart | None], str],
 ) -> None:
-    """Write the benchmark into the folder of its build.
+    """Write the benchmark into the folder of its build, which this process holds.
 
     ``pairs.jsonl`` has every pair with all that is known of it. PART.jsonl and PART/, in the hub's layout with a card,
     have each part; the public one lacks aspects and narratives.
 
     Args:
-      out: the folder, held by this process.
-      pairs: all that are kept.
-      parts: the public and the private one.
       dropped: records without a pair, JSON-ready.
       formats: beside JSON lines: "parquet" and "array_record".
-      summary: of the build, for the cards.
+      card: gives that of a part, or of the whole build, in Markdown.
 
     Raises:
       RunError: it cannot be written.
     """
     canaries = {pair.id: part.canary for part in parts for pair in part.pairs}
-    write_lines(out / PAIRS, (to_row(pair, canaries[pair.id]) for pair in pairs))
-    write_lines(out / DROPPED, dropped)
+    _write_lines(out / PAIRS, (_to_row(pair, canaries[pair.id]) for pair in pairs))
+    _write_lines(out / DROPPED, dropped)
     for part in parts:
-        rows = [to_row(pair, part.canary) for pair in part.pairs]
-        if part.name == "public":
-            rows = [
-                {name: value for name, value in row.items() if name not in _PRIVATE_FIELDS} for row in rows
-            ]
+        left_out = _PRIVATE_FIELDS if part.name == "public" else ()
+        rows = [
+            {name: value for name, value in _to_row(pair, part.canary).items() if name not in left_out}
+            for pair in part.pairs
+        ]
         path = out / f"{part.name}.jsonl"
         if not rows:
             with writing(path):
                 path.unlink(missing_ok=True)
             continue
-        write_lines(path, rows)
+        _write_lines(path, rows)
         if "parquet" in formats:
             _write_parquet(out / part.name / SHARD, rows)
-            _write_text(out / part.name / README, data_card(summary, part=part))
+            _write(out / part.name / README, card(part).encode())
         if "array_record" in formats:
             prepare([str(path)], out=out / ARRAY_RECORD / part.name)
-    _write_text(out / README, data_card(summary, part=None))
+    _write(out / README, card(None).encode())
 
 
-def to_row(pair: Pair, canary: str) -> dict[str, Any]:
-    """Return the record of a pair, with its canary and how it came about."""
+def _to_row(pair: Pair, canary: str) -> dict[str, Any]:
+    """The record of a pair, with its canary and how it came about."""
     return {**pair.comparison.to_row(), "canary": canary, "provenance": dict(pair.provenance)}
 
 
-def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows as JSON lines, a whole file.
-
-    Raises:
-      RunError: it cannot be written.
-    """
+def _write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     with writing(path), whole_file(path) as file:
         file.writelines(json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n" for row in rows)
 
 
-def _write_text(path: Path, text: str) -> None:
+def _write(path: Path, data: bytes | memoryview) -> None:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as file:
-            file.write(text.encode())
+            file.write(data)
 
 
 def _write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -102,11 +168,9 @@ def _write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     def objects(*names: str) -> pa.DataType:
         return pa.list_(pa.struct([(name, text) for name in names]))
 
+    texts = "id question user_id profile_order category subset narrative chosen rejected canary provenance"
     types = {
-        **dict.fromkeys(
-            ("id", "question", "user_id", "profile_order", "category", "subset", "narrative"), text
-        ),
-        **dict.fromkeys(("chosen", "rejected", "canary", "provenance"), text),
+        **dict.fromkeys(texts.split(), text),
         "prompt": objects("role", "content"),
         "profile": objects("id", "category", "text"),
         "rubric_aspects": objects("aspect", "evidence", "reason"),
@@ -114,7 +178,6 @@ def _write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     used = [name for name in types if any(name in row for row in rows)]
     schema = pa.schema([(name, types[name]) for name in used])
     flat = [{**row, "provenance": json.dumps(row["provenance"], sort_keys=True)} for row in rows]
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as file:
-            pq.write_table(pa.Table.from_pylist(flat, schema=schema), file)
+    buffer = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(flat, schema=schema), buffer)
+    _write(path, memoryview(buffer.getvalue()))

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
+from prb_jax.building.settings import WritingSettings
 from prb_jax.data.comparison import Comparison, Message, RubricAspect
 from prb_jax.text.visible import render_profile
 
@@ -59,15 +60,9 @@ RUBRIC: Final = (
 )
 
 _ALL: Final = {
-    "system": WRITER,
-    "derive": DERIVE,
-    "content": CONTENT,
-    "follow": FOLLOW,
-    "avoid": AVOID,
-    "answer": ANSWER,
-    "blind": BLIND,
-    "rubric": RUBRIC,
-}
+    "system": WRITER, "derive": DERIVE, "content": CONTENT, "follow": FOLLOW, "avoid": AVOID, "answer": ANSWER,
+    "blind": BLIND, "rubric": RUBRIC,
+}  # fmt: skip
 
 
 def prompt_digests() -> dict[str, str]:
@@ -92,7 +87,7 @@ def _profile(comparison: Comparison, posts: int) -> str:
 
 
 def _listed(aspects: Sequence[RubricAspect]) -> str:
-    return "\n".join(f"- {each.aspect}{f' ({each.reason})' if each.reason else ''}" for each in aspects)
+    return "\n".join(f"- {one.aspect}{f' ({one.reason})' if one.reason else ''}" for one in aspects)
 
 
 def _told(text: str) -> tuple[Message, ...]:
@@ -119,31 +114,17 @@ def plan_messages(
 
 
 def answer_messages(
-    comparison: Comparison, *, content: str, plan: str, profile_posts: int, least: int, most: int
+    comparison: Comparison, writing: WritingSettings, *, content: str, plan: str
 ) -> tuple[Message, ...]:
     """Return the conversation that asks for an answer; both sides of a pair differ in ``plan`` alone."""
-    return _told(
-        ANSWER.format(
-            prompt=_asked(comparison),
-            profile=_profile(comparison, profile_posts),
-            content=content,
-            plan=plan,
-            least=least,
-            most=most,
-            middle=(least + most) // 2,
-        )
-    )
+    asked, profile = _asked(comparison), _profile(comparison, writing.profile_posts)
+    least, most = writing.least_words, writing.most_words
+    words = {"least": least, "most": most, "middle": (least + most) // 2}
+    return _told(ANSWER.format(prompt=asked, profile=profile, content=content, plan=plan, **words))
 
 
-def blind_messages(pair: Comparison, first: int) -> tuple[Message, ...]:
-    """Return the conversation that shows a pair without its user; the answer ``first`` is A."""
+def judge_messages(template: str, pair: Comparison, first: int) -> tuple[Message, ...]:
+    """Return the conversation that shows a pair as BLIND does, or RUBRIC; the answer ``first`` is A."""
     a, b = pair.responses[first], pair.responses[1 - first]
-    return (Message("user", BLIND.format(prompt=_asked(pair), a=a, b=b)),)
-
-
-def rubric_messages(pair: Comparison, first: int) -> tuple[Message, ...]:
-    """Return the conversation that shows a pair with the aspects of its user; the answer ``first`` is A."""
-    a, b = pair.responses[first], pair.responses[1 - first]
-    return (
-        Message("user", RUBRIC.format(prompt=_asked(pair), aspects=_listed(pair.rubric_aspects), a=a, b=b)),
-    )
+    aspects = _listed(pair.rubric_aspects)
+    return (Message("user", template.format(prompt=_asked(pair), aspects=aspects, a=a, b=b)),)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Final
 
+from prb_jax.benchmarks.prb import short_name
+from prb_jax.building.settings import BuildSettings
 from prb_jax.data.comparison import Comparison, RubricAspect
-from prb_jax.data.hub import short_name
 from prb_jax.errors import DataError, need_extra, quote
 from prb_jax.sources.reading import each_row
 
@@ -61,30 +62,18 @@ class Record:
         return Comparison.from_row(row, where=self.where)
 
 
-def read_records(
-    source: str,
-    *,
-    subset: str | None = None,
-    split: str = "test",
-    limit: int | None = None,
-    derive: bool = False,
-) -> list[Record]:
-    """Read the records of a source; answers that they have are not looked at.
-
-    Args:
-      source: a file, folder or hub data set, or the generated personas.
-      subset: of a folder or hub data set with several configs, or as the field of the records.
-      split: of a folder or hub data set.
-      limit: at most so many.
-      derive: whether a narrative may stand in for aspects.
+def read_records(settings: BuildSettings) -> list[Record]:
+    """Read the records that a build is of; answers that they have are not looked at.
 
     Raises:
       DataError: a record that is malformed, has neither aspects nor a narrative, or whose aspects contradict each
         other; or an id that is used twice.
     """
+    assert settings.data is not None
+    subset = settings.subset
     found: list[Record] = []
     seen: dict[str, str] = {}
-    for row in each_row(source, subset=subset, split=split):
+    for row in each_row(settings.data, subset=subset, split=settings.split):
         value = row.value.to_row() if isinstance(row.value, Comparison) else row.value
         if not isinstance(value, Mapping):
             raise DataError(f"{row.where}: expected an object with fields, found {quote(value)}")
@@ -94,12 +83,13 @@ def read_records(
         before = seen.setdefault(record.id, row.where)
         if before is not row.where:
             raise DataError(f"{row.where}: field 'id': {quote(record.id)} was already used at {before}")
-        _check(record, derive=derive)
+        _check(record, derive=settings.aspects)
         found.append(record)
-        if len(found) == limit:
+        if len(found) == settings.limit:
             break
     if not found:
-        raise DataError(f"{source}: no records in it" + (f" of subset {quote(subset)}" if subset else ""))
+        named = f" of subset {quote(subset)}" if subset else ""
+        raise DataError(f"{settings.data}: no records in it{named}")
     return found
 
 
@@ -130,10 +120,9 @@ def _check(record: Record, *, derive: bool) -> None:
 
 
 def contradiction(aspects: Sequence[RubricAspect]) -> tuple[str, str] | None:
-    """Return two aspects of which one is the negation of the other in words; None where there are none.
+    """Return two aspects that are the same words but for "no", "not", "without" and the like; None for none.
 
-    Two aspects contradict each other where they are the same words but for "no", "not", "without" and the like. What
-    contradicts by meaning alone is left to the generator, which is asked when it plans.
+    What contradicts by meaning alone is left to the generator, which is asked when it plans.
     """
     for a, b in combinations([aspect.aspect for aspect in aspects], 2):
         words_a, negated_a = _meaning(a)
@@ -150,11 +139,7 @@ def _meaning(text: str) -> tuple[frozenset[str], bool]:
 
 
 def load_redactor() -> Callable[[str], str]:
-    """Return the cleaning function of scrubadub.
-
-    Raises:
-      RunError: it is not installed.
-    """
+    """Return the cleaning function of scrubadub; RunError where it is not installed."""
     need_extra("redact", "--redact")
     import scrubadub  # pyright: ignore[reportMissingImports]
 

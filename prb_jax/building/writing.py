@@ -1,4 +1,7 @@
-"""Records become rows: aspects where there are none, a plan, and candidates for both sides of a pair."""
+"""Records become rows: aspects where there are none, a plan, and candidates for both sides of a pair.
+
+Of the candidates, the two that are most alike are the pair.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +9,45 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any, Final
 
-from prb_jax.building.candidates import Candidate, fault_of
-from prb_jax.building.gates.words import words_of
-from prb_jax.building.models import Ask, Conversation, Writer
+import numpy as np
+
+from prb_jax.building.gates.faults import copied_words, refusal, truncation, words_of
+from prb_jax.building.models import Conversation, Writer
 from prb_jax.building.prompts import CONTRADICTION, answer_messages, derive_messages, plan_messages
 from prb_jax.building.records import Record, contradiction
 from prb_jax.building.settings import SIDES, BuildSettings
 from prb_jax.data.comparison import RubricAspect
+from prb_jax.metrics.texts import count_words, surface_features
 from prb_jax.remote.endpoint import NoReplyError, Reply
+from prb_jax.runs.rows import Row
 
 PLANS: Final = ("content", "follow", "avoid")
 _PLAN_OF: Final[Mapping[str, str]] = {"chosen": "follow", "rejected": "avoid"}
 
+_LENGTH: Final = 20.0
+"""Weight of the difference of the logarithms of the numbers of words, beside that of any other column."""
+
+_BALANCE: Final = 0.1
+"""Weight of the sum of the differences so far, so that they cancel over the pairs."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One answer that was written, and the fault for which it cannot be used; None where it can."""
+
+    text: str
+    seed: int
+    finish: str | None
+    fault: str | None
+
 
 @dataclass
 class _Draft:
-    """A record while it is written.
+    """A record while it is written: plans by kind, candidates by side, and all replies.
 
     Attributes:
-      record: the record.
-      aspects: its own, or those of its narrative.
-      plan: by kind.
-      candidates: by side.
-      replies: everything that was said for it.
       over: why there will be no pair.
       failure: why nothing was said.
     """
@@ -48,50 +64,31 @@ class _Draft:
     def open(self) -> bool:
         return self.over is None and self.failure is None
 
-    def lacks(self, side: str) -> bool:
-        return all(candidate.fault is not None for candidate in self.candidates[side])
-
 
 @dataclass(frozen=True)
 class _Request:
-    """One text that a draft needs: the conversation, the seed of its draw, and what it is."""
+    """One text that a draft needs: what it is, the conversation, and the seed of its draw."""
 
     draft: _Draft
+    kind: str
     messages: Conversation
     seed: int
-    what: str = ""
 
 
-@dataclass(frozen=True)
-class Written:
-    """What came of some records.
+def write_rows(
+    records: Sequence[Record], writer: Writer, settings: BuildSettings
+) -> dict[str, Row | NoReplyError]:
+    """Write candidates for some records, which are asked about together; the same ones in the same order give the same.
 
-    Attributes:
-      rows: finished ones, JSON-ready, in the order of the records.
-      failures: by id, why a record has no row; it is written again by the next call.
-    """
-
-    rows: list[dict[str, Any]]
-    failures: dict[str, NoReplyError]
-
-
-def write_rows(records: Sequence[Record], writer: Writer, settings: BuildSettings) -> Written:
-    """Write candidates for some records, which are asked about together.
-
-    Args:
-      records: the same ones in the same order give the same rows.
-      writer: the generator.
-      settings: of the build.
+    Returns:
+      By id the finished row, JSON-ready; or why there is none, and the record is to be written again.
     """
     drafts = [_Draft(record, record.aspects) for record in records]
     _derive(drafts, writer, settings)
     _plan(drafts, writer, settings)
     for number in range(settings.writing.rounds):
         _write(drafts, writer, settings, number)
-    return Written(
-        [_row(draft) for draft in drafts if draft.failure is None],
-        {draft.record.id: draft.failure for draft in drafts if draft.failure is not None},
-    )
+    return {draft.record.id: draft.failure or _row(draft) for draft in drafts}
 
 
 def seed_of(seed: int, *names: object) -> int:
@@ -101,14 +98,18 @@ def seed_of(seed: int, *names: object) -> int:
 
 
 def _ask(
-    writer: Writer, wanted: Sequence[_Request], *, tokens: int, settings: BuildSettings
+    writer: Writer, requests: Sequence[_Request], *, tokens: int, settings: BuildSettings
 ) -> Iterator[tuple[_Request, Reply]]:
     """Ask, note what failed, and yield what was said."""
-    asks = [Ask(request.messages, request.seed) for request in wanted]
-    if not asks:
+    if not requests:
         return
-    replies = writer.write(asks, temperature=settings.writing.temperature, max_new_tokens=tokens)
-    for request, reply in zip(wanted, replies, strict=True):
+    replies = writer.write(
+        [request.messages for request in requests],
+        seeds=[request.seed for request in requests],
+        temperature=settings.writing.temperature,
+        max_new_tokens=tokens,
+    )
+    for request, reply in zip(requests, replies, strict=True):
         if isinstance(reply, NoReplyError):
             request.draft.failure = request.draft.failure or reply
         else:
@@ -117,38 +118,32 @@ def _ask(
 
 
 def _derive(drafts: Sequence[_Draft], writer: Writer, settings: BuildSettings) -> None:
-    writing, faults = settings.writing, dict[str, str]()
-    for number in range(writing.rounds):
-        wanted = [
-            _Request(
-                draft,
-                derive_messages(draft.record.comparison, most=writing.most_aspects),
-                seed_of(settings.seed, draft.record.id, "aspects", number),
-            )
-            for draft in drafts
-            if draft.open and not draft.aspects
-        ]
-        for request, reply in _ask(writer, wanted, tokens=writing.plan_tokens, settings=settings):
-            narrative = request.draft.record.comparison.narrative or ""
-            aspects = read_aspects(reply.text, narrative=narrative, most=writing.most_aspects)
+    most, tokens, faults = settings.writing.most_aspects, settings.writing.plan_tokens, dict[str, str]()
+    for number in range(settings.writing.rounds):
+        wanted: list[_Request] = []
+        for draft in drafts:
+            if draft.open and not draft.aspects:
+                messages = derive_messages(draft.record.comparison, most=most)
+                seed = seed_of(settings.seed, draft.record.id, "aspects", number)
+                wanted.append(_Request(draft, "aspects", messages, seed))
+        for request, reply in _ask(writer, wanted, tokens=tokens, settings=settings):
+            draft = request.draft
+            narrative = draft.record.comparison.narrative or ""
+            aspects = read_aspects(reply.text, narrative=narrative, most=most)
             if isinstance(aspects, str):
-                faults[request.draft.record.id] = aspects
+                faults[draft.record.id] = aspects
             else:
-                request.draft.aspects = aspects
+                draft.aspects = aspects
     for draft in drafts:
         if draft.open and not draft.aspects:
             draft.over = f"no aspects: {faults[draft.record.id]}"
 
 
 def read_aspects(reply: str, *, narrative: str, most: int) -> tuple[RubricAspect, ...] | str:
-    """Return the aspects that a reply lists, or the fault for which there are none.
+    """Return the first aspects that a reply lists, or the fault for which there are none.
 
-    An aspect stays only if its evidence stands in the narrative, word by word.
-
-    Args:
-      reply: of a model; the JSON list may stand within other text.
-      narrative: that the aspects are of.
-      most: so many are kept, the first ones.
+    The JSON list may stand within other text. An aspect stays only if its evidence stands in the narrative, word by
+    word.
     """
     start, end = reply.find("["), reply.rfind("]")
     try:
@@ -163,10 +158,10 @@ def read_aspects(reply: str, *, narrative: str, most: int) -> tuple[RubricAspect
         parts = [aspect.get(name) for name in ("aspect", "evidence", "reason")]
         if not all(isinstance(part, str) for part in parts):
             return "an aspect lacks a text for aspect, evidence or reason"
-        name, evidence, reason = map(str, parts)
+        name, evidence, reason = (str(part).strip() for part in parts)
         words = " ".join(words_of(evidence))
-        if name.strip() and words and f" {words} " in note:
-            aspects.append(RubricAspect(name.strip(), evidence.strip(), reason.strip()))
+        if name and words and f" {words} " in note:
+            aspects.append(RubricAspect(name, evidence, reason))
     aspects = aspects[:most]
     if not aspects:
         return "no aspect has evidence in the narrative"
@@ -177,16 +172,15 @@ def read_aspects(reply: str, *, narrative: str, most: int) -> tuple[RubricAspect
 
 def _plan(drafts: Sequence[_Draft], writer: Writer, settings: BuildSettings) -> None:
     posts, tokens = settings.writing.profile_posts, settings.writing.plan_tokens
-    wanted = [
-        _Request(draft, messages, seed_of(settings.seed, draft.record.id, "plan", kind), kind)
-        for draft in drafts
-        if draft.open
-        for kind, messages in zip(
-            PLANS, plan_messages(draft.record.comparison, draft.aspects, profile_posts=posts), strict=True
-        )
-    ]
+    wanted: list[_Request] = []
+    for draft in drafts:
+        if draft.open:
+            asked = plan_messages(draft.record.comparison, draft.aspects, profile_posts=posts)
+            for kind, messages in zip(PLANS, asked, strict=True):
+                seed = seed_of(settings.seed, draft.record.id, "plan", kind)
+                wanted.append(_Request(draft, kind, messages, seed))
     for request, reply in _ask(writer, wanted, tokens=tokens, settings=settings):
-        request.draft.plan[request.what] = reply.text.strip()
+        request.draft.plan[request.kind] = reply.text.strip()
     for draft in drafts:
         follow = draft.plan.get("follow", "")
         if draft.open and follow.startswith(CONTRADICTION):
@@ -195,39 +189,23 @@ def _plan(drafts: Sequence[_Draft], writer: Writer, settings: BuildSettings) -> 
 
 def _write(drafts: Sequence[_Draft], writer: Writer, settings: BuildSettings, number: int) -> None:
     writing = settings.writing
-    wanted = [
-        _Request(
-            draft,
-            answer_messages(
-                draft.record.comparison,
-                content=draft.plan["content"],
-                plan=draft.plan[_PLAN_OF[side]],
-                profile_posts=writing.profile_posts,
-                least=writing.least_words,
-                most=writing.most_words,
-            ),
-            seed_of(settings.seed, draft.record.id, side, number, place),
-            side,
-        )
-        for draft in drafts
-        if draft.open
-        for side in SIDES
-        if draft.lacks(side)
-        for place in range(writing.candidates)
-    ]
+    wanted: list[_Request] = []
+    for draft in (draft for draft in drafts if draft.open):
+        for side in SIDES:
+            if any(candidate.fault is None for candidate in draft.candidates[side]):
+                continue
+            content, plan = draft.plan["content"], draft.plan[_PLAN_OF[side]]
+            messages = answer_messages(draft.record.comparison, writing, content=content, plan=plan)
+            for place in range(writing.candidates):
+                seed = seed_of(settings.seed, draft.record.id, side, number, place)
+                wanted.append(_Request(draft, side, messages, seed))
     for request, reply in _ask(writer, wanted, tokens=writing.max_new_tokens, settings=settings):
-        text = reply.text.strip()
-        fault = fault_of(
-            text,
-            reply.finish,
-            question=request.draft.record.comparison.question,
-            aspects=request.draft.aspects,
-            settings=settings,
-        )
-        request.draft.candidates[request.what].append(Candidate(text, request.seed, reply.finish, fault))
+        draft, text = request.draft, reply.text.strip()
+        fault = _fault(text, reply.finish, draft.record, draft.aspects, settings)
+        draft.candidates[request.kind].append(Candidate(text, request.seed, reply.finish, fault))
 
 
-def _row(draft: _Draft) -> dict[str, Any]:
+def _row(draft: _Draft) -> Row:
     replies = draft.replies
     return {
         "id": draft.record.id,
@@ -249,16 +227,76 @@ def total(counts: Sequence[int | None]) -> int | None:
     return sum(known) if len(known) == len(counts) else None
 
 
-def read_candidates(
-    row: Mapping[str, Any], record: Record, settings: BuildSettings
-) -> dict[str, list[Candidate]]:
+def read_candidates(row: Row, record: Record, settings: BuildSettings) -> dict[str, list[Candidate]]:
     """Return the candidates of a row by side, with the faults that they have under these settings."""
     aspects = [RubricAspect(**aspect) for aspect in row["aspects"]]
-    judge = partial(fault_of, question=record.comparison.question, aspects=aspects, settings=settings)
-    return {
-        side: [
-            Candidate(**stored | {"fault": judge(stored["text"], stored["finish"])})
-            for stored in row["candidates"][side]
-        ]
-        for side in SIDES
+
+    def judged(stored: Mapping[str, Any]) -> Candidate:
+        fault = _fault(stored["text"], stored["finish"], record, aspects, settings)
+        return Candidate(**{**stored, "fault": fault})
+
+    return {side: list(map(judged, row["candidates"][side])) for side in SIDES}
+
+
+def _fault(
+    text: str, finish: str | None, record: Record, aspects: Sequence[RubricAspect], settings: BuildSettings
+) -> str | None:
+    """Why an answer cannot be used; None where it can. A gate that is relaxed forbids no answer."""
+    if not text.strip():
+        return "is empty"
+    writing, relax = settings.writing, settings.relax
+    if "refusals" not in relax and (fault := refusal(text)):
+        return fault
+    if "truncations" not in relax and (fault := truncation(text, finish)):
+        return fault
+    words = count_words(text)
+    if words < writing.least_words:
+        return f"has {words} words, expected at least {writing.least_words}"
+    if words > writing.most_words:
+        return f"has {words} words, expected at most {writing.most_words}"
+    if "copied-aspects" in relax:
+        return None
+    run = copied_words(text, aspects, question=record.comparison.question, words=settings.gates.copied_words)
+    return None if run is None else f"has words of an aspect: {run}"
+
+
+def lacking(candidates: Mapping[str, Sequence[Candidate]]) -> str | None:
+    """Return which sides have no answer that can be used, and why the last one cannot; None where both have one."""
+    faults = {
+        side: (written[-1].fault if written else "was not written")
+        for side, written in candidates.items()
+        if all(candidate.fault is not None for candidate in written)
     }
+    return "; ".join(f"no {side} answer: {fault}" for side, fault in faults.items()) or None
+
+
+def match_pairs(
+    rows: Sequence[Mapping[str, Sequence[Candidate]]],
+) -> list[tuple[Candidate, Candidate] | None]:
+    """Return the chosen and the rejected answer of each row that are most alike; None where a side has none.
+
+    Alike in words, layout and wrappers. Where several are nearly so, the ones are taken whose differences cancel those
+    of the rows before: neither side of the whole is to be the longer one, or to have more lists.
+
+    Args:
+      rows: candidates by side, "chosen" and "rejected", in the order of the data.
+    """
+    total: np.ndarray | float = 0.0
+    matched: list[tuple[Candidate, Candidate] | None] = []
+    for row in rows:
+        chosen, rejected = (
+            [candidate for candidate in row[side] if candidate.fault is None] for side in SIDES
+        )
+        if not chosen or not rejected:
+            matched.append(None)
+            continue
+        columns = [surface_features([candidate.text for candidate in side]) for side in (chosen, rejected)]
+        deltas = columns[0][:, None] - columns[1][None, :]
+        deltas[..., 0] *= _LENGTH
+        costs = np.abs(deltas).sum(-1) + _BALANCE * np.abs(total + deltas).sum(-1)
+        # identical answers are no pair, however alike they are
+        same = np.array([[a.text == b.text for b in rejected] for a in chosen])
+        place = np.unravel_index(int(np.argmin(np.where(same, np.inf, costs))), costs.shape)
+        total = total + deltas[place]
+        matched.append((chosen[int(place[0])], rejected[int(place[1])]))
+    return matched

@@ -7,43 +7,85 @@ The parameter tree is a nested dict. Layers are stacked on the first axis (L) an
 ``[in, out]``; files hold ``[out, in]``, one tensor a layer.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jax
 
-from prb_jax.checkpoints.layout import has_fused_qkv, layer_module_name, module_name
-from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.config.layout import OUTPUT_EMBEDDING_KEY, STANDARD, Layout
-from prb_jax.models.head import LanguageHead, Linear, Vocabulary
+from prb_jax.models.config.decoder import DecoderConfig, Layout
+from prb_jax.models.config.encoder import EncoderConfig
+from prb_jax.models.head import OUTPUT_EMBEDDING_KEY, Head, LanguageHead, Linear, Vocabulary
 
-# Values that every program computes from the configuration; older checkpoints stored them.
-_DERIVED = re.compile(r"([\w.]+\.)?(layers\.\d+\.(self_attn|attention)\.)?rotary_emb\.inv_freq")
-_COUNTED = re.compile(r".*\.num_batches_tracked")
+# Our leaf -> module of a checkpoint; inside a layer but for the first two. InternLM2 has q, k and v in one matrix: for
+# each key-value head its queries, then its key, its value.
+_MODULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "transformers": {
+            "embed": "embed_tokens", "final_norm": "norm", "input_norm": "input_layernorm", "q": "self_attn.q_proj",
+            "k": "self_attn.k_proj", "v": "self_attn.v_proj", "q_norm": "self_attn.q_norm",
+            "k_norm": "self_attn.k_norm", "o": "self_attn.o_proj", "gate": "mlp.gate_proj", "up": "mlp.up_proj",
+            "down": "mlp.down_proj",
+        },
+        "internlm2": {
+            "embed": "tok_embeddings", "final_norm": "norm", "input_norm": "attention_norm", "mlp_norm": "ffn_norm",
+            "q": "attention.wqkv", "k": "attention.wqkv", "v": "attention.wqkv", "o": "attention.wo",
+            "gate": "feed_forward.w1", "up": "feed_forward.w3", "down": "feed_forward.w2",
+        },
+    }
+)  # fmt: skip
+_BERT = {
+    "q": "attention.self.query", "k": "attention.self.key", "v": "attention.self.value",
+    "o": "attention.output.dense", "post_attention_norm": "attention.output.LayerNorm", "up": "intermediate.dense",
+    "down": "output.dense", "post_mlp_norm": "output.LayerNorm",
+}  # fmt: skip
+_ENCODER_MODULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "bert": _BERT,
+        "deberta-v2": {
+            **_BERT,
+            "q": "attention.self.query_proj", "k": "attention.self.key_proj", "v": "attention.self.value_proj",
+            "relative_k": "attention.self.pos_key_proj", "relative_q": "attention.self.pos_query_proj",
+        },
+    }
+)  # fmt: skip
+
+# Tensors without a leaf, each with the reason why they may be left aside. Some are values that every program computes
+# from the configuration; older checkpoints stored them.
+_IGNORED = (
+    (r"([\w.]+\.)?(layers\.\d+\.(self_attn|attention)\.)?rotary_emb\.inv_freq", "computed from config.json"),
+    (re.escape(OUTPUT_EMBEDDING_KEY), "output embedding of the language model, not used by a reward model"),
+    (r".*\.num_batches_tracked", "counts the batches of training"),
+)
+_IGNORED_BY_ENCODERS = (
+    (r"(.*\.)?position_ids", "counts the positions"),
+    (r"(bert\.)?pooler\..*", "pooler, not used for embeddings"),
+    (
+        r"(cls|lm_predictions|mask_predictions|classifier)\..*",
+        "head of another task, not used for embeddings",
+    ),
+)
+_UNUSED_POSITIONS = (
+    (r"(deberta\.)?embeddings\.position_embeddings\.weight", "config.json says that there are no absolute positions"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeafMap:
-    """One leaf of the parameter tree and the tensors that fill it.
+    """One leaf of the parameter tree and the tensors that fill it."""
 
-    Attributes:
-      path: keys into the nested dict, e.g. ``("layers", "q")``.
-      key: the tensor's name; a stacked leaf has ``{layer}`` in it.
-      shape: our shape, with L in front if stacked.
-      transposed: the file holds the last two axes the other way round.
-      pieces: of a tensor that holds more than this leaf: the rows (start, stop) in the file that, one after
-        the other, are the leaf; None for all of them. Such a leaf is transposed.
-      file_rows: rows of such a tensor.
-    """
-
-    path: tuple[str, ...]
-    key: str
-    shape: tuple[int, ...]
-    transposed: bool = False
+    path: tuple[str, ...]  # keys into the nested dict, e.g. ``("layers", "q")``
+    key: str  # the tensor's name; a stacked leaf has ``{layer}`` in it
+    shape: tuple[int, ...]  # our shape, with L in front if stacked
+    transposed: bool = False  # the file holds the last two axes the other way round
     pieces: tuple[tuple[int, int], ...] | None = None
-    file_rows: int | None = None
+    """Of a tensor that holds more than this leaf: the rows (start, stop) in the file that, one after the other, are the
+    leaf; None for all of them. Such a leaf is transposed."""
+    file_rows: int | None = None  # rows of such a tensor
 
     @property
     def stacked(self) -> bool:
@@ -74,100 +116,55 @@ class LeafMap:
         return tuple(self.key.format(layer=layer) for layer in range(self.shape[0]))
 
 
-def leaf_maps(config: DecoderConfig) -> tuple[LeafMap, ...]:
+def leaf_maps(config: DecoderConfig | EncoderConfig) -> tuple[LeafMap, ...]:
     """Every leaf of the parameter tree that ``config`` describes, in the order of the forward pass."""
+    if isinstance(config, EncoderConfig):
+        return (*_encoder_leaves(config), *_head_leaves(config.head))
+    return (*_decoder_leaves(config), *_score_leaves(config), *_head_leaves(config.head))
+
+
+def _leaf(path: str, key: str, *shape: int, **more: Any) -> LeafMap:
+    return LeafMap(path=tuple(path.split("/")), key=key, shape=shape, **more)
+
+
+def _decoder_leaves(config: DecoderConfig) -> list[LeafMap]:
     depth, width, mlp = config.num_hidden_layers, config.hidden_size, config.intermediate_size
     queries = config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim
-    layout = config.layout
-    leaves: list[LeafMap] = []
+    layout, leaves = config.layout, list[LeafMap]()
+    modules = dict(_MODULES[layout.style])
+    if layout.style == "transformers" and config.post_norms:
+        modules["post_attention_norm"] = "post_attention_layernorm"
+        modules["mlp_norm"] = "pre_feedforward_layernorm"
+        modules["post_mlp_norm"] = "post_feedforward_layernorm"
+    elif layout.style == "transformers":  # here the same name means the norm before the mlp
+        modules["mlp_norm"] = "post_attention_layernorm"
 
-    def vector(name: str, size: int, key: str | None = None) -> None:
-        key = key or f"{layer_module_name(layout, name)}.weight"
-        leaves.append(LeafMap(path=("layers", name), key=key, shape=(depth, size)))
+    def in_layer(name: str, *shape: int, of: str = "", tensor: str = "weight", **more: Any) -> None:
+        key = f"{layout.prefix}layers.{{layer}}.{modules[of or name]}.{tensor}"
+        leaves.append(_leaf(f"layers/{name}", key, depth, *shape, **more))
 
     def linear(name: str, inputs: int, outputs: int, *, bias: bool) -> None:
-        pieces = _fused_pieces(config, name) if has_fused_qkv(layout) and name in "qkv" else None
-        leaves.append(
-            LeafMap(
-                path=("layers", name),
-                key=f"{layer_module_name(layout, name)}.weight",
-                shape=(depth, inputs, outputs),
-                transposed=True,
-                pieces=pieces,
-                file_rows=None if pieces is None else queries + 2 * keys,
-            )
-        )
+        fused: dict[str, Any] = {}
+        if layout.style == "internlm2" and name in ("q", "k", "v"):
+            fused = {"pieces": _fused_pieces(config, name), "file_rows": queries + 2 * keys}
+        in_layer(name, inputs, outputs, transposed=True, **fused)
         if bias:
-            vector(f"{name}_bias", outputs, f"{layer_module_name(layout, name)}.bias")
+            in_layer(f"{name}_bias", outputs, of=name, tensor="bias")
 
-    leaves.append(
-        LeafMap(
-            path=("embed",), key=f"{module_name(layout, 'embed')}.weight", shape=(config.vocab_size, width)
-        )
-    )
-    vector("input_norm", width)
-    linear("q", width, queries, bias=config.attention_bias)
-    linear("k", width, keys, bias=config.attention_bias)
-    linear("v", width, keys, bias=config.attention_bias)
-    if config.qk_norm:
-        vector("q_norm", config.head_dim)
-        vector("k_norm", config.head_dim)
+    leaves.append(_leaf("embed", f"{module_name(layout, 'embed')}.weight", config.vocab_size, width))
+    in_layer("input_norm", width)
+    for name, size in (("q", queries), ("k", keys), ("v", keys)):
+        linear(name, width, size, bias=config.attention_bias)
+    for name in ("q_norm", "k_norm") if config.qk_norm else ():
+        in_layer(name, config.head_dim)
     linear("o", queries, width, bias=config.attention_output_bias)
-    if layout.style == "transformers":
-        # The same name means two things: the norm before the mlp, or, where there are four norms, the one
-        # on the output of attention.
-        layer = f"{layout.prefix}layers.{{layer}}."
-        if config.post_norms:
-            vector("post_attention_norm", width, f"{layer}post_attention_layernorm.weight")
-            vector("mlp_norm", width, f"{layer}pre_feedforward_layernorm.weight")
-            vector("post_mlp_norm", width, f"{layer}post_feedforward_layernorm.weight")
-        else:
-            vector("mlp_norm", width, f"{layer}post_attention_layernorm.weight")
-    else:
-        vector("mlp_norm", width)
-    linear("gate", width, mlp, bias=config.mlp_bias)
-    linear("up", width, mlp, bias=config.mlp_bias)
-    linear("down", mlp, width, bias=config.mlp_bias)
-    leaves.append(
-        LeafMap(path=("final_norm",), key=f"{module_name(layout, 'final_norm')}.weight", shape=(width,))
-    )
-    return (*leaves, *_head_leaves(config))
-
-
-def _head_leaves(config: DecoderConfig) -> list[LeafMap]:
-    head, width = config.head, config.hidden_size
-    if isinstance(head, Linear):
-        shape = (width, config.num_labels)
-        leaves = [LeafMap(path=("score",), key=head.key, shape=shape, transposed=True)]
-        if head.bias:
-            leaves.append(LeafMap(path=("score_bias",), key=head.bias_key, shape=shape[1:]))
-        return leaves
-    key, shape = OUTPUT_EMBEDDING_KEY, (width, config.vocab_size)
-    whole = LeafMap(path=("lm_head",), key=key, shape=shape, transposed=True)
-    if isinstance(head, LanguageHead):
-        return [] if head.tied else [whole]
-    if isinstance(head, Vocabulary):
-        return [
-            *([whole] if head.with_mass and head.key == OUTPUT_EMBEDDING_KEY else []),
-            LeafMap(
-                path=("score",),
-                key=head.key,
-                shape=(width, len(head.tokens)),
-                transposed=True,
-                pieces=tuple((token, token + 1) for token in head.tokens),
-                file_rows=config.vocab_size,
-            ),
-        ]
-    return [
-        LeafMap(
-            path=("head", tensor.key),
-            key=tensor.key,
-            shape=tensor.shape[::-1] if tensor.transposed else tensor.shape,
-            transposed=tensor.transposed,
-        )
-        for tensor in head.tensors()
-    ]
+    for name in ("post_attention_norm", "mlp_norm", "post_mlp_norm") if config.post_norms else ("mlp_norm",):
+        in_layer(name, width)
+    for name, inputs, outputs in (("gate", width, mlp), ("up", width, mlp), ("down", mlp, width)):
+        linear(name, inputs, outputs, bias=config.mlp_bias)
+    leaves.append(_leaf("final_norm", f"{module_name(layout, 'final_norm')}.weight", width))
+    return leaves
 
 
 def _fused_pieces(config: DecoderConfig, name: str) -> tuple[tuple[int, int], ...]:
@@ -179,15 +176,97 @@ def _fused_pieces(config: DecoderConfig, name: str) -> tuple[tuple[int, int], ..
     return tuple((start, start + count * size) for start in starts)
 
 
-def ignored_reason(key: str, layout: Layout = STANDARD) -> str | None:
+def _encoder_leaves(config: EncoderConfig) -> list[LeafMap]:
+    depth, width, size = config.num_hidden_layers, config.hidden_size, config.embedding_size
+    modules, leaves = _ENCODER_MODULES[config.model_type], list[LeafMap]()
+
+    def outside(path: str, module: str, *shape: int, tensor: str = "weight", **more: Any) -> None:
+        leaves.append(_leaf(path, f"{config.prefix}{module}.{tensor}", *shape, **more))
+
+    def norm(path: str, module: str) -> None:
+        for suffix, tensor in zip(("", "_bias"), config.norm_names, strict=True):
+            outside(f"{path}{suffix}", module, width, tensor=tensor)
+
+    def in_layer(name: str, *shape: int) -> None:
+        module, is_matrix = f"encoder.layer.{{layer}}.{modules[name]}", len(shape) == 2
+        first, second = ("weight", "bias") if is_matrix else config.norm_names
+        outside(f"layers/{name}", module, depth, *shape, tensor=first, transposed=is_matrix)
+        outside(f"layers/{name}_bias", module, depth, shape[-1], tensor=second)
+
+    outside("words", "embeddings.word_embeddings", config.vocab_size, size)
+    if config.absolute_positions:
+        outside("positions", "embeddings.position_embeddings", config.max_position_embeddings, size)
+    if config.type_vocab_size:
+        outside("token_types", "embeddings.token_type_embeddings", config.type_vocab_size, size)
+    if size != width:
+        outside("embed_proj", "embeddings.embed_proj", size, width, transposed=True)
+    norm("embed_norm", "embeddings.LayerNorm")
+    relative = config.relative
+    if relative is not None:
+        outside("relative", "encoder.rel_embeddings", 2 * relative.span, width)
+        if relative.normed:
+            norm("relative_norm", "encoder.LayerNorm")
+    for name in ("q", "k", "v"):
+        in_layer(name, width, width)
+    if relative is not None and not relative.shared:
+        if relative.content_to_position:
+            in_layer("relative_k", width, width)
+        if relative.position_to_content:
+            in_layer("relative_q", width, width)
+    in_layer("o", width, width)
+    in_layer("post_attention_norm", width)
+    in_layer("up", width, config.intermediate_size)
+    in_layer("down", config.intermediate_size, width)
+    in_layer("post_mlp_norm", width)
+    return leaves
+
+
+def _score_leaves(config: DecoderConfig) -> list[LeafMap]:
+    """Those of a head that is a product with one matrix."""
+    head, width = config.head, config.hidden_size
+    if isinstance(head, Linear):
+        bias = [_leaf("score_bias", head.bias_key, config.num_labels)] if head.bias else []
+        return [_leaf("score", head.key, width, config.num_labels, transposed=True), *bias]
+    whole = _leaf("lm_head", OUTPUT_EMBEDDING_KEY, width, config.vocab_size, transposed=True)
+    if isinstance(head, LanguageHead):
+        return [] if head.tied else [whole]
+    if not isinstance(head, Vocabulary):
+        return []
+    rows = {
+        "pieces": tuple((token, token + 1) for token in head.tokens),
+        "file_rows": config.vocab_size,
+    }
+    score = _leaf("score", head.key, width, len(head.tokens), transposed=True, **rows)
+    return [whole, score] if head.with_mass and head.key == OUTPUT_EMBEDDING_KEY else [score]
+
+
+def _head_leaves(head: Head | None) -> list[LeafMap]:
+    """Those of the tensors that a head names."""
+    return [
+        LeafMap(
+            path=("head", tensor.key),
+            key=tensor.key,
+            shape=tensor.shape[::-1] if tensor.transposed else tensor.shape,
+            transposed=tensor.transposed,
+        )
+        for tensor in (() if head is None else head.tensors())
+    ]
+
+
+def module_name(layout: Layout, leaf: str) -> str:
+    """Name the module of a leaf of a decoder's body outside the layers."""
+    return layout.prefix + _MODULES[layout.style][leaf]
+
+
+def ignored_reason(key: str, config: DecoderConfig | EncoderConfig) -> str | None:
     """Why a tensor that fills no leaf may be left aside, or None if it may not."""
-    if _DERIVED.fullmatch(key):
-        return "computed from config.json"
-    if key == OUTPUT_EMBEDDING_KEY:
-        return "output embedding of the language model, not used by a reward model"
-    if _COUNTED.fullmatch(key):
-        return "counts the batches of training"
-    return next((reason for pattern, reason in layout.ignored if re.fullmatch(pattern, key)), None)
+    if isinstance(config, EncoderConfig):
+        known = (
+            _IGNORED_BY_ENCODERS if config.absolute_positions else _UNUSED_POSITIONS + _IGNORED_BY_ENCODERS
+        )
+    else:
+        known = _IGNORED + config.layout.ignored
+    return next((reason for pattern, reason in known if re.fullmatch(pattern, key)), None)
 
 
 def nest(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:

@@ -1,74 +1,61 @@
 """Weights from a Hugging Face folder straight into sharded arrays.
 
-Each process reads only the bytes of its own shards. A shard is filled in place, by several threads, from
-slices of the files, so peak host memory is the shards themselves plus a few megabytes on CPU, and one
-shard elsewhere.
+Each process reads only the bytes of its own shards (:mod:`prb_jax.checkpoints.fill`), so peak host memory is the shards
+themselves plus a few megabytes on CPU, and one shard elsewhere.
 """
 
-import functools
+from __future__ import annotations
+
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Sharding, SingleDeviceSharding
+from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 from jax.typing import DTypeLike
 
+from prb_jax.checkpoints.fill import fill_leaf, fill_quantized, parts_by_bounds
 from prb_jax.checkpoints.hf_map import LeafMap, flatten, leaf_maps, nest
 from prb_jax.checkpoints.matching import Match, check_tied_embeddings, match_tensors
-from prb_jax.checkpoints.quantized import is_matrix, load_quantized, parts_by_bounds, scale_path
-from prb_jax.checkpoints.safetensors_reader import SliceReader, WeightIndex, index_folder
-from prb_jax.checkpoints.shapes import leaf_shapes, total_bytes
-from prb_jax.errors import MeshError, short_repr
-from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.quantization import Form, quantization_form
+from prb_jax.checkpoints.weight_index import SliceReader, WeightIndex, index_folder
+from prb_jax.errors import CheckpointError, MeshError, short_repr
+from prb_jax.models.config.decoder import DecoderConfig, read_raw_config
+from prb_jax.models.config.encoder import EncoderConfig, parse_encoder_config
+from prb_jax.models.quantization import MATRICES, Form, quantization_form
+from prb_jax.sharding import check_heads, parameter_shardings
 
-# XLA's CPU client takes over a host buffer with this alignment instead of copying it.
-_ALIGNMENT = 64
+_WORDS = "embeddings.word_embeddings.weight"
+_PREFIXES = {"bert": ("", "bert."), "deberta-v2": ("", "deberta.")}
+
 # Readers wait for the storage, so there may be more of them than cores.
 _READERS = 8
-# A large tensor is read by several of them.
-_TASK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadReport:
-    """What was read and what was not.
+    """What was read and what was not."""
 
-    Attributes:
-      folder: the checkpoint.
-      files: names of its weight files.
-      used_keys: tensors that fill the parameters.
-      ignored_keys: the other tensors, each with the reason why it is left aside.
-      dtypes: how many of the used tensors are stored in each safetensors dtype.
-      parameters: number of parameters of the whole model.
-      bytes_read: bytes of weights that this process read.
-      seconds: that it took until they were on the devices; 0 where nothing was read.
-      head: name, shape and stored dtype of each tensor of the head, and its file where that is another one than
-        the body's.
-      quantize: the form in which the layers' matrices are held, if they are quantised.
-      bytes_unquantized: of the whole model's parameters in the dtypes asked for, without quantisation.
-      bytes_held: of the whole model's parameters as they are held.
-    """
-
-    folder: str
-    files: tuple[str, ...]
-    used_keys: tuple[str, ...]
-    ignored_keys: Mapping[str, str]
-    dtypes: Mapping[str, int]
-    parameters: int
-    bytes_read: int
-    seconds: float
+    folder: str  # the checkpoint
+    files: tuple[str, ...]  # names of its weight files
+    used_keys: tuple[str, ...]  # tensors that fill the parameters
+    ignored_keys: Mapping[str, str]  # the other tensors, each with the reason why it is left aside
+    dtypes: Mapping[str, int]  # how many of the used tensors are stored in each safetensors dtype
+    parameters: int  # number of parameters of the whole model
+    bytes_read: int  # bytes of weights that this process read
+    seconds: float  # that it took until they were on the devices; 0 where nothing was read
     head: str
-    quantize: str | None
-    bytes_unquantized: int
-    bytes_held: int
+    """Name, shape and stored dtype of each tensor of the head, and its file where that is another one than the
+    body's."""
+    quantize: str | None  # the form in which the layers' matrices are held, if they are quantised
+    bytes_unquantized: int  # of the whole model's parameters in the dtypes asked for, without quantisation
+    bytes_held: int  # of the whole model's parameters as they are held
 
     __repr__ = short_repr
 
@@ -80,8 +67,50 @@ class LoadedParams(NamedTuple):
     report: LoadReport
 
 
+@dataclass(frozen=True)
+class _Held:
+    """What parameters are held in."""
+
+    dtype: DTypeLike
+    head_dtype: DTypeLike | None
+    form: Form | None  # of the layers' matrices, if they are quantised
+
+    @staticmethod
+    def of(dtype: DTypeLike, head_dtype: DTypeLike | None, quantize: str | None) -> _Held:
+        return _Held(dtype, head_dtype, None if quantize is None else quantization_form(quantize))
+
+    def quantizes(self, leaf: LeafMap) -> bool:
+        return self.form is not None and leaf.path[0] == "layers" and leaf.path[-1] in MATRICES
+
+    def scale_path(self, leaf: LeafMap) -> tuple[str, ...]:
+        """Where the scales of a matrix lie in the tree of parameters."""
+        assert self.form is not None
+        return (*leaf.path[:-1], f"{leaf.path[-1]}{self.form.suffix}")
+
+    def shapes(self, leaves: tuple[LeafMap, ...]) -> dict[tuple[str, ...], tuple[tuple[int, ...], np.dtype]]:
+        """Shape and dtype of every array by its path, of the leaves and of the scales of quantised ones.
+
+        Raises:
+          CheckpointError: a dtype that holds no weights.
+        """
+        shapes: dict[tuple[str, ...], tuple[tuple[int, ...], np.dtype]] = {}
+        for leaf in leaves:
+            asked = self.dtype if self.head_dtype is None or not leaf.is_head else self.head_dtype
+            dtype = jnp.dtype(asked)
+            if not jnp.issubdtype(dtype, jnp.floating):
+                raise CheckpointError(f"weights cannot be loaded as {dtype}: expected a floating-point dtype")
+            shapes[leaf.path] = (leaf.shape, dtype)
+            if self.form is not None and self.quantizes(leaf):
+                shapes[leaf.path] = (leaf.shape, self.form.dtype)
+                shapes[self.scale_path(leaf)] = ((leaf.shape[0], leaf.shape[2]), np.dtype(np.float32))
+        return shapes
+
+    def bytes_of(self, leaves: tuple[LeafMap, ...]) -> int:
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.shapes(leaves).values())
+
+
 def abstract_params(
-    config: DecoderConfig,
+    config: DecoderConfig | EncoderConfig,
     *,
     dtype: DTypeLike = jnp.float32,
     head_dtype: DTypeLike | None = None,
@@ -95,29 +124,13 @@ def abstract_params(
       head_dtype: of the score head, if it differs.
       quantize: of the layers' matrices: one of :data:`prb_jax.models.quantization.FORMS`.
     """
-    return abstract_leaves(
-        leaf_maps(config),
-        dtype=dtype,
-        head_dtype=head_dtype,
-        form=None if quantize is None else quantization_form(quantize),
-    )
-
-
-def abstract_leaves(
-    leaves: Iterable[LeafMap],
-    *,
-    dtype: DTypeLike = jnp.float32,
-    head_dtype: DTypeLike | None = None,
-    form: Form | None = None,
-) -> dict[str, Any]:
-    """As :func:`abstract_params`, of any table of leaves."""
-    shapes = leaf_shapes(tuple(leaves), dtype=dtype, head_dtype=head_dtype, form=form)
+    shapes = _Held.of(dtype, head_dtype, quantize).shapes(leaf_maps(config))
     return nest({path: jax.ShapeDtypeStruct(*shape) for path, shape in shapes.items()})
 
 
 def inspect_checkpoint(
     folder: str | Path,
-    config: DecoderConfig,
+    config: DecoderConfig | EncoderConfig,
     *,
     dtype: DTypeLike = jnp.float32,
     head_dtype: DTypeLike | None = None,
@@ -132,15 +145,13 @@ def inspect_checkpoint(
     Raises:
       CheckpointError: as :func:`load_params`.
     """
-    index = index_folder(folder, side_files=config.layout.side_files)
-    form = None if quantize is None else quantization_form(quantize)
-    match = match_tensors(index, config, head=head)
-    return report_match(index, match, dtype=dtype, head_dtype=head_dtype, form=form)
+    index = _index(folder, config)
+    return _report(index, match_tensors(index, config, head=head), _Held.of(dtype, head_dtype, quantize))
 
 
 def load_params(
     folder: str | Path,
-    config: DecoderConfig,
+    config: DecoderConfig | EncoderConfig,
     *,
     dtype: DTypeLike = jnp.float32,
     shardings: Mapping[str, Any] | Sharding | None = None,
@@ -169,146 +180,38 @@ def load_params(
         head, a broken or truncated file, pickle files; the message names the tensor or file.
       MeshError: a sharding that does not divide its array.
     """
-    index = index_folder(folder, side_files=config.layout.side_files)
-    match = match_tensors(index, config, head=head)
-    return load_matched(
-        index,
-        match,
-        dtype=dtype,
-        shardings=shardings,
-        head_dtype=head_dtype,
-        form=None if quantize is None else quantization_form(quantize),
-        check=lambda reader: check_tied_embeddings(index, config, reader=reader),
-    )
-
-
-def load_matched(
-    index: WeightIndex,
-    match: Match,
-    *,
-    dtype: DTypeLike = jnp.float32,
-    shardings: Mapping[str, Any] | Sharding | None = None,
-    head_dtype: DTypeLike | None = None,
-    form: Form | None = None,
-    check: Callable[[SliceReader], None] | None = None,
-) -> LoadedParams:
-    """Read the leaves of a match into arrays; arguments and errors as of :func:`load_params`.
-
-    Args:
-      index: of the folder.
-      match: its leaves, all of which the folder fills.
-      form: in which the matrices of layers are held; None for ``dtype``.
-      check: what else is to be looked at before anything is loaded.
-    """
-    shapes = leaf_shapes(match.leaves, dtype=dtype, head_dtype=head_dtype, form=form)
+    index = _index(folder, config)
+    match, held = match_tensors(index, config, head=head), _Held.of(dtype, head_dtype, quantize)
+    shapes = held.shapes(match.leaves)
     chosen = _shardings_by_path({path: shape for path, (shape, _) in shapes.items()}, shardings)
-    # The largest first: while its shard is handed over there is little else in memory.
-    order = sorted(match.leaves, key=lambda leaf: -_local_size(leaf, chosen[leaf.path]))
+
+    def local_size(leaf: LeafMap) -> int:
+        sharding = chosen[leaf.path]
+        return math.prod(sharding.shard_shape(leaf.shape)) * len(parts_by_bounds(sharding, leaf.shape))
+
     loaded: dict[tuple[str, ...], jax.Array] = {}
     begun = time.perf_counter()
     with SliceReader(index) as reader, ThreadPoolExecutor(_READERS, thread_name_prefix="read") as pool:
-        if check is not None:
-            check(reader)
-        for leaf in order:
-            if form is None or not is_matrix(leaf):
-                loaded[leaf.path] = _load_leaf(
-                    leaf, chosen[leaf.path], shapes[leaf.path][1], reader=reader, pool=pool
+        if isinstance(config, DecoderConfig):
+            check_tied_embeddings(index, config, reader=reader)
+        # The largest first: while its shard is handed over there is little else in memory.
+        for leaf in sorted(match.leaves, key=lambda leaf: -local_size(leaf)):
+            given: Any = {"sharding": chosen[leaf.path], "reader": reader, "pool": pool}
+            if held.form is not None and held.quantizes(leaf):
+                scales = held.scale_path(leaf)
+                loaded[leaf.path], loaded[scales] = fill_quantized(
+                    leaf, held.form, scale_sharding=chosen[scales], **given
                 )
-                continue
-            scales = scale_path(leaf, form)
-            loaded[leaf.path], loaded[scales] = load_quantized(
-                leaf,
-                form,
-                sharding=chosen[leaf.path],
-                scale_sharding=chosen[scales],
-                read=functools.partial(_read_region, leaf, reader=reader),
-                empty=_aligned_empty,
-                pool=pool,
-            )
-        report = report_match(
-            index,
-            match,
-            dtype=dtype,
-            head_dtype=head_dtype,
-            form=form,
-            bytes_read=reader.bytes_read,
-            seconds=time.perf_counter() - begun,
-        )
+            else:
+                loaded[leaf.path] = fill_leaf(leaf, shapes[leaf.path][1], **given)
+        seconds = time.perf_counter() - begun
+        report = replace(_report(index, match, held), bytes_read=reader.bytes_read, seconds=seconds)
     return LoadedParams(nest({path: loaded[path] for path in shapes}), report)
 
 
-def _load_leaf(
-    leaf: LeafMap, sharding: Sharding, dtype: np.dtype, *, reader: SliceReader, pool: ThreadPoolExecutor
-) -> jax.Array:
-    shards = []
-    for bounds, devices in parts_by_bounds(sharding, leaf.shape).items():
-        # Devices that hold the same part share one read.
-        buffer = _aligned_empty(tuple(stop - start for start, stop in bounds), dtype)
-        _fill(buffer, leaf, tuple(slice(*bound) for bound in bounds), reader=reader, pool=pool)
-        shards += jax.block_until_ready([jax.device_put(buffer, device) for device in devices])
-        # Where the device has its own memory the host buffer is free from here on.
-        del buffer
-    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
-
-
-def _fill(
-    buffer: np.ndarray,
-    leaf: LeafMap,
-    part: tuple[slice, ...],
-    *,
-    reader: SliceReader,
-    pool: ThreadPoolExecutor,
-) -> None:
-    """Read one shard: the given part of a leaf, from as many tensors as it has layers, many at a time."""
-    jobs = [pool.submit(reader.read_into, *task) for task in _tasks(buffer, leaf, part)]
-    try:
-        for job in jobs:
-            job.result()
-    finally:
-        for job in jobs:
-            job.cancel()
-
-
-Task = tuple[np.ndarray, str, tuple[slice, ...]]
-
-
-def _tasks(buffer: np.ndarray, leaf: LeafMap, part: tuple[slice, ...]) -> Iterator[Task]:
-    """What is read into where: (part of the buffer, tensor, its region)."""
-    tensors = [(leaf.key, buffer)]
-    if leaf.stacked:
-        tensors, part = list(zip(leaf.file_keys[part[0]], buffer, strict=True)), part[1:]
-    for key, target in tensors:
-        turned = (target.T, part[::-1]) if leaf.transposed else (target, part)
-        yield from _tasks_in_file(key, *turned, leaf)
-
-
-def _tasks_in_file(key: str, target: np.ndarray, region: tuple[slice, ...], leaf: LeafMap) -> Iterator[Task]:
-    """One tensor's, target and region both as the file has them; of a tensor that holds more than the leaf, the
-    region is one of the leaf's own rows."""
-    first, last, done = region[0].start, region[0].stop, 0
-    for start, stop in leaf.pieces or ((0, last),):  # each is rows done .. done + (stop - start) of the leaf
-        low, high = max(first, done), min(last, done + stop - start)
-        size = max(1, _TASK_BYTES // max(1, target[:1].nbytes))
-        for row in range(low, high, size):
-            end = min(high, row + size)
-            rows = slice(start + row - done, start + end - done)
-            yield target[row - first : end - first], key, (rows, *region[1:])
-        done += stop - start
-
-
-def _read_region(
-    leaf: LeafMap, key: str, target: np.ndarray, region: tuple[slice, ...], *, reader: SliceReader
-) -> None:
-    """Fill ``target`` with a region of the tensor ``key``, as :func:`_tasks_in_file` has them."""
-    for task in _tasks_in_file(key, target, region, leaf):
-        reader.read_into(*task)
-
-
-def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + nbytes].view(dtype).reshape(shape)
+def _index(folder: str | Path, config: DecoderConfig | EncoderConfig) -> WeightIndex:
+    side_files = config.layout.side_files if isinstance(config, DecoderConfig) else ()
+    return index_folder(folder, side_files=side_files)
 
 
 def _shardings_by_path(
@@ -335,23 +238,8 @@ def _shardings_by_path(
     return chosen
 
 
-def _local_size(leaf: LeafMap, sharding: Sharding) -> int:
-    parts = {str(part) for part in sharding.addressable_devices_indices_map(leaf.shape).values()}
-    return int(np.prod(sharding.shard_shape(leaf.shape), dtype=np.int64)) * len(parts)
-
-
-def report_match(
-    index: WeightIndex,
-    match: Match,
-    *,
-    dtype: DTypeLike = jnp.float32,
-    head_dtype: DTypeLike | None = None,
-    form: Form | None = None,
-    bytes_read: int = 0,
-    seconds: float = 0.0,
-) -> LoadReport:
-    """What a match uses of a folder, and what it takes in memory in these dtypes."""
-    sized = functools.partial(leaf_shapes, match.leaves, dtype=dtype, head_dtype=head_dtype)
+def _report(index: WeightIndex, match: Match, held: _Held) -> LoadReport:
+    """What a match uses of a folder, and what it takes in memory; nothing is read."""
     body = {index.tensors[key].path for leaf in match.leaves if not leaf.is_head for key in leaf.file_keys}
     heads = []
     for tensor in (index.tensors[leaf.key] for leaf in match.leaves if leaf.is_head):
@@ -361,13 +249,71 @@ def report_match(
         folder=str(index.folder),
         files=tuple(path.name for path in index.files),
         used_keys=match.used,
-        ignored_keys=dict(match.ignored),
+        ignored_keys=match.ignored,
         dtypes=dict(Counter(index.tensors[name].dtype for name in match.used)),
-        parameters=sum(int(np.prod(leaf.shape, dtype=np.int64)) for leaf in match.leaves),
-        bytes_read=bytes_read,
-        seconds=seconds,
+        parameters=sum(math.prod(leaf.shape) for leaf in match.leaves),
+        bytes_read=0,
+        seconds=0.0,
         head="\n".join(heads) or "none read",
-        quantize=None if form is None else form.name,
-        bytes_unquantized=total_bytes(sized(form=None)),
-        bytes_held=total_bytes(sized(form=form)),
+        quantize=None if held.form is None else held.form.name,
+        bytes_unquantized=replace(held, form=None).bytes_of(match.leaves),
+        bytes_held=held.bytes_of(match.leaves),
     )
+
+
+@dataclass(frozen=True)
+class EncoderFolder:
+    """The checkpoint of an encoder, whose tensors are those of its configuration."""
+
+    folder: Path
+    config: EncoderConfig
+
+    @property
+    def report(self) -> LoadReport:
+        """What will be read, from the headers alone."""
+        return inspect_checkpoint(self.folder, self.config)
+
+
+def open_encoder(folder: str | Path) -> EncoderFolder:
+    """The encoder in a folder, without a head; headers of weights are read, and no weights.
+
+    Raises:
+      CheckpointError: ``config.json`` is not one of an encoder known here, or a tensor is missing, has no
+        place, has another shape, or is not floating-point.
+    """
+    folder = Path(folder)
+    config = parse_encoder_config(read_raw_config(folder), where=str(folder / "config.json"))
+    return match_encoder(index_folder(folder), config)
+
+
+def match_encoder(index: WeightIndex, config: EncoderConfig) -> EncoderFolder:
+    """Pair the tensors of a folder with the leaves of a configuration; errors as of :func:`open_encoder`."""
+    prefix = next((p for p in _PREFIXES[config.model_type] if p + _WORDS in index.tensors), "")
+    # TensorFlow's names, in files converted from its checkpoints.
+    old = f"{prefix}embeddings.LayerNorm.gamma" in index.tensors
+    config = replace(config, prefix=prefix, norm_names=("gamma", "beta") if old else ("weight", "bias"))
+    match_tensors(index, config)
+    return EncoderFolder(index.folder, config)
+
+
+def load_encoder_params(
+    found: EncoderFolder, *, mesh: Mesh, dtype: DTypeLike = jnp.float32, head_dtype: DTypeLike | None = None
+) -> LoadedParams:
+    """The weights, split over ``mesh`` by :data:`prb_jax.sharding.PARAMETER_AXES`.
+
+    Raises:
+      CheckpointError: a file that cannot be read.
+      MeshError: a mesh axis does not divide what it splits.
+    """
+    shardings = encoder_shardings(found.config, mesh)
+    return load_params(found.folder, found.config, dtype=dtype, shardings=shardings, head_dtype=head_dtype)
+
+
+def encoder_shardings(config: EncoderConfig, mesh: Mesh) -> dict[str, Any]:
+    """NamedSharding for every parameter.
+
+    Raises:
+      MeshError: a mesh axis does not divide what it splits.
+    """
+    check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_attention_heads)
+    return parameter_shardings(abstract_params(config), mesh)

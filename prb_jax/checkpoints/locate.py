@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prb_jax.checkpoints.safetensors_header import read_header
+from prb_jax.checkpoints.weight_file import read_header
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.storage.urls import localised, shown
 
@@ -17,7 +17,7 @@ _SIDE_FILES = ("value_head.bin", "regression_layer.pt", "gating_layer.pt")
 _WANTED = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", *_SIDE_FILES)
 _TORCH = ("pytorch_model*.bin", "*.pt")
 
-# What a training run keeps (`prb_jax.training.folder` writes it).
+# What a training run keeps (`prb_jax.training.record` writes it).
 _TRAINING_RUN, _TRAINED_MODEL = "train.json", "model"
 
 _WHOLE_FILE = 32 * 1024**2
@@ -28,17 +28,11 @@ _SMALL_TENSOR = 256 * 1024
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """Where a checkpoint lies on this machine.
+    """Where a checkpoint lies on this machine."""
 
-    Attributes:
-      name: as the user gave it.
-      path: local folder.
-      revision: commit on the hub; None for a local folder.
-    """
-
-    name: str
-    path: Path
-    revision: str | None
+    name: str  # as the user gave it
+    path: Path  # local folder
+    revision: str | None  # commit on the hub; None for a local folder
 
 
 def locate(name: str | Path, *, revision: str | None = None) -> ModelFolder:

@@ -1,8 +1,8 @@
 """A parameter tree out to a Hugging Face folder: the reverse of loading, bit for bit."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -11,14 +11,13 @@ import jax
 import numpy as np
 
 from prb_jax.checkpoints.hf_map import LeafMap, flatten, leaf_maps
-from prb_jax.checkpoints.safetensors_header import FLOAT_DTYPES
-from prb_jax.checkpoints.safetensors_reader import INDEX_FILE, SINGLE_FILE
+from prb_jax.checkpoints.weight_file import FLOAT_DTYPES
+from prb_jax.checkpoints.weight_index import INDEX_FILE, SINGLE_FILE
 from prb_jax.data.writing import whole_file
 from prb_jax.errors import CheckpointError
-from prb_jax.models.config.decoder import DecoderConfig, parse_config
+from prb_jax.models.config.decoder import STANDARD, DecoderConfig, parse_config
 from prb_jax.models.config.families import FAMILIES
-from prb_jax.models.config.layout import EMBEDDING_KEY, STANDARD
-from prb_jax.models.head import LINEAR
+from prb_jax.models.head import EMBEDDING_KEY, LINEAR
 
 _DTYPE_NAMES = {dtype: name for name, dtype in FLOAT_DTYPES.items()}
 
@@ -34,7 +33,7 @@ class _Tensor:
 
     @property
     def nbytes(self) -> int:
-        return int(np.prod(self.leaf.file_shape, dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.leaf.file_shape) * self.dtype.itemsize
 
 
 def save_params(
@@ -69,7 +68,8 @@ def save_params(
     folder = Path(folder)
     leaves = leaf_maps(config)
     arrays = _checked_arrays(params, leaves)
-    raw = _updated_config(config, raw_config, dtype=arrays[_embedding_path(leaves)].dtype)
+    embedding = next(leaf.path for leaf in leaves if leaf.key == EMBEDDING_KEY)
+    raw = _updated_config(config, raw_config, dtype=arrays[embedding].dtype)
     tensors = [
         _Tensor(key, leaf, layer if leaf.stacked else None, np.dtype(arrays[leaf.path].dtype))
         for leaf in leaves
@@ -78,13 +78,10 @@ def save_params(
     shards = _split(tensors, max_shard_bytes=max_shard_bytes)
     names = [SINGLE_FILE]
     if len(shards) > 1:
-        names = [
-            f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)
-        ]
-    with _write_errors(folder):
+        names = [f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
+    try:
         folder.mkdir(parents=True, exist_ok=True)
-        present = sorted(path.name for path in folder.glob("model*.safetensors*"))
-        if present:
+        if present := sorted(path.name for path in folder.glob("model*.safetensors*")):
             raise CheckpointError(
                 f"{folder}: already holds weights ({', '.join(present[:3])}): choose another folder"
             )
@@ -98,6 +95,9 @@ def save_params(
             }
             _write_json(folder / INDEX_FILE, index)
         _write_json(folder / "config.json", raw)
+    except OSError as error:
+        where = error.filename or folder
+        raise CheckpointError(f"{where}: cannot be written: {error.strerror or error}") from error
     return folder
 
 
@@ -143,20 +143,13 @@ def _updated_config(
     return raw
 
 
-def _embedding_path(leaves: Sequence[LeafMap]) -> tuple[str, ...]:
-    return next(leaf.path for leaf in leaves if leaf.key == EMBEDDING_KEY)
-
-
 def _split(tensors: Sequence[_Tensor], *, max_shard_bytes: int) -> list[list[_Tensor]]:
     """Consecutive tensors in files of at most the given size (a larger tensor has its own)."""
     shards: list[list[_Tensor]] = [[]]
-    size = 0
     for tensor in tensors:
-        if shards[-1] and size + tensor.nbytes > max_shard_bytes:
+        if shards[-1] and sum(t.nbytes for t in shards[-1]) + tensor.nbytes > max_shard_bytes:
             shards.append([])
-            size = 0
         shards[-1].append(tensor)
-        size += tensor.nbytes
     return shards
 
 
@@ -187,12 +180,3 @@ def _write_tensors(file: BinaryIO, tensors: Sequence[_Tensor], arrays: Mapping[t
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     with whole_file(path) as file:
         file.write((json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
-
-
-@contextmanager
-def _write_errors(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        where = error.filename or folder
-        raise CheckpointError(f"{where}: cannot be written: {error.strerror or error}") from error

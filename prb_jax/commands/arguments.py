@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
           about: the help; the default is written behind it.
           kind: of the value, which turns a text into it.
           default: where nothing is given.
-          extend: a flag of several values may be repeated, and each adds to those before it.
+          extend: a flag of several values without a default may be repeated, and each adds to those before it.
           more: as of argparse.
         """
         several = spec.rstrip("]").endswith(" ...")
@@ -68,7 +68,7 @@ class Parser(argparse.ArgumentParser):
             self.add_argument(name, action="store_true", help=about)
             return
         elif several:
-            more |= {"nargs": "+", **({"action": "extend"} if extend else {})}
+            more |= {"nargs": "+", **({"action": "extend"} if extend and not default else {})}
         elif " " in metavar:
             more["nargs"] = len(metavar.split())
         if default not in (None, (), [], "") and "default" not in about:
@@ -100,10 +100,11 @@ class Parser(argparse.ArgumentParser):
             no_value = of_value is bool or option.choices
             shown = option.shown or ("" if no_value else "N" if is_number else "TEXT")
             more: dict[str, Any] = {"choices": option.choices} if option.choices else {}
+            number = number_type(option, of_value) if is_number else None
             self.option(
                 f"--{option.flag or name.replace('_', '-')} {shown}".rstrip(),
                 option.meaning,
-                number_type(option, of_value) if is_number else None,
+                several(number) if number and "," in shown else number,
                 default=list(option.default) if isinstance(option.default, tuple) else option.default,
                 **more,
             )

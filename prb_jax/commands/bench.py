@@ -3,258 +3,201 @@
 import argparse
 import itertools
 import json
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from prb_jax.commands.arguments import Parser, call, given_flags, number_type, positive, several
+from prb_jax.bench.options import BenchOptions
+from prb_jax.commands.arguments import Parser, call, chosen, given_flags, number_type
 from prb_jax.commands.process import prepare_jax, print_table
-from prb_jax.data.options import Option
+from prb_jax.data.options import Option, options_of
 from prb_jax.errors import RunError
-from prb_jax.models import DTYPES, REMAT, REMAT_POLICIES
-from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.training import TUNINGS
 
-_OF_RIVALS = {
-    "--against-responses": "transformers-cached",
-    "--against-prompts": "transformers",
-    "--against-users": "transformers",
-    "--against-pairs": "trl",
-    "--against-rows": "trl",
+
+@dataclass(frozen=True, kw_only=True)
+class _Verb:
+    """A verb of `prb bench` that measures something.
+
+    Attributes:
+      about: its help.
+      measure: file and function of `prb_jax/bench/`.
+      options: names of fields of `BenchOptions`, which it takes beside model, dtype and mesh.
+      changes: what its options say otherwise.
+      against: what it can be timed beside, and the help of that.
+      timed: whether it repeats its rounds.
+      weights: whether the model must have some.
+    """
+
+    about: str
+    measure: tuple[str, str]
+    options: str = ""
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    against: tuple[tuple[str, ...], str] = ((), "")
+    timed: bool = True
+    weights: bool = False
+
+
+_LENGTHS = "prefix_tokens response_tokens batch_tokens"
+_TEXTS = "prompts prompt_tokens new_tokens"
+_VERBS = {
+    "parity": _Verb(
+        about="check scores of this device against a plain float32 forward on the CPU",
+        measure=("parity", "bench_parity"),
+        options="training against attention",
+        against=(("transformers",), "also check against it, in float32; of a folder"),
+        timed=False,
+    ),
+    "score": _Verb(
+        about="time scoring random tokens of the lengths of personalised data",
+        measure=("scoring", "bench_scoring"),
+        options=f"pairs {_LENGTHS} questions_per_user attention against responses against_sequences "
+        "against_responses quantize",
+        changes={
+            "pairs": {"meaning": "comparisons of a pass (default: 64 / K, at least 2, and all users whole)"}
+        },
+        against=(
+            ("transformers", "transformers-cached", "vllm"),
+            "also time padded batches of transformers, a script on transformers that computes a common prefix "
+            "once, or vLLM's classification path, and compare",
+        ),
+    ),
+    "train": _Verb(
+        about="time steps of training on random tokens of such lengths",
+        measure=("training", "bench_training"),
+        options=f"pairs {_LENGTHS} questions_per_user attention against tuning remat against_pairs",
+        changes={"pairs": {"meaning": "pairs of a step (default: 8, and all users whole)"}},
+        against=(("trl",), "also time TRL's RewardTrainer, and compare"),
+    ),
+    "sample": _Verb(
+        about="time drawing texts from a causal language model",
+        measure=("sampling", "bench_sampling"),
+        options=f"{_TEXTS} samples temperature against against_prompts attention",
+        against=(("transformers",), "also time its `generate`, and compare"),
+    ),
+    "guide": _Verb(
+        about="time a guided token, beside one of the policy and of the reward model",
+        measure=("sampling", "bench_guidance"),
+        options=f"{_TEXTS} candidates attention",
+        changes={"new_tokens": {"default": 32}},
+    ),
+    "ppo": _Verb(
+        about="time training a policy, rollouts and updates",
+        measure=("policy", "bench_policy"),
+        options=f"{_TEXTS} samples against against_rows attention",
+        changes={"prompts": {"default": 2}, "samples": {"default": 8}},
+        against=(("trl",), "also time TRL's GRPOTrainer, and compare"),
+        weights=True,
+    ),
+    "serve": _Verb(
+        about="time `prb serve` under many clients, beside the scorer of `prb evaluate`",
+        measure=("serving", "bench_serving"),
+        options=f"clients seconds {_LENGTHS}",
+        timed=False,
+        weights=True,
+    ),
+    "load": _Verb(
+        about="time loading a folder's weights, beside plain reading of its files",
+        measure=("loading", "bench_loading"),
+        weights=True,
+    ),
+    "rank": _Verb(
+        about="time ranking profiles by a model that is an encoder of texts",
+        measure=("ranking", "bench_ranking"),
+        options="users against against_users",
+        against=(("transformers",), "also time it with one question at a time, and compare"),
+        weights=True,
+    ),
 }
-"""Flags of another way, which have no effect without it."""
-
-_MINUTES = number_type(Option(above=0), float)
+_SEVERAL = {"dtype": "DTYPE ...", "samples": "N ..."}
+"""Options of which a command line may give several values; each is timed."""
 
 
 def add(sub: Parser) -> None:
     """Add the sub-verbs and their arguments."""
-    sub_verbs = sub.add_subparsers(required=True, parser_class=Parser)
+    verbs = sub.add_subparsers(required=True, parser_class=Parser)
 
-    whole = _add_verb(
-        sub_verbs, "all", about="measure this machine: all that is below, with shapes that fill it"
-    )
-    whole.option(
-        "--out DIR", "of bench.json, bench.md and bench.html; continued where it is there", required=True
-    )
-    whole.option("--minutes N", "rows are left out that would not end in time", _MINUTES, default=30.0)
+    def verb(name: str, about: str) -> Parser:
+        parser = verbs.add_parser(name, help=about, description=about)
+        parser.set_defaults(verb=name, parser=parser)
+        return parser
+
+    whole = verb("all", "measure this machine: all that is below, with shapes that fill it")
+    about = "of bench.json, bench.md and bench.html; continued where it is there"
+    whole.option("--out DIR", about, required=True)
+    minutes = number_type(Option(above=0), float)
+    whole.option("--minutes N", "rows are left out that would not end in time", minutes, default=30.0)
     whole.option("--rows ID ...", "these rows alone, with what they need (default: all)", default=[])
     whole.option("--model MODEL", "a folder or shape in the place of those that the memory allows")
-    _add_lengths(whole, batched=False)
+    whole.fields(BenchOptions, "prefix_tokens response_tokens")
     whole.set_defaults(after_interrupt="the rows that are measured are kept: the same command continues")
-    two = _add_verb(sub_verbs, "compare", about="compare what two machines measured, row by row")
+    two = verb("compare", "compare what two machines measured, row by row")
     two.option("FIRST", "bench.json of `prb bench all`, or its folder")
     two.option("SECOND", "that of the other machine")
-
-    machine = _add_verb(
-        sub_verbs, "machine", about="say which devices there are, and the peak of matrix products"
-    )
+    machine = verb("machine", "say which devices there are, and the peak of matrix products")
     machine.option("--json FILE", "also write the numbers here")
-    parity = _add(
-        sub_verbs,
-        "parity",
-        "parity",
-        about="check scores of this device against a plain float32 forward on the CPU",
-        timed=False,
-    )
-    parity.option("--training", "also the loss of a step of training")
-    parity.option("--against", "also check against it, in float32; of a folder", choices=("transformers",))
-    parity.fields(LoadOptions, "attention")
-
-    score = _add(
-        sub_verbs, "score", "scoring", about="time scoring random tokens of the lengths of personalised data"
-    )
-    _add_workload(score, pairs="comparisons of a pass (default: 64 / K, at least 2, and all users whole)")
-    score.option(
-        "--against",
-        "also time padded batches of transformers, a script on transformers that computes a common prefix "
-        "once, or vLLM's classification path, and compare",
-        choices=("transformers", "transformers-cached", "vllm"),
-    )
-    score.option("--responses K ...", "of a comparison", positive, default=[2], extend=False)
-    score.option(
-        "--against-sequences N",
-        "conversations that the padded way scores a round; its rate is carried over to the rest",
-        positive,
-        default=16,
-    )
-    score.option(
-        "--against-responses N",
-        "the most responses of a padded batch of transformers-cached (default: all of a comparison); each has a "
-        "copy of the prefix's keys and values",
-        positive,
-    )
-    score.fields(
-        LoadOptions, "quantize", quantize={"meaning": "a second row with the layers' matrices in eight bits"}
-    )
-
-    train = _add(
-        sub_verbs, "train", "training", about="time steps of training on random tokens of such lengths"
-    )
-    _add_workload(train, pairs="pairs of a step (default: 8, and all users whole)")
-    train.option("--against", "also time TRL's RewardTrainer, and compare", choices=("trl",))
-    train.option("--tuning", "what is trained", default="full", choices=TUNINGS)
-    train.option("--remat", "what our backward pass computes again", default=REMAT, choices=REMAT_POLICIES)
-    train.option(
-        "--against-pairs N", "pairs of a microbatch of TRL's (default: 2 on CPUs, 8 on GPUs)", positive
-    )
-
-    sample = _add(sub_verbs, "sample", "sampling", about="time drawing texts from a causal language model")
-    _add_texts(sample, prompts=4, new_tokens=128)
-    _add_samples(sample, 1)
-    sample.option("--temperature T", "0 is greedy, for one sample", float, default=1.0)
-    sample.option("--against", "also time its `generate`, and compare", choices=("transformers",))
-    sample.option(
-        "--against-prompts N",
-        "prompts that the usual way continues in a round; its rate is compared (default: all)",
-        positive,
-    )
-    sample.fields(LoadOptions, "attention")
-
-    guide = _add(
-        sub_verbs,
-        "guide",
-        "guidance",
-        about="time a guided token, beside one of the policy and of the reward model",
-    )
-    _add_texts(guide, prompts=4, new_tokens=32)
-    guide.option("--candidates C", "tried for each token", positive, default=10)
-    guide.fields(LoadOptions, "attention")
-
-    policy = _add(sub_verbs, "ppo", "policy", about="time training a policy, rollouts and updates")
-    _add_texts(policy, prompts=2, new_tokens=128)
-    _add_samples(policy, 8)
-    policy.option("--against", "also time TRL's GRPOTrainer, and compare", choices=("trl",))
-    policy.option(
-        "--against-rows N", "rollouts of a microbatch of TRL's (default: 4 on CPUs, 16 on GPUs)", positive
-    )
-    policy.fields(LoadOptions, "attention")
-
-    serve = _add(
-        sub_verbs,
-        "serve",
-        "serving",
-        about="time `prb serve` under many clients, beside the scorer of `prb evaluate`",
-        timed=False,
-    )
-    serve.option("--clients N", "at a time", positive, default=500)
-    serve.option("--seconds S", "that they ask", positive, default=30)
-    _add_lengths(serve)
-
-    _add(
-        sub_verbs,
-        "load",
-        "loading",
-        about="time loading a folder's weights, beside plain reading of its files",
-    )
-
-    rank = _add(
-        sub_verbs, "rank", "ranking", about="time ranking profiles by a model that is an encoder of texts"
-    )
-    rank.option("--data FILE", "comparisons with profiles", required=True)
-    rank.option("--users N", "the first N users with a profile (default: all)", positive)
-    rank.option(
-        "--against", "also time it with one question at a time, and compare", choices=("transformers",)
-    )
-    rank.option(
-        "--against-users N",
-        "users that the usual way ranks a round (default: 2); its rate is carried over to the rest",
-        positive,
-    )
-
-
-def _add_verb(verbs: Any, name: str, measured: str = "", *, about: str) -> Parser:
-    """Add a verb that calls `bench_MEASURED` of `prb_jax/bench/MEASURED.py`, with no option yet."""
-    sub = verbs.add_parser(name, help=about, description=about)
-    measured = measured or name
-    title = "training a policy" if measured == "policy" else measured
-    sub.set_defaults(measured=measured, title=title, parser=sub, dtype=[None], against=None)
-    return sub
-
-
-def _add(verbs: Any, name: str, measured: str, *, about: str, timed: bool = True) -> Parser:
-    """Add a verb that measures a model; `timed` where it repeats its rounds."""
-    sub = _add_verb(verbs, name, measured, about=about)
-    sub.option(
-        "MODEL",
-        "a Hugging Face folder; to score and train also a config.json or a shape such as qwen3-8b, with random "
-        "weights",
-    )
-    sub.option("--dtype DTYPE ...", "default: the checkpoint's", default=[None], choices=DTYPES, extend=False)
-    sub.option("--mesh AXES", "as in fsdp=4,tensor=2")
-    if timed:
-        sub.option("--rounds N", "side-by-side repetitions", positive, default=3)
-    sub.option("--json FILE", "also write the numbers here")
-    return sub
-
-
-def _add_workload(sub: Parser, *, pairs: str) -> None:
-    sub.option("--pairs N", pairs, positive)
-    _add_lengths(sub)
-    sub.option(
-        "--questions-per-user N,...",
-        "comparisons with the same profile, as in 1,5,15",
-        several(positive),
-        default=(1,),
-    )
-    sub.fields(LoadOptions, "attention")
-
-
-def _add_texts(sub: Parser, *, prompts: int, new_tokens: int) -> None:
-    """Prompts, and the lengths of the texts that continue them; the numbers are defaults."""
-    sub.option("--prompts N", "at a time", positive, default=prompts)
-    sub.option("--prompt-tokens N", "length of a prompt, about", positive, default=2000)
-    sub.option("--new-tokens N", "of each text, at most", positive, default=new_tokens)
-
-
-def _add_samples(parser: Parser, default: int) -> None:
-    parser.option(
-        "--samples N ...",
-        f"texts of each prompt, one number or several (default: {default})",
-        positive,
-        default=[default],
-        extend=False,
-    )
-
-
-def _add_lengths(sub: Parser, *, batched: bool = True) -> None:
-    sub.option("--prefix-tokens N", "mean length of the prefix", positive, default=2000)
-    sub.option("--response-tokens N", "mean length of a response", positive, default=130)
-    if batched:
-        sub.option("--batch-tokens N", "padded tokens computed at a time", positive)
+    for name, how in _VERBS.items():
+        parser = verb(name, how.about)
+        parser.option(
+            "MODEL",
+            "a Hugging Face folder; to score and train also a config.json or a shape such as qwen3-8b, with random "
+            "weights",
+        )
+        choices, about = how.against
+        changes: dict[str, Any] = dict(how.changes) | {"against": {"choices": choices, "meaning": about}}
+        for option, spec in _SEVERAL.items():
+            changes[option] = {"shown": spec, **changes.get(option, {})}
+        parser.fields(BenchOptions, "dtype mesh rounds" if how.timed else "dtype mesh", **changes)
+        parser.option("--json FILE", "also write the numbers here")
+        if name == "rank":
+            parser.option("--data FILE", "comparisons with profiles", required=True)
+        if how.options:
+            parser.fields(BenchOptions, how.options, **changes)
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure, and write the numbers."""
-    if options.measured in ("all", "compare"):
-        return (_run_all if options.measured == "all" else _run_compare)(options)
-    _check(options)
+    special = {"all": _run_all, "compare": _run_compare, "machine": _run_machine}.get(options.verb)
+    if special is not None:
+        return special(options)
+    how = _VERBS[options.verb]
+    _check(options, how)
     prepare_jax()
-    from prb_jax.bench.machine import peak_memory
-    from prb_jax.bench.table import bench_table
-
-    module = import_module(f"prb_jax.bench.{options.measured}")
-    varied: dict[str, Any] = {"dtype": options.dtype}
-    if "samples" in options:
-        varied["samples"] = options.samples
+    file, function = how.measure
+    measure = getattr(import_module(f"prb_jax.bench.{file}"), function)
+    asked = chosen(options, BenchOptions, model=options.model)
+    given = {name: vars(options)[name] for name in _SEVERAL if name in options}
     if "quantize" in options:
-        varied["quantize"] = dict.fromkeys((None, options.quantize))
+        given["quantize"] = list(dict.fromkeys((None, options.quantize)))
+    values = [value if isinstance(value, list) else [value] for value in given.values()]
     results = []
-    for values in itertools.product(*varied.values()):
-        measured = call(
-            getattr(module, f"bench_{options.measured}"), options, **dict(zip(varied, values, strict=True))
-        )
+    for one in itertools.product(*values):
+        measured = measure(replace(asked, **dict(zip(given, one, strict=True))))
         for result in measured if isinstance(measured, Iterable) else [measured]:
             results.append(result)
-            if hasattr(module, "line"):
-                print(module.line(result), flush=True)
-    rival = options.against if hasattr(module, "line") else None
-    print_table(bench_table(options.title, results, rival=rival))
+            if result.line:
+                print(result.line, flush=True)
+    title = function.removeprefix("bench_")
+    _show("training a policy" if title == "policy" else title, results, options)
+    return 0
+
+
+def _show(title: str, results: list[Any], options: argparse.Namespace) -> None:
+    from prb_jax.bench.figures import bench_table
+    from prb_jax.bench.machine import peak_memory
+
+    print_table(bench_table(title, results))
     if options.json:
-        rows = [asdict(result) | peak_memory() for result in results]
+        rows = [result.to_json() | peak_memory() for result in results]
         Path(options.json).write_text(json.dumps(rows, indent=2) + "\n")
+
+
+def _run_machine(options: argparse.Namespace) -> int:
+    prepare_jax()
+    from prb_jax.bench.machine import bench_machine
+
+    _show("machine", [bench_machine()], options)
     return 0
 
 
@@ -267,11 +210,9 @@ def _run_all(options: argparse.Namespace) -> int:
 
     bench = call(bench_all, options)
     print(f"{options.out}: bench.json, bench.md, bench.html")
-    left = [row["id"] for row in bench["rows"] if row["status"] == "not measured"]
-    if left:
+    if left := [row["id"] for row in bench["rows"] if row["status"] == "not measured"]:
         print(f"not measured: {', '.join(left)}")
-    broken = failures(bench)
-    if broken:
+    if broken := failures(bench):
         print(f"failed: {', '.join(broken)}")
     return 1 if broken else 0
 
@@ -289,14 +230,15 @@ def _run_compare(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check(options: argparse.Namespace) -> None:
+def _check(options: argparse.Namespace, how: _Verb) -> None:
     """Raise RunError for options that do not go together, and for a model that must have weights and has none."""
-    for flag, rival in _OF_RIVALS.items():
-        if flag in given_flags(options) and options.against != rival:
+    for name, option in options_of(BenchOptions).items():
+        flag, rival = f"--{name.replace('_', '-')}", option.needs.removeprefix("against=")
+        if rival and flag in given_flags(options) and options.against != rival:
             raise RunError(f"{flag} needs --against {rival}")
-    if options.measured == "training" and options.against and options.tuning != "full":
+    if options.verb == "train" and options.against and options.tuning != "full":
         raise RunError(f"--against trl trains all weights: leave out --tuning {options.tuning}")
-    if options.measured in ("policy", "serving", "loading", "ranking"):
+    if how.weights:
         from prb_jax.models.named_shapes import has_no_weights
 
         if has_no_weights(options.model):

@@ -7,7 +7,7 @@ from prb_jax.commands.process import hide_torch, print_table, start
 from prb_jax.models import DTYPES
 from prb_jax.readouts import LAYOUTS
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.text.protocol import PROTOCOLS
+from prb_jax.text.visible import PROTOCOLS
 
 
 def add_inspect(sub: Parser) -> None:

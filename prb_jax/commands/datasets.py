@@ -16,8 +16,8 @@ from prb_jax.commands.process import start
 from prb_jax.errors import RunError
 from prb_jax.models import DTYPES
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.text.protocol import PROTOCOLS
 from prb_jax.text.view import ViewOptions
+from prb_jax.text.visible import PROTOCOLS
 
 
 def add_personas(sub: Parser) -> None:
@@ -85,7 +85,7 @@ def run_prepare(options: argparse.Namespace) -> None:
     prepared = prepare(options.data, out=options.out, splits=options.split)
     stores = []
     if options.model is not None:
-        from prb_jax.scoring.write_tokens import TokensJob, write_store
+        from prb_jax.scoring.prepared_tokens import TokensJob, write_store
 
         loading, view = chosen(options, LoadOptions), chosen(options, ViewOptions)
         job = TokensJob(model=options.model, loading=loading, view=view, folder=prepared.folder)
@@ -159,8 +159,7 @@ def add_rank_profiles(sub: Parser) -> None:
 
 def run_rank_profiles(options: argparse.Namespace) -> None:
     """Order each user's posts by their relevance to the question, and print how much was ranked."""
-    from prb_jax.retrieval.rank_profiles import rank_profiles
-    from prb_jax.retrieval.rankers import RANKERS
+    from prb_jax.retrieval.rank_profiles import RANKERS, rank_profiles
 
     if options.encoder not in RANKERS:
         start(options)

@@ -21,7 +21,7 @@ from prb_jax.text.view import ViewOptions
 
 def add_features(sub: Parser) -> None:
     """Add the arguments of `prb features`."""
-    from prb_jax.study.feature_options import FeatureOptions
+    from prb_jax.personal.features import FeatureOptions
 
     sub.set_defaults(after_interrupt="the parts that are done are kept: the same command continues")
     sub.option("MODEL", "a reward model, a causal language model, or an encoder of texts")
@@ -35,7 +35,7 @@ def add_features(sub: Parser) -> None:
 def run_features(options: argparse.Namespace) -> None:
     """Write the state of a model at every response and post, and print what was written."""
     start(options)
-    from prb_jax.study.feature_options import FeatureOptions
+    from prb_jax.personal.features import FeatureOptions
     from prb_jax.study.write_features import write_feature_part, write_features
 
     view = ViewOptions(protocol=options.protocol, max_length=options.max_length)
@@ -59,7 +59,7 @@ def run_features(options: argparse.Namespace) -> None:
 
 def add(sub: Parser) -> None:
     """Add the arguments of `prb personalise`."""
-    from prb_jax.study.feature_options import FeatureOptions
+    from prb_jax.personal.features import FeatureOptions
 
     sub.set_defaults(after_interrupt="the methods that are done are kept: the same command continues")
     sub.data(about="as of `prb evaluate`; comparisons need a user_id")
@@ -105,18 +105,18 @@ def add(sub: Parser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Run the study, and print its tables."""
     start(options)
+    from prb_jax.personal.features import FeatureOptions
     from prb_jax.personal.few_shot.registry import read_settings
     from prb_jax.reports.study import render_people, render_plan, render_study
-    from prb_jax.study.feature_options import FeatureOptions
     from prb_jax.study.personalise import people_of_study, personalise
 
     settings = read_settings(options.settings)
     if options.dry_run:
         print_table(render_people(call(people_of_study, options), options.shots))
     elif options.plan:
-        from prb_jax.study.power import BAYES, plan_study
+        from prb_jax.study.simulation import plan_study
 
-        plan = call(plan_study, options, shots=max(options.shots), settings=settings.get(BAYES))
+        plan = call(plan_study, options, shots=max(options.shots), settings=settings.get("bayes"))
         _print(options, plan, lambda: render_plan(plan))
     else:
         loading = replace(chosen(options, LoadOptions), mesh=None)

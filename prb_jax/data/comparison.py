@@ -18,13 +18,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import Any, Final
 
 from prb_jax.data import fields
 from prb_jax.data.conversation import Message, read_conversation
 from prb_jax.errors import DataError, quote, short_repr
+
+LISTS: Final = ("responses", "labels", "profile", "rubric_aspects")
+"""Fields of a record that are lists."""
+
+_TEXTS: Final = ("profile_order", "category", "subset", "narrative")
+_REASONS: Final = ("evidence", "reason")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,23 +121,9 @@ class Comparison:
         narrative: str | None = None,
         hints: str | None = None,
     ) -> None:
-        row = {
-            "id": id,
-            "question": question,
-            "prompt": prompt,
-            "chosen": chosen,
-            "rejected": rejected,
-            "responses": fields.as_list(responses),
-            "labels": fields.as_list(labels),
-            "user_id": user_id,
-            "profile": fields.as_list(profile),
-            "profile_order": profile_order,
-            "category": category,
-            "subset": subset,
-            "margin": margin,
-            "rubric_aspects": fields.as_list(rubric_aspects),
-            "narrative": narrative,
-        }
+        row = {name: value for name, value in locals().items() if name not in ("self", "hints")}
+        for name in LISTS:
+            row[name] = fields.as_list(row[name])
         where = "comparison" if id is None else f"comparison {quote(id)}"
         _fill(self, row, where=where)
         object.__setattr__(self, "hints", fields.optional_text(hints, where, "hints"))
@@ -193,7 +185,6 @@ class Comparison:
 
 def _fill(comparison: Comparison, row: Mapping[str, Any], *, where: str) -> None:
     """Check ``row`` and set the fields of a bare ``Comparison``."""
-    set_field = object.__setattr__
     get = row.get
     chosen, rejected, responses, labels = get("chosen"), get("rejected"), get("responses"), get("labels")
     is_pair = chosen is not None or rejected is not None
@@ -212,27 +203,24 @@ def _fill(comparison: Comparison, row: Mapping[str, Any], *, where: str) -> None
         if not named:
             _check_several((), where)
     prompt, texts = read_conversation(get("question"), get("prompt"), named, where=where)
-    set_field(comparison, "prompt", prompt)
-    set_field(comparison, "responses", texts)
-    values = (1.0, 0.0) if is_pair else None if labels is None else _labels(labels, where, responses=texts)
-    set_field(comparison, "labels", values)
-    set_field(comparison, "user_id", fields.optional_identifier(get("user_id"), where, "user_id"))
-    set_field(comparison, "profile", read_profile(get("profile"), where))
-    order = fields.optional_text(get("profile_order"), where, "profile_order")
-    set_field(comparison, "profile_order", order)
-    set_field(comparison, "category", fields.optional_text(get("category"), where, "category"))
-    set_field(comparison, "subset", fields.optional_text(get("subset"), where, "subset"))
-    margin = get("margin")
-    set_field(comparison, "margin", None if margin is None else fields.number(margin, where, "margin"))
-    set_field(comparison, "rubric_aspects", _rubric(get("rubric_aspects"), where))
-    set_field(comparison, "narrative", fields.optional_text(get("narrative"), where, "narrative"))
-    set_field(comparison, "hints", None)
-    set_field(comparison, "is_pair", is_pair)
-    identifier = get("id")
-    set_field(comparison, "id", "" if identifier is None else fields.identifier(identifier, where, "id"))
-    if identifier is None:
+    values = {
+        "prompt": prompt,
+        "responses": texts,
+        "labels": (1.0, 0.0) if is_pair else None if labels is None else _labels(labels, where, texts),
+        "user_id": fields.optional_identifier(get("user_id"), where, "user_id"),
+        "profile": read_profile(get("profile"), where),
+        **{name: fields.optional_text(get(name), where, name) for name in _TEXTS},
+        "margin": None if get("margin") is None else fields.number(get("margin"), where, "margin"),
+        "rubric_aspects": _rubric(get("rubric_aspects"), where),
+        "hints": None,
+        "is_pair": is_pair,
+        "id": fields.optional_identifier(get("id"), where, "id") or "",
+    }
+    for name, value in values.items():
+        object.__setattr__(comparison, name, value)
+    if not comparison.id:
         contents = json.dumps(comparison.to_row(), sort_keys=True)
-        set_field(comparison, "id", sha256(contents.encode()).hexdigest()[:16])
+        object.__setattr__(comparison, "id", sha256(contents.encode()).hexdigest()[:16])
 
 
 def _check_several(responses: Sequence[str], where: str) -> None:
@@ -240,7 +228,7 @@ def _check_several(responses: Sequence[str], where: str) -> None:
         fields.fail(where, "responses", f"expected at least 2 responses, found {len(responses)}")
 
 
-def _labels(value: object, where: str, *, responses: Sequence[str]) -> tuple[float, ...]:
+def _labels(value: object, where: str, responses: Sequence[str]) -> tuple[float, ...]:
     _check_several(responses, where)
     items = fields.sequence(value, where, "labels")
     labels = tuple(fields.number(item, where, f"labels[{i}]") for i, item in enumerate(items))
@@ -281,24 +269,15 @@ def _post(value: object, where: str, index: int) -> Post:
 
 
 def _rubric(value: object, where: str) -> tuple[RubricAspect, ...]:
-    if value is None:
-        return ()
     aspects = []
-    for i, entry in enumerate(fields.objects(value, where, "rubric_aspects")):
+    for i, entry in enumerate(() if value is None else fields.objects(value, where, "rubric_aspects")):
         name = f"rubric_aspects[{i}]"
-        if isinstance(entry, RubricAspect):
-            item: Mapping[str, Any] = {
-                "aspect": entry.aspect,
-                "evidence": entry.evidence,
-                "reason": entry.reason,
-            }
-        else:
-            item = fields.mapping(entry, where, name)
+        given = asdict(entry) if isinstance(entry, RubricAspect) else entry
+        item = fields.mapping(given, where, name)
         aspects.append(
             RubricAspect(
-                aspect=fields.text(item.get("aspect"), where, f"{name}.aspect"),
-                evidence=fields.optional_text(item.get("evidence"), where, f"{name}.evidence") or "",
-                reason=fields.optional_text(item.get("reason"), where, f"{name}.reason") or "",
+                fields.text(item.get("aspect"), where, f"{name}.aspect"),
+                *(fields.optional_text(item.get(key), where, f"{name}.{key}") or "" for key in _REASONS),
             )
         )
     return tuple(aspects)

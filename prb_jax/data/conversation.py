@@ -41,7 +41,12 @@ def read_conversation(
     Raises:
       DataError: naming the field.
     """
-    given = _given_prompt(question, prompt, where)
+    given = None if prompt is None else _prompt(prompt, where, "prompt")
+    if question is not None:
+        asked = _prompt(question, where, "question")
+        if given not in (None, asked):
+            fields.fail(where, "prompt", "differs from 'question'; expected one of the two")
+        given = asked
     for name, value in responses:
         if value is None:
             fields.fail(where, name, "missing")
@@ -54,53 +59,36 @@ def read_conversation(
         name, value = responses[written_out.index(True)]
         all_alike = "responses are all texts or all lists of messages"
         fields.fail(where, name, f"expected a string, found {fields.found(value)}; {all_alike}")
-    conversations = [_messages(value, where, name) for name, value in responses]
-    shared = _shared([messages[:-1] for messages in conversations])
-    for (name, _), messages in zip(responses, conversations):
-        if len(messages) != len(shared) + 1 or messages[-1].role != "assistant":
-            found = ", ".join(message.role for message in messages[len(shared) :])
-            expected = f"after {len(shared)} messages that all responses share, expected one of the assistant"
+    conversations = {name: _messages(value, where, name) for name, value in responses}
+    first, *others = conversations.values()
+    count = min(map(len, conversations.values())) - 1
+    while any(messages[:count] != first[:count] for messages in others):
+        count -= 1
+    for name, messages in conversations.items():
+        if len(messages) != count + 1 or messages[-1].role != "assistant":
+            found = ", ".join(message.role for message in messages[count:])
+            expected = f"after {count} messages that all responses share, expected one of the assistant"
             fields.fail(where, name, f"{expected}, found {found}")
     texts = tuple(
-        _response(messages[-1].content, where, f"{name}[{len(shared)}].content")
-        for (name, _), messages in zip(responses, conversations)
+        _response(messages[-1].content, where, f"{name}[{count}].content")
+        for name, messages in conversations.items()
     )
-    return _joined(given, shared, where, name=responses[0][0]), texts
-
-
-def _shared(conversations: Sequence[Messages]) -> Messages:
-    """The messages at the start that all have."""
-    first, count = conversations[0], min(map(len, conversations))
-    while any(messages[:count] != first[:count] for messages in conversations):
-        count -= 1
-    return first[:count]
+    return _joined(given, first[:count], where, name=responses[0][0]), texts
 
 
 def _joined(given: Messages | None, shared: Messages, where: str, *, name: str) -> Messages:
-    if given is None:
-        if not shared:
-            fields.fail(
-                where, "question", "missing; expected 'question' or 'prompt', or messages before a response"
-            )
-        _check_prompt(shared, where, name)
-        return shared
-    if not shared:
+    """The prompt that is given, and the messages before all responses."""
+    if given is None and not shared:
+        message = "missing; expected 'question' or 'prompt', or messages before a response"
+        fields.fail(where, "question", message)
+    if given is not None and not shared:
         return given
-    if shared[0].role == "assistant":  # the conversation goes on after the prompt
+    if given is not None and shared[0].role == "assistant":  # the conversation goes on after the prompt
         shared = given + shared
-    elif not any(shared[i : i + len(given)] == given for i in range(len(shared))):
+    elif given is not None and not any(shared[i : i + len(given)] == given for i in range(len(shared))):
         fields.fail(where, "prompt", f"differs from the messages before the response in '{name}'")
     _check_prompt(shared, where, name)
     return shared
-
-
-def _given_prompt(question: object, prompt: object, where: str) -> Messages | None:
-    if question is None:
-        return None if prompt is None else _prompt(prompt, where, "prompt")
-    messages = _prompt(question, where, "question")
-    if prompt is not None and _prompt(prompt, where, "prompt") != messages:
-        fields.fail(where, "prompt", "differs from 'question'; expected one of the two")
-    return messages
 
 
 def _prompt(value: object, where: str, name: str) -> Messages:
@@ -128,9 +116,8 @@ def _messages(value: object, where: str, name: str) -> Messages:
         fields.fail(where, name, "no messages; expected at least one")
     for i, message in enumerate(messages):
         if message.role not in ROLES:
-            fields.fail(
-                where, f"{name}[{i}].role", f"expected one of {', '.join(ROLES)}, found {quote(message.role)}"
-            )
+            expected = f"expected one of {', '.join(ROLES)}, found {quote(message.role)}"
+            fields.fail(where, f"{name}[{i}].role", expected)
         if message.role == "system" and i > 0:
             fields.fail(where, f"{name}[{i}].role", "a system message may only come first")
     return messages
@@ -141,7 +128,7 @@ def _message(value: object, where: str, name: str) -> Message:
         value = {"role": value.role, "content": value.content}
     item: Mapping[str, Any] = fields.mapping(value, where, name)
     parts = item.get("content")
-    if isinstance(parts, (list, tuple)):
+    if isinstance(parts, list | tuple):
         kinds = sorted({str(part.get("type")) for part in parts if isinstance(part, Mapping)})
         fields.fail(
             where,

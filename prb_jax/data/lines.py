@@ -1,33 +1,50 @@
-"""The records of a large file of JSON lines, also gzipped, read forward block by block."""
+"""JSON lines, also gzipped, read forward block by block; a large file is known by the digests of its blocks."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from prb_jax.data import blocks
-from prb_jax.data.blocks import blocks_digest, read_block, scanning_threads
-from prb_jax.data.files import Row, parse_line, reading
-from prb_jax.data.reading import open_file
+from prb_jax.data.reading import open_file, reading, unique_fields
 from prb_jax.errors import DataError
 
-_AHEAD: Final = 2
-"""Blocks that are read before they are asked for."""
+LARGE: Final = 64 << 20
+"""Bytes from which on a file is read by windows and known by the digests of its blocks."""
+
+HELD: Final = 1 << 30
+"""Bytes of raw files up to which training holds their comparisons in memory."""
+
+BLOCK: Final = 16 << 20
+WINDOWED: Final = (".jsonl", ".jsonl.gz", ".parquet")
+"""Kinds of files that are read by windows."""
 
 _PIECE: Final = 1 << 20
 """Bytes that are inflated at a time."""
+_AHEAD: Final = 2
+"""Blocks that are read before they are asked for."""
+_THREADS: Final = 4
+_PACKED: Final = 4
+"""Bytes of text that a byte of a compressed file stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One undecoded record and where it stands: "FILE:LINE", or "FILE: row N" in parquet."""
+
+    where: str
+    value: Any
 
 
 class JsonLines:
     """One file that is read from its beginning as often as it is asked for; its digest is taken on the first occasion.
-
-    Args:
-      path: of the file.
 
     Attributes:
       path: of the file.
@@ -44,6 +61,7 @@ class JsonLines:
         self.digests: list[str] = []
         with reading(path), open_file(path) as file:
             self._size = os.fstat(file.fileno()).st_size
+        self._count = block_count(self._size)
         self._packed = path.name.endswith(".gz")
         self._expected: Sequence[str] = ()
         self._records = self._bytes = 0  # of the pass that came farthest
@@ -51,20 +69,20 @@ class JsonLines:
     @property
     def complete(self) -> bool:
         """Whether every block was read."""
-        return len(self.digests) == blocks.block_count(self._size)
+        return len(self.digests) == self._count
 
     @property
     def digest(self) -> str:
-        """The digest of all bytes, as ``blocks_digest`` gives it; what is left of the file is read."""
+        """The digest of all bytes, as :func:`large_digest` gives it; what is left of the file is read."""
         with reading(self.path):
             for _ in self._blocks(len(self.digests)):
                 pass
-        return blocks_digest(self.digests)
+        return "sha256-blocks:" + hashlib.sha256(bytes.fromhex("".join(self.digests))).hexdigest()
 
     def about(self) -> float:
         """Return how many records there are, by what was read so far; 0 where nothing was."""
         if self._packed:
-            return self._records * blocks.block_count(self._size) / max(1, len(self.digests))
+            return self._records * self._count / max(1, len(self.digests))
         return self._records * max(1.0, self._size / max(1, self._bytes))
 
     def expect(self, digests: Sequence[str]) -> None:
@@ -75,9 +93,7 @@ class JsonLines:
         """
         self._expected = digests
         for number in range(len(digests)):
-            if number >= blocks.block_count(self._size):
-                raise self._changed(number)
-            if number < len(self.digests):
+            if number >= self._count or number < len(self.digests):
                 self._compare(number)
 
     def rows(self) -> Iterator[Row]:
@@ -98,42 +114,37 @@ class JsonLines:
 
     def _lines(self) -> Iterator[bytes]:
         begun: list[bytes] = []  # the line that goes on in the next piece
-        inflater = None
-        for rest in self._blocks(0):
-            while rest:
-                if not self._packed:
-                    piece, rest = rest, b""
-                else:
-                    if inflater is None:
-                        rest = rest.lstrip(b"\0")  # padding after a member
-                        if not rest:
-                            break
-                        inflater = zlib.decompressobj(wbits=31)
-                    piece = inflater.decompress(rest, _PIECE)
-                    rest = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
-                    inflater = None if inflater.eof else inflater
-                *whole, last = piece.split(b"\n")
-                for line in whole:
-                    yield b"".join([*begun, line])
-                    begun = []
-                if last:
-                    begun.append(last)
-        if inflater is not None:
-            raise EOFError
+        for piece in self._inflated() if self._packed else self._blocks(0):
+            *whole, last = piece.split(b"\n")
+            for line in whole:
+                yield b"".join([*begun, line])
+                begun = []
+            if last:
+                begun.append(last)
         if begun:
             yield b"".join(begun)
 
+    def _inflated(self) -> Iterator[bytes]:
+        inflater = None
+        for rest in self._blocks(0):
+            while rest := rest if inflater else rest.lstrip(b"\0"):  # padding after a member
+                inflater = inflater or zlib.decompressobj(wbits=31)
+                yield inflater.decompress(rest, _PIECE)
+                rest = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
+                inflater = None if inflater.eof else inflater
+        if inflater is not None:
+            raise EOFError
+
     def _blocks(self, first: int) -> Iterator[bytes]:
         """The bytes of one block after another, which must be what they were; some are read ahead."""
-        count, coming = blocks.block_count(self._size), deque[Future[tuple[bytes, str]]]()
-        with open_file(self.path) as file, scanning_threads() as threads:
-            for number in range(first, count):
+        coming = deque[Future[tuple[bytes, str]]]()
+        threads = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), thread_name_prefix="scan")
+        with open_file(self.path) as file, threads:
+            for number in range(first, self._count):
                 # Whoever wants the first records alone needs no further blocks.
-                stop = min(number + 1 + (_AHEAD if number else 0), count)
+                stop = min(number + 1 + (_AHEAD if number else 0), self._count)
                 for block in range(number + len(coming), stop):
-                    coming.append(
-                        threads.submit(read_block, file.fileno(), self.path, block, size=self._size)
-                    )
+                    coming.append(threads.submit(self._read, file.fileno(), block))
                 data, digest = coming.popleft().result()
                 self.bytes_read += len(data)
                 if number == len(self.digests):
@@ -143,13 +154,98 @@ class JsonLines:
                     raise DataError(f"{self.path}: changed while it was being read (block {number + 1})")
                 yield data
 
-    def _compare(self, number: int) -> None:
-        if number < len(self._expected) and self.digests[number] != self._expected[number]:
-            raise self._changed(number)
+    def _read(self, file: int, number: int) -> tuple[bytes, str]:
+        """The bytes of one block of the open file, and their sha256."""
+        start, end = number * BLOCK, min((number + 1) * BLOCK, self._size)
+        parts: list[bytes] = []
+        while start < end:
+            part = os.pread(file, end - start, start)
+            if not part:
+                raise DataError(f"{self.path}: became shorter while it was being read")
+            parts.append(part)
+            start += len(part)
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        return data, hashlib.sha256(data).hexdigest()
 
-    def _changed(self, number: int) -> DataError:
-        return DataError(
-            f"{self.path}: changed since it was scored (block {number + 1} of {blocks.BLOCK >> 20} MiB); the scores "
-            "so far are kept and belong to the old contents: put those back to finish the run, or start again in "
-            "another folder"
-        )
+    def _compare(self, number: int) -> None:
+        known = self.digests[number] if number < len(self.digests) else None
+        if number < len(self._expected) and known != self._expected[number]:
+            raise DataError(
+                f"{self.path}: changed since it was scored (block {number + 1} of {BLOCK >> 20} MiB); the scores so "
+                "far are kept and belong to the old contents: put those back to finish the run, or start again in "
+                "another folder"
+            )
+
+
+def block_count(size: int) -> int:
+    """How many blocks a file of so many bytes has."""
+    return -(-size // BLOCK)
+
+
+def large_digest(path: Path) -> str:
+    """``"sha256-blocks:..."``: the sha256 of the digests of all blocks of 16 MiB, one after the other.
+
+    Raises:
+      DataError: the file cannot be read.
+    """
+    return JsonLines(path).digest
+
+
+def unpacked_size(path: Path) -> int:
+    """Return about how many bytes of text a file holds, compressed ones four times theirs; 0 for what is no file."""
+    try:
+        size = path.stat().st_size if path.is_file() else 0
+    except OSError:
+        return 0
+    return size * (_PACKED if path.name.endswith((".gz", ".parquet")) else 1)
+
+
+def is_large(path: Path) -> bool:
+    """Whether a file is read by windows."""
+    return path.name.endswith(WINDOWED) and unpacked_size(path) >= LARGE
+
+
+def parse_line(line: bytes, where: str, *, first: bool) -> Row | None:
+    """The record of one line; None for a blank one.
+
+    Args:
+      line: with or without its end.
+      where: FILE:LINE.
+      first: whether it is the first of the file, which may begin with a byte order mark.
+
+    Raises:
+      DataError: it is not UTF-8 or not JSON.
+    """
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        hint = "; the file looks gzipped, but is not named .gz" if first and line[:2] == b"\x1f\x8b" else ""
+        bad = f"byte 0x{line[error.start]:02x} at column {error.start + 1}"
+        raise DataError(f"{where}: invalid UTF-8: {bad} ({error.reason}){hint}") from error
+    text = (text.removeprefix("\ufeff") if first else text).rstrip()
+    if not text:
+        return None
+    try:
+        value, end = DECODER.raw_decode(text, skip_space(text, 0))
+        if end < len(text):
+            raise json.JSONDecodeError("text after the end of the record", text, skip_space(text, end))
+    except (ValueError, RecursionError) as error:
+        raise DataError(malformed(where, error)) from error
+    return Row(where, value)
+
+
+DECODER: Final = json.JSONDecoder(object_pairs_hook=unique_fields)
+
+
+def skip_space(text: str, position: int) -> int:
+    """The place of the next character that is no white space of JSON."""
+    while position < len(text) and text[position] in " \t\r\n":
+        position += 1
+    return position
+
+
+def malformed(where: str, error: Exception) -> str:
+    """The message for JSON that cannot be decoded."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{where}: malformed JSON at column {error.colno}: {error.msg}"
+    return f"{where}: malformed JSON: {'nested too deeply' if isinstance(error, RecursionError) else error}"

@@ -32,9 +32,11 @@ class Option:
       least, above, most, below: bounds of its number.
       used_by: the algorithms that use it; all where there are none.
       used_with: a key with which every algorithm uses it.
+      used_where: the kinds of things that use it, where it is handed to one of several kinds; all where there are none.
       needs: another key, without which this one has no effect, as "tuning=lora" or "kl.target", where any value but
         none and 0 will do.
       needs_text: the same in words; `needs` if not given.
+      required: what it is, as "a file or data set", where a run cannot be without it: see :func:`check_given`.
       effect: whether the value decides the result, or names something that is known by its contents, or has none.
       default, type: of the field.
     """
@@ -49,8 +51,10 @@ class Option:
     below: float | None = None
     used_by: tuple[str, ...] = ()
     used_with: str = ""
+    used_where: tuple[str, ...] = ()
     needs: str = ""
     needs_text: str = ""
+    required: str = ""
     effect: Effect = "result"
     default: Any = None
     type: Any = str
@@ -165,24 +169,48 @@ def options_of(kind: type, *, sections: bool = True) -> dict[str, Option]:
     return known
 
 
-def check_used(algorithm: str, kind: type, flat: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+def check_given(settings: Any, *, but: Sequence[str] = ()) -> None:
+    """Refuse settings that lack a required value, `but` those that the caller has from elsewhere.
+
+    Raises:
+      RunError: there is no such value; names the key.
+    """
+    for key, known in options_of(type(settings), sections=False).items():
+        if known.required and key not in but and not getattr(settings, key):
+            raise RunError(
+                f"config key '{key}': expected {known.required}, found none: add {key}={known.shown}"
+            )
+
+
+def check_used(settings: Any, *, given: Sequence[str] = ()) -> None:
     """Refuse options without effect: each of them must have its default.
+
+    Args:
+      settings: with an `algorithm`.
+      given: keys whose values the caller has from elsewhere.
 
     Raises:
       DataError: an option that the algorithm does not use (names those that do), or that needs another one.
     """
-    for key, known in options_of(kind).items():
-        value, default = flat[key], quote(defaults[key])
-        if value == defaults[key]:
+    flat, unset = flat_settings(settings), flat_settings(type(settings)())
+    for key, known in options_of(type(settings)).items():
+        value, default = flat[key], quote(unset[key])
+        if value == unset[key]:
             continue
         users = known.used_by
-        if users and algorithm not in users and (not known.used_with or flat[known.used_with] is None):
+        if (
+            users
+            and settings.algorithm not in users
+            and (not known.used_with or flat[known.used_with] is None)
+        ):
             raise DataError(
-                f"{key}: expected nothing but its default {default} with algorithm={algorithm}, which "
+                f"{key}: expected nothing but its default {default} with algorithm={settings.algorithm}, which "
                 f"does not use it ({', '.join(users)} {'do' if len(users) > 1 else 'does'}), found {quote(value)}"
             )
         needed, _, wanted = known.needs.partition("=")
-        if needed and (flat[needed] != wanted if wanted else flat[needed] in (None, 0, "none")):
+        if not needed or needed in given:
+            continue
+        if flat[needed] != wanted if wanted else flat[needed] in (None, 0, "none"):
             raise DataError(
                 f"{key}: needs {known.needs_text or known.needs}: without it expected nothing but the default "
                 f"{default}, found {quote(value)}"

@@ -6,19 +6,22 @@ size. A field given twice is an error, as one of its values would be lost.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import gzip
 import io
 import json
 import os
 import stat
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from prb_jax.errors import PrbError, quote
+from prb_jax.errors import DataError, PrbError, quote
 
-_LARGEST = 100_000_000
-_DEEPEST = 64
+_LARGEST: Final = 100_000_000
+_DEEPEST: Final = 64
 
 
 def open_file(path: str | Path) -> io.BufferedReader:
@@ -35,6 +38,21 @@ def open_file(path: str | Path) -> io.BufferedReader:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise OSError(errno.EINVAL, "expected a file, found a pipe or a device", str(path))
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn the errors of the operating system and of gzip into one line that names the file of data."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path}: damaged, or not gzip as its name says ({error})") from error
+    except EOFError as error:
+        raise DataError(f"{path}: truncated; the gzip stream ends too early") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def read_json(path: Path, *, error: type[PrbError], hint: str = "", optional: bool = False) -> Any:

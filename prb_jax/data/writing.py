@@ -8,9 +8,11 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from prb_jax.errors import RunError
+from prb_jax.storage.objects import temporary_name as temporary_name
+from prb_jax.storage.objects import whole_file
 from prb_jax.storage.urls import names_url, shown
 
 
@@ -37,30 +39,6 @@ def writing(path: Path) -> Iterator[None]:
             f"cannot write {path}: {error.strerror or error}; all that was done so far is kept: once this is put "
             "right (free space, permissions), the same command continues the run"
         ) from error
-
-
-def temporary_name(path: Path) -> Path:
-    """Return where a file lies until it is whole; a killed process may leave it, and the next one writes over it."""
-    return path.with_name(f".{path.name}.tmp")
-
-
-@contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file under a temporary name; at the end it is flushed to the disk and renamed to ``path``.
-
-    Raises:
-      OSError: it cannot be written; nothing is left behind.
-    """
-    temporary = temporary_name(path)
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def json_line(value: Any) -> bytes:

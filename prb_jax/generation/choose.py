@@ -10,13 +10,31 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-
-from prb_jax.generation.rules import Rules
 
 _REMOVED = -jnp.inf
 
-jax.tree_util.register_dataclass(Rules)
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """How tokens are drawn: numbers, or arrays [B, S] with a number for each row; see `SampleOptions.rules`.
+
+    Attributes:
+      temperature: divides the logits; 0 takes the most probable token (greedy).
+      top_k: keeps this many most probable tokens, and those that tie with the last of them; 0 keeps all.
+      top_p: keeps the most probable tokens until their probabilities sum up to this; 1 keeps all.
+      min_p: keeps tokens of at least this share of the largest probability; 0 keeps all.
+      repetition_penalty: divides positive and multiplies negative logits of tokens that occurred before, in the
+        prompt too; 1 changes nothing.
+    """
+
+    temperature: jax.Array | np.ndarray | float = 1.0
+    top_k: jax.Array | np.ndarray | int = 0
+    top_p: jax.Array | np.ndarray | float = 1.0
+    min_p: jax.Array | np.ndarray | float = 0.0
+    repetition_penalty: jax.Array | np.ndarray | float = 1.0
 
 
 @jax.tree_util.register_dataclass

@@ -16,7 +16,6 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.writing import write_json
 from prb_jax.errors import DataError, need_extra, quote
-from prb_jax.generation.chunks import ChunkGuide
 from prb_jax.generation.guided import Guide
 from prb_jax.generation.policy import Policy, open_policy
 from prb_jax.generation.rules import SampleOptions
@@ -27,7 +26,7 @@ from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.behaviour import cluster_of, figure_of, reward_identity, write_behaviour
 from prb_jax.runs.kind import SUMMARY
 from prb_jax.scoring.inputs import Data, read_inputs
-from prb_jax.scoring.load import open_scorer, read_history, with_history
+from prb_jax.scoring.load import open_scorer, read_history
 
 FIGURES: Final = ("rouge1", "rougeL")
 """The figures that stand for the behaviour: ROUGE-1 is the headline of Personalised RewardBench."""
@@ -83,17 +82,17 @@ def guide(
     """
     need_extra("texts", "ROUGE and BLEU of prb guide")
     options = options or SampleOptions(temperature=0.0, max_new_tokens=128)
-    opened = open_policy(policy, policy_loading or LoadOptions())
+    opened, loading = open_policy(policy, policy_loading or LoadOptions()), loading or LoadOptions()
     model, guiding = None, None
     guidance = {"weight": weight, "candidates": candidates} | ({} if chunk is None else {"chunk": chunk})
     if reward is not None:
-        model = _open(reward, loading or LoadOptions(), history)
-        guiding = (Guide if chunk is None else ChunkGuide)(model=model, **guidance)
+        model: Any = open_scorer(reward, loading, history=read_history(history))
+        guiding = Guide(model=model, weight=weight, candidates=candidates, chunk=chunk)
     elif chunk is not None:
         raise DataError("chunk: the policy alone has no chunks: expected a reward model, or no chunk")
     elif history is not None:
         raise DataError("history: the policy alone learns no users: expected a reward model, or no history")
-    judge = None if quality is None else _open(quality, loading or LoadOptions(), None)
+    judge: Any = None if quality is None else open_scorer(quality, loading)
     result = sample_data(
         opened,
         data,
@@ -108,8 +107,7 @@ def guide(
         progress=progress,
     )
     comparisons = read_inputs(data, subset=subset, limit=limit).comparisons
-    samples = read_samples(result.out)
-    texts, references, clusters = [], [], []
+    samples, references = read_samples(result.out), list[str]()
     for comparison in comparisons:
         assert comparison.labels is not None
         best = comparison.responses[int(np.argmax(comparison.labels))]
@@ -117,10 +115,9 @@ def guide(
             raise DataError(
                 f"comparison {quote(comparison.id)}: expected a preferred response with a word, found none"
             )
-        for number in range(options.n):
-            texts.append(samples[comparison.id, number]["text"])
-            references.append(best)
-            clusters.append(cluster_of(comparison.user_id, comparison.id))
+        references += [best] * options.n
+    texts = [samples[one.id, number]["text"] for one in comparisons for number in range(options.n)]
+    clusters = [cluster_of(one.user_id, one.id) for one in comparisons for _ in range(options.n)]
     by_text = [text_figures(text, reference) for text, reference in zip(texts, references, strict=True)]
     values = {name: [figures[name] for figures in by_text] for name in TEXT_FIGURES}
     summary = result.summary | {
@@ -135,41 +132,29 @@ def guide(
         judged = _judged(judge, comparisons, texts, options.n)
         scored = np.flatnonzero(np.isfinite(judged))
         good, good_clusters = judged[scored].tolist(), [clusters[place] for place in scored]
-        summary["quality"] = {
-            "model": judge.name,
-            **_mean(good, good_clusters),
-            "empty": len(texts) - len(scored),
-        }
+        mean, empty = _mean(good, good_clusters), len(texts) - len(scored)
+        summary["quality"] = {"model": judge.name, **mean, "empty": empty}
         of_quality = {"quality": reward_identity(judge.identity())}
         behaviour["guided quality"] = (good, good_clusters, of_quality)
     if model is not None:
         summary |= {"reward_model": model.name, **guidance}
         inputs = RUNS.read_finished(result.out)["inputs"]
         setting = {key: value for key, value in inputs.items() if key not in ("guide", "versions")}
-        write_behaviour(
-            result.out,
-            [
-                figure_of(
-                    numbers,
-                    users,
-                    name=name,
-                    label=model.name,
-                    identity=model.identity(),
-                    setting=setting | guidance | more,
-                    policy=inputs["model"].get("architecture"),
-                )
-                for name, (numbers, users, more) in behaviour.items()
-            ],
-        )
+        figures = [
+            figure_of(
+                numbers,
+                users,
+                name=name,
+                label=model.name,
+                identity=model.identity(),
+                setting=setting | guidance | more,
+                policy=inputs["model"].get("architecture"),
+            )
+            for name, (numbers, users, more) in behaviour.items()
+        ]
+        write_behaviour(result.out, figures)
     write_json(result.out / SUMMARY, summary)
     return SampleRun(result.out, summary)
-
-
-def _open(model: Any, loading: LoadOptions, history: Data | None) -> Any:
-    """A model by name, or as it is given."""
-    if not isinstance(model, str | Path):
-        return model
-    return with_history({str(model): open_scorer(model, loading)}, read_history(history))[str(model)]
 
 
 def _mean(values: Sequence[float], clusters: Sequence[str]) -> dict[str, Any]:
@@ -179,19 +164,19 @@ def _mean(values: Sequence[float], clusters: Sequence[str]) -> dict[str, Any]:
 def _judged(judge: Any, comparisons: Sequence[Comparison], texts: Sequence[str], n: int) -> np.ndarray:
     """The quality of every text, n of each comparison; NaN for one without a letter, which no model can score."""
     qualities = np.full(len(texts), np.nan)
-    asked: dict[str, tuple[Comparison, list[int]]] = {}
+    asked: list[Comparison] = []
+    asked_of: list[list[int]] = []
     for number, comparison in enumerate(comparisons):
         places = [place for place in range(number * n, (number + 1) * n) if texts[place].strip()]
         if places:
-            responses = tuple(texts[place] for place in places)
-            asked[comparison.id] = (replace(comparison, responses=responses, labels=None), places)
-    scores = judge.score([comparison for comparison, _ in asked.values()]) if asked else []
-    for (comparison, places), values in zip(asked.values(), scores, strict=True):
+            asked.append(replace(comparison, responses=[texts[place] for place in places], labels=None))
+            asked_of.append(places)
+    if not asked:
+        raise DataError("every text is empty: there is nothing whose quality could be told")
+    for comparison, places, values in zip(asked, asked_of, judge.score(asked), strict=True):
         if not np.isfinite(values).all():
             raise DataError(
                 f"comparison {quote(comparison.id)}: a quality is {values.tolist()}; expected finite numbers"
             )
         qualities[places] = values
-    if not asked:
-        raise DataError("every text is empty: there is nothing whose quality could be told")
     return qualities

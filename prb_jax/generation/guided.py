@@ -1,94 +1,47 @@
-"""Guided sampling: every token is chosen by the policy's log-probability plus a weight times a reward model's reward.
+"""A reward model that guides a policy, token by token or chunk by chunk.
 
-A step of ARGS (Khanov et al. 2024): of the C most likely tokens the score is log pi(v | x, y_<t) + w r(x, y_<t v).
-Policy and reward model keep their own caches. The C candidates of a step are a tree of one-token responses on the
-reward model's caches: one pass tries them all, and the keys and values of the chosen one are kept: it is never read
-again.
+Token by token (ARGS, Khanov et al. 2024) a token is chosen by the policy's log-probability plus a weight w times the
+reward of the text with it; the steps on the device are those of :func:`prb_jax.generation.steps.run_steps`.
+
+Chunk by chunk the guided policy is p(c | x, y) = π(c | x, y) exp(w r(x, y c)) / Z over chunks c of L tokens. C of them
+are drawn from π, and one of these is drawn with probability proportional to exp(w r): importance resampling, which
+becomes best-of-C chunk by chunk (blockwise controlled decoding, Mudgal et al. 2024) where the weight is large. The
+reward is that of the text so far, as `prb evaluate` reads a response, so that any reward model takes part, with any
+tokenizer and head. The caches of both models grow with the text (:mod:`prb_jax.generation.chunk_caches`); a reward
+model that cannot read token by token reads prompt and text again for every chunk.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import DataError, short_repr
-from prb_jax.generation.choose import choose
+from prb_jax.errors import DataError, quote
+from prb_jax.generation.choose import Rules
+from prb_jax.generation.chunk_caches import PolicyCaches, RewardCaches
 from prb_jax.generation.policy import Policy
-from prb_jax.generation.programs import (
-    Programs,
-    Shape,
-    make_program,
-    make_programs,
-    program_shardings,
-    prompt_columns,
-)
+from prb_jax.generation.programs import GuidedTask, Task, make_programs, prompt_columns
 from prb_jax.generation.prompts import Prompt
-from prb_jax.generation.rules import Rules, SampleOptions
+from prb_jax.generation.rules import SampleOptions
 from prb_jax.generation.schedule import Drawn, draw
-from prb_jax.generation.steps import (
-    Program,
-    Prompts,
-    Rows,
-    Stops,
-    advance,
-    next_logits,
-    put_cache,
-    repeat_steps,
-    row_keys,
+from prb_jax.generation.steps import Guidance
+from prb_jax.generation.token_scores import (
+    reward_program,
+    reward_trees,
+    why_not_by_token,
+    why_not_token_level,
 )
-from prb_jax.generation.token_scores import reward_trees, token_rewards, why_not_token_level
-from prb_jax.models.cache import (
-    PrefixCache,
-    SuffixCache,
-    empty_prefix,
-    empty_suffix,
-    fill_prefix,
-    layers_of,
-    take_tried,
-    try_tokens,
-)
-from prb_jax.models.decoder import Params
 from prb_jax.runs.behaviour import reward_identity
-from prb_jax.runs.progress import compiling
-from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.shapes import round_up
-from prb_jax.trees.tree import Tree
 
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class GuidedPrompts:
-    """The prompts of B trees as both models read them."""
-
-    policy: Prompts
-    reward: PrefixCache
-
-    __repr__ = short_repr
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class GuidedRows:
-    """B * S rows on their way, with the caches of both models."""
-
-    policy: Rows
-    reward: SuffixCache
-
-    __repr__ = short_repr
-
-    @property
-    def done(self) -> jax.Array:
-        """Bool [B, S]."""
-        return self.policy.done
+TOGETHER = 16
+"""Prompts whose texts are given back together, of texts that grow by chunks."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -96,14 +49,16 @@ class Guide:
     """A reward model that guides a policy.
 
     Attributes:
-      model: the reward model.
+      model: the reward model; of chunks also a baseline or a fitted method of personalisation.
       weight: w; 0 is the policy alone, whose tokens are then drawn from the whole vocabulary.
-      candidates: C, most likely tokens of each step that are tried.
+      candidates: C, most likely tokens of each step that are tried, or chunks that are drawn each time.
+      chunk: L, most tokens of a chunk; None guides every token.
     """
 
-    model: RewardModel
+    model: Any
     weight: float
     candidates: int
+    chunk: int | None = None
 
     def checked(self, policy: Policy) -> Guide:
         """Return the guide, which suits the policy.
@@ -111,22 +66,27 @@ class Guide:
         Raises:
           DataError: a number out of range, or a reward model that cannot read this policy's tokens one by one.
         """
+        tokens = policy.config.vocab_size
         if not np.isfinite(self.weight):
             raise DataError(f"weight: expected a finite number, found {self.weight}")
-        tokens = policy.config.vocab_size
-        if not 1 <= self.candidates <= tokens:
+        if self.chunk is not None:
+            for name in ("candidates", "chunk"):
+                if getattr(self, name) < 1:
+                    raise DataError(f"{name}: expected 1 or more, found {getattr(self, name)}")
+        elif not 1 <= self.candidates <= tokens:
             raise DataError(
                 f"candidates: expected 1 to {tokens}, the policy's tokens, found {self.candidates}"
             )
-        if why := why_not_token_level(self.model, policy):
+        elif why := why_not_token_level(self.model, policy):
             name = getattr(self.model, "name", type(self.model).__name__)
             raise DataError(f"{name}: cannot guide {policy.name} token by token: {why}")
         return self
 
     def identity(self) -> dict[str, Any]:
-        """Return everything that decides how tokens are guided, JSON-ready."""
+        """Return everything that decides how texts are guided, JSON-ready."""
         model = reward_identity(self.model.identity())
-        return {"reward_model": model, "weight": self.weight, "candidates": self.candidates}
+        chunk = {} if self.chunk is None else {"chunk": self.chunk}
+        return {"reward_model": model, "weight": self.weight, "candidates": self.candidates, **chunk}
 
     def draw(
         self,
@@ -138,223 +98,149 @@ class Guide:
         rows: int | None = None,
         skip: Callable[[range], bool] = lambda unit: False,
     ) -> Iterator[list[Drawn]]:
-        """Draw guided samples, as :meth:`prb_jax.generation.policy.Policy.draw` draws plain ones.
+        """Draw guided samples of the prompts, as :meth:`prb_jax.generation.policy.Policy.draw` draws plain ones.
 
-        Args:
-          policy: that is guided.
-          comparisons: of the prompts, as the reward model is shown them.
-          prompts, options, rows, skip: as of the policy.
+        ``comparisons`` are those of the prompts, as the reward model is shown them.
 
         Raises:
-          DataError: a rule beside the temperature, or a prompt that does not fit into the reward model's context.
+          DataError: options that do not suit the guide, a prompt that does not fit into the reward model's context, or
+            a reward that is no number.
         """
-        if replace(options.rules, temperature=1.0) != Rules():
+        if self.chunk is None and replace(options.rules, temperature=1.0) != Rules():
             raise DataError(
                 "guided tokens are chosen among the candidates: expected no rule beside the temperature"
             )
         if self.weight == 0:
             yield from policy.draw(prompts, options, rows=rows, skip=skip)
+        elif self.chunk is not None and options.temperature == 0:
+            raise DataError(
+                "temperature: expected more than 0 with chunks, for those of temperature 0 are all the same"
+            )
+        elif not prompts:
             return
-        if not prompts:
-            return
-        view = self.model.reader.view(ViewOptions())
-        no_tokens = (np.zeros(1, np.int32),)
-        trees = reward_trees(
-            self.model, comparisons, [no_tokens] * len(prompts), view=view, room=options.max_new_tokens
-        )
-        shape = policy.shape(prompts, options, rows)
-        programs = _programs(policy, self, shape, trees)
-        params = (policy.params, self.model.params, np.float32(self.weight))
-        yield from draw(programs, cast(Params, params), policy.task(prompts, options), skip=skip)
+        elif self.chunk is None:
+            task = policy.task(
+                prompts, options, guided=self._guided(comparisons, room=options.max_new_tokens)
+            )
+            guidance = Guidance(
+                reward=reward_program(self.model), readout=self.model.readout, candidates=self.candidates
+            )
+            programs = make_programs(policy.program, policy.shape(prompts, options, rows), guidance)
+            yield from draw(programs, policy.params, task, skip=skip)
+        else:
+            yield from self._draw_chunks(policy, comparisons, prompts, options, rows, skip)
+
+    def _guided(self, comparisons: Sequence[Comparison], *, room: int) -> GuidedTask:
+        view, no_tokens = self.model.reader.view(ViewOptions()), (np.zeros(1, np.int32),)
+        ids = [no_tokens] * len(comparisons)
+        trees = reward_trees(self.model, comparisons, ids, view=view, room=room)
+        return GuidedTask(self.model.params, self.weight, [tree.prefix for tree in trees])
+
+    def _draw_chunks(
+        self,
+        policy: Policy,
+        comparisons: Sequence[Comparison],
+        prompts: Sequence[Prompt],
+        options: SampleOptions,
+        rows: int | None,
+        skip: Callable[[range], bool],
+    ) -> Iterator[list[Drawn]]:
+        """Draw texts chunk by chunk; a text depends on its prompt, its number and the seed alone."""
+        chunk, by_token = self.chunk or 1, why_not_by_token(self.model) is None
+        longest = max(len(prompt.ids) for prompt in prompts) + options.max_new_tokens
+        columns = round_up(prompt_columns(longest), policy.mesh.shape["sequence"])
+        drawing = replace(options, n=self.candidates, max_new_tokens=chunk)
+        shape = policy.shape(prompts, drawing, rows)  # so many texts grow side by side as it has trees
+        shape = replace(shape, samples=self.candidates, prompt_columns=columns)
+
+        def grow(texts: list[Drawn]) -> list[Drawn]:
+            """Draw texts side by side to their ends; one that goes on has no finish."""
+            numbers, length = [text.prompt * options.n + text.sample for text in texts], 0
+            task = policy.task([prompts[text.prompt] for text in texts], options, numbers=numbers)
+            caches = PolicyCaches(policy, shape, task)
+            judge = RewardCaches(self.model, shape, room=options.max_new_tokens) if by_token else None
+            while growing := [place for place, text in enumerate(texts) if not text.finish]:
+                size = min(chunk, options.max_new_tokens - length)
+                seed = np.random.SeedSequence([options.seed, length // chunk]).generate_state(1)[0] >> 1
+                drawn, length = caches.draw(growing, size=size, seed=int(seed)), length + size
+                tried = [
+                    [
+                        _joined(texts[place], more, task, last=length >= options.max_new_tokens)
+                        for more in chunks
+                    ]
+                    for place, chunks in zip(growing, drawn, strict=True)
+                ]
+                shown = [
+                    _shown(policy, comparisons[texts[place].prompt], candidates)
+                    for place, candidates in zip(growing, tried, strict=True)
+                ]
+                rewards, kept = self._rewards(growing, shown, judge), dict[int, int]()
+                for place, candidates, (_, same), values in zip(growing, tried, shown, rewards, strict=True):
+                    draws = np.random.default_rng([options.seed, numbers[place], length])
+                    best = self.best(values, draws.gumbel(size=len(values)))
+                    texts[place] = candidates[best]
+                    if texts[place].finish:
+                        continue
+                    kept[place] = best
+                    if judge is not None:
+                        judge.keep(
+                            place, next((row for row, texts_of in enumerate(same) if best in texts_of), None)
+                        )
+                if kept:
+                    caches.keep(kept)
+            return texts
+
+        nothing = np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.float32)
+        for start in range(0, len(prompts), TOGETHER):
+            unit = range(start, min(start + TOGETHER, len(prompts)))
+            if not skip(unit):
+                texts = [Drawn(prompt, k, *nothing, "") for prompt in unit for k in range(options.n)]
+                parts = range(0, len(texts), shape.trees)
+                yield [text for first in parts for text in grow(texts[first : first + shape.trees])]
+
+    def best(self, rewards: np.ndarray, noise: np.ndarray) -> int:
+        """Return which candidate is kept, by rewards and Gumbel noise float64 [C]; none whose reward is -inf."""
+        return int(np.argmax(np.where(np.isfinite(rewards), self.weight * rewards + noise, -np.inf)))
+
+    def _rewards(
+        self,
+        places: Sequence[int],
+        shown: Sequence[tuple[Comparison, list[list[int]]]],
+        judge: RewardCaches | None,
+    ) -> list[np.ndarray]:
+        """The rewards float64 [C] of each text with each candidate; -inf for one without a word, of which no reward is
+        known, unless all are so."""
+        rewards = [np.full(self.candidates, -np.inf if worded else 0.0) for _, worded in shown]
+        which = [number for number, (_, worded) in enumerate(shown) if worded]
+        asked, at = [shown[number][0] for number in which], [places[number] for number in which]
+        score = self.model.score if judge is None else partial(judge.score, places=at)
+        for number, scores in zip(which, score(asked) if asked else (), strict=True):
+            comparison, worded = shown[number]
+            if not np.isfinite(scores).all():
+                name = quote(comparison.id)
+                raise DataError(f"comparison {name}: a reward is {scores.tolist()}; expected finite numbers")
+            for score_of, candidates in zip(scores, worded, strict=True):
+                rewards[number][candidates] = float(score_of)
+        return rewards
 
 
-def guided_step(
-    program: Program,
-    reward: Program,
-    readout: str,
-    candidates: int,
-    params: tuple[Params, Params, jax.Array],
-    layers: tuple[tuple[Params, ...], tuple[Params, ...]],
-    prompts: GuidedPrompts,
-    rows: GuidedRows,
-    *,
-    rules: Rules,
-    stops: Stops,
-    seed: jax.Array,
-) -> GuidedRows:
-    """Draw one guided token for every row that is not done.
-
-    Args:
-      program, reward: of the policy and of the reward model.
-      readout: how the reward model's logits become a reward.
-      candidates: C.
-      params: of the policy, of the reward model, and the weight.
-      layers: of both models.
-      prompts, rows: where they stand.
-      rules, stops, seed: as of :func:`prb_jax.generation.steps.step`.
-    """
-    policy_params, judge, weight = params
-    logits, cache = next_logits(program, policy_params, layers[0], prompts.policy, rows.policy)
-    likely, ids = lax.top_k(logits, candidates)
-    places = jnp.broadcast_to(rows.reward.lengths[..., None], ids.shape)
-    tried = try_tokens(
-        judge,
-        layers[1],
-        ids,
-        places,
-        prompts.reward,
-        rows.reward,
-        config=reward.config,
-        dtype=reward.dtype,
-        mesh=reward.mesh,
-    )
-    flat = tried.states.reshape(ids.shape[0], -1, tried.states.shape[-1])
-    rewards = token_rewards(reward.config, readout, judge, flat).reshape(ids.shape)
-    tree, sample = (jnp.arange(size) for size in ids.shape[:2])
-    guided = jnp.full_like(logits, -jnp.inf)
-    guided = guided.at[tree[:, None, None], sample[None, :, None], ids].set(likely + weight * rewards)
-    chosen = choose(guided, row_keys(seed, prompts.policy, rows.policy), rows.policy.seen, rules)
-    alone = jnp.take_along_axis(logits, chosen.token[..., None], axis=-1)[..., 0]
-    chosen = replace(chosen, logprob=alone - jax.nn.logsumexp(logits, axis=-1))
-    grown = take_tried(rows.reward, tried, jnp.argmax(ids == chosen.token[..., None], axis=-1))
-    lengths = jnp.where(rows.done, rows.reward.lengths, grown.lengths)
-    return GuidedRows(advance(rows.policy, cache, chosen, stops), replace(grown, lengths=lengths))
+def _joined(text: Drawn, chunk: Drawn, task: Task, *, last: bool) -> Drawn:
+    """A text with a chunk behind it, up to the text that ends it, if there is one."""
+    longer = text.followed_by(chunk)
+    if task.cut is not None and (at := task.cut(longer.tokens)) is not None:
+        return longer.cut(at, finish="text")
+    return longer if last or longer.finish == "stop" else replace(longer, finish="")
 
 
-def _programs(policy: Policy, guide: Guide, shape: Shape, trees: Sequence[Tree]) -> Programs:
-    """The programs of :mod:`prb_jax.generation.programs` for rows of both models."""
-    model = guide.model
-    reward = make_program(model.decoder, mesh=model.mesh, dtype=jnp.dtype(model.dtype))
-    plain = make_programs(policy.program, shape)
-    made = reward_programs(policy.program, reward, model.readout, guide.candidates, shape)
-    longest = max(len(tree.prefix) for tree in trees)
-    columns = round_up(prompt_columns(longest + 1), model.mesh.shape["sequence"])
-
-    def empty() -> tuple[Any, Any]:
-        prompts, rows = plain.empty()
-        before, behind = made.empty(columns)
-        return GuidedPrompts(prompts, before), GuidedRows(rows, behind)
-
-    def read(
-        params: Any,
-        held: GuidedPrompts,
-        tokens: np.ndarray,
-        lengths: np.ndarray,
-        numbers: np.ndarray,
-        places: Any,
-    ) -> Any:
-        prompts = plain.read(params[0], held.policy, tokens, lengths, numbers, places)
-        prefixes = [trees[number].prefix for number in numbers]
-        longest = max(map(len, prefixes))
-        width = min(round_up(prompt_columns(longest + 1), model.mesh.shape["sequence"]), columns)
-        shown = np.zeros((len(prefixes), width), np.int32)
-        for row, ids in enumerate(prefixes):
-            shown[row, width - len(ids) :] = ids
-        sizes = np.asarray([len(ids) for ids in prefixes], np.int32)
-        with compiling(made.read, shown.shape):
-            return GuidedPrompts(prompts, made.read(params[1], held.reward, shown, sizes, places))
-
-    def restart(rows: GuidedRows, prompts: GuidedPrompts, which: np.ndarray, numbers: np.ndarray) -> Any:
-        behind = made.restart(rows.reward, which)
-        return GuidedRows(plain.restart(rows.policy, prompts.policy, which, numbers), behind)
-
-    def run(params: Any, prompts: Any, rows: Any, **rest: Any) -> Any:
-        with compiling(made.run, rows.policy.tokens.shape, prompts.policy.cache.columns):
-            return made.run(params, prompts, rows, **rest)
-
-    def end(rows: GuidedRows, which: np.ndarray) -> Any:
-        return GuidedRows(plain.end(rows.policy, which), rows.reward)
-
-    return Programs(
-        shape=shape,
-        empty=empty,
-        read=read,
-        restart=restart,
-        run=run,
-        end=cast(Any, end),
-        of_policy=lambda rows: cast(GuidedRows, rows).policy,
-    )
-
-
-@dataclass(frozen=True)
-class RewardPrograms:
-    """The compiled programs of a reward model's caches, and the loop over both models."""
-
-    empty: Callable[[int], Any]
-    read: Callable[..., PrefixCache]
-    restart: Callable[..., SuffixCache]
-    run: Callable[..., GuidedRows]
-
-
-@functools.lru_cache(maxsize=16)
-def reward_programs(
-    program: Program, reward: Program, readout: str, candidates: int, shape: Shape
-) -> RewardPrograms:
-    """Return the compiled programs of a reward model beside a policy; the same ones for equal arguments.
-
-    Args:
-      program, reward: of the two models.
-      readout: how the reward model's logits become a reward.
-      candidates: C.
-      shape: of the policy's rows.
-    """
-    rows = program_shardings(program)[1]
-    own_prompts, own_rows = program_shardings(reward)
-    before, behind = own_prompts.cache, own_rows.cache
-    options: dict[str, Any] = {"config": reward.config, "dtype": reward.dtype}
-
-    def empty(columns: int) -> tuple[PrefixCache, SuffixCache]:
-        return (
-            empty_prefix(reward.config, trees=shape.trees, columns=columns, dtype=reward.dtype),
-            empty_suffix(
-                reward.config,
-                trees=shape.trees,
-                samples=shape.samples,
-                columns=shape.columns,
-                dtype=reward.dtype,
-            ),
-        )
-
-    def read(params: Params, held: PrefixCache, tokens: Any, lengths: Any, places: Any) -> PrefixCache:
-        new = fill_prefix(
-            params,
-            tokens,
-            lengths,
-            **options,
-            attention=reward.attention,
-            mesh=reward.mesh,
-            filler=reward.filler,
-        )
-        return put_cache(held, new, places)
-
-    def restart(cache: SuffixCache, which: jax.Array) -> SuffixCache:
-        return replace(cache, lengths=jnp.where(which, 0, cache.lengths))
-
-    def run(
-        params: tuple[Params, Params, jax.Array],
-        prompts: GuidedPrompts,
-        rows: GuidedRows,
-        *,
-        rules: Rules,
-        stops: Stops,
-        seed: jax.Array,
-        most: jax.Array,
-        watched: jax.Array,
-    ) -> GuidedRows:
-        cut = (layers_of(params[0]), layers_of(params[1])) if program.copies_layers else None
-
-        def body(now: GuidedRows) -> GuidedRows:
-            layers = (layers_of(params[0]), layers_of(params[1])) if cut is None else cut
-            return guided_step(
-                program, reward, readout, candidates, params, layers, prompts, now,
-                rules=rules, stops=stops, seed=seed,
-            )  # fmt: skip
-
-        return repeat_steps(body, rows, most=most, watched=watched)
-
-    return RewardPrograms(
-        empty=jax.jit(empty, static_argnums=(0,), out_shardings=(before, behind)),
-        read=jax.jit(read, donate_argnums=(1,), out_shardings=before),
-        restart=jax.jit(restart, donate_argnums=(0,), out_shardings=behind),
-        run=jax.jit(run, donate_argnums=(2,), out_shardings=GuidedRows(rows, behind)),
-    )
+def _shown(
+    policy: Policy, comparison: Comparison, texts: Sequence[Drawn]
+) -> tuple[Comparison, list[list[int]]]:
+    """A comparison with the texts that have a word as the reward model is shown them, and who has each of them."""
+    worded: dict[str, list[int]] = {}
+    for place, text in enumerate(texts):
+        response = policy.decode(text.tokens)
+        if response.strip():
+            worded.setdefault(response, []).append(place)
+    if worded:
+        comparison = replace(comparison, responses=list(worded), labels=None)
+    return comparison, list(worded.values())

@@ -17,7 +17,7 @@ from prb_jax.data.reading import read_json
 from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.generation.sample import read_samples
-from prb_jax.retrieval.rankers import Query, bm25
+from prb_jax.retrieval.rank_profiles import Query, bm25
 
 OTHER_USER: Final = "other_user"
 POLICY: Final = "policy"
@@ -76,8 +76,7 @@ def past_texts(
     with writing(target), whole_file(target) as file:
         for item in items:
             for source, texts in negatives.items():
-                text = texts.get(item["id"])
-                if text is None:
+                if item["id"] not in texts:
                     without[source] += 1
                     continue
                 counts[source] += 1
@@ -87,7 +86,7 @@ def past_texts(
                     "subset": source,
                     "question": item["input"],
                     "chosen": item["output"],
-                    "rejected": text,
+                    "rejected": texts[item["id"]],
                     "profile": item["profile"],
                 }
                 file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
@@ -102,8 +101,8 @@ def _items(inputs: Path, outputs: Path) -> list[dict[str, Any]]:
         raise DataError(f"{outputs}: expected {{golds: [{{id, output}}]}}, found {quote(golds)}")
     texts: dict[str, str] = {}
     for number, gold in enumerate(golds["golds"]):
-        name, text = (_text(gold, key, f"{outputs}: golds[{number}]") for key in ("id", "output"))
-        texts[name] = text
+        where = f"{outputs}: golds[{number}]"
+        texts[_text(gold, "id", where)] = _text(gold, "output", where)
     items, seen = [], set[str]()
     for number, one in enumerate(read):
         where = f"{inputs}: [{number}]"
@@ -115,19 +114,15 @@ def _items(inputs: Path, outputs: Path) -> list[dict[str, Any]]:
         if not isinstance(one.get("profile"), list):
             raise DataError(f"{where}: field 'profile': expected a list, found {quote(one.get('profile'))}")
         seen.add(name)
-        user = _text(one, "user_id", where) if "user_id" in one else name
-        profile = [
-            _past(pair, f"{where}.profile[{place}]", place) for place, pair in enumerate(one["profile"])
-        ]
-        items.append(
-            {
-                "id": name,
-                "user_id": user,
-                "input": _text(one, "input", where),
-                "output": texts[name],
-                "profile": profile,
-            }
-        )
+        past = enumerate(one["profile"])
+        item = {
+            "id": name,
+            "user_id": _text(one, "user_id", where) if "user_id" in one else name,
+            "input": _text(one, "input", where),
+            "output": texts[name],
+            "profile": [_past(pair, f"{where}.profile[{place}]", place) for place, pair in past],
+        }
+        items.append(item)
     return items
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,24 @@ from prb_jax.checkpoints.load import LoadReport, abstract_params, load_params
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, DataError, quote, short_repr
-from prb_jax.generation.programs import Shape, choose_shape, decoding_mesh, make_program, make_programs
+from prb_jax.generation.programs import (
+    Cut,
+    Shape,
+    Task,
+    choose_shape,
+    decoding_mesh,
+    make_program,
+    make_programs,
+)
 from prb_jax.generation.prompts import Prompt, comparison_prompts, given_prompts
 from prb_jax.generation.rules import SampleOptions
-from prb_jax.generation.schedule import Cut, Drawn, Task, as_rules, draw
+from prb_jax.generation.schedule import Drawn, collect, draw
 from prb_jax.generation.steps import Program
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.models.quantization import quantization_form
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.readouts.open_model import OpenedModel, open_language_model
+from prb_jax.readouts.open_model import open_language_model
 from prb_jax.sharding import check_heads, parameter_shardings
 from prb_jax.text.tokenizer import ChatTokenizer
 
@@ -70,7 +77,7 @@ class Policy:
     Attributes:
       name: the folder or hub id that it was loaded from.
       program: architecture, dtype and devices: what :mod:`prb_jax.generation.steps` needs beside parameters. Its
-        functions are pure; ``step`` is one token of every row.
+        functions are pure.
       params: weights, a nested dict of arrays sharded over the mesh; layers stacked on axis 0, matrices [in, out].
       tokenizer: tokenizer and chat template.
       stop_ids: tokens that end a text, as the model's files say.
@@ -99,7 +106,7 @@ class Policy:
         """The architecture."""
         return self.program.config
 
-    @cached_property
+    @property
     def context(self) -> int:
         """Tokens that the model was made for."""
         return self.config.max_position_embeddings
@@ -163,11 +170,11 @@ class Policy:
             limit=self.limit(options),
             vocab_size=self.config.vocab_size,
         )
-        samples: list[list[Any]] = [[None] * n for _ in read]
-        for batch in self.draw(read, options, rows=rows):
-            for drawn in batch:
-                samples[drawn.prompt][drawn.sample] = self.as_sample(read[drawn.prompt], drawn, options)
-        return samples
+        drawn = collect(self.draw(read, options, rows=rows))
+        return [
+            [self.as_sample(prompt, one, options) for one in samples]
+            for prompt, samples in zip(read, drawn, strict=True)
+        ]
 
     def limit(self, options: SampleOptions, max_length: int | None = None) -> int:
         """Return the most tokens of a prompt, beside which the new tokens fit into the context.
@@ -225,35 +232,21 @@ class Policy:
 
         ``numbers`` stand for the prompts in the random keys, instead of their positions.
         """
-        if not prompts:
-            return
-        programs = make_programs(self.program, self.shape(prompts, options, rows))
-        yield from draw(
-            programs, self.params, replace(self.task(prompts, options), numbers=numbers), skip=skip
-        )
+        if prompts:
+            programs = make_programs(self.program, self.shape(prompts, options, rows))
+            yield from draw(programs, self.params, self.task(prompts, options, numbers=numbers), skip=skip)
 
-    def task(self, prompts: Sequence[Prompt], options: SampleOptions) -> Task:
-        """Return what :meth:`draw` draws."""
+    def task(self, prompts: Sequence[Prompt], options: SampleOptions, **more: Any) -> Task:
+        """Return what :meth:`draw` draws, with more fields of the task."""
+        ids = [prompt.ids for prompt in prompts]
         return Task(
-            prompts=[prompt.ids for prompt in prompts],
-            samples=options.n,
-            rules=as_rules(options.rules),
-            stop_ids=self.stops(options),
-            tokens=options.max_new_tokens,
-            seed=options.seed,
-            cut=self._cut(options.stop),
+            prompts=ids, options=options, stop_ids=self.stops(options), cut=self._cut(options.stop), **more
         )
 
     def shape(self, prompts: Sequence[Prompt], options: SampleOptions, rows: int | None = None) -> Shape:
         """Return the static sizes with which :meth:`draw` draws these samples."""
-        return choose_shape(
-            self.program,
-            longest=max(len(prompt.ids) for prompt in prompts),
-            samples=options.n,
-            tokens=options.max_new_tokens,
-            prompts=len(prompts),
-            rows=rows,
-        )
+        longest = max(len(prompt.ids) for prompt in prompts)
+        return choose_shape(self.program, options, longest=longest, prompts=len(prompts), rows=rows)
 
     def as_sample(self, prompt: Prompt, drawn: Drawn, options: SampleOptions) -> Sample:
         """Return drawn tokens with their text."""
@@ -277,9 +270,7 @@ class Policy:
             return any(stop in text for stop in texts)
 
         def cut(ids: np.ndarray) -> int | None:
-            if not holds(ids):
-                return None
-            return next(size for size in range(1, len(ids) + 1) if holds(ids[:size]))
+            return next(size for size in range(1, len(ids) + 1) if holds(ids[:size])) if holds(ids) else None
 
         return cut
 
@@ -327,20 +318,23 @@ def load_policy(
         quantize=quantize,
         attention=attention,
     )
-    return load_opened_policy(open_language_model(model, options))
+    return open_policy(model, options)
 
 
-def load_opened_policy(opened: OpenedModel) -> Policy:
-    """Read the weights of an opened language model; errors as of :func:`load_policy`."""
+def open_policy(model: str | Path | Policy, options: LoadOptions) -> Policy:
+    """Return the policy, loaded if it is given by name; errors as of :func:`load_policy`."""
+    if isinstance(model, Policy):
+        return model
+    opened = open_language_model(model, options)
     chat, dtype = opened.chat(), jnp.dtype(opened.dtype)
-    config, quantize = opened.decoder.config, opened.options.quantize
-    mesh = opened.mesh if opened.options.mesh is not None else decoding_mesh(config, opened.mesh)
+    config, quantize = opened.decoder.config, options.quantize
+    mesh = opened.mesh if options.mesh is not None else decoding_mesh(config, opened.mesh)
     check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
     if quantize is not None:
         quantization_form(quantize, mesh=mesh)
     stop_ids = read_stop_ids(opened.folder.path, chat, raw=config.original)
     shardings = parameter_shardings(abstract_params(config, quantize=quantize), mesh)
-    program = make_program(config, mesh=mesh, dtype=dtype, attention=opened.options.attention)
+    program = make_program(config, mesh=mesh, dtype=dtype, attention=options.attention)
     loaded = load_params(opened.folder.path, config, dtype=dtype, shardings=shardings, quantize=quantize)
     return Policy(
         name=opened.name,
@@ -354,11 +348,6 @@ def load_opened_policy(opened: OpenedModel) -> Policy:
         report=loaded.report,
         source=opened.source,
     )
-
-
-def open_policy(model: str | Path | Policy, loading: LoadOptions) -> Policy:
-    """Return the policy, loaded if it is given by name."""
-    return model if isinstance(model, Policy) else load_opened_policy(open_language_model(model, loading))
 
 
 def read_stop_ids(folder: Path, tokenizer: ChatTokenizer, *, raw: Mapping[str, Any]) -> tuple[int, ...]:

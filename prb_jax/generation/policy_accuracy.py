@@ -19,8 +19,6 @@ from prb_jax.errors import DataError, RunError, quote
 from prb_jax.generation.policy import Policy, open_policy
 from prb_jax.generation.token_scores import (
     PolicyTokens,
-    RewardTokens,
-    batch_shards,
     read_policy,
     read_rewards,
     why_not_token_level,
@@ -49,6 +47,7 @@ from prb_jax.scoring.controls import with_other_users
 from prb_jax.scoring.inputs import read_inputs
 from prb_jax.scoring.load import open_scorer, read_history, with_history
 from prb_jax.scoring.run import computing_versions
+from prb_jax.sharding import mesh_shape
 from prb_jax.text.view import ViewOptions
 
 ROWS = RowKind(
@@ -151,38 +150,50 @@ def policy_accuracy(
         "seed": seed,
         "versions": computing_versions(plain=False),
     }
-    reader = _PolicyReader(opened, comparisons, profile_posts, candidates, longest)
+    setting = {key: value for key, value in decided.items() if key not in ("rewards", "versions")}
     notes = {"policy": policy_name, "data": list(inputs.sources)}
+    scoring = _Scoring(opened, comparisons, lambdas, profile_posts, candidates, longest)
+    swapped, why_not = _swapped(comparisons, seed=seed)
+    controls = {"": comparisons} | ({} if swapped is None else {_SWAP: swapped})
+    keys = [(name, control, one.id) for name in scorers for control in controls for one in comparisons]
     with RUNS.open(path, decided, notes=notes) as run:
-        swapped, why_not = _swapped(comparisons, seed=seed)
-        shown = {"": comparisons} | ({} if swapped is None else {_SWAP: swapped})
-        file = run.file
-        for name, scorer in scorers.items():
-            for control, seen in shown.items():
-                known = sum((name, control, comparison.id) in file.rows for comparison in seen)
-                label = f"{name}, another user" if control else name
-                with show_progress(label, Count(len(seen), known), enabled=progress) as display:
-                    for rows in _missing_rows(file, reader, name, control, scorer, seen, lambdas):
-                        file.append(rows)
-                        display.advance(len(rows), sum(sum(row["tokens"]) for row in rows))
-        file.finish([(name, control, one.id) for name in scorers for control in shown for one in comparisons])
+        for name, control in [(name, control) for name in scorers for control in controls]:
+            known = sum((name, control, comparison.id) in run.file.rows for comparison in comparisons)
+            label = f"{name}, another user" if control else name
+            with show_progress(label, Count(len(comparisons), known), enabled=progress) as display:
+                for rows in scoring.missing_rows(run.file, name, control, scorers[name], controls[control]):
+                    run.file.append(rows)
+                    display.advance(len(rows), sum(sum(row["tokens"]) for row in rows))
+        rows = iter(run.file.finish(keys))
         judged = {
             (name, control): [
-                _judged(file.rows[name, control, comparison.id], comparison, cluster)
+                _judged(next(rows), comparison, cluster)
                 for comparison, cluster in zip(comparisons, clusters, strict=True)
             ]
             for name in scorers
-            for control in shown
+            for control in controls
         }
-        figures = {}
+        figures, behaviour = {}, []
         for name, scorer in scorers.items():
             swap = judged.get((name, _SWAP))
-            figures[name] = _figures(judged[name, ""], swap, lambdas=lambdas, validation=held_out)
-            figures[name]["token_level"] = why_not_token_level(scorer, opened)
+            figures[name] = found = _figures(judged[name, ""], swap, lambdas=lambdas, validation=held_out)
             fallback = SEQUENCE + (LENNORM if score.endswith(LENNORM) else "")
-            figures[name]["headline"] = score if score in figures[name]["scores"] else fallback
+            headline = score if score in found["scores"] else fallback
+            found |= {"token_level": why_not_token_level(scorer, opened), "headline": headline}
+            strength = lambdas.index(found["scores"][headline]["lambda"])
+            behaviour.append(
+                figure_of(
+                    values_of_test(judged[name, ""], headline, strength, held_out),
+                    [row.cluster for row in judged[name, ""] if row.cluster not in held_out],
+                    name=f"policy accuracy ({headline})",
+                    label=name,
+                    identity=scorer.identity(),
+                    setting=setting | {"validation": validation},
+                    policy=identity.get("architecture"),
+                )
+            )
         test = [row for row in judged[rewards[0], ""] if row.cluster not in held_out]
-        without_reward = lambdas.index(0.0)
+        alone = lambdas.index(0.0)
         summary = {
             "policy": policy_name,
             "data": list(inputs.sources),
@@ -194,30 +205,14 @@ def policy_accuracy(
             "strengths": lambdas,
             "headline": score,
             "lambda_0": {
-                "sum": _accuracy(test, lambda row: row.at(SEQUENCE, without_reward)),
-                "lennorm": _accuracy(test, lambda row: row.at(SEQUENCE + LENNORM, without_reward)),
+                "sum": _accuracy(test, lambda row: row.at(SEQUENCE, alone)),
+                "lennorm": _accuracy(test, lambda row: row.at(SEQUENCE + LENNORM, alone)),
             },
             "length": _accuracy(test, lambda row: list(map(float, row.tokens))),
             "another_user": why_not,
             "rewards": figures,
             "definitions": dict(POLICY_DEFINITIONS),
         }
-        setting = {key: decided[key] for key in decided if key not in ("rewards", "versions")}
-        behaviour = []
-        for name, figure in figures.items():
-            headline = figure["headline"]
-            strength = lambdas.index(figure["scores"][headline]["lambda"])
-            behaviour.append(
-                figure_of(
-                    values_of_test(judged[name, ""], headline, strength, held_out),
-                    [row.cluster for row in judged[name, ""] if row.cluster not in held_out],
-                    name=f"policy accuracy ({headline})",
-                    label=name,
-                    identity=scorers[name].identity(),
-                    setting=setting | {"validation": validation},
-                    policy=identity.get("architecture"),
-                )
-            )
         write_behaviour(path, behaviour)
         run.finish(summary)
     return PolicyAccuracy(path, summary)
@@ -257,11 +252,9 @@ def _figures(
     test = [row for row in rows if row.cluster not in validation]
     wins = [margin(row.rewards, row.labels, id=row.id) > 0 for row in test]
     names = [name for name in NAMES if name.removesuffix(LENNORM) in rows[0].scores]
+    half_credit = _accuracy(test, lambda row: list(row.rewards))
     return {
-        "reward_alone": {
-            "accuracy": sum(wins) / len(wins),
-            "half_credit": _accuracy(test, lambda row: list(row.rewards)),
-        },
+        "reward_alone": {"accuracy": sum(wins) / len(wins), "half_credit": half_credit},
         "scores": {
             name: score_summary(rows, name, strengths=lambdas, validation=validation, swapped=swapped)
             for name in names
@@ -271,26 +264,54 @@ def _figures(
 
 def _accuracy(rows: Sequence[Judged], scores: Callable[[Judged], Any]) -> dict[str, Any]:
     values = np.asarray([row.value(scores(row)) for row in rows])
-    return {
-        "policy_accuracy": float(values.mean()),
-        **mean_interval(values, [row.cluster for row in rows]).to_json(),
-    }
+    interval = mean_interval(values, [row.cluster for row in rows])
+    return {"policy_accuracy": float(values.mean()), **interval.to_json()}
 
 
 @dataclass(frozen=True)
-class _PolicyReader:
-    """The policy's side of every comparison, read when it is first asked for and then kept."""
+class _Scoring:
+    """Scores comparisons; the policy's side of each is read when it is first asked for, and then kept in ``known``."""
 
     policy: Policy
     comparisons: Sequence[Comparison]
+    lambdas: Sequence[float]
     profile_posts: int
     candidates: int
     limit: int
     known: dict[int, PolicyTokens] = field(default_factory=dict)
 
-    def read(self, indices: Sequence[int]) -> list[PolicyTokens]:
-        """Return the policy's tokens of some comparisons."""
-        step = batch_shards(self.policy.mesh)
+    def missing_rows(
+        self, file: RowFile, name: str, control: str, scorer: Any, shown: Sequence[Comparison]
+    ) -> Iterator[list[Row]]:
+        """Yield the rows of a reward model that are missing, some at a time; it is ``shown`` these comparisons."""
+        by_token = why_not_token_level(scorer, self.policy) is None
+        shards = mesh_shape(scorer.mesh).batch_shards if by_token else 1
+        step = max(16, shards)
+        for start in range(0, len(shown), step):
+            # parts of the input, whatever is there already: a row does not depend on an interruption
+            part = range(start, min(start + step, len(shown)))
+            members = [shown[index] for index in part]
+            if all((name, control, one.id) in file.rows for one in members):
+                continue
+            whole: list[Any] = [None] * len(part)
+            for batch in scorer.stream(members, skip=lambda indices: False):
+                for place, scores in zip(batch.indices, batch.scores, strict=True):
+                    whole[place] = np.asarray(scores, np.float64)
+            tokens = self._tokens(part)
+            facts = [of_policy.facts(rewards) for of_policy, rewards in zip(tokens, whole, strict=True)]
+            for first in range(0, len(part), shards) if by_token else ():
+                some = slice(first, first + shards)
+                view = scorer.reader.view(ViewOptions())
+                facts[some] = read_rewards(scorer, members[some], tokens[some], whole[some], view=view)
+            yield [
+                {"scorer": name, "control": control, **self._row(name, comparison, known)}
+                for comparison, known in zip(members, facts, strict=True)
+                if (name, control, comparison.id) not in file.rows
+            ]
+
+    def _tokens(self, indices: Sequence[int]) -> list[PolicyTokens]:
+        """The policy's tokens of some comparisons."""
+        step = mesh_shape(self.policy.mesh).batch_shards
         missing = [index for index in indices if index not in self.known]
         for start in range(0, len(missing), step):
             part = missing[start : start + step]
@@ -304,87 +325,28 @@ class _PolicyReader:
             self.known.update(zip(part, tokens, strict=True))
         return [self.known[index] for index in indices]
 
-
-def _missing_rows(
-    file: RowFile,
-    reader: _PolicyReader,
-    name: str,
-    control: str,
-    scorer: Any,
-    shown: Sequence[Comparison],
-    lambdas: Sequence[float],
-) -> Iterator[list[Row]]:
-    """Yield the rows of a reward model that are missing, some at a time; it is ``shown`` these comparisons."""
-    by_token = why_not_token_level(scorer, reader.policy) is None
-    shards = batch_shards(scorer.mesh) if by_token else 1
-    step = max(16, shards)
-    for start in range(0, len(shown), step):
-        # parts of the input, whatever is there already: a row does not depend on an interruption
-        part = range(start, min(start + step, len(shown)))
-        if all((name, control, shown[index].id) in file.rows for index in part):
-            continue
-        whole: list[Any] = [None] * len(part)
-        for batch in scorer.stream([shown[index] for index in part], skip=lambda indices: False):
-            for place, scores in zip(batch.indices, batch.scores, strict=True):
-                whole[place] = np.asarray(scores, np.float64)
-        tokens = reader.read(part)
-        rewards: list[RewardTokens | None] = [None] * len(part)
-        for first in range(0, len(part), shards) if by_token else ():
-            several = [shown[index] for index in part[first : first + shards]]
-            view = scorer.reader.view(ViewOptions())
-            rewards[first : first + shards] = read_rewards(
-                scorer, several, tokens[first : first + shards], view=view
-            )
-        yield [
-            _row(name, control, shown[index], whole[place], tokens[place], rewards[place], lambdas)
-            for place, index in enumerate(part)
-            if (name, control, shown[index].id) not in file.rows
-        ]
-
-
-def _row(
-    name: str,
-    control: str,
-    comparison: Comparison,
-    whole: np.ndarray,
-    tokens: PolicyTokens,
-    rewards: RewardTokens | None,
-    lambdas: Sequence[float],
-) -> Row:
-    facts = []
-    for k, ids in enumerate(tokens.ids):
-        known: dict[str, Any] = {}
-        if rewards is not None:
-            known = {"rewards": rewards.rewards[k], "start": rewards.start}
-            if tokens.tried[k].shape[1]:
-                known |= {
-                    "tried_logprobs": tokens.tried_logprobs[k],
-                    "tried_rewards": rewards.tried[k],
-                    "listed": (tokens.tried[k] == ids[:, None]).any(axis=1),
-                }
-        facts.append(TokenFacts(tokens.logprobs[k], float(whole[k]), **known))
-    by_strength = [[response_scores(response, strength) for response in facts] for strength in lambdas]
-    names = [score for score in SCORES if score in by_strength[0][0]]
-    scores = {
-        score: [
-            [list(prefix) for prefix in zip(*(response[score] for response in responses), strict=True)]
-            for responses in by_strength
-        ]
-        for score in names
-    }
-    by_prefix = [prefix for strengths in scores.values() for prefixes in strengths for prefix in prefixes]
-    values = [value for prefix in by_prefix for value in prefix if value is not None]
-    if not np.isfinite([*values, *whole]).all():
-        where = f"{name}: comparison {quote(comparison.id)}"
-        raise RunError(f"{where}: expected finite rewards and log-probabilities; try --dtype float32")
-    return {
-        "scorer": name,
-        "control": control,
-        "id": comparison.id,
-        "tokens": [len(ids) for ids in tokens.ids],
-        "rewards": list(map(float, whole)),
-        "scores": scores,
-    }
+    def _row(self, name: str, comparison: Comparison, facts: Sequence[TokenFacts]) -> dict[str, Any]:
+        by_strength = [[response_scores(one, strength) for one in facts] for strength in self.lambdas]
+        scores = {
+            score: [
+                [list(prefix) for prefix in zip(*(response[score] for response in responses), strict=True)]
+                for responses in by_strength
+            ]
+            for score in SCORES
+            if score in by_strength[0][0]
+        }
+        by_prefix = [prefix for strengths in scores.values() for prefixes in strengths for prefix in prefixes]
+        values = [value for prefix in by_prefix for value in prefix if value is not None]
+        rewards = [one.reward for one in facts]
+        if not np.isfinite([*values, *rewards]).all():
+            where = f"{name}: comparison {quote(comparison.id)}"
+            raise RunError(f"{where}: expected finite rewards and log-probabilities; try --dtype float32")
+        return {
+            "id": comparison.id,
+            "tokens": [len(one.logprobs) for one in facts],
+            "rewards": rewards,
+            "scores": scores,
+        }
 
 
 def _judged(row: Row, comparison: Comparison, cluster: str) -> Judged:

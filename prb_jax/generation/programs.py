@@ -1,10 +1,11 @@
-"""The compiled programs of a policy for one shape of rows."""
+"""The compiled programs of a policy for one shape of rows, and the task that they draw."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import jax
@@ -13,22 +14,16 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from prb_jax.checkpoints.load import abstract_params
-from prb_jax.errors import MeshError
+from prb_jax.errors import MeshError, short_repr
 from prb_jax.generation import steps
-from prb_jax.generation.rules import Rules
-from prb_jax.generation.steps import Program, Prompts, Rows, Stops
+from prb_jax.generation.rules import SampleOptions
+from prb_jax.generation.steps import Guidance, Program, Prompts, Rows, Stops
 from prb_jax.models.attention.choice import wanted_attention
+from prb_jax.models.cache import PrefixCache, SuffixCache, empty_prefix, empty_suffix
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.runs.progress import compiling
-from prb_jax.sharding import (
-    MESH_AXES,
-    check_heads,
-    mesh_shape,
-    parameter_shardings,
-    partition_spec,
-    replicated,
-)
+from prb_jax.sharding import MESH_AXES, check_heads, mesh_shape, parameter_shardings, partition_spec
 from prb_jax.trees.shapes import round_up
 
 ROWS = {"cpu": 16, "gpu": 256, "tpu": 256}
@@ -69,13 +64,9 @@ def decoding_mesh(config: DecoderConfig, mesh: Mesh) -> Mesh:
 def placing_program(program: Program, params: Any) -> Any:
     """Return the jitted function that puts parameters where the program draws, matrices in its dtype.
 
-    Args:
-      program: of the policy, with a mesh.
-      params: arrays or their shapes, split in another way over the same devices in the same order.
+    ``params`` are arrays or shapes that are split in another way over the same devices in the same order.
     """
-    mesh = program.mesh
-    assert mesh is not None
-    split = jax.tree.leaves(params)[0].sharding.mesh
+    mesh, split = program.mesh, jax.tree.leaves(params)[0].sharding.mesh
     sizes = (split.shape["data"], mesh.shape["data"] // split.shape["data"], 1, mesh.shape["tensor"])
     # First the split goes over from one axis of each matrix to the other, within the devices that share a copy then
     # (an all-to-all), and only then are the parts of a copy gathered: in one step XLA would gather whole matrices.
@@ -100,14 +91,9 @@ def placing_program(program: Program, params: Any) -> Any:
 def make_program(
     config: DecoderConfig, *, mesh: Mesh, dtype: jnp.dtype, attention: str = "auto", lora_scale: float = 1.0
 ) -> Program:
-    """Return what the programs of a policy have in common.
+    """Return the static settings of a model that is run token by token; see :class:`Program`.
 
-    Args:
-      config: architecture, with a head of the whole vocabulary.
-      mesh: devices.
-      dtype: of activations and caches.
-      attention: that reads prompts, one of :data:`prb_jax.models.ATTENTIONS`.
-      lora_scale: of adapters among the parameters.
+    ``attention`` is one of :data:`prb_jax.models.ATTENTIONS`.
 
     Raises:
       CheckpointError, MeshError: these devices or this dtype have no such attention.
@@ -157,138 +143,241 @@ def prompt_columns(length: int) -> int:
 
 
 def choose_shape(
-    program: Program, *, longest: int, samples: int, tokens: int, prompts: int, rows: int | None = None
+    program: Program, options: SampleOptions, *, longest: int, prompts: int, rows: int | None = None
 ) -> Shape:
-    """Return the sizes for a task.
+    """Return the sizes for so many prompts of at most ``longest`` tokens.
 
-    Args:
-      program: of the policy.
-      longest: tokens of the longest prompt.
-      samples: of each prompt.
-      tokens: most tokens of a sample.
-      prompts: how many there are.
-      rows: B * S, about; chosen from the machine if not given.
+    B * S is about ``rows``; it is chosen from the machine if not given.
     """
     mesh = program.mesh
-    platform = "cpu" if mesh is None else mesh.devices.flat[0].platform
-    parts = 1 if mesh is None else mesh_shape(mesh).batch_shards
-    heads = (
-        1 if mesh is None else mesh.shape["tensor"]
-    )  # a device with fewer heads of a row has room for more rows
-    wanted = max(1, (rows or parts * heads * ROWS.get(platform, 16)) // parts)  # of each part
-    together = min(samples, wanted)
-    trees = min(max(1, wanted // together), -(-prompts // parts))
-    multiple = 1 if mesh is None else mesh.shape["sequence"]
+    platform, parts = mesh.devices.flat[0].platform, mesh_shape(mesh).batch_shards
+    # A device with fewer heads of a row has room for more rows.
+    by_machine = parts * mesh.shape["tensor"] * ROWS.get(platform, 16)
+    wanted = max(1, (rows or by_machine) // parts)  # of each part
+    together = min(options.n, wanted)
     return Shape(
-        trees=parts * trees,
+        trees=parts * min(max(1, wanted // together), -(-prompts // parts)),
         samples=together,
-        prompt_columns=round_up(prompt_columns(longest), multiple),
-        columns=round_up(tokens, 16),
+        prompt_columns=round_up(prompt_columns(longest), mesh.shape["sequence"]),
+        columns=round_up(options.max_new_tokens, 16),
         parts=parts,
         read_tokens=READ_TOKENS.get(platform, 512),
     )
 
 
+Cut = Callable[[np.ndarray], int | None]
+"""Takes the tokens of a sample so far; says how many of them are kept where a text in them ends it, else None."""
+
+
+@dataclass(frozen=True, eq=False)
+class GuidedTask:
+    """What a guiding reward model reads beside the policy.
+
+    Attributes:
+      params: of the reward model.
+      weight: w, of the rewards.
+      prompts: token ids of each prompt, as the reward model is shown it.
+    """
+
+    params: Params
+    weight: float
+    prompts: Sequence[np.ndarray]
+
+    __repr__ = short_repr
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
+class Task:
+    """All that decides the samples of some prompts.
+
+    Attributes:
+      prompts: token ids of each prompt, at least one.
+      options: how samples are drawn.
+      stop_ids: tokens after which a sample ends.
+      cut: ends samples by their text; None where no text does.
+      numbers: of the prompts, for the random keys; their positions if not given.
+      guided: by a reward model, if one guides the tokens.
+    """
+
+    prompts: Sequence[np.ndarray]
+    options: SampleOptions
+    stop_ids: tuple[int, ...]
+    cut: Cut | None = None
+    numbers: Sequence[int] | None = None
+    guided: GuidedTask | None = None
+
+    __repr__ = short_repr
+
+
 class Programs:
-    """The compiled functions of a sampler. Build with :func:`make_programs`.
+    """The compiled functions of a sampler. Get them from :func:`make_programs`.
 
     Attributes:
       shape: static sizes.
-      empty: () -> (prompts, rows), all of them empty.
-      read: (params, prompts, tokens [F, P + 1], lengths [F], numbers [F], trees [F]) -> prompts; reads new ones.
-      restart: (rows, prompts, which [B, S], numbers [B, S]) -> rows; begins samples.
-      run: (params, prompts, rows, ...) -> rows; see :func:`prb_jax.generation.steps.run_steps`.
-      end: (rows, which [B, S]) -> rows; ends samples.
-      of_policy: rows -> those of the policy, where the rows of another model are with them.
+      restart: see :func:`prb_jax.generation.steps.restart`.
+      end: see :func:`prb_jax.generation.steps.ended`.
     """
 
-    shape: Shape
-    empty: Callable[[], tuple[Prompts, Rows]]
-    read: Callable[..., Prompts]
-    restart: Callable[..., Rows]
-    run: Callable[..., Rows]
-    end: Callable[[Rows, np.ndarray], Rows]
-    of_policy: Callable[[Any], Rows] = lambda rows: rows
+    def __init__(self, program: Program, shape: Shape, guidance: Guidance | None = None) -> None:
+        self.shape = shape
+        of_prompts, of_rows = program_shardings(program, guidance)
 
+        def make() -> tuple[Prompts, Rows]:
+            return (
+                steps.empty_prompts(program, trees=shape.trees, columns=shape.prompt_columns),
+                steps.empty_rows(program, trees=shape.trees, samples=shape.samples, columns=shape.columns),
+            )
 
-@functools.lru_cache(maxsize=16)
-def make_programs(program: Program, shape: Shape) -> Programs:
-    """Return the compiled programs; the same ones for equal arguments, so that nothing is compiled twice."""
-    of_prompts, of_rows = program_shardings(program)
-    jit = jax.jit
-    whole = None if program.mesh is None else replicated(program.mesh)
-    sharded: dict[str, Any] = {} if whole is None else {"out_shardings": of_rows}
-    sharded_prompts: dict[str, Any] = {} if whole is None else {"out_shardings": of_prompts}
+        def read(
+            params: Params, held: Prompts, tokens: Any, lengths: Any, numbers: Any, trees: Any
+        ) -> Prompts:
+            new = steps.read_prompts(program, params, tokens, lengths, numbers)
+            return steps.put_prompts(held, new, trees)
 
-    def read(params: Params, held: Prompts, tokens: Any, lengths: Any, numbers: Any, trees: Any) -> Prompts:
-        return steps.put_prompts(held, steps.read_prompts(program, params, tokens, lengths, numbers), trees)
+        self._make = jax.jit(make, out_shardings=program_shardings(program))
+        self._read = jax.jit(read, donate_argnums=(1,), out_shardings=of_prompts)
+        self._run = run_program(program, guidance)
+        self._of_reward = None if guidance is None else make_cache_programs(guidance.reward, shape)
+        self.restart = jax.jit(steps.restart, donate_argnums=(0,), out_shardings=of_rows)
+        self.end = jax.jit(steps.ended, donate_argnums=(0,), out_shardings=of_rows)
 
-    def make() -> tuple[Prompts, Rows]:
-        return (
-            steps.empty_prompts(program, trees=shape.trees, columns=shape.prompt_columns),
-            steps.empty_rows(program, trees=shape.trees, samples=shape.samples, columns=shape.columns),
-        )
+    def empty(self, task: Task) -> tuple[Prompts, Rows]:
+        """Return prompts and rows without a token."""
+        prompts, rows = self._make()
+        if task.guided is None or self._of_reward is None:
+            return prompts, rows
+        before, behind = self._of_reward.empty(max(map(len, task.guided.prompts)))
+        return replace(prompts, reward=before), replace(rows, reward=behind)
 
-    both: dict[str, Any] = {} if whole is None else {"out_shardings": (of_prompts, of_rows)}
-    read_jit = jit(read, donate_argnums=(1,), **sharded_prompts)
-    run_jit = run_program(program)
+    def read(self, params: Params, held: Prompts, places: Mapping[int, int], task: Task) -> Prompts:
+        """Return the prompts with those of a task in these places: the tree, and the number of the prompt.
 
-    def shown_read(params: Params, held: Prompts, tokens: np.ndarray, *rest: Any) -> Prompts:
-        with compiling(read_jit, tokens.shape):
-            return read_jit(params, held, tokens, *rest)
+        Prompts that follow each other in the same columns are read in one call.
+        """
 
-    def shown_run(
-        params: Params, prompts: Prompts, rows: Rows, *, rules: Rules, stops: Stops, **rest: Any
+        def size(item: tuple[int, int]) -> tuple[int, int]:
+            return self.shape.reading(len(task.prompts[item[1]]))
+
+        for (columns, together), group in groupby(places.items(), key=size):
+            members = list(group)
+            for start in range(0, len(members), together):
+                part = dict(members[start : start + together])
+                ids = {place: task.prompts[number] for place, number in part.items()}
+                numbers = np.zeros(together, np.int32)
+                keys = task.numbers or range(len(task.prompts))
+                numbers[: len(part)] = [keys[number] for number in part.values()]
+                tokens, lengths, trees = right_aligned(ids, together, columns + 1, nowhere=self.shape.trees)
+                with compiling(self._read, tokens.shape):
+                    held = self._read(params, held, tokens, lengths, numbers, trees)
+                if task.guided is not None and self._of_reward is not None and held.reward is not None:
+                    shown = {place: task.guided.prompts[number] for place, number in part.items()}
+                    reward = self._of_reward.read(task.guided.params, held.reward, shown, rows=together)
+                    held = replace(held, reward=reward)
+        return held
+
+    def run(
+        self, params: Params, prompts: Prompts, rows: Rows, task: Task, *, most: int, watched: np.ndarray
     ) -> Rows:
-        with compiling(run_jit, rows.tokens.shape, prompts.cache.columns):
-            return run_jit(params, prompts, rows, rules=rules, stops=stops, **rest)
+        """Draw up to ``most`` tokens a row; see :func:`prb_jax.generation.steps.run_steps`."""
+        options, guided = task.options, task.guided
+        stops = Stops(
+            ids=np.asarray(task.stop_ids or (-1,), np.int32),  # pyright: ignore[reportArgumentType]
+            tokens=np.int32(options.max_new_tokens),  # pyright: ignore[reportArgumentType]
+        )
+        with compiling(self._run, rows.tokens.shape, prompts.cache.columns):
+            return self._run(
+                params,
+                prompts,
+                rows,
+                rules=options.rules,
+                stops=stops,
+                seed=np.int32(options.seed),
+                most=np.int32(most),
+                watched=watched,
+                reward=None if guided is None else (guided.params, np.float32(guided.weight)),
+            )
 
-    return Programs(
-        shape=shape,
-        empty=jit(make, **both),
-        read=shown_read,
-        restart=jit(steps.restart, donate_argnums=(0,), **sharded),
-        run=shown_run,
-        end=jit(steps.ended, donate_argnums=(0,), **sharded),
-    )
+
+make_programs = functools.lru_cache(maxsize=16)(Programs)
+"""Gives the compiled programs of a program, a shape and a guidance: the same ones for equal arguments."""
 
 
-def run_program(program: Program) -> Any:
+class CachePrograms:
+    """The compiled functions of a reward model's caches. Get them from :func:`make_cache_programs`."""
+
+    def __init__(self, reward: Program, shape: Shape) -> None:
+        self._reward, self._trees = reward, shape.trees
+        of_prompts, of_rows = program_shardings(reward)
+
+        def make(columns: int) -> tuple[PrefixCache, SuffixCache]:
+            config, dtype, trees = reward.config, reward.dtype, shape.trees
+            return (
+                empty_prefix(config, trees=trees, columns=columns, dtype=dtype),
+                empty_suffix(config, trees=trees, samples=shape.samples, columns=shape.columns, dtype=dtype),
+            )
+
+        def read(params: Params, held: PrefixCache, tokens: Any, lengths: Any, trees: Any) -> PrefixCache:
+            return steps.put_cache(held, reward.fill(params, tokens, lengths), trees)
+
+        self._make = jax.jit(make, static_argnums=(0,), out_shardings=(of_prompts.cache, of_rows.cache))
+        self._read = jax.jit(read, donate_argnums=(1,), out_shardings=of_prompts.cache)
+
+    def empty(self, longest: int) -> tuple[PrefixCache, SuffixCache]:
+        """Return caches without a token, with room for prompts of so many tokens."""
+        return self._make(self._columns(longest))
+
+    def read(
+        self, params: Params, held: PrefixCache, prompts: Mapping[int, np.ndarray], *, rows: int
+    ) -> PrefixCache:
+        """Return the cache with prompts in these places, which are read in so many rows."""
+        columns = min(self._columns(max(map(len, prompts.values()))), held.columns)
+        tokens, lengths, trees = right_aligned(prompts, rows, columns, nowhere=self._trees)
+        with compiling(self._read, tokens.shape):
+            return self._read(params, held, tokens, lengths, trees)
+
+    def _columns(self, longest: int) -> int:
+        return round_up(prompt_columns(longest + 1), self._reward.mesh.shape["sequence"])
+
+
+make_cache_programs = functools.lru_cache(maxsize=16)(CachePrograms)
+"""Gives the compiled programs of a reward model for a shape: the same ones for equal arguments."""
+
+
+def right_aligned(
+    prompts: Mapping[int, np.ndarray], rows: int, columns: int, *, nowhere: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return prompts by their places as tokens [rows, columns], lengths and places [rows] int32.
+
+    A row without a prompt has one token, and the place ``nowhere``.
+    """
+    tokens, lengths = np.zeros((rows, columns), np.int32), np.ones(rows, np.int32)
+    places = np.full(rows, nowhere, np.int32)
+    for row, (place, ids) in enumerate(prompts.items()):
+        tokens[row, columns - len(ids) :] = ids
+        lengths[row], places[row] = len(ids), place
+    return tokens, lengths, places
+
+
+def run_program(program: Program, guidance: Guidance | None = None) -> Any:
     """Return the jitted :func:`prb_jax.generation.steps.run_steps` of a policy; the rows are given up for new ones."""
-    sharded: dict[str, Any] = {}
-    if program.mesh is not None:
-        sharded["out_shardings"] = program_shardings(program)[1]
-    return jax.jit(functools.partial(steps.run_steps, program), donate_argnums=(2,), **sharded)
+    run = functools.partial(steps.run_steps, program, guidance=guidance)
+    return jax.jit(run, donate_argnums=(2,), out_shardings=program_shardings(program, guidance)[1])
 
 
-def program_shardings(program: Program) -> tuple[Any, Any]:
-    """Return how prompts and rows are dealt over the mesh; None without one."""
-    mesh = program.mesh
-    if mesh is None:
-        return None, None
+def program_shardings(program: Program, guidance: Guidance | None = None) -> tuple[Any, Any]:
+    """Return how prompts and rows are dealt over the mesh."""
+    batch: Any = NamedSharding(program.mesh, partition_spec(("batch",)))
 
-    def split(*axes: str | None) -> NamedSharding:
-        return NamedSharding(mesh, partition_spec(axes))
+    def caches(of: Program) -> tuple[PrefixCache, SuffixCache]:
+        layers, mesh = of.config.num_hidden_layers, of.mesh
+        prefix: Any = (NamedSharding(mesh, partition_spec(("batch", "heads", "tokens"))),) * layers
+        suffix: Any = (NamedSharding(mesh, partition_spec(("batch", None, "heads"))),) * layers
+        return PrefixCache(prefix, prefix, batch), SuffixCache(suffix, suffix, batch)
 
-    layers = program.config.num_hidden_layers
-    prefix = (split("batch", "heads", "tokens", None),) * layers
-    suffix = (split("batch", None, "heads", None, None),) * layers
-    trees, rows, wide = split("batch"), split("batch", None), split("batch", None, None)
-    prompts = Prompts(
-        cache=steps.PrefixCache(prefix, prefix, trees),  # pyright: ignore[reportArgumentType]
-        last=trees,  # pyright: ignore[reportArgumentType]
-        numbers=trees,  # pyright: ignore[reportArgumentType]
-        seen=split("batch", None),  # pyright: ignore[reportArgumentType]
+    of_policy, of_reward = caches(program), (None, None) if guidance is None else caches(guidance.reward)
+    names = ("next", "numbers", "seen", "done", "tokens", "logprobs", "sampled_logprobs")
+    of_rows: dict[str, Any] = dict.fromkeys(names, batch)
+    return (
+        Prompts(cache=of_policy[0], last=batch, numbers=batch, seen=batch, reward=of_reward[0]),
+        Rows(cache=of_policy[1], **of_rows, reward=of_reward[1]),
     )
-    kept = Rows(
-        cache=steps.SuffixCache(suffix, suffix, rows),  # pyright: ignore[reportArgumentType]
-        next=rows,  # pyright: ignore[reportArgumentType]
-        numbers=rows,  # pyright: ignore[reportArgumentType]
-        seen=wide,  # pyright: ignore[reportArgumentType]
-        done=rows,  # pyright: ignore[reportArgumentType]
-        tokens=wide,  # pyright: ignore[reportArgumentType]
-        logprobs=wide,  # pyright: ignore[reportArgumentType]
-        sampled_logprobs=wide,  # pyright: ignore[reportArgumentType]
-    )
-    return prompts, kept

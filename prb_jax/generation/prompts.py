@@ -11,10 +11,8 @@ import numpy as np
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import DataError, quote, short_repr
 from prb_jax.scoring.reader import IdsTooLongError
-from prb_jax.text.prompting import encode_prompts
-from prb_jax.text.protocol import TextProtocol
-from prb_jax.text.tokenizer import ChatTokenizer, RenderError
-from prb_jax.text.visible import OrderClaim, visible
+from prb_jax.text.tokenizer import ChatTokenizer, RenderError, encode_prompts
+from prb_jax.text.visible import OrderClaim, TextProtocol, visible
 
 Fitting = TypeVar("Fitting")
 
@@ -61,66 +59,69 @@ def comparison_prompts(
     Raises:
       DataError: a prompt that is too long without any post, or that the template refuses; names the comparison.
     """
+
+    def encode(part: Sequence[Comparison], posts: int) -> list[np.ndarray]:
+        shown = [
+            visible(one, profile_posts=posts, protocol=TextProtocol.DEFAULT, order_claim=order_claim)
+            for one in part
+        ]
+        try:
+            return encode_prompts(chat, [one.prefix_messages for one in shown])
+        except RenderError as error:
+            raise DataError(f"comparison {quote(part[error.conversation].id)}: {error.reason}") from error
+
     prompts: list[Prompt] = []
     for start in range(0, len(comparisons), TOGETHER):
         part = comparisons[start : start + TOGETHER]
-        posts = [min(len(comparison.profile), profile_posts) for comparison in part]
-        for comparison, most, ids in zip(part, posts, _encode(part, posts, chat, order_claim), strict=True):
+        for comparison, with_all in zip(part, encode(part, profile_posts), strict=True):
 
             def read(
-                count: int, comparison: Comparison = comparison, most: int = most, ids: np.ndarray = ids
+                posts: int, comparison: Comparison = comparison, ids: np.ndarray = with_all
             ) -> np.ndarray:
-                read_ids = ids if count == most else _encode([comparison], [count], chat, order_claim)[0]
-                if len(read_ids) > limit:
+                if posts < min(len(comparison.profile), profile_posts):
+                    (ids,) = encode([comparison], posts)
+                if len(ids) > limit:
                     raise IdsTooLongError(
-                        f"comparison {quote(comparison.id)}: its prompt has {len(read_ids)} tokens without profile; "
+                        f"comparison {quote(comparison.id)}: its prompt has {len(ids)} tokens without profile; "
                         f"expected at most {limit}, so that the new tokens fit into the model's context"
                     )
-                return read_ids
+                return ids
 
-            fitting, shown = fit_posts(read, most)
-            prompts.append(Prompt(comparison.id, fitting, most - shown))
+            prompts.append(Prompt(comparison.id, *fit_posts(comparison, profile_posts, read)))
     return prompts
 
 
-def fit_posts(read: Callable[[int], Fitting], most: int) -> tuple[Fitting, int]:
-    """Return what ``read`` gives for as many posts of a profile as fit, at most ``most``, and how many these are.
+def fit_posts(
+    comparison: Comparison, profile_posts: int, read: Callable[[int], Fitting]
+) -> tuple[Fitting, int]:
+    """Return what ``read`` gives for as many posts of a profile as fit, and how many do not fit.
 
     Args:
+      comparison: of the profile.
+      profile_posts: at most so many are shown.
       read: gives the text with the first posts; raises IdsTooLongError where it does not fit.
-      most: posts.
 
     Raises:
       IdsTooLongError: it does not fit without any post.
+      DataError: the chat template refuses the text; names the comparison.
     """
+    most = min(len(comparison.profile), profile_posts)
     try:
-        return read(most), most
-    except IdsTooLongError:
-        if not most:
-            raise
-    fitting, fits, too_many = read(0), 0, most
-    while too_many - fits > 1:
-        middle = (fits + too_many) // 2
         try:
-            fitting, fits = read(middle), middle
+            return read(most), 0
         except IdsTooLongError:
-            too_many = middle
-    return fitting, fits
-
-
-def _encode(
-    comparisons: Sequence[Comparison], posts: Sequence[int], chat: ChatTokenizer, claim: OrderClaim
-) -> list[np.ndarray]:
-    messages = [
-        visible(
-            comparison, profile_posts=count, protocol=TextProtocol.DEFAULT, order_claim=claim
-        ).prefix_messages
-        for comparison, count in zip(comparisons, posts, strict=True)
-    ]
-    try:
-        return encode_prompts(chat, messages)
+            if not most:
+                raise
+        fitting, fits, too_many = read(0), 0, most
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            try:
+                fitting, fits = read(middle), middle
+            except IdsTooLongError:
+                too_many = middle
+        return fitting, most - fits
     except RenderError as error:
-        raise DataError(f"comparison {quote(comparisons[error.conversation].id)}: {error.reason}") from error
+        raise DataError(f"comparison {quote(comparison.id)}: {error.reason}") from error
 
 
 def given_prompts(
@@ -138,16 +139,14 @@ def given_prompts(
     """
     prompts: list[Prompt] = []
     for position, item in enumerate(data):
-        where = f"prompt {position}"
-        if isinstance(item, Comparison):
-            prompts += comparison_prompts([item], chat, profile_posts=profile_posts, limit=limit)
+        where, comparison = f"prompt {position}", item
+        if isinstance(item, Sequence) and item and all(isinstance(part, Mapping) for part in item):
+            comparison = Comparison(id=where, prompt=item, responses=["-"])
+        if isinstance(comparison, Comparison):
+            prompts += comparison_prompts([comparison], chat, profile_posts=profile_posts, limit=limit)
             continue
         if isinstance(item, str):
-            ids = encode_prompts(chat, [[Message("user", item)]])[0]
-        elif isinstance(item, Sequence) and item and all(isinstance(part, Mapping) for part in item):
-            comparison = Comparison(id=where, prompt=item, responses=["-"])
-            prompts += comparison_prompts([comparison], chat, profile_posts=0, limit=limit)
-            continue
+            (ids,) = encode_prompts(chat, [[Message("user", item)]])
         else:
             ids = _given_ids(item, where=where, vocab_size=vocab_size)
         if len(ids) > limit:

@@ -1,6 +1,8 @@
 """`prb sample`: samples of every prompt of a data set in a run folder; resumable to the byte.
 
 ``run.json`` holds what decides the samples, ``samples.jsonl`` a row for each sample; ``summary.json`` is written last.
+The samples are drawn from a policy on this machine, alone or guided, or from a language model behind an endpoint, which
+gives texts without token ids.
 """
 
 from __future__ import annotations
@@ -8,34 +10,35 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, RunError
-from prb_jax.generation.chunks import ChunkGuide
-from prb_jax.generation.endpoint_samples import EndpointSampler, open_sampler
 from prb_jax.generation.guided import Guide
-from prb_jax.generation.policy import Policy, Sample, open_policy
+from prb_jax.generation.policy import Policy, open_policy
 from prb_jax.generation.prompts import Prompt
 from prb_jax.generation.rules import SampleOptions
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.remote.endpoint import Endpoint
 from prb_jax.remote.options import EndpointOptions
 from prb_jax.runs.kind import RunKind
 from prb_jax.runs.parts import Part, Skip, finish_part, parse_part
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowKind
-from prb_jax.scoring.inputs import Data, Inputs, check_unchanged, read_inputs
+from prb_jax.scoring.inputs import Data, check_unchanged, read_inputs
 from prb_jax.scoring.run import computing_versions, session_facts
+from prb_jax.text.visible import TextProtocol, visible
 
 SAMPLES = "samples.jsonl"
-SAMPLE_ROWS = RowKind(
-    SAMPLES,
-    "samples",
-    key=itemgetter("id", "sample"),
-    fields=("id", "sample", "prompt_token_ids", "token_ids", "text", "logprob", "sampled_logprob", "finish"),
-)
+FIELDS = ("id", "sample", "prompt_token_ids", "token_ids", "text", "logprob", "sampled_logprob", "finish")
+SAMPLE_ROWS = RowKind(SAMPLES, "samples", key=itemgetter("id", "sample"), fields=FIELDS)
 RUNS = RunKind(name="prb_jax samples", command="prb sample", rows=SAMPLE_ROWS)
+
+_AHEAD = 4  # times as many samples as an endpoint is asked for at a time are written together
 
 _DEFINITIONS = {
     "logprob": "of a sample: the sum of its tokens' log-probabilities under the model as it is (temperature 1)",
@@ -71,7 +74,7 @@ def sample_data(
     subset: str | None = None,
     limit: int | None = None,
     rows: int | None = None,
-    guide: Guide | ChunkGuide | None = None,
+    guide: Guide | None = None,
     part: str | None = None,
     progress: bool = True,
 ) -> SampleRun:
@@ -101,26 +104,22 @@ def sample_data(
     """
     if profile_posts < 0:
         raise DataError(f"profile_posts: expected 0 or more, found {profile_posts}")
-    share = None if part is None else parse_part(part)
-    path = RUNS.check(out)
+    path, share = RUNS.check(out), None if part is None else parse_part(part)
     inputs = read_inputs(data, subset=subset, limit=limit)
     if endpoint is not None and model is None:
         given = {"max_length": max_length, "rows": rows, "guide": guide} | (loading.given if loading else {})
         if unused := [option for option, value in given.items() if value is not None]:
             raise RunError(f"{', '.join(unused)}: decided by the server at {endpoint.url}: leave out here")
-        drawing: _Drawing = _FromEndpoint(
-            open_sampler(endpoint, options, profile_posts=profile_posts), inputs
-        )
+        sampler = _EndpointSampler(endpoint, inputs.comparisons, options, profile_posts)
     elif endpoint is not None or model is None:
         raise RunError("sample: expected either a MODEL, or --endpoint URL and --model NAME")
     else:
         policy = open_policy(model, loading or LoadOptions())
         guide = None if guide is None else guide.checked(policy)
-        prompts = policy.encode(
-            inputs.comparisons, profile_posts=profile_posts, limit=policy.limit(options, max_length)
-        )
-        drawing = _FromPolicy(policy, inputs, prompts, options, rows, guide)
-    identity = dict(drawing.identity())
+        most = policy.limit(options, max_length)
+        prompts = policy.encode(inputs.comparisons, profile_posts=profile_posts, limit=most)
+        sampler = _PolicySampler(policy, inputs.comparisons, prompts, options, rows, guide)
+    identity = dict(sampler.identity())
     name = identity.pop("name")
     decided = {
         "model": identity,
@@ -128,32 +127,33 @@ def sample_data(
         "profile_posts": profile_posts,
         "max_length": max_length,
         "limit": limit,
-        "sampling": options.to_json(stop_ids=drawing.stop_ids),
+        "sampling": options.to_json(stop_ids=sampler.stop_ids),
         **({} if guide is None else {"guide": guide.identity()}),
         **({} if share is None else {"part": str(share)}),
         "versions": computing_versions(plain=endpoint is not None),
     }
     notes = {"model": name, "data": list(inputs.sources)}
-    session = session_facts(drawing.device, None) | {"rows": rows}  # pyright: ignore[reportArgumentType] - of its mesh
+    session = session_facts(sampler.device, None) | {"rows": rows}  # pyright: ignore[reportArgumentType] - of its mesh
     session.pop("batch_tokens")
     with RUNS.open(path, decided, session=session, notes=notes) as run:
         keys = [(one.id, sample) for one in inputs.comparisons for sample in range(options.n)]
         count = Count(len(keys), len(run.file.rows), unit="samples")
         with show_progress(name, count, enabled=progress) as display:
-            for new in drawing.rows(run.file.rows, share):
+            for new in sampler.rows(run.file.rows, share):
                 run.file.append(new)
                 display.advance(len(new), sum(_tokens(row) or 0 for row in new))
         check_unchanged(inputs)
         if share is not None:
             drawn = finish_part(path, share, rows=len(run.file.rows), files=[SAMPLES])
             return SampleRun(path, {"model": name, **drawn})
-        summary = _summary(name, inputs, run.file.finish(keys), options, drawing)
+        summary = {"model": name, "data": list(inputs.sources)}
+        summary |= _summary(run.file.finish(keys), options, sampler)
         run.finish(summary)
     return SampleRun(path, summary)
 
 
-class _Drawing(Protocol):
-    """Who draws samples.
+class _PolicySampler:
+    """Draws from a model on this machine, alone or guided.
 
     Attributes:
       device: has the mesh, if there is one.
@@ -161,76 +161,125 @@ class _Drawing(Protocol):
       posts_dropped: of each prompt; None where nobody drops any.
     """
 
-    device: Any
-    stop_ids: tuple[int, ...]
-    posts_dropped: list[int] | None
-
-    def identity(self) -> Mapping[str, Any]:
-        """Return the name, and everything that decides the samples."""
-        ...
-
-    def rows(self, known: Mapping[Any, Row], part: Part | None) -> Iterator[list[dict[str, Any]]]:
-        """Yield the rows that are not known, of all or of a part, some at a time."""
-        ...
-
-
-class _FromPolicy:
-    """A model on this machine, alone or guided."""
-
     def __init__(
         self,
         policy: Policy,
-        inputs: Inputs,
+        comparisons: Sequence[Comparison],
         prompts: Sequence[Prompt],
         options: SampleOptions,
         rows: int | None,
-        guide: Guide | ChunkGuide | None,
+        guide: Guide | None,
     ) -> None:
-        self.device: Any = policy
-        self.stop_ids, self.identity = policy.stops(options), policy.identity
+        self.device, self.stop_ids, self.identity = policy, policy.stops(options), policy.identity
         self.posts_dropped: list[int] | None = [prompt.posts_dropped for prompt in prompts]
-        self._inputs, self._prompts, self._options, self._rows = inputs, prompts, options, rows
-        self._guide = guide
+        self._prompts, self._options = prompts, options
+        draw = policy.draw if guide is None else partial(guide.draw, policy, comparisons)
+        self._draw = partial(draw, prompts, options, rows=rows)
 
-    def rows(self, known: Mapping[Any, Row], part: Part | None) -> Iterator[list[dict[str, Any]]]:
-        policy, prompts, options = self.device, self._prompts, self._options
+    def rows(self, known: Mapping[Any, Row], part: Part | None) -> Iterator[list[Row]]:
+        """Yield the rows that are not known, of all or of a part, some at a time."""
+        prompts, options = self._prompts, self._options
 
         def are_known(unit: Sequence[int]) -> bool:
             return all((prompts[k].name, s) in known for k in unit for s in range(options.n))
 
-        skip = Skip(are_known, part)
-        if self._guide is None:
-            stream = policy.draw(prompts, options, rows=self._rows, skip=skip)
-        else:
-            shown = list(self._inputs.comparisons)
-            stream = self._guide.draw(policy, shown, prompts, options, rows=self._rows, skip=skip)
-        for batch in stream:
-            yield [
-                _row(
-                    prompts[drawn.prompt],
-                    drawn.sample,
-                    policy.as_sample(prompts[drawn.prompt], drawn, options),
+        for batch in self._draw(skip=Skip(are_known, part)):
+            rows: list[Row] = []
+            for drawn in batch:
+                prompt = prompts[drawn.prompt]
+                if (prompt.name, drawn.sample) in known:
+                    continue
+                sample = self.device.as_sample(prompt, drawn, options)
+                rows.append(
+                    {
+                        "id": prompt.name,
+                        "sample": drawn.sample,
+                        "prompt_token_ids": prompt.ids.tolist(),
+                        "token_ids": drawn.tokens.tolist(),
+                        "text": sample.text,
+                        "logprob": sample.logprob,
+                        "sampled_logprob": sample.sampled_logprob,
+                        "finish": drawn.finish,
+                    }
                 )
-                for drawn in batch
-                if (prompts[drawn.prompt].name, drawn.sample) not in known
-            ]
+            yield rows
 
 
-class _FromEndpoint:
-    """A model behind an endpoint."""
+class _EndpointSampler:
+    """Draws from a model behind an endpoint, each sample by a request of its own with a seed of its own.
+
+    The endpoint refuses what is too long.
+
+    Raises:
+      RunError: a temperature that would not be sent.
+    """
 
     device: Any = None
     posts_dropped: list[int] | None = None
 
-    def __init__(self, sampler: EndpointSampler, inputs: Inputs) -> None:
-        self.stop_ids, self.identity = sampler.options.stop_ids or (), sampler.identity
-        self._sampler, self._inputs = sampler, inputs
+    def __init__(
+        self,
+        asked: EndpointOptions,
+        comparisons: Sequence[Comparison],
+        options: SampleOptions,
+        profile_posts: int,
+    ) -> None:
+        if asked.no_temperature and options.temperature != 1:
+            raise RunError(
+                f"--no-temperature: samples are drawn at temperature {options.temperature:g}: expected --temperature 1"
+            )
+        self.stop_ids = options.stop_ids or ()
+        self._endpoint = Endpoint(asked, cache=None, exact=True)
+        self._comparisons, self._options, self._posts = comparisons, options, profile_posts
 
-    def rows(self, known: Mapping[Any, Row], part: Part | None) -> Iterator[list[dict[str, Any]]]:
-        comparisons = self._inputs.comparisons
-        if part is not None:
-            comparisons = [one for index, one in enumerate(comparisons) if part.has([index])]
-        return self._sampler.draw(comparisons, known)
+    def identity(self) -> dict[str, Any]:
+        asked = self._endpoint.options
+        unknown = "revision, chat template, dtype and context of the model, which the server alone knows"
+        return {"name": asked.model, "endpoint": asked.url, "model": asked.model, "unknown": unknown}
+
+    def rows(self, known: Mapping[Any, Row], part: Part | None) -> Iterator[list[Row]]:
+        """Raises RunError where the endpoint refuses, is down, or answers with something else than a text."""
+        options = self._options
+        missing = [
+            (comparison, number)
+            for index, comparison in enumerate(self._comparisons)
+            if part is None or part.has([index])
+            for number in range(options.n)
+            if (comparison.id, number) not in known
+        ]
+        # The rules that are not as they are by default, as vLLM and SGLang call them.
+        rules = {name: getattr(options, name) for name in ("top_p", "top_k", "min_p", "repetition_penalty")}
+        plain = SampleOptions()
+        more: dict[str, Any] = {name: value for name, value in rules.items() if value != getattr(plain, name)}
+        more |= {"stop": list(options.stop)} if options.stop else {}
+        more |= {} if options.stop_ids is None else {"stop_token_ids": list(options.stop_ids)}
+        size = _AHEAD * self._endpoint.options.concurrency
+        for start in range(0, len(missing), size):
+            asked = missing[start : start + size]
+            shown = [
+                visible(comparison, profile_posts=self._posts, protocol=TextProtocol.DEFAULT)
+                for comparison, _ in asked
+            ]
+            told = [f"{options.seed}/{number}/{comparison.id}".encode() for comparison, number in asked]
+            replies = self._endpoint.ask_all(
+                [one.prefix_messages for one in shown],
+                temperature=options.temperature,
+                max_new_tokens=options.max_new_tokens,
+                seeds=[int.from_bytes(sha256(text).digest()[:4], "big") >> 1 for text in told],
+                more=more,
+            )
+            yield [
+                {
+                    **dict.fromkeys(FIELDS),
+                    "id": comparison.id,
+                    "sample": number,
+                    "text": reply.text,
+                    "finish": reply.finish or "unknown",
+                    "prompt_tokens": reply.prompt_tokens,
+                    "tokens": reply.completion_tokens,
+                }
+                for (comparison, number), reply in zip(asked, replies, strict=True)
+            ]
 
 
 def read_samples(folder: Path) -> dict[tuple[str, int], Row]:
@@ -243,26 +292,13 @@ def read_samples(folder: Path) -> dict[tuple[str, int], Row]:
     return dict(SAMPLE_ROWS.read(folder))
 
 
-def _row(prompt: Prompt, number: int, sample: Sample) -> dict[str, Any]:
-    return {
-        "id": prompt.name,
-        "sample": number,
-        "prompt_token_ids": sample.prompt_token_ids.tolist(),
-        "token_ids": sample.token_ids.tolist(),
-        "text": sample.text,
-        "logprob": sample.logprob,
-        "sampled_logprob": sample.sampled_logprob,
-        "finish": sample.finish,
-    }
-
-
 def _tokens(row: Row) -> int | None:
     """The tokens of a sample; None where an endpoint does not tell them."""
     return len(row["token_ids"]) if row["token_ids"] is not None else row["tokens"]
 
 
 def _summary(
-    name: str, inputs: Inputs, rows: Sequence[Row], options: SampleOptions, drawing: _Drawing
+    rows: Sequence[Row], options: SampleOptions, sampler: _PolicySampler | _EndpointSampler
 ) -> dict[str, Any]:
     tokens = [_tokens(row) for row in rows]
     total = None if None in tokens else sum(count or 0 for count in tokens)
@@ -271,10 +307,8 @@ def _summary(
         for row in rows[:: options.n]
     ]
     logprobs = [row["logprob"] for row in rows]
-    dropped = None if drawing.posts_dropped is None else [posts for posts in drawing.posts_dropped if posts]
+    dropped = None if sampler.posts_dropped is None else [posts for posts in sampler.posts_dropped if posts]
     return {
-        "model": name,
-        "data": list(inputs.sources),
         "n": len(asked),
         "samples": options.n,
         "tokens": total,

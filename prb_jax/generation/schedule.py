@@ -7,16 +7,16 @@ in the same rows, so it gives the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
 
-import jax.numpy as jnp
 import numpy as np
 
 from prb_jax.errors import short_repr
-from prb_jax.generation.programs import Programs
-from prb_jax.generation.rules import Rules
-from prb_jax.generation.steps import Prompts, Rows, Stops
+from prb_jax.generation.programs import Programs, Task
+from prb_jax.generation.steps import Prompts, Rows
 from prb_jax.models.decoder import Params
 from prb_jax.processes.sharing import fetch
 
@@ -29,8 +29,8 @@ STEPS_WITH_TEXTS = 8
 TREES_OF_A_UNIT = 8
 """How often the trees of a batch change in a unit: many, so that few rows wait at its end."""
 
-Cut = Callable[[np.ndarray], int | None]
-"""Takes the tokens of a sample so far; says how many of them are kept where a text in them ends it, else None."""
+
+_ARRAYS = ("tokens", "logprobs", "sampled_logprobs")
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,52 +55,68 @@ class Drawn:
 
     __repr__ = short_repr
 
+    def cut(self, size: int, *, finish: str) -> Drawn:
+        """Return the sample with its first tokens alone."""
+        arrays = {name: getattr(self, name)[:size].copy() for name in _ARRAYS}
+        return replace(self, **arrays, finish=finish)
 
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """All that decides the samples of some prompts.
-
-    Attributes:
-      prompts: token ids of each prompt, at least one.
-      samples: of each prompt.
-      rules: how tokens are drawn.
-      stop_ids: tokens after which a sample ends.
-      tokens: most tokens of a sample.
-      seed: of the random keys.
-      cut: ends samples by their text; None where no text does.
-      numbers: of the prompts, for the random keys; their positions if not given.
-    """
-
-    prompts: Sequence[np.ndarray] = field(repr=False)
-    samples: int
-    rules: Rules
-    stop_ids: tuple[int, ...]
-    tokens: int
-    seed: int
-    cut: Cut | None = None
-    numbers: Sequence[int] | None = None
+    def followed_by(self, more: Drawn) -> Drawn:
+        """Return the sample with the tokens of another one behind it, which ends it."""
+        joined = {name: np.concatenate([getattr(self, name), getattr(more, name)]) for name in _ARRAYS}
+        return replace(self, **joined, finish=more.finish)
 
 
-def units(count: int, trees: int) -> list[range]:
-    """The prompts in consecutive parts that are drawn one after another."""
-    size = trees * TREES_OF_A_UNIT
-    return [range(start, min(start + size, count)) for start in range(0, count, size)]
+class DrawnRows:
+    """Rows as the host reads them; each array is fetched when it is first needed."""
+
+    def __init__(self, rows: Rows, task: Task) -> None:
+        self._rows, self._stop_ids = rows, task.stop_ids
+
+    @cached_property
+    def done(self) -> np.ndarray:
+        """Bool [B, S]."""
+        return fetch(self._rows.done)
+
+    @cached_property
+    def _lengths_and_tokens(self) -> tuple[np.ndarray, np.ndarray]:
+        return fetch(self._rows.cache.lengths), fetch(self._rows.tokens)
+
+    @cached_property
+    def _logprobs(self) -> tuple[np.ndarray, np.ndarray]:
+        return fetch(self._rows.logprobs), fetch(self._rows.sampled_logprobs)
+
+    def ids(self, tree: int, place: int) -> np.ndarray:
+        """The tokens of a row so far."""
+        lengths, tokens = self._lengths_and_tokens
+        return tokens[tree, place, : lengths[tree, place]]
+
+    def drawn(self, tree: int, place: int, *, prompt: int, sample: int, cut: int | None = None) -> Drawn:
+        """Return the sample of a row, which a text ends behind ``cut`` tokens, if one does."""
+        ids = self.ids(tree, place)
+        finish = "text" if cut is not None else "stop" if ids[-1] in self._stop_ids else "length"
+        logprobs, sampled = (array[tree, place, : len(ids)] for array in self._logprobs)
+        whole = Drawn(prompt, sample, ids, logprobs, sampled, finish)
+        return whole.cut(len(ids) if cut is None else cut, finish=finish)
 
 
 def draw(
     programs: Programs, params: Params, task: Task, *, skip: Callable[[range], bool] = lambda unit: False
 ) -> Iterator[list[Drawn]]:
-    """Draw all samples, some at a time, as they are done.
+    """Draw all samples of a task, some at a time, as they are done.
 
-    Args:
-      programs: made for the task.
-      params: of the policy.
-      task: its prompts and rules.
-      skip: tells of a unit that it is not wanted. The other units stay as they are.
+    ``skip`` tells of a unit that it is not wanted. The other units stay as they are.
     """
-    for unit in units(len(task.prompts), programs.shape.trees):
+    count, size = len(task.prompts), programs.shape.trees * TREES_OF_A_UNIT
+    for start in range(0, count, size):
+        unit = range(start, min(start + size, count))
         if not skip(unit):
             yield from _Unit(programs, params, task, unit).run()
+
+
+def collect(batches: Iterable[list[Drawn]]) -> list[list[Drawn]]:
+    """Return all samples of each prompt, in their order."""
+    every = sorted((one for batch in batches for one in batch), key=lambda one: (one.prompt, one.sample))
+    return [list(samples) for _, samples in groupby(every, key=lambda one: one.prompt)]
 
 
 class _Unit:
@@ -114,15 +130,16 @@ class _Unit:
         self.begun = np.zeros(shape.trees, int)  # samples of it that were begun
         self.row = np.full((shape.trees, shape.samples), -1)  # the sample of each row; -1 for none
 
+    @property
+    def _more(self) -> np.ndarray:
+        """Which trees have samples left to begin."""
+        return (self.tree >= 0) & (self.begun < self.task.options.n)
+
     def run(self) -> Iterator[list[Drawn]]:
         """Draw all samples of the unit."""
         task = self.task
-        prompts, rows = self.programs.empty()
-        stops = Stops(
-            ids=np.asarray(task.stop_ids or (-1,), np.int32),  # pyright: ignore[reportArgumentType]
-            tokens=np.int32(task.tokens),  # pyright: ignore[reportArgumentType]
-        )
-        most = np.int32(STEPS if task.cut is None else STEPS_WITH_TEXTS)
+        prompts, rows = self.programs.empty(task)
+        most = STEPS if task.cut is None else STEPS_WITH_TEXTS
         while True:
             prompts = self._fill_trees(prompts)
             rows = self._fill_rows(prompts, rows)
@@ -130,58 +147,28 @@ class _Unit:
                 return
             # A row that is done matters where another sample can take it: its tree's next one, or, if it is the last
             # row of its tree, the first one of a waiting prompt. Other rows are waited for.
-            more = (self.begun < task.samples) & (self.tree >= 0)
             last = bool(self.waiting) & ((self.row >= 0).sum(axis=1) == 1)
-            watched = np.broadcast_to((more | last)[:, None], self.row.shape) & (self.row >= 0)
-            rows = self.programs.run(
-                self.params,
-                prompts,
-                rows,
-                rules=task.rules,
-                stops=stops,
-                seed=np.int32(task.seed),
-                most=most,
-                watched=np.ascontiguousarray(watched),
-            )
-            drawn, ended = self._finished(self.programs.of_policy(rows))
+            watched = (self._more | last)[:, None] & (self.row >= 0)
+            rows = self.programs.run(self.params, prompts, rows, task, most=most, watched=watched)
+            drawn, ended = self._finished(DrawnRows(rows, task))
             if drawn:
                 yield drawn
-            if ended is not None:
+            if ended.any():
                 rows = self.programs.end(rows, ended)
 
     def _fill_trees(self, prompts: Prompts) -> Prompts:
         """Put waiting prompts where no row is busy."""
-        shape = self.programs.shape
-        while self.waiting and (free := np.flatnonzero((self.row < 0).all(axis=1) & self._spent())).size:
-            first = self.task.prompts[self.waiting[-1]]
-            columns, together = shape.reading(len(first))
-            chosen: list[int] = []
-            while self.waiting and len(chosen) < min(together, len(free)):
-                if shape.reading(len(self.task.prompts[self.waiting[-1]]))[0] != columns:
-                    break
-                chosen.append(self.waiting.pop())
-            tokens = np.zeros((together, columns + 1), np.int32)
-            lengths = np.ones(together, np.int32)
-            trees = np.full(together, shape.trees, np.int32)
-            for place, number in enumerate(chosen):
-                ids = self.task.prompts[number]
-                tokens[place, columns + 1 - len(ids) :] = ids
-                lengths[place], trees[place] = len(ids), free[place]
-                self.tree[free[place]], self.begun[free[place]] = number, 0
-            keyed = chosen if self.task.numbers is None else [self.task.numbers[number] for number in chosen]
-            numbers = np.asarray(keyed + [0] * (together - len(chosen)), np.int32)
-            prompts = self.programs.read(self.params, prompts, tokens, lengths, numbers, trees)
-        return prompts
-
-    def _spent(self) -> np.ndarray:
-        """Which trees have no sample left to begin."""
-        return (self.tree < 0) | (self.begun >= self.task.samples)
+        free = np.flatnonzero((self.row < 0).all(axis=1) & ~self._more)[: len(self.waiting)]
+        for place in free:
+            self.tree[place], self.begun[place] = self.waiting.pop(), 0
+        places = {int(place): int(self.tree[place]) for place in free}
+        return self.programs.read(self.params, prompts, places, self.task)
 
     def _fill_rows(self, prompts: Prompts, rows: Rows) -> Rows:
         """Begin samples in free rows of trees that have some left."""
         which = np.zeros(self.row.shape, bool)
         for tree, place in np.argwhere(self.row < 0):
-            if self.tree[tree] >= 0 and self.begun[tree] < self.task.samples:
+            if self._more[tree]:
                 self.row[tree, place] = self.begun[tree]
                 self.begun[tree] += 1
                 which[tree, place] = True
@@ -189,42 +176,16 @@ class _Unit:
             return rows
         return self.programs.restart(rows, prompts, which, np.maximum(self.row, 0).astype(np.int32))
 
-    def _finished(self, rows: Rows) -> tuple[list[Drawn], np.ndarray | None]:
+    def _finished(self, rows: DrawnRows) -> tuple[list[Drawn], np.ndarray]:
         """Samples that are done, and the rows that only their text ended."""
-        busy = self.row >= 0
-        done = fetch(rows.done) & busy
-        if self.task.cut is None and not done.any():
-            return [], None
-        lengths, tokens = fetch(rows.cache.lengths), fetch(rows.tokens)
         drawn, ended = [], np.zeros(self.row.shape, bool)
-        logprobs = sampled = None
-        for tree, place in np.argwhere(busy if self.task.cut else done):
-            ids = tokens[tree, place, : lengths[tree, place]]
-            cut = None if self.task.cut is None else self.task.cut(ids)
-            if cut is None and not done[tree, place]:
+        busy, cut_at = self.row >= 0, self.task.cut
+        for tree, place in np.argwhere(busy if cut_at is not None else busy & rows.done):
+            cut = None if cut_at is None else cut_at(rows.ids(tree, place))
+            if cut is None and not rows.done[tree, place]:
                 continue
-            if logprobs is None or sampled is None:
-                logprobs, sampled = fetch(rows.logprobs), fetch(rows.sampled_logprobs)
-            if cut is not None:
-                finish, ended[tree, place] = "text", not done[tree, place]
-            else:
-                finish = "stop" if ids[-1] in self.task.stop_ids else "length"
-            size = len(ids) if cut is None else cut
-            drawn.append(
-                Drawn(
-                    prompt=int(self.tree[tree]),
-                    sample=int(self.row[tree, place]),
-                    tokens=ids[:size].copy(),
-                    logprobs=logprobs[tree, place, :size].copy(),
-                    sampled_logprobs=sampled[tree, place, :size].copy(),
-                    finish=finish,
-                )
-            )
+            prompt, sample = int(self.tree[tree]), int(self.row[tree, place])
+            drawn.append(rows.drawn(tree, place, prompt=prompt, sample=sample, cut=cut))
+            ended[tree, place] = not rows.done[tree, place]
             self.row[tree, place] = -1
-        return drawn, ended if ended.any() else None
-
-
-def as_rules(rules: Rules) -> Rules:
-    """The rules as they go to the device, checked."""
-    checked = rules.checked()
-    return Rules(**{name: jnp.asarray(value) for name, value in vars(checked).items()})
+        return drawn, ended

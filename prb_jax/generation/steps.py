@@ -5,7 +5,12 @@ suffix cache, so that no step is a special case. A row that is done stays as it 
 a draw is ``fold_in(fold_in(fold_in(seed, prompt), sample), step)``: a sample does not depend on its neighbours, on the
 shape of the batch, or on the devices.
 
-Letters: B trees, S samples of each at a time, M columns of the suffix, V vocabulary, Q stop ids.
+A reward model may guide every token (ARGS, Khanov et al. 2024): of the C most likely tokens the score is
+log pi(v | x, y_<t) + w r(x, y_<t v). Both models keep caches of their own. The candidates of a step are a tree of
+one-token responses on the caches of the reward model: one pass tries them all, and the keys and values of the chosen
+one are kept, so that it is never read again.
+
+Letters: B trees, S samples of each at a time, M columns of the suffix, V vocabulary, Q stop ids, C candidates.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +26,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from prb_jax.errors import short_repr
-from prb_jax.generation.choose import Chosen, choose
-from prb_jax.generation.rules import Rules
+from prb_jax.generation.choose import Chosen, Rules, choose
 from prb_jax.models.attention.choice import Attention
 from prb_jax.models.cache import (
     PrefixCache,
@@ -32,22 +36,24 @@ from prb_jax.models.cache import (
     extend,
     fill_prefix,
     layers_of,
+    take_tried,
+    try_tokens,
 )
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
-from prb_jax.models.head import LanguageHead
-
-AnyRows = TypeVar("AnyRows", bound=Any)
+from prb_jax.models.decoder_layer import last_norm
+from prb_jax.models.head import LanguageHead, States
+from prb_jax.readouts.heads import read_out
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """The static settings that all programs of a policy share.
+    """The static settings of a model that is run token by token.
 
     Attributes:
-      config: architecture, with a :class:`prb_jax.models.head.LanguageHead`.
+      config: architecture; of a policy with a :class:`prb_jax.models.head.LanguageHead`.
       dtype: of activations and caches.
-      mesh: devices; None for one.
+      mesh: devices.
       attention: that reads prompts; None for the machine's own.
       lora_scale: of adapters, where the parameters have any.
       filler: see :func:`prb_jax.models.cache.fill_prefix`.
@@ -57,7 +63,7 @@ class Program:
 
     config: DecoderConfig
     dtype: jnp.dtype
-    mesh: Mesh | None = None
+    mesh: Mesh
     attention: Attention | None = None
     lora_scale: float = 1.0
     filler: int = 1
@@ -65,9 +71,45 @@ class Program:
 
     @property
     def head(self) -> LanguageHead:
-        """The head, which gives logits of the whole vocabulary."""
+        """The head of a policy, which gives logits of the whole vocabulary."""
         assert isinstance(self.config.head, LanguageHead)
         return self.config.head
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The keywords of all functions of :mod:`prb_jax.models.cache` that run the model."""
+        return {
+            "config": self.config,
+            "dtype": self.dtype,
+            "mesh": self.mesh,
+            "lora_scale": self.lora_scale,
+        }
+
+    def fill(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> PrefixCache:
+        """Read prompts; see :func:`prb_jax.models.cache.fill_prefix`."""
+        return fill_prefix(
+            params, tokens, lengths, attention=self.attention, filler=self.filler, **self.settings
+        )
+
+    def layers(self, params: Params) -> Callable[[], tuple[Params, ...]]:
+        """Return a function that gives the weights of each layer within a loop over tokens."""
+        cut = layers_of(params) if self.copies_layers else None
+        return lambda: layers_of(params) if cut is None else cut
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guidance:
+    """The static settings of a reward model that guides every token.
+
+    Attributes:
+      reward: the reward model.
+      readout: how its logits become a reward.
+      candidates: C, most likely tokens of each step that are tried.
+    """
+
+    reward: Program
+    readout: str
+    candidates: int
 
 
 @jax.tree_util.register_dataclass
@@ -94,12 +136,14 @@ class Prompts:
       last: int32 [B], the last one.
       numbers: int32 [B], for the random keys.
       seen: bool [B, V], the tokens that occur in it.
+      reward: the whole prompts as a guiding reward model reads them.
     """
 
     cache: PrefixCache
     last: jax.Array
     numbers: jax.Array
     seen: jax.Array
+    reward: PrefixCache | None = None
 
     __repr__ = short_repr
 
@@ -117,6 +161,7 @@ class Rows:
       done: bool [B, S].
       tokens: int32 [B, S, M], drawn so far; ``cache.lengths`` of them.
       logprobs, sampled_logprobs: float32 [B, S, M], see :class:`prb_jax.generation.choose.Chosen`.
+      reward: the tokens drawn as a guiding reward model reads them.
     """
 
     cache: SuffixCache
@@ -127,19 +172,19 @@ class Rows:
     tokens: jax.Array
     logprobs: jax.Array
     sampled_logprobs: jax.Array
+    reward: SuffixCache | None = None
 
     __repr__ = short_repr
 
 
 def empty_prompts(program: Program, *, trees: int, columns: int) -> Prompts:
     """Return B = ``trees`` empty prompts of P = ``columns``."""
-    config = program.config
     numbers = jnp.zeros((trees,), jnp.int32)
     return Prompts(
-        cache=empty_prefix(config, trees=trees, columns=columns, dtype=program.dtype),
+        cache=empty_prefix(program.config, trees=trees, columns=columns, dtype=program.dtype),
         last=numbers,
         numbers=numbers,
-        seen=jnp.zeros((trees, config.vocab_size), bool),
+        seen=jnp.zeros((trees, program.config.vocab_size), bool),
     )
 
 
@@ -164,30 +209,19 @@ def read_prompts(
 ) -> Prompts:
     """Read prompts: tokens int32 [F, P + 1], right-aligned, ``lengths`` [F] of them real and at least one.
 
-    Args:
-      program: of the policy.
-      params: its parameters.
-      tokens, lengths: the prompts.
-      numbers: int32 [F], for the random keys.
+    ``numbers`` int32 [F] are for the random keys.
     """
     rows, width = tokens.shape
-    cache = fill_prefix(
-        params,
-        tokens[:, :-1],
-        lengths - 1,
-        config=program.config,
-        dtype=program.dtype,
-        attention=program.attention,
-        mesh=program.mesh,
-        lora_scale=program.lora_scale,
-        filler=program.filler,
-    )
     real = jnp.arange(width) >= width - lengths[:, None]
     # A token beyond the vocabulary is dropped: padding marks nothing.
     marked = jnp.where(real, tokens, program.config.vocab_size)
     seen = jnp.zeros((rows, program.config.vocab_size), bool)
-    seen = seen.at[jnp.arange(rows)[:, None], marked].set(True, mode="drop")
-    return Prompts(cache=cache, last=tokens[:, -1], numbers=numbers, seen=seen)
+    return Prompts(
+        cache=program.fill(params, tokens[:, :-1], lengths - 1),
+        last=tokens[:, -1],
+        numbers=numbers,
+        seen=seen.at[jnp.arange(rows)[:, None], marked].set(True, mode="drop"),
+    )
 
 
 def put_cache(held: PrefixCache, new: PrefixCache, trees: jax.Array) -> PrefixCache:
@@ -209,7 +243,8 @@ def put_prompts(held: Prompts, new: Prompts, trees: jax.Array) -> Prompts:
     def put(old: jax.Array, fresh: jax.Array) -> jax.Array:
         return old.at[trees].set(fresh, mode="drop")
 
-    return Prompts(
+    return replace(
+        held,
         cache=put_cache(held.cache, new.cache, trees),
         last=put(held.last, new.last),
         numbers=put(held.numbers, new.numbers),
@@ -219,37 +254,24 @@ def put_prompts(held: Prompts, new: Prompts, trees: jax.Array) -> Prompts:
 
 def restart(rows: Rows, prompts: Prompts, which: jax.Array, numbers: jax.Array) -> Rows:
     """Begin new samples in the rows ``which`` bool [B, S]; ``numbers`` int32 [B, S] are theirs."""
+
+    def emptied(cache: SuffixCache) -> SuffixCache:
+        return replace(cache, lengths=jnp.where(which, 0, cache.lengths))
+
     return replace(
         rows,
-        cache=replace(rows.cache, lengths=jnp.where(which, 0, rows.cache.lengths)),
+        cache=emptied(rows.cache),
         next=jnp.where(which, prompts.last[:, None], rows.next),
         numbers=jnp.where(which, numbers, rows.numbers),
         seen=jnp.where(which[..., None], prompts.seen[:, None], rows.seen),
         done=rows.done & ~which,
+        reward=None if rows.reward is None else emptied(rows.reward),
     )
 
 
 def ended(rows: Rows, which: jax.Array) -> Rows:
     """End the rows ``which`` bool [B, S]."""
     return replace(rows, done=rows.done | which)
-
-
-def next_logits(
-    program: Program, params: Params, layers: tuple[Params, ...], prompts: Prompts, rows: Rows
-) -> tuple[jax.Array, SuffixCache]:
-    """Read the next token of every row: logits float32 [B, S, V] of the one after it, and the cache with it."""
-    states, cache = extend(
-        params,
-        layers,
-        rows.next,
-        prompts.cache,
-        rows.cache,
-        config=program.config,
-        dtype=program.dtype,
-        mesh=program.mesh,
-        lora_scale=program.lora_scale,
-    )
-    return program.head.next_token(params, states), cache
 
 
 def row_keys(seed: jax.Array, prompts: Prompts, rows: Rows) -> jax.Array:
@@ -286,23 +308,6 @@ def advance(rows: Rows, cache: SuffixCache, chosen: Chosen, stops: Stops) -> Row
     )
 
 
-def step(
-    program: Program,
-    params: Params,
-    layers: tuple[Params, ...],
-    prompts: Prompts,
-    rows: Rows,
-    *,
-    rules: Rules,
-    stops: Stops,
-    seed: jax.Array,
-) -> Rows:
-    """Draw one token for every row that is not done."""
-    logits, cache = next_logits(program, params, layers, prompts, rows)
-    chosen = choose(logits, row_keys(seed, prompts, rows), rows.seen, rules)
-    return advance(rows, cache, chosen, stops)
-
-
 def run_steps(
     program: Program,
     params: Params,
@@ -314,6 +319,8 @@ def run_steps(
     seed: jax.Array,
     most: jax.Array,
     watched: jax.Array,
+    guidance: Guidance | None = None,
+    reward: tuple[Params, jax.Array] | None = None,
 ) -> Rows:
     """Draw up to ``most`` tokens a row, and stop before that where all rows are done.
 
@@ -321,30 +328,71 @@ def run_steps(
       program, params: the policy.
       prompts, rows: where it stands.
       rules, stops: how tokens are drawn, and until when.
-      seed: int32, of the random keys.
-      most: int32, steps.
+      seed, most: int32, of the random keys, and steps.
       watched: bool [B, S], rows that the caller can fill again: stop as soon as one of them is done.
+      guidance, reward: where a reward model guides the tokens; its parameters and its weight w, float32.
     """
-    layers = layers_of(params) if program.copies_layers else None
+    layers = program.layers(params)
+    guide = None if guidance is None or reward is None else _guide(guidance, *reward)
 
-    def body(now: Rows) -> Rows:
-        own = layers_of(params) if layers is None else layers
-        return step(program, params, own, prompts, now, rules=rules, stops=stops, seed=seed)
+    def step(now: Rows) -> Rows:
+        states, cache = extend(params, layers(), now.next, prompts.cache, now.cache, **program.settings)
+        logits, keys = program.head.next_token(params, states), row_keys(seed, prompts, now)
+        if guide is None:
+            return advance(now, cache, choose(logits, keys, now.seen, rules), stops)
+        chosen, grown = guide(logits, keys, prompts, now, rules)
+        return replace(advance(now, cache, chosen, stops), reward=grown)
 
-    return repeat_steps(body, rows, most=most, watched=watched)
-
-
-def repeat_steps(
-    body: Callable[[AnyRows], AnyRows], rows: AnyRows, *, most: jax.Array, watched: jax.Array
-) -> AnyRows:
-    """Repeat a step of rows with ``done`` bool [B, S]; ``most`` and ``watched`` as of :func:`run_steps`."""
-
-    def goes_on(carry: tuple[jax.Array, AnyRows]) -> jax.Array:
+    def goes_on(carry: tuple[jax.Array, Rows]) -> jax.Array:
         count, now = carry
         return (count < most) & ~now.done.all() & ~(now.done & watched).any()
 
-    def again(carry: tuple[jax.Array, AnyRows]) -> tuple[jax.Array, AnyRows]:
-        count, now = carry
-        return count + 1, body(now)
+    return lax.while_loop(goes_on, lambda carry: (carry[0] + 1, step(carry[1])), (jnp.int32(0), rows))[1]
 
-    return lax.while_loop(goes_on, again, (jnp.int32(0), rows))[1]
+
+def _guide(
+    guidance: Guidance, params: Params, weight: jax.Array
+) -> Callable[..., tuple[Chosen, SuffixCache]]:
+    """(logits, keys, prompts, rows, rules) -> the tokens that a reward model and the policy choose, and its cache."""
+    reward = guidance.reward
+    layers = reward.layers(params)
+
+    def choose_guided(
+        logits: jax.Array, keys: jax.Array, prompts: Prompts, rows: Rows, rules: Rules
+    ) -> tuple[Chosen, SuffixCache]:
+        assert prompts.reward is not None
+        assert rows.reward is not None
+        likely, ids = lax.top_k(logits, guidance.candidates)
+        places = jnp.broadcast_to(rows.reward.lengths[..., None], ids.shape)
+        tried = try_tokens(params, layers(), ids, places, prompts.reward, rows.reward, **reward.settings)
+        rewards = token_rewards(reward.config, guidance.readout, params, tried.states)
+        tree, sample = (jnp.arange(size) for size in ids.shape[:2])
+        guided = jnp.full_like(logits, -jnp.inf)
+        guided = guided.at[tree[:, None, None], sample[None, :, None], ids].set(likely + weight * rewards)
+        chosen = choose(guided, keys, rows.seen, rules)
+        alone = jnp.take_along_axis(logits, chosen.token[..., None], axis=-1)[..., 0]
+        grown = take_tried(rows.reward, tried, jnp.argmax(ids == chosen.token[..., None], axis=-1))
+        lengths = jnp.where(rows.done, rows.reward.lengths, grown.lengths)
+        logprob = alone - jax.nn.logsumexp(logits, axis=-1)
+        return replace(chosen, logprob=logprob), replace(grown, lengths=lengths)
+
+    return choose_guided
+
+
+def token_rewards(config: DecoderConfig, readout: str, params: Params, states: jax.Array) -> jax.Array:
+    """Return the rewards float32 [B, ...] that a pointwise head reads at states [B, ..., D], before the last norm."""
+    assert config.head is not None
+    flat = states.reshape(states.shape[0], -1, states.shape[-1])
+    everywhere = _Everywhere(flat, functools.partial(last_norm, params, config=config))
+    return read_out(config.head(params, cast(States, everywhere)), readout).reshape(states.shape[:-1])
+
+
+@dataclass(frozen=True)
+class _Everywhere:
+    """States as a pointwise head takes them, of which every one is a read position."""
+
+    hidden: jax.Array
+    norm: Callable[[jax.Array], jax.Array]
+
+    def read(self) -> jax.Array:
+        return self.norm(self.hidden)

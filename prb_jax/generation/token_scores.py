@@ -10,9 +10,9 @@ Letters: B trees, K responses, R tokens of each, C candidates.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,24 +22,23 @@ from jax import lax
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, quote, short_repr
 from prb_jax.generation.policy import Policy
-from prb_jax.generation.programs import prompt_columns
+from prb_jax.generation.programs import make_program, prompt_columns
 from prb_jax.generation.prompts import comparison_prompts
-from prb_jax.generation.steps import Program
+from prb_jax.generation.steps import Program, token_rewards
+from prb_jax.metrics.policy_scores import TokenFacts
 from prb_jax.models.cache import PrefixCache, SuffixCache, layers_of, try_tokens
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params, decode_tree, decode_tree_keeping
 from prb_jax.models.decoder_layer import last_norm
-from prb_jax.models.states import States, states_before_tokens
-from prb_jax.readouts.heads import read_out
+from prb_jax.models.head import states_before_tokens
 from prb_jax.readouts.score_tree import is_pointwise
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.sharding import batch_sharding, mesh_shape, replicated, to_global
-from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import View
-from prb_jax.trees.batches import TreeBatch, make_batch
-from prb_jax.trees.shapes import Bucket, round_up
+from prb_jax.trees.batches import Bucket, TreeBatch, make_batch
+from prb_jax.trees.shapes import round_up
 from prb_jax.trees.tree import Tree
 
 STEPS_TOGETHER = 16
@@ -64,33 +63,31 @@ class PolicyTokens:
 
     __repr__ = short_repr
 
+    def facts(self, whole: Sequence[float] | np.ndarray) -> list[TokenFacts]:
+        """Return what is known of each response beside its reward ``whole`` where no prefix has a reward."""
+        rewards = map(float, whole)
+        return [TokenFacts(own, reward) for own, reward in zip(self.logprobs, rewards, strict=True)]
 
-@dataclass(frozen=True, eq=False)
-class RewardTokens:
-    """Rewards of a reward model for the prefixes of K responses.
 
-    Attributes:
-      start: reward of the prompt.
-      rewards: float32 [T] of each response.
-      tried: float32 [T, C] of each.
-    """
+def reward_program(model: RewardModel) -> Program:
+    """Return the static settings of a reward model that is run token by token."""
+    return make_program(model.decoder, mesh=model.mesh, dtype=jnp.dtype(model.dtype))
 
-    start: float
-    rewards: tuple[np.ndarray, ...]
-    tried: tuple[np.ndarray, ...]
 
-    __repr__ = short_repr
+def why_not_by_token(reward: Any) -> str | None:
+    """Return why a scorer gives no rewards of the prefixes of a response; None where it does."""
+    if not isinstance(reward, RewardModel):
+        return "it is no reward model with weights"
+    if not isinstance(reward.tokenizer, ChatTokenizer) or not isinstance(reward.config, DecoderConfig):
+        return "it is an encoder: it reads whole responses alone"
+    if not is_pointwise(reward.config):
+        return "its head looks at more than one token: it reads whole responses alone"
+    return None
 
 
 def why_not_token_level(reward: Any, policy: Policy) -> str | None:
     """Return why a scorer gives no rewards of prefixes for this policy's tokens; None where it does."""
-    if not isinstance(reward, RewardModel):
-        return "it is no reward model with weights"
-    if isinstance(reward.tokenizer, PairTokenizer) or not isinstance(reward.config, DecoderConfig):
-        return "it is an encoder: it reads whole responses alone"
-    if not is_pointwise(reward.config):
-        return "its head looks at more than one token: it reads whole responses alone"
-    return why_other_tokenizer(policy.tokenizer, reward.tokenizer)
+    return why_not_by_token(reward) or why_other_tokenizer(policy.tokenizer, reward.tokenizer)
 
 
 def why_other_tokenizer(policy: ChatTokenizer, reward: ChatTokenizer) -> str | None:
@@ -148,31 +145,45 @@ def read_policy(
 
 
 def read_rewards(
-    model: RewardModel, comparisons: Sequence[Comparison], tokens: Sequence[PolicyTokens], *, view: View
-) -> list[RewardTokens]:
-    """Return the rewards of every prefix of the responses, and of the candidates after each.
+    model: RewardModel,
+    comparisons: Sequence[Comparison],
+    tokens: Sequence[PolicyTokens],
+    whole: Sequence[np.ndarray],
+    *,
+    view: View,
+) -> list[list[TokenFacts]]:
+    """Return all that is known of the responses, with the rewards of every prefix and of the candidates after each.
 
     Args:
       model: with a head that reads one token, and the policy's tokenizer.
       comparisons: with the user and the profile that the model is shown.
-      tokens: of the policy, of the same comparisons.
+      tokens, whole: of the same comparisons: what the policy says of them, and the rewards [K] of whole responses.
       view: how the model is shown a comparison.
     """
-    batch = _batch(
-        reward_trees(model, comparisons, [of_policy.ids for of_policy in tokens], view=view), model.mesh
-    )
-    tried = np.zeros((*batch.responses.shape, tokens[0].tried[0].shape[1]), np.int32)
+    ids, candidates = [of_policy.ids for of_policy in tokens], tokens[0].tried[0].shape[1]
+    batch = _batch(reward_trees(model, comparisons, ids, view=view), model.mesh)
+    tried = np.zeros((*batch.responses.shape, candidates), np.int32)
     for row, of_policy in enumerate(tokens):
-        for k, ids in enumerate(of_policy.tried):
-            tried[row, k, : len(ids)] = ids
-    program = _reward_program(model.decoder, model.mesh, model.dtype, model.readout)
+        for k, listed in enumerate(of_policy.tried):
+            tried[row, k, : len(listed)] = listed
+    program = _reward_program(reward_program(model), model.readout)
     with compiling(program, batch.prefix.shape, tried.shape):
         placed = to_global(tried, batch_sharding(model.mesh, tried.ndim))
         start, rewards, of_tried = map(np.asarray, program(model.params, batch, placed))
-    return [
-        RewardTokens(float(start[row]), _cut(rewards[row], of_policy.ids), _cut(of_tried[row], of_policy.ids))
-        for row, of_policy in enumerate(tokens)
-    ]
+    facts = []
+    for row, (of_policy, of_whole) in enumerate(zip(tokens, whole, strict=True)):
+        facts.append([])
+        for k, own in enumerate(of_policy.facts(of_whole)):
+            known = replace(own, rewards=rewards[row, k, : len(own.logprobs)], start=float(start[row]))
+            if candidates:
+                known = replace(
+                    known,
+                    tried_logprobs=of_policy.tried_logprobs[k],
+                    tried_rewards=of_tried[row, k, : len(own.logprobs)],
+                    listed=(of_policy.tried[k] == of_policy.ids[k][:, None]).any(axis=1),
+                )
+            facts[-1].append(known)
+    return facts
 
 
 def reward_trees(
@@ -185,12 +196,7 @@ def reward_trees(
 ) -> list[Tree]:
     """Return the trees of a reward model: its own prompt with the assistant's turn opened, then given token ids.
 
-    Args:
-      model: whose prompts, posts, users and limit count.
-      comparisons: that are shown.
-      ids: of the responses of each.
-      view: how a comparison is shown.
-      room: tokens that responses may have; the longest one's if not given.
+    ``room`` is for the tokens that responses may have; that of the longest one if not given.
 
     Raises:
       DataError: a prompt that does not fit beside them.
@@ -221,17 +227,11 @@ def _cut(array: np.ndarray, responses: Sequence[np.ndarray]) -> tuple[np.ndarray
 def _batch(trees: Sequence[Tree], mesh: Any) -> TreeBatch:
     prefix, responses, length = (max(sizes) for sizes in zip(*(tree.shape for tree in trees), strict=True))
     multiple = 16 if mesh.devices.flat[0].platform == "cpu" else 128
-    shards = batch_shards(mesh)
     bucket = Bucket(
         round_up(prompt_columns(prefix + 1), multiple), responses, round_up(max(length, 16), multiple)
     )
-    batch = make_batch(trees, bucket, batch=round_up(len(trees), shards))
+    batch = make_batch(trees, bucket, batch=round_up(len(trees), mesh_shape(mesh).batch_shards))
     return jax.tree.map(lambda x: to_global(np.asarray(x), batch_sharding(mesh, x.ndim)), batch)
-
-
-def batch_shards(mesh: Any) -> int:
-    """Return how many comparisons are read together: one for each part that the mesh splits batches into."""
-    return mesh_shape(mesh).batch_shards
 
 
 @functools.lru_cache(maxsize=16)
@@ -239,21 +239,11 @@ def _policy_program(program: Program, candidates: int) -> Any:
     """(params, batch) -> logprobs [B, K, R], candidates [B, K, R, C] and their logprobs."""
 
     def read(params: Params, batch: TreeBatch) -> tuple[jax.Array, jax.Array, jax.Array]:
-        states = decode_tree(
-            params,
-            batch,
-            config=program.config,
-            dtype=program.dtype,
-            attention=program.attention,
-            mesh=program.mesh,
-            lora_scale=program.lora_scale,
-        )
+        states = decode_tree(params, batch, attention=program.attention, **program.settings)
         before = states_before_tokens(states, batch)[:, :, :-1]
 
-        def of_response(
-            states_and_tokens: tuple[jax.Array, jax.Array],
-        ) -> tuple[jax.Array, jax.Array, jax.Array]:
-            states, tokens = states_and_tokens
+        def of_response(response: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+            states, tokens = response
             normed = last_norm(params, states, program.config).astype(program.dtype)
             logits = program.head.next_token(params, normed)
             logprobs = logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
@@ -264,32 +254,28 @@ def _policy_program(program: Program, candidates: int) -> Any:
         arrays = lax.map(of_response, responses)  # one response at a time: the logits are [B, R, V]
         return tuple(x.swapaxes(0, 1) for x in arrays)  # pyright: ignore[reportReturnType]
 
-    return jax.jit(read, out_shardings=None if program.mesh is None else replicated(program.mesh))
+    return jax.jit(read, out_shardings=replicated(program.mesh))
 
 
 @functools.lru_cache(maxsize=16)
-def _reward_program(config: DecoderConfig, mesh: Any, dtype: str, readout: str) -> Any:
+def _reward_program(program: Program, readout: str) -> Any:
     """(params, batch, candidates [B, K, R, C]) -> rewards of the prompts [B], prefixes [B, K, R], candidates."""
-    options: dict[str, Any] = {"config": config, "dtype": jnp.dtype(dtype), "mesh": mesh}
 
     def read(params: Params, batch: TreeBatch, tried: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        decoded = decode_tree_keeping(params, batch, **options)
+        decoded = decode_tree_keeping(params, batch, **program.settings)
         width = batch.prefix.shape[1]
         rows, responses, length = batch.responses.shape
-        values = token_rewards(config, readout, params, decoded.states[:, width - 1 :])
+        values = token_rewards(program.config, readout, params, decoded.states[:, width - 1 :])
         rewards = values[:, 1:].reshape(rows, responses, length)
         if not tried.size:
             return values[:, 0], rewards, jnp.zeros(tried.shape, jnp.float32)
         depth, _, _, kv_heads, head_dim = decoded.keys.shape
-        both = (decoded.keys, decoded.values)
-        before_keys, before_values = (tuple(x[:, :, :width].transpose(0, 1, 3, 2, 4)) for x in both)
         shape = (depth, rows, responses, length, kv_heads, head_dim)
-        own_keys, own_values = (
-            tuple(x[:, :, width:].reshape(shape).transpose(0, 1, 2, 4, 3, 5)) for x in both
-        )
-        lengths = jnp.full((rows, responses), length, jnp.int32)
-        prefix = PrefixCache(before_keys, before_values, jnp.asarray(batch.prefix_lengths))
-        suffix = SuffixCache(own_keys, own_values, lengths)
+        both = (decoded.keys, decoded.values)
+        before = [tuple(x[:, :, :width].transpose(0, 1, 3, 2, 4)) for x in both]
+        own = [tuple(x[:, :, width:].reshape(shape).transpose(0, 1, 2, 4, 3, 5)) for x in both]
+        prefix = PrefixCache(before[0], before[1], jnp.asarray(batch.prefix_lengths))
+        suffix = SuffixCache(own[0], own[1], jnp.full((rows, responses), length, jnp.int32))
         layers = layers_of(params)
         candidates, parts = tried.shape[-1], length // STEPS_TOGETHER
 
@@ -297,30 +283,12 @@ def _reward_program(config: DecoderConfig, mesh: Any, dtype: str, readout: str) 
             ids, first = ids_and_start
             steps = first + jnp.arange(STEPS_TOGETHER)
             places = jnp.broadcast_to(steps[:, None], ids.shape).reshape(rows, responses, -1)
-            part = try_tokens(params, layers, ids.reshape(places.shape), places, prefix, suffix, **options)
-            flat = part.states.reshape(rows, -1, part.states.shape[-1])
-            return token_rewards(config, readout, params, flat).reshape(ids.shape)
+            ids = ids.reshape(places.shape)
+            part = try_tokens(params, layers, ids, places, prefix, suffix, **program.settings)
+            return token_rewards(program.config, readout, params, part.states)
 
         split = tried.reshape(rows, responses, parts, STEPS_TOGETHER, candidates)
         by_part = lax.map(of_part, (jnp.moveaxis(split, 2, 0), STEPS_TOGETHER * jnp.arange(parts)))
         return values[:, 0], rewards, jnp.moveaxis(by_part, 0, 2).reshape(tried.shape)
 
-    return jax.jit(read, out_shardings=replicated(mesh))
-
-
-def token_rewards(config: DecoderConfig, readout: str, params: Params, states: jax.Array) -> jax.Array:
-    """Return the rewards float32 [B, n] that a pointwise head reads at states [B, n, D], before the last norm."""
-    assert config.head is not None
-    norm = functools.partial(last_norm, params, config=config)
-    return read_out(config.head(params, cast(States, _Everywhere(states, norm))), readout)
-
-
-@dataclass(frozen=True)
-class _Everywhere:
-    """States as a pointwise head takes them, of which every one is a read position."""
-
-    hidden: jax.Array
-    norm: Callable[[jax.Array], jax.Array]
-
-    def read(self) -> jax.Array:
-        return self.norm(self.hidden)
+    return jax.jit(read, out_shardings=replicated(program.mesh))

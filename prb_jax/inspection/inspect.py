@@ -5,33 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from prb_jax.checkpoints.encoder_map import open_encoder
-from prb_jax.checkpoints.load import inspect_checkpoint
+from prb_jax.checkpoints.load import inspect_checkpoint, open_encoder
 from prb_jax.checkpoints.locate import ModelFolder, locate
-from prb_jax.data.comparison import Comparison, Message
+from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError, RunError
 from prb_jax.generation.policy import read_stop_ids
-from prb_jax.inspection.words import (
-    attention,
-    encoder_attention,
-    files_fact,
-    ignored_facts,
-    language_facts,
-    length_facts,
-    length_rule,
-    memory,
-    model_facts,
-    pooling_rule,
-    reading,
-    rope,
-    shape,
-    view_fact,
-)
+from prb_jax.inspection import words
 from prb_jax.models.config.decoder import read_raw_config
 from prb_jax.models.config.encoder import is_encoder, refuse_for_encoder
 from prb_jax.models.head import LanguageHead, Linear
-from prb_jax.personal.prompts import SavedPrompts, load_prompts
+from prb_jax.personal.prompts import load_prompts
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_model, open_reward_or_language_model
 from prb_jax.readouts.resolve import ResolvedModel, class_names
@@ -39,10 +24,10 @@ from prb_jax.readouts.text_encoder import read_pooling
 from prb_jax.scoring.inputs import read_inputs
 from prb_jax.scoring.reader import Reader
 from prb_jax.text.open_tokenizer import open_tokenizer
-from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.template import FIXED_DATE
 from prb_jax.text.tokenizer import ChatTokenizer
-from prb_jax.text.view import View, ViewOptions, read_trained_view
+from prb_jax.text.view import ViewOptions, read_trained_view
+from prb_jax.text.visible import TextProtocol
 
 _TEA = (Message("user", "Tea or coffee?"), Message("assistant", "Tea."))
 
@@ -90,22 +75,11 @@ def inspect(
             f"{model}: a baseline has no checkpoint to inspect; expected a folder or a hub id"
         )
     folder = locate(model, revision=revision)
-    options = LoadOptions(
-        revision=revision,
-        chat_template=chat_template,
-        tokenizer=tokenizer,
-        readout=readout,
-        quantize=quantize,
-    )
+    reading: Any = {"tokenizer": tokenizer, "chat_template": chat_template, "readout": readout}
+    options = LoadOptions(revision=revision, quantize=quantize, **reading)
     if is_encoder(read_raw_config(folder.path)):
-        refuse_for_encoder(
-            folder.name,
-            chat_template=chat_template,
-            quantize=quantize,
-            data=data,
-            max_length=max_length,
-            protocol=protocol,
-        )
+        given = {"data": data, "max_length": max_length, "protocol": protocol}
+        refuse_for_encoder(folder.name, chat_template=chat_template, quantize=quantize, **given)
         return _encoder(folder, options)
     opened, no_reward = open_reward_or_language_model(folder, options)
     resolved, config = opened.decoder, opened.decoder.config
@@ -124,43 +98,49 @@ def inspect(
     )
     asked = ViewOptions(profile_posts=profile_posts, protocol=protocol, max_length=max_length)
     reader.view(asked)  # warns
-    protocols = list(TextProtocol) if protocol is None else [protocol]
-    lengths = _lengths(
-        reader,
-        views=[reader.choose_view(replace(asked, protocol=name)).view for name in protocols],
-        comparisons=None if data is None else read_inputs(data, limit=limit).comparisons,
-    )
-    remarks = _warnings(folder.path, resolved, chat)
+    comparisons, lengths = None if data is None else read_inputs(data, limit=limit).comparisons, {}
+    for name in list(TextProtocol) if protocol is None else [protocol]:
+        view = reader.choose_view(replace(asked, protocol=name)).view
+        if comparisons is None:
+            rule = words.length_rule(view.protocol, limit=reader.limit(view))
+            lengths[f"too long, {view.protocol}"] = rule
+        else:
+            lengths |= words.length_facts(comparisons, reader, view=view)
+    remarks, around = _warnings(folder.path, resolved, chat), [*chat.added_before, *chat.added_after]
+    users = {}
+    if saved is not None:
+        count, tokens, _ = saved.table.shape
+        users = {"soft prompts": f"{count - 1:,} users and a generic one, {tokens} tokens each"}
     if isinstance(config.head, LanguageHead):
         use = {
-            **language_facts(config.head, read_stop_ids(folder.path, chat, raw=config.original)),
+            **words.language_facts(config.head, read_stop_ids(folder.path, chat, raw=config.original)),
             "as a reward model": f"no: {no_reward}",
         }
     else:
         remarks += reader.remarks(TextProtocol.PAPER)
         unnamed = "" if opened.labels_named else " (protocol paper; the default one needs --readout)"
         use = {
-            **view_fact(folder),
+            **words.view_fact(folder),
             "score head": weights.head,
-            "readout": f"{resolved.row.name}: {reading(resolved, opened.labels)}{unnamed}",
+            "readout": f"{resolved.row.name}: {words.reading(resolved, opened.labels)}{unnamed}",
         }
     return {
-        **model_facts(folder, config, weights),
-        "shape": shape(config),
-        "attention": attention(config),
-        "rope": rope(config),
+        **words.model_facts(folder, config, weights),
+        "shape": words.shape(config),
+        "attention": words.attention(config),
+        "rope": words.rope(config),
         "context": f"{config.max_position_embeddings:,} tokens",
         **use,
         **lengths,
-        **({} if saved is None else {"soft prompts": _users(saved)}),
-        **files_fact(weights),
-        "in memory": memory(weights, config.default_dtype),
-        **ignored_facts(config, weights),
+        **users,
+        **words.files_fact(weights),
+        "in memory": words.memory(weights, config.default_dtype),
+        **words.ignored_facts(config, weights),
         "tokenizer": f"{chat.vocab_size:,} ids of {config.vocab_size:,} embeddings",
         "special ids": f"bos {chat.bos_token_id}, eos {chat.eos_token_id}, pad {chat.pad_token_id} (config.json: "
         f"{config.pad_token_id})",
         "BOS": _bos(chat),
-        "added by paper": _added(chat),
+        "added by paper": f"special ids {around} around the rendered conversation" if around else "nothing",
         "chat template": chat.template_hash,
         "example": _example(chat),
         "warnings": "\n".join(remarks) or "none",
@@ -182,24 +162,6 @@ def _opens_turns(chat: ChatTokenizer) -> bool:
     """Whether the BOS token is the mark of a turn, as Qwen's ``<|im_start|>``: each further turn has one more."""
     bos = chat.bos_token_id
     return bos is not None and chat.encode([*_TEA, *_TEA]).count(bos) > chat.encode(_TEA).count(bos)
-
-
-def _users(prompts: SavedPrompts) -> str:
-    count, tokens, _ = prompts.table.shape
-    return f"{count - 1:,} users and a generic one, {tokens} tokens each"
-
-
-def _lengths(
-    reader: Reader, *, views: Sequence[View], comparisons: Sequence[Comparison] | None
-) -> dict[str, str]:
-    """What happens to conversations that are too long; with comparisons, how often."""
-    facts = {}
-    for view in views:
-        if comparisons is None:
-            facts[f"too long, {view.protocol}"] = length_rule(view.protocol, limit=reader.limit(view))
-        else:
-            facts |= length_facts(comparisons, reader, view=view)
-    return facts
 
 
 def _example(chat: ChatTokenizer) -> str:
@@ -240,18 +202,11 @@ def _warnings(folder: Path, resolved: ResolvedModel, chat: ChatTokenizer) -> lis
     if any(extras.get(name) is not None for name in ("mean", "std")) or extras.get("do_normalize"):
         said.append("config.json has a normaliser of rewards: it is not applied, rewards are the head's own")
     read = {name for name, _ in config.layout.side_files}
-    beside = sorted(path.name for path in folder.glob("*value_head*") if path.name not in read)
-    if beside:
+    if beside := sorted(path.name for path in folder.glob("*value_head*") if path.name not in read):
         said.append(f"not read, as the weights have a head of their own: {', '.join(beside)}")
     if isinstance(config.head, Linear) and config.head.bias:
         said.append(f"{config.head.bias_key} is added to every reward")
     return said
-
-
-def _added(chat: ChatTokenizer) -> str:
-    """The special tokens that the paper protocol writes around a rendered conversation."""
-    ids = [*chat.added_before, *chat.added_after]
-    return f"special ids {ids} around the rendered conversation" if ids else "nothing"
 
 
 def _encoder(folder: ModelFolder, options: LoadOptions) -> dict[str, str]:
@@ -262,14 +217,17 @@ def _encoder(folder: ModelFolder, options: LoadOptions) -> dict[str, str]:
     if not classifier and options.readout is None:
         found = open_encoder(folder.path)
         vocabulary = 1 + max(open_tokenizer(str(where)).get_vocab().values())
-        reading = {"embedding": pooling_rule(read_pooling(folder.path)), "use": "prb rank-profiles --encoder"}
+        reading = {
+            "embedding": words.pooling_rule(read_pooling(folder.path)),
+            "use": "prb rank-profiles --encoder",
+        }
     else:
         opened = open_model(folder, options)
         found, row, pairs = opened.encoder, opened.row, opened.pairs()
         vocabulary = pairs.vocab_size
         ids = pairs.encode(_TEA)
         reading = {
-            **view_fact(folder),
+            **words.view_fact(folder),
             "score head": found.report.head,
             "readout": f"{row.name}: pooler and classifier of the first token's state, {opened.labels}",
             "example": f"{pairs.texts(_TEA)!r}\n{len(ids)} ids: {' '.join(map(str, ids))}",
@@ -282,14 +240,14 @@ def _encoder(folder: ModelFolder, options: LoadOptions) -> dict[str, str]:
             "is not the tokenizer of this model"
         )
     return {
-        **model_facts(folder, config, weights),
+        **words.model_facts(folder, config, weights),
         "shape": f"encoder, {config.num_hidden_layers} layers, width {config.hidden_size:,}, "
         f"{config.num_attention_heads} heads of {config.head_dim}, mlp {config.intermediate_size:,} "
         f"({config.hidden_activation})",
-        "attention": encoder_attention(config),
+        "attention": words.encoder_attention(config),
         "context": f"{config.max_position_embeddings:,} tokens",
-        **files_fact(weights),
-        **ignored_facts(config, weights),
+        **words.files_fact(weights),
+        **words.ignored_facts(config, weights),
         "tokenizer": f"{vocabulary:,} ids of {config.vocab_size:,} embeddings",
         **reading,
     }

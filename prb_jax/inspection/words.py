@@ -18,8 +18,8 @@ from prb_jax.readouts.heads import TOGETHER, Mlp, Steps
 from prb_jax.readouts.resolve import ResolvedModel
 from prb_jax.readouts.text_encoder import Pooling
 from prb_jax.scoring.reader import Reader
-from prb_jax.text.protocol import FACTS, TextProtocol
 from prb_jax.text.view import TRAINED_VIEW, View, choose_view, read_trained_view
+from prb_jax.text.visible import TextProtocol
 from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import Tree
 
@@ -40,22 +40,19 @@ def model_facts(
 def view_fact(folder: ModelFolder) -> dict[str, str]:
     """What a model is shown of a comparison where nothing else is asked for."""
     trained = read_trained_view(folder.path)
-    view = choose_view(trained).view
-    if trained is None:
-        return {"scored with": f"{view} (general defaults: there is no {TRAINED_VIEW} of a training run)"}
-    return {
-        "scored with": f"{view} (as it was trained: method {trained.method}, posts {trained.profile_order})"
-    }
+    why = f"general defaults: there is no {TRAINED_VIEW} of a training run"
+    if trained is not None:
+        why = f"as it was trained: method {trained.method}, posts {trained.profile_order}"
+    return {"scored with": f"{choose_view(trained).view} ({why})"}
 
 
 def language_facts(head: LanguageHead, stop_ids: tuple[int, ...]) -> dict[str, str]:
     """What a language model is for, and how its texts end."""
+    ids = f"ids {', '.join(map(str, stop_ids))}"
     return {
         "kind": "a language model: prb sample, judge, guide and ppo take it",
         "logits": "from the input embeddings" if head.tied else "from a matrix of their own (lm_head)",
-        "a text ends at": f"ids {', '.join(map(str, stop_ids))}"
-        if stop_ids
-        else "the longest length: no id ends it",
+        "a text ends at": ids if stop_ids else "the longest length: no id ends it",
     }
 
 
@@ -97,10 +94,8 @@ def reading(resolved: ResolvedModel, rule: str) -> str:
         return f"probability of token {head.tokens[0]} against {head.tokens[1]} at the last token{cap}"
     if isinstance(head, Steps):
         others = ", ".join(f"{resolved.row.name}:{way}" for way in TOGETHER if way != head.together)
-        return (
-            f"probability of a good step at every {head.marker_text!r}, the {head.together} of them "
-            f"(others by --readout {others})"
-        )
+        step = f"probability of a good step at every {head.marker_text!r}, the {head.together} of them"
+        return f"{step} (others by --readout {others})"
     assert isinstance(head, Gated)
     count = head.objectives.outputs // int(head.per_objective)
     values = {
@@ -139,11 +134,8 @@ def attention(config: DecoderConfig) -> str:
 
 def rope(config: DecoderConfig) -> str:
     kinds = [rope for rope in config.rope if rope is not None]
-    texts = [
-        f"{rope.rope_type}, theta {rope.theta:,.0f}"
-        + (f", factor {rope.factor:g}" if rope.factor != 1 else "")
-        for rope in kinds
-    ]
+    factors = (f", factor {rope.factor:g}" if rope.factor != 1 else "" for rope in kinds)
+    texts = [f"{rope.rope_type}, theta {rope.theta:,.0f}{factor}" for rope, factor in zip(kinds, factors)]
     return texts[0] if len(texts) == 1 else f"{texts[0]}; sliding layers {texts[1]}"
 
 
@@ -189,7 +181,7 @@ def length_facts(comparisons: Sequence[Comparison], reader: Reader, *, view: Vie
             reader.check_readable(f"comparison {quote(comparison.id)}", tree)
             cuts.append(tree.truncation)
     middle, high = (int(np.percentile(whole, q, method="higher")) for q in (50, 95))
-    side = "the prompt's end" if FACTS[view.protocol].cuts_responses else "the start of the prompt"
+    side = "the prompt's end" if view.protocol.cuts_responses else "the start of the prompt"
     effects = []
     for name, text, unit in (
         ("posts_dropped", "lose posts of the profile ({})", "post"),
@@ -213,7 +205,7 @@ def length_facts(comparisons: Sequence[Comparison], reader: Reader, *, view: Vie
 
 def length_rule(protocol: TextProtocol, *, limit: int) -> str:
     """What the protocol does with a conversation of more tokens than the limit, in words."""
-    if FACTS[protocol].cuts_responses:
+    if protocol.cuts_responses:
         return f"more than {limit:,} tokens: the end is cut, response and end of turn first"
     return (
         f"more than {limit:,} tokens: posts of the profile go, last first, then the start of the prompt; a response "

@@ -6,20 +6,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import DataError
 from prb_jax.generation.sample import SampleRun
-from prb_jax.judges.chat import ChatModel, fit_conversations, open_chat
-from prb_jax.judges.scorer import shown_texts, without_thoughts
+from prb_jax.judges.chat import InWords, open_chat
+from prb_jax.judges.scorer import Conversation, shown_texts, without_thoughts
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.endpoint import REPLIES
 from prb_jax.remote.options import EndpointOptions
 from prb_jax.runs.progress import Count, show_progress
-from prb_jax.runs.rows import Row
 from prb_jax.scoring.inputs import Data, check_unchanged, read_inputs
 from prb_jax.scoring.prompt_extras import ASPECT_RUNS, asked_digest
 from prb_jax.scoring.run import computing_versions
@@ -73,6 +72,7 @@ def plan_aspects(
     chat = open_chat(
         model, endpoint=endpoint, loading=loading or LoadOptions(), cache=path / REPLIES, verb="aspects"
     )
+    planner = InWords(chat, max_new_tokens)
     identity = dict(chat.identity())
     name = identity.pop("name")
     decided = {
@@ -92,9 +92,19 @@ def plan_aspects(
             left = [comparison for comparison in comparisons if comparison.id not in run.file.rows]
             for start in range(0, len(left), TOGETHER):
                 part = left[start : start + TOGETHER]
-                rows = _plan(chat, part, posts=profile_posts, max_new_tokens=max_new_tokens)
-                run.file.append(rows)
-                display.advance(len(rows), sum(row["tokens"] or 0 for row in rows))
+                answers = planner.answers(part, [partial(_ask, one) for one in part], posts=profile_posts)
+                new = [
+                    {
+                        "id": comparison.id,
+                        "asked": asked_digest(comparison),
+                        "text": (without_thoughts(answer.replies[0].text) or "").strip(),
+                        "tokens": answer.replies[0].completion_tokens,
+                        "posts_dropped": answer.posts_dropped,
+                    }
+                    for comparison, answer in zip(part, answers, strict=True)
+                ]
+                run.file.append(new)
+                display.advance(len(new), sum(row["tokens"] or 0 for row in new))
         check_unchanged(inputs)
         rows = run.file.finish([comparison.id for comparison in comparisons])
         summary: dict[str, Any] = {
@@ -109,26 +119,6 @@ def plan_aspects(
     return SampleRun(path, summary)
 
 
-def _plan(
-    chat: ChatModel, comparisons: Sequence[Comparison], *, posts: int, max_new_tokens: int
-) -> list[Row]:
-    """The rows of some comparisons."""
-
-    def ask(comparison: Comparison, count: int) -> list[tuple[Message, ...]]:
-        prompt, _ = shown_texts(comparison, profile_posts=count)
-        return [(Message("user", f"{prompt}\n\n{INSTRUCTION}"),)]
-
-    conversations, dropped = fit_conversations(
-        chat, comparisons, ask, posts=posts, max_new_tokens=max_new_tokens
-    )
-    replies = chat.replies(conversations, max_new_tokens=max_new_tokens)
-    return [
-        {
-            "id": comparison.id,
-            "asked": asked_digest(comparison),
-            "text": (without_thoughts(reply.text) or "").strip(),
-            "tokens": reply.completion_tokens,
-            "posts_dropped": lost,
-        }
-        for comparison, reply, lost in zip(comparisons, replies, dropped, strict=True)
-    ]
+def _ask(comparison: Comparison, posts: int) -> list[Conversation]:
+    prompt, _ = shown_texts(comparison, profile_posts=posts)
+    return [(Message("user", f"{prompt}\n\n{INSTRUCTION}"),)]

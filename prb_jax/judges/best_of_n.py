@@ -19,8 +19,8 @@ import numpy as np
 
 from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import DataError, RunError, has_extra, need_extra, quote
-from prb_jax.judges.candidates import Candidates, read_candidates, read_drawn
-from prb_jax.judges.open_judge import open_named_judge
+from prb_jax.judges.candidates import Candidates, read_candidates
+from prb_jax.judges.judge import open_named_judge
 from prb_jax.judges.options import RUBRIC, JudgeOptions, is_judge, parse_judge
 from prb_jax.judges.scorer import JudgeScorer
 from prb_jax.metrics.best_of import Point, curve, sizes_up_to
@@ -31,11 +31,12 @@ from prb_jax.remote.endpoint import REPLIES
 from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
 from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, show_progress
-from prb_jax.runs.rows import RowFile, RowKind
+from prb_jax.runs.rows import Row, RowFile, RowKind
+from prb_jax.scoring import Scorer
+from prb_jax.scoring.baselines import baseline_scorer
 from prb_jax.scoring.inputs import Data
 from prb_jax.scoring.load import open_scorer, read_history, with_history
 from prb_jax.scoring.run import computing_versions
-from prb_jax.scoring.scorer import Scorer, baseline_scorer
 
 REWARDS = "rewards.jsonl"
 CURVES = "curves.png"
@@ -119,8 +120,8 @@ def best_of_n(
         raise DataError(f"rewards: expected different models, at least one, found {quote(list(rewards))}")
     if quality == REFERENCE:
         need_extra("texts", f"the quality {REFERENCE!r}")
-    run, rows = read_drawn(Path(samples), data)
-    prompts, left_out, empty = read_candidates(Path(samples), run, rows, data)
+    drawn = read_candidates(Path(samples), data)
+    run, prompts, left_out = drawn.run, drawn.prompts, drawn.left_out
     qualities = _read_qualities(quality, prompts) if quality.endswith((".jsonl", ".json")) else None
     computed = qualities is None and quality != REFERENCE
     view = {"profile_posts": profile_posts, "protocol": protocol, "max_length": max_length}
@@ -145,8 +146,8 @@ def best_of_n(
         for name, scorer in scorers.items():
             _score(opened.file, name, scorer, prompts, view=view, progress=progress)
         keys = [(name, prompt.id) for name in scorers for prompt in prompts]
-        rows_in_order = zip(keys, opened.file.finish(keys), strict=True)
-        numbers = {key: np.asarray(row["scores"], np.float64) for key, row in rows_in_order}
+        rows = zip(keys, opened.file.finish(keys), strict=True)
+        numbers = {key: np.asarray(row["scores"], np.float64) for key, row in rows}
         if qualities is not None:
             numbers |= {(quality, name): values for name, values in qualities.items()}
         prompts, numbers, unread = _readable(prompts, numbers)
@@ -162,16 +163,21 @@ def best_of_n(
         selectors |= {ORACLE: truth, RANDOM: [np.zeros(len(values)) for values in truth]}
         curves = {name: curve(scores, truth, sizes) for name, scores in selectors.items()}
         users = [prompt.comparison.user_id for prompt in prompts]
+
+        def summed_up(point: Point) -> dict[str, Any]:
+            interval = mean_interval(point.by_prompt, users).to_json()
+            return {"k": point.k, "quality": point.quality, **interval, "first": point.first}
+
         summary = {
             "samples": str(samples),
             "policy": run.get("model"),
             "quality": quality,
             "n": len(prompts),
             "samples_of_a_prompt": run["inputs"]["sampling"]["n"],
-            "empty": empty,
+            "empty": drawn.empty,
             "unread": sum(unread.values()),
             "left_out": left_out,
-            "curves": {name: [_point(point, users) for point in points] for name, points in curves.items()},
+            "curves": {name: [summed_up(point) for point in points] for name, points in curves.items()},
             "definitions": _DEFINITIONS,
         }
         setting = {name: decided.get(name) for name in ("samples", "quality", "quality_sha256")}
@@ -203,8 +209,8 @@ def _read_qualities(file: str, prompts: Sequence[Candidates]) -> dict[str, np.nd
     Raises:
       DataError: a number that is missing, or not finite; names the sample.
     """
-    qualities_of = RowKind(file, "qualities", itemgetter("id", "sample"), ("id", "sample", "quality"))
-    rows = qualities_of.read(Path(file))
+    kind = RowKind(file, "qualities", itemgetter("id", "sample"), ("id", "sample", "quality"))
+    rows = kind.read(Path(file))
     qualities = {}
     for prompt in prompts:
         values = [rows.get((prompt.id, number), {}).get("quality") for number in prompt.numbers]
@@ -239,14 +245,11 @@ def _readable(
     for prompt in prompts:
         keys = [(scorer, prompt.id) for scorer in scorers]
         finite = np.isfinite([numbers[key] for key in keys]).all(axis=0)
+        known |= {key: numbers[key][finite] for key in keys}
         if not finite.all():
             unread[prompt.id] = int((~finite).sum())
         if finite.any():
-            texts = [prompt.comparison.responses[place] for place in np.flatnonzero(finite)]
-            kept = tuple(prompt.numbers[place] for place in np.flatnonzero(finite))
-            asked = replace(prompt.comparison, responses=texts)
-            readable.append(replace(prompt, comparison=asked, numbers=kept))
-        known |= {key: numbers[key][finite] for key in keys}
+            readable.append(prompt.at(np.flatnonzero(finite)))
     if not readable:
         raise DataError("no sample has a number of every judge: their replies could not be read")
     return readable, known, unread
@@ -269,7 +272,7 @@ def _score(
             skip=lambda indices: all(known[index] for index in indices),
             **view,
         ):
-            rows = []
+            rows: list[Row] = []
             for index, scores in zip(batch.indices, batch.scores, strict=True):
                 prompt, values = prompts[index], list(map(float, scores))
                 if not np.isfinite(values).all() and not isinstance(scorer, JudgeScorer):
@@ -282,11 +285,6 @@ def _score(
                     rows.append({"scorer": name, "id": prompt.id, "samples": samples, "scores": numbers})
             file.append(rows)
             display.advance(len(rows), sum(batch.tokens))
-
-
-def _point(point: Point, users: Sequence[str | None]) -> dict[str, Any]:
-    interval = mean_interval(point.by_prompt, users)
-    return {"k": point.k, "quality": point.quality, **interval.to_json(), "first": point.first}
 
 
 def quality_label(quality: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -13,8 +13,7 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, quote
-from prb_jax.generation.sample import RUNS as SAMPLE_RUNS
-from prb_jax.generation.sample import SAMPLE_ROWS, read_samples
+from prb_jax.generation.sample import RUNS, SAMPLE_ROWS, read_samples
 from prb_jax.runs.kind import as_recorded
 from prb_jax.runs.rows import Row
 from prb_jax.scoring.inputs import read_inputs
@@ -34,18 +33,92 @@ class Candidates:
     numbers: tuple[int, ...]
     reference: str
 
+    def at(self, places: Iterable[int]) -> Candidates:
+        """Return some of the samples."""
+        places = list(places)
+        texts = [self.comparison.responses[place] for place in places]
+        comparison = replace(self.comparison, responses=texts)
+        return replace(self, comparison=comparison, numbers=tuple(self.numbers[place] for place in places))
+
     @property
     def id(self) -> str:
         """The id of the comparison."""
         return self.comparison.id
 
 
-def read_drawn(
+@dataclass(frozen=True)
+class DrawnCandidates:
+    """The samples of a run of `prb sample`, or of a file of anybody's texts.
+
+    Attributes:
+      run: what is known of how they were drawn: `run.json` of the run.
+      prompts: with a sample that can be scored.
+      left_out: the ids of the other prompts.
+      empty: samples without a letter.
+    """
+
+    run: Mapping[str, Any]
+    prompts: list[Candidates]
+    left_out: list[str]
+    empty: int
+
+
+def read_candidates(path: Path, data: Sequence[str] | None) -> DrawnCandidates:
+    """Return the samples of a finished run of `prb sample`, or of a file of {id, sample, text}.
+
+    Args:
+      path: of the run or the file.
+      data: of the samples; of a run where it has another name now.
+
+    Raises:
+      DataError: samples of other data, or nothing but empty samples.
+      RunError: a run that is not finished, or a row that cannot be read.
+    """
+    if path.is_file():
+        run, rows = _read_file(path, data)
+    else:
+        run, rows = RUNS.read_finished(path), read_samples(path)
+    names = data or run.get("data")
+    if not names:
+        raise DataError(f"{path}: its data was given from Python: name it with --data")
+    drawn_from = run["inputs"].get("data")
+    if drawn_from is None:
+        comparisons = read_inputs(names).comparisons
+        known = {comparison.id for comparison in comparisons}
+        if strange := next((name for name, _ in rows if name not in known), None):
+            raise DataError(
+                f"{path}: {quote(strange)}: no comparison of {', '.join(map(str, names))} has this id"
+            )
+    else:
+        read = read_inputs(names, subset=drawn_from["subset"], limit=run["inputs"]["limit"])
+        comparisons = read.comparisons
+        expected, actual = _contents(drawn_from), _contents(as_recorded(read.to_json()))
+        if actual != expected:
+            raise DataError(
+                f"{path}: its samples are of other data than {', '.join(map(str, names))} now: expected "
+                f"{quote(expected)}, found {quote(actual)}"
+            )
+    texts: dict[str, list[tuple[int, str]]] = {}
+    for (name, number), row in rows.items():
+        if row["text"].strip():
+            texts.setdefault(name, []).append((number, row["text"]))
+    prompts = []
+    for comparison in comparisons:
+        if samples := sorted(texts.get(comparison.id, ())):
+            assert comparison.labels is not None
+            reference = comparison.responses[int(np.argmax(comparison.labels))]
+            asked = replace(comparison, responses=[text for _, text in samples], labels=None)
+            prompts.append(Candidates(asked, tuple(number for number, _ in samples), reference))
+    if not prompts:
+        raise DataError(f"{path}: every sample is empty: there is nothing to choose from")
+    left_out = [comparison.id for comparison in comparisons if comparison.id not in texts]
+    return DrawnCandidates(run, prompts, left_out, len(rows) - sum(map(len, texts.values())))
+
+
+def _read_file(
     path: Path, data: Sequence[str] | None
-) -> tuple[Mapping[str, Any], Mapping[tuple[str, int], Row]]:
-    """What `run.json` says of the samples, and their rows by comparison and number."""
-    if not path.is_file():
-        return SAMPLE_RUNS.read_finished(path), read_samples(path)
+) -> tuple[dict[str, Any], Mapping[tuple[str, int], Row]]:
+    """What is known of the samples in a file, and its rows by comparison and number."""
     if not data:
         raise DataError(f"{path}: a file of samples belongs to data: name it with --data")
     rows = dict(replace(SAMPLE_ROWS, fields=("id", "sample", "text")).read(path))
@@ -58,64 +131,6 @@ def read_drawn(
     most = max(Counter(name for name, _ in rows).values(), default=0)
     digest = sha256(path.read_bytes()).hexdigest()
     return {"inputs": {"samples_sha256": digest, "sampling": {"n": most}, "model": {}}}, rows
-
-
-def read_candidates(
-    path: Path,
-    run: Mapping[str, Any],
-    rows: Mapping[tuple[str, int], Row],
-    data: Sequence[str] | None,
-) -> tuple[list[Candidates], list[str], int]:
-    """Return the prompts with a sample that can be scored; the ids of those without one; and how many are empty.
-
-    Args:
-      path: of a finished run of `prb sample`, or of a file of samples.
-      run: what is known of how they were drawn: `run.json` of the run.
-      rows: the samples, by comparison and number.
-      data: of the samples, where it has another name now.
-
-    Raises:
-      DataError: samples of other data, or nothing but empty samples.
-    """
-    inputs, names = run["inputs"], data or run.get("data")
-    if not names:
-        raise DataError(f"{path}: its data was given from Python: name it with --data")
-    drawn_from = inputs.get("data")
-    if drawn_from is None:
-        read = read_inputs(names)
-        known = {comparison.id for comparison in read.comparisons}
-        if strange := next((name for name, _ in rows if name not in known), None):
-            raise DataError(
-                f"{path}: {quote(strange)}: no comparison of {', '.join(map(str, names))} has this id"
-            )
-    else:
-        read = read_inputs(names, subset=drawn_from["subset"], limit=inputs["limit"])
-        expected, actual = _contents(drawn_from), _contents(as_recorded(read.to_json()))
-        if actual != expected:
-            raise DataError(
-                f"{path}: its samples are of other data than {', '.join(map(str, names))} now: expected "
-                f"{quote(expected)}, found {quote(actual)}"
-            )
-    texts: dict[str, list[tuple[int, str]]] = {}
-    empty = 0
-    for (name, number), row in rows.items():
-        if row["text"].strip():
-            texts.setdefault(name, []).append((number, row["text"]))
-        else:
-            empty += 1
-    prompts, left_out = [], []
-    for comparison in read.comparisons:
-        samples = sorted(texts.get(comparison.id, ()))
-        if not samples:
-            left_out.append(comparison.id)
-            continue
-        assert comparison.labels is not None
-        reference = comparison.responses[int(np.argmax(comparison.labels))]
-        asked = replace(comparison, responses=[text for _, text in samples], labels=None)
-        prompts.append(Candidates(asked, tuple(number for number, _ in samples), reference))
-    if not prompts:
-        raise DataError(f"{path}: every sample is empty: there is nothing to choose from")
-    return prompts, left_out, empty
 
 
 def _contents(data: Mapping[str, Any]) -> Any:

@@ -1,36 +1,67 @@
-"""Language models that reply to conversations in words: on this machine, or behind an endpoint."""
+"""Language models that answer conversations: in words, on this machine or behind an endpoint, or by logits.
+
+A model that is read at its logits samples nothing: the conversations about a comparison are one tree, and each is read
+where its reply would begin.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, cast
+
+import numpy as np
 
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import CheckpointError, DataError, RunError, quote
-from prb_jax.generation.policy import Policy, load_opened_policy
+from prb_jax.generation.policy import Policy, open_policy
 from prb_jax.generation.prompts import fit_posts
 from prb_jax.generation.rules import SampleOptions
+from prb_jax.judges.scorer import Answer, Conversation
+from prb_jax.models.head import Vocabulary
+from prb_jax.readouts.heads import ALL_VALUES
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.readouts.open_model import open_language_model
+from prb_jax.readouts.open_model import open_language_model, open_model
 from prb_jax.remote.endpoint import Endpoint, Reply
 from prb_jax.remote.options import EndpointOptions
+from prb_jax.scoring.batching import stream_scores
 from prb_jax.scoring.reader import IdsTooLongError
-from prb_jax.text.prompting import encode_prompts
-from prb_jax.text.tokenizer import RenderError
+from prb_jax.scoring.reward_model import RewardModel, load_reward_model
+from prb_jax.text.tokenizer import ChatTokenizer, encode_prompts, prompt_texts
+from prb_jax.text.view import ViewOptions
+from prb_jax.trees.tree import Tree
+
+Ask = Callable[[int], Sequence[Conversation]]
+"""Gives the conversations about a comparison with so many posts of its profile."""
 
 
-class ChatModel(Protocol):
-    """A model that replies to conversations, always in the same way."""
+@dataclass(frozen=True)
+class ChatModel:
+    """A language model that replies to conversations, always in the same way.
+
+    Attributes:
+      model: on this machine, or the endpoint that is asked for its replies.
+    """
+
+    model: Policy | Endpoint
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        """The endpoint; None of a model on this machine."""
+        return self.model if isinstance(self.model, Endpoint) else None
 
     def identity(self) -> Mapping[str, Any]:
         """Everything that decides its replies, JSON-ready."""
-        ...
+        if isinstance(self.model, Policy):
+            return self.model.identity()
+        options = self.model.options
+        return {"name": options.model, "endpoint": options.url, "model": options.model}
 
     def replies(
         self,
-        conversations: Sequence[Sequence[Message]],
+        conversations: Sequence[Conversation],
         *,
         max_new_tokens: int,
         alternatives: int | None = None,
@@ -40,69 +71,25 @@ class ChatModel(Protocol):
         Args:
           conversations: to reply to.
           max_new_tokens: of a reply.
-          alternatives: most probable tokens that are told of each place, if any.
+          alternatives: most probable tokens that an endpoint tells of each place, if any.
         """
-        ...
-
-    def too_long(self, conversations: Sequence[Sequence[Message]], *, max_new_tokens: int) -> str | None:
-        """Return how a conversation leaves no room for a reply; None where each one does, or nobody can tell."""
-        ...
-
-
-@dataclass(frozen=True)
-class LocalChat:
-    """A language model on this machine."""
-
-    policy: Policy
-
-    def identity(self) -> Mapping[str, Any]:
-        return self.policy.identity()
-
-    def replies(
-        self,
-        conversations: Sequence[Sequence[Message]],
-        *,
-        max_new_tokens: int,
-        alternatives: int | None = None,
-    ) -> list[Reply]:
+        limits: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": max_new_tokens}
+        if isinstance(self.model, Endpoint):
+            return self.model.ask_all(conversations, **limits, alternatives=alternatives)
         assert alternatives is None  # a model on this machine is read at its logits
         prompts = [[asdict(message) for message in messages] for messages in conversations]
-        drawn = self.policy.sample(prompts, temperature=0.0, max_new_tokens=max_new_tokens)
-        return [
-            Reply(sample.text, len(sample.prompt_token_ids), len(sample.token_ids)) for (sample,) in drawn
-        ]
+        drawn = [sample for (sample,) in self.model.sample(prompts, **limits)]
+        return [Reply(one.text, len(one.prompt_token_ids), len(one.token_ids)) for one in drawn]
 
-    def too_long(self, conversations: Sequence[Sequence[Message]], *, max_new_tokens: int) -> str | None:
-        limit = self.policy.limit(SampleOptions(temperature=0.0, max_new_tokens=max_new_tokens))
-        longest = max(len(ids) for ids in encode_prompts(self.policy.tokenizer, conversations))
+    def too_long(self, conversations: Sequence[Conversation], *, max_new_tokens: int) -> str | None:
+        """Return how a conversation leaves no room for a reply; None where each one does, or nobody can tell."""
+        if isinstance(self.model, Endpoint):
+            return None
+        limit = self.model.limit(SampleOptions(max_new_tokens=max_new_tokens))
+        longest = max(len(ids) for ids in encode_prompts(self.model.tokenizer, conversations))
         if longest <= limit:
             return None
         return f"{longest:,} tokens without any post, more than the {limit:,} beside which a reply fits"
-
-
-@dataclass(frozen=True)
-class EndpointChat:
-    """A model behind an endpoint."""
-
-    endpoint: Endpoint
-
-    def identity(self) -> Mapping[str, Any]:
-        options = self.endpoint.options
-        return {"name": options.model, "endpoint": options.url, "model": options.model}
-
-    def replies(
-        self,
-        conversations: Sequence[Sequence[Message]],
-        *,
-        max_new_tokens: int,
-        alternatives: int | None = None,
-    ) -> list[Reply]:
-        return self.endpoint.ask_all(
-            conversations, temperature=0.0, max_new_tokens=max_new_tokens, alternatives=alternatives
-        )
-
-    def too_long(self, conversations: Sequence[Sequence[Message]], *, max_new_tokens: int) -> str | None:
-        return None
 
 
 def open_chat(
@@ -120,53 +107,151 @@ def open_chat(
       CheckpointError: the model cannot be loaded, or nothing could end a reply.
     """
     if endpoint is not None and model is None:
-        return EndpointChat(Endpoint(endpoint, cache=cache))
+        return ChatModel(Endpoint(endpoint, cache=cache))
     if endpoint is not None or model is None:
         raise RunError(f"{verb}: expected either a MODEL, or --endpoint URL and --model NAME")
-    policy = load_opened_policy(open_language_model(model, loading))
+    policy = open_policy(model, loading)
     if not policy.stop_ids:
         raise CheckpointError(
             f"{policy.name}: no stop token, and no reply would end: expected eos_token_id in generation_config.json, "
             "config.json or the tokenizer's files"
         )
-    return LocalChat(policy)
+    return ChatModel(policy)
 
 
-def fit_conversations(
-    chat: ChatModel,
-    comparisons: Sequence[Comparison],
-    ask: Callable[[Comparison, int], list[tuple[Message, ...]]],
-    *,
-    posts: int,
-    max_new_tokens: int,
-) -> tuple[list[tuple[Message, ...]], list[int]]:
-    """Return conversations about comparisons that leave room for a reply, and how many posts of each do not fit.
+@dataclass(frozen=True)
+class InWords:
+    """A model that answers each conversation with a reply.
 
-    Args:
-      chat: the model that will reply.
-      comparisons: for their profiles, and for messages.
-      ask: gives the conversations about a comparison with so many posts.
-      posts: at most.
+    Attributes:
+      chat: the model.
       max_new_tokens: of a reply.
-
-    Raises:
-      DataError: there is no room without any post, or the chat template refuses a conversation.
+      alternatives: most probable tokens that an endpoint tells of each place, if any.
     """
-    conversations, dropped = [], []
-    for comparison in comparisons:
 
-        def read(count: int, comparison: Comparison = comparison) -> list[tuple[Message, ...]]:
-            name, asked = f"comparison {quote(comparison.id)}", ask(comparison, count)
-            try:
-                reason = chat.too_long(asked, max_new_tokens=max_new_tokens)
-            except RenderError as error:
-                raise DataError(f"{name}: {error.reason}") from error
-            if reason is not None:
-                raise IdsTooLongError(f"{name}: {reason}")
+    chat: ChatModel
+    max_new_tokens: int
+    alternatives: int | None = None
+
+    def identity(self) -> Mapping[str, Any]:
+        return self.chat.identity()
+
+    def answers(self, comparisons: Sequence[Comparison], asks: Sequence[Ask], *, posts: int) -> list[Answer]:
+        """Return the answer about each comparison, with as many posts of its profile as fit, at most ``posts``.
+
+        Raises:
+          DataError: conversations that are too long without any post, or that the chat template refuses; names the
+            comparison.
+          RunError: an endpoint that refuses, is down or lies.
+        """
+
+        def read(name: str, ask: Ask, count: int) -> Sequence[Conversation]:
+            asked = ask(count)
+            if reason := self.chat.too_long(asked, max_new_tokens=self.max_new_tokens):
+                raise IdsTooLongError(f"comparison {quote(name)}: {reason}")
             return asked
 
-        most = min(posts, len(comparison.profile))
-        asked, shown = fit_posts(read, most)
-        conversations += asked
-        dropped.append(most - shown)
-    return conversations, dropped
+        fitting = [
+            fit_posts(comparison, posts, partial(read, comparison.id, ask))
+            for comparison, ask in zip(comparisons, asks, strict=True)
+        ]
+        every = iter(
+            self.chat.replies(
+                [conversation for asked, _ in fitting for conversation in asked],
+                max_new_tokens=self.max_new_tokens,
+                alternatives=self.alternatives,
+            )
+        )
+        answers: list[Answer] = []
+        for asked, dropped in fitting:
+            replies = [next(every) for _ in asked]
+            tokens = sum((reply.prompt_tokens or 0) + (reply.completion_tokens or 0) for reply in replies)
+            answers.append(Answer(tokens, dropped, replies=replies))
+        return answers
+
+
+@dataclass(frozen=True)
+class ByLogits:
+    """A model that is read where its replies would begin; its answers are asked for as those of `InWords`.
+
+    Attributes:
+      model: of two values: that of a read-out of some tokens, and the probability of these among all tokens.
+      max_length: longest conversation in tokens; the model's own limit if not given.
+    """
+
+    model: RewardModel
+    max_length: int | None = None
+
+    def identity(self) -> Mapping[str, Any]:
+        return self.model.identity()
+
+    def answers(self, comparisons: Sequence[Comparison], asks: Sequence[Ask], *, posts: int) -> list[Answer]:
+        reader = self.model.reader
+        chat = cast(ChatTokenizer, reader.tokenizer)
+        view = reader.view(ViewOptions(profile_posts=0, max_length=self.max_length))
+
+        def read(name: str, ask: Ask, count: int) -> Tree:
+            ids = encode_prompts(chat, ask(count))
+            return reader.encode_ids(ids, view=view, name=f"comparison {quote(name)}")
+
+        trees = [
+            fit_posts(comparison, posts, partial(read, comparison.id, ask))
+            for comparison, ask in zip(comparisons, asks, strict=True)
+        ]
+        values: list[np.ndarray] = [np.zeros(0)] * len(trees)
+        for batch in stream_scores(
+            cast(Sequence[Comparison], [tree for tree, _ in trees]),
+            encode=lambda part: list(cast(Sequence[Tree], part)),
+            dispatch=self.model.dispatch,
+            options=self.model.batch_options(),
+        ):
+            for index, row in zip(batch.indices, batch.scores, strict=True):
+                values[index] = row
+        for comparison, row in zip(comparisons, values, strict=True):
+            if not np.isfinite(row).all():
+                raise DataError(
+                    f"comparison {quote(comparison.id)}: the judge's values are {row[:, 0].tolist()}, with the "
+                    f"probabilities {row[:, 1].tolist()} of their tokens"
+                )
+        return [
+            Answer(tree.tokens, dropped, values=row[:, 0].tolist(), masses=row[:, 1].tolist())
+            for (tree, dropped), row in zip(trees, values, strict=True)
+        ]
+
+
+def load_by_logits(
+    model: str | Path,
+    options: LoadOptions,
+    texts: Sequence[str],
+    *,
+    readout: Callable[[Mapping[str, int]], str],
+    instead: str,
+    max_length: int | None,
+) -> ByLogits:
+    """Load a causal language model that is read at the logits of some texts.
+
+    Args:
+      model, options: of the model.
+      texts: each of which must be a single token at the start of a reply.
+      readout: gives the read-out of their token ids.
+      instead: what a user can do where there is no such token.
+      max_length: longest conversation in tokens.
+
+    Raises:
+      CheckpointError: the model is no causal language model, or cannot be loaded; or a text is no single token.
+    """
+    chat = open_language_model(model, options).chat()
+    (prompt,) = prompt_texts(chat, [(Message("user", "A or B?"),)])
+    before, *after = chat.tokenize([prompt, *(prompt + text for text in texts)])
+    tokens: dict[str, int] = {}
+    for text, ids in zip(texts, after, strict=True):
+        if len(ids) != len(before) + 1 or not np.array_equal(ids[:-1], before):
+            raise CheckpointError(
+                f"{model}: the tokenizer has no single token for {text} at the start of a reply: {instead}"
+            )
+        tokens[text] = int(ids[-1])
+    opened = open_model(model, replace(options, readout=readout(tokens)))
+    config = opened.decoder.config
+    config = replace(config, head=replace(cast(Vocabulary, config.head), with_mass=True))
+    body = replace(opened.decoder, config=config)
+    return ByLogits(load_reward_model(replace(opened, body=body, labels=ALL_VALUES)), max_length)

@@ -18,7 +18,7 @@ import numpy as np
 from prb_jax.data.writing import json_line, refuse_file, whole_file, write_json, writing
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.judges.best_of_n import REWARD_ROWS, REWARDS, RUNS
-from prb_jax.judges.candidates import read_candidates, read_drawn
+from prb_jax.judges.candidates import read_candidates
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.kind import as_recorded, check_same_inputs
 from prb_jax.storage.urls import localised
@@ -92,23 +92,21 @@ def distil(
     folder = Path(run)
     record = RUNS.read_finished(folder)
     names = list(record["inputs"]["rewards"])
+    expected = f"reward: expected one of those of {folder}: {', '.join(names)}"
     if reward is None and len(names) > 1:
-        raise DataError(f"reward: expected one of those of {folder}: {', '.join(names)}")
+        raise DataError(expected)
     reward = reward or names[0]
     if reward not in names:
-        raise DataError(
-            f"reward: expected one of those of {folder}: {', '.join(names)}; found {quote(reward)}"
-        )
+        raise DataError(f"{expected}; found {quote(reward)}")
     sampled = Path(localised(samples or record["samples"]))
-    sample_run, drawn = read_drawn(sampled, data)
-    check_same_inputs(sampled, record["inputs"]["samples"], as_recorded(sample_run["inputs"]))
-    prompts, _, _ = read_candidates(sampled, sample_run, drawn, data)
+    drawn = read_candidates(sampled, data)
+    check_same_inputs(sampled, record["inputs"]["samples"], as_recorded(drawn.run["inputs"]))
     rows = REWARD_ROWS.read(folder)
     counts = dict.fromkeys(("single", "too_close", "same_text"), 0)
     lines: list[bytes] = []
     rewards: list[tuple[float, float]] = []
     means: list[float] = []
-    for prompt in prompts:
+    for prompt in drawn.prompts:
         row = rows.get((reward, prompt.id))
         if row is None or row["samples"] != list(prompt.numbers):
             raise RunError(
@@ -132,22 +130,18 @@ def distil(
         else:
             digest = sha256(f"{seed}\0{prompt.id}".encode()).digest()
             other = int(worse[int.from_bytes(digest) % len(worse)])
-        chosen_text, rejected_text = (prompt.comparison.responses[place] for place in (best, other))
-        if chosen_text == rejected_text:
+        texts = [prompt.comparison.responses[place] for place in (best, other)]
+        if texts[0] == texts[1]:
             counts["same_text"] += 1
             continue
-        asked = {name: value for name, value in prompt.comparison.to_row().items() if name != "responses"}
-        lines.append(
-            json_line(
-                {
-                    **asked,
-                    "chosen": chosen_text,
-                    "rejected": rejected_text,
-                    "margin": float(scores[best] - scores[other]),
-                    "meta": {"reward": reward, "samples": [prompt.numbers[best], prompt.numbers[other]]},
-                }
-            )
-        )
+        pair = {
+            **{name: value for name, value in prompt.comparison.to_row().items() if name != "responses"},
+            "chosen": texts[0],
+            "rejected": texts[1],
+            "margin": float(scores[best] - scores[other]),
+            "meta": {"reward": reward, "samples": [prompt.numbers[best], prompt.numbers[other]]},
+        }
+        lines.append(json_line(pair))
         rewards.append((float(scores[best]), float(scores[other])))
     if not lines:
         raise RunError(
@@ -156,7 +150,7 @@ def distil(
     chosen_mean, rejected_mean = map(float, np.mean(rewards, axis=0))
     summary = {
         "reward": reward,
-        "prompts": len(prompts),
+        "prompts": len(drawn.prompts),
         "pairs": len(lines),
         **counts,
         "chosen_reward": chosen_mean,
@@ -172,8 +166,7 @@ def distil(
         "margin": margin,
         **({"seed": seed} if rejected == "random" else {}),
     }
-    content = b"".join(lines)
-    path = target / PAIRS
+    content, path = b"".join(lines), target / PAIRS
     if path.exists() and path.read_bytes() != content:
         raise RunError(f"{path}: is there already, with other contents; give --out another folder")
     with writing(target):

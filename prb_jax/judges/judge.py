@@ -1,22 +1,112 @@
-"""`prb judge`: comparisons judged by a language model, in a run folder as that of `prb evaluate`."""
+"""Judges as options or the name of a reward ask for them; `prb judge`: comparisons judged by a language model."""
 
 from __future__ import annotations
 
+import os
 import warnings
 from dataclasses import replace
 from pathlib import Path
 
 from prb_jax.errors import PrbWarning
-from prb_jax.judges.open_judge import open_judge
-from prb_jax.judges.options import PAPERS, RUBRICS, JudgeOptions
+from prb_jax.judges.chat import InWords, open_chat
+from prb_jax.judges.options import PAPERS, RUBRIC, RUBRICS, SCORE, JudgeOptions, parse_judge
+from prb_jax.judges.pairs import LETTER_TOKENS, MIN_MASS, REASON_TOKENS, Pairs, load_letters
+from prb_jax.judges.paper import open_paper_judge
+from prb_jax.judges.ratings import RUBRIC_SCALE, Ratings, Scale, load_numbers, read_template
+from prb_jax.judges.scorer import JudgeProtocol, JudgeScorer
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.endpoint import REPLIES
-from prb_jax.remote.options import EndpointOptions
+from prb_jax.remote.options import KEY, EndpointOptions
 from prb_jax.runs.evaluation import JUDGEMENTS
 from prb_jax.scoring.evaluate import Evaluation, evaluate
 from prb_jax.scoring.inputs import Data, Inputs, read_inputs
 from prb_jax.scoring.prompt_extras import ORACLE, UPPER_BOUND, add_prompt_extras
-from prb_jax.text.protocol import TextProtocol
+from prb_jax.text.visible import TextProtocol
+
+
+def open_judge(
+    model: str | Path | None,
+    options: JudgeOptions,
+    *,
+    endpoint: EndpointOptions | None = None,
+    loading: LoadOptions | None = None,
+    cache: Path | None,
+) -> JudgeScorer:
+    """Open a judge, a model on this machine or one behind an endpoint, whose replies are kept in ``cache``, if given.
+
+    Raises:
+      RunError: both or neither of model and endpoint, options that do not go together, or a file of them that cannot be
+        read.
+      CheckpointError, MeshError: the model cannot be loaded, or be read in this way.
+    """
+    loading, local = loading or LoadOptions(), endpoint is None
+    options.check(local=local)
+    chat = None
+    if not local or options.protocol in PAPERS or options.reason or model is None:
+        chat = open_chat(model, endpoint=endpoint, loading=loading, cache=cache, verb="judge")
+    length, most = options.max_length, REASON_TOKENS if options.reason else LETTER_TOKENS
+    if options.protocol in PAPERS:
+        assert chat is not None
+        assert options.prompts is not None
+        protocol: JudgeProtocol = open_paper_judge(
+            chat, options.protocol, prompts=options.prompts, template=options.template
+        )
+    elif options.protocol in (SCORE, RUBRIC):
+        rubric = options.protocol == RUBRIC
+        template = read_template(
+            options.template, reason=options.reason, system=options.system, rubric=rubric
+        )
+        scale = Scale(*RUBRIC_SCALE) if rubric else Scale(*options.scale or ())
+        if chat is not None:
+            reader = InWords(chat, most, options.top_logprobs)
+        else:
+            assert model is not None
+            reader = load_numbers(model, loading, scale, max_length=length)
+        protocol = Ratings(reader, template, scale, options.reason)
+    elif chat is not None:
+        protocol = Pairs(InWords(chat, most), options.reason)
+    else:
+        assert model is not None
+        letters = load_letters(model, loading, max_length=length)
+        protocol = Pairs(letters, min_mass=MIN_MASS if options.min_mass is None else options.min_mass)
+    asked = None if chat is None else chat.endpoint
+    return JudgeScorer(protocol=protocol, posts=options.posts, endpoint=asked)
+
+
+def open_named_judge(
+    name: str,
+    options: JudgeOptions | None = None,
+    *,
+    loading: LoadOptions | None = None,
+    cache: Path | None,
+    concurrency: int = 8,
+) -> JudgeScorer:
+    """Open a judge that is named as a reward, for example `judge:MODEL`; an endpoint's key is in PRB_ENDPOINT_KEY.
+
+    Args:
+      name: of the judge.
+      options: how it is asked; the protocol is that of the name, or the paper's where the options have its prompts.
+      loading: of a model on this machine.
+      cache: folder for the replies of an endpoint, which is asked nothing twice; None keeps none.
+      concurrency: requests at a time.
+
+    Raises:
+      RunError: a name of no model, or options that do not go together.
+      CheckpointError, MeshError: the model cannot be loaded, or be read in this way.
+    """
+    judge, options = parse_judge(name), options or JudgeOptions()
+    protocol = judge.protocol if options.prompts is None else f"paper-{judge.protocol}"
+    endpoint = None
+    if judge.url is not None:
+        key = os.environ.get(KEY) or None
+        endpoint = EndpointOptions(url=judge.url, model=judge.model, key=key, concurrency=concurrency)
+    return open_judge(
+        judge.model if endpoint is None else None,
+        replace(options, protocol=protocol),
+        endpoint=endpoint,
+        loading=loading,
+        cache=cache,
+    )
 
 
 def judge(
@@ -61,19 +151,15 @@ def judge(
         part=part,
         progress=progress,
     )
-    if part is not None:
-        return result
-    judged = result.summary["judge"]
-    replies = judged.get("ratings", judged["n"])
-    unread = judged.get("unparsable") == judged["n"] or judged.get("failed_parses") == replies
-    if unread and judged.get("low_letter_mass") == judged["n"]:
-        why = (
-            f"the model would reply with neither A nor B, whose probability is {judged['mean_letter_mass']:.2g} in the "
-            "mean (--min-mass, --reason)"
-        )
-    else:
+    judged = result.summary.get("judge", {})  # of a part there is none
+    replies = judged.get("ratings", judged.get("n"))
+    if judged and (judged.get("unparsable") == judged["n"] or judged.get("failed_parses") == replies):
         why = "replies could not be read"
-    if unread:
+        if judged.get("low_letter_mass") == judged["n"]:
+            why = (
+                f"the model would reply with neither A nor B, whose probability is {judged['mean_letter_mass']:.2g} in "
+                "the mean (--min-mass, --reason)"
+            )
         problem = f"no comparison could be judged, for {why}: see {folder / JUDGEMENTS}"
         warnings.warn(f"{result.summary['model']}: {problem}", PrbWarning, stacklevel=2)
     if "warning" in judged:

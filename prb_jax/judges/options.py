@@ -9,7 +9,7 @@ from prb_jax.data.options import option, section
 from prb_jax.errors import RunError, quote
 from prb_jax.scoring import CONTROLS, NO_CONTROLS
 from prb_jax.scoring.prompt_extras import PromptExtras
-from prb_jax.text.protocol import TextProtocol
+from prb_jax.text.visible import TextProtocol
 
 SCORE: Final = "score"
 RUBRIC: Final = "rubric"
@@ -86,11 +86,7 @@ class JudgeOptions:
         return default if self.profile_posts is None else self.profile_posts
 
     def check(self, *, local: bool) -> None:
-        """Raise RunError for options that do not go together.
-
-        Args:
-          local: whether the judge is a model on this machine.
-        """
+        """Raise RunError for options that do not go together; ``local`` for a judge that is a model on this machine."""
         if self.protocol not in JUDGE_PROTOCOLS:
             known = ", ".join(JUDGE_PROTOCOLS)
             raise RunError(f"--protocol: expected one of {known}, found {quote(self.protocol)}")
@@ -164,14 +160,11 @@ def parse_judge(name: str) -> JudgeName:
       RunError: it names no model.
     """
     prefix = next(prefix for prefix in PREFIXES if name.startswith(prefix))
-    protocol, model = PREFIXES[prefix], name.removeprefix(prefix)
-    if not model.startswith(("http://", "https://")):
-        if not model:
-            raise RunError(f"{quote(name)}: expected {prefix}MODEL, a folder or hub id, or {prefix}URL#NAME")
-        return JudgeName(protocol, model)
-    url, _, model = model.partition("#")
+    url, model = None, name.removeprefix(prefix)
+    expected = f"{prefix}MODEL, a folder or hub id, or {prefix}URL#NAME"
+    if model.startswith(("http://", "https://")):
+        url, _, model = model.partition("#")
+        expected = f"{prefix}URL#NAME, where NAME is the model's name at the endpoint"
     if not model:
-        raise RunError(
-            f"{quote(name)}: expected {prefix}URL#NAME, where NAME is the model's name at the endpoint"
-        )
-    return JudgeName(protocol, model, url)
+        raise RunError(f"{quote(name)}: expected {expected}")
+    return JudgeName(PREFIXES[prefix], model, url)

@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 
 from prb_jax.data.comparison import Comparison, Message
-from prb_jax.errors import CheckpointError, DataError, quote
-from prb_jax.judges.chat import ChatModel, fit_conversations
-from prb_jax.judges.logits import load_token_model, read_replies, reply_tokens
-from prb_jax.judges.scorer import Judgement, check_labels, shown_texts, spoken, without_thoughts
+from prb_jax.errors import DataError, quote
+from prb_jax.judges.chat import ByLogits, InWords, load_by_logits
+from prb_jax.judges.scorer import Answer, Conversation, JudgeProtocol, shown_texts, without_thoughts
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.rows import Row
-from prb_jax.scoring.reward_model import RewardModel
 
 ONE_LETTER = "Which answer does this user prefer? Reply with one letter, A or B, and nothing else."
 AFTER_REASONING = (
@@ -34,9 +32,7 @@ ONE_LETTER_SHARE, FEWEST_VERDICTS = 0.9, 8
 _LAST_VERDICT = re.compile(r"verdict\W+([ab])\b", re.IGNORECASE)
 
 
-def pair_messages(
-    comparison: Comparison, first: int, *, profile_posts: int, reason: bool
-) -> tuple[Message, ...]:
+def pair_messages(comparison: Comparison, first: int, *, profile_posts: int, reason: bool) -> Conversation:
     """Return the conversation that shows the response `first` as A, behind the user's posts and the prompt."""
     prompt, responses = shown_texts(comparison, profile_posts=profile_posts)
     a, b = responses[first], responses[1 - first]
@@ -70,18 +66,55 @@ def better_response(comparison: Comparison) -> int:
         raise DataError(
             f"comparison {quote(comparison.id)}: a judge of pairs reads 2 responses, found {len(comparison.responses)}"
         )
-    check_labels(comparison)
-    assert comparison.labels is not None
+    if comparison.labels is None:
+        raise DataError(f"comparison {quote(comparison.id)}: has no labels")
     return int(comparison.labels[1] > comparison.labels[0])
 
 
-class _BothOrders:
-    """The parts of the protocol that are the same in words and by logits."""
+@dataclass(frozen=True)
+class Pairs(JudgeProtocol):
+    """Asks twice, with each response as A once.
 
-    def firsts(self, comparisons: Sequence[Comparison]) -> list[int]:
-        for comparison in comparisons:
-            better_response(comparison)  # all are pairs
-        return [0] * len(comparisons)
+    In words a response that is preferred in both orders wins. By logits its score is the mean of its probabilities in
+    the two orders; where A and B together are less probable than ``min_mass`` in one of them, the model would reply
+    with something else: that is no verdict, and a tie.
+
+    Attributes:
+      model: that is asked; by logits its values are the probability of A among A and B.
+      reason: whether it thinks in words before it names its verdict.
+      min_mass: least probability of A and B together that makes a verdict.
+    """
+
+    model: InWords | ByLogits
+    reason: bool = False
+    min_mass: float = MIN_MASS
+
+    def identity(self) -> Mapping[str, Any]:
+        identity = {**self.model.identity(), "judge": "default"}
+        if isinstance(self.model, InWords):
+            return identity | {"way": "reason" if self.reason else "letter"}
+        return identity | {"way": "logits", "min_mass": self.min_mass}
+
+    def check(self, comparison: Comparison) -> None:
+        better_response(comparison)
+
+    def ask(self, comparison: Comparison, first: int, posts: int) -> list[Conversation]:
+        orders = (first, 1 - first)
+        return [pair_messages(comparison, one, profile_posts=posts, reason=self.reason) for one in orders]
+
+    def read(self, comparison: Comparison, first: int, answer: Answer) -> tuple[Any, dict[str, Any]]:
+        if answer.replies:
+            verdicts = [read_verdict(reply.text) for reply in answer.replies]
+            share = 1.0 if verdicts == ["A", "B"] else 0.0 if verdicts == ["B", "A"] else 0.5
+            return (share, 1 - share), {"first": first, "verdicts": verdicts}
+        letters = [
+            None if mass < self.min_mass or of_a == 0.5 else "A" if of_a > 0.5 else "B"
+            for of_a, mass in zip(answer.values, answer.masses, strict=True)
+        ]
+        of_first, of_second = np.asarray(answer.values, np.float32)
+        share = (of_first + (1 - of_second)) / 2 if min(answer.masses) >= self.min_mass else np.float32(0.5)
+        details = {"probability_of_a": answer.values, "letter_mass": answer.masses}
+        return (share, 1 - share), {"first": first, "verdicts": letters, **details}
 
     def figures(self, rows: Sequence[Row], comparisons: Sequence[Comparison]) -> dict[str, Any]:
         """Return the figures of verdicts: the first order shows response 0 as A, the second response 1."""
@@ -93,7 +126,7 @@ class _BothOrders:
             for response, comparison in zip(preferred, comparisons, strict=True)
         )
         a, b = letters.count("A"), letters.count("B")
-        return {
+        figures = {
             **warn_of_one_letter(a, b),
             "n": len(rows),
             "order_consistent_accuracy": right / len(rows),
@@ -104,118 +137,23 @@ class _BothOrders:
             "unparsable": sum(None in pair for pair in verdicts),
             "unparsable_verdicts": 2 * len(rows) - len(letters),
         }
+        if isinstance(self.model, ByLogits):
+            masses = [row["letter_mass"] for row in rows]
+            figures["mean_letter_mass"] = float(np.mean(masses))
+            figures["low_letter_mass"] = sum(min(pair) < self.min_mass for pair in masses)
+        return figures
 
 
-@dataclass(frozen=True)
-class PairsInWords(_BothOrders):
-    """Asks twice, with each response as A once; a response that is preferred in both orders wins.
-
-    Attributes:
-      chat: the model.
-      reason: whether it thinks in words before it names its verdict.
-    """
-
-    chat: ChatModel
-    reason: bool = False
-
-    def identity(self) -> Mapping[str, Any]:
-        return {**self.chat.identity(), "judge": "default", "way": "reason" if self.reason else "letter"}
-
-    def judge(
-        self, comparisons: Sequence[Comparison], firsts: Sequence[int], *, profile_posts: int
-    ) -> list[Judgement]:
-        def ask(comparison: Comparison, posts: int) -> list[tuple[Message, ...]]:
-            return [
-                pair_messages(comparison, first, profile_posts=posts, reason=self.reason) for first in (0, 1)
-            ]
-
-        most = REASON_TOKENS if self.reason else LETTER_TOKENS
-        conversations, dropped = fit_conversations(
-            self.chat, comparisons, ask, posts=profile_posts, max_new_tokens=most
-        )
-        replies = self.chat.replies(conversations, max_new_tokens=most)
-        judgements = []
-        for number, lost in enumerate(dropped):
-            pair = replies[2 * number : 2 * number + 2]
-            verdicts = [read_verdict(reply.text) for reply in pair]
-            share = 1.0 if verdicts == ["A", "B"] else 0.0 if verdicts == ["B", "A"] else 0.5
-            scores = np.asarray([share, 1 - share], np.float32)
-            judgements.append(spoken(scores, pair, {"first": 0, "verdicts": verdicts}, lost))
-        return judgements
-
-
-@dataclass(frozen=True)
-class PairsByLogits(_BothOrders):
-    """Reads the probability of A against B where the reply would begin, in both orders: nothing is sampled.
-
-    A response's score is the mean of its probabilities in the two orders. Where A and B together are less probable than
-    ``min_mass`` in one of the orders, the model would reply with something else: that is no verdict, and a tie.
-
-    Attributes:
-      model: a language model whose values are the probability of A among A and B, and that of both among all tokens.
-      max_length: longest conversation in tokens.
-      min_mass: least probability of A and B together that makes a verdict.
-    """
-
-    model: RewardModel
-    max_length: int | None = None
-    min_mass: float = MIN_MASS
-
-    def identity(self) -> Mapping[str, Any]:
-        return {**self.model.identity(), "judge": "default", "way": "logits", "min_mass": self.min_mass}
-
-    def judge(
-        self, comparisons: Sequence[Comparison], firsts: Sequence[int], *, profile_posts: int
-    ) -> list[Judgement]:
-        def ask(comparison: Comparison, posts: int) -> list[tuple[Message, ...]]:
-            return [pair_messages(comparison, first, profile_posts=posts, reason=False) for first in (0, 1)]
-
-        judgements = []
-        for read in read_replies(
-            self.model, comparisons, ask, posts=profile_posts, max_length=self.max_length
-        ):
-            letters = [
-                None if mass < self.min_mass or of_a == 0.5 else "A" if of_a > 0.5 else "B"
-                for of_a, mass in zip(read.values.tolist(), read.masses.tolist(), strict=True)
-            ]
-            share = (np.float32(read.values[0]) + (1 - np.float32(read.values[1]))) / 2
-            if (read.masses < self.min_mass).any():
-                share = np.float32(0.5)
-            details = {
-                "first": 0,
-                "verdicts": letters,
-                "probability_of_a": read.values.astype(float).tolist(),
-                "letter_mass": read.masses.astype(float).tolist(),
-            }
-            scores = np.asarray([share, 1 - share], np.float32)
-            judgements.append(Judgement(scores, read.tokens, details, read.posts_dropped))
-        return judgements
-
-    def figures(self, rows: Sequence[Row], comparisons: Sequence[Comparison]) -> dict[str, Any]:
-        masses = [mass for row in rows for mass in row["letter_mass"]]
-        return super().figures(rows, comparisons) | {
-            "mean_letter_mass": float(np.mean(masses)),
-            "low_letter_mass": sum(min(row["letter_mass"]) < self.min_mass for row in rows),
-        }
-
-
-def load_pairs_by_logits(
-    model: str | Path, options: LoadOptions, *, max_length: int | None = None, min_mass: float | None = None
-) -> PairsByLogits:
-    """Load a causal language model as a judge that is read at the logits of A and B.
-
-    Raises:
-      CheckpointError: it cannot be loaded, or its tokenizer has no token of its own for A or B at the start of a reply.
-    """
-    tokens = reply_tokens(model, options, "AB")
-    for letter in "AB":
-        if letter not in tokens:
-            raise CheckpointError(
-                f"{model}: the tokenizer has no token of its own for {letter} at the start of a reply: judge with "
-                "--reason, which reads the reply as text"
-            )
-    loaded = load_token_model(model, options, f"vocabulary:{tokens['A']},{tokens['B']}")
-    return PairsByLogits(loaded, max_length, MIN_MASS if min_mass is None else min_mass)
+def load_letters(model: str | Path, options: LoadOptions, *, max_length: int | None) -> ByLogits:
+    """Load a causal language model that is read at the logits of A and B; errors as of `load_by_logits`."""
+    return load_by_logits(
+        model,
+        options,
+        "AB",
+        readout=lambda tokens: f"vocabulary:{tokens['A']},{tokens['B']}",
+        instead="judge with --reason, which reads the reply as text",
+        max_length=max_length,
+    )
 
 
 def warn_of_one_letter(a: int, b: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 `--prompts DIR` is the folder of the prompts in a checkout of the scripts; the system turn of the judges of single
 responses is a constant in the scripts, which are searched for a text with the known digest. Nothing of them is part of
-this project. One quirk is not copied: see :func:`prb_jax.judges.rating_template.fill_places`.
+this project. One quirk is not copied: see :func:`prb_jax.judges.ratings.fill_places`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import DataError, RunError, quote
-from prb_jax.judges.chat import ChatModel, fit_conversations
+from prb_jax.judges.chat import ChatModel, InWords
+from prb_jax.judges.options import PAPER_RUBRIC, PAPER_SCORE
 from prb_jax.judges.pairs import better_response, warn_of_one_letter
-from prb_jax.judges.rating_template import check_places, check_rubric, fill_places, read_text
-from prb_jax.judges.scorer import Judgement, check_labels, spoken
+from prb_jax.judges.ratings import check_places, check_rubric, fill_places, read_text
+from prb_jax.judges.scorer import Answer, Conversation, JudgeProtocol
 from prb_jax.runs.rows import Row
-from prb_jax.text.protocol import TextProtocol
-from prb_jax.text.visible import render_profile
+from prb_jax.text.visible import TextProtocol, render_profile
 
 PAIR_PROMPTS = MappingProxyType(
     {"pairwise_system.txt": "5438903c1bb5524d", "pairwise_user.txt": "6cdbfc0c2ce1eae2"}
@@ -100,58 +100,36 @@ def paper_first(comparisons: Sequence[Comparison]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class PaperPairs:
+class PaperPairs(JudgeProtocol):
     """Asks in one order by a seeded coin, and counts a reply that cannot be read as A.
 
     Attributes:
-      chat: the model.
+      model: that is asked.
       system: text of the system turn.
       user: text of the user's turn, with the places {question}, {Response_A} and {Response_B}.
     """
 
-    chat: ChatModel
+    model: InWords
     system: str
     user: str
+    shows_profile = False
 
     def identity(self) -> Mapping[str, Any]:
-        return {**self.chat.identity(), "judge": "paper", "max_new_tokens": PAIR_TOKENS}
+        return {**self.model.identity(), "judge": "paper", "max_new_tokens": self.model.max_new_tokens}
 
     def firsts(self, comparisons: Sequence[Comparison]) -> list[int]:
         return paper_first(comparisons)
 
-    def messages(self, comparison: Comparison, first: int) -> tuple[Message, ...]:
-        """Return the conversation that shows the response `first` as A; the question alone, no profile.
-
-        Raises:
-          DataError: a prompt of several turns, for which the paper has no place.
-        """
+    def ask(self, comparison: Comparison, first: int, posts: int) -> list[Conversation]:
         a, b = comparison.responses[first], comparison.responses[1 - first]
         texts = {"question": _question(comparison), "Response_A": a, "Response_B": b}
-        return Message("system", self.system), Message("user", fill_places(self.user, texts))
+        return [(Message("system", self.system), Message("user", fill_places(self.user, texts)))]
 
-    def judge(
-        self, comparisons: Sequence[Comparison], firsts: Sequence[int], *, profile_posts: int
-    ) -> list[Judgement]:
-        if profile_posts:
-            raise RunError(
-                "profile_posts: the paper's judge is shown no profile: expected 0, or leave it out"
-            )
-        shown_first = {comparison.id: first for comparison, first in zip(comparisons, firsts, strict=True)}
-        conversations, _ = fit_conversations(
-            self.chat,
-            comparisons,
-            lambda comparison, posts: [self.messages(comparison, shown_first[comparison.id])],
-            posts=0,
-            max_new_tokens=PAIR_TOKENS,
-        )
-        judgements = []
-        replies = self.chat.replies(conversations, max_new_tokens=PAIR_TOKENS)
-        for first, reply in zip(firsts, replies, strict=True):
-            verdict = paper_verdict(reply.text)
-            scores = np.zeros(2, np.float32)
-            scores[1 - first if verdict == "B" else first] = 1.0
-            judgements.append(spoken(scores, [reply], {"first": first, "verdicts": [verdict]}, 0))
-        return judgements
+    def read(self, comparison: Comparison, first: int, answer: Answer) -> tuple[Any, dict[str, Any]]:
+        (reply,) = answer.replies
+        verdict = paper_verdict(reply.text)
+        won = 1 - first if verdict == "B" else first
+        return (1.0 - won, float(won)), {"first": first, "verdicts": [verdict]}
 
     def figures(self, rows: Sequence[Row], comparisons: Sequence[Comparison]) -> dict[str, Any]:
         better_in_a = [
@@ -182,59 +160,50 @@ class PaperPairs:
 
 
 @dataclass(frozen=True)
-class PaperRatings:
+class PaperRatings(JudgeProtocol):
     """Rates one response at a time.
 
     Attributes:
-      chat: the model.
+      model: that is asked.
       kind: "paper-score", a number from 0 to 1; or "paper-rubric", 0, 1 or 2 for each aspect in one reply.
       system: text of the system turn.
       template: with the places {question}, {answer}, and {profile} or {aspects}.
     """
 
-    chat: ChatModel
-    kind: Literal["paper-score", "paper-rubric"]
+    model: InWords
+    kind: str
     system: str
     template: str
 
     @property
-    def rubric(self) -> bool:
-        """Whether it is the rubric judge."""
-        return self.kind == "paper-rubric"
+    def shows_profile(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether it is the judge without a rubric."""
+        return self.kind == PAPER_SCORE
 
     def identity(self) -> Mapping[str, Any]:
         return {
-            **self.chat.identity(),
+            **self.model.identity(),
             "judge": self.kind,
-            "max_new_tokens": self._most,
+            "max_new_tokens": self.model.max_new_tokens,
             "rating_template": hashlib.sha256(self.template.encode()).hexdigest()[:16],
         }
 
-    def firsts(self, comparisons: Sequence[Comparison]) -> list[int]:
-        for comparison in comparisons:
-            check_labels(comparison)
-        return [0] * len(comparisons)
+    def ask(self, comparison: Comparison, first: int, posts: int) -> list[Conversation]:
+        texts = {"question": _question(comparison)}
+        if self.kind == PAPER_RUBRIC:
+            check_rubric(comparison)
+            texts["aspects"] = ", ".join(aspect.aspect for aspect in comparison.rubric_aspects)
+        else:
+            texts["profile"] = render_profile(comparison.profile, posts, protocol=TextProtocol.PAPER)
+        asked = [fill_places(self.template, {**texts, "answer": answer}) for answer in comparison.responses]
+        return [(Message("system", self.system), Message("user", text)) for text in asked]
 
-    def judge(
-        self, comparisons: Sequence[Comparison], firsts: Sequence[int], *, profile_posts: int
-    ) -> list[Judgement]:
-        if self.rubric and profile_posts:
-            raise RunError(
-                "profile_posts: the paper's rubric judge is shown no profile: expected 0, or leave it out"
-            )
-        conversations, dropped = fit_conversations(
-            self.chat, comparisons, self._ask, posts=profile_posts, max_new_tokens=self._most
-        )
-        every = iter(self.chat.replies(conversations, max_new_tokens=self._most))
-        parse, unread = (paper_list, UNREAD_LIST) if self.rubric else (paper_number, UNREAD_NUMBER)
-        judgements = []
-        for comparison, lost in zip(comparisons, dropped, strict=True):
-            replies = [next(every) for _ in comparison.responses]
-            parsed = [parse(reply.text) for reply in replies]
-            numbers = [unread if number is None else number for number in parsed]
-            details = {"ratings": numbers, "failed_parses": parsed.count(None)}
-            judgements.append(spoken(np.asarray(numbers, np.float32), replies, details, lost))
-        return judgements
+    def read(self, comparison: Comparison, first: int, answer: Answer) -> tuple[Any, dict[str, Any]]:
+        rubric = self.kind == PAPER_RUBRIC
+        parse, unread = (paper_list, UNREAD_LIST) if rubric else (paper_number, UNREAD_NUMBER)
+        parsed = [parse(reply.text) for reply in answer.replies]
+        numbers = [unread if number is None else number for number in parsed]
+        return numbers, {"ratings": numbers, "failed_parses": parsed.count(None)}
 
     def figures(self, rows: Sequence[Row], comparisons: Sequence[Comparison]) -> dict[str, Any]:
         subsets: dict[str, list[float]] = {}
@@ -248,20 +217,6 @@ class PaperRatings:
             "ratings": len(every),
             "failed_parses": sum(row["failed_parses"] for row in rows),
         }
-
-    @property
-    def _most(self) -> int:
-        return LIST_TOKENS if self.rubric else NUMBER_TOKENS
-
-    def _ask(self, comparison: Comparison, posts: int) -> list[tuple[Message, ...]]:
-        texts = {"question": _question(comparison)}
-        if self.rubric:
-            check_rubric(comparison)
-            texts["aspects"] = ", ".join(aspect.aspect for aspect in comparison.rubric_aspects)
-        else:
-            texts["profile"] = render_profile(comparison.profile, posts, protocol=TextProtocol.PAPER)
-        asked = [fill_places(self.template, {**texts, "answer": answer}) for answer in comparison.responses]
-        return [(Message("system", self.system), Message("user", text)) for text in asked]
 
 
 def open_paper_judge(
@@ -280,12 +235,12 @@ def open_paper_judge(
       RunError: a file cannot be read or is not the paper's, or the template is missing or lacks a place.
     """
     if protocol == TextProtocol.PAPER:
-        return PaperPairs(
-            chat, *(_paper_file(prompts, name, digest) for name, digest in PAIR_PROMPTS.items())
-        )
+        texts = [_paper_file(prompts, name, digest) for name, digest in PAIR_PROMPTS.items()]
+        return PaperPairs(InWords(chat, PAIR_TOKENS), *texts)
     system = _system_turn(Path(prompts))
-    if protocol == "paper-rubric":
-        return PaperRatings(chat, "paper-rubric", system, _paper_file(prompts, *RUBRIC_PROMPT))
+    if protocol == PAPER_RUBRIC:
+        text = _paper_file(prompts, *RUBRIC_PROMPT)
+        return PaperRatings(InWords(chat, LIST_TOKENS), PAPER_RUBRIC, system, text)
     if template is None:
         raise RunError(
             "--template FILE: --protocol paper-score needs it: a text with the places {question}, {profile} and "
@@ -293,7 +248,7 @@ def open_paper_judge(
         )
     text = read_text(template, "--template")
     check_places(text, str(template), needed=("question", "answer"), places=("question", "profile", "answer"))
-    return PaperRatings(chat, "paper-score", system, text)
+    return PaperRatings(InWords(chat, NUMBER_TOKENS), PAPER_SCORE, system, text)
 
 
 def _question(comparison: Comparison) -> str:

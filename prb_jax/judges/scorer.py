@@ -7,20 +7,19 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from prb_jax.data.comparison import Comparison
+from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import DataError, PrbError, RunError, quote
 from prb_jax.remote.endpoint import Endpoint, Reply
 from prb_jax.runs.evaluation import JUDGEMENTS
 from prb_jax.runs.rows import Row, RowKind
-from prb_jax.text.protocol import TextProtocol
-from prb_jax.text.visible import visible
+from prb_jax.text.visible import TextProtocol, visible
 from prb_jax.trees.tree import ScoredBatch, Truncation
 
 TOGETHER = 64
@@ -28,30 +27,58 @@ TOGETHER = 64
 
 JUDGEMENT_ROWS = RowKind(JUDGEMENTS, "a judge's run", itemgetter("judge", "id"), ("id", "judge", "tokens"))
 
+Conversation = tuple[Message, ...]
+
 
 @dataclass(frozen=True)
-class Judgement:
-    """A judge's answer to one comparison.
+class Answer:
+    """What a model says to the conversations about one comparison.
 
     Attributes:
-      scores: float32 [K], of the responses.
       tokens: of prompts and replies, as far as they are known.
-      details: what else is kept: verdicts or ratings, replies, probabilities.
       posts_dropped: posts that did not fit.
+      replies: in words; none of a model that is read where its reply would begin.
+      values, masses: float32 [conversations], of such a model: of its read-out, and the probability of the read-out's
+        tokens together, among all tokens.
     """
 
-    scores: np.ndarray
     tokens: int
-    details: Mapping[str, Any]
-    posts_dropped: int = 0
+    posts_dropped: int
+    replies: Sequence[Reply] = ()
+    values: Sequence[float] = ()
+    masses: Sequence[float] = ()
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What a run keeps of replies."""
+        if not self.replies:
+            return {}
+        return {
+            "replies": [reply.text for reply in self.replies],
+            "prompt_tokens": [reply.prompt_tokens for reply in self.replies],
+            "completion_tokens": [reply.completion_tokens for reply in self.replies],
+        }
 
 
-class JudgeProtocol(Protocol):
-    """How a judge is asked about comparisons, and how its answers are read."""
+class JudgeProtocol:
+    """How a judge is asked about a comparison, and how its answer is read: the base of every protocol.
+
+    Attributes:
+      model: that is asked: `prb_jax.judges.chat.InWords` or `ByLogits`.
+      shows_profile: whether it can be shown posts of the user.
+    """
+
+    model: Any
+    shows_profile: bool = True
 
     def identity(self) -> Mapping[str, Any]:
         """Everything that decides the judgements, JSON-ready."""
-        ...
+        raise NotImplementedError
+
+    def check(self, comparison: Comparison) -> None:
+        """Raise DataError for a comparison that cannot be judged in this way."""
+        if comparison.labels is None:
+            raise DataError(f"comparison {quote(comparison.id)}: has no labels")
 
     def firsts(self, comparisons: Sequence[Comparison]) -> list[int]:
         """Return which response is shown as A at first in each of all comparisons; 0 where one is shown at a time.
@@ -59,17 +86,21 @@ class JudgeProtocol(Protocol):
         Raises:
           DataError: a comparison that cannot be judged in this way.
         """
-        ...
+        for comparison in comparisons:
+            self.check(comparison)
+        return [0] * len(comparisons)
 
-    def judge(
-        self, comparisons: Sequence[Comparison], firsts: Sequence[int], *, profile_posts: int
-    ) -> list[Judgement]:
-        """Return the judgement of each comparison, which shows the response of `firsts` as A."""
-        ...
+    def ask(self, comparison: Comparison, first: int, posts: int) -> Sequence[Conversation]:
+        """Return the conversations about a comparison, with so many posts of its profile."""
+        raise NotImplementedError
+
+    def read(self, comparison: Comparison, first: int, answer: Answer) -> tuple[Any, dict[str, Any]]:
+        """Return the scores [K] of the responses, and what else is kept: verdicts or ratings, probabilities."""
+        raise NotImplementedError
 
     def figures(self, rows: Sequence[Row], comparisons: Sequence[Comparison]) -> dict[str, Any]:
         """Return the figures of the judgements of comparisons."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +111,7 @@ class JudgeScorer:
     needs no labels, its scores are the ratings, and a rating that cannot be read is NaN.
 
     Attributes:
-      protocol: how the judge is asked; as a reward it has "ratings" among the details of its judgements.
+      protocol: how the judge is asked; as a reward it has "ratings" among what it keeps.
       posts: of the user that a reward shows where its caller does not say; `prb_jax.evaluate` always does.
       folder: where judgements are kept.
       endpoint: that is asked, so that one process alone asks; None for a model on this machine.
@@ -110,7 +141,7 @@ class JudgeScorer:
     @property
     def has_max_length(self) -> bool:
         """Whether conversations have a longest length: those of a model on this machine that is read at logits."""
-        return hasattr(self.protocol, "max_length")
+        return hasattr(self.protocol.model, "max_length")
 
     def kept_in(self, folder: Path) -> JudgeScorer:
         """Return the same judge, whose judgements are kept in another folder."""
@@ -129,8 +160,9 @@ class JudgeScorer:
 
         Raises:
           DataError: a comparison that does not fit, or has no rubric where one is asked for.
-          RunError: an endpoint that refuses, is down or lies; of a reward an option that a judge does not have. A
-            reward has given all comparisons before the one that cannot be rated.
+          RunError: an endpoint that refuses, is down or lies; posts for a judge without a place for them; of a reward
+            an option that a judge does not have. A reward has given all comparisons before the one that cannot be
+            rated.
         """
         posts = self.posts if profile_posts is None else profile_posts
         if self.folder is None:
@@ -141,20 +173,34 @@ class JudgeScorer:
             judge = self.protocol
             firsts = judge.firsts(comparisons)
             kept = JUDGEMENT_ROWS.open(self.folder)
+        if posts and not judge.shows_profile:
+            raise RunError(
+                "profile_posts: the paper's judge is shown no profile: expected 0, or leave it out"
+            )
 
         def judged(indices: Sequence[int]) -> ScoredBatch:
-            part = [comparisons[index] for index in indices]
-            judgements = judge.judge(part, [firsts[index] for index in indices], profile_posts=posts)
+            part = [(comparisons[index], firsts[index]) for index in indices]
+            asks = [partial(judge.ask, *member) for member in part]
+            answers = judge.model.answers([comparison for comparison, _ in part], asks, posts=posts)
+            rows: list[Row] = []
+            scores: list[np.ndarray] = []
+            for member, answer in zip(part, answers, strict=True):
+                values, details = judge.read(*member, answer)
+                row = {
+                    "id": member[0].id,
+                    "judge": self._digest,
+                    "tokens": answer.tokens,
+                    **details,
+                    **answer.kept,
+                }
+                rows.append(row)
+                scores.append(
+                    np.asarray(values if file is not None else row["ratings"], np.float32)
+                )  # None is NaN
             if file is not None:
-                file.append(
-                    {"id": comparison.id, "judge": self._digest, "tokens": one.tokens, **one.details}
-                    for comparison, one in zip(part, judgements, strict=True)
-                )
-                scores = [one.scores for one in judgements]
-            else:
-                scores = [np.asarray(one.details["ratings"], np.float32) for one in judgements]  # None is NaN
-            truncation = [Truncation(posts_dropped=one.posts_dropped) for one in judgements]
-            return ScoredBatch(indices, scores, [one.tokens for one in judgements], truncation)
+                file.append(rows)
+            truncation = [Truncation(posts_dropped=answer.posts_dropped) for answer in answers]
+            return ScoredBatch(indices, scores, [answer.tokens for answer in answers], truncation)
 
         with kept as file:
             for start in range(0, len(comparisons), TOGETHER):
@@ -173,11 +219,12 @@ class JudgeScorer:
     def _as_reward(self, protocol: str | None, max_length: int | None) -> JudgeProtocol:
         if protocol not in (None, TextProtocol.DEFAULT):
             raise RunError(f"protocol: a judge has prompts of its own: leave it out, found {quote(protocol)}")
+        judge: Any = self.protocol
         if max_length is None:
-            return self.protocol
+            return judge
         if not self.has_max_length:
             raise RunError("max_length: a judge that replies in words has its own limit: leave it out")
-        return replace(self.protocol, max_length=max_length)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        return replace(judge, model=replace(judge.model, max_length=max_length))
 
     def judge_figures(self, comparisons: Sequence[Comparison]) -> dict[str, Any]:
         """Return the figures of all judgements that are kept, and of an endpoint its tokens and their price.
@@ -213,19 +260,6 @@ class JudgeScorer:
         }
 
 
-def spoken(
-    scores: np.ndarray, replies: Sequence[Reply], details: Mapping[str, Any], posts_dropped: int
-) -> Judgement:
-    """Return the judgement of replies in words, which are kept with their tokens beside the details."""
-    tokens = sum((reply.prompt_tokens or 0) + (reply.completion_tokens or 0) for reply in replies)
-    kept = {
-        "replies": [reply.text for reply in replies],
-        "prompt_tokens": [reply.prompt_tokens for reply in replies],
-        "completion_tokens": [reply.completion_tokens for reply in replies],
-    }
-    return Judgement(scores, tokens, {**details, **kept}, posts_dropped)
-
-
 def shown_texts(comparison: Comparison, *, profile_posts: int) -> tuple[str, tuple[str, ...]]:
     """Return the user's request, behind the user's posts, as one text; and the responses."""
     shown = visible(comparison, profile_posts=profile_posts, protocol=TextProtocol.DEFAULT)
@@ -239,9 +273,3 @@ def without_thoughts(reply: str) -> str | None:
     """Return a reply behind its thoughts; None where a thought is not closed."""
     _, closed, answer = reply.rpartition("</think>")
     return None if not closed and "<think>" in reply else answer
-
-
-def check_labels(comparison: Comparison) -> None:
-    """Raise DataError for a comparison without labels."""
-    if comparison.labels is None:
-        raise DataError(f"comparison {quote(comparison.id)}: has no labels")

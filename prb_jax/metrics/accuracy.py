@@ -57,16 +57,22 @@ class Outcomes:
     """What came of n rows, in their order.
 
     Attributes:
-      wins: [n] bool, the best labelled response scored strictly highest.
-      ties: [n] bool, the two compared scores are equal.
       margins: [n] float64, best score among the highest labels minus the best of the others.
     """
 
-    wins: np.ndarray
-    ties: np.ndarray
     margins: np.ndarray
 
     __repr__ = short_repr
+
+    @property
+    def wins(self) -> np.ndarray:
+        """[n] bool, the best labelled response scored strictly highest."""
+        return self.margins > 0
+
+    @property
+    def ties(self) -> np.ndarray:
+        """[n] bool, the two compared scores are equal."""
+        return self.margins == 0
 
 
 @dataclass(frozen=True)
@@ -115,17 +121,12 @@ def margin(scores: Sequence[float], labels: Sequence[float], *, id: str) -> floa
 
 
 def outcomes(rows: Sequence[ScoredRow]) -> Outcomes:
-    """Wins, ties and margins of ``rows``.
+    """Return wins, ties and margins of rows.
 
     Raises:
       DataError: as ``margin``.
     """
-    return outcomes_of(np.array([margin(row.scores, row.labels, id=row.id) for row in rows], np.float64))
-
-
-def outcomes_of(margins: np.ndarray) -> Outcomes:
-    """Wins and ties of rows with these margins, float64 [n]."""
-    return Outcomes(wins=margins > 0, ties=margins == 0, margins=margins)
+    return Outcomes(np.array([margin(row.scores, row.labels, id=row.id) for row in rows], np.float64))
 
 
 def group_counts(wins: np.ndarray, groups: Sequence[str | None]) -> GroupCounts:

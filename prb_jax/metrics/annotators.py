@@ -78,13 +78,8 @@ def agreement(
 def cohen(
     first: np.ndarray, second: np.ndarray, *, categories: int, units: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return Cohen's kappa [B] of two annotators.
-
-    Args:
-      first, second: int [U], categories from 0, or ``MISSING``.
-      categories: how many there are.
-      units: [B, U], how often each unit was drawn; one resample of each once where it is not given.
-    """
+    """Return Cohen's kappa [B] of two annotators: ``first`` and ``second`` are int [U], all else as of
+    :func:`agreement`."""
     first, second = np.asarray(first), np.asarray(second)
     weights = np.ones((1, len(first))) if units is None else np.asarray(units, np.float64)
     both = (first != MISSING) & (second != MISSING)
@@ -164,13 +159,10 @@ def _beyond_chance(observed: np.ndarray, expected: np.ndarray, defined: np.ndarr
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure about judgements with its intervals.
+    """A figure about judgements with its intervals; None where there is none, and ``reasons`` say why by the name.
 
-    Attributes:
-      value: None where it is not defined.
-      ci95: 95 % interval over items, or over clusters of them, judged by these annotators; None where there is none.
-      ci95_annotators: likewise over both items and annotators, as draws from many; None where there is none.
-      reasons: why there is none, by the name of the attribute.
+    ``ci95`` is the 95 % interval over items, or over clusters of them, judged by these annotators; ``ci95_annotators``
+    the one over both items and annotators, as draws from many.
     """
 
     value: float | None
@@ -198,14 +190,10 @@ def agreement_with_intervals(
     """Return the coefficients of :func:`agreement` with percentile bootstrap intervals, over units and over both.
 
     Args:
-      table: int [U, R].
-      categories: how many there are.
-      level: of measurement.
-      clusters: [U] units of one cluster are drawn together, as the two responses of one pair; None for units that
-        are drawn alone.
+      table, categories, level: as of :func:`agreement`.
+      clusters: [U] units of one cluster are drawn together, as the two responses of one pair; None for units alone.
       over: what a cluster is called in reasons, in the plural.
-      draws: resamples.
-      seed: of the resamples.
+      draws, seed: of the resamples.
     """
     table = np.asarray(table)
     rng = np.random.default_rng(seed)
@@ -240,11 +228,9 @@ def cohen_with_interval(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Estimate:
-    """Return Cohen's kappa of two annotators with its interval over units; other two would have another kappa.
+    """Return Cohen's kappa of two annotators [U] with its interval over units; other two would have another kappa.
 
-    Args:
-      first, second: int [U].
-      categories, clusters, over, draws, seed: as of `agreement_with_intervals`.
+    Arguments as of :func:`agreement_with_intervals`.
     """
     both = (np.asarray(first) != MISSING) & (np.asarray(second) != MISSING)
     first, second = np.asarray(first)[both], np.asarray(second)[both]
@@ -259,13 +245,8 @@ def cohen_with_interval(
 
 
 def too_few(clusters: int, annotators: int, *, over: str) -> dict[str, str]:
-    """Return the reasons why a figure has no interval: fewer than `LEAST_CLUSTERS` of what it is taken over.
-
-    Args:
-      clusters: of items.
-      annotators: who judged them.
-      over: what the clusters are called, in the plural.
-    """
+    """Return the reasons why a figure has no interval: fewer than `LEAST_CLUSTERS` clusters of items, which are called
+    ``over`` in the plural, or annotators."""
     if clusters < LEAST_CLUSTERS:
         reason = f"{clusters} {over}; an interval needs at least {LEAST_CLUSTERS}"
         return {"ci95": reason, "ci95_annotators": reason}

@@ -42,12 +42,10 @@ def subset_weights(samples: int, size: int) -> np.ndarray:
 def best_of_k(rewards: np.ndarray, quality: np.ndarray, size: int) -> float:
     """Return the expected quality of the sample with the highest reward among ``size``, over all subsets.
 
-    Args:
-      rewards, quality: float [N]; equal rewards are drawn from at random.
-      size: k.
+    Rewards and quality are float [N]; equal rewards are drawn from at random.
 
     Raises:
-      DataError: k is not 1 to N, or the two do not have one number for each sample.
+      DataError: the size is not 1 to N, or the two do not have one number for each sample.
     """
     rewards, quality = _checked(rewards, quality)
     weights = subset_weights(len(rewards), size)
@@ -73,14 +71,8 @@ def best_of_first(rewards: np.ndarray, quality: np.ndarray, size: int) -> float:
 
 @dataclass(frozen=True)
 class Point:
-    """A curve at one k.
-
-    Attributes:
-      k: samples that a selector chooses from.
-      quality: mean over the prompts of :func:`best_of_k`.
-      first: the same of :func:`best_of_first`.
-      by_prompt: float64 [prompts], of which ``quality`` is the mean.
-    """
+    """A curve at one k: means over the prompts of :func:`best_of_k` (with the value of each prompt) and of
+    :func:`best_of_first`."""
 
     k: int
     quality: float
@@ -89,12 +81,8 @@ class Point:
 
 
 def curve(rewards: Sequence[np.ndarray], quality: Sequence[np.ndarray], sizes: Sequence[int]) -> list[Point]:
-    """Return the curve of a selector over prompts.
-
-    Args:
-      rewards, quality: of each prompt, float [N]; N may differ.
-      sizes: k; a prompt with fewer samples counts with all it has.
-    """
+    """Return the curve of a selector over prompts, from rewards and quality [N] of each; N may differ. A prompt with
+    fewer samples than a size counts with all it has."""
     points = []
     for size in sizes:
         pairs = list(zip(rewards, quality, strict=True))

@@ -30,11 +30,8 @@ def calibration(rows: Sequence[ScoredRow], *, bins: int = 20) -> dict[str, Any]:
     """Return the expected calibration error of scores read as probabilities, and its bins.
 
     The definition is that of Guo et al. 2017, "On Calibration of Modern Neural Networks", equation 3, for the
-    probabilities of the Bradley-Terry (K > 2: softmax) model that the training loss of reward models assumes.
-
-    Args:
-      rows: the scored comparisons, at least one.
-      bins: of equal width between 0 and 1; a pair fills the upper half alone.
+    probabilities of the Bradley-Terry (K > 2: softmax) model that the training loss of reward models assumes. Bins have
+    equal width between 0 and 1: a pair fills the upper half alone.
 
     Returns:
       "ece", "confidence" (mean), "right" (share, ties by their share), and "bins": for each one that is not empty
@@ -81,11 +78,7 @@ def _pick(scores: Sequence[float], labels: Sequence[float]) -> tuple[float, floa
 
 
 def length_bias(rows: Sequence[ScoredRow], lengths: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Return how the picks of a scorer go with the lengths of the responses.
-
-    Args:
-      rows: the scored comparisons.
-      lengths: [K] of the responses of each row, in the same order.
+    """Return how the picks of a scorer go with the lengths [K] of the responses of each row.
 
     Returns:
       "n" comparisons with a longest response and "equal" without one; of the n, the shares "preferred_is_longest" and

@@ -1,16 +1,27 @@
-"""What belongs together: rows of one user, rows in which the same responses are judged, and whatever is joined."""
+"""What belongs together, rows of one user and rows in which the same responses are judged; the variance of their mean.
+
+Where rows share users or responses it is clustered two ways, after Cameron, Gelbach and Miller (2011): the variance
+by user, plus the one by what is judged, minus the one by both. Where the two responses of a pair occur in other pairs
+too, two rows belong together if they share any of their responses (dyadic clustering, Aronow, Samii and Assenova 2015).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
+
+import numpy as np
 
 from prb_jax.errors import short_repr
 
 OVER_USERS: Final = "users"
 OVER_DERIVED_USERS: Final = "users derived from shared profile posts"
 OVER_COMPARISONS: Final = "comparisons"
+
+_COARSE = np.concatenate([[0.0], np.geomspace(1e-5, 0.9, 40), [0.95, 0.99, 1 - 1e-9]])
+_FINE_STEPS = 16
 
 
 @dataclass(frozen=True)
@@ -48,12 +59,7 @@ class Clusters:
 
 
 def shared_rows(users: Sequence[str | None], responses: Sequence[Sequence[str]]) -> int:
-    """Return how many rows have a response that another user judges too.
-
-    Args:
-      users: [n] of the rows.
-      responses: [n] keys of the responses of each row.
-    """
+    """Return how many rows have a response that another user judges too, from the user and the keys of each row [n]."""
     first: dict[str, str | None] = {}
     shared: set[str] = set()
     for user, keys in zip(users, responses, strict=True):
@@ -99,3 +105,139 @@ class Components:
     def join(self, node: Hashable, other: Hashable) -> None:
         """Put two nodes, and what belongs to each, together; the root is that of the other."""
         self._parent[self.root(node)] = self.root(other)
+
+
+@dataclass(frozen=True)
+class CrossedVariance:
+    """The variance of a mean, and what it is made of.
+
+    It is never below the smaller one of ``by_user`` and ``by_responses``, because the difference that two-way
+    clustering takes can be negative by chance; where rows share single responses, whose variance can be negative too,
+    never below ``by_user``; and never below that of half a verdict (``least``). ``clusters`` and ``effective`` are the
+    smaller ones of the (effective) numbers of users and of sets of responses.
+    """
+
+    variance: float
+    by_user: float
+    by_responses: float
+    by_both: float
+    clusters: int
+    effective: float
+
+
+def crossed_variance(values: np.ndarray, clusters: Clusters, *, least: float = 0.25) -> CrossedVariance:
+    """Return the variance of the mean of values [n] over users and responses; that of the sum is at least ``least``, by
+    default that of half a verdict."""
+    assert clusters.responses is not None
+    users = user_keys(clusters.users)
+    keys = clusters.responses
+    by_user = one_way_variance(values, users)
+    by_responses = _by_responses(values, keys)
+    by_both = _by_responses(values, [tuple((user, key) for key in pair) for user, pair in zip(users, keys)])
+    difference = by_user.variance + by_responses.variance - by_both.variance
+    below = by_user.variance if len(keys[0]) > 1 else min(by_user.variance, by_responses.variance)
+    return CrossedVariance(
+        variance=max(difference, below, least / len(values) ** 2),
+        by_user=by_user.variance,
+        by_responses=by_responses.variance,
+        by_both=by_both.variance,
+        clusters=min(by_user.clusters, by_responses.clusters),
+        effective=min(by_user.effective, by_responses.effective),
+    )
+
+
+@dataclass(frozen=True)
+class OneWayVariance:
+    """The variance of a mean, clustered one way.
+
+    Attributes:
+      raw: the sum of the squared sums of residuals by cluster, over n squared.
+      factor: makes ``raw`` unbiased where all variance is that of clusters: 1 / (1 - 2 sum w^3 / sum w^2 + sum w^2) for
+        clusters with the shares w of the rows, which is G / (G - 1) for G clusters of one size.
+      clusters: G.
+      effective: the effective number of clusters, 1 / sum w^2 (Kish 1965): G for clusters of one size.
+    """
+
+    raw: float
+    factor: float
+    clusters: int
+    effective: float
+
+    @property
+    def variance(self) -> float:
+        """With the factor."""
+        return self.raw * self.factor
+
+
+def user_keys(users: Sequence[str | None]) -> list[Hashable]:
+    """Return the cluster of each row: its user, or the row itself where it has none."""
+    return [("row", i) if user is None else ("user", user) for i, user in enumerate(users)]
+
+
+def _by_responses(values: np.ndarray, keys: Sequence[tuple[Hashable, ...]]) -> OneWayVariance:
+    """Clustered by the one key of each row, or by either of the two."""
+    if len(keys[0]) == 1:
+        return one_way_variance(values, [key[0] for key in keys])
+    either = one_way_variance(
+        np.repeat(values, 2), [key for pair in keys for key in pair], mean=values.sum() / len(values)
+    )
+    both = one_way_variance(values, keys)  # two rows of one pair share both keys, and count once
+    return replace(either, raw=either.raw * 4 - both.raw)
+
+
+def one_way_variance(
+    values: np.ndarray, keys: Iterable[Hashable], *, mean: float | None = None
+) -> OneWayVariance:
+    """Return the variance of the mean of values [n], clustered by one key of each row; residuals are taken of their
+    mean, or of another one."""
+    number: dict[Hashable, int] = {}
+    of_row = np.fromiter((number.setdefault(key, len(number)) for key in keys), np.int64, len(values))
+    sums = np.bincount(of_row, weights=values)  # exact for small whole numbers
+    centre = values.sum() / len(values) if mean is None else mean
+    return variance_of_sums(sums, np.bincount(of_row), mean=centre)
+
+
+def variance_of_sums(sums: np.ndarray, rows: np.ndarray, *, mean: float) -> OneWayVariance:
+    """Return the variance of a mean, clustered, from sums and numbers of rows (int) of each cluster, [G]."""
+    residuals = sums - mean * rows
+    counts = [int(count) for count in rows]
+    n, squares, cubes = sum(counts), sum(c**2 for c in counts), sum(c**3 for c in counts)
+    above, below = squares * n**2, squares * n**2 - 2 * n * cubes + squares**2
+    return OneWayVariance(
+        raw=math.fsum(residuals**2) / n**2,  # exact: not even the last bit depends on the order of the rows
+        factor=above / below if below else 1.0,  # of whole numbers, and so exact for clusters of one size
+        clusters=len(counts),
+        effective=n**2 / squares,
+    )
+
+
+def fit_correlation(wins: np.ndarray, rows: np.ndarray) -> Callable[[float], float]:
+    """Return a function of a mean m that gives the most likely correlation within clusters, if m is the true mean.
+
+    Cluster c has ``wins[c]`` of ``rows[c]``, one or more, from a beta-binomial distribution with mean m and correlation
+    r: its own rate is drawn from a beta distribution with the parameters m (1 - r) / r and (1 - m) (1 - r) / r. The
+    correlation is 0 where all clusters have one rate, and 1 where a cluster wins or loses everything.
+    """
+    from scipy.special import gammaln  # scipy takes long to import
+
+    counted = [np.unique(values, return_counts=True) for values in (wins, rows - wins, rows)]
+
+    def likelihood(mean: float, correlation: np.ndarray) -> np.ndarray:
+        # at 0 the beta distribution is a point: there the logarithm of a plain binomial
+        some = np.where(correlation > 0, correlation, 0.5)
+        scale = (1 - some) / some
+        starts = (mean * scale, (1 - mean) * scale, scale)
+        total = np.zeros_like(correlation)
+        for (values, counts), start, sign in zip(counted, starts, (1, 1, -1), strict=True):
+            # the logarithm of start (start + 1) ... (start + value - 1)
+            total += sign * (gammaln(values[:, None] + start) - gammaln(start)).T @ counts
+        plain = wins.sum() * np.log(mean) + (rows - wins).sum() * np.log1p(-mean)
+        return np.where(correlation > 0, total, plain)
+
+    def most_likely(mean: float) -> float:
+        best = int(likelihood(mean, _COARSE).argmax())
+        low, high = _COARSE[max(best - 1, 0)], _COARSE[min(best + 1, len(_COARSE) - 1)]
+        near = np.linspace(low, high, _FINE_STEPS + 1)
+        return float(near[likelihood(mean, near).argmax()])
+
+    return most_likely

@@ -25,9 +25,7 @@ def coverage(users: Sequence[str], wins: Sequence[bool], chances: Sequence[float
     """Test each user's number of wins against chance, and return the entries of a summary about it.
 
     Args:
-      users: [n] the user of each row.
-      wins: [n] whether it is won.
-      chances: [n] the probability that it is won by chance.
+      users, wins, chances: [n] of each row: its user, whether it is won, and the probability that it is by chance.
 
     Returns:
       "users_testable", who would be served if all their rows were won; of these "coverage", the share with a p-value of

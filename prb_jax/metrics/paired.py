@@ -1,4 +1,8 @@
-"""Several models on the same comparisons: paired differences, exact tests, and ranks that the data can tell apart."""
+"""Several models on the same comparisons: paired differences, exact tests, and ranks that the data can tell apart.
+
+And whether a mean difference is small enough to make no difference, by two one-sided tests (TOST, Schuirmann 1987), and
+how large a one a test would have found, by the noncentral t distribution.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +47,10 @@ COMPARISON_DEFINITIONS: Final[Mapping[str, str]] = {
 
 
 def mcnemar_p(only_a: np.ndarray | int, only_b: np.ndarray | int) -> np.ndarray:
-    """Two-sided exact p-values of McNemar's test (McNemar 1947, the binomial form).
+    """Return two-sided exact p-values of McNemar's test (McNemar 1947, the binomial form).
 
-    Args:
-      only_a: how many comparisons only the first of two models wins.
-      only_b: how many only the second one wins.
-
-    Returns:
-      float64 of the shape of both: twice P(X <= the smaller) for X ~ Binomial(both, 1/2), at most 1.
+    How many comparisons only the first, and only the second, of two models wins: twice P(X <= the smaller) for X ~
+    Binomial(both, 1/2), at most 1.
     """
     from scipy.special import bdtr  # scipy takes long to import
 
@@ -214,3 +214,70 @@ def _correlation(a: np.ndarray, b: np.ndarray) -> float | None:
     a, b = a - a.mean(), b - b.mean()
     size = math.sqrt(float(a @ a) * float(b @ b))
     return float(a @ b) / size if size > 0 else None
+
+
+@dataclass(frozen=True)
+class Equivalence:
+    """The result of two one-sided t tests of a mean difference, the ``estimate``.
+
+    ``p`` is the larger one of the two p-values: the difference is within the margin where it is below 0.05, which is
+    where ``ci90`` is within it.
+    """
+
+    estimate: float
+    margin: float
+    p: float
+    ci90: tuple[float, float]
+
+    @property
+    def equivalent(self) -> bool:
+        """Whether the difference is shown to be within the margins, at the level 0.05."""
+        return self.p < 0.05
+
+
+def tost(estimate: float, *, standard_error: float, degrees: float, margin: float) -> Equivalence:
+    """Test that a mean difference is within the margin, in its unit and above 0.
+
+    The standard error of the estimate has so many ``degrees`` of freedom.
+    """
+    from scipy.special import stdtr, stdtrit  # scipy takes long to import
+
+    assert margin > 0
+    if standard_error > 0:
+        above = float(stdtr(degrees, -(estimate + margin) / standard_error))
+        below = float(stdtr(degrees, (estimate - margin) / standard_error))
+    else:  # all differences are equal
+        above, below = (float(not inside) for inside in (estimate > -margin, estimate < margin))
+    half = float(stdtrit(degrees, 0.95)) * standard_error
+    assert math.isfinite(half)
+    return Equivalence(estimate, margin, max(above, below), (estimate - half, estimate + half))
+
+
+def smallest_shift(
+    values: np.ndarray, *, standard_error: float, degrees: float, level: float, power: float = 0.8
+) -> float | None:
+    """Return the smallest shift of a mean of verdicts from 0.5 that its interval would have excluded with a power.
+
+    The variance within a shift is that of verdicts with as many ties as there are (fewer where the shift needs more
+    decided ones), times the design effect that was found: the variance over clusters to that of independent rows, at
+    least 1. Two further verdicts, one each way, are in the variance, as in the intervals of differences.
+
+    Args:
+      values: [n] verdicts: 0, 0.5 for a tie, or 1.
+      standard_error, degrees: of their mean, over clusters, with the two further verdicts.
+      level: of the two-sided interval that must exclude 0.5.
+      power: share of the repetitions in which it does.
+
+    Returns:
+      the shift, above 0 and at most 0.5; None where not even a shift of 0.5 would be found.
+    """
+    from scipy.special import nctdtrinc, stdtrit  # scipy takes long to import
+
+    n, further = len(values), 0.5 / len(values) ** 2
+    needed = float(nctdtrinc(degrees, 1 - power, stdtrit(degrees, (1 + level) / 2)))
+    spread, decided = float(np.var(values)), float(np.mean(values != 0.5))
+    effect = max((standard_error**2 - further) * n / spread, 1.0) if spread else 1.0
+    shifts = np.linspace(0, 0.5, 2001)[1:]
+    variances = effect * np.maximum(np.maximum(decided, 2 * shifts) / 4 - shifts**2, 0) / n + further
+    enough = shifts >= needed * np.sqrt(variances)
+    return float(shifts[np.argmax(enough)]) if enough.any() else None

@@ -90,13 +90,8 @@ def prefix_sizes(tokens: int) -> list[int]:
 def response_scores(facts: TokenFacts, strength: float) -> dict[str, list[float | None]]:
     """Return the scores of a response, without length normalisation, for each prefix of ``FRACTIONS``.
 
-    Args:
-      facts: of the response.
-      strength: lambda; 0 gives the policy's own log-probability in every score that is known.
-
-    Returns:
-      By the names of ``SCORES``. None for a prefix whose reward is not known; only ``seq_score`` where no prefix has
-      one.
+    Lambda is ``strength``; 0 gives the policy's own log-probability in every score that is known. None stands for a
+    prefix whose reward is not known; there is only ``seq_score`` where no prefix has one.
     """
     logprobs = np.asarray(facts.logprobs, np.float64)
     sizes = np.asarray(prefix_sizes(len(logprobs)))
@@ -135,14 +130,9 @@ def _normalisers(facts: TokenFacts, rewards: np.ndarray, strength: float) -> tup
 
 @dataclass(frozen=True)
 class Judged:
-    """The scores of the K responses of one comparison.
+    """The scores of the K responses of one comparison, by name of ``SCORES``, for each lambda and each prefix, [K].
 
-    Attributes:
-      id, cluster: of the comparison; clusters are resampled and split.
-      labels: [K].
-      tokens: [K].
-      rewards: [K], of the whole responses.
-      scores: by name of ``SCORES``, for each lambda and each prefix, [K].
+    Rewards are those of the whole responses; clusters are resampled and split.
     """
 
     id: str
@@ -193,14 +183,10 @@ def score_summary(
     validation: set[str],
     swapped: Sequence[Judged] | None,
 ) -> dict[str, Any]:
-    """Return the figures of one score: the curve over lambda, the choice, and its controls.
+    """Return the figures of one score of ``NAMES``: the curve over lambda, the choice, and its controls.
 
-    Args:
-      rows: of one reward model.
-      name: of ``NAMES``.
-      strengths: lambdas.
-      validation: clusters on which lambda is chosen; the figures are of the others.
-      swapped: the rows with the rewards of another user, in the same order.
+    Lambda is chosen on the clusters in ``validation``; the figures are of the others. ``swapped`` are the rows with the
+    rewards of another user, in the same order.
     """
     chosen_on = [row for row in rows if row.cluster in validation]
     test = [row for row in rows if row.cluster not in validation]

@@ -1,20 +1,34 @@
-"""Does a benchmark predict a behaviour: figures of M models, resampled over users and models.
+"""Does one list of numbers predict the order of another, as a benchmark a behaviour, figures of M models each?
 
-The users of a draw are those of all figures together: a user who is drawn twice counts twice in the benchmark and in
-the behaviour, and for every model. The models of a draw are drawn with replacement too.
+Six measures with their values by chance and exact tests. They take arrays [..., M], a number for each model, and reduce
+the last axis; where a measure is not defined (a list of equal numbers) it is NaN. ``x`` predicts, ``y`` is the outcome;
+higher is better in both.
+
+Figures are resampled over users and models. The users of a draw are those of all figures together: a user who is drawn
+twice counts twice in the benchmark and in the behaviour, and for every model. The models of a draw are drawn with
+replacement too.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 
 from prb_jax.errors import short_repr
-from prb_jax.metrics.agreement import MEASURES, in_parts, permutation_test
+
+RBO_P: Final = 0.9
+"""Persistence of rank-biased overlap."""
+
+EXACT_UP_TO: Final = 8
+"""Models up to which all orders are looked at; of more, a random choice of them."""
+
+Measure = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 LEAST_MODELS: Final = 3
 """With fewer there is nothing to correlate."""
@@ -30,14 +44,171 @@ RESOLVED_FROM: Final = 10
 _LEAST_DEFINED: Final = 0.5  # share of the draws in which a measure has to be defined for an interval
 
 
+def pearson(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return Pearson's correlation."""
+    x, y = (each - each.mean(axis=-1, keepdims=True) for each in (_float(x), _float(y)))
+    scale = np.sqrt((x**2).sum(axis=-1) * (y**2).sum(axis=-1))
+    return _divide((x * y).sum(axis=-1), scale, where=_varies(x) & _varies(y))
+
+
+def spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return Spearman's correlation: Pearson's of the ranks, where equal numbers share their mean rank."""
+    return pearson(_mean_ranks(x), _mean_ranks(y))
+
+
+def kendall(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return Kendall's tau-b."""
+    return _weighted_tau(x, y, np.ones(1))
+
+
+def weighted_tau(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return the weighted tau of Vigna (2015) with additive hyperbolic weights: exchanges at the top count more.
+
+    The mean of the two values that rank the models by x (then y), and by y (then x), as scipy's ``weightedtau``.
+    """
+    taus = []
+    for first, second in ((x, y), (y, x)):
+        weight = 1 / (1 + _places(first, second))
+        taus.append(_weighted_tau(x, y, weight[..., :, None] + weight[..., None, :]))
+    return (taus[0] + taus[1]) / 2
+
+
+def ndcg(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return the normalised discounted cumulative gain of the order by x.
+
+    The gain of a model is y, scaled from 0 (the worst) to 1 (the best); the discount is log2(1 + rank). Models of equal
+    x share their mean discount, as in scikit-learn's ``ndcg_score``.
+    """
+    x, y = np.broadcast_arrays(_float(x), _float(y))
+    low, high = y.min(axis=-1, keepdims=True), y.max(axis=-1, keepdims=True)
+    gain = (y - low) / np.where(high > low, high - low, 1)
+    discount = 1 / np.log2(2 + np.arange(x.shape[-1]))
+    total = np.concatenate([[0.0], np.cumsum(discount)])
+    above, equal = _counts(x)
+    found = (gain * (total[above + equal] - total[above]) / equal).sum(axis=-1)
+    best = (-np.sort(-gain, axis=-1) * discount).sum(axis=-1)
+    return _divide(found, best, where=_varies(y))
+
+
+def rbo(x: np.ndarray, y: np.ndarray, *, p: float = RBO_P) -> np.ndarray:
+    """Return the rank-biased overlap of Webber, Moffat and Zobel (2010), extrapolated (their equation 30).
+
+    Both lists [..., M] are orders of the same M models, the best first, and p between 0 and 1 is the persistence.
+    Models of equal numbers share their places: the value is the mean over all orders of them.
+    """
+    x, y = np.broadcast_arrays(_float(x), _float(y))
+    depth = np.arange(1, x.shape[-1] + 1)
+    shares = []
+    for each in (x, y):
+        above, equal = _counts(each)  # the share of the orders in which a model is among the first d
+        shares.append(np.clip((depth - above[..., None]) / equal[..., None], 0, 1))
+    agreement = (shares[0] * shares[1]).sum(axis=-2) / depth
+    return extrapolated_overlap(agreement, p=p)
+
+
+def extrapolated_overlap(agreement: np.ndarray, *, p: float) -> np.ndarray:
+    """Return the rank-biased overlap of agreements [..., D]: which share of the first d both lists have, d = 1 to D."""
+    depth = np.arange(1, agreement.shape[-1] + 1)
+    seen = (1 - p) / p * (agreement * p**depth).sum(axis=-1)
+    return seen + agreement[..., -1] * p ** agreement.shape[-1]
+
+
+MEASURES: Final[Mapping[str, Measure]] = MappingProxyType(
+    {
+        "pearson": pearson,
+        "spearman": spearman,
+        "kendall": kendall,
+        "weighted_tau": weighted_tau,
+        "ndcg": ndcg,
+        "rbo": rbo,
+    }
+)
+"""The measures by name."""
+
+ONE_SIDED: Final = ("ndcg", "rbo")
+"""Measures without a sign, for which only large values speak against chance."""
+
+
+def permutation_test(
+    name: str, x: np.ndarray, y: np.ndarray, *, seed: int = 0, draws: int = 9999
+) -> tuple[float | None, float | None]:
+    """Return the p-value of a measure of x, y [M] under random orders of y, and its mean over these orders.
+
+    Two-sided, but for ``ONE_SIDED``. Exact up to ``EXACT_UP_TO`` models; else (b + 1) / (draws + 1), where b of the
+    random orders are at least as far out. Nones where the measure is not defined.
+    """
+    measure, models = MEASURES[name], len(y)
+    found = float(measure(x, y))
+    if math.isnan(found):
+        return None, None
+    if models <= EXACT_UP_TO:
+        orders = np.array(list(itertools.permutations(range(models))))
+    else:
+        orders = np.random.default_rng(seed).permuted(np.tile(np.arange(models), (draws, 1)), axis=1)
+    values = in_parts(measure, np.broadcast_to(_float(x), orders.shape), _float(y)[orders])
+    if name in ONE_SIDED:
+        far = values >= found - 1e-12
+    else:
+        far = np.abs(values) >= abs(found) - 1e-12
+    p = far.mean() if models <= EXACT_UP_TO else (far.sum() + 1) / (draws + 1)
+    return float(p), float(values.mean())
+
+
+def in_parts(measure: Measure, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return a measure of many lists [N, M], a part of them at a time, for it holds arrays [N, M, M]."""
+    size = max(1, 4_000_000 // x.shape[-1] ** 2)
+    parts = [measure(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
+    return np.concatenate(parts)
+
+
+def tau_error(models: int) -> float:
+    """Return the standard error of Kendall's tau between two orders that have nothing to do with each other."""
+    return math.sqrt(2 * (2 * models + 5) / (9 * models * (models - 1)))
+
+
+def _float(values: np.ndarray) -> np.ndarray:
+    return np.asarray(values, np.float64)
+
+
+def _varies(values: np.ndarray) -> np.ndarray:
+    return values.max(axis=-1) > values.min(axis=-1)
+
+
+def _divide(above: np.ndarray, below: np.ndarray, *, where: np.ndarray) -> np.ndarray:
+    return np.where(where, above / np.where(where, below, 1), np.nan)
+
+
+def _counts(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How many of the numbers are larger than each, and how many equal it, itself included."""
+    own, other = _float(values)[..., :, None], _float(values)[..., None, :]
+    return (other > own).sum(axis=-1), (other == own).sum(axis=-1)
+
+
+def _mean_ranks(values: np.ndarray) -> np.ndarray:
+    above, equal = _counts(values)
+    return -(above + (equal + 1) / 2)
+
+
+def _places(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """The place of each model, from 0, by the first number and then the second one, the largest first."""
+    a, b = (_float(each) for each in np.broadcast_arrays(first, second))
+    above = a[..., None, :] > a[..., :, None]
+    level = a[..., None, :] == a[..., :, None]
+    more = b[..., None, :] > b[..., :, None]
+    same = level & (b[..., None, :] == b[..., :, None])
+    earlier = np.tri(a.shape[-1], k=-1, dtype=bool)
+    return (above | (level & more) | (same & earlier)).sum(axis=-1)
+
+
+def _weighted_tau(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    signs = [np.sign(_float(each)[..., :, None] - _float(each)[..., None, :]) for each in (x, y)]
+    together, *own = ((weight * a * b).sum(axis=(-2, -1)) for a, b in (signs, signs[:1] * 2, signs[1:] * 2))
+    return _divide(together, np.sqrt(own[0] * own[1]), where=(own[0] > 0) & (own[1] > 0))
+
+
 @dataclass(frozen=True)
 class Sample:
-    """A figure of M models with its resampled values.
-
-    Attributes:
-      values: float64 [M].
-      draws: float64 [N, M], over users; NaN where a draw holds no row of the figure.
-    """
+    """A figure of M models, float64 [M], with draws over users [N, M]: NaN where a draw holds no row of the figure."""
 
     values: np.ndarray
     draws: np.ndarray
@@ -51,12 +222,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Cells:
-    """Sums and counts of rows, by cluster.
-
-    Attributes:
-      sums: float64 [C, M].
-      counts: float64 [C, M].
-    """
+    """Sums and counts of rows by cluster, float64 [C, M]."""
 
     sums: np.ndarray
     counts: np.ndarray
@@ -100,11 +266,8 @@ def part_quantile(parts: Sequence[Cells], weights: np.ndarray, *, quantile: floa
 
 
 def predict(benchmark: Sample, behaviour: Sample, *, seed: int) -> dict[str, dict[str, Any]]:
-    """Return each measure of how a benchmark predicts a behaviour: value, ci95, p, chance (its mean by chance).
-
-    Args:
-      benchmark, behaviour: of the same M models, with draws of the same users.
-      seed: of the draws of models and of random orders.
+    """Return each measure of how a benchmark predicts a behaviour of the same models: value, ci95, p, chance (its mean
+    by chance). The draws of both are of the same users; the seed is that of the draws of models and of random orders.
     """
     draws, models = benchmark.draws.shape
     chosen = np.random.default_rng((seed, 1)).integers(models, size=(draws, models))
@@ -176,19 +339,10 @@ def plan_models(
 ) -> tuple[int | None, float]:
     """Return the fewest models with which a correlation is found with a power, and the power with so many ``models``.
 
-    True figures of benchmark and behaviour are normal with this correlation, and are seen with noise. It is found where
-    the two-sided t test of Pearson's correlation at 0.05 rejects none, and its sign is right.
-
-    Args:
-      correlation: Pearson's of the true figures, above 0 and below 1.
-      noise: standard deviations of the noise of benchmark and behaviour, in units of the spread of the true figures.
-      models: of a study.
-      power: share of the repetitions that find it.
-      seed: of the draws.
-      repeats: studies that are simulated.
-
-    Returns:
-      the models, None for more than `MOST_MODELS`; the power.
+    True figures of benchmark and behaviour are normal with this correlation, and are seen with noise, of standard
+    deviations in units of their spread. It is found where the two-sided t test of Pearson's correlation at 0.05 rejects
+    none, and its sign is right. The fewest models are None for more than `MOST_MODELS`; ``repeats`` studies are
+    simulated.
     """
     from scipy.special import ndtri, stdtrit  # scipy takes long to import
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from prb_jax.errors import DataError
-from prb_jax.metrics.accuracy import Outcomes, ScoredRow, group_counts, margin, outcomes_of
+from prb_jax.metrics.accuracy import Outcomes, ScoredRow, group_counts, margin
 from prb_jax.metrics.clusters import OVER_COMPARISONS, OVER_DERIVED_USERS, OVER_USERS, Clusters
 from prb_jax.metrics.coverage import chance, coverage
 from prb_jax.metrics.uncertainty import (
@@ -115,27 +115,23 @@ def summarise(
     summary = _figures(seen, clusters, undefined=undefined)
     compared: dict[str, Any] = {}
     for name, found in baselines.items():
+        none = {"difference": None, "ci95": None}
         if isinstance(found, str):
-            figures = _figures(seen, clusters, undefined=found)
-            difference = {"difference": None, "ci95": None, "ci95_reason": found}
+            figures, difference = _figures(seen, clusters, undefined=found), none | {"ci95_reason": found}
         else:
-            compared_rows, over, wins = rows, clusters, seen.result.wins
+            own_rows, over, wins = rows, clusters, seen.result.wins
             if name in partial:
                 positions = {row.id: i for i, row in enumerate(rows)}
                 index = [positions[row.id] for row in found]
-                compared_rows, over, wins = [rows[i] for i in index], clusters.take(index), wins[index]
-            own = _go_through(match_rows(compared_rows, found))
-            figures = _figures(own, over)
-            difference = difference_of_wins(wins, own.result.wins, over)
+                own_rows, over, wins = [rows[i] for i in index], clusters.take(index), wins[index]
+            own = _go_through(match_rows(own_rows, found))
+            figures, difference = _figures(own, over), difference_of_wins(wins, own.result.wins, over)
             if name == model or undefined is not None:
-                difference = {"difference": None, "ci95": None, "ci95_reason": undefined or ITSELF}
+                difference = none | {"ci95_reason": undefined or ITSELF}
         for key in ("truncated", "truncation", "crossed"):  # a baseline reads the whole text of the same rows
             del figures[key]
-        compared[name] = figures | {
-            "difference": difference["difference"],
-            "difference_ci95": difference["ci95"],
-            "difference_ci95_reason": difference["ci95_reason"],
-        }
+        named = ("difference", "difference_ci95", "difference_ci95_reason")
+        compared[name] = figures | dict(zip(named, difference.values(), strict=True))
     length = compared.get(LENGTH_BASELINE)
     return summary | {
         "length_baseline": None if length is None else length["accuracy"],
@@ -173,12 +169,7 @@ GRADE_DEFINITIONS: Final[Mapping[str, str]] = {
 
 
 def summarise_grades(rows: Sequence[ScoredRow], clusters: Clusters) -> dict[str, Any]:
-    """The figures of graded rows, as plain JSON values.
-
-    Args:
-      rows: graded, at least one.
-      clusters: of the rows, in their order.
-    """
+    """Return the figures of graded rows, at least one, as plain JSON values."""
     grades = np.array([row.scores[0] for row in rows], np.float64)
 
     def figures(index: Sequence[int]) -> dict[str, Any]:
@@ -208,15 +199,8 @@ def summarise_grades(rows: Sequence[ScoredRow], clusters: Clusters) -> dict[str,
 
 @dataclass(frozen=True)
 class _Seen:
-    """What the figures need of n rows, which may be made one by one when they are asked for.
-
-    Attributes:
-      result: who won.
-      subsets: [n] of the rows.
-      chances: float64 [n], the probability that scores without meaning win a row.
-      truncated: how many rows were cut.
-      truncation: how much was cut, by kind.
-    """
+    """What the figures need of n rows, which may be made one by one when they are asked for: who won, subsets [n], the
+    probability that scores without meaning win a row [n], how many rows were cut, and how much by kind."""
 
     result: Outcomes
     subsets: Sequence[str | None]
@@ -226,10 +210,9 @@ class _Seen:
 
 
 def _go_through(rows: Sequence[ScoredRow]) -> _Seen:
-    margins, chances = array("d"), array("d")
+    margins, chances, truncated = array("d"), array("d"), 0
     subsets: list[str | None] = []
     totals: dict[str, int] = {}
-    truncated = 0
     for row in rows:
         margins.append(margin(row.scores, row.labels, id=row.id))
         chances.append(chance(row.labels))
@@ -238,9 +221,8 @@ def _go_through(rows: Sequence[ScoredRow]) -> _Seen:
         if isinstance(row.truncated, Mapping):
             for kind, amount in row.truncated.items():
                 totals[kind] = totals.get(kind, 0) + int(amount)
-    return _Seen(
-        outcomes_of(np.array(margins)), subsets, np.array(chances), truncated, dict(sorted(totals.items()))
-    )
+    result = Outcomes(np.array(margins))
+    return _Seen(result, subsets, np.array(chances), truncated, dict(sorted(totals.items())))
 
 
 def _figures(seen: _Seen, clusters: Clusters, *, undefined: str | None = None) -> dict[str, Any]:
@@ -253,12 +235,13 @@ def _figures(seen: _Seen, clusters: Clusters, *, undefined: str | None = None) -
     if undefined is not None:
         figures = _undefined(figures, undefined)
         by_subset = {name: _undefined(part, undefined) for name, part in by_subset.items()}
-    figures["accuracy_by_subset"] = {name: part["accuracy"] for name, part in by_subset.items()}
-    figures["by_subset"] = by_subset
-    figures["crossed"] = _crossed(clusters)
-    figures["truncated"] = seen.truncated
-    figures["truncation"] = dict(seen.truncation)
-    return figures
+    return figures | {
+        "accuracy_by_subset": {name: part["accuracy"] for name, part in by_subset.items()},
+        "by_subset": by_subset,
+        "crossed": _crossed(clusters),
+        "truncated": seen.truncated,
+        "truncation": dict(seen.truncation),
+    }
 
 
 def _undefined(figures: Mapping[str, Any], reason: str) -> dict[str, Any]:
@@ -284,15 +267,13 @@ def _accuracy(result: Outcomes, clusters: Clusters) -> dict[str, Any]:
 def _by_subset(seen: _Seen, clusters: Clusters) -> dict[str, Any]:
     """Figures by subset, sorted by name; empty if no row has a subset."""
     members: dict[str, list[int]] = {}
-    result = seen.result
+    margins = seen.result.margins
     for i, subset in enumerate(seen.subsets):
         members.setdefault(NO_SUBSET if subset is None else subset, []).append(i)
     if members.keys() == {NO_SUBSET}:
         return {}
     return {
-        name: _accuracy(
-            Outcomes(result.wins[index], result.ties[index], result.margins[index]), clusters.take(index)
-        )
+        name: _accuracy(Outcomes(margins[index]), clusters.take(index))
         for name, index in sorted(members.items())
     }
 

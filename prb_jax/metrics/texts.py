@@ -39,12 +39,8 @@ TEXT_LABELS: Final[Mapping[str, str]] = {
 
 
 def text_figures(text: str, reference: str) -> dict[str, float]:
-    """Return the figures of a text beside a reference: each of ``TEXT_FIGURES``.
-
-    Args:
-      text: may be empty.
-      reference: with at least one word.
-    """
+    """Return the figures of a text, which may be empty, beside a reference with a word or more: each of
+    ``TEXT_FIGURES``."""
     from sacrebleu.metrics.bleu import BLEU
 
     found: dict[str, float] = {}

@@ -1,7 +1,7 @@
 """How sure the numbers are: intervals over clusters of rows, paired differences.
 
 Rows of one user are not independent, so an interval is taken over users, never over single rows. Where several users
-judge the same responses, it is taken over users and responses (`prb_jax.metrics.variance`).
+judge the same responses, it is taken over users and responses (`prb_jax.metrics.clusters`).
 `docs/statistics.md` says how the methods were chosen, and what share of the intervals holds the true value.
 """
 
@@ -16,8 +16,14 @@ import numpy as np
 
 from prb_jax.errors import DataError, quote
 from prb_jax.metrics.accuracy import ScoredRow, group_counts, outcomes
-from prb_jax.metrics.clusters import OVER_COMPARISONS, Clusters
-from prb_jax.metrics.variance import crossed_variance, fit_correlation, one_way_variance, user_keys
+from prb_jax.metrics.clusters import (
+    OVER_COMPARISONS,
+    Clusters,
+    crossed_variance,
+    fit_correlation,
+    one_way_variance,
+    user_keys,
+)
 
 LEAST_CLUSTERS: Final = 6
 """With fewer clusters no interval is given: none holds its nominal coverage."""
@@ -35,13 +41,8 @@ _LEAST_SIDE: Final = 10  # wins, and losses, from which a two-way variance can b
 class Interval:
     """A confidence interval, or the reason why there is none.
 
-    Attributes:
-      low, high: its ends; None where there is no interval.
-      reason: why there is none; None where there is one.
-      method: `SCORE`, `TWO_WAY`, `PAIRED` or `MEAN`.
-      clusters: how many clusters it is taken over.
-      standard_error: of the estimate, where the method has one.
-      degrees: of freedom of the t quantile.
+    ``method`` is `SCORE`, `TWO_WAY`, `PAIRED` or `MEAN`, ``clusters`` how many clusters it is taken over. The estimate
+    has a standard error with so many ``degrees`` of freedom, where the method has one.
     """
 
     low: float | None
@@ -75,18 +76,17 @@ class Interval:
 def clustered_interval(
     wins: np.ndarray, rows: np.ndarray, *, per_cluster: bool = False, level: float = 0.95, what: str = "users"
 ) -> Interval:
-    """Interval of the accuracy over clusters of rows: a score test, inverted.
+    """Return the interval of the accuracy over clusters of rows: a score test, inverted.
 
-    A mean m belongs to the interval if the found accuracy is at most t standard errors from m, where the standard
-    error is the one that would hold if m were true: that of a beta-binomial distribution with mean m and its most
-    likely correlation within clusters. So the interval stays within [0, 1] and keeps a width where everything is
-    won, and rows that are as good as independent are known to be so. t has 1.5 (C - 1) / s^2 degrees of freedom, at
-    most the number of rows minus 1, where C is the effective number of clusters and s the share of the variance that
-    comes from differences of clusters.
+    A mean m belongs to the interval if the found accuracy is at most t standard errors from m, where the standard error
+    is the one that would hold if m were true: that of a beta-binomial distribution with mean m and its most likely
+    correlation within clusters. So the interval stays within [0, 1] and keeps a width where everything is won, and rows
+    that are as good as independent are known to be so. t has 1.5 (C - 1) / s^2 degrees of freedom, at most the number
+    of rows minus 1, where C is the effective number of clusters and s the share of the variance that comes from
+    differences of clusters.
 
     Args:
-      wins: [C] int, of each cluster.
-      rows: [C] int, of each cluster, at least 1.
+      wins, rows: [C] int, of each cluster; a row at least.
       per_cluster: of the mean over clusters of their accuracies, instead of the accuracy of all rows.
       level: nominal coverage.
       what: what a cluster is called in the reason, in the plural.
@@ -130,14 +130,7 @@ def score_test(
 def accuracy_interval(
     wins: np.ndarray, clusters: Clusters, *, per_user: bool = False, level: float = 0.95
 ) -> Interval:
-    """Interval of the share of rows that are won.
-
-    Args:
-      wins: [n] bool, of the rows.
-      clusters: of the same rows.
-      per_user: of the mean over users of their accuracies.
-      level: nominal coverage.
-    """
+    """Return the interval of the share of rows that are won [n], or of the mean over users of their accuracies."""
     counts = group_counts(wins, clusters.users)
     alone = clustered_interval(
         counts.wins, counts.rows, per_cluster=per_user, level=level, what=clusters.over
@@ -168,15 +161,10 @@ def grade_interval(grades: np.ndarray, clusters: Clusters, *, level: float = 0.9
 
 
 def difference_interval(gains: np.ndarray, clusters: Clusters, *, level: float = 0.95) -> Interval:
-    """Interval of the mean of differences between two verdicts on the same rows.
+    """Return the interval of the mean of differences [n], from -1 to 1, between two verdicts on the same rows.
 
     A t interval on the sums of the residuals by cluster. Two further rows with a difference, one in either direction,
     enter the variance, so that it is not 0 where all verdicts are equal.
-
-    Args:
-      gains: [n] numbers from -1 to 1.
-      clusters: of the same rows.
-      level: nominal coverage.
     """
     return _t_interval(gains, clusters, method=PAIRED, level=level)
 
@@ -188,15 +176,10 @@ def mean_interval(
     responses: tuple[tuple[str, ...], ...] | None = None,
     level: float = 0.95,
 ) -> Interval:
-    """Interval of a mean of numbers over rows that depend on each other within a user.
+    """Return the interval of a mean of numbers [n] over rows that depend on each other within a user.
 
-    A t interval on the sums of the residuals by user; where every row is a user of its own, it is the usual t interval.
-
-    Args:
-      values: [n] numbers.
-      users: [n]; None for a row that is a cluster of its own.
-      responses: [n] of crossed data, as of `Clusters`: the interval is then over users and responses.
-      level: nominal coverage.
+    A t interval on the sums of the residuals by user; where every row is a user of its own (None), it is the usual t
+    interval. With ``responses``, as of `Clusters`, it is over users and responses.
     """
     return _t_interval(values, Clusters(tuple(users), responses), method=MEAN, level=level)
 
@@ -204,14 +187,10 @@ def mean_interval(
 def paired_difference(
     rows_a: Sequence[ScoredRow], rows_b: Sequence[ScoredRow], *, clusters: Clusters | None = None
 ) -> dict[str, Any]:
-    """Accuracy of ``rows_a`` minus accuracy of ``rows_b`` on the same comparisons.
+    """Return accuracy of ``rows_a`` minus accuracy of ``rows_b`` on the same comparisons.
 
-    Rows are matched by id, so what is hard for both cancels out.
-
-    Args:
-      rows_a: scored comparisons, each once.
-      rows_b: the same comparisons by another model, in any order.
-      clusters: of ``rows_a``; by their users where it is not given.
+    Rows are matched by id, so what is hard for both cancels out. Clusters are those of ``rows_a``; by their users where
+    they are not given.
 
     Returns:
       {"difference": float, "ci95": [low, high] or None, "ci95_reason": why there is none, or None}

@@ -34,7 +34,7 @@ from prb_jax.models.decoder_layer import (
     last_norm,
     scaled_embedding,
 )
-from prb_jax.models.layers import float32_einsum, matmul_precision, soft_capped
+from prb_jax.models.layers import float32_einsum, product, soft_capped
 from prb_jax.models.rope import rotary_angles
 from prb_jax.sharding import Constrain, constrainer
 from prb_jax.trees.batches import TreeBatch
@@ -47,16 +47,11 @@ _HIDDEN = -1e30  # below every score, and still a number: nothing is subtracted 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PrefixCache:
-    """The prompts of B trees, right-aligned.
+    """The prompts of B trees, right-aligned."""
 
-    Attributes:
-      keys, values: of each layer [B, G, P, H], keys after the rotary embedding.
-      lengths: int32 [B], real tokens.
-    """
-
-    keys: Arrays
-    values: Arrays
-    lengths: jax.Array
+    keys: Arrays  # of each layer [B, G, P, H], after the rotary embedding
+    values: Arrays  # the same shapes
+    lengths: jax.Array  # int32 [B], real tokens
 
     __repr__ = short_repr
 
@@ -69,16 +64,11 @@ class PrefixCache:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SuffixCache:
-    """What S samples of each tree added to it, left-aligned.
+    """What S samples of each tree added to it, left-aligned."""
 
-    Attributes:
-      keys, values: of each layer [B, S, G, M, H].
-      lengths: int32 [B, S], tokens written so far.
-    """
-
-    keys: Arrays
+    keys: Arrays  # of each layer [B, S, G, M, H]
     values: Arrays
-    lengths: jax.Array
+    lengths: jax.Array  # int32 [B, S], tokens written so far
 
     __repr__ = short_repr
 
@@ -173,15 +163,10 @@ def extend(
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Tried:
-    """C tokens that may follow each sample, run without being written: a tree of one-token responses.
+    """C tokens that may follow each sample, run without being written: a tree of one-token responses."""
 
-    Attributes:
-      states: [B, S, C, D], before the last norm.
-      keys, values: of each layer [B, S, C, G, H].
-    """
-
-    states: jax.Array
-    keys: Arrays
+    states: jax.Array  # [B, S, C, D], before the last norm
+    keys: Arrays  # of each layer [B, S, C, G, H]
     values: Arrays
 
     __repr__ = short_repr
@@ -332,7 +317,7 @@ def _attend(
     seen = jnp.broadcast_to(seen, (trees, samples, tried, columns))
     if window is not None:
         seen = seen & (lengths[..., None] + columns - column < window)
-    before = capped(_product(by_tree, pk, (3,), (3,), batch=2))
+    before = capped(product(by_tree, pk, (3, 3), batch=2))
     before = before.reshape(trees, kv_heads, samples, tried, group, columns)
     before = jnp.where(seen[:, None, :, :, None], before, _HIDDEN)
 
@@ -341,7 +326,7 @@ def _attend(
     written = place < lengths[..., None]
     if window is not None:
         written = written & (lengths[..., None] - place < window)
-    added = capped(_product(flat, sk, (4,), (4,), batch=3))
+    added = capped(product(flat, sk, (4, 4), batch=3))
     added = added.reshape(trees, samples, kv_heads, tried, group, places)
     added = jnp.where(written[:, :, None, :, None], added, _HIDDEN)
     own = capped(float32_einsum("bsgcnh,bscgh->bsgcn", grouped, k))
@@ -356,25 +341,11 @@ def _attend(
     weight_own = jnp.exp(own - top)
     total = by_sample(weights_before.sum(axis=-1)) + weights_added.sum(axis=-1) + weight_own
     wide = weights_before.reshape(trees, kv_heads, samples * tried * group, columns).astype(pv.dtype)
-    mixed = _product(wide, pv, (3,), (2,), batch=2)
+    mixed = product(wide, pv, (3, 2), batch=2)
     mixed = by_sample(mixed.reshape(trees, kv_heads, samples, tried * group, head_dim))
     narrow = weights_added.reshape(trees, samples, kv_heads, tried * group, places).astype(sv.dtype)
-    mixed = mixed + _product(narrow, sv, (4,), (3,), batch=3)
+    mixed = mixed + product(narrow, sv, (4, 3), batch=3)
     mixed = mixed.reshape(grouped.shape)
     values = v.transpose(0, 1, 3, 2, 4)[:, :, :, :, None]
     mixed = (mixed + weight_own[..., None] * values.astype(jnp.float32)) / total[..., None]
     return mixed.transpose(0, 1, 3, 2, 4, 5).reshape(q.shape).astype(q.dtype)
-
-
-def _product(
-    a: jax.Array, b: jax.Array, over_a: tuple[int, ...], over_b: tuple[int, ...], *, batch: int
-) -> jax.Array:
-    """float32 product over these axes, the first ``batch`` axes shared."""
-    shared = tuple(range(batch))
-    return lax.dot_general(
-        a,
-        b,
-        ((over_a, over_b), (shared, shared)),
-        precision=matmul_precision(a.dtype),
-        preferred_element_type=jnp.float32,
-    )

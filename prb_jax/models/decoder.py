@@ -19,9 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
-from prb_jax.models.attention.blockwise import attend_from_reads, take_places
 from prb_jax.models.attention.choice import Attention, attention_over, choose_attention
-from prb_jax.models.attention.streams import attend_from_stream_reads
+from prb_jax.models.attention.reads import attend_from_reads, attend_from_stream_reads, take_places
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder_layer import (
     Params,
@@ -34,68 +33,31 @@ from prb_jax.models.decoder_layer import (
 )
 from prb_jax.models.rope import rotary_angles
 from prb_jax.sharding import check_tokens, constrainer
-from prb_jax.trees.batches import TreeBatch
+from prb_jax.trees.batches import Bucket, TreeBatch
 from prb_jax.trees.kernel_tables import KernelTable
-from prb_jax.trees.mask import TreeLayout
 from prb_jax.trees.streams import StreamBatch
-
-
-def layout_of(batch: TreeBatch) -> TreeLayout:
-    """The static shape of a batch."""
-    _, responses, length = batch.responses.shape
-    return TreeLayout(batch.prefix.shape[1], responses, length)
-
-
-def tree_positions(batch: TreeBatch) -> jax.Array:
-    """int32 [B, T]: each response continues from its prefix; padding left of the prefix is 0."""
-    layout = layout_of(batch)
-    lengths = jnp.asarray(batch.prefix_lengths)[:, None]
-    prefix = jnp.maximum(jnp.arange(layout.prefix)[None] - (layout.prefix - lengths), 0)
-    response = jnp.tile(jnp.arange(layout.response_length), layout.responses)[None] + lengths
-    return jnp.concatenate([prefix, response], axis=1).astype(jnp.int32)
-
-
-def tree_tokens(batch: TreeBatch) -> jax.Array:
-    """int32 [B, T]."""
-    rows = batch.responses.shape[0]
-    return jnp.concatenate(
-        [jnp.asarray(batch.prefix), jnp.asarray(batch.responses).reshape(rows, -1)], axis=1
-    )
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Decoded:
-    """A forward pass with all that later tokens need of it.
+    """A forward pass with all that later tokens need of it."""
 
-    Attributes:
-        states: [B, T, D], final hidden states before the last norm.
-        keys, values: [L, B, T, G, H] of every layer, keys after the rotary embedding.
-    """
-
-    states: jax.Array
-    keys: jax.Array
-    values: jax.Array
+    states: jax.Array  # [B, T, D], final hidden states before the last norm
+    keys: jax.Array  # [L, B, T, G, H] of every layer, after the rotary embedding
+    values: jax.Array  # the same shape
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Rows:
-    """Rows of tokens as the layers see them; only attention knows how the tokens of a row hang together.
+    """Rows of tokens as the layers see them; only attention knows how the tokens of a row hang together."""
 
-    Attributes:
-        tokens, positions: int32 [B, T].
-        longest: no two tokens that see each other are this far apart.
-        attend: of (q, k, v, window, softcap), from all tokens.
-        attend_from_places: the same from the places that are read; None where there is no such program.
-        apart: the last layer is computed at those places alone.
-    """
-
-    tokens: jax.Array
-    positions: jax.Array
-    longest: int
-    attend: Attention
-    attend_from_places: Attention | None = None
-    apart: bool = False
+    tokens: jax.Array  # int32 [B, T]
+    positions: jax.Array  # int32 [B, T]
+    longest: int  # no two tokens that see each other are this far apart
+    attend: Attention  # of (q, k, v, window, softcap), from all tokens
+    attend_from_places: Attention  # the same from the places that are read
+    apart: bool  # the last layer is computed at those places alone
 
 
 def decode_tree(
@@ -163,25 +125,22 @@ def _decode_trees(
     places: jax.Array | None = None,
     **options: Any,
 ) -> tuple[jax.Array, Any]:
-    layout = layout_of(batch)
-    shape = {"layout": layout, "prefix_lengths": jnp.asarray(batch.prefix_lengths)}
+    bucket = batch.bucket
+    shape = {"bucket": bucket, "prefix_lengths": jnp.asarray(batch.prefix_lengths)}
     chosen = choose_attention(mesh, dtype).attend if attention is None else attention
     rows = _Rows(
-        tokens=tree_tokens(batch),
-        positions=tree_positions(batch),
-        longest=layout.prefix + layout.response_length,
+        tokens=batch.tokens,
+        positions=batch.positions,
+        longest=bucket.prefix + bucket.response_length,
         attend=functools.partial(chosen, **shape),
         attend_from_places=functools.partial(attend_from_reads, places=places, **shape),
         # With more layers the last one, taken out of the stack, would cost a copy of the stack's gradient.
         apart=config.num_hidden_layers == 1 and attention is None,
     )
-    if soft_prompt is None:
-        change = None
-    else:
+    if soft_prompt is not None:
         change = functools.partial(_with_soft_prompt, soft_prompt=soft_prompt, **shape)
-    return _decode(
-        params, rows, config=config, dtype=dtype, mesh=mesh, places=places, change_embedding=change, **options
-    )
+        options["change_embedding"] = change
+    return _decode(params, rows, config=config, dtype=dtype, mesh=mesh, places=places, **options)
 
 
 def _decode(
@@ -219,7 +178,6 @@ def _decode(
 
     def run(sliding: bool, x: jax.Array, weights: Params, places: jax.Array | None = None) -> Any:
         attend = rows.attend if places is None else rows.attend_from_places
-        assert attend is not None
         attend = functools.partial(attend, window=window if sliding else None)
         return layer(x, weights, angles=sliding_angles if sliding else angles, attend=attend, places=places)
 
@@ -271,14 +229,14 @@ def _with_soft_prompts(x: jax.Array, *, prompts: jax.Array, batch: StreamBatch) 
 
 
 def _with_soft_prompt(
-    x: jax.Array, *, soft_prompt: jax.Array, layout: TreeLayout, prefix_lengths: jax.Array
+    x: jax.Array, *, soft_prompt: jax.Array, bucket: Bucket, prefix_lengths: jax.Array
 ) -> jax.Array:
     """x [B, T, D] with the first S tokens of every prefix replaced by soft_prompt [B, S, D]."""
     tokens = soft_prompt.shape[1]
-    index = jnp.arange(layout.prefix)[None] - (layout.prefix - prefix_lengths[:, None])
+    index = jnp.arange(bucket.prefix)[None] - (bucket.prefix - prefix_lengths[:, None])
     prompt_rows = jnp.take_along_axis(
         soft_prompt.astype(x.dtype), jnp.clip(index, 0, tokens - 1)[:, :, None], axis=1
     )
     replaced = ((index >= 0) & (index < tokens))[:, :, None]
-    prefix = jnp.where(replaced, prompt_rows, x[:, : layout.prefix])
-    return jnp.concatenate([prefix, x[:, layout.prefix :]], axis=1)
+    prefix = jnp.where(replaced, prompt_rows, x[:, : bucket.prefix])
+    return jnp.concatenate([prefix, x[:, bucket.prefix :]], axis=1)

@@ -17,8 +17,9 @@ from jax.sharding import Mesh, NamedSharding
 
 from prb_jax.errors import quote
 from prb_jax.models import REMAT_POLICIES
-from prb_jax.models.attention.blockwise import ATTENTION_RESULTS, take_places
+from prb_jax.models.attention.blockwise import ATTENTION_RESULTS
 from prb_jax.models.attention.choice import Attention
+from prb_jax.models.attention.reads import take_places
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.layers import gated, rms_norm, rotate
 from prb_jax.models.lora import PROJECTED, adapted_project
@@ -43,17 +44,14 @@ def scaled_embedding(x: jax.Array, config: DecoderConfig) -> jax.Array:
     return x * jnp.asarray(config.embedding_scale, x.dtype)
 
 
-def _norm_options(config: DecoderConfig) -> dict[str, Any]:
-    return {
-        "eps": config.rms_norm_eps,
-        "plus_one": config.norm_plus_one,
-        "scale_after_cast": config.norm_scale_after_cast,
-    }
+def _norm(config: DecoderConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    kind = {"plus_one": config.norm_plus_one, "scale_after_cast": config.norm_scale_after_cast}
+    return functools.partial(rms_norm, eps=config.rms_norm_eps, **kind)
 
 
 def last_norm(params: Params, states: jax.Array, config: DecoderConfig) -> jax.Array:
     """Return the states [..., D] after the model's last norm, float32."""
-    return rms_norm(states.astype(jnp.float32), params["final_norm"], **_norm_options(config))
+    return _norm(config)(states.astype(jnp.float32), params["final_norm"])
 
 
 def decoder_layer(
@@ -72,7 +70,7 @@ def decoder_layer(
     Returns:
         The states, and the layer's keys and values [B, T, G, H].
     """
-    norm = functools.partial(rms_norm, **_norm_options(config))
+    norm = _norm(config)
     rows, tokens, _ = x.shape
     line = "tokens" if places is None else None
     heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
@@ -118,18 +116,16 @@ def rematerialised(body: Callable[..., Any], policy: str, *, gathers: bool) -> C
         ValueError: an unknown policy.
     """
     policies = jax.checkpoint_policies
+    kept = {
+        "none": policies.save_anything_except_these_names(GATHERED),
+        "dots": policies.save_only_these_names(PROJECTED, *ATTENTION_RESULTS),
+        "full": None,
+    }
+    if policy not in kept:
+        raise ValueError(f"remat: expected one of {', '.join(REMAT_POLICIES)}, found {quote(policy)}")
     if policy == "none" and not gathers:
         return body
-    if policy == "none":
-        return jax.checkpoint(
-            body, prevent_cse=False, policy=policies.save_anything_except_these_names(GATHERED)
-        )
-    if policy == "full":
-        return jax.checkpoint(body, prevent_cse=False)
-    if policy == "dots":
-        kept = policies.save_only_these_names(PROJECTED, *ATTENTION_RESULTS)
-        return jax.checkpoint(body, prevent_cse=False, policy=kept)
-    raise ValueError(f"remat: expected one of {', '.join(REMAT_POLICIES)}, found {quote(policy)}")
+    return jax.checkpoint(body, prevent_cse=False, policy=kept[policy])
 
 
 def splits_weights(mesh: Mesh | None) -> bool:
@@ -148,17 +144,13 @@ def gatherer(mesh: Mesh | None) -> Callable[[Params], Params]:
         return lambda weights: weights
 
     def gather(weights: Params) -> Params:
-        whole = {}
+        whole = dict(weights)
         for name, weight in weights.items():
             axes = parameter_axes(f"layers/{name}")[1:]  # the first one is that of the layers
-            if "model" not in axes:
-                whole[name] = weight
-                continue
-            split = NamedSharding(mesh, partition_spec(axes))
-            together = NamedSharding(
-                mesh, partition_spec([None if axis == "model" else axis for axis in axes])
-            )
-            whole[name] = checkpoint_name(_resharded(split, together, weight), GATHERED)
+            if "model" in axes:
+                kept = [None if axis == "model" else axis for axis in axes]
+                split, together = (NamedSharding(mesh, partition_spec(of)) for of in (axes, kept))
+                whole[name] = checkpoint_name(_resharded(split, together, weight), GATHERED)
         return whole
 
     return gather

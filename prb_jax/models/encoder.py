@@ -37,7 +37,7 @@ def encode_tokens(
     """Last hidden states of every token: [B, L, D] in ``dtype``; those of padding are meaningless.
 
     Args:
-      params: nested dict, as :func:`prb_jax.checkpoints.encoder_map.encoder_leaves` describes it; further entries, as a
+      params: nested dict, as :func:`prb_jax.checkpoints.hf_map.leaf_maps` describes it; further entries, as a
         head, are not looked at.
       tokens: int32 [B, L].
       lengths: int32 [B], tokens of each text; 0 in rows that only fill up a batch.

@@ -9,12 +9,10 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from prb_jax.models.attention.blockwise import attention_flops
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.layers import matmul_precision
-from prb_jax.trees.mask import TreeLayout
+from prb_jax.models.layers import product
+from prb_jax.trees.batches import Bucket
 from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import Tree
 
@@ -32,8 +30,8 @@ def tree_flops(trees: Sequence[Tree], config: DecoderConfig) -> float:
     for tree in trees:
         prefix = len(tree.prefix)
         for response in tree.responses:
-            total += attention_flops_of_layers(config, TreeLayout(prefix, 1, len(response)))
-        shared = attention_flops_of_layers(config, TreeLayout(prefix, 0, 1))
+            total += attention_flops_of_layers(config, Bucket(prefix, 1, len(response)))
+        shared = attention_flops_of_layers(config, Bucket(prefix, 0, 1))
         total -= (len(tree.responses) - 1) * shared
     return total
 
@@ -52,32 +50,26 @@ def stream_flops(batch: StreamBatch, config: DecoderConfig) -> float:
     return total
 
 
-def attention_flops_of_layers(config: DecoderConfig, layout: TreeLayout) -> float:
+def attention_flops(bucket: Bucket, *, heads: int, head_dim: int, window: int | None) -> float:
+    """Multiply-adds times two that a tree needs in one layer, padding counted as tokens."""
+    prefix, responses, length = bucket.sides
+    seen = np.minimum(np.arange(1.0, prefix + length + 1), np.inf if window is None else window)
+    return 4.0 * float(seen[:prefix].sum() + responses * seen[prefix:].sum()) * heads * head_dim
+
+
+def attention_flops_of_layers(config: DecoderConfig, bucket: Bucket) -> float:
     """Attention of all layers over the visible pairs of one tree."""
-    return sum(
-        attention_flops(
-            layout,
-            heads=config.num_attention_heads,
-            head_dim=config.head_dim,
-            window=config.sliding_window if slides else None,
-        )
-        for slides in config.layer_windows
-    )
+    heads = {"heads": config.num_attention_heads, "head_dim": config.head_dim}
+    windows = (config.sliding_window if slides else None for slides in config.layer_windows)
+    return sum(attention_flops(bucket, window=window, **heads) for window in windows)
 
 
 # Dense bfloat16 FLOP/s of a device, from the vendors' data sheets.
 _PEAKS = {
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5e": 197e12,
-    "TPU v5": 459e12,
-    "TPU v5p": 459e12,
-    "TPU v6 lite": 918e12,
-    "TPU v6e": 918e12,
-    "NVIDIA A100": 312e12,
-    "NVIDIA H100": 989e12,
-    "NVIDIA H200": 989e12,
-}
+    "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5e": 197e12, "TPU v5": 459e12, "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12, "TPU v6e": 918e12,
+    "NVIDIA A100": 312e12, "NVIDIA H100": 989e12, "NVIDIA H200": 989e12,
+}  # fmt: skip
 
 
 @functools.cache
@@ -93,22 +85,10 @@ def device_peak(dtype: str) -> float:
 
 def measured_peak(dtype: str, *, seconds: float = 1.0) -> float:
     """FLOP/s of the best of some large matrix products in ``dtype``, accumulated in float32, on one device."""
-    best = 0.0
-    on_cpu = jax.default_backend() == "cpu"
-    sizes = (1024, 2048) if on_cpu else (4096, 8192)
-    for size in sizes:
-        key = jax.random.key(size)
-        a = jax.random.normal(key, (size, size), jnp.dtype(dtype))
-        product = jax.jit(
-            lambda x, y: lax.dot_general(
-                x,
-                y,
-                (((1,), (0,)), ((), ())),
-                precision=matmul_precision(x.dtype),
-                preferred_element_type=jnp.float32,
-            )
-        )
-        best = max(best, 2.0 * size**3 / best_time(lambda f=product, x=a: f(x, x), seconds=seconds))
+    best, multiply = 0.0, jax.jit(product)
+    for size in (1024, 2048) if jax.default_backend() == "cpu" else (4096, 8192):
+        x = jax.random.normal(jax.random.key(size), (size, size), jnp.dtype(dtype))
+        best = max(best, 2.0 * size**3 / best_time(lambda x=x: multiply(x, x), seconds=seconds))
     return best
 
 

@@ -1,25 +1,137 @@
-"""The head of a model: what every head does, and the two that transformers has classes for.
+"""The head of a model: what a head sees of a forward pass, what every head does, and those that transformers has.
 
-A head names its tensors and computes float32 values [B, K, n] from `States`. The heads of other open
-reward models are in :mod:`prb_jax.readouts.heads` and :mod:`prb_jax.readouts.gated`.
+A head names its tensors and computes float32 values [B, K, n] from `States`, the hidden states where it reads them. The
+heads of other open reward models are in :mod:`prb_jax.readouts.heads` and :mod:`prb_jax.readouts.gated`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from prb_jax.errors import CheckpointError
-from prb_jax.models.config.layout import EMBEDDING_KEY, HEAD_KEY, OUTPUT_EMBEDDING_KEY
-from prb_jax.models.layers import matmul_precision
-from prb_jax.models.states import States
+from prb_jax.models.layers import product, soft_capped
+from prb_jax.trees.batches import TreeBatch
+from prb_jax.trees.streams import StreamBatch
+
+EMBEDDING_KEY = "model.embed_tokens.weight"
+HEAD_KEY = "score.weight"
+OUTPUT_EMBEDDING_KEY = "lm_head.weight"
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+
+def read_places(batch: TreeBatch | StreamBatch) -> jax.Array:
+    """int32 [B, K]: the columns that are read; in a row of trees one for each response."""
+    if isinstance(batch, StreamBatch):
+        return jnp.asarray(batch.reads)
+    bucket = batch.bucket
+    starts = bucket.prefix + bucket.response_length * jnp.arange(bucket.responses)
+    return jnp.asarray(batch.read) + starts[None]
+
+
+def states_before_tokens(states: jax.Array, batch: TreeBatch) -> jax.Array:
+    """Return the state in front of each token of a response, and the one behind the last token.
+
+    The state in front of a token is that of the token before it. For the first token this is the last token of the
+    prefix, which all responses of a tree share.
+
+    Args:
+      states: [B, P + K * R, D], the states of a forward pass over `batch`.
+
+    Returns:
+      [B, K, R + 1, D].
+    """
+    rows, responses, length = batch.responses.shape
+    width, depth = batch.prefix.shape[1], states.shape[-1]
+    first = jnp.broadcast_to(states[:, None, width - 1 : width], (rows, responses, 1, depth))
+    return jnp.concatenate([first, states[:, width:].reshape(rows, responses, length, depth)], axis=2)
+
+
+@dataclass(frozen=True)
+class States:
+    """The states of B rows of T columns, K of which are read: trees of K responses, or streams with K read places."""
+
+    hidden: jax.Array
+    """[B, T, D], before the last norm, in the activations' dtype; [B, K, D] where `at_reads`."""
+    batch: TreeBatch | StreamBatch
+    norm: Callable[[jax.Array], jax.Array]
+    """The model's last norm, of float32 states."""
+    at_reads: bool = False
+    """These are the states of the read places alone, and only :meth:`read` can be asked for."""
+
+    def read(self) -> jax.Array:
+        """float32 [B, K, D]: the state at each read place."""
+        return self._at(None if self.at_reads else read_places(self.batch))
+
+    def at_pattern(self, pattern: tuple[int, ...]) -> jax.Array:
+        """float32 [B, K, D]: the state at the first token of the last occurrence of ``pattern``.
+
+        It is looked for in each whole conversation; where it does not occur the state is NaN.
+        """
+        tokens, previous = jnp.asarray(self.batch.tokens), _previous(self.batch)
+        columns = jnp.arange(tokens.shape[1])
+        first = jnp.broadcast_to(columns, tokens.shape)
+        found = tokens == pattern[-1]
+        for token in reversed(pattern[:-1]):
+            before = jnp.take_along_axis(previous, first, axis=1)
+            first = jnp.maximum(before, 0)
+            found &= (before >= 0) & (jnp.take_along_axis(tokens, first, axis=1) == token)
+        last = jnp.max(jnp.where(_conversations(self.batch) & found[:, None], columns, -1), axis=2)
+        states = self._at(jnp.take_along_axis(first, jnp.maximum(last, 0), axis=1))
+        return jnp.where(last[:, :, None] >= 0, states, jnp.nan)
+
+    def along(self, token: int, value: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array]:
+        """A value of every column, and in which of them ``token`` stands in each conversation.
+
+        Args:
+          token: an id.
+          value: float32 states [..., D] to values [...].
+
+        Returns:
+          float32 and bool [B, K, T]; columns of a conversation are in its order.
+        """
+        values = value(self.norm(self.hidden.astype(jnp.float32)))
+        shown = _conversations(self.batch) & (jnp.asarray(self.batch.tokens) == token)[:, None]
+        return jnp.broadcast_to(values[:, None], shown.shape), shown
+
+    def _at(self, places: jax.Array | None) -> jax.Array:
+        states = self.hidden
+        if places is not None:
+            states = jnp.take_along_axis(states, places[:, :, None], axis=1)
+        # From here on float32, whatever the rest runs in: bfloat16 rewards make ties.
+        return self.norm(states.astype(jnp.float32))
+
+
+def _previous(batch: TreeBatch | StreamBatch) -> jax.Array:
+    """int32 [B, T]: the column of the token before each one in its conversation; -1 for a first one."""
+    if isinstance(batch, StreamBatch):
+        return jnp.asarray(batch.previous)
+    bucket = batch.bucket
+    columns = jnp.arange(bucket.tokens)
+    begins = (columns >= bucket.prefix) & (bucket.inside(columns) == 0)
+    before = jnp.where(begins, bucket.prefix - 1, columns - 1)
+    return jnp.where(batch.positions > 0, before, -1)
+
+
+def _conversations(batch: TreeBatch | StreamBatch) -> jax.Array:
+    """bool [B, K, T]: which tokens belong to the conversation of each read place."""
+    if isinstance(batch, StreamBatch):
+        end = jnp.asarray(batch.ends)[:, :, None]
+        return (jnp.arange(batch.tokens.shape[1]) <= end) & (end < jnp.asarray(batch.until)[:, None])
+    bucket = batch.bucket
+    columns = jnp.arange(bucket.tokens)
+    in_prefix = (columns >= bucket.prefix - jnp.asarray(batch.prefix_lengths)[:, None]) & (
+        columns < bucket.prefix
+    )
+    response = (columns - bucket.prefix) // bucket.response_length
+    own = response == jnp.arange(bucket.responses)[:, None]
+    inside = bucket.inside(columns) < jnp.asarray(batch.response_lengths)[:, :, None]
+    return in_prefix[:, None] | (own & inside)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +145,7 @@ class HeadTensor:
 
 def dense(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """x float32 [..., I] times weight [I, O] plus bias [O], in full float32."""
-    out = lax.dot_general(
-        x,
-        weight.astype(jnp.float32),
-        (((x.ndim - 1,), (0,)), ((), ())),
-        precision=matmul_precision(jnp.dtype(jnp.float32)),
-        preferred_element_type=jnp.float32,
-    )
+    out = product(x, weight.astype(jnp.float32))
     return out if bias is None else out + bias.astype(jnp.float32)
 
 
@@ -78,24 +184,27 @@ class Head(Protocol):
 
 
 class ReadsAnything:
+    """A head that can read every conversation."""
+
     @property
     def needs(self) -> tuple[int, ...]:
+        return ()
+
+    def tensors(self) -> tuple[HeadTensor, ...]:
         return ()
 
 
 @dataclass(frozen=True)
 class Linear(ReadsAnything):
-    """W x + b at the read position: the head of ``*ForSequenceClassification``.
+    """W x + b at the read position: the head of ``*ForSequenceClassification``."""
 
-    Attributes:
-      keys: names of the matrix [n, D]; the first one that the checkpoint has is it.
-      with_bias: a ``.bias`` beside the matrix is part of the head (else it is a tensor without a place).
-      bias: the checkpoint has that bias.
-    """
-
-    keys: tuple[str, ...] = (HEAD_KEY,)
-    with_bias: bool = False
-    bias: bool = False
+    keys: tuple[str, ...] = (
+        HEAD_KEY,
+    )  # names of the matrix [n, D]; the first one that the checkpoint has is it
+    with_bias: bool = (
+        False  # a ``.bias`` beside the matrix is part of the head, else a tensor without a place
+    )
+    bias: bool = False  # the checkpoint has that bias
 
     @property
     def key(self) -> str:
@@ -116,9 +225,6 @@ class Linear(ReadsAnything):
         found = replace(self, keys=(key,))
         return replace(found, bias=self.with_bias and found.bias_key in stored)
 
-    def tensors(self) -> tuple[HeadTensor, ...]:
-        return ()
-
     def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
         return dense(states.read(), params["score"], params["score_bias"] if self.bias else None)
 
@@ -129,23 +235,20 @@ LINEAR = Linear()
 
 @dataclass(frozen=True)
 class Vocabulary(ReadsAnything):
-    """Logits of the language model's vocabulary at the read position.
-
-    Attributes:
-      tokens: one id, whose logit is the value; or two, and the value is the softmax probability of the first
-        (A against B, yes against no); or several with numbers.
-      numbers: of the tokens; the value is the expected number, under the softmax over these tokens alone.
-      key: the matrix they are rows of: the output embedding, or the input embedding that it is tied to.
-      softcap: c in c tanh(logits / c), as some language models have it; None for no cap.
-      with_mass: a second value beside the first: the probability of all these tokens together, in the softmax over
-        the whole vocabulary.
-    """
+    """Logits of the language model's vocabulary at the read position."""
 
     tokens: tuple[int, ...]
+    """One id, whose logit is the value; or two, and the value is the softmax probability of the first (A against B,
+    yes against no); or several with `numbers`."""
     numbers: tuple[float, ...] = ()
+    """Of the tokens; the value is the expected number, under the softmax over these tokens alone."""
     key: str = OUTPUT_EMBEDDING_KEY
+    """The matrix they are rows of: the output embedding, or the input embedding that it is tied to."""
     softcap: float | None = None
+    """c in c tanh(logits / c), as some language models have it; None for no cap."""
     with_mass: bool = False
+    """A second value beside the first: the probability of all these tokens together, in the softmax over the whole
+    vocabulary."""
 
     def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> Vocabulary:
         key = OUTPUT_EMBEDDING_KEY
@@ -163,14 +266,9 @@ class Vocabulary(ReadsAnything):
             )
         return replace(self, key=key, softcap=config.get("final_logit_softcapping"))
 
-    def tensors(self) -> tuple[HeadTensor, ...]:
-        return ()
-
     def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
         normed = states.read()
-        logits = dense(normed, params["score"])
-        if self.softcap is not None:
-            logits = self.softcap * jnp.tanh(logits / self.softcap)
+        logits = soft_capped(dense(normed, params["score"]), self.softcap)
         if self.numbers:
             expected = jax.nn.softmax(logits, axis=-1) * jnp.asarray(self.numbers, jnp.float32)
             value = expected.sum(axis=-1, keepdims=True)
@@ -182,22 +280,16 @@ class Vocabulary(ReadsAnything):
         matrix = params["embed" if whole.tied else "lm_head"]
         every = whole.next_token(params, normed.astype(matrix.dtype))
         named = jax.nn.logsumexp(every[..., jnp.asarray(self.tokens)], axis=-1, keepdims=True)
-        return jnp.concatenate(
-            [value, jnp.exp(named - jax.nn.logsumexp(every, axis=-1, keepdims=True))], axis=-1
-        )
+        mass = jnp.exp(named - jax.nn.logsumexp(every, axis=-1, keepdims=True))
+        return jnp.concatenate([value, mass], axis=-1)
 
 
 @dataclass(frozen=True)
 class LanguageHead(ReadsAnything):
-    """The logits of the whole vocabulary at the read position: the head of a ``*ForCausalLM``.
+    """The logits of the whole vocabulary at the read position: the head of a ``*ForCausalLM``."""
 
-    Attributes:
-      tied: they are products with the input embedding; there is no ``lm_head`` then.
-      softcap: c in c tanh(logits / c), as some language models have it; None for no cap.
-    """
-
-    tied: bool = False
-    softcap: float | None = None
+    tied: bool = False  # they are products with the input embedding; there is no ``lm_head`` then
+    softcap: float | None = None  # c in c tanh(logits / c), as some language models have it; None for no cap
 
     def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> LanguageHead:
         tied = OUTPUT_EMBEDDING_KEY not in stored
@@ -208,15 +300,13 @@ class LanguageHead(ReadsAnything):
             )
         return LanguageHead(tied, config.get("final_logit_softcapping"))
 
-    def tensors(self) -> tuple[HeadTensor, ...]:
-        return ()
-
     def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
         return self.logits(params, states.read())
 
     def logits(self, params: Mapping[str, Any], states: jax.Array) -> jax.Array:
         """Return the logits float32 [..., V] after normed states float32 [..., D], in full float32."""
-        return self._capped(dense(states, params["embed"].T if self.tied else params["lm_head"]))
+        matrix = params["embed"].T if self.tied else params["lm_head"]
+        return soft_capped(dense(states, matrix), self.softcap)
 
     def next_token(self, params: Mapping[str, Any], states: jax.Array) -> jax.Array:
         """The logits float32 [..., V] after normed states [..., D]; factors in the dtype of the states.
@@ -224,17 +314,7 @@ class LanguageHead(ReadsAnything):
         The sampler's way: a matrix in bfloat16 is not made wide once a token.
         """
         matrix, over = (params["embed"], 1) if self.tied else (params["lm_head"], 0)
-        logits = lax.dot_general(
-            states,
-            matrix.astype(states.dtype),
-            (((states.ndim - 1,), (over,)), ((), ())),
-            precision=matmul_precision(states.dtype),
-            preferred_element_type=jnp.float32,
-        )
-        return self._capped(logits)
-
-    def _capped(self, logits: jax.Array) -> jax.Array:
-        return logits if self.softcap is None else self.softcap * jnp.tanh(logits / self.softcap)
+        return soft_capped(product(states, matrix.astype(states.dtype), (-1, over)), self.softcap)
 
 
 def is_one_row(head: Head) -> bool:

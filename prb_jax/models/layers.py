@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
@@ -26,12 +27,33 @@ ACTIVATIONS: Mapping[str, EncoderActivation] = MappingProxyType(
         "tanh": "tanh",
     }
 )
-"""What encoders' ``config.json`` calls an activation -> which one it is."""
+"""The name of an activation in the ``config.json`` of an encoder -> the function."""
+
+Axes = int | tuple[int, ...]
 
 
 def matmul_precision(dtype: jnp.dtype) -> lax.Precision | None:
     """float32 asked for means float32: accelerators would otherwise round factors to bfloat16 or TF32."""
     return lax.Precision.HIGHEST if dtype == jnp.float32 else None
+
+
+def product(a: jax.Array, b: jax.Array, over: tuple[Axes, Axes] = (-1, 0), *, batch: int = 0) -> jax.Array:
+    """Products of two arrays of one dtype, accumulated in float32, which they stay.
+
+    Args:
+        a, b: the factors.
+        over: the axes of each that are summed over.
+        batch: how many leading axes both share.
+    """
+    summed = [tuple(n % x.ndim for n in np.atleast_1d(axes).tolist()) for x, axes in zip((a, b), over)]
+    shared = tuple(range(batch))
+    return lax.dot_general(
+        a,
+        b,
+        ((summed[0], summed[1]), (shared, shared)),
+        precision=matmul_precision(a.dtype),
+        preferred_element_type=jnp.float32,
+    )
 
 
 def float32_einsum(form: str, *factors: jax.Array) -> jax.Array:
@@ -61,22 +83,7 @@ def project(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> j
 @jax.custom_vjp
 def _matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
     """[..., I] x [I, O] -> float32 [..., O], both factors in x's dtype."""
-    return dot(x, weight.astype(x.dtype))
-
-
-def dot(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """[..., I] x [I, O] of one dtype -> float32 [..., O]. Its derivative is JAX's own."""
-    return _dot(x, weight, (x.ndim - 1,), (0,))
-
-
-def _dot(a: jax.Array, b: jax.Array, over_a: tuple[int, ...], over_b: tuple[int, ...]) -> jax.Array:
-    return lax.dot_general(
-        a,
-        b,
-        ((over_a, over_b), ((), ())),
-        precision=matmul_precision(a.dtype),
-        preferred_element_type=jnp.float32,
-    )
+    return product(x, weight.astype(x.dtype))
 
 
 # The derivative written by hand: left to itself, JAX multiplies the float32 cotangent of the float32
@@ -86,7 +93,7 @@ def _matmul_forward(x: Any, weight: Any) -> tuple[jax.Array, tuple[Any, ...]]:
     kept_x = x.value if weight.perturbed else None
     kept_weight = weight.value if x.perturbed else None
     kinds = (jnp.zeros((0,), x.value.dtype), jnp.zeros((0,), weight.value.dtype))
-    return dot(x.value, weight.value.astype(x.value.dtype)), (kept_x, kept_weight, *kinds)
+    return product(x.value, weight.value.astype(x.value.dtype)), (kept_x, kept_weight, *kinds)
 
 
 def _matmul_backward(kept: tuple[Any, ...], cotangent: Any) -> tuple[Any, Any]:
@@ -96,10 +103,10 @@ def _matmul_backward(kept: tuple[Any, ...], cotangent: Any) -> tuple[Any, Any]:
     narrow = cotangent.astype(like_x.dtype)
     to_x = to_weight = None
     if weight is not None:
-        to_x = _dot(narrow, weight.astype(like_x.dtype), (narrow.ndim - 1,), (1,)).astype(like_x.dtype)
+        to_x = product(narrow, weight.astype(like_x.dtype), (-1, 1)).astype(like_x.dtype)
     if x is not None:
         leading = tuple(range(x.ndim - 1))
-        to_weight = _dot(x, narrow, leading, leading).astype(like_weight.dtype)
+        to_weight = product(x, narrow, (leading, leading)).astype(like_weight.dtype)
     return to_x, to_weight
 
 

@@ -20,7 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from prb_jax.data.options import Options, option
 from prb_jax.errors import CheckpointError
-from prb_jax.models.layers import matmul_precision, project
+from prb_jax.models.layers import product, project
 from prb_jax.models.quantization import MATRICES, quantized_project, scale_of
 
 TARGETS: tuple[str, ...] = MATRICES
@@ -111,38 +111,29 @@ def merge_lora(params: Mapping[str, Any], *, scale: float) -> dict[str, Any]:
     Raises:
         CheckpointError: an adapted matrix is quantised.
     """
-    layers: dict[str, Any] = {}
-    for name, weight in params["layers"].items():
+    given, layers = params["layers"], {}
+    for name, weight in given.items():
         if name.endswith((FACTOR_A, FACTOR_B)):
             continue
-        a = params["layers"].get(f"{name}{FACTOR_A}")
-        if a is not None:
-            if scale_of(params["layers"], name) is not None:
+        if f"{name}{FACTOR_A}" in given:
+            if scale_of(given, name) is not None:
                 raise CheckpointError(f"layers/{name}: is quantised: merge its adapter before")
-            weight = _merged(weight, a, params["layers"][f"{name}{FACTOR_B}"], scale)
+            merge = _merge(getattr(weight, "sharding", None))
+            weight = merge(weight, given[f"{name}{FACTOR_A}"], given[f"{name}{FACTOR_B}"], scale)
         layers[name] = weight
     return {**params, "layers": layers}
-
-
-def _merged(weight: jax.Array, a: jax.Array, b: jax.Array, scale: float) -> jax.Array:
-    return _merge(getattr(weight, "sharding", None))(weight, a, b, scale)
 
 
 @functools.cache
 def _merge(sharding: jax.sharding.Sharding | None) -> Callable[..., jax.Array]:
     """Merges a matrix of all layers, a layer at a time: only one layer's update is ever in memory in float32."""
 
-    def one(scale: jax.Array, args: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-        w, a, b = args
-        update = lax.dot_general(
-            a.astype(jnp.float32),
-            b.astype(jnp.float32),
-            (((1,), (0,)), ((), ())),
-            precision=matmul_precision(jnp.dtype(jnp.float32)),
-        )
-        return (w.astype(jnp.float32) + scale * update).astype(w.dtype)
-
     def every(weight: jax.Array, a: jax.Array, b: jax.Array, scale: jax.Array) -> jax.Array:
-        return lax.map(functools.partial(one, scale), (weight, a, b))
+        def one(args: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+            w, a, b = args
+            update = product(a.astype(jnp.float32), b.astype(jnp.float32))
+            return (w.astype(jnp.float32) + scale * update).astype(w.dtype)
+
+        return lax.map(one, (weight, a, b))
 
     return jax.jit(every, out_shardings=sharding)

@@ -24,12 +24,11 @@ from jax import lax
 from jax.sharding import Mesh
 
 from prb_jax.errors import CheckpointError, quote
-from prb_jax.models.layers import dot
+from prb_jax.models.layers import product
 from prb_jax.sharding import BOTH_SCALE, SCALE_SUFFIXES, WEIGHT_SCALE
 
 MATRICES: tuple[str, ...] = ("q", "k", "v", "o", "gate", "up", "down")
 """The matrices of a layer, by their names in the tree of parameters."""
-
 
 _INT8, _FP8 = np.dtype(np.int8), np.dtype(jnp.float8_e4m3fn)
 _LIMITS = {_INT8: 127.0, _FP8: 448.0}
@@ -41,17 +40,11 @@ _Array = TypeVar("_Array", jax.Array, np.ndarray)
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """How matrices are quantised.
+    """How matrices are quantised."""
 
-    Attributes:
-        name: as given by the user.
-        dtype: of the matrices.
-        activations: whether activations are quantised too, so that both factors are of this dtype.
-    """
-
-    name: str
-    dtype: np.dtype
-    activations: bool
+    name: str  # as given by the user
+    dtype: np.dtype  # of the matrices
+    activations: bool  # activations are quantised too, so that both factors are of this dtype
 
     @property
     def suffix(self) -> str:
@@ -82,8 +75,7 @@ def quantization_form(name: str, *, mesh: Mesh | None = None) -> Form:
     form = FORMS.get(name)
     if form is None:
         raise CheckpointError(f"quantize: expected {', '.join(FORMS)}, found {quote(name)}")
-    device = None if mesh is None else mesh.devices.flat[0]
-    if device is not None and form.dtype == _FP8 and not _multiplies_fp8(device):
+    if mesh is not None and form.dtype == _FP8 and not _multiplies_fp8(device := mesh.devices.flat[0]):
         raise CheckpointError(
             f"quantize: fp8 needs matrix units for float8_e4m3fn (NVIDIA GPUs of compute capability 8.9 and more, "
             f"TPU v7), found {device.platform} ({device.device_kind}); int8 runs everywhere"
@@ -131,7 +123,7 @@ def quantized_project(x: jax.Array, weight: jax.Array, scale: jax.Array, *, acti
     Sums of int8 products are exact, in int32, up to 133,000 inputs.
     """
     if not activations:
-        return dot(x, weight.astype(x.dtype)) * scale
+        return product(x, weight.astype(x.dtype)) * scale
     narrow, token_scale = quantize_array(x, np.dtype(weight.dtype), axis=-1)
     accumulated = jnp.int32 if weight.dtype == _INT8 else jnp.float32
     out = lax.dot_general(
@@ -143,10 +135,8 @@ def quantized_project(x: jax.Array, weight: jax.Array, scale: jax.Array, *, acti
 def scale_of(weights: Mapping[str, Any], name: str) -> tuple[Any, bool] | None:
     """The scales of the matrix ``name`` of a layer, and whether activations are quantised too; None if it
     is not quantised."""
-    for suffix in SCALE_SUFFIXES:
-        if (scale := weights.get(f"{name}{suffix}")) is not None:
-            return scale, suffix == BOTH_SCALE
-    return None
+    found = [suffix for suffix in SCALE_SUFFIXES if f"{name}{suffix}" in weights]
+    return (weights[f"{name}{found[0]}"], found[0] == BOTH_SCALE) if found else None
 
 
 def quantize_params(params: Mapping[str, Any], form: Form) -> dict[str, Any]:

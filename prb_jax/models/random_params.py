@@ -1,4 +1,4 @@
-"""The parameters of a decoder, with random values: modules of NNX that are used as plain trees.
+"""The parameters of a decoder with random values, for training from scratch and for benchmarks.
 
 Only what starts from random weights imports this: flax takes a second to import.
 """
@@ -13,41 +13,8 @@ from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder_layer import Params
 
 
-class DecoderLayers(nnx.Module):
-    """The parameters of all layers, stacked on axis 0. Matrices are [L, in, out]."""
-
-    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs, dtype: jnp.dtype) -> None:
-        layers, width, mlp = config.num_hidden_layers, config.hidden_size, config.intermediate_size
-        q_size = config.num_attention_heads * config.head_dim
-        kv_size = config.num_key_value_heads * config.head_dim
-        unit = 0.0 if config.norm_plus_one else 1.0
-
-        def matrix(inputs: int, outputs: int) -> nnx.Param:
-            scale = inputs**-0.5
-            return nnx.Param(scale * jax.random.normal(rngs.params(), (layers, inputs, outputs), dtype))
-
-        def vector(size: int, value: float) -> nnx.Param:
-            return nnx.Param(jnp.full((layers, size), value, dtype))
-
-        self.input_norm = vector(width, unit)
-        self.q, self.k, self.v = matrix(width, q_size), matrix(width, kv_size), matrix(width, kv_size)
-        self.o = matrix(q_size, width)
-        if config.attention_bias:
-            self.q_bias, self.k_bias, self.v_bias = vector(q_size, 0), vector(kv_size, 0), vector(kv_size, 0)
-        if config.attention_output_bias:
-            self.o_bias = vector(width, 0)
-        if config.qk_norm:
-            self.q_norm, self.k_norm = vector(config.head_dim, unit), vector(config.head_dim, unit)
-        if config.post_norms:
-            self.post_attention_norm, self.post_mlp_norm = vector(width, unit), vector(width, unit)
-        self.mlp_norm = vector(width, unit)
-        self.gate, self.up, self.down = matrix(width, mlp), matrix(width, mlp), matrix(mlp, width)
-        if config.mlp_bias:
-            self.gate_bias, self.up_bias, self.down_bias = vector(mlp, 0), vector(mlp, 0), vector(width, 0)
-
-
 class Decoder(nnx.Module):
-    """A decoder with a linear score head.
+    """A decoder with a linear score head; the layers are stacked on axis 0, their matrices are [L, in, out].
 
     Args:
         config: architecture.
@@ -56,18 +23,40 @@ class Decoder(nnx.Module):
     """
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.float32) -> None:
-        width, labels = config.hidden_size, config.num_labels
+        layers, width, mlp = config.num_hidden_layers, config.hidden_size, config.intermediate_size
+        queries = config.num_attention_heads * config.head_dim
+        keys = config.num_key_value_heads * config.head_dim
         unit = 0.0 if config.norm_plus_one else 1.0
+
+        def drawn(*shape: int, scale: float | None = None) -> nnx.Param:
+            factor = shape[-2] ** -0.5 if scale is None else scale
+            return nnx.Param(factor * jax.random.normal(rngs.params(), shape, dtype))
+
         # Scaled embeddings (Gemma) are small so that the residual stream starts at size one everywhere.
-        embed_scale = 1.0 / (config.embedding_scale or 1.0)
-        self.embed = nnx.Param(
-            embed_scale * jax.random.normal(rngs.params(), (config.vocab_size, width), dtype)
+        self.embed = drawn(config.vocab_size, width, scale=1.0 / (config.embedding_scale or 1.0))
+        matrices = {
+            "q": (width, queries), "k": (width, keys), "v": (width, keys), "o": (queries, width),
+            "gate": (width, mlp), "up": (width, mlp), "down": (mlp, width),
+        }  # fmt: skip
+        vectors = {"input_norm": (width, unit), "mlp_norm": (width, unit)}
+        if config.qk_norm:
+            vectors |= dict.fromkeys(("q_norm", "k_norm"), (config.head_dim, unit))
+        if config.post_norms:
+            vectors |= dict.fromkeys(("post_attention_norm", "post_mlp_norm"), (width, unit))
+        biased = ("q", "k", "v") * config.attention_bias + ("o",) * config.attention_output_bias
+        for name in biased + ("gate", "up", "down") * config.mlp_bias:
+            vectors[f"{name}_bias"] = (matrices[name][1], 0.0)
+        self.layers = nnx.Dict(
+            {name: drawn(layers, *shape) for name, shape in matrices.items()}
+            | {
+                name: nnx.Param(jnp.full((layers, size), value, dtype))
+                for name, (size, value) in vectors.items()
+            }
         )
-        self.layers = DecoderLayers(config, rngs, dtype)
         self.final_norm = nnx.Param(jnp.full((width,), unit, dtype))
-        self.score = nnx.Param(width**-0.5 * jax.random.normal(rngs.params(), (width, labels), dtype))
+        self.score = drawn(width, config.num_labels)
 
 
 def init_params(config: DecoderConfig, *, seed: int = 0, dtype: jnp.dtype = jnp.float32) -> Params:
-    """Random parameters as a nested dict: for training from scratch and for benchmarks."""
+    """Random parameters as a nested dict."""
     return nnx.to_pure_dict(nnx.state(Decoder(config, rngs=nnx.Rngs(seed), dtype=dtype)))

@@ -1,4 +1,9 @@
-"""Rotary position embedding: inverse frequencies and angles.
+"""Rotary position embedding: its parameters, read from both spellings of ``config.json``, and the angles.
+
+Before transformers 5 a file has ``rope_theta`` and ``rope_scaling`` (whose type is spelled ``type`` or
+``rope_type``), and Gemma 3 adds ``rope_local_base_freq``. From transformers 5 on there is one object
+``rope_parameters``, or one per layer type. An unknown type, or a field that the type does not have,
+is an error: a wrong rope looks fine on short prompts and is wrong on long ones.
 
 Sources: RoFormer (arXiv 2104.09864), linear scaling (arXiv 2306.15595), YaRN (arXiv 2309.00071) and
 the frequency rule of Llama 3.1. Rounding follows transformers step by step in float32: at position
@@ -6,15 +11,220 @@ the frequency rule of Llama 3.1. Rounding follows transformers step by step in f
 those bits.
 """
 
+from __future__ import annotations
+
+import functools
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prb_jax.models.config.rope import RopeConfig
+from prb_jax.errors import CheckpointError
+from prb_jax.models.config.fields import FieldReader
 
-__all__ = ["RopeConfig", "inverse_frequencies", "rotary_angles"]
+RopeType = Literal["default", "linear", "llama3", "yarn"]
+ROPE_TYPES: tuple[str, ...] = get_args(RopeType)
+
+_LENGTH = "original_max_position_embeddings"
+_FIELDS: Mapping[str, frozenset[str]] = {
+    "default": frozenset(),
+    "linear": frozenset({"factor"}),
+    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", _LENGTH}),
+    "yarn": frozenset(
+        f"factor attention_factor beta_fast beta_slow mscale mscale_all_dim truncate {_LENGTH}".split()
+    ),
+}
+_EVERY_TYPE = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeConfig:
+    """Everything that decides the rotary angles of one kind of layer."""
+
+    rope_type: RopeType
+    theta: float  # base of the geometric series of wavelengths
+    head_dim: int  # H; all of it is rotated
+    factor: float = 1.0  # by how much the context was extended (1 for ``default``)
+    low_freq_factor: float = 1.0  # bounds of the blended band (``llama3``)
+    high_freq_factor: float = 1.0
+    original_max_position_embeddings: int = (
+        0  # context length of pre-training in tokens (``llama3``, ``yarn``)
+    )
+    beta_fast: float = 32.0  # rotations over the original context that bound the ramp (``yarn``)
+    beta_slow: float = 1.0
+    truncate: bool = True  # the bounds of the ramp are rounded outwards to whole dimensions (``yarn``)
+    attention_factor: float = 1.0  # multiplies cos and sin (``yarn``; 1 otherwise)
+
+
+def parse_ropes(
+    fields: FieldReader, *, head_dim: int, longest: int, theta: float, local_theta: float | None = None
+) -> tuple[RopeConfig, RopeConfig | None]:
+    """The ropes of full and of sliding layers; the second is None in families whose layers all share one.
+
+    In the old spelling of a family with two (Gemma 3), ``rope_theta`` and ``rope_scaling`` belong to the full layers
+    and ``rope_local_base_freq`` to the sliding ones, which are never scaled.
+
+    Args:
+      fields: reader of the whole ``config.json``.
+      head_dim: H.
+      longest: ``max_position_embeddings``, used where the original context length is not given.
+      theta, local_theta: used where no theta is given; without the latter all layers share one rope.
+
+    Raises:
+      CheckpointError: unknown type, unknown or mistyped field, two spellings that disagree, or one that transformers
+        ignores.
+    """
+    scaling, parameters = _object(fields, "rope_scaling"), _object(fields, "rope_parameters")
+    in_scaling = FieldReader(scaling, fields.where, "rope_scaling.")
+    if local_theta is None:
+        for name, found in (("rope_scaling", scaling), ("rope_parameters", parameters)):
+            if nested := [key for key, value in found.items() if isinstance(value, Mapping)]:
+                found = f"objects per layer type: {nested}"
+                raise fields.error(name, "one object for all layers", found=found)
+    else:
+        if unknown := sorted(set(parameters) - set(_LAYER_TYPES)):
+            expected = " and ".join(map(repr, _LAYER_TYPES))
+            raise fields.error("rope_parameters", f"objects {expected}", found=f"keys {unknown}")
+        if scaling and "rope_type" not in scaling:
+            # transformers 4 takes the older spelling 'type' here, transformers 5 ignores it.
+            raise in_scaling.error("rope_type", "a rope type")
+    if (
+        scaling and parameters
+    ):  # transformers takes the older spelling, and loses the theta inside the newer one
+        raise CheckpointError(
+            f"{fields.where}: both 'rope_scaling' and 'rope_parameters' are given: keep one of them"
+        )
+    parse = functools.partial(_parse_rope, fields, head_dim=head_dim, longest=longest)
+    if local_theta is None:
+        rope = in_scaling if scaling else FieldReader(parameters, fields.where, "rope_parameters.")
+        return parse(rope, ("rope_theta", theta)), None
+
+    def of_layers(layer_type: str) -> FieldReader:
+        inner = parameters.get(layer_type)
+        if inner is not None and not isinstance(inner, Mapping):
+            raise fields.error("rope_parameters", f"an object as '{layer_type}'", found=inner)
+        return FieldReader(inner or {}, fields.where, f"rope_parameters.{layer_type}.")
+
+    full, sliding = (of_layers(layer_type) for layer_type in _LAYER_TYPES)
+    return (
+        parse(in_scaling if scaling else full, ("rope_theta", theta), by_layer_type=True),
+        parse(sliding, ("rope_local_base_freq", local_theta), by_layer_type=True),
+    )
+
+
+def _parse_rope(
+    fields: FieldReader,
+    rope: FieldReader,
+    outer_theta: tuple[str, float],
+    *,
+    head_dim: int,
+    longest: int,
+    by_layer_type: bool = False,
+) -> RopeConfig:
+    """One rope.
+
+    Args:
+      fields: the whole file.
+      rope: the rope's own object.
+      outer_theta: the field beside that object with theta, and the value of the family.
+      head_dim, longest: as of :func:`parse_ropes`.
+      by_layer_type: the family has one rope for each type of layers.
+    """
+    theta = _same_inside(rope, fields, "rope_theta", *outer_theta, read=FieldReader.number)
+    if not by_layer_type:  # some files keep the original length outside the rope object
+        original = _same_inside(rope, fields, _LENGTH, _LENGTH, longest, read=FieldReader.integer)
+    elif rope.raw.get("truncate") is False:
+        # transformers looks for it outside the layer type's object, so never honours it.
+        raise rope.error("truncate", "true or no such field, as this model family has no other behaviour")
+    else:
+        original = rope.integer(_LENGTH, default=longest)
+
+    rope_type = _rope_type(rope)
+    known = _FIELDS[rope_type] | _EVERY_TYPE
+    # Some tools write the original length beside types that do not use it; it changes nothing there.
+    for key in sorted(set(rope.raw) - known - {_LENGTH}):
+        if rope.raw[key] is not None:
+            raise CheckpointError(
+                f"{rope.where}: field '{rope.prefix}{key}' is not known for rope type '{rope_type}' "
+                f"(known: {', '.join(sorted(known))})"
+            )
+    if rope.number("partial_rotary_factor", default=1.0) != 1.0:
+        raise rope.error(
+            "partial_rotary_factor", "1 or no such field: rotating part of a head is not supported"
+        )
+    if head_dim % 2:
+        raise CheckpointError(f"{rope.where}: rotary embedding needs an even head_dim, found {head_dim}")
+
+    made = functools.partial(RopeConfig, rope_type=rope_type, theta=theta, head_dim=head_dim)
+    if rope_type == "default":
+        return made()
+    if rope_type == "linear":
+        return made(factor=rope.number("factor"))
+    made = functools.partial(made, original_max_position_embeddings=original)
+    if rope_type == "llama3":
+        low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+        if high <= low:
+            raise rope.error("high_freq_factor", f"a number above low_freq_factor ({low})")
+        return made(factor=rope.number("factor"), low_freq_factor=low, high_freq_factor=high)
+    # A null factor means the ratio of the two context lengths.
+    factor = rope.number("factor", default=longest / original)
+    return made(
+        factor=factor,
+        # Zero counts as absent, as in transformers.
+        beta_fast=rope.number("beta_fast", default=32.0, positive=False) or 32.0,
+        beta_slow=rope.number("beta_slow", default=1.0, positive=False) or 1.0,
+        truncate=rope.flag("truncate", default=True),
+        attention_factor=_yarn_attention_factor(rope, factor),
+    )
+
+
+def _object(fields: FieldReader, name: str) -> Mapping[str, Any]:
+    value = fields.value(name)
+    if value is not None and not isinstance(value, Mapping):
+        raise fields.error(name, "an object")
+    return value or {}
+
+
+def _same_inside(
+    rope: FieldReader, fields: FieldReader, inner: str, outer: str, default: Any, *, read: Any
+) -> Any:
+    """A field of the rope object, else the one beside it, else the default; two that disagree are an error."""
+    beside = read(fields, outer, default=default)
+    value = read(rope, inner, default=beside)
+    if fields.has(outer) and value != beside:
+        named = f"'{outer}'" if inner != outer else f"the field '{outer}' outside it"
+        raise rope.error(inner, f"the same value as {named} ({beside})")
+    return value
+
+
+def _rope_type(rope: FieldReader) -> RopeType:
+    named = {rope.text(key): key for key in ("type", "rope_type") if rope.has(key)}
+    if len(named) > 1:
+        raise rope.error("type", f"the same as rope_type ('{rope.raw['rope_type']}')")
+    for found, key in named.items():
+        if found not in ROPE_TYPES:
+            raise rope.error(key, f"one of the supported rope types ({', '.join(ROPE_TYPES)})")
+    return cast(RopeType, next(iter(named), "default"))
+
+
+def _yarn_attention_factor(rope: FieldReader, factor: float) -> float:
+    """YaRN (arXiv 2309.00071) eq. 22: 0.1 ln(factor) + 1, unless the file says otherwise."""
+
+    def magnitude(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    mscale = rope.number("mscale", default=0.0, positive=False)
+    mscale_all_dim = rope.number("mscale_all_dim", default=0.0, positive=False)
+    if rope.has("attention_factor"):
+        return rope.number("attention_factor")
+    if mscale and mscale_all_dim:
+        return magnitude(mscale) / magnitude(mscale_all_dim)
+    return magnitude(1.0)
 
 
 def inverse_frequencies(rope: RopeConfig) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -14,8 +14,7 @@ from prb_jax.personal.few_shot.choices import Context, Posts, Responses
 from prb_jax.personal.few_shot.protocol import next_power
 from prb_jax.personal.history import preferred_pairs
 from prb_jax.readouts.text_encoder import TextEncoder
-from prb_jax.text.protocol import TextProtocol
-from prb_jax.text.visible import visible
+from prb_jax.text.visible import TextProtocol, visible
 
 Advance = Callable[[int, int], object]
 
@@ -134,19 +133,16 @@ class EmbeddedTexts:
 
     def posts(self, profiles: Sequence[tuple[Post, ...]]) -> Posts | None:
         """Return the posts of profiles, padded; None where there are none."""
-        most = max(map(len, profiles))
+        most, rows = max(map(len, profiles)), dict[bytes, int]()
         if not most:
             return None
-        shape = (len(profiles), next_power(most))
-        features = np.zeros((*shape, self.embedder.width), np.float32)
-        mask, signs, items = np.zeros(shape, bool), np.zeros(shape, np.float32), np.full(shape, -1, np.int32)
-        for row, posts in enumerate(profiles):
-            for place, post in enumerate(posts):
-                judged = read_post(post)
-                features[row, place] = self.features[b"post" + post_key(judged.text)]
-                mask[row, place], signs[row, place] = True, judged.sign
-                items[row, place] = self.items.get(post_key(judged.text), -1)
-        return Posts(features, mask, signs, items)
+
+        def row_of(post: Post) -> int:
+            return rows.setdefault(b"post" + post_key(read_post(post).text), len(rows))
+
+        padded = pad_posts(profiles, row_of, self.items, width=next_power(most))
+        features = np.stack([self.features[key] for key in rows])[padded.features]
+        return replace(padded, features=np.where(padded.mask[..., None], features, 0))
 
     def contexts(
         self, known: Sequence[tuple[tuple[Comparison, ...], tuple[Post, ...]]], *, most: int
@@ -164,6 +160,27 @@ class EmbeddedTexts:
         full = [[*row, *([filler] * (width - len(row)))] for row in pairs]
         chosen, rejected = (self.responses([[pair[side] for pair in row] for row in full]) for side in (0, 1))
         return Context(chosen, rejected, mask, posts)
+
+
+def pad_posts(
+    profiles: Sequence[Sequence[Post]],
+    row_of: Callable[[Post], int],
+    items: Mapping[bytes, int],
+    *,
+    width: int,
+) -> Posts:
+    """Return the posts of P profiles, padded to a width; in the place of its features a post has the row, int32, that
+    ``row_of`` says, and its number is that of ``items``."""
+    shape = (len(profiles), width)
+    rows, known = np.zeros(shape, np.int32), np.full(shape, -1, np.int32)
+    mask, signs = np.zeros(shape, bool), np.zeros(shape, np.float32)
+    for number, posts in enumerate(profiles):
+        for place, post in enumerate(posts):
+            judged = read_post(post)
+            rows[number, place], mask[number, place] = row_of(post), True
+            signs[number, place] = judged.sign
+            known[number, place] = items.get(post_key(judged.text), -1)
+    return Posts(rows, mask, signs, known)
 
 
 def _pairs(comparison: Comparison) -> list[tuple[tuple[Comparison, int], tuple[Comparison, int]]]:

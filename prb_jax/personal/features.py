@@ -9,19 +9,21 @@ reward of each response with its prompt and a profile; both are one float32 numb
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from prb_jax.data.comparison import Comparison, Message, Post
+from prb_jax.data.options import Options, option, section
 from prb_jax.data.reading import read_object
 from prb_jax.errors import DataError, RunError, quote, short_repr
 from prb_jax.processes.agreement import differences
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.text.view import ViewOptions
 
 FEATURES: Final = "features.json"
 KIND: Final = "prb_jax features"
@@ -35,6 +37,26 @@ REWARDS: Final = "rewards"
 
 SHOWN: Final = "shown"
 DTYPES: Final = ("bfloat16", "float32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureOptions(Options, error=RunError):
+    """How features are made: how the model is opened, what it reads (never a profile), and what is written.
+
+    Raises:
+      RunError: another ``store``, or fewer than 0 posts.
+    """
+
+    store: str = option("float32", "numbers of the files", choices=DTYPES)
+    responses_alone: bool = option(False, "an encoder of texts reads each response without its prompt")
+    view: ViewOptions = section(ViewOptions)
+    profile_posts: int = option(
+        0,
+        "a reward model also scores each response with the first N posts of the profile before its prompt",
+        least=0,
+    )
+    loading: LoadOptions = section(LoadOptions)
+    file_rows: int = option(4096, "texts of a file, which `--part` shares out whole", least=1)
 
 
 def answer_key(prompt: Sequence[Message], response: str) -> bytes:
@@ -52,14 +74,9 @@ def shown_key(posts: Sequence[Post], prompt: Sequence[Message], response: str) -
     return answer_key([*profile, *prompt], f"{len(profile)} posts\n{response}")
 
 
-@dataclass(frozen=True)
-class JudgedText:
-    """A post as methods of personalisation read it.
-
-    Attributes:
-      text: the post's text, or the text that it judges.
-      sign: 1 where the user agrees with the text, -1 where the user disagrees, 0 for the user's own words.
-    """
+class JudgedText(NamedTuple):
+    """A post as methods of personalisation read it: its text, or the text that it judges; and the sign, 1 where the
+    user agrees with the text, -1 where the user disagrees, 0 for the user's own words."""
 
     text: str
     sign: int
@@ -87,13 +104,11 @@ class FeatureTable:
     """Rows of features by the digests of their texts.
 
     Attributes:
-      parts: arrays [n, D], memory-mapped, one after another.
-      starts: the first row of each part.
+      parts: arrays [n, D], memory-mapped, one after another, all but the last one of the same length.
       rows: the row of each digest.
     """
 
     parts: Sequence[np.ndarray]
-    starts: Sequence[int]
     rows: Mapping[bytes, int] = field(repr=False)
 
     def __len__(self) -> int:
@@ -103,11 +118,22 @@ class FeatureTable:
         """Return the features of these rows, float32 [n, D]."""
         wanted = np.fromiter(rows, np.int64)
         found = np.empty((len(wanted), self.parts[0].shape[1] if self.parts else 0), np.float32)
-        part_of = np.array([bisect.bisect_right(self.starts, row) - 1 for row in wanted], np.int64)
+        part_of, row_of = np.divmod(wanted, max(1, len(self.parts[0]))) if self.parts else (wanted, wanted)
         for number in np.unique(part_of):
             here = part_of == number
-            found[here] = self.parts[number][wanted[here] - self.starts[number]]
+            found[here] = self.parts[number][row_of[here]]
         return found
+
+    def find(self, keys: Iterable[bytes], lacking: Callable[[int], str]) -> list[int]:
+        """Return the rows of digests.
+
+        Raises:
+          DataError: one has no row; what ``lacking`` says of its place.
+        """
+        rows = [self.rows.get(key) for key in keys]
+        if None in rows:
+            raise DataError(lacking(rows.index(None)))
+        return [row for row in rows if row is not None]
 
 
 @dataclass(frozen=True)
@@ -161,12 +187,9 @@ class FeatureStore:
         Raises:
           DataError: a response has no features, naming the comparison.
         """
-        rows = [self.answers.rows.get(answer_key(comparison.prompt, text)) for text in comparison.responses]
-        if None in rows:
-            raise DataError(
-                f"comparison {quote(comparison.id)}: response {rows.index(None)} has no features in {self.path}"
-            )
-        return [row for row in rows if row is not None]
+        keys = [answer_key(comparison.prompt, text) for text in comparison.responses]
+        named = f"comparison {quote(comparison.id)}: response"
+        return self.answers.find(keys, lambda place: f"{named} {place} has no features in {self.path}")
 
     def shown_rewards(self, comparison: Comparison) -> np.ndarray | None:
         """Return the reward of each response when the profile was shown, float32 [K]; None where none was.
@@ -177,15 +200,12 @@ class FeatureStore:
         if self.shown is None:
             return None
         posts = comparison.profile[: self.facts["profile_posts"]]
-        rows = [
-            self.shown.rows.get(shown_key(posts, comparison.prompt, text)) for text in comparison.responses
-        ]
-        if None in rows:
-            raise DataError(
-                f"comparison {quote(comparison.id)}: response {rows.index(None)} has no reward with this profile in "
-                f"{self.path}"
-            )
-        return self.shown.read([row for row in rows if row is not None])[:, 0]
+        keys = [shown_key(posts, comparison.prompt, text) for text in comparison.responses]
+        named = f"comparison {quote(comparison.id)}: response"
+        rows = self.shown.find(
+            keys, lambda place: f"{named} {place} has no reward with this profile in {self.path}"
+        )
+        return self.shown.read(rows)[:, 0]
 
     def post_rows(self, posts: Sequence[Post]) -> list[int]:
         """Return the row of each post of a profile.
@@ -193,11 +213,9 @@ class FeatureStore:
         Raises:
           DataError: a post has no features.
         """
-        rows = [self.posts.rows.get(post_key(read_post(post).text)) for post in posts]
-        if None in rows:
-            text = posts[rows.index(None)].text
-            raise DataError(f"a post of a profile has no features in {self.path}: {quote(text)}")
-        return [row for row in rows if row is not None]
+        keys = [post_key(read_post(post).text) for post in posts]
+        lacking = f"a post of a profile has no features in {self.path}"
+        return self.posts.find(keys, lambda place: f"{lacking}: {quote(posts[place].text)}")
 
 
 def part_name(table: str, number: int) -> str:
@@ -242,22 +260,21 @@ def open_features(path: str | Path) -> FeatureStore:
 def _open_table(
     folder: Path, name: str, facts: Mapping[str, Any], *, beside: str | None = None
 ) -> FeatureTable:
-    count, width, dtype = facts[beside or name], facts["width"], facts["dtype"]
-    keys = _load(folder / f"{beside or name}.keys.npy", np.dtype(np.uint8), (count, KEY_BYTES))
-    stored = np.dtype(np.float32 if dtype == "float32" else np.uint16)
-    parts, starts = [], list(range(0, count, facts["part"]))
-    for number, start in enumerate(starts):
-        rows = min(facts["part"], count - start)
-        part = _load(folder / part_name(name, number), stored, (rows, width))
+    count, dtype = facts[beside or name], facts["dtype"]
+    keys = _load(folder / f"{beside or name}.keys.npy", "uint8", (count, KEY_BYTES))
+    parts = []
+    for number, start in enumerate(range(0, count, facts["part"])):
+        shape = (min(facts["part"], count - start), facts["width"])
+        part = _load(folder / part_name(name, number), "float32" if dtype == "float32" else "uint16", shape)
         if dtype != "float32":
             import ml_dtypes
 
             part = part.view(ml_dtypes.bfloat16)
         parts.append(part)
-    return FeatureTable(parts, starts, {row.tobytes(): place for place, row in enumerate(np.asarray(keys))})
+    return FeatureTable(parts, {row.tobytes(): place for place, row in enumerate(np.asarray(keys))})
 
 
-def _load(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+def _load(path: Path, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     try:
         found = np.load(path, mmap_mode="r" if shape[0] else None, allow_pickle=False)
     except (OSError, ValueError) as error:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -17,13 +17,7 @@ from prb_jax.data.reading import read_object
 from prb_jax.data.records import Records, as_comparisons, digest
 from prb_jax.errors import DataError, RunError, quote, short_repr
 from prb_jax.personal.embedder import EmbeddedTexts, Embedder
-from prb_jax.personal.few_shot.protocol import (
-    BATCH,
-    adapt_rows,
-    in_batches,
-    score_rows,
-    score_table,
-)
+from prb_jax.personal.few_shot.protocol import BATCH, adapt_rows, in_batches, score_rows, score_table
 from prb_jax.personal.folder import SPLITS
 from prb_jax.personal.history import by_user, posts_that_do_not_tell, refuse_told, that_tell, without_told
 from prb_jax.personal.saved import FittedMethod, UserStates, read_states, save_states
@@ -31,6 +25,12 @@ from prb_jax.trees.tree import ScoredBatch, Truncation
 
 MOST: Final = 64
 """Comparisons that a person is adapted on, the latest ones."""
+
+Known = tuple[tuple[Comparison, ...], tuple[Post, ...]]
+"""What is known of a person: comparisons, and posts."""
+
+Asked = tuple[str, tuple[Comparison, ...], Comparison]
+"""A comparison to be scored, after its user and what this user chose before."""
 
 
 @dataclass(eq=False)
@@ -110,16 +110,13 @@ class PersonalisedModel:
         """
         given = as_comparisons(comparisons, labelled=False)
         users = [str(user or one.user_id) for one in given]
-        scores = self._score(
-            [(name, self.contexts.get(name, ()), one) for name, one in zip(users, given, strict=True)]
-        )
+        asked = [(name, self.contexts.get(name, ()), one) for name, one in zip(users, given, strict=True)]
+        scores = self._score(asked)
         return scores[0] if isinstance(comparisons, Comparison | Mapping) else scores
 
     def save_states(self, folder: str | Path) -> int:
-        """Write the states of everybody that :meth:`adapt` was told of, so that their comparisons need not be kept.
-
-        Returns:
-          the bytes on the disk.
+        """Write the states of everybody that :meth:`adapt` was told of, so that their comparisons need not be kept, and
+        return the bytes on the disk.
 
         Raises:
           RunError: nobody is known, or the folder cannot be written.
@@ -128,9 +125,7 @@ class PersonalisedModel:
             raise RunError("states: nobody is known: adapt to people first")
         self._texts.embed([one for own in self.contexts.values() for one in own])
         states = self._states([(own, _profile(own)) for own in self.contexts.values()])
-        found = UserStates(tuple(self.contexts), states)
-        facts = self.fitted.facts
-        return save_states(folder, found, method=facts["method"], fitted=facts["digest"])
+        return save_states(folder, UserStates(tuple(self.contexts), states), **self._fit)
 
     def load_states(self, folder: str | Path) -> tuple[str, ...]:
         """Read the states of people, such as :meth:`save_states` or a study wrote, and return their names.
@@ -138,23 +133,23 @@ class PersonalisedModel:
         Raises:
           RunError: there are none, they are of another method or of another fit of it, or a file is damaged.
         """
-        facts = self.fitted.facts
-        self.saved = read_states(folder, method=facts["method"], fitted=facts["digest"])
+        self.saved = read_states(folder, mesh=None, **self._fit)
         return self.saved.users
+
+    @property
+    def _fit(self) -> dict[str, str]:
+        """What states of people say of the method that they are of."""
+        return {"method": self.fitted.facts["method"], "fitted": self.fitted.facts["digest"]}
 
     def margins(
         self, contexts: Sequence[tuple[Comparison, ...]], queries: Sequence[Comparison]
     ) -> np.ndarray:
-        """Return the score of the first response minus that of the second, float32 [contexts, queries].
-
-        Args:
-          contexts: what a person chose, one person each.
-          queries: comparisons of two responses; their profiles are not looked at.
-        """
+        """Return the score of the first response minus that of the second of each query, whose profile is not looked
+        at, for a person of each context, float32 [contexts, queries]."""
         self._texts.embed([*(one for context in contexts for one in context), *queries])
         states = self._states([(context, _profile(context)) for context in contexts])
         pairs = self._texts.responses([[(query, 0), (query, 1)] for query in queries])
-        run = functools.partial(score_table, self.fitted.method, self.fitted.fitted, pairs)
+        run = partial(score_table, self.fitted.method, self.fitted.fitted, pairs)
         found = in_batches(run, (states, np.arange(len(contexts))))
         return found[..., 0] - found[..., 1]
 
@@ -244,7 +239,7 @@ class PersonalisedModel:
         self, comparisons: Sequence[Comparison], *, skip: Callable[[Sequence[int]], bool], **_: Any
     ) -> Iterator[ScoredBatch]:
         """Score every comparison with what is known of its user; see :class:`PersonalisedModel`."""
-        before: dict[str, list[Comparison]] = {}
+        before: dict[str | None, list[Comparison]] = {}
         made = Counter[str | None]()  # in a control, by the person in whose place another one stands
         if self.swapped is not None and self.earlier:
             for one in self.swapped:
@@ -269,34 +264,34 @@ class PersonalisedModel:
                 scores = self._score(shown)
                 yield ScoredBatch(indices, scores, [0] * len(indices), [Truncation()] * len(indices))
 
-    def _score(self, shown: Sequence[tuple[str, tuple[Comparison, ...], Comparison]]) -> list[np.ndarray]:
-        """The scores of comparisons, each with its user and what this user chose before."""
+    def _score(self, shown: Sequence[Asked]) -> list[np.ndarray]:
+        """The scores of comparisons: under the saved states of users of whom no comparison is known, and otherwise
+        under states that are adapted now."""
         self._texts.embed([one for _, context, query in shown for one in (*context, query)])
+        saved = {} if self.saved is None else self.saved.rows
         scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(shown)
-        is_saved = [
-            self.saved is not None and user in self.saved.rows and not context for user, context, _ in shown
-        ]
-        for kind in (True, False):
-            places = [place for place, saved in enumerate(is_saved) if saved is kind]
-            if not places:
-                continue
+        by_saved: dict[bool, list[int]] = {}
+        for place, (user, context, _) in enumerate(shown):
+            by_saved.setdefault(user in saved and not context, []).append(place)
+        for is_saved, places in by_saved.items():
             rows = [shown[place] for place in places]
-            if kind and self.saved is not None:
+            if is_saved and self.saved is not None:
                 states = self.saved.of([user for user, *_ in rows])
             else:
                 states = self._adapted_states(rows)
-            for size in sorted({len(query.responses) for *_, query in rows}):
-                members = [row for row, (*_, query) in enumerate(rows) if len(query.responses) == size]
-                responses = self._texts.responses([[(rows[m][2], k) for k in range(size)] for m in members])
+            queries = [query for *_, query in rows]
+            for size in sorted({len(query.responses) for query in queries}):
+                members = [row for row, query in enumerate(queries) if len(query.responses) == size]
+                responses = self._texts.responses([[(queries[m], k) for k in range(size)] for m in members])
                 of_members = jax.tree.map(lambda leaf, m=members: leaf[m], states)
-                run = functools.partial(score_rows, self.fitted.method, self.fitted.fitted)
+                run = partial(score_rows, self.fitted.method, self.fitted.fitted)
                 for member, row in zip(members, in_batches(run, (of_members, responses)), strict=True):
                     scores[places[member]] = np.asarray(row, np.float32)
         return scores
 
-    def _adapted_states(self, shown: Sequence[tuple[str, tuple[Comparison, ...], Comparison]]) -> Any:
+    def _adapted_states(self, shown: Sequence[Asked]) -> Any:
         """The states of comparisons from what their users chose before, each computed once."""
-        known: dict[Any, tuple[tuple[Comparison, ...], tuple[Post, ...]]] = {}
+        known: dict[Any, Known] = {}
         keys = []
         for _, context, query in shown:
             latest = context[-MOST:]
@@ -307,19 +302,21 @@ class PersonalisedModel:
         rows = np.array([numbers[key] for key in keys])
         return jax.tree.map(lambda leaf: leaf[rows], self._states(list(known.values())))
 
-    def _states(self, known: Sequence[tuple[tuple[Comparison, ...], tuple[Post, ...]]]) -> Any:
+    def _states(self, known: Sequence[Known]) -> Any:
         """The states of people, each leaf with a leading axis; of nobody known the method's empty one."""
         contexts = self._texts.contexts(known, most=MOST)
         method, fitted = self.fitted.method, self.fitted.fitted
-        states = in_batches(functools.partial(adapt_rows, method, fitted), (contexts,))
+        states = in_batches(partial(adapt_rows, method, fitted), (contexts,))
         unknown = ~contexts.mask.any(1)
         if contexts.posts is not None:
             unknown &= ~contexts.posts.mask.any(1)
+        if not unknown.any():
+            return states
 
         def or_empty(leaf: np.ndarray, empty: Any) -> np.ndarray:
             return np.where(unknown.reshape(-1, *[1] * (leaf.ndim - 1)), np.asarray(empty), leaf)
 
-        return jax.tree.map(or_empty, states, method.empty_state(fitted)) if unknown.any() else states
+        return jax.tree.map(or_empty, states, method.empty_state(fitted))
 
 
 def _profile(context: Sequence[Comparison]) -> tuple[Post, ...]:

@@ -78,38 +78,22 @@ def save_fitted(
     """Write a fitted method as a folder, whole or not at all: ``personalised.json`` is written last.
 
     Args:
-      folder: made where there is none.
-      method, fitted: the method.
       standard: of the features on which it was fitted.
       items: uint8 [I, 16], the digest of each text that was judged, in the order of their numbers.
       features: what ``features.json`` holds of these features.
 
     Returns:
       the digest of its arrays, by which states of people know what they are of.
-
-    Raises:
-      RunError: it cannot be written.
     """
-    tree = {
-        "arrays": fitted.arrays,
-        "numbers": fitted.numbers,
-        "mean": standard.mean,
-        "scale": standard.scale,
-        "items": items,
-    }
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / PERSONALISED).unlink(missing_ok=True)
-    known = ("model", "opened_with", "width")
+    tree = {"arrays": fitted.arrays, "numbers": fitted.numbers, "items": items, **asdict(standard)}
+    backbone = {name: features[name] for name in ("model", "opened_with", "width")}
     facts = {
         **FITTED_FORMAT,
         "method": method.name,
         "settings": asdict(fitted.settings),
-        **write_tree(folder / ARRAYS, tree),
-        "backbone": {name: features[name] for name in known} | {"identity": features["inputs"]["model"]},
+        "backbone": backbone | {"identity": features["inputs"]["model"]},
     }
-    write_json(folder / PERSONALISED, facts)
-    return facts["digest"]
+    return _write(folder, PERSONALISED, facts, tree)
 
 
 def read_fitted(folder: str | Path) -> FittedMethod:
@@ -119,25 +103,24 @@ def read_fitted(folder: str | Path) -> FittedMethod:
       RunError: there is none, a file is damaged, or it is of a method that there is not.
     """
     path = Path(folder)
-    facts = read_object(path / PERSONALISED, error=RunError)
-    _check_format(facts, FITTED_FORMAT, where=path / PERSONALISED)
+    facts = _read(path / PERSONALISED, FITTED_FORMAT)
     if facts["method"] not in method_names():
         raise RunError(
             f"{path / PERSONALISED}: method {quote(facts['method'])}: expected one of {', '.join(method_names())}"
         )
     method = method_named(facts["method"])
-    names = {field.name for field in fields(method.settings)}
-    if odd := facts["settings"].keys() ^ names:
+    if odd := facts["settings"].keys() ^ {setting.name for setting in fields(method.settings)}:
         raise RunError(
             f"{path / PERSONALISED}: settings: {quote(min(odd))}: is not of this version of the method"
         )
     settings = method.settings(**{name: _plain(value) for name, value in facts["settings"].items()})
     tree = read_tree(path / ARRAYS, facts)
-    standard = Standard(tree["mean"], tree["scale"])
-    items = {row.tobytes(): number for number, row in enumerate(tree["items"])}
-    return FittedMethod(
-        path, method, Fitted(tree["arrays"], tree["numbers"], settings), standard, items, facts
+    fitted, standard = (
+        Fitted(tree["arrays"], tree["numbers"], settings),
+        Standard(tree["mean"], tree["scale"]),
     )
+    items = {row.tobytes(): number for number, row in enumerate(tree["items"])}
+    return FittedMethod(path, method, fitted, standard, items, facts)
 
 
 def _plain(value: Any) -> Any:
@@ -178,47 +161,30 @@ class UserStates:
         return jax.tree.map(lambda leaf: np.asarray(leaf)[rows], self.states)
 
 
-def save_states(folder: str | Path, found: UserStates, *, method: str, fitted: str) -> int:
-    """Write the states of people as a folder of Orbax; arrays on devices are written part by part.
-
-    Args:
-      folder: made where there is none; what it held is replaced.
-      found: the people and their states.
-      method: its name.
-      fitted: digest of the fitted method (``personalised.json``): to any other one these states mean nothing.
+def save_states(folder: str | Path, states: UserStates, *, method: str, fitted: str) -> int:
+    """Write the states of people as a folder of Orbax in the place of what it held; arrays on devices are written part
+    by part. To any other fitted method than the one of this name and digest (``personalised.json``) they mean nothing.
 
     Returns:
       the bytes on the disk.
-
-    Raises:
-      RunError: it cannot be written.
     """
-    path = Path(folder)
-    with writing(path):
-        path.mkdir(parents=True, exist_ok=True)
-        (path / STATES).unlink(missing_ok=True)
-    facts = STATES_FORMAT | {"method": method, "fitted": fitted, "users": list(found.users)}
-    write_json(path / STATES, facts | write_tree(path / ARRAYS, found.states), indent=0)
-    return bytes_on_disk(path)
+    facts = STATES_FORMAT | {"method": method, "fitted": fitted, "users": list(states.users)}
+    _write(Path(folder), STATES, facts, states.states, indent=0)
+    return bytes_on_disk(Path(folder))
 
 
 def read_states(
     folder: str | Path, *, method: str, fitted: str | None = None, mesh: Mesh | None = None
 ) -> UserStates:
-    """Read the states of people.
+    """Read what :func:`save_states` wrote, of a method of this name and of a fitted one of this digest, or any.
 
-    Args:
-      folder: of :func:`save_states`.
-      method: that they must be of.
-      fitted: digest of the fitted method that they must be of; None for any of this name.
-      mesh: devices over which the people are split, where their number can be; numpy arrays if not given.
+    With a mesh the people are split over its devices, where their number can be; without one the arrays are numpy's.
 
     Raises:
       RunError: there are none, they are of another method or of another fit of it, or a file is damaged.
     """
     path = Path(folder)
-    facts = read_object(path / STATES, error=RunError)
-    _check_format(facts, STATES_FORMAT, where=path / STATES)
+    facts = _read(path / STATES, STATES_FORMAT)
     for name, expected in (("method", method), ("fitted", fitted)):
         if expected is not None and facts.get(name) != expected:
             raise RunError(
@@ -235,19 +201,43 @@ def read_states(
     return UserStates(tuple(facts["users"]), states, facts["digest"])
 
 
+def _write(folder: Path, file: str, facts: Mapping[str, Any], tree: Any, **style: Any) -> str:
+    """Write arrays, and then the file that describes them; returns the digest of the arrays."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / file).unlink(missing_ok=True)
+    described = write_tree(folder / ARRAYS, tree)
+    write_json(folder / file, {**facts, **described}, **style)
+    return described["digest"]
+
+
+def _read(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """What the file of a folder says; of another kind of folder or of another format it is refused."""
+    facts = read_object(path, error=RunError)
+    for name, expected in wanted.items():
+        if (found := facts.get(name)) != expected:
+            raise RunError(f"{path}: {name}: expected {quote(expected)}, found {quote(found)}")
+    return facts
+
+
 def write_tree(folder: Path, tree: Any) -> dict[str, Any]:
     """Write a tree of nested dicts and lists of arrays.
 
     Returns:
       what `read_tree` needs to know, JSON-ready: "tree", the names of the arrays in their places; "arrays", the shape,
       dtype and checksum of each; "digest", of all of them.
-
-    Raises:
-      RunError: it cannot be written.
     """
-    flat = flat_arrays(tree)
+    flat, digest = flat_arrays(tree), sha256()
+    for name, leaf in sorted(flat.items()):
+        held = np.asarray(leaf)
+        digest.update(f"{name} {held.dtype} {held.shape}\n".encode())
+        digest.update(np.ascontiguousarray(held).tobytes())
     names = jax.tree.unflatten(jax.tree.structure(tree), list(flat))
-    return {"tree": names, "arrays": write_arrays(folder, flat), "digest": _digest(flat)}
+    return {
+        "tree": names,
+        "arrays": write_arrays(folder, flat),
+        "digest": f"sha256:{digest.hexdigest()}",
+    }
 
 
 def read_tree(
@@ -256,38 +246,17 @@ def read_tree(
     *,
     sharding: Callable[[tuple[int, ...]], NamedSharding] | None = None,
 ) -> Any:
-    """Read what `write_tree` wrote.
-
-    Args:
-      folder: of the arrays.
-      facts: with what it returned.
-      sharding: of an array of this shape on devices; numpy arrays if not given.
+    """Read what `write_tree` wrote, from the facts that it returned; as arrays of numpy, or with the ``sharding`` that
+    is given for a shape.
 
     Raises:
       RunError: it is missing, damaged, or not what the facts say.
     """
     try:
-        described = facts["arrays"]
-        shardings = None
-        if sharding is not None:
-            shardings = {name: sharding(tuple(one["shape"])) for name, one in described.items()}
-        found = read_arrays(folder, described, shardings=shardings)
+        shardings = sharding and {
+            name: sharding(tuple(one["shape"])) for name, one in facts["arrays"].items()
+        }
+        found = read_arrays(folder, facts["arrays"], shardings=shardings)
         return jax.tree.map(lambda name: found[name], facts["tree"])
     except (KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{folder}: is not described by the file beside it: {error}") from error
-
-
-def _check_format(facts: Mapping[str, Any], wanted: Mapping[str, Any], *, where: Path) -> None:
-    """Refuse a description of another kind of folder or of another format."""
-    for name, expected in wanted.items():
-        if (found := facts.get(name)) != expected:
-            raise RunError(f"{where}: {name}: expected {quote(expected)}, found {quote(found)}")
-
-
-def _digest(arrays: Mapping[str, Any]) -> str:
-    found = sha256()
-    for name, leaf in sorted(arrays.items()):
-        held = np.asarray(leaf)
-        found.update(f"{name} {held.dtype} {held.shape}\n".encode())
-        found.update(np.ascontiguousarray(held).tobytes())
-    return f"sha256:{found.hexdigest()}"

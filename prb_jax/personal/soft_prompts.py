@@ -62,7 +62,19 @@ class SoftPrompts(Method):
 
     @property
     def shardings(self) -> dict[str, NamedSharding]:
-        return state_shardings(self.mesh, width=self.width)
+        """The table, its moments and the rows of a step are split by D as the words' embeddings are: every device holds
+        a part of every user, and gathers and writes rows without asking another.
+
+        Raises:
+          MeshError: the mesh axis does not divide the width.
+        """
+        axes = RULES["model"] or ()
+        if self.width % int(np.prod([self.mesh.shape[axis] for axis in axes], dtype=np.int64)):
+            raise MeshError(
+                f"user embeddings: width {self.width} is not divisible by mesh axis {shown_axes(self.mesh, axes)}"
+            )
+        rows, whole = (NamedSharding(self.mesh, PartitionSpec(*spec)) for spec in ((None, None, axes), ()))
+        return {"table": rows, "mu": rows, "nu": rows, "rows": rows, "count": whole, "ids": whole}
 
     def encode(self, trees: Sequence[Tree], comparisons: Sequence[OfUser]) -> list[Tree]:
         """Trees with room for a soft prompt in front; the ids there are the number of the user's row."""
@@ -73,21 +85,45 @@ class SoftPrompts(Method):
         ]
 
     def start(self, embedding: jax.Array) -> MethodState:
-        """A new state; everybody starts as the generic user."""
-        table = init_table(embedding, users=len(self.users), tokens=self.tokens, seed=self.seed)
-        return init_state(table, rows=self.places)
+        """A new state: a ``table`` [U + 1, S, D] in which everybody starts as the generic user, at the scale of the
+        words, its moments ``mu`` and ``nu``, and ``count`` int32 [U + 1] of each row's updates; and what one step works
+        on, ``ids`` int32 [M] and ``rows`` [M, S, D].
+
+        A pure function: under ``jax.jit`` with output shardings nothing large is made in one place.
+        """
+        words = jnp.asarray(embedding, jnp.float32)
+        noise = jax.random.normal(jax.random.key(self.seed), (self.tokens, words.shape[1]), jnp.float32)
+        generic = words.mean(axis=0) + words.std() * noise
+        table = jnp.broadcast_to(generic, (self.table.size, *generic.shape))
+        moments = {name: jnp.zeros_like(table) for name in ("mu", "nu")}
+        return {"table": table, **moments, "count": jnp.zeros((len(table),), jnp.int32), **self._of_step()}
+
+    def _of_step(self) -> MethodState:
+        rows = jnp.zeros((self.places, self.tokens, self.width), jnp.float32)
+        return {"ids": jnp.full((self.places,), self.table.size, jnp.int32), "rows": rows}
 
     def rows(self, comparisons: Sequence[OfUser]) -> np.ndarray:
         return self.table.rows(comparisons)
 
     def rows_of_step(self, rows: np.ndarray, members: np.ndarray, *, step: int) -> StepRows:
-        drawn = generic_instead(rows[members], share=self.generic_share, seed=self.seed, step=step)
+        """The distinct rows of a step, filled up to ``places`` so that steps compile once.
+
+        A random share of the comparisons trains the generic user instead of their own, who so learns what all have in
+        common. Which ones is a function of (seed, step) alone.
+        """
+        # The order of the data takes its streams from the low end of the second number.
+        generator = np.random.Generator(np.random.Philox(key=np.array([self.seed, 2**63 + step], np.uint64)))
+        generic = generator.random(len(members)) < self.generic_share
         # A comparison that a small data set brings twice in a step has one row in it.
         _, first, again = np.unique(members, return_index=True, return_inverse=True)
-        return step_rows(drawn[first][again.reshape(-1)], size=self.table.size, count=self.places)
+        drawn = np.where(generic, GENERIC, rows[members])[first][again.reshape(-1)]
+        distinct, slots = np.unique(drawn, return_inverse=True)
+        ids = np.full(self.places, self.table.size, np.int32)
+        ids[: len(distinct)] = distinct
+        return StepRows(ids, slots.reshape(-1).astype(np.int32))
 
     def take(self, state: MethodState, ids: jax.Array) -> MethodState:
-        return {**state, "rows": gather_rows(state["table"], ids), "ids": ids}
+        return {**state, "rows": _gather(state["table"], ids), "ids": ids}
 
     def inputs(self, state: MethodState) -> jax.Array:
         return state["rows"]
@@ -116,11 +152,8 @@ class SoftPrompts(Method):
         return {name: state[name] for name in SAVED}
 
     def resume(self, kept: Mapping[str, jax.Array]) -> MethodState:
-        def others() -> MethodState:
-            return state_of_step(kept["table"].shape, rows=self.places)
-
         shardings = {name: self.shardings[name] for name in ("ids", "rows")}
-        return {**jax.jit(others, out_shardings=shardings)(), **kept}
+        return {**jax.jit(self._of_step, out_shardings=shardings)(), **kept}
 
     def host_table(self, state: MethodState) -> np.ndarray:
         """float32 [U + 1, S, D], the generic user first."""
@@ -131,98 +164,8 @@ class SoftPrompts(Method):
         save_prompts(folder, self.table, table)
 
 
-def step_rows(rows: np.ndarray, *, size: int, count: int | None = None) -> StepRows:
-    """The distinct rows among ``rows``, filled up to a fixed number so that steps compile once.
-
-    Args:
-      rows: int [n], the row of each comparison of the step.
-      size: rows of the table.
-      count: M; n if not given, which is always enough.
-
-    Raises:
-      ValueError: more distinct users than ``count``.
-    """
-    distinct, slots = np.unique(rows, return_inverse=True)
-    count = len(rows) if count is None else count
-    if len(distinct) > count:
-        raise ValueError(f"{len(distinct)} distinct users do not fit {count} rows")
-    ids = np.full(count, size, np.int32)
-    ids[: len(distinct)] = distinct
-    return StepRows(ids, slots.reshape(-1).astype(np.int32))
-
-
-def generic_instead(rows: np.ndarray, *, share: float, seed: int, step: int) -> np.ndarray:
-    """``rows`` with a random share of them replaced by the generic user, who so learns what all have in
-    common. Which ones is a function of (seed, step) alone."""
-    # The order of the data takes its streams from the low end of the second number.
-    key = np.array([seed, 2**63 + step], np.uint64)
-    generator = np.random.Generator(np.random.Philox(key=key))
-    return np.where(generator.random(len(rows)) < share, GENERIC, rows).astype(np.int32)
-
-
-def init_table(embedding: Any, *, users: int, tokens: int, seed: int = 0) -> jax.Array:
-    """A new table float32 [U + 1, S, D]: everybody starts as the generic user, at the scale of the words.
-
-    A pure function: under ``jax.jit`` with output shardings nothing large is made in one place.
-
-    Args:
-      embedding: [V, D] of the model; only its mean and deviation are used.
-      users: U.
-      tokens: S.
-      seed: of the generic user.
-    """
-    words = jnp.asarray(embedding, jnp.float32)
-    noise = jax.random.normal(jax.random.key(seed), (tokens, words.shape[1]), jnp.float32)
-    generic = words.mean(axis=0) + words.std() * noise
-    return jnp.broadcast_to(generic, (users + 1, *generic.shape))
-
-
-def state_shardings(mesh: Mesh, *, width: int) -> dict[str, NamedSharding]:
-    """One for each entry of the state. The table, its moments and the rows of a step are split by D as the words'
-    embeddings are: every device holds a part of every user, and gathers and writes rows without asking another.
-
-    Raises:
-      MeshError: the mesh axis does not divide the width.
-    """
-    axes = RULES["model"] or ()
-    if width % int(np.prod([mesh.shape[axis] for axis in axes], dtype=np.int64)):
-        raise MeshError(
-            f"user embeddings: width {width} is not divisible by mesh axis {shown_axes(mesh, axes)}"
-        )
-    rows, whole = NamedSharding(mesh, PartitionSpec(None, None, axes)), NamedSharding(mesh, PartitionSpec())
-    return {"table": rows, "mu": rows, "nu": rows, "rows": rows, "count": whole, "ids": whole}
-
-
-def init_state(table: jax.Array, *, rows: int) -> MethodState:
-    """The state of a table in training. A pure function; its shardings are :func:`state_shardings`.
-
-    Args:
-      table: float32 [U + 1, S, D].
-      rows: M.
-
-    Returns:
-      ``table``, its moments ``mu`` and ``nu``, ``count`` int32 [U + 1] of each row's updates, and what
-      one step works on: ``ids`` int32 [M] and ``rows`` [M, S, D].
-    """
-    return {
-        "table": table,
-        "mu": jnp.zeros_like(table),
-        "nu": jnp.zeros_like(table),
-        "count": jnp.zeros((table.shape[0],), jnp.int32),
-        **state_of_step(table.shape, rows=rows),
-    }
-
-
-def state_of_step(shape: Sequence[int], *, rows: int) -> MethodState:
-    """The entries of :func:`init_state` that one step works on, for a table of this shape."""
-    return {
-        "ids": jnp.full((rows,), shape[0], jnp.int32),
-        "rows": jnp.zeros((rows, *shape[1:]), jnp.float32),
-    }
-
-
-def gather_rows(table: jax.Array, ids: jax.Array) -> jax.Array:
-    """The rows [M, S, D] of a table [U + 1, S, D]; ids beyond it give the last row, which is not used."""
+def _gather(table: jax.Array, ids: jax.Array) -> jax.Array:
+    """The rows [M, ...] of a table [U + 1, ...]; ids beyond it give the last row, which is not used."""
     return jnp.take(table, ids, axis=0, mode="clip")
 
 
@@ -247,21 +190,15 @@ class RowAdam:
     clip_norm: float | None = None
 
     def apply_rows(self, users: Mapping[str, jax.Array], gradient: jax.Array, step: jax.Array) -> MethodState:
-        """One update of the rows ``users["ids"]``.
-
-        Args:
-          users: as of :func:`init_state`; ids are distinct, but for those beyond the table, which are
-            dropped.
-          gradient: [M, S, D].
-          step: updates made so far.
-        """
+        """One update of the rows ``users["ids"]`` of a state by their gradient [M, S, D], after ``step`` updates; ids
+        are distinct, but for those beyond the table, which are dropped."""
         if self.clip_norm is not None:
             norm = optax.tree.norm(gradient)
             gradient = gradient * (self.clip_norm / jnp.maximum(norm, self.clip_norm))
         ids = users["ids"]
-        mu = self.b1 * gather_rows(users["mu"], ids) + (1.0 - self.b1) * gradient
-        nu = self.b2 * gather_rows(users["nu"], ids) + (1.0 - self.b2) * jnp.square(gradient)
-        count = jnp.take(users["count"], ids, mode="clip") + 1
+        mu = self.b1 * _gather(users["mu"], ids) + (1.0 - self.b1) * gradient
+        nu = self.b2 * _gather(users["nu"], ids) + (1.0 - self.b2) * jnp.square(gradient)
+        count = _gather(users["count"], ids) + 1
         age = count.astype(jnp.float32)[:, None, None]
         direction = (mu / (1.0 - self.b1**age)) / (jnp.sqrt(nu / (1.0 - self.b2**age)) + self.eps)
         rate = jnp.asarray(self.learning_rate(step), jnp.float32)

@@ -11,10 +11,3 @@ That is what perfect overlap and links that are all in use would give, with vect
 left out: no run is faster. The MFU is FLOPs on paper (nothing computed twice, padding none) over that time and
 the chips' peak.
 """
-
-from prb_jax.plan.planner import Plan, plan
-from prb_jax.plan.policy import PolicyPlan, plan_policy
-from prb_jax.plan.sampling import SamplingPlan, plan_sampling
-from prb_jax.plan.sweeping import sweep
-
-__all__ = ["Plan", "PolicyPlan", "SamplingPlan", "plan", "plan_policy", "plan_sampling", "sweep"]

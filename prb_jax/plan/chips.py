@@ -1,4 +1,7 @@
-"""TPU chips by their public figures, and slices of them as libtpu describes them: no TPU is needed."""
+"""TPU chips by their public figures, slices of them as libtpu describes them, and what is planned on one.
+
+No TPU is needed, and no JAX is imported until a slice is described.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,25 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from prb_jax.data.options import option, same_option
 from prb_jax.errors import MeshError, RunError
+from prb_jax.models import DTYPES, REMAT, REMAT_POLICIES
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.training import TUNINGS, Tuning
 
 GIB = 1024**3
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Chip:
-    """What the vendor publishes of one chip.
+    """What the vendor publishes of one chip: dense operations and bytes a second, and the bytes of its memory.
 
     Attributes:
-      bf16_flops: dense bfloat16 FLOP/s.
-      int8_ops: dense int8 operations/s.
-      hbm_bytes: memory. The compiler keeps a part of it (0.25 GiB on v5e) for itself.
-      hbm_bandwidth: bytes/s.
-      link_bandwidth: bytes/s that a chip sends over all its links to other chips together: half of the
-        published figure where that counts both directions.
+      hbm_bytes: the compiler keeps a part of it (0.25 GiB on v5e) for itself.
+      link_bandwidth: that a chip sends over all its links to other chips together: half of the published figure where
+        that counts both directions.
     """
 
     bf16_flops: float
@@ -34,19 +38,15 @@ class Chip:
     link_bandwidth: float
 
 
+_FIGURES = {
+    "v4": (275e12, 275e12, 32, 1228e9, 300e9),
+    "v5e": (197e12, 394e12, 16, 819e9, 200e9),
+    "v5p": (459e12, 918e12, 95, 2765e9, 600e9),
+    "v6e": (918e12, 1836e12, 32, 1640e9, 400e9),
+}
 CHIPS: Mapping[str, Chip] = {
-    "v4": Chip(
-        bf16_flops=275e12, int8_ops=275e12, hbm_bytes=32 * GIB, hbm_bandwidth=1228e9, link_bandwidth=300e9
-    ),
-    "v5e": Chip(
-        bf16_flops=197e12, int8_ops=394e12, hbm_bytes=16 * GIB, hbm_bandwidth=819e9, link_bandwidth=200e9
-    ),
-    "v5p": Chip(
-        bf16_flops=459e12, int8_ops=918e12, hbm_bytes=95 * GIB, hbm_bandwidth=2765e9, link_bandwidth=600e9
-    ),
-    "v6e": Chip(
-        bf16_flops=918e12, int8_ops=1836e12, hbm_bytes=32 * GIB, hbm_bandwidth=1640e9, link_bandwidth=400e9
-    ),
+    name: Chip(bf16, int8, memory * GIB, bandwidth, links)
+    for name, (bf16, int8, memory, bandwidth, links) in _FIGURES.items()
 }
 """By generation, as Cloud TPU's documentation has them."""
 
@@ -62,17 +62,55 @@ _OFFLINE = {
 
 @dataclass(frozen=True)
 class Slice:
-    """Connected chips of one generation; or several equal slices, joined by their hosts' network.
-
-    Attributes:
-      name: of one, as in "v5e:4x4".
-      chip: their figures.
-      devices: what a mesh is made of.
-    """
+    """Connected chips of one generation, as "v5e:4x4"; or several equal slices, joined by their hosts' network."""
 
     name: str
     chip: Chip
     devices: Sequence[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """What is planned: a slice of TPUs, a program, and a batch of B trees of a prefix of P and K responses of R tokens.
+
+    Of the sampler and of `prb ppo`, trees are prompts with their samples.
+
+    Attributes:
+      topology: as "v5e:4x4" or "v5p:2x2x4", or what :func:`describe_slice` gave of it.
+    """
+
+    topology: str | Slice
+    slices: int = option(1, "such slices, each with a copy", least=1)
+    mesh: str | None = option(None, "as fsdp=4,tensor=4 (default: fsdp over all chips of a slice)", "M")
+    train: bool = option(False, "a training step's forward and backward pass")
+    value_trunk: Literal["own", "shared"] | None = option(
+        None, "with --ppo: whether the value function shares the trunk of the policy (default: own)"
+    )
+    tuning: Tuning | None = option(
+        None, "with --train (default: full), or --ppo (default: lora)", choices=TUNINGS
+    )
+    remat: str | None = option(None, f"with --train or --ppo (default: {REMAT})", choices=REMAT_POLICIES)
+    prefix: int = option(3840, "tokens", "P", least=1)
+    responses: int = option(2, "of a tree", "K", least=1)
+    response_length: int = option(128, "tokens", "R", least=1)
+    questions_per_user: int = option(
+        1,
+        "trees in a row with the same profile: the prefix but for a question of 40 tokens; with --attention paged",
+        "Q",
+        least=1,
+    )
+    spread: float = option(
+        0.0,
+        "with --train: lengths are log-normal with the medians P and R; S is the standard deviation of the logarithm "
+        "of prefixes, and half of it that of responses; people's profiles have 0.45 (default: 0, all alike)",
+        "S",
+    )
+    batch: int | None = option(
+        None, "trees (default: 2, or Q where that is more, for each batch shard)", "B", least=1
+    )
+    quantize: str | None = same_option(LoadOptions, "quantize")
+    attention: str = same_option(LoadOptions, "attention")
+    dtype: str = option("bfloat16", "", choices=DTYPES)
 
 
 def parse_topology(name: str) -> tuple[Chip, int]:
@@ -88,6 +126,13 @@ def parse_topology(name: str) -> tuple[Chip, int]:
             f"with a generation of {', '.join(CHIPS)}"
         )
     return CHIPS[found[1]], math.prod(int(size) for size in found[2].split("x"))
+
+
+def slice_of(options: PlanOptions) -> Slice:
+    """Return the slice of a plan, described unless it is already."""
+    if isinstance(options.topology, Slice):
+        return options.topology
+    return describe_slice(options.topology, slices=options.slices)
 
 
 def describe_slice(name: str, *, slices: int = 1) -> Slice:

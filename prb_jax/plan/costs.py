@@ -48,11 +48,9 @@ class Collective:
 
 @dataclass(frozen=True)
 class Costs:
-    """Of one run of a program, on one chip.
+    """What one run of a program costs on one chip: collectives by kind, bytes read from and written to main memory.
 
     Attributes:
-      collectives: by kind.
-      memory_bytes: read from and written to the chip's main memory.
       unknown_loops: loops whose trip count the text does not say; their bodies count once.
     """
 
@@ -73,18 +71,13 @@ class Costs:
         return Costs(both, self.memory_bytes + other.memory_bytes, self.unknown_loops + other.unknown_loops)
 
     def times(self, count: int) -> Costs:
-        """As often."""
+        """Return the costs of so many runs."""
         scaled = {kind: Collective(e.count * count, e.bytes * count) for kind, e in self.collectives.items()}
         return Costs(scaled, self.memory_bytes * count, self.unknown_loops)
 
 
 def program_costs(module: Module, *, chips: int) -> Costs:
-    """Of a whole program.
-
-    Args:
-      module: the compiled program.
-      chips: that run it.
-    """
+    """Return the costs of a compiled program that so many chips run."""
     known: dict[str, Costs] = {}
 
     def of(name: str) -> Costs:
@@ -105,7 +98,8 @@ def program_costs(module: Module, *, chips: int) -> Costs:
             inner = of(body).times(1 if trips is None else trips)
             return inner + Costs(unknown_loops=int(trips is None))
         if opcode == "conditional":
-            return max((of(name) for name in instruction.branches()), key=_size, default=Costs())
+            branches = map(of, instruction.branches())
+            return max(branches, key=lambda costs: (costs.memory_bytes, costs.link_bytes), default=Costs())
         called = instruction.called("calls") or (instruction.called("to_apply") if opcode == "call" else None)
         if called is not None and opcode in ("call", "async-start"):
             return of(called)
@@ -114,7 +108,8 @@ def program_costs(module: Module, *, chips: int) -> Costs:
         costs = Costs(memory_bytes=_memory(instruction, inside, module))
         kind = opcode.removesuffix("-start")
         if kind in KINDS:
-            costs += Costs({kind: Collective(1, _sent(kind, instruction, inside, chips))})
+            group = group_size(instruction.rest, chips=chips)
+            costs += Costs({kind: Collective(1, _sent(kind, instruction, inside, group))})
         elif opcode == "send" and (between := _between_slices(instruction, inside)) is not None:
             costs += Costs({between[0]: Collective(1, between[1])})
         elif called is not None:  # a fusion
@@ -140,7 +135,7 @@ def _fused(name: str, module: Module, chips: int) -> Iterator[tuple[str, str, fl
             if kind == "all-reduce" and name.startswith("all-reduce-scatter"):
                 kind = "reduce-scatter"
             channel = re.search(r"channel_id=(\d+)", instruction.rest)
-            sent = _sent(kind, instruction, inside, chips)
+            sent = _sent(kind, instruction, inside, group_size(instruction.rest, chips=chips))
             yield kind, channel[1] if channel else f"{name}/{instruction.name}", sent
         called = instruction.called("calls")
         if called is not None:
@@ -154,30 +149,17 @@ def _between_slices(instruction: Instruction, inside: Computation) -> tuple[str,
         return None
     kind = found[1].lower().replace("_", "-")
     slices = re.search(r'_xla_megascale_target="\{([\d,:]+)\}', instruction.rest)
-    return DCN + kind, _ring(kind, _operand_bytes(instruction, inside), _listed(slices[1]) if slices else 2)
+    ranges = (
+        [part.split(":") for part in slices[1].split(",")] if slices else [["1", "2"]]
+    )  # as in "1,2" or "0:3"
+    return DCN + kind, _sent(
+        kind, instruction, inside, sum(int(part[-1]) - int(part[0]) + 1 for part in ranges)
+    )
 
 
-def _listed(text: str) -> int:
-    """How many numbers "1,2" or "0:3" names."""
-    ranges = [part.split(":") for part in text.split(",")]
-    return sum(int(part[-1]) - int(part[0]) + 1 for part in ranges)
-
-
-def _size(costs: Costs) -> tuple[float, float]:
-    return costs.memory_bytes, costs.link_bytes
-
-
-def _sent(kind: str, instruction: Instruction, inside: Computation, chips: int) -> float:
-    """Bytes that a chip sends."""
-    return _ring(kind, _operand_bytes(instruction, inside), group_size(instruction.rest, chips=chips))
-
-
-def _operand_bytes(instruction: Instruction, inside: Computation) -> float:
-    return sum(array.bytes for operand in inside.operands(instruction) for array in operand.arrays)
-
-
-def _ring(kind: str, size: float, group: int) -> float:
+def _sent(kind: str, instruction: Instruction, inside: Computation, group: int) -> float:
     """Bytes that each of a group sends of its own, the shortest way round a ring."""
+    size = sum(array.bytes for operand in inside.operands(instruction) for array in operand.arrays)
     if kind in ("collective-permute", "collective-broadcast"):
         return size
     if kind == "all-gather":
@@ -187,11 +169,9 @@ def _ring(kind: str, size: float, group: int) -> float:
 
 
 def group_size(attributes: str, *, chips: int) -> int:
-    """How many chips take part in one collective together.
+    """Return how many chips take part in one collective together; all of the program's where no groups are named.
 
-    Args:
-      attributes: of the instruction, with its ``replica_groups`` in any of the compiler's spellings.
-      chips: of the program, which all take part where no groups are named.
+    The attributes of the instruction have its ``replica_groups`` in any of the compiler's spellings.
     """
     listed = re.search(r"replica_groups=\{\{([\d,]*)\}", attributes)
     if listed is not None:

@@ -29,12 +29,7 @@ _OPEN, _CLOSE = "([{", ")]}"
 
 @dataclass(frozen=True)
 class Array:
-    """One array of a type.
-
-    Attributes:
-      bytes: without padding.
-      space: memory space: 0 is the chip's main memory (HBM), others are on the core.
-    """
+    """One array of a type, its bytes without padding; space 0 is the chip's main memory, others are on the core."""
 
     bytes: float
     space: int
@@ -85,11 +80,7 @@ class Computation:
     @cached_property
     def parameters(self) -> dict[int, Instruction]:
         """By number."""
-        return {
-            int(instruction.argument): instruction
-            for instruction in self
-            if instruction.opcode == "parameter"
-        }
+        return {int(one.argument): one for one in self if one.opcode == "parameter"}
 
     @cached_property
     def users(self) -> dict[str, list[Instruction]]:

@@ -1,4 +1,4 @@
-"""Compiles a program for a slice of TPUs and says what it takes."""
+"""Compiles a program for a slice of TPUs and says what it takes; and which mesh and batch size suit a slice."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import contextlib
 import math
 import re
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -18,15 +18,18 @@ from prb_jax.errors import MeshError, quote
 from prb_jax.models import REMAT, REMAT_POLICIES
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.named_shapes import read_model
-from prb_jax.plan.chips import Chip, Slice, describe_slice
+from prb_jax.plan.chips import Chip, PlanOptions, Slice, slice_of
 from prb_jax.plan.costs import Collective, Costs, program_costs
 from prb_jax.plan.hlo import parse_module
 from prb_jax.plan.program import Program, executed_flops, scoring_program, training_program
 from prb_jax.plan.streams import BatchShape
-from prb_jax.sharding import crossing_axis, make_mesh
-from prb_jax.training import TUNINGS, Tuning
+from prb_jax.sharding import crossing_axis, make_mesh, mesh_shape
+from prb_jax.training import TUNINGS
 
 Bound = Literal["matrix products", "memory", "links"]
+
+LONG_TOKENS = 8192
+"""From so many tokens of a tree on, a sweep tries to split them over devices."""
 
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
@@ -36,26 +39,18 @@ class Plan:
     """What one program takes on one slice. Bytes and collectives are those of one chip.
 
     Attributes:
-      fits: the compiler finds room for it.
-      chips: of the slice.
       peak_bytes_per_chip: arguments, results that are not arguments given back, temporaries. Where it does
         not fit, what the compiler says that it would need.
       argument_bytes_per_chip: weights, batch and, in training, the whole state.
-      temp_bytes_per_chip: temporaries.
-      hbm_bytes_per_chip: what a chip has.
       flops: of a step on all chips, on paper: see :func:`prb_jax.plan.program.forward_flops`.
       estimated_seconds: of a step, by the roofline of :mod:`prb_jax.plan`; None where it does not fit.
       estimated_mfu: ``flops`` over that time and the chips' peak.
       collectives: by kind; see :class:`prb_jax.plan.costs.Collective`. Those between slices are called "dcn ...";
         the time that they take is not in the estimate.
-      compile_seconds: on this machine.
-      mesh, batch: what was planned.
-      seconds_by: each side of the roofline.
       unknown_loops: loops whose trip count could not be read; their bodies count once.
       note: what is missing from the figures, if anything. Where jaxlib is older than libtpu and cannot read
         its program, those are memory, links and collectives: the sizes hold nevertheless, and the estimate
         is that of the matrix products alone.
-      attention: the implementation that the program holds.
       tokens: of the batch, without padding; 0 where trees are not packed, and so for the following.
       computed_tokens: the same with the padding of the streams.
       bucket_tokens: the same where trees are padded to the shapes that suit them best, however long compiling takes.
@@ -90,95 +85,126 @@ class Plan:
         return {name: value for name, value in asdict(self).items() if name not in hidden}
 
 
-def plan(
-    model: str | Path | DecoderConfig,
-    *,
-    topology: str | Slice,
-    slices: int = 1,
-    mesh: str | None = None,
-    train: bool = False,
-    tuning: Tuning = "full",
-    prefix: int = 3840,
-    responses: int = 2,
-    response_length: int = 128,
-    questions_per_user: int = 1,
-    spread: float = 0.0,
-    batch: int | None = None,
-    dtype: str = "bfloat16",
-    remat: str = REMAT,
-    quantize: str | None = None,
-    attention: str = "auto",
-) -> Plan:
-    """Compiles scoring, or the forward and backward pass of a training step, for a slice of TPUs.
+def plan(model: str | Path | DecoderConfig, options: PlanOptions) -> Plan:
+    """Compile scoring, or the forward and backward pass of a training step, for a slice of TPUs.
 
     Args:
       model: a shape of `prb bench`, a ``config.json``, a folder that holds one, or a configuration. No
         weights are read.
-      topology: as in "v5e:4x4", or what :func:`prb_jax.plan.chips.describe_slice` gave of it.
-      slices: how many such slices, joined by their hosts' network.
-      mesh: as in "fsdp=4,tensor=4"; parameters split over all chips of a slice if not given.
-      train: training instead of scoring.
-      tuning: what is trained: "head", "lora" or "full".
-      prefix, responses, response_length: P, K, R of the trees.
-      questions_per_user: of scoring with the attention "paged": so many trees in a row begin with the same profile,
-        all of the prefix but a question of 40 tokens.
-      spread: of training over packed streams: the standard deviation of the logarithm of the prefixes' lengths, of
-        which P is the median then; half of it is that of the responses.
-      batch: trees; if not given, two for each part that the mesh splits a batch into, or the questions of one user
-        where these are more.
-      dtype: of activations, and of weights that are not trained.
-      remat: what the backward pass computes again: "none", "dots" (the default of training) or "full".
-      quantize: of scoring: "int8" or "int8-weights", the layers' matrices in eight bits.
-      attention: as of :func:`prb_jax.load`.
+      options: the slice, the program and the batch; two trees for each part that the mesh splits a batch into if
+        their number is not given, or the questions of one user where these are more.
 
     Raises:
       RunError: libtpu is missing.
       MeshError: an unknown topology, or a mesh that does not divide the chips, the model or the batch.
       CheckpointError: a configuration that cannot be used, or an attention that cannot be.
     """
-    place = topology if isinstance(topology, Slice) else describe_slice(topology, slices=slices)
-    config = read_model(model)
-    if tuning not in TUNINGS:
-        raise MeshError(f"tuning: expected {' or '.join(TUNINGS)}, found {quote(tuning)}")
-    if remat not in REMAT_POLICIES:
-        raise MeshError(f"remat: expected {' or '.join(REMAT_POLICIES)}, found {quote(remat)}")
-    if train and quantize is not None:
-        raise MeshError(f"quantize: {quantize} is for scoring: leave it out in training")
-    if train and questions_per_user > 1:
-        raise MeshError(f"questions_per_user: {questions_per_user} is for scoring: leave it out in training")
-    if spread < 0:
-        raise MeshError(f"spread: expected 0 or more, found {spread}")
-    if spread and not train:
-        raise MeshError(f"spread: {spread} is for training: leave it out in scoring")
-    devices = make_mesh(mesh, devices=place.devices)
-    shards = devices.shape["data"] * devices.shape["fsdp"]
-    rows = batch or max(2, questions_per_user) * shards
-    if rows < questions_per_user * shards:
+    place, config = slice_of(options), read_model(model)
+    _check(options)
+    devices = make_mesh(options.mesh, devices=place.devices)
+    shards, questions = mesh_shape(devices).batch_shards, options.questions_per_user
+    rows = options.batch or max(2, questions) * shards
+    if rows < questions * shards:
         raise MeshError(
-            f"batch: expected at least {questions_per_user * shards} trees, {questions_per_user} questions of a user "
+            f"batch: expected at least {questions * shards} trees, {questions} questions of a user "
             f"in each of {shards} streams, found {rows}"
         )
-    shape = BatchShape(
-        batch=rows,
-        prefix=prefix,
-        responses=responses,
-        response_length=response_length,
-        questions_per_user=questions_per_user,
-        spread=spread,
-    )
-    options: Any = {"mesh": devices, "dtype": dtype, "attention": attention}
-    if train:
-        program = training_program(config, shape, tuning=tuning, remat=remat, **options)
+    shape = shape_of(options, batch=rows)
+    shared: Any = {"mesh": devices, "dtype": options.dtype, "attention": options.attention}
+    if options.train:
+        tuning, remat = options.tuning or "full", options.remat or REMAT
+        program = training_program(config, shape, tuning=tuning, remat=remat, **shared)
     else:
-        program = scoring_program(config, shape, quantize=quantize, **options)
-    found = compile_program(program, place, mesh=mesh_named(mesh, devices), batch=rows)
-    return replace(
-        found,
-        attention=program.attention,
-        tokens=program.tokens,
-        computed_tokens=program.computed_tokens,
-        bucket_tokens=program.bucket_tokens,
-    )
+        program = scoring_program(config, shape, quantize=options.quantize, **shared)
+    return compile_program(program, place, mesh=mesh_named(options.mesh, devices), batch=rows)
+
+
+def sweep(
+    model: str | Path | DecoderConfig,
+    options: PlanOptions,
+    *,
+    batches: tuple[int, ...] = (),
+    report: Callable[[Plan], None] = lambda plan: None,
+) -> tuple[Plan, ...]:
+    """Plan every mesh of fsdp x tensor (with tensor up to 8, and whole heads) with every batch size.
+
+    For long trees every one of fsdp x sequence x tensor is tried too; of several slices each has a copy of the model.
+    Meshes that do not divide the model or a batch are left out.
+
+    Args:
+      model, options: as of :func:`plan`, but for mesh and batch.
+      batches: trees of a step; if none are given, those of one, two and four users (of one tree each without
+        `questions_per_user`) for each part that the mesh splits a batch into. After one that does not fit, larger ones
+        are not tried.
+      report: called with each plan as soon as it is there.
+
+    Returns:
+      Those that fit, most FLOPs a second first; then the others, smallest peak first.
+
+    Raises:
+      As :func:`plan`; MeshError also if no mesh at all divides the model and a batch.
+    """
+    place, config, slices = slice_of(options), read_model(model), options.slices
+    plans: list[Plan] = []
+    refused = ""
+    chips = len(place.devices) // slices
+    long = options.prefix + options.responses * options.response_length >= LONG_TOKENS
+    splits = [
+        (sequence, tensor)
+        for tensor in _divisors(chips, at_most=8)
+        for sequence in (_divisors(chips // tensor, at_most=8) if long else (1,))
+    ]
+    for sequence, tensor in splits:
+        shards = len(place.devices) // (sequence * tensor)
+        rows = shards * options.questions_per_user
+        mesh = f"fsdp={shards // slices}" + (f",sequence={sequence}" if long else "") + f",tensor={tensor}"
+        mesh = mesh if slices == 1 else f"data={slices},{mesh}"
+        for batch in sorted(batches) or (rows, 2 * rows, 4 * rows):
+            try:
+                planned = plan(config, replace(options, topology=place, mesh=mesh, batch=batch))
+            except MeshError as error:
+                refused = refused or str(error)
+                continue
+            plans.append(planned)
+            report(planned)
+            if not planned.fits:
+                break
+    if not plans:
+        raise MeshError(f"no mesh of {place.name} can be: {refused}")
+    return tuple(sorted(plans, key=_rank))
+
+
+def _divisors(number: int, *, at_most: int) -> Iterator[int]:
+    return (size for size in range(1, min(number, at_most) + 1) if number % size == 0)
+
+
+def _rank(plan: Plan) -> tuple[bool, float]:
+    speed = plan.flops / plan.estimated_seconds if plan.estimated_seconds else 0.0
+    return not plan.fits, -speed if plan.fits else plan.peak_bytes_per_chip
+
+
+def shape_of(options: PlanOptions, *, batch: int) -> BatchShape:
+    """Return the sizes of a batch of so many trees."""
+    names = (item.name for item in fields(BatchShape) if item.name != "batch")
+    return BatchShape(batch=batch, **{name: getattr(options, name) for name in names})
+
+
+def _check(options: PlanOptions) -> None:
+    """Raise MeshError for options that cannot be, or do not go together."""
+    for name, known in (("tuning", TUNINGS), ("remat", REMAT_POLICIES)):
+        value = getattr(options, name)
+        if value not in (None, *known):
+            raise MeshError(f"{name}: expected {' or '.join(known)}, found {quote(value)}")
+    if options.train and options.quantize is not None:
+        raise MeshError(f"quantize: {options.quantize} is for scoring: leave it out in training")
+    if options.train and options.questions_per_user > 1:
+        raise MeshError(
+            f"questions_per_user: {options.questions_per_user} is for scoring: leave it out in training"
+        )
+    if options.spread < 0:
+        raise MeshError(f"spread: expected 0 or more, found {options.spread}")
+    if options.spread and not options.train:
+        raise MeshError(f"spread: {options.spread} is for training: leave it out in scoring")
 
 
 def mesh_named(asked: str | None, mesh: Mesh) -> str:
@@ -192,13 +218,9 @@ def mesh_named(asked: str | None, mesh: Mesh) -> str:
 def roofline(
     chip: Chip, *, chips: int, matmul_flops: float, memory_bytes: float, link_bytes: float
 ) -> dict[Bound, float]:
-    """Seconds of each side of the roofline of :mod:`prb_jax.plan`; the largest is the estimate.
+    """Return the seconds of each side of the roofline of :mod:`prb_jax.plan`; the largest is the estimate.
 
-    Args:
-      chip: public figures.
-      chips: of the slice.
-      matmul_flops: on all chips together, those of int8 counted as half where a chip does twice as many.
-      memory_bytes, link_bytes: of one chip.
+    FLOPs are those of all chips together, of int8 counted as half where a chip does twice as many; bytes of one chip.
     """
     return {
         "matrix products": matmul_flops / (chips * chip.bf16_flops),
@@ -208,20 +230,18 @@ def roofline(
 
 
 def compile_program(program: Program, place: Slice, *, mesh: str, batch: int) -> Plan:
-    """Compile a program for a slice, and say what it takes.
-
-    Args:
-      program: with shapes in place of arrays.
-      place: the slice.
-      mesh, batch: what is planned, for the plan.
-    """
-    chips = len(place.devices)
-    fields: dict[str, Any] = {
+    """Compile a program with shapes in place of arrays, and say what it takes; mesh and batch are for the plan."""
+    chip, chips = place.chip, len(place.devices)
+    known: dict[str, Any] = {
         "chips": chips,
-        "hbm_bytes_per_chip": place.chip.hbm_bytes,
+        "hbm_bytes_per_chip": chip.hbm_bytes,
         "flops": program.flops,
         "mesh": mesh,
         "batch": batch,
+        **{
+            name: getattr(program, name)
+            for name in ("attention", "tokens", "computed_tokens", "bucket_tokens")
+        },
     }
     traced = program.function.trace(*program.arguments, **program.named)
     lowered = traced.lower()
@@ -235,7 +255,7 @@ def compile_program(program: Program, place: Slice, *, mesh: str, batch: int) ->
         arguments = sum(bytes_per_chip(leaf) for leaf in jax.tree.leaves((program.arguments, program.named)))
         peak = max(needed_bytes(str(error)), arguments)
         return Plan(
-            **fields,
+            **known,
             fits=False,
             peak_bytes_per_chip=peak,
             argument_bytes_per_chip=arguments,
@@ -250,39 +270,36 @@ def compile_program(program: Program, place: Slice, *, mesh: str, batch: int) ->
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
     peak = memory.argument_size_in_bytes + max(0, results) + memory.temp_size_in_bytes
     try:
-        text = compiled.as_text()
+        costs, sides = program_costs(parse_module(compiled.as_text()), chips=chips), get_args(Bound)
+        loops = costs.unknown_loops
+        note = f"{loops} loops of unknown length: their bodies count once" if loops else ""
     except jax.errors.JaxRuntimeError as error:
-        costs, known = Costs(), ("matrix products",)
+        costs, sides = Costs(), ("matrix products",)
         note = (
             "the estimate is that of matrix products alone, for jaxlib cannot read this program of libtpu's: "
             + str(error).strip().splitlines()[0]
         )
-    else:
-        costs, known = program_costs(parse_module(text), chips=chips), get_args(Bound)
-        loops = costs.unknown_loops
-        note = f"{loops} loops of unknown length: their bodies count once" if loops else ""
+    int8 = chip.bf16_flops / chip.int8_ops
     whole = roofline(
-        place.chip,
+        chip,
         chips=chips,
-        matmul_flops=executed_flops(
-            traced.jaxpr, visited=program.visited, int8=place.chip.bf16_flops / place.chip.int8_ops
-        ),
+        matmul_flops=executed_flops(traced.jaxpr, visited=program.visited, int8=int8),
         memory_bytes=costs.memory_bytes + program.kernel_bytes,
         link_bytes=costs.link_bytes,
     )
-    sides: dict[Bound, float] = {side: seconds for side, seconds in whole.items() if side in known}
-    estimate = max(sides.values())
+    by_side: dict[Bound, float] = {side: needed for side, needed in whole.items() if side in sides}
+    estimate = max(by_side.values())
     return Plan(
-        **fields,
-        fits=peak <= place.chip.hbm_bytes,
+        **known,
+        fits=peak <= chip.hbm_bytes,
         peak_bytes_per_chip=peak,
         argument_bytes_per_chip=memory.argument_size_in_bytes,
         temp_bytes_per_chip=memory.temp_size_in_bytes,
         compile_seconds=seconds,
         estimated_seconds=estimate,
-        estimated_mfu=program.flops / (estimate * chips * place.chip.bf16_flops),
+        estimated_mfu=program.flops / (estimate * chips * chip.bf16_flops),
         collectives=costs.collectives,
-        seconds_by=sides,
+        seconds_by=by_side,
         unknown_loops=costs.unknown_loops,
         note=note,
     )
@@ -313,7 +330,4 @@ def needed_bytes(message: str) -> int:
 def bytes_per_chip(leaf: jax.ShapeDtypeStruct) -> int:
     """Return the bytes of a chip's part of an array."""
     sharding = cast(jax.sharding.NamedSharding, leaf.sharding)
-    size = leaf.dtype.itemsize
-    for part in sharding.shard_shape(leaf.shape):
-        size *= part
-    return size
+    return leaf.dtype.itemsize * math.prod(sharding.shard_shape(leaf.shape))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +18,12 @@ from jax.sharding import Mesh
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.generation.programs import decoding_mesh, make_program, placing_program
 from prb_jax.models import REMAT
+from prb_jax.models.attention.choice import trained_stream_attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.head import LanguageHead
 from prb_jax.models.named_shapes import read_model
-from prb_jax.plan.chips import describe_slice
-from prb_jax.plan.planner import Plan, bytes_per_chip, compile_program
+from prb_jax.plan.chips import PlanOptions, slice_of
+from prb_jax.plan.planner import Plan, bytes_per_chip, compile_program, mesh_named, shape_of
 from prb_jax.plan.program import (
     Program,
     batch_of,
@@ -33,16 +34,16 @@ from prb_jax.plan.program import (
     visited_steps,
 )
 from prb_jax.plan.sampling import sampling_program
-from prb_jax.plan.streams import BatchShape
-from prb_jax.rl.forward import Actor
-from prb_jax.rl.learner import make_look, make_policy_step, reference_of, sources_of
-from prb_jax.rl.objective import POLICY, VALUE, Targets
+from prb_jax.plan.streams import BatchShape, drawn_trees, trained_streams
+from prb_jax.rl.learner import make_look, reference_of
+from prb_jax.rl.objective import POLICY, VALUE, Actor, Extras, Reads, Targets, make_policy_step
 from prb_jax.rl.sections import RolloutBatchSettings, RolloutSettings, ValueSettings
 from prb_jax.rl.settings import PpoSettings
-from prb_jax.sharding import batch_sharding, make_mesh, parameter_shardings
+from prb_jax.scoring.batching import Batch
+from prb_jax.sharding import batch_sharding, make_mesh, mesh_shape, parameter_shardings
 from prb_jax.training import PASSES, Tuning
-
-Trunk = Literal["own", "shared"]
+from prb_jax.trees.shapes import round_up
+from prb_jax.trees.stream_shapes import READS_STEP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +52,7 @@ class PolicyPlan:
 
     Attributes:
       fits: every program finds room beside all that is held.
-      mesh, batch: what was planned; batch is the prompts of a microbatch.
-      hbm_bytes_per_chip: what a chip has.
+      batch: prompts of a microbatch.
       held: weights and states that stay on the chips, by part.
       shared: of a part that holds nothing of its own, what it uses.
       caches: of the rollouts; they are gone when other programs run.
@@ -84,72 +84,56 @@ class PolicyPlan:
 
 def plan_policy(
     model: str | Path | DecoderConfig,
+    options: PlanOptions,
     *,
-    topology: str,
-    slices: int = 1,
-    mesh: str | None = None,
     reward: str | Path | DecoderConfig | None = None,
-    tuning: Literal["lora", "full"] = "lora",
-    trunk: Trunk = "own",
-    prefix: int = 3840,
-    responses: int = 8,
-    response_length: int = 128,
-    batch: int | None = None,
-    dtype: str = "bfloat16",
-    remat: str = REMAT,
 ) -> PolicyPlan:
     """Compile what a step of `prb ppo` with a value function runs, for a slice of TPUs.
 
     Args:
-      model: of the policy: a shape of `prb bench`, a ``config.json``, a folder that holds one, or a configuration.
-      topology, slices, mesh, dtype, remat: as of :func:`prb_jax.plan.plan`.
+      model: of the policy, as of :func:`prb_jax.plan.planner.plan`.
+      options: trees are prompts with their rollouts, one for each part that the mesh splits a batch into if their
+        number is not given; the policy is tuned by adapters unless it is said.
       reward: the reward model on the same mesh, as `model`; None for one elsewhere.
-      tuning: of the policy.
-      trunk: of the value function.
-      prefix, responses, response_length: P of a prompt, K rollouts of it, R tokens of each.
-      batch: prompts of a microbatch; one for each part that the mesh splits a batch into if not given.
 
     Raises:
       RunError: libtpu is missing.
       MeshError: an unknown topology, or a mesh that does not divide the chips, a model or the batch.
       CheckpointError: a configuration that cannot be used.
     """
-    place = describe_slice(topology, slices=slices)
-    devices = make_mesh(mesh, devices=place.devices)
-    parts = devices.shape["data"] * devices.shape["fsdp"]
-    shape = BatchShape(
-        batch=batch or parts, prefix=prefix, responses=responses, response_length=response_length
-    )
-    config = _with_language_head(read_model(model))
+    place = slice_of(options)
+    devices = make_mesh(options.mesh, devices=place.devices)
+    shape = shape_of(options, batch=options.batch or mesh_shape(devices).batch_shards)
+    config, dtype = _with_language_head(read_model(model)), options.dtype
     check_shape(config, shape, devices)
     settings = PpoSettings(
-        tuning=tuning,
-        remat=remat,  # pyright: ignore[reportArgumentType] - checked by the settings
+        tuning=options.tuning or "lora",  # pyright: ignore[reportArgumentType] - checked by the settings
+        remat=options.remat or REMAT,  # pyright: ignore[reportArgumentType]
         dtype=dtype,  # pyright: ignore[reportArgumentType]
-        rollout=RolloutSettings(n=responses, max_new_tokens=response_length),
+        rollout=RolloutSettings(n=shape.responses, max_new_tokens=shape.response_length),
         batch=RolloutBatchSettings(prompts=shape.batch),
-        value=ValueSettings(trunk=trunk),
+        value=ValueSettings(trunk=options.value_trunk or "own"),
     )
     held, shared, programs = _policy_programs(config, settings, shape, devices)
     given = {name: sum(held.values()) for name in programs}
-    drawing, caches, held_weights = _drawing_programs(config, shape, devices, dtype=dtype, tuning=tuning)
+    drawing, caches, held_weights = _drawing_programs(
+        config, shape, devices, dtype=dtype, tuning=settings.tuning
+    )
     programs, given = drawing | programs, held_weights | given
     if reward is not None:
         score = scoring_program(read_model(reward), shape, mesh=devices, dtype=dtype)
         held["reward model"] = given["score"] = _bytes(score.arguments[0])
         programs["score"] = score
-    sizes = ",".join(f"{name}={size}" for name, size in devices.shape.items() if size > 1) or "fsdp=1"
+    mesh = mesh_named(options.mesh, devices)
     plans = {
-        name: compile_program(planned, place, mesh=sizes, batch=shape.batch)
+        name: compile_program(planned, place, mesh=mesh, batch=shape.batch)
         for name, planned in programs.items()
     }
-    whole = sum(held.values())
-    beside = {name: whole - given[name] for name in plans}
-    peaks = {name: planned.peak_bytes_per_chip + beside[name] for name, planned in plans.items()}
-    room = place.chip.hbm_bytes
+    whole, room = sum(held.values()), place.chip.hbm_bytes
+    peaks = {name: planned.peak_bytes_per_chip + whole - given[name] for name, planned in plans.items()}
     return PolicyPlan(
         fits=all(plan.fits for plan in plans.values()) and max(peaks.values()) <= room,
-        mesh=sizes,
+        mesh=mesh,
         batch=shape.batch,
         hbm_bytes_per_chip=room,
         held=held,
@@ -165,17 +149,10 @@ def _policy_programs(
 ) -> tuple[dict[str, int], dict[str, str], dict[str, Program]]:
     """What is held, what is shared, and the programs "look" and "update"."""
     kind, full = jnp.dtype(settings.dtype), settings.tuning == "full"
-    actor = Actor(
-        config=config,
-        mesh=mesh,
-        dtype=kind,
-        temperature=settings.rollout.temperature,
-        lora_scale=1.0 if full else settings.lora.scale,
-        remat=settings.remat,
-    )
-    step = make_policy_step(settings, actor)
+    actor = Actor(settings, config, mesh)
+    step = make_policy_step(actor)
     weights = abstract_params(config, dtype=jnp.dtype("float32") if full else kind)
-    sources, frozen = jax.eval_shape(lambda params: sources_of(settings, params), weights)
+    sources, frozen = jax.eval_shape(actor.split, weights)
     state = placed(jax.eval_shape(step.init, sources), step.state_shardings)
     frozen = placed(frozen, step.frozen_shardings)
     reference = None
@@ -199,34 +176,43 @@ def _policy_programs(
         shared[value] = "the policy's trunk"
     elif not full:
         shared[value] = "the policy's frozen weights"
-    batch, forward = batch_of(shape, mesh), forward_flops(config, shape)
-    visited = visited_steps(config, shape)
-    trunks = 2 if own_trunk else 1
-    look = Program(
-        make_look(settings, actor, step), (state, frozen, reference, batch), (1 + trunks) * forward, visited
-    )
+    batch, extras, visited = _batch(config, settings, shape, mesh)
+    forward, trunks = forward_flops(config, shape), 2 if own_trunk else 1
+    arguments = (state, frozen, reference, batch, extras[0])
+    look = Program(make_look(actor, step), arguments, (1 + trunks) * forward, visited)
     update = Program(
         step.accumulate,
-        (state, frozen, batch, _targets(shape, mesh)),
+        (state, frozen, batch, extras),
         PASSES[settings.tuning] * trunks * forward,
         visited,
     )
     return held, shared, {"look": look, "update": update}
 
 
-def _targets(shape: BatchShape, mesh: Mesh) -> Targets:
-    count, responses, length = shape.batch, shape.responses, shape.response_length
+def _batch(
+    config: DecoderConfig, settings: PpoSettings, shape: BatchShape, mesh: Mesh
+) -> tuple[Batch, Extras, float]:
+    """Shapes of a microbatch of `prb ppo`, what its loss needs, and how often the steps of a kernel compute."""
+    responses, length = shape.responses, shape.response_length
+    if trained_stream_attention(mesh, jnp.dtype(settings.dtype)) is None:
+        batch, visited = batch_of(shape, mesh), visited_steps(config, shape)
+        rows, room, states = shape.batch, responses, responses * (length + 1)
+    else:
+        trees = drawn_trees(shape, longest=config.max_position_embeddings)
+        streams = trained_streams(config, trees, mesh=mesh)
+        batch, visited = streams.batch, streams.visited
+        rows, room = batch.reads.shape
+        states = round_up(-(-shape.batch // rows) * responses * (length + 1), READS_STEP)
 
-    def rows(*sizes: int) -> Any:
-        return jax.ShapeDtypeStruct(sizes, jnp.float32, sharding=batch_sharding(mesh, len(sizes)))
+    def placed(kind: Any, *sizes: int) -> Any:
+        return jax.ShapeDtypeStruct(sizes, kind, sharding=batch_sharding(mesh, len(sizes)))
 
-    tokens: dict[str, Any] = dict.fromkeys(
-        ("weights", "counts", "old", "reference", "advantages"), rows(count, responses, length)
-    )
-    states: dict[str, Any] = dict.fromkeys(
-        ("value_weights", "values", "returns"), rows(count, responses, length + 1)
-    )
-    return Targets(**tokens, **states, kl=rows(count))
+    places = placed(jnp.int32, rows, states)
+    reads = Reads(places, places, placed(jnp.int32, rows, room, length + 1))
+    of_tokens, of_states = (placed(jnp.float32, rows, room, size) for size in (length, length + 1))
+    tokens: dict[str, Any] = dict.fromkeys(("weights", "counts", "old", "reference", "advantages"), of_tokens)
+    read: dict[str, Any] = dict.fromkeys(("value_weights", "values", "returns"), of_states)
+    return batch, (reads, Targets(**tokens, **read, kl=placed(jnp.float32, rows, room))), visited
 
 
 def _drawing_programs(

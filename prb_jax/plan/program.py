@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import jax
@@ -22,25 +24,24 @@ from prb_jax.models.attention.choice import (
 from prb_jax.models.attention.splash import visited_share
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.flops import attention_flops_of_layers, matrix_flops_per_token, tree_flops
-from prb_jax.models.lora import LoraConfig
 from prb_jax.models.quantization import quantization_form
 from prb_jax.plan.streams import (
     BatchShape,
     drawn_trees,
+    extras_of,
     paged_stream,
+    split_rows,
     stream_flops,
     tokens_in_buckets,
     trained_streams,
 )
 from prb_jax.readouts.heads import choose_readout
 from prb_jax.readouts.score_tree import is_pointwise, make_score_fn, make_stream_fn
-from prb_jax.sharding import batch_sharding, check_heads, check_tokens, mesh_shape, parameter_shardings
+from prb_jax.sharding import check_heads, check_tokens, mesh_shape, parameter_shardings
 from prb_jax.training import PASSES, Tuning
-from prb_jax.training.groups import split_params
-from prb_jax.training.objective import USER, WEIGHTS, Extras, RewardObjective, make_reward_step
-from prb_jax.training.settings import LossSettings, OptimizerSettings
-from prb_jax.trees.batches import TreeBatch
-from prb_jax.trees.mask import TreeMask
+from prb_jax.training.config import OptimizerSettings, TrainSettings
+from prb_jax.training.objective import RewardObjective, make_reward_step
+from prb_jax.trees.batches import TreeBatch, TreeMask
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,6 @@ class Program:
     """A jitted function and what it is called with.
 
     Attributes:
-      function: of :func:`jax.jit`.
       arguments: ``ShapeDtypeStruct`` with shardings in place of arrays.
       flops: what its result needs on all chips together, without anything computed twice or in vain.
       visited: how often a step of its attention kernel computes, on average: the share of the steps that compute
@@ -58,7 +58,6 @@ class Program:
       computed_tokens: the same with the padding of this program.
       bucket_tokens: the same where trees are padded to the shapes that suit them best.
       kernel_bytes: of one chip, what that kernel reads of keys and values, if blocks are read more than once.
-      named: further arguments by their names.
     """
 
     function: Any
@@ -115,11 +114,12 @@ def scoring_program(
         batch, visited, read = paged_stream(config, shape, mesh=mesh)
         flops = stream_flops(config, shape, mesh=mesh, reads_only=is_pointwise(config))
         return Program(function, (weights, batch), flops, visited, PAGED_ATTENTION, kernel_bytes=read)
-    function = make_score_fn(config, attention=attention, **options)
-    arguments = (weights, batch_of(shape, mesh))
-    return Program(
-        function, arguments, forward_flops(config, shape), visited_steps(config, shape), chosen.name
+    function, arguments = (
+        make_score_fn(config, attention=attention, **options),
+        (weights, batch_of(shape, mesh)),
     )
+    visited = visited_steps(config, shape)
+    return Program(function, arguments, forward_flops(config, shape), visited, chosen.name)
 
 
 def training_program(
@@ -150,32 +150,18 @@ def training_program(
         raise MeshError(
             f"spread: is for training over packed streams, found the attention {quote(chosen.name)}"
         )
-    lora = LoraConfig()
-    trainable, frozen = jax.eval_shape(
-        lambda params: split_params(params, tuning=tuning, lora=lora),
-        abstract_params(config, dtype=jnp.dtype(dtype), head_dtype=jnp.float32),
-    )
-    objective = RewardObjective(
-        config=config,
-        mesh=mesh,
-        dtype=jnp.dtype(dtype),
-        loss=LossSettings(),
-        lora_scale=lora.scale if tuning == "lora" else 1.0,
-        remat=remat,
-        attention=attention,
-    )
-    step = make_reward_step(
-        objective,
+    settings = TrainSettings(
+        dtype=dtype,  # pyright: ignore[reportArgumentType] - checked by the settings
+        tuning=tuning,
+        remat=remat,  # pyright: ignore[reportArgumentType]
+        attention=attention,  # pyright: ignore[reportArgumentType]
         optimizer=OptimizerSettings(learning_rate=1e-4),
-        lengths=(1000,),
-        trainable=trainable,
-        frozen=frozen,
     )
-    embedding = abstract_params(config)["embed"]
-    state = placed(jax.eval_shape(step.init, {WEIGHTS: trainable, USER: embedding}), step.state_shardings)
-
-    def rows(dtype: Any, *sizes: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(sizes, dtype, sharding=batch_sharding(mesh, len(sizes)))
+    objective = RewardObjective(settings=settings, config=config, mesh=mesh)
+    step = make_reward_step(objective, lengths=(1000,))
+    weights = abstract_params(config, dtype=kind, head_dtype=jnp.float32)
+    sources, frozen = jax.eval_shape(objective.split, weights)
+    state = placed(jax.eval_shape(step.init, sources), step.state_shardings)
 
     frozen, passes = placed(frozen, step.frozen_shardings), PASSES[tuning]
     if packed:
@@ -192,29 +178,22 @@ def training_program(
             computed_tokens=streams.computed,
             bucket_tokens=tokens_in_buckets(config, trees, mesh=mesh),
         )
-    count, responses = shape.batch, shape.responses
-    extras: Any = {
-        "labels": rows(jnp.float32, count, responses),
-        "mask": rows(jnp.bool_, count, responses),
-        "margin": rows(jnp.float32, count),
-        "weights": rows(jnp.float32, count),
-        "users": rows(jnp.int32, count),
-    }
-    arguments = (state, frozen, batch_of(shape, mesh), Extras(**extras))
+    extras = extras_of(mesh, shape.batch, shape.responses)
+    arguments = (state, frozen, batch_of(shape, mesh), extras)
     flops = passes * forward_flops(config, shape)
     return Program(step.accumulate, arguments, flops, visited_steps(config, shape), chosen.name)
 
 
 def forward_flops(config: DecoderConfig, shape: BatchShape) -> float:
     """Matrices, and attention over the pairs of tokens that see each other."""
-    tree = matrix_flops_per_token(config) * shape.tokens + attention_flops_of_layers(config, shape.layout)
+    tree = matrix_flops_per_token(config) * shape.tokens + attention_flops_of_layers(config, shape.bucket)
     return shape.batch * tree
 
 
 def visited_steps(config: DecoderConfig, shape: BatchShape) -> float:
     """Of layers that see all and layers with a window, the dearer."""
     window = config.sliding_window if all(config.layer_windows) else None
-    return visited_share(TreeMask(shape.layout, window))
+    return visited_share(TreeMask(shape.bucket, window))
 
 
 def executed_flops(jaxpr: Any, *, visited: float = 1.0, int8: float = 1.0) -> float:
@@ -228,7 +207,7 @@ def executed_flops(jaxpr: Any, *, visited: float = 1.0, int8: float = 1.0) -> fl
       int8: what an operation of a product of int8 factors counts.
     """
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    total = 0.0
+    within, total = partial(executed_flops, visited=visited, int8=int8), 0.0
     for equation in jaxpr.eqns:
         name, parameters = equation.primitive.name, equation.params
         if name == "dot_general":
@@ -238,12 +217,9 @@ def executed_flops(jaxpr: Any, *, visited: float = 1.0, int8: float = 1.0) -> fl
             inner = math.prod(left[i] for i in contracted)
             total += 2.0 * weight * math.prod(equation.outvars[0].aval.shape) * inner
         elif name == "cond":
-            total += max(
-                executed_flops(branch, visited=visited, int8=int8) for branch in parameters["branches"]
-            )
+            total += max(map(within, parameters["branches"]))
         else:
-            inner = sum(executed_flops(inside, visited=visited, int8=int8) for inside in _inner(parameters))
-            total += inner * _runs(name, parameters, visited)
+            total += sum(map(within, _inner(parameters))) * _runs(name, parameters, visited)
     return total
 
 
@@ -259,12 +235,9 @@ def _runs(name: str, parameters: dict[str, Any], visited: float) -> float:
 
 
 def _inner(parameters: dict[str, Any]) -> list[Any]:
-    values = [
-        x
-        for parameter in parameters.values()
-        for x in (parameter if isinstance(parameter, tuple | list) else (parameter,))
-    ]
-    return [x for x in values if hasattr(x, "eqns") or hasattr(getattr(x, "jaxpr", None), "eqns")]
+    lists = (value if isinstance(value, tuple | list) else (value,) for value in parameters.values())
+    values = chain.from_iterable(lists)
+    return [value for value in values if hasattr(getattr(value, "jaxpr", value), "eqns")]
 
 
 def check_shape(config: DecoderConfig, shape: BatchShape, mesh: Mesh) -> None:
@@ -272,10 +245,8 @@ def check_shape(config: DecoderConfig, shape: BatchShape, mesh: Mesh) -> None:
     check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
     shards = mesh_shape(mesh).batch_shards
     if shape.batch % shards:
-        raise MeshError(
-            f"mesh axis data={mesh.shape['data']} x fsdp={mesh.shape['fsdp']} does not divide "
-            f"a batch of {shape.batch}"
-        )
+        axes = f"data={mesh.shape['data']} x fsdp={mesh.shape['fsdp']}"
+        raise MeshError(f"mesh axis {axes} does not divide a batch of {shape.batch}")
     check_tokens(mesh, shape.tokens)
     longest = shape.prefix + shape.response_length
     if longest > config.max_position_embeddings:
@@ -295,11 +266,8 @@ def placed(shapes: Any, shardings: Any) -> Any:
 
 
 def batch_of(shape: BatchShape, mesh: Mesh) -> TreeBatch:
-    count, responses = shape.batch, shape.responses
-
-    def rows(*sizes: int) -> Any:
-        return jax.ShapeDtypeStruct(sizes, jnp.int32, sharding=batch_sharding(mesh, len(sizes)))
-
+    """Return a batch of padded trees with shapes in place of arrays."""
+    count, responses, rows = shape.batch, shape.responses, partial(split_rows, mesh, jnp.int32)
     return TreeBatch(
         prefix=rows(count, shape.prefix),
         prefix_lengths=rows(count),

@@ -14,8 +14,7 @@ from jax.sharding import Mesh
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.errors import MeshError
 from prb_jax.generation.programs import decoding_mesh, make_program, program_shardings, run_program
-from prb_jax.generation.rules import Rules
-from prb_jax.generation.schedule import as_rules
+from prb_jax.generation.rules import SampleOptions
 from prb_jax.generation.steps import Stops, empty_prompts, empty_rows
 from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.config.decoder import DecoderConfig
@@ -23,23 +22,20 @@ from prb_jax.models.flops import matrix_flops_per_token
 from prb_jax.models.head import LanguageHead
 from prb_jax.models.named_shapes import read_model
 from prb_jax.models.quantization import quantization_form
-from prb_jax.plan.chips import Slice, describe_slice
-from prb_jax.plan.planner import Plan, bytes_per_chip, compile_program, mesh_named
+from prb_jax.plan.chips import PlanOptions, slice_of
+from prb_jax.plan.planner import Plan, bytes_per_chip, compile_program, mesh_named, shape_of
 from prb_jax.plan.program import Program, check_shape, placed
 from prb_jax.plan.streams import BatchShape
-from prb_jax.sharding import make_mesh, parameter_shardings, replicated
+from prb_jax.sharding import make_mesh, mesh_shape, parameter_shardings, replicated
 from prb_jax.trees.shapes import round_up
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingPlan:
-    """What a step of the sampler takes, which draws one token for every sample.
+    """What a step of the sampler takes, which draws one token for every sample; its bytes are those of the whole loop.
 
-    Attributes:
-      plan: of a step. Its bytes are those of the whole loop.
-      prefix_cache_bytes_per_chip: of the keys and values of all prompts.
-      sample_cache_bytes_per_chip: of those of all samples.
-      tokens_per_second: of all samples together, at best; None where the program does not fit.
+    The caches hold keys and values of all prompts and of all samples. Tokens a second are those of all samples
+    together, at best; None where the program does not fit.
     """
 
     plan: Plan
@@ -53,51 +49,35 @@ class SamplingPlan:
         return self.plan.to_json() | {name: getattr(self, name) for name in names}
 
 
-def plan_sampling(
-    model: str | Path | DecoderConfig,
-    *,
-    topology: str | Slice,
-    slices: int = 1,
-    mesh: str | None = None,
-    prompt: int = 3840,
-    samples: int = 16,
-    new_tokens: int = 128,
-    batch: int | None = None,
-    dtype: str = "bfloat16",
-    quantize: str | None = None,
-) -> SamplingPlan:
+def plan_sampling(model: str | Path | DecoderConfig, options: PlanOptions) -> SamplingPlan:
     """Compile the sampler for a slice of TPUs.
 
     Args:
-      model, topology, slices, quantize: as of :func:`prb_jax.plan.plan`; the head is that of a causal language model.
-      mesh: the same; that of `prb sample` if not given, which splits heads and widths over the chips of a slice.
-      prompt: tokens of each prompt.
-      samples: of each prompt, at a time.
-      new_tokens: of a sample.
-      batch: prompts at a time; one for each part that the mesh splits a batch into if not given.
-      dtype: of weights, activations and caches.
+      model: as of :func:`prb_jax.plan.planner.plan`; the head is that of a causal language model.
+      options: trees are prompts with their samples, one for each part that the mesh splits a batch into if their
+        number is not given. The mesh is that of `prb sample` if it is not given, which splits heads and widths over
+        the chips of a slice. The dtype is that of weights, activations and caches.
 
     Raises:
-      RunError, MeshError, CheckpointError: as of :func:`prb_jax.plan.plan`.
+      RunError, MeshError, CheckpointError: as of :func:`prb_jax.plan.planner.plan`.
     """
-    place = topology if isinstance(topology, Slice) else describe_slice(topology, slices=slices)
-    config = read_model(model)
-    devices = make_mesh(mesh, devices=place.devices)
-    if mesh is None:
+    place, config = slice_of(options), read_model(model)
+    devices = make_mesh(options.mesh, devices=place.devices)
+    if options.mesh is None:
         devices = decoding_mesh(config, devices)
-    trees = batch or devices.shape["data"] * devices.shape["fsdp"]
-    shape = BatchShape(batch=trees, prefix=prompt, responses=samples, response_length=new_tokens)
-    program, caches = sampling_program(config, shape, mesh=devices, dtype=dtype, quantize=quantize)
-    found = compile_program(program, place, mesh=mesh_named(mesh, devices), batch=trees)
+    trees = options.batch or mesh_shape(devices).batch_shards
+    shape = shape_of(options, batch=trees)
+    making: Any = {"mesh": devices, "dtype": options.dtype, "quantize": options.quantize}
+    program, caches = sampling_program(config, shape, **making)
+    found = compile_program(program, place, mesh=mesh_named(options.mesh, devices), batch=trees)
     if found.unknown_loops == 1:  # the loop over tokens, which ends when all samples have
         found = replace(found, note="the time is that of one token of each sample")
-    found = replace(found, attention=choose_attention(devices, jnp.dtype(dtype)).name)
     seconds = found.estimated_seconds
     return SamplingPlan(
         plan=found,
         prefix_cache_bytes_per_chip=caches[0],
         sample_cache_bytes_per_chip=caches[1],
-        tokens_per_second=None if seconds is None else trees * samples / seconds,
+        tokens_per_second=None if seconds is None else trees * options.responses / seconds,
     )
 
 
@@ -133,9 +113,8 @@ def sampling_program(
     def small(*sizes: int, of: Any = jnp.int32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(sizes, of, sharding=whole)
 
-    rules = as_rules(Rules())
     named = {
-        "rules": jax.tree.map(lambda leaf: small(*leaf.shape, of=leaf.dtype), rules),
+        "rules": jax.tree.map(lambda leaf: small(*leaf.shape, of=leaf.dtype), SampleOptions().rules),
         "stops": Stops(ids=small(4), tokens=small()),  # pyright: ignore[reportArgumentType]
         "seed": small(),
         "most": small(),
@@ -145,7 +124,8 @@ def sampling_program(
     caches = _cache_bytes(shown[0].cache), _cache_bytes(shown[1].cache)
     arguments = (placed(weights, parameter_shardings(weights, mesh)), *shown)
     function = run_program(sampler)
-    return Program(function, arguments, step_flops(policy, shape), 1.0, named=named), caches
+    attention = choose_attention(mesh, kind).name
+    return Program(function, arguments, step_flops(policy, shape), 1.0, attention, named=named), caches
 
 
 def step_flops(config: DecoderConfig, shape: BatchShape) -> float:

@@ -13,20 +13,19 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.errors import MeshError
-from prb_jax.models.attention.blockwise import attention_flops
 from prb_jax.models.attention.paged import KEYS, LANES, QUERIES, visited_blocks
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.flops import matrix_flops_per_token
+from prb_jax.models.flops import attention_flops, matrix_flops_per_token
 from prb_jax.models.named_shapes import QUESTION_TOKENS
 from prb_jax.scoring.batching import shape_options, stream_options
 from prb_jax.sharding import batch_sharding, mesh_shape
 from prb_jax.training.objective import Extras
+from prb_jax.trees.batches import Bucket
 from prb_jax.trees.kernel_tables import KernelTable
-from prb_jax.trees.mask import TreeLayout
 from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, for_kernel, pack_streams
 from prb_jax.trees.shapes import choose_shapes, round_up
-from prb_jax.trees.stream_blocks import BLOCK
 from prb_jax.trees.stream_shapes import READS_STEP
+from prb_jax.trees.stream_tables import BLOCK
 from prb_jax.trees.streams import StreamBatch, make_stream_batch, stream_batch_shardings
 from prb_jax.trees.tree import Tree
 
@@ -58,23 +57,32 @@ class BatchShape:
     @property
     def tokens(self) -> int:
         """Of one tree."""
-        return self.layout.tokens
+        return self.bucket.tokens
 
     @property
-    def layout(self) -> TreeLayout:
+    def bucket(self) -> Bucket:
         """Of one tree."""
-        return TreeLayout(self.prefix, self.responses, self.response_length)
+        return Bucket(self.prefix, self.responses, self.response_length)
+
+
+def split_rows(mesh: Mesh, dtype: Any, *sizes: int) -> Any:
+    """Return the shape of an array whose rows the mesh splits."""
+    return jax.ShapeDtypeStruct(sizes, dtype, sharding=batch_sharding(mesh, len(sizes)))
+
+
+def extras_of(mesh: Mesh, *sizes: int) -> Extras:
+    """Return what the loss takes beside a batch whose labels are of these sizes, with shapes in place of arrays."""
+    labels, mask = (split_rows(mesh, kind, *sizes) for kind in (jnp.float32, jnp.bool_))
+    trees = split_rows(mesh, jnp.float32, *sizes[:-1])
+    users = split_rows(mesh, jnp.int32, sizes[0])
+    return Extras(labels=labels, mask=mask, margin=trees, weights=trees, users=users)
 
 
 def stream_flops(config: DecoderConfig, shape: BatchShape, *, mesh: Mesh, reads_only: bool) -> float:
     """Return what scoring a batch needs over packed streams, on all chips together.
 
-    Args:
-        config: architecture.
-        shape: of the trees.
-        mesh: over which they are dealt; profiles are shared within a stream.
-        reads_only: the head looks at the read places alone, so the last layer computes keys and values of all tokens,
-            and queries, attention, its output and the mlp of those.
+    Profiles are shared within a stream. With ``reads_only`` the head looks at the read places alone, so the last layer
+    computes keys and values of all tokens, and queries, attention, its output and the mlp of those.
     """
     shards = mesh_shape(mesh).batch_shards
     shared = [length for length in shape.shared(shape.batch // shards) if length]
@@ -84,8 +92,8 @@ def stream_flops(config: DecoderConfig, shape: BatchShape, *, mesh: Mesh, reads_
 
     def attention(window: int | None) -> float:
         sizes: dict[str, Any] = {"heads": heads, "head_dim": head_dim, "window": window}
-        again = sum(attention_flops(TreeLayout(length, 0, 1), **sizes) for length in shared)
-        return shape.batch * attention_flops(shape.layout, **sizes) - shards * again
+        again = sum(attention_flops(Bucket(length, 0, 1), **sizes) for length in shared)
+        return shape.batch * attention_flops(shape.bucket, **sizes) - shards * again
 
     whole = layers - 1 if reads_only else layers
     total = matrix_flops_per_token(config) / layers * whole * tokens
@@ -146,12 +154,9 @@ class TrainedStreams:
 
 
 def drawn_trees(shape: BatchShape, *, longest: int) -> list[Tree]:
-    """Return the trees of a planned batch: of one size each, or with a ``spread`` log-normal lengths of which the
-    shape's are the medians.
+    """Return the trees of a planned batch: of one size each, or with a spread log-normal lengths around the medians.
 
-    Args:
-      shape: of the batch.
-      longest: the most tokens of a conversation; longer ones lose the end of their prefix.
+    Conversations of more than the longest number of tokens lose the end of their prefix.
     """
     rng = np.random.default_rng(0)
 
@@ -177,13 +182,7 @@ def drawn_trees(shape: BatchShape, *, longest: int) -> list[Tree]:
 def trained_streams(config: DecoderConfig, trees: Sequence[Tree], *, mesh: Mesh) -> TrainedStreams:
     """Pack trees into as many streams as the mesh has parts for a batch, as short as can be.
 
-    Args:
-      config: architecture.
-      trees: of the step.
-      mesh: whose devices need not be there.
-
-    Raises:
-      MeshError: fewer trees than parts.
+    The devices of the mesh need not be there. Raises MeshError for fewer trees than parts.
     """
     shards = mesh_shape(mesh).batch_shards
     if len(trees) < shards:
@@ -204,21 +203,10 @@ def trained_streams(config: DecoderConfig, trees: Sequence[Tree], *, mesh: Mesh)
     table = batch.window_blocks if config.sliding_window and all(config.layer_windows) else batch.blocks
     assert isinstance(table, KernelTable)
     responses = max(len(tree.responses) for tree in trees)
-
-    def placed(dtype: Any, *sizes: int) -> Any:
-        return jax.ShapeDtypeStruct(sizes, dtype, sharding=batch_sharding(mesh, len(sizes)))
-
-    extras = Extras(
-        labels=placed(jnp.float32, shards, rows, responses),
-        mask=placed(jnp.bool_, shards, rows, responses),
-        margin=placed(jnp.float32, shards, rows),
-        weights=placed(jnp.float32, shards, rows),
-        users=placed(jnp.int32, shards),
-        places=placed(jnp.int32, shards, rows, responses),
-    )
+    places = split_rows(mesh, jnp.int32, shards, rows, responses)
     return TrainedStreams(
-        batch=jax.tree.map(lambda array: placed(array.dtype, *array.shape), batch),
-        extras=extras,
+        batch=jax.tree.map(lambda array: split_rows(mesh, array.dtype, *array.shape), batch),
+        extras=replace(extras_of(mesh, shards, rows, responses), places=places),
         visited=float(np.asarray(table.key_steps).mean(axis=(1, 2)).max()),
         computed=batch.tokens.size,
     )

@@ -13,27 +13,27 @@ from prb_jax.reports.table import Table, facts_table, number
 
 def plan_table(found: Plan, *, title: str) -> Group:
     """One plan."""
-    facts: list[tuple[str, str]] = []
-    facts.append(("fits", "yes" if found.fits else "no"))
-    facts.append(("chips, mesh, batch", f"{found.chips}, {found.mesh}, {found.batch}"))
-    facts.append(("peak a chip", f"{_gib(found.peak_bytes_per_chip)} of {_gib(found.hbm_bytes_per_chip)}"))
-    facts.append(("  arguments", _gib(found.argument_bytes_per_chip)))
-    facts.append(("  temporaries", _gib(found.temp_bytes_per_chip)))
-    facts.append(("attention", found.attention))
+    facts = {
+        "fits": "yes" if found.fits else "no",
+        "chips, mesh, batch": f"{found.chips}, {found.mesh}, {found.batch}",
+        "peak a chip": f"{_gib(found.peak_bytes_per_chip)} of {_gib(found.hbm_bytes_per_chip)}",
+        "  arguments": _gib(found.argument_bytes_per_chip),
+        "  temporaries": _gib(found.temp_bytes_per_chip),
+        "attention": found.attention,
+    }
     if found.tokens:
-        facts.append(("tokens of the trees", f"{found.tokens:,}"))
-        facts.append(("  computed, in streams", _padded(found.computed_tokens, found.tokens)))
-        facts.append(("  if padded to buckets", _padded(found.bucket_tokens, found.tokens)))
-    facts.append(("FLOPs of a step", f"{found.flops:.3g}"))
-    if found.estimated_seconds is not None and found.estimated_mfu is not None:
-        facts.append(("step, at best", f"{found.estimated_seconds:.3g} s"))
-        for side, seconds in found.seconds_by.items():
-            facts.append((f"  {side}", f"{seconds:.3g} s"))
-        facts.append(("MFU, at best", f"{100 * found.estimated_mfu:.1f} %"))
-    facts.append(("compiled in", f"{found.compile_seconds:.1f} s"))
+        facts["tokens of the trees"] = f"{found.tokens:,}"
+        facts["  computed, in streams"] = _padded(found.computed_tokens, found.tokens)
+        facts["  if padded to buckets"] = _padded(found.bucket_tokens, found.tokens)
+    facts["FLOPs of a step"] = f"{found.flops:.3g}"
+    if found.estimated_seconds is not None:
+        facts["step, at best"] = _seconds(found)
+        facts |= {f"  {side}": f"{seconds:.3g} s" for side, seconds in found.seconds_by.items()}
+        facts["MFU, at best"] = _mfu(found)
+    facts["compiled in"] = f"{found.compile_seconds:.1f} s"
     if found.note:
-        facts.append(("note", found.note))
-    parts = [facts_table(facts, title=title)]
+        facts["note"] = found.note
+    parts = [facts_table(facts.items(), title=title)]
     if found.collectives:
         sent = sorted(found.collectives.items())
         rows = [(kind, f"{moved.count:,}", _gib(moved.bytes)) for kind, moved in sent]
@@ -61,8 +61,8 @@ def sweep_table(plans: tuple[Plan, ...], *, title: str) -> Group:
         "batch": lambda plan: f"{plan.batch:,}",
         "fits": lambda plan: "yes" if plan.fits else "no",
         "peak a chip": lambda plan: _gib(plan.peak_bytes_per_chip),
-        "step, at best": lambda plan: number(plan.estimated_seconds, "{:.3g} s"),
-        "MFU, at best": lambda plan: number(plan.estimated_mfu and 100 * plan.estimated_mfu, "{:.1f} %"),
+        "step, at best": _seconds,
+        "MFU, at best": _mfu,
     }
     return Group(Table.of(title, plans, columns))
 
@@ -79,7 +79,7 @@ def policy_table(found: PolicyPlan, *, title: str) -> Group:
     held.append(("all", _gib(sum(found.held.values())), ""))
     meanings = {"place": "place: weights are split for drawing", "draw": "draw: a token of each rollout"}
     programs = [
-        (meanings.get(name, name), _gib(found.peaks[name]), number(plan.estimated_seconds, "{:.3g} s"))
+        (meanings.get(name, name), _gib(found.peaks[name]), _seconds(plan))
         for name, plan in found.programs.items()
     ]
     return Group(
@@ -103,9 +103,16 @@ def _engines(fits: bool) -> tuple[str, ...]:
 def verdict(plan: Plan) -> str:
     """Return one plan in a few words."""
     size = f"{_gib(plan.peak_bytes_per_chip)} of {_gib(plan.hbm_bytes_per_chip)} a chip"
-    if plan.estimated_seconds is None:
-        return f"{'fits' if plan.fits else 'does not fit'}, {size}"
-    return f"{'fits' if plan.fits else 'does not fit'}, {size}, {plan.estimated_seconds:.3g} s"
+    seconds = "" if plan.estimated_seconds is None else f", {_seconds(plan)}"
+    return f"{'fits' if plan.fits else 'does not fit'}, {size}{seconds}"
+
+
+def _seconds(plan: Plan) -> str:
+    return number(plan.estimated_seconds, "{:.3g} s")
+
+
+def _mfu(plan: Plan) -> str:
+    return number(plan.estimated_mfu and 100 * plan.estimated_mfu, "{:.1f} %")
 
 
 def _padded(computed: int, tokens: int) -> str:

@@ -6,6 +6,10 @@ and one whose machine is gone after half a minute. A process that fails says so 
 others then ends with one message, at whatever place it waits: a run can be killed at any moment. JAX's own
 heartbeat stays behind this, with its 100 seconds.
 
+Ctrl-C and SIGTERM are taken on a thread of their own: Python runs its handlers in the main thread, between two
+instructions, so never while that thread waits for other processes inside of JAX. But the number of a signal is
+written into a socket at once, and a thread can read it there.
+
 One process alone needs none of it, and pays nothing.
 """
 
@@ -13,21 +17,22 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from prb_jax.errors import MeshError, quote
-from prb_jax.processes.signals import take_signals, take_sigterm_again
-from prb_jax.processes.watch import FAILED, Hub, Spoke, Watch, end_alone, listening_socket
+from prb_jax.processes.watch import FAILED, Watch, end_alone, listening_socket
 
-INTERRUPTED = 75
+INTERRUPTED: Final = 75
 """Status of a run that was told to stop before it was done (EX_TEMPFAIL): the same command continues it."""
 
-INTERRUPTED_BY_USER = 130
+INTERRUPTED_BY_USER: Final = 130
 """Status of a run that Ctrl-C stopped."""
 
 _SECONDS_TO_MEET = 300
@@ -50,7 +55,7 @@ def start_job(*, after_interrupt: str = "the same command continues the run") ->
     Raises:
       MeshError: which processes there are is not known, or the port of process 0 is taken.
     """
-    global _ask_to_stop
+    global _ask_to_stop, _watch
     import jax
 
     # JAX has no public name for its key-value store and its signal handler; Orbax and others use this one.
@@ -59,7 +64,7 @@ def start_job(*, after_interrupt: str = "the same command continues the run") ->
     count, index = (_number(name) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"))
     _check_address(first=index == 0)
     state: Any = distributed.global_state
-    put_back = take_signals(lambda number: _end_by(number, after_interrupt))
+    put_back = _take_signals(lambda number: _end_by(number, after_interrupt))
     meeting = threading.Timer(_SECONDS_TO_MEET, lambda: _not_met(state))
     meeting.daemon = True
     meeting.start()
@@ -79,8 +84,21 @@ def start_job(*, after_interrupt: str = "the same command continues the run") ->
         put_back()
         return
     if state.preemption_sync_manager is not None:
-        _ask_to_stop = take_sigterm_again()
-    _start_watch(state)
+        _ask_to_stop = _take_sigterm_again()
+    if _watch is not None:
+        return
+    try:
+        _watch = Watch(state)
+    except Exception as error:  # the run itself needs none of this
+        print(
+            f"prb: process {state.process_id} of {state.num_processes} cannot watch the others "
+            f"({type(error).__name__}: {error}): one that dies is noticed after 100 seconds only",
+            file=sys.stderr,
+            flush=True,
+        )
+        return
+    sys.excepthook = _watch.uncaught
+    atexit.register(_watch.done)  # before JAX's own, which waits for all processes
 
 
 @contextlib.contextmanager
@@ -92,6 +110,17 @@ def stops_at_a_step() -> Iterator[None]:
         yield
     finally:
         _stops_at_a_step = False
+
+
+def leave_job(status: int, message: str) -> None:
+    """End this process and tell the others, who end with the same status; return where there is no job.
+
+    Args:
+      status: not 0. A process that came to its end just ends.
+      message: why, one line; printed here, and by the others with this process's name.
+    """
+    if _watch is not None:
+        _watch.leave(status, message)
 
 
 def _end_by(number: signal.Signals, after_interrupt: str) -> None:
@@ -116,29 +145,16 @@ def _not_met(state: Any) -> None:
     )
 
 
-def leave_job(status: int, message: str) -> None:
-    """Ends this process and tells the others, who end with the same status; returns where there is no job.
-
-    Args:
-      status: not 0. A process that came to its end just ends.
-      message: why, one line; printed here, and by the others with this process's name.
-    """
-    if _watch is not None:
-        _watch.leave(status, message)
-
-
 def _number(name: str) -> int | None:
     text = os.environ.get(name)
-    if not text:
-        return None
     try:
-        return int(text)
+        return int(text) if text else None
     except ValueError:
         raise MeshError(f"{name}: expected a whole number, found {quote(text)}") from None
 
 
 def _check_address(*, first: bool) -> None:
-    """Refuses an address of process 0 that is none, or is taken: JAX itself often ends with a segmentation fault."""
+    """Refuse an address of process 0 that is none, or is taken: JAX itself often ends with a segmentation fault."""
     name, address = "JAX_COORDINATOR_ADDRESS", os.environ.get("JAX_COORDINATOR_ADDRESS")
     if not address:
         return
@@ -156,21 +172,49 @@ def _check_address(*, first: bool) -> None:
         ) from error
 
 
-def _start_watch(state: Any) -> None:
-    global _watch
-    if _watch is not None:
-        return
-    try:
-        watch = Hub(state) if state.process_id == 0 else Spoke(state)
-    except Exception as error:  # the run itself needs none of this
-        print(
-            f"prb: process {state.process_id} of {state.num_processes} cannot watch the others "
-            f"({type(error).__name__}: {error}): one that dies is noticed after 100 seconds only",
-            file=sys.stderr,
-            flush=True,
-        )
-        return
-    _watch = watch
-    threading.Thread(target=watch.listen, name="job", daemon=True).start()
-    sys.excepthook = watch.uncaught
-    atexit.register(watch.done)  # before JAX's own, which waits for all processes
+def _take_signals(act: Callable[[signal.Signals], None]) -> Callable[[], None]:
+    """Call ``act`` on a thread for each Ctrl-C and SIGTERM, and nothing else happens any more.
+
+    Returns:
+      A function that puts back the handlers there were. Outside of the main thread nothing is changed at all.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None
+    reading, writing = socket.socketpair()
+    writing.setblocking(False)
+    taken = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, _leave_to_the_thread) for number in taken}
+    descriptor = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+
+    def listen(writing: socket.socket) -> None:  # it also keeps the writing end open
+        while data := reading.recv(1):
+            if data[0] in taken:
+                act(signal.Signals(data[0]))
+
+    def put_back() -> None:
+        signal.set_wakeup_fd(descriptor)
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        writing.shutdown(socket.SHUT_RDWR)  # the thread ends
+
+    threading.Thread(target=listen, args=(writing,), name="signals", daemon=True).start()
+    return put_back
+
+
+def _take_sigterm_again() -> Callable[[], None]:
+    """Take SIGTERM from a handler that a library has set since, of which Python does not know.
+
+    Returns:
+      A function that calls that handler.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None
+    set_handler = ctypes.CDLL(None).signal
+    set_handler.restype, set_handler.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
+    address = set_handler(signal.SIGTERM, None)
+    signal.signal(signal.SIGTERM, _leave_to_the_thread)
+    return lambda: ctypes.CFUNCTYPE(None, ctypes.c_int)(address)(signal.SIGTERM)
+
+
+def _leave_to_the_thread(*_: object) -> None:
+    pass

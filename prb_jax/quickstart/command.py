@@ -38,12 +38,12 @@ from prb_jax.quickstart.recipe import (
     PROFILE_POSTS,
     USER_BLIND,
     Recipe,
+    make_start,
     training_pairs,
     without_profiles,
     write_config,
     write_pairs,
 )
-from prb_jax.quickstart.start import make_start
 from prb_jax.quickstart.tables import BOUNDED, KEYS, SEEN, UNSEEN, quickstart_report
 from prb_jax.reports.report import report as write_page
 from prb_jax.runs.kind import SUMMARY, RunKind
@@ -85,13 +85,8 @@ Score = Callable[[Sequence[Comparison]], object]
 
 @dataclass(frozen=True)
 class Quickstart:
-    """The result of `quickstart`.
-
-    Attributes:
-      out: the folder; see `prb_jax.quickstart.command`.
-      summary: what its `summary.json` holds; empty for one that was stopped before its end.
-      stopped_by: the signal that stopped it, as "SIGTERM".
-    """
+    """The result of `quickstart`: what its `summary.json` holds, empty for one that ``stopped_by`` a signal ended, as
+    "SIGTERM"."""
 
     out: Path
     summary: dict[str, Any] = field(default_factory=dict)

@@ -26,14 +26,8 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 @dataclass(frozen=True)
 class PersonaWords:
-    """A fitted model.
-
-    Attributes:
-      columns: the place of each word that has a weight.
-      common: [W] weights of all.
-      own: by persona, [W] weights that are added to these.
-      presentations: how often a pair was looked at in fitting.
-    """
+    """A fitted model: weights [W] of all and, by persona, weights that are added to these; ``columns`` are the places
+    of the words. ``presentations`` says how often a pair was looked at in fitting."""
 
     columns: Mapping[str, int]
     common: np.ndarray
@@ -50,11 +44,8 @@ class PersonaWords:
 
 
 def fit_persona_words(pairs: Sequence[Comparison]) -> PersonaWords:
-    """Fit the model to pairs: Bradley-Terry with an L2 penalty, by L-BFGS.
-
-    Args:
-      pairs: of the training part; the user of each is its persona, and no profile is read.
-    """
+    """Fit the model to pairs of the training part: Bradley-Terry with an L2 penalty, by L-BFGS. The user of a pair is
+    its persona, and no profile is read."""
     import scipy.optimize
     import scipy.sparse
 

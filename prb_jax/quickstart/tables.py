@@ -66,12 +66,8 @@ def quickstart_table(summary: Mapping[str, Any]) -> Group:
 
 
 def quickstart_report(summary: Mapping[str, Any], *, folder: str) -> str:
-    """Return the summary as a Markdown page with the commands that repeat each of its steps.
-
-    Args:
-      summary: what `summary.json` holds.
-      folder: the run folder as the user named it.
-    """
+    """Return the summary as a Markdown page with the commands that repeat each of its steps, for a folder as the user
+    named it."""
     parts = " ".join(f"personas:{part}" for part in KEYS)
     heads = ["model", *(f"{_HEADINGS[part]} ({summary['pairs'][part]:,} pairs)" for part in KEYS), *_COSTS]
     rows, bounds = _rows(summary)

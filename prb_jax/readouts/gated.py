@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from prb_jax.errors import CheckpointError, quote
-from prb_jax.models.head import HeadTensor, Shapes, dense
-from prb_jax.models.states import States
+from prb_jax.models.head import HeadTensor, Shapes, States, dense
 from prb_jax.readouts.heads import Stack, check_tensor
 
 

@@ -10,16 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from prb_jax.errors import CheckpointError, quote
-from prb_jax.models.head import Head, HeadTensor, ReadsAnything, Shapes, dense
+from prb_jax.models.head import HeadTensor, ReadsAnything, Shapes, States, dense
 from prb_jax.models.layers import ACTIVATIONS, EncoderActivation, activate
-from prb_jax.models.states import States
 
 READOUTS = ("logit", "first-logit", "last-softmax")
 ALL_VALUES = "all-values"
@@ -68,11 +67,8 @@ def read_out(logits: jax.Array, readout: str) -> jax.Array:
 def check_tensor(
     stored: Shapes, key: str, shape: Sequence[int | None], *, where: str, what: str
 ) -> tuple[int, ...]:
-    """Return the shape of a tensor of a head; None in the expected one stands for any size.
-
-    Raises:
-      CheckpointError: the tensor is missing, or has another shape.
-    """
+    """Return the shape of a tensor of a head; None in the expected one stands for any size. Raises CheckpointError: the
+    tensor is missing, or has another shape."""
     if (found := stored.get(key)) is None:
         raise CheckpointError(
             f"{where}: the head tensor '{key}' of the read-out '{what}' is missing and would have to be made up at "
@@ -196,25 +192,37 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class Mlp(ReadsAnything):
-    """A stack of layers with one output, at the read position."""
+class _OneStack(ReadsAnything):
+    """A head that is one stack of layers, with so many outputs."""
 
     stack: Stack
-    depth_field: str | None = None
-    """Field of ``config.json`` with the number of hidden layers, checked where it is present."""
 
-    def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> Mlp:
-        stack = self.stack.bound(stored, width=config["hidden_size"], where=where, what=what, outputs=1)
-        depth = config.get(self.depth_field) if self.depth_field else None
-        if depth is not None and depth != len(stack.layers) - 1:
-            raise CheckpointError(
-                f"{where}: '{stack.prefix}' has {len(stack.layers) - 1} hidden layers, but config.json says "
-                f"{self.depth_field}={depth}: tensors are missing or belong to another model"
-            )
-        return replace(self, stack=stack)
+    outputs: ClassVar[int] = 1
+
+    def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> Self:
+        sizes = {"width": config["hidden_size"], "outputs": self.outputs}
+        return replace(self, stack=self.stack.bound(stored, where=where, what=what, **sizes))
 
     def tensors(self) -> tuple[HeadTensor, ...]:
         return self.stack.tensors()
+
+
+@dataclass(frozen=True)
+class Mlp(_OneStack):
+    """A stack of layers with one output, at the read position."""
+
+    depth_field: str | None = None
+    """Field of ``config.json`` with the number of hidden layers, checked where it is present."""
+
+    def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> Self:
+        bound = super().bound(stored, config, where=where, what=what)
+        found, depth = len(bound.stack.layers) - 1, config.get(self.depth_field) if self.depth_field else None
+        if depth not in (None, found):
+            raise CheckpointError(
+                f"{where}: '{self.stack.prefix}' has {found} hidden layers, but config.json says "
+                f"{self.depth_field}={depth}: tensors are missing or belong to another model"
+            )
+        return bound
 
     def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
         return self.stack(params["head"], states.read())
@@ -267,44 +275,13 @@ class Pooled(ReadsAnything):
         return dense(x, tensors[f"{self.classifier}.weight"], tensors[f"{self.classifier}.bias"])
 
 
-@dataclass(frozen=True)
-class ReadStates:
-    """The state itself at the read position, float32 [B, K, D] after the last norm, as features for other code; with a
-    head also the reward that it gives there, float32 [B, K, D + 1]: one pass for both.
-
-    Attributes:
-      head: of the model, if its reward is asked for.
-      readout: the rule that turns its values into one reward, see :func:`choose_readout`.
-    """
-
-    head: Head | None = None
-    readout: str = "logit"
-
-    def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> ReadStates:
-        head = None if self.head is None else self.head.bound(stored, config, where=where, what=what)
-        return replace(self, head=head)
-
-    def tensors(self) -> tuple[HeadTensor, ...]:
-        return () if self.head is None else self.head.tensors()
-
-    @property
-    def needs(self) -> tuple[int, ...]:
-        return () if self.head is None else self.head.needs
-
-    def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
-        if self.head is None:
-            return states.read()
-        rewards = read_out(self.head(params, states), self.readout)
-        return jnp.concatenate([states.read(), rewards[..., None].astype(jnp.float32)], axis=-1)
-
-
 Together = Literal["product", "min", "mean", "last"]
 TOGETHER: tuple[Together, ...] = get_args(Together)
 """How the values of a response's steps can become one reward."""
 
 
 @dataclass(frozen=True)
-class Steps:
+class Steps(_OneStack):
     """Two labels at every step marker: the softmax probability of the second, put together over the steps.
 
     Attributes:
@@ -314,17 +291,11 @@ class Steps:
         model is its default; ``--readout ROW:min`` and the like choose another.
     """
 
-    stack: Stack
     marker: int
     marker_text: str
     together: Together = "product"
 
-    def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> Steps:
-        width = config["hidden_size"]
-        return replace(self, stack=self.stack.bound(stored, width=width, where=where, what=what, outputs=2))
-
-    def tensors(self) -> tuple[HeadTensor, ...]:
-        return self.stack.tensors()
+    outputs: ClassVar[int] = 2
 
     @property
     def needs(self) -> tuple[int, ...]:

@@ -32,11 +32,13 @@ class LoadOptions:
         "scoring on TPUs a kernel over packed streams (paged)",
         choices=ATTENTIONS,
     )
-    revision: str | None = option(None, "branch, tag or commit on the hub", "R")
+    revision: str | None = option(None, "branch, tag or commit on the hub", "R", effect="contents")
     tokenizer: str | Path | None = option(
-        None, "folder or hub id of the tokenizer (default: the model's)", "T"
+        None, "folder or hub id of the tokenizer (default: the model's)", "T", effect="contents"
     )
-    chat_template: str | None = option(None, "a Jinja file, or plain; for models without one", "FILE")
+    chat_template: str | None = option(
+        None, "a Jinja file, or plain; for models without one", "FILE", effect="contents"
+    )
     readout: str | None = option(
         None,
         "a row of the table of reward models; qwen2-prm:min (product, mean, last), how the steps of a process model "

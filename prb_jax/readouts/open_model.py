@@ -1,4 +1,9 @@
-"""One way to open a model: everything that is known of a reward model or a language model before a weight is read."""
+"""One way to open a model: everything that is known of a reward model or a language model before a weight is read; and
+linear heads of one layout in another, which `prb convert` writes.
+
+The layout ``standard`` is a ``*ForSequenceClassification`` of transformers; ``value-head`` a language model with TRL's
+``v_head.summary`` beside it, which TRL and LLaMA-Factory read.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +12,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.checkpoints.encoder_map import EncoderFolder
+from prb_jax.checkpoints.load import EncoderFolder
 from prb_jax.checkpoints.locate import ModelFolder, describe, locate
-from prb_jax.checkpoints.safetensors_reader import index_folder
+from prb_jax.checkpoints.weight_index import index_folder
+from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError, quote
-from prb_jax.models.config.decoder import DecoderConfig, parse_config, read_raw_config
+from prb_jax.models.config.decoder import STANDARD, DecoderConfig, parse_config, read_raw_config
 from prb_jax.models.config.encoder import EncoderConfig, is_encoder, refuse_encoder, refuse_for_encoder
 from prb_jax.models.config.families import FAMILIES
-from prb_jax.models.config.shared import choose_dtype
-from prb_jax.models.head import LanguageHead
+from prb_jax.models.config.fields import choose_dtype
+from prb_jax.models.head import LINEAR, LanguageHead, Linear, is_one_row
 from prb_jax.readouts.heads import PAPER_READOUT, choose_readout
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.registry import ModelRow
@@ -25,6 +33,13 @@ from prb_jax.readouts.resolve import ResolvedModel, open_pair_model, resolve_mod
 from prb_jax.sharding import make_mesh
 from prb_jax.text.pair_tokenizer import PairTokenizer, load_pair_tokenizer
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
+
+LANGUAGE_MODEL = ModelRow(name="language-model", models=(), head=LanguageHead())
+"""The row of a ``*ForCausalLM``; it is in no table, for it gives no reward."""
+
+VALUE_HEAD = Linear(("v_head.summary.weight",), with_bias=True, bias=True)
+
+_PROBE = (Message("user", "Is this a question?"), Message("assistant", "It is an answer."))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +76,7 @@ class OpenedModel:
 
     @property
     def decoder(self) -> ResolvedModel:
-        """The body of a model that has to be a decoder.
-
-        Raises:
-          CheckpointError: it is an encoder.
-        """
+        """The body of a model that has to be a decoder; CheckpointError for an encoder."""
         if isinstance(self.body, EncoderFolder):
             refuse_encoder(self.config.original, where=str(self.folder.path / "config.json"))
         assert isinstance(self.body, ResolvedModel)
@@ -102,25 +113,28 @@ class OpenedModel:
     @cached_property
     def source(self) -> dict[str, Any]:
         """Revision and file fingerprints, of another tokenizer too, for ``run.json``."""
-        source = describe(self.folder)
-        if self.options.tokenizer is not None:
-            source["tokenizer"] = describe(self.tokenizer_folder)
-        return source
+        named = self.options.tokenizer is not None
+        return describe(self.folder) | ({"tokenizer": describe(self.tokenizer_folder)} if named else {})
 
     def tokenizer(self) -> ChatTokenizer | PairTokenizer:
-        """Load the tokenizer, under the rules of the model's read-out.
-
-        Raises:
-          CheckpointError: it cannot be loaded, or is another model's.
-        """
+        """Load the tokenizer, under the rules of the model's read-out. Raises CheckpointError: it cannot be loaded, or
+        is another model's."""
         return self.chat() if isinstance(self.body, ResolvedModel) else self.pairs()
 
     def chat(self) -> ChatTokenizer:
-        """Load the tokenizer of a decoder; errors as of :meth:`tokenizer`."""
-        chat = load_tokenizer(
-            self.tokenizer_folder.path, chat_template=self.options.chat_template, rules=self.decoder.text
-        )
-        check_tokenizer(chat, self.decoder.config, where=self.name)
+        """Load the tokenizer of a decoder; errors as of :meth:`tokenizer`.
+
+        Tokens added to it may lie beyond the embeddings (a padding token often does): a conversation that holds one is
+        refused where it occurs.
+        """
+        decoder, template = self.decoder, self.options.chat_template
+        chat = load_tokenizer(self.tokenizer_folder.path, chat_template=template, rules=decoder.text)
+        rows, top = decoder.config.vocab_size, chat.largest_plain_id
+        if top >= rows:
+            raise CheckpointError(
+                f"{chat.name}: the vocabulary has ids up to {top}, but {self.name} has only {rows} embeddings: this is "
+                "not the tokenizer of this model; name its own with --tokenizer"
+            )
         return chat
 
     def pairs(self) -> PairTokenizer:
@@ -142,43 +156,25 @@ def open_model(
     Raises:
       CheckpointError: what is there cannot be used as it is; the message names file, tensor or field.
     """
-    folder = model if isinstance(model, ModelFolder) else locate(model, revision=options.revision)
+    folder = _located(model, options)
     if is_encoder(read_raw_config(folder.path)):
         attention = None if options.attention == "auto" else options.attention
         refuse_for_encoder(
             folder.name, chat_template=options.chat_template, quantize=options.quantize, attention=attention
         )
         body, row, rule = open_pair_model(folder.path, readout=options.readout)
-        labels = choose_readout(rule, num_labels=body.config.num_labels, where=folder.name)
         named = True  # the paper protocol reads no pairs
     else:
         body = resolve_model(folder.path, name=folder.name, readout=options.readout, new_head=new_head)
-        row, count = body.row, body.config.num_labels
-        named = body.rule is not None or count == 1
-        labels = choose_readout(body.rule if named else PAPER_READOUT, num_labels=count, where=folder.name)
+        row, rule = body.row, body.rule
+        named = rule is not None or body.config.num_labels == 1
+    rule = rule if named else PAPER_READOUT
+    labels = choose_readout(rule, num_labels=body.config.num_labels, where=folder.name)
     return OpenedModel(folder=folder, options=options, body=body, row=row, labels=labels, labels_named=named)
 
 
-def check_tokenizer(chat: ChatTokenizer, config: DecoderConfig, *, where: str) -> None:
-    """Refuse a tokenizer whose vocabulary the model has no embeddings for.
-
-    Tokens added to it may lie beyond them (a padding token often does): a conversation that holds one is refused
-    where it occurs.
-
-    Raises:
-      CheckpointError: it is another model's.
-    """
-    rows = config.vocab_size
-    top = chat.largest_plain_id
-    if top >= rows:
-        raise CheckpointError(
-            f"{chat.name}: the vocabulary has ids up to {top}, but {where} has only {rows} embeddings: this is not "
-            "the tokenizer of this model; name its own with --tokenizer"
-        )
-
-
-LANGUAGE_MODEL = ModelRow(name="language-model", models=(), head=LanguageHead())
-"""The row of a ``*ForCausalLM``; it is in no table, for it gives no reward."""
+def _located(model: str | Path | ModelFolder, options: LoadOptions) -> ModelFolder:
+    return model if isinstance(model, ModelFolder) else locate(model, revision=options.revision)
 
 
 def open_language_model(model: str | Path | ModelFolder, options: LoadOptions) -> OpenedModel:
@@ -191,9 +187,8 @@ def open_language_model(model: str | Path | ModelFolder, options: LoadOptions) -
     Raises:
       CheckpointError: it is no causal language model, or cannot be used as it is.
     """
-    folder = model if isinstance(model, ModelFolder) else locate(model, revision=options.revision)
-    where = str(folder.path / "config.json")
-    raw = read_raw_config(folder.path)
+    folder = _located(model, options)
+    where, raw = str(folder.path / "config.json"), read_raw_config(folder.path)
     if is_encoder(raw):
         raise CheckpointError(
             f"{where}: expected a causal language model, found the encoder {raw['model_type']}"
@@ -221,12 +216,8 @@ def open_reward_or_language_model(
     model: str | Path | ModelFolder, options: LoadOptions
 ) -> tuple[OpenedModel, str]:
     """Open a reward model; or, where it is none but a ``*ForCausalLM``, the language model and why it is no reward
-    model.
-
-    Raises:
-      CheckpointError: it is neither, or cannot be used as it is.
-    """
-    folder = model if isinstance(model, ModelFolder) else locate(model, revision=options.revision)
+    model. Raises CheckpointError: it is neither, or cannot be used as it is."""
+    folder = _located(model, options)
     raw = read_raw_config(folder.path)
     family = FAMILIES.get(str(raw.get("model_type")))
     causal = family is not None and (raw.get("architectures") or [None])[0] == family.language_model
@@ -236,3 +227,77 @@ def open_reward_or_language_model(
         if not causal or options.readout is not None:
             raise
         return open_language_model(folder, options), str(error)
+
+
+@dataclass(frozen=True)
+class ConvertedModel:
+    """Configuration and parameters in another layout."""
+
+    config: DecoderConfig
+    params: dict[str, Any]
+
+
+def check_convertible(found: ResolvedModel, *, where: str) -> None:
+    """Raise CheckpointError for a read-out that is no linear one at the last token: transformers has no such class."""
+    if not is_one_row(found.config.head):
+        raise CheckpointError(
+            f"{where}: the read-out '{found.row.name}' is not a linear head at the last token, so no "
+            "*ForSequenceClassification has the same scores; `prb evaluate` scores with the checkpoint as it is, and "
+            "`prb train ... init_head=true` trains a new head"
+        )
+
+
+def as_standard(
+    found: ResolvedModel, params: dict[str, Any], *, drop_bias: bool, where: str
+) -> ConvertedModel:
+    """The same model with a head without bias under ``score``. Raises CheckpointError: the head has a bias other than
+    zero, which the standard class has no place for."""
+    params = dict(params)
+    bias = params.pop("score_bias", None)
+    if bias is not None and bool(jnp.any(bias != 0)) and not drop_bias:
+        raise CheckpointError(
+            f"{where}: the head has a bias of {np.asarray(bias, np.float32).tolist()}, which no "
+            "*ForSequenceClassification has; `prb convert --drop-bias` leaves it out: every reward changes by that "
+            "much, no difference between responses does"
+        )
+    return ConvertedModel(replace(found.config, head=LINEAR, layout=STANDARD), params)
+
+
+def as_value_head(
+    found: ResolvedModel, params: dict[str, Any], *, drop_bias: bool, where: str
+) -> ConvertedModel:
+    """The same model with its head under ``v_head.summary``; a head without bias gets one of zero. Raises
+    CheckpointError: the head has several outputs, a value head one."""
+    if found.config.num_labels != 1:
+        raise CheckpointError(
+            f"{where}: the head has {found.config.num_labels} outputs, a value head one: leave out --layout value-head"
+        )
+    bias = params.get("score_bias")
+    if bias is None or drop_bias:
+        bias = jnp.zeros((1,), params["score"].dtype)
+    config = replace(found.config, head=VALUE_HEAD, layout=STANDARD)
+    return ConvertedModel(config, {**params, "score_bias": bias})
+
+
+def standard_tokenizer(opened: OpenedModel) -> ChatTokenizer:
+    """The tokenizer of a model with the rules of its text in the chat template; CheckpointError where a template
+    cannot say them."""
+    chat = opened.chat()
+    if chat.ends_with is None:
+        return chat
+    place, rules = opened.tokenizer_folder.path, replace(opened.decoder.text, append=None)
+    plain = load_tokenizer(place, chat_template=opened.options.chat_template, rules=rules)
+    if plain.encode(_PROBE) == chat.encode(_PROBE):  # the template writes it already
+        return plain
+    token = chat.tokenizer.convert_ids_to_tokens(chat.ends_with)
+    quoted = token.replace("\\", "\\\\").replace("'", "\\'")
+    # Jinja leaves out one newline at the end of a template, as long as it is the end.
+    text = chat.template.text.removesuffix("\n") + f"{{{{ '{quoted}' }}}}"
+    written = load_tokenizer(place, chat_template=text)
+    if written.encode(_PROBE) != chat.encode(_PROBE):
+        raise CheckpointError(
+            f"{opened.name}: its conversations end in {quote(token)} (id {chat.ends_with}), which its tokenizer does "
+            "not read as one token in a text, so no chat template can write it: `prb evaluate` scores with the "
+            "checkpoint as it is"
+        )
+    return written

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from prb_jax.models.config.layout import STANDARD, Layout
+from prb_jax.models.config.decoder import STANDARD, Layout
 from prb_jax.models.head import LINEAR, Head, Linear, Vocabulary
 from prb_jax.plugins import get_plugin, plugin_names
 from prb_jax.readouts.gated import Gated
 from prb_jax.readouts.heads import Mlp, Pooled, Stack, Steps
-from prb_jax.text.rules import PLAIN_RULES, TextRules
+from prb_jax.text.template import PLAIN_RULES, TextRules
 
 RawConfig = dict[str, Any]
 
@@ -375,11 +375,8 @@ ROWS: Mapping[str, ModelRow] = {row.name: row for row in REGISTRY}
 
 
 def known_rows() -> dict[str, ModelRow]:
-    """Return the rows by name: those of the table, and behind them those of plug-ins.
-
-    Raises:
-      RunError: the package of a plug-in fails, or offers something else.
-    """
+    """Return the rows by name: those of the table, and behind them those of plug-ins. Raises RunError: the package of a
+    plug-in fails, or offers something else."""
     plugins = [get_plugin("readouts", name, ModelRow) for name in plugin_names("readouts")]
     return {
         **ROWS,

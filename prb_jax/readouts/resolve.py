@@ -9,18 +9,24 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from prb_jax.checkpoints.encoder_map import EncoderFolder, match_encoder
-from prb_jax.checkpoints.layout import module_name
-from prb_jax.checkpoints.safetensors_reader import WeightIndex, index_folder
+from prb_jax.checkpoints.hf_map import module_name
+from prb_jax.checkpoints.load import EncoderFolder, match_encoder
+from prb_jax.checkpoints.weight_index import WeightIndex, index_folder
 from prb_jax.errors import CheckpointError, quote
-from prb_jax.models.config.decoder import DecoderConfig, parse_config, read_raw_config, refuse_language_model
+from prb_jax.models.config.decoder import (
+    STANDARD,
+    DecoderConfig,
+    Layout,
+    parse_config,
+    read_raw_config,
+    refuse_language_model,
+)
 from prb_jax.models.config.encoder import parse_encoder_config, refuse_encoder
 from prb_jax.models.config.families import FAMILIES
-from prb_jax.models.config.layout import EMBEDDING_KEY, HEAD_KEY, STANDARD, Layout
-from prb_jax.models.head import Head, Linear, Vocabulary, is_one_row
+from prb_jax.models.head import EMBEDDING_KEY, HEAD_KEY, Head, Linear, Vocabulary, is_one_row
 from prb_jax.readouts.heads import READOUTS, TOGETHER, Pooled, Steps
 from prb_jax.readouts.registry import ROWS, ModelRow, known_rows
-from prb_jax.text.rules import PLACEHOLDERS, TextRules
+from prb_jax.text.template import PLACEHOLDERS, TextRules
 
 _VALUE = r"\d+=-?\d+(?:\.\d+)?"
 _VOCABULARY = re.compile(rf"vocabulary:(\d+(?:,\d+)?|{_VALUE}(?:,{_VALUE})+)")
@@ -306,7 +312,7 @@ def open_pair_model(
 
     Raises:
       CheckpointError: an encoder without a known head, another ``readout``, a head that is missing or does
-        not fit, or what :func:`prb_jax.checkpoints.encoder_map.open_encoder` refuses.
+        not fit, or what :func:`prb_jax.checkpoints.load.open_encoder` refuses.
     """
     folder = Path(folder)
     raw = read_raw_config(folder)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -13,16 +12,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
-from prb_jax.checkpoints.encoder_map import encoder_shardings
-from prb_jax.checkpoints.load import abstract_params
+from prb_jax.checkpoints.load import abstract_params, encoder_shardings
 from prb_jax.models.attention.choice import Attention, wanted_attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.decoder import Params, decode_stream, decode_tree
 from prb_jax.models.decoder_layer import last_norm
 from prb_jax.models.encoder import encode_tokens
-from prb_jax.models.states import StreamStates, TreeStates, read_places
-from prb_jax.readouts.heads import ReadStates, read_out
+from prb_jax.models.head import States, read_places
+from prb_jax.readouts.heads import read_out
 from prb_jax.sharding import parameter_shardings, replicated
 from prb_jax.trees.batches import TreeBatch, tree_batch_shardings
 from prb_jax.trees.streams import StreamBatch, stream_batch_shardings
@@ -73,7 +71,7 @@ def score_tree(
         places=read_places(batch) if reads_only else None,
     )
     norm = functools.partial(last_norm, params, config=config)
-    return config.head(params, TreeStates(x, batch, norm, at_reads=reads_only))
+    return config.head(params, States(x, batch, norm, at_reads=reads_only))
 
 
 def score_stream(
@@ -111,7 +109,7 @@ def score_stream(
         reads_only=reads_only,
     )
     norm = functools.partial(last_norm, params, config=config)
-    return config.head(params, StreamStates(x, batch, norm, at_reads=reads_only))
+    return config.head(params, States(x, batch, norm, at_reads=reads_only))
 
 
 def score_pairs(
@@ -155,7 +153,7 @@ def score_pairs(
         jnp.asarray(batch.response_lengths).swapaxes(0, 1),
     )
     first = lax.map(first_state, responses).swapaxes(0, 1)
-    return config.head(params, TreeStates(first, batch, lambda x: x, at_reads=True))
+    return config.head(params, States(first, batch, lambda x: x, at_reads=True))
 
 
 def is_pointwise(config: DecoderConfig) -> bool:
@@ -223,43 +221,3 @@ def _jitted(values: Callable[..., jax.Array], readout: str | None, shardings: An
         return read if readout is None else read_out(read, readout)
 
     return jax.jit(score, in_shardings=shardings, out_shardings=replicated(mesh))
-
-
-@dataclass(frozen=True)
-class StateFns:
-    """Pure jitted functions that give the states at the read positions, float32 with D as last dimension; with the
-    reward behind each state the last dimension is D + 1.
-
-    Attributes:
-      tree: of a :class:`TreeBatch`, [B, K, D].
-      stream: of a :class:`StreamBatch`, [S, M, D]; None for an encoder, which reads no streams.
-    """
-
-    tree: ScoreFn
-    stream: StreamFn | None
-
-
-def make_state_fns(
-    config: DecoderConfig | EncoderConfig,
-    *,
-    mesh: Mesh,
-    dtype: jnp.dtype,
-    readout: str | None = None,
-    quantize: str | None = None,
-    attention: str = "auto",
-) -> StateFns:
-    """Return the functions that read states for a model, whatever its head is.
-
-    Args:
-      config, mesh, dtype, attention: as of :func:`make_score_fn`.
-      readout: how the head's values become the reward that is given too; None for the states alone.
-      quantize: the form in which the parameters are held.
-    """
-    head = ReadStates() if readout is None else ReadStates(config.head, readout)
-    options: dict[str, Any] = {"mesh": mesh, "dtype": dtype, "readout": None}
-    if isinstance(config, EncoderConfig):
-        reading, shardings = replace(config, head=head), encoder_shardings(config, mesh)
-        return StateFns(make_score_fn(reading, shardings=shardings, **options), None)
-    options["shardings"] = parameter_shardings(abstract_params(config, quantize=quantize), mesh)
-    reading, options["attention"] = replace(config, head=head), attention
-    return StateFns(make_score_fn(reading, **options), make_stream_fn(reading, **options))

@@ -8,7 +8,7 @@ product.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,13 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.checkpoints.encoder_map import encoder_shardings, load_encoder_params, open_encoder
-from prb_jax.checkpoints.load import LoadReport
+from prb_jax.checkpoints.load import LoadReport, encoder_shardings, load_encoder_params, open_encoder
 from prb_jax.checkpoints.locate import locate
 from prb_jax.data.reading import read_json, read_object
 from prb_jax.errors import CheckpointError, DataError, quote
 from prb_jax.models.config.encoder import EncoderConfig
-from prb_jax.models.config.shared import choose_dtype
+from prb_jax.models.config.fields import choose_dtype
 from prb_jax.models.encoder import Params, encode_tokens
 from prb_jax.sharding import batch_sharding, make_mesh, mesh_shape, replicated, to_global
 from prb_jax.text.open_tokenizer import added_tokens, open_tokenizer, tokenize
@@ -32,7 +31,7 @@ from prb_jax.trees.shapes import PaddedBatch, ShapeOptions, fixed_shapes, length
 
 PoolingMode = Literal["mean", "cls"]
 
-_MODES: Mapping[str, PoolingMode] = {"mean": "mean", "cls": "cls"}
+_MODES = ("mean", "cls")
 # Flags in older files of sentence-transformers; newer ones have "pooling_mode".
 _FLAGS = {
     "pooling_mode_mean_tokens": "mean",
@@ -63,12 +62,8 @@ class Pooling:
 
 
 def read_pooling(folder: Path) -> Pooling:
-    """The pooling of a model folder.
-
-    Raises:
-      CheckpointError: a file that is not as sentence-transformers writes it, or asks for something else
-        than a mean or first state, and a norm; names file and field.
-    """
+    """The pooling of a model folder. Raises CheckpointError: a file that is not as sentence-transformers writes it, or
+    asks for something else than a mean or first state, and a norm; names file and field."""
     path = folder / "modules.json"
     if not path.exists():
         return Pooling()
@@ -80,18 +75,37 @@ def read_pooling(folder: Path) -> Pooling:
         raise CheckpointError(
             f"{path}: expected the modules Transformer, Pooling and perhaps Normalize, found {', '.join(kinds)}"
         )
-    sentence = folder / str(modules[0].get("path", "")) / "sentence_bert_config.json"
-    settings = read_object(sentence, error=CheckpointError) if sentence.exists() else {}
-    limit = settings.get("max_seq_length")
-    if limit is not None and (type(limit) is not int or limit < 1):
-        raise CheckpointError(
-            f"{sentence}: field 'max_seq_length': expected a positive number, found {quote(limit)}"
-        )
-    cosine = _cosine(folder / "config_sentence_transformers.json")
+
+    def check(ok: bool, path: Path, field: str, found: object, expected: str) -> None:
+        if not ok:
+            raise CheckpointError(f"{path}: field '{field}': expected {expected.format(quote(found))}")
+
+    sentence, other, pooling = (
+        folder / str(modules[0].get("path", "")) / "sentence_bert_config.json",
+        folder / "config_sentence_transformers.json",
+        folder / str(modules[1].get("path", "")) / "config.json",
+    )
+    text, general = (
+        read_object(file, error=CheckpointError) if file.exists() else {} for file in (sentence, other)
+    )
+    limit = text.get("max_seq_length")
+    fits = limit is None or (type(limit) is int and limit >= 1)
+    check(fits, sentence, "max_seq_length", limit, "a positive number, found {}")
+    similarity, prompt = general.get("similarity_fn_name"), general.get("default_prompt_name")
+    check(similarity in _SIMILARITIES, other, "similarity_fn_name", similarity, "dot or cosine, found {}")
+    without = "none, found {}: texts are embedded without a prompt"
+    check(prompt is None, other, "default_prompt_name", prompt, without)
+    settings = read_object(pooling, error=CheckpointError)
+    mode = settings.get("pooling_mode")
+    if mode is None:
+        flagged = [name for flag, name in _FLAGS.items() if settings.get(flag)]
+        mode = flagged[0] if len(flagged) == 1 else flagged
+    check(isinstance(mode, str) and mode in _MODES, pooling, "pooling_mode", mode, "mean or cls, found {}")
     return Pooling(
-        mode=_mode(folder / str(modules[1].get("path", "")) / "config.json"),
-        normalised=len(kinds) == 3 or cosine,
-        lowercase=bool(settings.get("do_lower_case")),
+        mode=mode,  # pyright: ignore[reportArgumentType] - checked above
+        # Vectors may be compared by cosine although no module normalises them.
+        normalised=len(kinds) == 3 or _SIMILARITIES[similarity],
+        lowercase=bool(text.get("do_lower_case")),
         max_length=limit,
     )
 
@@ -109,33 +123,6 @@ def pool(states: jax.Array, lengths: jax.Array, pooling: Pooling) -> jax.Array:
     if pooling.normalised:
         vectors = vectors / jnp.maximum(jnp.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
     return vectors
-
-
-def _mode(path: Path) -> PoolingMode:
-    settings = read_object(path, error=CheckpointError)
-    found = settings.get("pooling_mode")
-    if found is None:
-        found = [mode for flag, mode in _FLAGS.items() if settings.get(flag)]
-        found = found[0] if len(found) == 1 else found
-    if not isinstance(found, str) or found not in _MODES:
-        raise CheckpointError(f"{path}: field 'pooling_mode': expected mean or cls, found {quote(found)}")
-    return _MODES[found]
-
-
-def _cosine(path: Path) -> bool:
-    """Whether vectors are compared by cosine although no module normalises them."""
-    settings = read_object(path, error=CheckpointError) if path.exists() else {}
-    name = settings.get("similarity_fn_name")
-    if name not in _SIMILARITIES:
-        raise CheckpointError(
-            f"{path}: field 'similarity_fn_name': expected dot or cosine, found {quote(name)}"
-        )
-    if settings.get("default_prompt_name") is not None:
-        raise CheckpointError(
-            f"{path}: field 'default_prompt_name': expected none, found {quote(settings['default_prompt_name'])}: "
-            "texts are embedded without a prompt"
-        )
-    return _SIMILARITIES[name]
 
 
 EmbedFn = Callable[[Params, jax.Array, jax.Array], jax.Array]
@@ -213,24 +200,26 @@ class TextEncoder:
         """
         distinct = {text: number for number, text in enumerate(dict.fromkeys(texts))}
         ids, truncated = self._tokenise(list(distinct))
+        vectors = np.zeros((len(ids), self.config.hidden_size), np.float32)
         shards = mesh_shape(self.mesh).batch_shards
         tokens = shards * TOKENS_PER_SHARD.get(self.mesh.devices.flat[0].platform, 1_024)
         batches = batch_texts([len(row) for row in ids], limit=self.max_length, tokens=tokens, divisor=shards)
-        vectors = np.zeros((len(ids), self.config.hidden_size), np.float32)
         waiting: deque[tuple[PaddedBatch, jax.Array]] = deque()
         for batch in batches:
             waiting.append((batch, self._dispatch(batch, ids)))
             while len(waiting) > (IN_FLIGHT if batch is not batches[-1] else 0):
-                done = _collect(waiting, vectors)
-                advance(len(done), sum(len(ids[index]) for index in done))
+                done, found = waiting.popleft()
+                members = list(done.members)
+                vectors[members] = np.asarray(found)[: len(members)]
+                advance(len(members), sum(len(ids[index]) for index in members))
         places = np.fromiter((distinct[text] for text in texts), np.int64, len(texts))
-        shapes = tuple(dict.fromkeys((batch.rows, batch.bucket.tokens) for batch in batches))
+        shapes = [(batch.rows, batch.bucket.tokens) for batch in batches]
         return Embeddings(
             vectors[places],
             truncated[places],
-            shapes,
+            tuple(dict.fromkeys(shapes)),
             tokens=sum(map(len, ids)),
-            padded_tokens=sum(batch.rows * batch.bucket.tokens for batch in batches),
+            padded_tokens=sum(rows * length for rows, length in shapes),
         )
 
     def _tokenise(self, texts: Sequence[str]) -> tuple[list[np.ndarray], np.ndarray]:
@@ -258,11 +247,8 @@ class TextEncoder:
         for row, index in enumerate(batch.members):
             tokens[row, : len(ids[index])] = ids[index]
             lengths[row] = len(ids[index])
-        return self.embed_fn(
-            self.params,
-            to_global(tokens, batch_sharding(self.mesh, 2)),
-            to_global(lengths, batch_sharding(self.mesh, 1)),
-        )
+        placed = (to_global(array, batch_sharding(self.mesh, array.ndim)) for array in (tokens, lengths))
+        return self.embed_fn(self.params, *placed)
 
 
 def batch_texts(lengths: Sequence[int], *, limit: int, tokens: int, divisor: int) -> list[PaddedBatch]:
@@ -274,13 +260,6 @@ def batch_texts(lengths: Sequence[int], *, limit: int, tokens: int, divisor: int
     table = np.ones((len(lengths), 3), np.int64)
     table[:, 0], table[:, 2] = 0, np.asarray(lengths)[longest_first]
     return shapes.batches(table, longest_first.tolist())
-
-
-def _collect(waiting: deque[tuple[PaddedBatch, jax.Array]], vectors: np.ndarray) -> tuple[int, ...]:
-    """Waits for the oldest batch, puts its vectors in place and returns which texts they are of."""
-    batch, found = waiting.popleft()
-    vectors[list(batch.members)] = np.asarray(found)[: len(batch.members)]
-    return batch.members
 
 
 def load_text_encoder(
@@ -311,23 +290,28 @@ def load_text_encoder(
     config, pooling = found.config, read_pooling(folder.path)
     tokenizer = open_tokenizer(str(folder.path))
     before, after = added_tokens(tokenizer, folder.name)
+    added, positions = len(before) + len(after), config.max_position_embeddings
     chosen = choose_dtype(dtype, config.torch_dtype, where=folder.name)
     devices = mesh if isinstance(mesh, Mesh) else make_mesh(mesh)
-    kind = jnp.dtype(chosen)
-    loaded = load_encoder_params(found, mesh=devices, dtype=kind)
+    loaded = load_encoder_params(found, mesh=devices, dtype=jnp.dtype(chosen))
+    if max_length is not None and max_length > positions:
+        raise DataError(
+            f"max_length {max_length} is more than the {positions} tokens (max_position_embeddings) that "
+            f"{folder.name} was made for"
+        )
+    said = max_length or pooling.max_length or getattr(tokenizer, "model_max_length", None)
+    limit = min(said or positions, positions)
+    if limit <= added:
+        raise DataError(
+            f"max_length {limit} leaves no room beside the {added} special tokens of {folder.name}"
+        )
     return TextEncoder(
         name=folder.name,
         config=config,
         pooling=pooling,
-        max_length=_longest(
-            max_length,
-            pooling.max_length or getattr(tokenizer, "model_max_length", None),
-            config=config,
-            added=len(before) + len(after),
-            where=folder.name,
-        ),
+        max_length=limit,
         params=loaded.params,
-        embed_fn=make_embed_fn(config, pooling, mesh=devices, dtype=kind),
+        embed_fn=make_embed_fn(config, pooling, mesh=devices, dtype=jnp.dtype(chosen)),
         tokenizer=tokenizer,
         added_before=before,
         added_after=after,
@@ -346,16 +330,3 @@ def make_embed_fn(config: EncoderConfig, pooling: Pooling, *, mesh: Mesh, dtype:
 
     shardings = (encoder_shardings(config, mesh), batch_sharding(mesh, 2), batch_sharding(mesh, 1))
     return jax.jit(embed, in_shardings=shardings, out_shardings=replicated(mesh))
-
-
-def _longest(asked: int | None, said: int | None, *, config: EncoderConfig, added: int, where: str) -> int:
-    positions = config.max_position_embeddings
-    if asked is not None and asked > positions:
-        raise DataError(
-            f"max_length {asked} is more than the {positions} tokens (max_position_embeddings) that {where} was made "
-            "for"
-        )
-    limit = min(asked or said or positions, positions)
-    if limit <= added:
-        raise DataError(f"max_length {limit} leaves no room beside the {added} special tokens of {where}")
-    return limit

@@ -14,11 +14,11 @@ import threading
 import warnings
 import weakref
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, cast
 
 import httpx
 
@@ -26,8 +26,15 @@ from prb_jax.data.comparison import Message
 from prb_jax.data.reading import parse_json, read_object
 from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import PrbWarning, RunError, quote
-from prb_jax.remote.options import KEY, LENGTH_FIELDS, EndpointOptions
-from prb_jax.remote.retry import LONGEST_WAIT, RETRIED, retry_after, without_key
+from prb_jax.remote.options import (
+    KEY,
+    LENGTH_FIELDS,
+    LONGEST_WAIT,
+    RETRIED,
+    EndpointOptions,
+    retry_after,
+    without_key,
+)
 
 REPLIES = "replies"
 """In a run folder: the replies of an endpoint, each under the digest of its request."""
@@ -45,8 +52,6 @@ _REFUSED_TEMPERATURE: Final = re.compile(
 
 TRIES: Final = "prb_tries"
 """Beside an answer that is kept: how often it was asked for."""
-
-Outcome = TypeVar("Outcome")
 
 
 @dataclass(frozen=True)
@@ -93,10 +98,8 @@ class Endpoint:
                 f"{KEY}: expected printable ASCII characters without blanks; the key is not shown here"
             )
         self.options, self.asked, self._cache, self._exact = options, 0, cache, exact
-        self._length_field, self._temperature = (
-            options.length_field or LENGTH_FIELDS[0],
-            not options.no_temperature,
-        )
+        self._length_field = options.length_field or LENGTH_FIELDS[0]
+        self._temperature = not options.no_temperature
         # One thread runs every request: an answer has one deadline as a whole, which threads that read cannot have.
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=_run, args=(self._loop,), name="endpoint", daemon=True).start()
@@ -108,38 +111,13 @@ class Endpoint:
             limits=httpx.Limits(max_connections=options.concurrency),
         )
 
-    def ask_all(
-        self,
-        conversations: Sequence[Sequence[Message]],
-        *,
-        temperature: float,
-        max_new_tokens: int,
-        seeds: Sequence[int] | None = None,
-        alternatives: int | None = None,
-        more: Mapping[str, Any] | None = None,
-    ) -> list[Reply]:
-        """Return the reply to each conversation; several are asked at a time.
-
-        Args:
-          conversations: to reply to; equal requests are asked once.
-          temperature: of the replies.
-          max_new_tokens: of a reply.
-          seeds: one for each conversation, which the endpoint is told.
-          alternatives: most probable tokens of each place that the endpoint shall tell (``top_logprobs``), if any.
-          more: further fields of each request, as `top_p`.
+    def ask_all(self, conversations: Sequence[Sequence[Message]], **request: Any) -> list[Reply]:
+        """As `ask_each`, but a conversation without a reply is an error, after which nothing more is asked.
 
         Raises:
           RunError: the endpoint refuses, is down, or answers with something else than a reply.
         """
-        return self._gather(
-            conversations,
-            Future.result,
-            temperature=temperature,
-            max_tokens=max_new_tokens,
-            seeds=seeds,
-            alternatives=alternatives,
-            more=more,
-        )
+        return cast(list[Reply], self.ask_each(conversations, **request, tolerated=()))
 
     def ask_each(
         self,
@@ -148,41 +126,24 @@ class Endpoint:
         temperature: float,
         max_new_tokens: int,
         seeds: Sequence[int] | None = None,
+        alternatives: int | None = None,
+        more: Mapping[str, Any] | None = None,
+        tolerated: type[NoReplyError] | tuple[()] = NoReplyError,
     ) -> list[Reply | NoReplyError]:
-        """As `ask_all`, but a conversation without a reply has its error in the list, and the others go on.
+        """Return the reply to each conversation, or the error where there is none; several are asked at a time.
+
+        Args:
+          conversations: to reply to; equal requests are asked once.
+          temperature: of the replies.
+          max_new_tokens: of a reply.
+          seeds: one for each conversation, which the endpoint is told.
+          alternatives: most probable tokens of each place that the endpoint shall tell (``top_logprobs``), if any.
+          more: further fields of each request, as `top_p`.
+          tolerated: errors after which the others go on.
 
         Raises:
           RunError: the endpoint refuses the key, or has no such model or address.
         """
-
-        def outcome(future: Future[Reply]) -> Reply | NoReplyError:
-            try:
-                return future.result()
-            except NoReplyError as error:
-                return error
-
-        return self._gather(
-            conversations,
-            outcome,
-            temperature=temperature,
-            max_tokens=max_new_tokens,
-            seeds=seeds,
-            tolerated=NoReplyError,
-        )
-
-    def _gather(
-        self,
-        conversations: Sequence[Sequence[Message]],
-        outcome: Callable[[Future[Reply]], Outcome],
-        *,
-        temperature: float,
-        max_tokens: int,
-        seeds: Sequence[int] | None,
-        alternatives: int | None = None,
-        more: Mapping[str, Any] | None = None,
-        tolerated: type[RunError] | tuple[()] = (),
-    ) -> list[Outcome]:
-        """The outcome of each conversation's request; equal requests are sent once, and none after an error."""
         futures: dict[str, Future[Reply]] = {}
         stop = asyncio.Event()
 
@@ -194,13 +155,19 @@ class Endpoint:
                     stop.set()
                 raise
 
+        def outcome(future: Future[Reply]) -> Reply | NoReplyError:
+            try:
+                return future.result()
+            except tolerated as error:
+                return error
+
         keys = []
         for number, messages in enumerate(conversations):
             body = {
                 "model": self.options.model,
                 "messages": [{"role": message.role, "content": message.content} for message in messages],
                 "temperature": temperature,
-                "max_tokens": max_tokens,
+                "max_tokens": max_new_tokens,
                 **({} if seeds is None else {"seed": seeds[number]}),
                 **({} if alternatives is None else {"logprobs": True, "top_logprobs": alternatives}),
                 **(more or {}),
@@ -333,7 +300,7 @@ class Endpoint:
           RunError: there is none.
         """
         choices = answer.get("choices") if isinstance(answer, Mapping) else None
-        first = choices[0] if isinstance(choices, list) and choices else None
+        first: Any = choices[0] if isinstance(choices, list) and choices else None
         message = first.get("message") if isinstance(first, Mapping) else None
         if not isinstance(message, Mapping) or not isinstance(message.get("content", 0), str | None):
             raise RunError(
@@ -349,7 +316,6 @@ class Endpoint:
 
         told = None
         if alternatives:
-            assert isinstance(first, Mapping)
             told = _alternatives(first.get("logprobs")) if message["content"] else []
             if told is None:
                 raise RunError(
@@ -357,8 +323,7 @@ class Endpoint:
                     f"each place, found {without_key(first.get('logprobs'), self.options.key)}: leave out "
                     "--top-logprobs, and the number is read from the reply"
                 )
-        finish = first.get("finish_reason") if isinstance(first, Mapping) else None
-        tries = answer.get(TRIES, 1)
+        finish, tries = first.get("finish_reason"), answer.get(TRIES, 1)
         return Reply(
             message["content"] or "",
             tokens("prompt_tokens"),

@@ -1,20 +1,31 @@
-"""How an endpoint is asked: its address, the model there, and what it takes."""
+"""How servers are asked: the options of an endpoint, when a request is tried again, and what a message shows."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field
-from typing import Any, Final
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, Final
 
 from prb_jax.data.options import option
 from prb_jax.errors import RunError, quote
+
+if TYPE_CHECKING:
+    import httpx
 
 KEY = "PRB_ENDPOINT_KEY"
 """The environment variable with the key that is sent to an endpoint."""
 
 LENGTH_FIELDS: Final = ("max_tokens", "max_completion_tokens")
 """How an endpoint is told the most tokens of a reply: newer models refuse the first, older servers the second."""
+
+RETRIED = frozenset({408, 409, 425, 429})
+"""Statuses below 500 that may go away by themselves."""
+
+LONGEST_WAIT = 60.0
+"""Seconds between two tries, at most, whatever the endpoint asks for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,3 +93,26 @@ def endpoint_options(
         raise RunError("--endpoint URL and --model NAME: expected both or neither")
     prices = None if price is None else (price[0], price[1])
     return EndpointOptions(url=url, model=model, key=os.environ.get(KEY) or None, prices=prices, **chosen)
+
+
+def without_key(value: object, key: str | None) -> str:
+    """Return an answer, or a part of it, for a message; one that holds the key that was sent is not shown."""
+    return "an answer that holds the key (not shown)" if key and key in str(value) else quote(value)
+
+
+def shown(answer: httpx.Response) -> str:
+    """Return the text of an answer for a message."""
+    return without_key(answer.text, answer.request.headers.get("authorization", "").removeprefix("Bearer "))
+
+
+def retry_after(answer: httpx.Response, default: float) -> float:
+    """Return the seconds that an endpoint asks to wait, given as a number or as a date."""
+    given = answer.headers.get("retry-after", "")
+    try:
+        seconds = float(given)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(given).timestamp() - time.time()
+        except (ValueError, TypeError):
+            return default
+    return min(max(0.0, seconds), LONGEST_WAIT)  # in this order "nan" is 0

@@ -14,10 +14,10 @@ from prb_jax.data.reading import read_object
 from prb_jax.data.writing import refuse_file, write_json, writing
 from prb_jax.errors import DataError, RunError, has_extra, quote, short_repr
 from prb_jax.metrics.accuracy import outcomes
-from prb_jax.metrics.agreement import RBO_P, tau_error
 from prb_jax.metrics.prediction import (
     LEAST_MODELS,
     PREDICTION_DEFINITIONS,
+    RBO_P,
     RESOLVED_FROM,
     Cells,
     Sample,
@@ -27,16 +27,11 @@ from prb_jax.metrics.prediction import (
     part_quantile,
     pooled,
     predict,
+    tau_error,
 )
 from prb_jax.metrics.uncertainty import LEAST_CLUSTERS, accuracy_interval
 from prb_jax.reports.comparison import check_comparable, named_runs
-from prb_jax.reports.correlation_power import (
-    POWER_DEFINITIONS,
-    RANDOM,
-    behaviour_cells,
-    gate,
-    is_upper_bound,
-)
+from prb_jax.reports.correlation_power import POWER_DEFINITIONS, RANDOM, behaviour_cells, gate, is_upper_bound
 from prb_jax.reports.correlation_power import plan as plan_study
 from prb_jax.reports.correlation_shown import PICTURE, draw_correlation
 from prb_jax.runs.behaviour import Figure, cluster_of, pool, read_behaviour, reward_identity
@@ -65,14 +60,8 @@ _FIGURES: Final = {
 
 @dataclass(frozen=True)
 class _Behaviour:
-    """One figure of the behaviour under several reward models.
-
-    Attributes:
-      name: of the figure.
-      policy: the lineage of the policy.
-      figures: by the identity of the reward model.
-      repeated: the values of the repetitions of a figure, by the same key.
-    """
+    """One figure of the behaviour under several reward models, by their identities: pooled over repetitions, whose
+    values are kept; and the lineage of the policy."""
 
     name: str
     policy: str | None

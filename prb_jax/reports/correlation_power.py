@@ -54,8 +54,7 @@ def gate(
 
     Args:
       figures: of one behaviour, under all reward models.
-      places: of the clusters in ``weights``.
-      weights: float [N, C], draws of clusters.
+      places: of the clusters in ``weights``, draws of them [N, C].
       start: the behaviour before anything is learned; None for that under `RANDOM`.
       least_gain: of the upper bound over the start.
     """
@@ -96,13 +95,8 @@ def behaviour_cells(figures: Sequence[Figure], places: Mapping[str, int]) -> Cel
 
 
 def plan(benchmark: Sample, behaviour: Sample, *, prompts: int, seed: int) -> dict[str, Any]:
-    """Return how many models and prompts resolve a correlation, see `POWER_DEFINITIONS`.
-
-    Args:
-      benchmark, behaviour: of the same models.
-      prompts: of the behaviour, for each model.
-      seed: of the simulation.
-    """
+    """Return how many models and prompts resolve a correlation, see `POWER_DEFINITIONS`; the prompts are those of each
+    model."""
     (noise_x, spread_x), (noise_y, spread_y) = (noise_and_spread(one) for one in (benchmark, behaviour))
     found: dict[str, Any] = {
         "models": len(behaviour.values),

@@ -122,14 +122,8 @@ def draw_points(
     xlabel: str,
     description: str,
 ) -> Drawing:
-    """Draw an accuracy with its interval for each of some groups that have an order.
-
-    Args:
-      title: of the drawing.
-      points: label of the group, accuracy, interval; a group without an accuracy is left empty.
-      xlabel: what the groups are.
-      description: of the drawing.
-    """
+    """Draw an accuracy with its interval for each of some groups that have an order: (label, accuracy, interval). A
+    group without an accuracy is left empty."""
     figure, axis = _axis(xlabel, "accuracy")
     known = [(place, value) for place, (_, value, _) in enumerate(points) if value is not None]
     axis.plot([place for place, _ in known], [value for _, value in known], color=_FIRST, marker="o")

@@ -40,15 +40,8 @@ def model_name(record: Mapping[str, Any]) -> str:
 
 
 def evaluation_chapter(run: FinishedRun, texts: Texts, *, name: str, title: str, room: int) -> Chapter:
-    """Return the chapter of one run.
-
-    Args:
-      run: of `prb evaluate`.
-      texts: of its comparisons.
-      name: of the chapter in addresses.
-      title: of the chapter.
-      room: bytes that the texts of pairs may take.
-    """
+    """Return the chapter of one run of `prb evaluate`, by its name in addresses; ``room`` is how many bytes the texts
+    of pairs may take."""
     parts: dict[str, Iterator[Block]] = {"Result": _result(run), "By subset": _subsets(run)}
     if not run.rows[0].is_graded:
         parts |= {

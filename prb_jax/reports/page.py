@@ -74,12 +74,9 @@ class Preformatted:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Comparisons to read, with a choice of subset, user and verdict.
+    """Comparisons to read, as `prb_jax.reports.pairs` makes them, with a choice of subset, user and verdict.
 
-    Attributes:
-      note: above them.
-      pairs: what `prb_jax.reports.pairs` makes of each. Its private texts are for people only: no model saw them.
-      subsets, users: to choose from.
+    Their private texts are for people only: no model saw them.
     """
 
     kind: ClassVar = "pairs"

@@ -36,11 +36,8 @@ class Texts:
 
 @dataclass(frozen=True)
 class TextReader:
-    """Reads the data of several runs, each once.
-
-    Attributes:
-      places: where the data of the runs lie now; empty for the names that each run was given.
-    """
+    """Reads the data of several runs, each once: from ``places`` where they lie now, or by the names that each run was
+    given."""
 
     places: Sequence[str] = ()
     _known: dict[str, tuple[dict[str, Any], dict[str, Comparison]]] = field(default_factory=dict, repr=False)
@@ -88,13 +85,8 @@ def posts_seen(run: FinishedRun, row: ScoredRow, posts: int) -> int:
 
 
 def pairs_to_read(run: FinishedRun, texts: Texts, *, room: int) -> Iterator[Block]:
-    """Yield the worst comparisons with their texts; a table without texts where those are missing.
-
-    Args:
-      run: whose comparisons.
-      texts: of them.
-      room: bytes of text to show at most.
-    """
+    """Yield the worst comparisons with their texts, at most ``room`` bytes of them; a table without texts where those
+    are missing."""
     margins = outcomes(run.rows).margins
     order = [int(place) for place in np.argsort(margins, kind="stable")]
     if not texts.by_id:

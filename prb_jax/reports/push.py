@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.checkpoints.locate import fingerprint, locate
+from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, RunError, quote, short_repr
 from prb_jax.reports.page import visible
 from prb_jax.reports.summary import gains, headline, scorers
 from prb_jax.reports.training import last_figures
 from prb_jax.runs.finished import FinishedRun, read_finished
-from prb_jax.runs.kind import RUN
+from prb_jax.runs.kind import RUN, SUMMARY
 from prb_jax.scoring.prompt_extras import told_of
 from prb_jax.storage.urls import localised
-from prb_jax.training.folder import MODEL, TRAIN, is_finished, read_summary, read_training
+from prb_jax.training.record import MODEL, TRAIN, TRAINING
 from prb_jax.version import __version__
 
 CARD = "README.md"
@@ -30,14 +31,8 @@ _REPOSITORY = re.compile(f"{_PART}/{_PART}")
 
 @dataclass(frozen=True)
 class Upload:
-    """What a push publishes.
-
-    Attributes:
-      repository: on the hub.
-      files: of the model.
-      card: the text of README.md.
-      results: the text of `.eval_results/prb_jax.yaml`; empty where no evaluation is of a data set of the hub.
-    """
+    """What a push publishes: files of the model, the text of README.md, and that of `.eval_results/prb_jax.yaml`, which
+    is empty where no evaluation is of a data set of the hub."""
 
     repository: str
     files: Sequence[Path]
@@ -96,11 +91,7 @@ def push(
 
 
 def prepare_push(
-    run: str | Path,
-    repository: str,
-    *,
-    evaluations: Sequence[str | Path] = (),
-    task_id: str = "default",
+    run: str | Path, repository: str, *, evaluations: Sequence[str | Path] = (), task_id: str = "default"
 ) -> Upload:
     """Return what :func:`push` would publish, without a connection.
 
@@ -167,11 +158,11 @@ def _published(path: Path) -> tuple[Path, TrainedRun | None, list[FinishedRun]]:
     if path.is_file():
         raise RunError(f"{path}: expected the folder of a run, found a file; data are not pushed")
     if (path / TRAIN).is_file():
-        record = read_training(path)
+        record = TRAINING.read(path)
         assert record is not None
-        if not is_finished(path) or not (path / MODEL).is_dir():
+        if not (path / SUMMARY).is_file() or not (path / MODEL).is_dir():
             raise RunError(f"{path}: the training run is not finished, so there is no model in it yet")
-        return path / MODEL, TrainedRun(record, read_summary(path)), []
+        return path / MODEL, TrainedRun(record, read_object(path / SUMMARY, error=RunError)), []
     if not (path / RUN).is_file():
         raise RunError(
             f"{path}: expected the folder of a run, found no {TRAIN} and no {RUN}; data are not pushed"
@@ -196,8 +187,9 @@ def _published(path: Path) -> tuple[Path, TrainedRun | None, list[FinishedRun]]:
 def _training_of(folder: Path) -> TrainedRun | None:
     """The training run that a model folder is, or lies in."""
     for place in (folder, folder.parent):
-        if (place / TRAIN).is_file() and is_finished(place) and (record := read_training(place)) is not None:
-            return TrainedRun(record, read_summary(place))
+        finished = (place / TRAIN).is_file() and (place / SUMMARY).is_file()
+        if finished and (record := TRAINING.read(place)) is not None:
+            return TrainedRun(record, read_object(place / SUMMARY, error=RunError))
     return None
 
 
@@ -211,13 +203,8 @@ def _reason(error: Exception) -> str:
 
 
 def model_card(repository: str, *, training: TrainedRun | None, evaluations: Sequence[FinishedRun]) -> str:
-    """Return the card in Markdown, with the header that the hub reads.
-
-    Args:
-      repository: its name on the hub.
-      training: of the model, where it was trained here.
-      evaluations: of the model; each gives a table.
-    """
+    """Return the card of a repository in Markdown, with the header that the hub reads: a table for each evaluation, and
+    the training where the model was trained here."""
     header = {
         "library_name": "prb_jax",
         "pipeline_tag": "text-classification",

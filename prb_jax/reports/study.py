@@ -33,13 +33,7 @@ Row = Mapping[str, Any]
 
 
 def render_study(rows: Sequence[Row], summary: Mapping[str, Any], *, title: str) -> Group:
-    """Return the tables of a study.
-
-    Args:
-      rows: of ``results.json``.
-      summary: of ``study.json``.
-      title: above the tables.
-    """
+    """Return the tables of a study, from the rows of ``results.json`` and what ``study.json`` holds."""
     from rich.console import Group
     from rich.text import Text
 
@@ -167,12 +161,8 @@ def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def render_people(people: Mapping[str, Sequence[int]], shots: Sequence[int]) -> Table:
-    """Return the table of ``prb personalise --dry-run``: how many people have k comparisons to be adapted on.
-
-    Args:
-      people: of :func:`prb_jax.study.personalise.people_of_study`.
-      shots: numbers of comparisons.
-    """
+    """Return the table of ``prb personalise --dry-run``: how many people of
+    :func:`prb_jax.study.personalise.people_of_study` have k comparisons to be adapted on."""
     rows = [
         (part, f"{len(counts):,}", *(f"{sum(count >= k for count in counts):,}" for k in shots))
         for part, counts in people.items()
@@ -183,11 +173,7 @@ def render_people(people: Mapping[str, Sequence[int]], shots: Sequence[int]) -> 
 
 
 def render_plan(plan: Mapping[str, Any]) -> Table:
-    """Return the table of ``prb personalise --plan``.
-
-    Args:
-      plan: of :func:`prb_jax.study.power.plan_study`.
-    """
+    """Return the table of ``prb personalise --plan``, from what :func:`prb_jax.study.simulation.plan_study` gives."""
     columns = {
         "people": field("people", "{:,}"),
         "choices predicted": field("choices", "{:,}"),

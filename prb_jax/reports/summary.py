@@ -63,15 +63,10 @@ def scorers(summary: Mapping[str, Any], *, name: str) -> dict[str, Mapping[str, 
 
 
 def render_summary(summaries: Summaries, *, title: str) -> Group:
-    """Return tables of one or more summaries, as ``prb_jax.metrics.summary.summarise`` gives them.
+    """Return tables of summaries by the name to show, as ``prb_jax.metrics.summary.summarise`` gives them.
 
-    Args:
-      summaries: by the name to show. Baselines inside a summary follow it, each once.
-      title: above the first table.
-
-    Returns:
-      Overall figures, then accuracy by subset where there are subsets, then what quantising changed where the model is
-      quantised, then what each benchmark's own rule says.
+    Overall figures, where baselines inside a summary follow it, each once; then accuracy by subset where there are
+    subsets, what quantising changed where the model is quantised, and what each benchmark's own rule says.
     """
     shown = dict(summaries)
     for summary in summaries.values():
@@ -233,11 +228,6 @@ def _label(name: str) -> str:
 
 
 def render_posts(points: Sequence[Mapping[str, Any]], *, title: str) -> Table:
-    """Return a line for each of the points of `posts.json`.
-
-    Args:
-      points: as of `prb_jax.study.posts.PostsSweep`.
-      title: above the table.
-    """
+    """Return a line for each of the points of `posts.json`, as of `prb_jax.study.posts.PostsSweep`."""
     note = f"[..] 95 % interval; {points[0]['n']:,} comparisons"
     return Table.of(title, points, POSTS, note=note)

@@ -142,12 +142,8 @@ def facts_table(facts: Iterable[tuple[str, str]], *, title: str = "") -> Table:
 
 @dataclass(frozen=True)
 class ResultsTable:
-    """Figures of several results: a line for each figure, a column for each result, as many as have room.
-
-    Attributes:
-      title: above each table.
-      figures: the name of a figure, and its text for each result; the first one is the head.
-    """
+    """Figures of several results: a line for each figure, with its text for each result, and a column for each result,
+    as many as have room. The first line is the head."""
 
     title: str
     figures: Sequence[tuple[str, Sequence[str]]]

@@ -20,12 +20,8 @@ _SHOWN = 4
 
 
 def training_table(summary: Mapping[str, Any], *, title: str) -> Table:
-    """Return a row of numbers for training and one for validation, with what was trained on below.
-
-    Args:
-      summary: what `summary.json` of a run of `prb train` holds.
-      title: above the table.
-    """
+    """Return a row of numbers for training and one for validation, with what was trained on below, from the
+    `summary.json` of a run of `prb train`."""
     note = (
         f"{summary['steps']:,} steps, {summary['pairs_seen']:,} comparisons and {summary['tokens_seen']:,} tokens "
         f"seen, {summary['trained_parameters']:,} of {summary['parameters']:,} parameters trained; the model of step "
@@ -59,40 +55,33 @@ def training_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
     Raises:
       RunError: a file of the run cannot be read.
     """
-    from prb_jax.rl.record import is_ppo_run, panels_of, read_ppo_run
-    from prb_jax.rl.rollouts import ROLLOUTS
-    from prb_jax.training.curves import PANELS, curves_figure
-    from prb_jax.training.folder import TRAIN, read_summary, read_training
-    from prb_jax.training.logs import METRICS, read_metrics, read_steps
+    from prb_jax.training.logs import METRICS, curves_figure, panels_of, read_metrics, read_steps
+    from prb_jax.training.record import POLICY_RUN, ROLLOUTS, TRAIN, TRAINING, is_policy_run
 
-    is_policy, finished = is_ppo_run(folder), (folder / SUMMARY).is_file()
-    record = read_ppo_run(folder) if is_policy else read_training(folder)
+    is_policy, finished = is_policy_run(folder), (folder / SUMMARY).is_file()
+    record = (POLICY_RUN if is_policy else TRAINING).read(folder)
     assert record is not None
     rows = read_metrics(folder / METRICS)
     blocks: list[Block] = []
     if not finished:
         blocks.append(Paragraph("The training run is not finished: the curves end where it stands.", True))
     if rows:
-        panels = panels_of(rows) if is_policy else PANELS
-        named = [label if label[:2].isupper() else label.lower() for _, label in panels]
-        named[0] = panels[0][1]
+        labels = list(panels_of(rows).values())
+        named = labels[:1] + [label if label[:2].isupper() else label.lower() for label in labels[1:]]
         steps = max(row["step"] for row in rows)
         description = (
             f"{', '.join(named[:-1])} and {named[-1]} over {steps:,} steps: of training (thin: each step; thick: "
             "running mean) and of validation where there was any."
         )
-        figure = curves_figure(rows, size=(9, 3), panels=panels)
-        blocks.append(drawing(figure, "Learning curves", description))
+        blocks.append(drawing(curves_figure(rows, size=(9, 3)), "Learning curves", description))
     else:
         blocks.append(Paragraph("No step is recorded yet.", True))
     sections = [Section("Learning curves", blocks)]
-    if is_policy and finished:
-        summary = read_object(folder / SUMMARY, error=RunError)
-        if summary.get("ended_by_watch"):
-            blocks.append(Paragraph(f"The watch ended the run: {summary['ended_by_watch']}.", True))
-        blocks.append(_policy_figures(summary))
-    elif finished:
-        blocks.append(last_figures(read_summary(folder)))
+    summary = read_object(folder / SUMMARY, error=RunError) if finished else {}
+    if summary.get("ended_by_watch"):
+        blocks.append(Paragraph(f"The watch ended the run: {summary['ended_by_watch']}.", True))
+    if finished:
+        blocks.append(_policy_figures(summary) if is_policy else last_figures(summary))
     if is_policy and (kept := read_steps(folder / ROLLOUTS)):
         sections.append(Section("Rollouts to read", _rollouts(kept)))
     sections.append(Section("How it was made", list(how_made(record, TRAIN))))

@@ -1,25 +1,178 @@
-"""`prb rank-profiles`: the same records, each user's posts in the order in which they matter."""
+"""`prb rank-profiles`: the same records, each user's posts in the order in which they matter.
+
+Posts are ranked by BM25 of the question, by recency, or by the embeddings of an encoder, as Contriever's.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gzip
 import json
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
+from prb_jax.data import fields
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.files import Row
 from prb_jax.data.writing import temporary_name, whole_file
 from prb_jax.errors import DataError, RunError, quote
-from prb_jax.retrieval.rankers import RANKERS, Query
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.sources.reading import source_rows
-from prb_jax.text.protocol import TextProtocol, parse_protocol
+from prb_jax.text.visible import TextProtocol, parse_protocol
+
+if TYPE_CHECKING:
+    from prb_jax.readouts.text_encoder import TextEncoder
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
+
+K1: Final = 1.5
+B: Final = 0.75
+
+_WORD: Final = re.compile(r"\w+")
+
+
+@dataclass(frozen=True)
+class Query:
+    """One profile to be ranked.
+
+    Attributes:
+      where: what error messages start with.
+      question: by which it is ranked.
+      posts: as they stand in the record, each with at least a "text".
+    """
+
+    where: str
+    question: str
+    posts: Sequence[Mapping[str, Any]]
+
+
+Ranker = Callable[[Iterable[Query]], list[list[int]]]
+"""For each query all positions of its posts, the best one first; equal ones keep their order."""
+
+
+def bm25(queries: Iterable[Query]) -> list[list[int]]:
+    """Okapi BM25 (Robertson and Zaragoza, 2009) of each post for the question; the profile is the collection.
+
+    A question's word that is in df of N posts, f times in a post of L words where posts have A on
+    average, adds ``ln(1 + (N - df + 0.5) / (df + 0.5)) * f * (K1 + 1) / (f + K1 * (1 - B + B * L / A))``.
+    Words are runs of letters, digits and underscores, without regard to case.
+    """
+    collections: dict[tuple[str, ...], tuple[list[Counter[str]], Counter[str]]] = {}
+    orders = []
+    for query in queries:
+        texts = tuple(post["text"] for post in query.posts)
+        if texts not in collections:  # the records of one user share a profile
+            counts = [Counter(_words(text)) for text in texts]
+            collections[texts] = counts, Counter(word for count in counts for word in count)
+        counts, holders = collections[texts]
+        lengths = [count.total() for count in counts]
+        mean = sum(lengths) / len(lengths) if lengths else 0.0
+        asked = [word for word in _words(query.question) if word in holders]
+        weights = {
+            word: math.log(1 + (len(texts) - holders[word] + 0.5) / (holders[word] + 0.5)) for word in asked
+        }
+        scores = []
+        for count, length in zip(counts, lengths):
+            norm = K1 * (1 - B + B * length / mean) if mean else K1
+            parts = (weights[word] * count[word] * (K1 + 1) / (count[word] + norm) for word in asked)
+            scores.append(math.fsum(parts))
+        orders.append(best_first(scores))
+    return orders
+
+
+def recency(queries: Iterable[Query]) -> list[list[int]]:
+    """The newest post first: by "date" where every post of a profile has one, else the last one first.
+
+    Dates are numbers, or texts that sort as their dates do (ISO 8601).
+
+    Raises:
+      DataError: for a profile whose posts have dates of both kinds, or of another one.
+    """
+    return [best_first(_ages(query)) for query in queries]
+
+
+RANKERS: Final[Mapping[str, Ranker]] = MappingProxyType({"bm25": bm25, "recency": recency})
+
+
+def _ages(query: Query) -> Sequence[Any]:
+    """What grows with the date of each post."""
+    dates = [post.get("date") for post in query.posts]
+    if not dates or any(date is None for date in dates):
+        return range(len(dates))
+    kind = str if isinstance(dates[0], str) else (int, float)
+    for position, date in enumerate(dates):
+        if not isinstance(date, kind) or isinstance(date, bool):
+            expected = "a text, as the first post has" if kind is str else "a number"
+            fields.fail(
+                query.where, f"profile[{position}].date", f"expected {expected}, found {fields.found(date)}"
+            )
+    return dates
+
+
+def best_first(values: Sequence[Any]) -> list[int]:
+    """Positions of the values, the largest first; equal ones keep their order."""
+    # stable in both directions: reverse=True keeps the order of equal values
+    return sorted(range(len(values)), key=values.__getitem__, reverse=True)
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.casefold())
+
+
+@dataclass(frozen=True)
+class SimilarityRanking:
+    """Rankings of posts.
+
+    Attributes:
+      orders: for each query all positions of its posts, the best one first; equal ones keep their order.
+      texts: distinct texts, questions and posts, that were embedded.
+      truncated: of these, how many lost their end because they are too long for the encoder.
+      tokens: real tokens of these texts, after the cut.
+      padded_tokens: tokens computed.
+    """
+
+    orders: list[list[int]]
+    texts: int
+    truncated: int
+    tokens: int
+    padded_tokens: int
+
+
+def rank_by_similarity(
+    queries: Sequence[Query], encoder: TextEncoder, *, progress: bool = False
+) -> SimilarityRanking:
+    """Orders each query's posts by the dot product of their vectors with the question's.
+
+    Each distinct text is embedded once, however many users and questions it belongs to. A query without
+    posts costs nothing. ``progress`` shows how many texts are embedded.
+    """
+    asked = [query for query in queries if query.posts]
+    texts = dict.fromkeys(text for q in asked for text in (q.question, *(post["text"] for post in q.posts)))
+    places = {text: place for place, text in enumerate(texts)}
+    count = Count(len(places), unit="texts")
+    with show_progress(f"embedding with {encoder.name}", count, enabled=progress) as display:
+        embedded = encoder.embed(list(places), advance=display.advance)
+    orders = []
+    for query in queries:
+        if not query.posts:
+            orders.append([])
+            continue
+        own = np.asarray([places[post["text"]] for post in query.posts])
+        # One product for equal texts: in a matrix product their rows could differ in the last bit.
+        distinct, inverse = np.unique(own, return_inverse=True)
+        scores = embedded.vectors[distinct] @ embedded.vectors[places[query.question]]
+        orders.append(best_first(scores[inverse].tolist()))
+    return SimilarityRanking(
+        orders, len(places), int(embedded.truncated.sum()), embedded.tokens, embedded.padded_tokens
+    )
 
 
 @dataclass(frozen=True)
@@ -73,10 +226,10 @@ def rank_profiles(
       RunError: ``out`` is there already, or cannot be written.
     """
     options = {"mesh": mesh, "dtype": dtype, "max_length": max_length, "revision": revision}
-    given = [name for name, value in options.items() if value is not None]
+    given, is_path = [name for name, value in options.items() if value is not None], Path(encoder).exists()
     if encoder in RANKERS and given:
         raise DataError(f"{', '.join(given)}: for encoders that are models, not for {encoder}")
-    if encoder not in RANKERS and "/" not in encoder and not Path(encoder).exists():
+    if not (encoder in RANKERS or "/" in encoder or is_path):
         raise DataError(
             f"encoder {quote(encoder)}: expected {', '.join(RANKERS)}, a model folder, or a hub id like 'org/name'"
         )
@@ -94,59 +247,32 @@ def rank_profiles(
         with show_progress(f"ranking by {encoder}", count, enabled=progress) as display:
             orders = RANKERS[encoder](display.each(queries))
     else:
-        # Here, so that rankers without a model start no JAX.
-        from prb_jax.readouts.text_encoder import load_text_encoder
-        from prb_jax.retrieval.rankers import rank_by_similarity
+        from prb_jax.readouts.text_encoder import load_text_encoder  # rankers without a model start no JAX
 
-        loaded = load_text_encoder(encoder, **options)
-        ranking = rank_by_similarity(queries, loaded, progress=progress)
+        ranking = rank_by_similarity(queries, load_text_encoder(encoder, **options), progress=progress)
         orders, texts, truncated = ranking.orders, ranking.texts, ranking.truncated
     # of a folder its name: where a model lies says nothing of it
-    ordered_by = (
-        Path(encoder).resolve().name if Path(encoder).exists() and encoder not in RANKERS else encoder
-    )
+    ordered_by = Path(encoder).resolve().name if is_path and encoder not in RANKERS else encoder
     lines = []
     for row, query, order in zip(rows, queries, orders, strict=True):
         record = dict(row.value)
         if query.posts:
-            record["profile"] = _reordered(query.posts, order, protocol=rules)
-            record["profile_order"] = ordered_by
+            ranked = [query.posts[position] for position in order]
+            if rules is TextProtocol.PAPER:
+                ranked = [{**best, "id": post.get("id")} for post, best in zip(query.posts, ranked)]
+            record |= {"profile": ranked, "profile_order": ordered_by}
         lines.append(json.dumps(record, default=str) + "\n")
     _write(target, "".join(lines).encode())
-    return Ranked(
-        path=target,
-        records=len(rows),
-        profiles=sum(bool(query.posts) for query in queries),
-        texts=texts,
-        truncated=truncated,
-    )
+    profiles = sum(bool(query.posts) for query in queries)
+    return Ranked(target, len(rows), profiles, texts=texts, truncated=truncated)
 
 
 def read_queries(data: str | Path) -> tuple[list[Row], list[Query]]:
-    """The records of a file, or of any other source of ``read_comparisons``, and the query of each.
-
-    Raises:
-      DataError: a record that is not of the format; no records.
-    """
+    """The records of a file, or of any other source of ``read_comparisons``, and the query of each. Raises DataError: a
+    record that is not of the format; no records."""
     rows = source_rows(data)
-    queries = [
-        Query(
-            row.where,
-            Comparison.from_row(row.value, where=row.where).question,
-            row.value.get("profile") or (),
-        )
-        for row in rows
-    ]
-    return rows, queries
-
-
-def _reordered(
-    posts: Sequence[Mapping[str, Any]], order: Sequence[int], *, protocol: TextProtocol
-) -> list[Mapping[str, Any]]:
-    ranked = [posts[position] for position in order]
-    if protocol is TextProtocol.PAPER:
-        return [{**best, "id": post.get("id")} for post, best in zip(posts, ranked)]
-    return ranked
+    questions = [Comparison.from_row(row.value, where=row.where).question for row in rows]
+    return rows, [Query(row.where, q, row.value.get("profile") or ()) for row, q in zip(rows, questions)]
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -1,176 +1,232 @@
-"""The policy in training: its weights, those of its value function, the reference, updates, checkpoints and export."""
+"""The policy in training: its weights, those of its value function, and the reference; what they say of a step, and
+updates from it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
-from prb_jax.checkpoints.array_folder import flat_arrays, from_flat
 from prb_jax.checkpoints.load import abstract_params, load_params
 from prb_jax.generation.policy import Policy, read_stop_ids
 from prb_jax.generation.programs import decoding_mesh, make_program
-from prb_jax.models.attention.choice import wanted_attention
+from prb_jax.models.attention.choice import trained_stream_attention
 from prb_jax.models.decoder import Params
-from prb_jax.models.lora import init_lora
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import OpenedModel, open_language_model
-from prb_jax.rl.forward import Actor, token_logprobs, token_states, token_values
-from prb_jax.rl.objective import POLICY, VALUE, loss_of, no_sums
-from prb_jax.rl.rollouts import TokenStats
-from prb_jax.rl.sections import LABELLED
+from prb_jax.rl.numbers import token_weights
+from prb_jax.rl.objective import (
+    POLICY,
+    Actor,
+    Reads,
+    Targets,
+    make_policy_step,
+    token_logprobs,
+    token_states,
+    token_values,
+)
+from prb_jax.rl.rollouts import Rollouts
 from prb_jax.rl.settings import PpoSettings
 from prb_jax.runs.progress import compiling
+from prb_jax.scoring.batching import Batch, batch_sizes
 from prb_jax.sharding import check_heads, parameter_shardings, replicated
-from prb_jax.training.export import copy_file, export_adapter, export_model
-from prb_jax.training.groups import ParameterGroup, Weights, merge, split_params
-from prb_jax.training.saved_states import Checkpoints, abstract_state, empty_sums
-from prb_jax.training.settings import OptimizerSettings
-from prb_jax.training.start import with_pad_token
-from prb_jax.training.step import TrainState, TrainStep, make_train_step, without_sums
+from prb_jax.training.data import Order, permutation
+from prb_jax.training.export import Write, copy_file
+from prb_jax.training.microbatches import STEPS_SIMULATED, Microbatch, plan_layout
+from prb_jax.training.start import Start, with_pad_token
+from prb_jax.training.step import TrainState, TrainStep
+from prb_jax.training.trainer import Trainer
+from prb_jax.training.weights import merge
 from prb_jax.trees.batches import TreeBatch
+from prb_jax.trees.packing import coarse_length
+from prb_jax.trees.stream_shapes import READS_STEP
+from prb_jax.trees.tree import Tree
+
+_STEPS_PACKED = 4
+"""Steps whose streams decide how many of their states are read."""
 
 
-class Learner:
-    """One policy in training. Build with :func:`make_learner`; :meth:`begin` gives it weights."""
+class Learner(Trainer):
+    """One policy in training; :meth:`begin` gives it weights. Only headers of its files are read before that.
 
-    def __init__(
-        self, settings: PpoSettings, opened: OpenedModel, *, policy: Policy, actor: Actor, step: TrainStep
-    ) -> None:
-        self.settings, self.opened, self.policy, self.actor = settings, opened, policy, actor
-        self._step = step
-        self._state: TrainState = {}
-        self._frozen: Params = {}
-        self._reference: Params | None = None
-        sources = jax.eval_shape(
-            lambda params: sources_of(settings, params)[0], abstract_params(actor.config)
-        )
-        self._abstract = abstract_state(step, sources)
-        self._look = make_look(settings, actor, step)
+    Args:
+      settings: of the run.
 
-    @property
-    def mesh(self) -> Mesh:
-        """The devices."""
-        return self.actor.mesh
-
-    def begin(self, checkpoints: Checkpoints) -> tuple[int, dict[str, Any]]:
-        """Continue from the newest checkpoint that can be read, or start from the model.
-
-        Returns:
-          The number of steps made by then, and the facts that were saved with them.
-        """
-        params = self._load()
-        sources, self._frozen = sources_of(self.settings, params)
-        if self.settings.tuning == "full" and self.settings.algorithm != "sft":
-            self._reference = reference_of(params, self.actor.dtype)
-        saved = checkpoints.restore_newest(flat_arrays(without_sums(self._abstract)))
-        if saved is None:
-            self._state = self._step.init(sources)
-            return 0, {}
-        kept = from_flat(without_sums(self._abstract), saved.arrays)
-        self._state = {**kept, **empty_sums(self._step, self._abstract)}
-        return saved.step, saved.facts
-
-    def save(self, checkpoints: Checkpoints, step: int, facts: Mapping[str, Any]) -> None:
-        """Start writing a checkpoint."""
-        checkpoints.save(step, flat_arrays(without_sums(self._state)), facts)
-
-    def params(self) -> Params:
-        """Return all parameters of the policy, adapters included."""
-        return merge(self._step.inputs(self._state)[POLICY], self._frozen)
-
-    def look(self, batch: TreeBatch) -> TokenStats:
-        """Return what policy, reference and value function of now say of a microbatch of the host."""
-        with compiling(self._look, batch.prefix.shape, batch.responses.shape):
-            placed = self._step.place(batch, ())[0]
-            found = self._look(self._state, self._frozen, self._reference, placed)
-        return TokenStats(*(np.asarray(array) for array in found))
-
-    def update(self, batches: Sequence[tuple[TreeBatch, Any]]) -> dict[str, float]:
-        """Make one update from the microbatches of a minibatch. Nothing changes where ``finite`` is 0."""
-        state = self._state
-        for batch, targets in batches:
-            placed = self._step.place(batch, targets)
-            with compiling(self._step.accumulate, batch.prefix.shape, batch.responses.shape):
-                state = self._step.accumulate(state, self._frozen, *placed)
-        with compiling(self._step.update):
-            self._state, metrics = self._step.update(state)
-        return {name: float(np.asarray(value)) for name, value in metrics.items()}
-
-    def export(self, folder: Path) -> None:
-        """Write the policy of now as a Hugging Face folder, with adapters merged."""
-        export_model(
-            self.params(),
-            self.actor.config,
-            folder,
-            raw_config=with_pad_token(self.actor.config.original, self.policy.tokenizer),
-            tokenizer=self.policy.tokenizer,
-            tokenizer_folder=self.opened.tokenizer_folder.path,
-            dtype=self.settings.export_dtype or self.settings.dtype,
-            mesh=self.mesh,
-            lora_scale=self.actor.lora_scale,
-            extra=self._generation_config,
-        )
-
-    def export_adapter(self, folder: Path) -> None:
-        """Write the adapters of now as PEFT loads them."""
-        export_adapter(
-            self.params(),
-            self.actor.config,
-            folder,
-            lora=self.settings.lora,
-            base=self.opened.name,
-            tokenizer=self.policy.tokenizer,
-            tokenizer_folder=self.opened.tokenizer_folder.path,
-            mesh=self.mesh,
-        )
-
-    def _generation_config(self, partial: Path) -> None:
-        name = "generation_config.json"
-        copy_file(self.opened.folder.path / name, partial / name)
-
-    def _load(self) -> Params:
-        config = self.actor.config
-        dtype = jnp.dtype("float32") if self.settings.tuning == "full" else self.actor.dtype
-        shardings = parameter_shardings(abstract_params(config), self.mesh)
-        return load_params(self.opened.folder.path, config, dtype=dtype, shardings=shardings).params
-
-
-def make_learner(settings: PpoSettings) -> Learner:
-    """Return a learner without weights: headers of the model's files are read, and nothing is compiled yet.
+    Attributes:
+      policy: without weights: program, tokenizer and stop tokens.
+      actor: all that is static.
 
     Raises:
       CheckpointError: no causal language model, or one that cannot be used.
       MeshError: the mesh does not fit the devices or the model.
     """
-    options = LoadOptions(
-        mesh=settings.mesh,
-        dtype=settings.dtype,
-        revision=settings.revision,
-        tokenizer=settings.tokenizer,
-        chat_template=settings.chat_template,
-        attention=settings.attention,
-    )
-    assert settings.model is not None
-    opened = open_language_model(settings.model, options)
-    config, mesh, dtype = opened.decoder.config, opened.mesh, jnp.dtype(settings.dtype)
+
+    settings: PpoSettings
+
+    def __init__(self, settings: PpoSettings) -> None:
+        assert settings.model is not None
+        self._opened = opened = open_language_model(
+            settings.model,
+            LoadOptions(
+                mesh=settings.mesh,
+                dtype=settings.dtype,
+                revision=settings.revision,
+                tokenizer=settings.tokenizer,
+                chat_template=settings.chat_template,
+                attention=settings.attention,
+            ),
+        )
+        self.actor = Actor(settings, opened.decoder.config, opened.mesh)
+        self.policy = _policy(opened, self.actor)
+        identity = dict(self.policy.identity())
+        start = Start(
+            name=identity.pop("name"),
+            config=self.actor.config,
+            raw_config=with_pad_token(self.actor.config.original, self.policy.tokenizer),
+            tokenizer=self.policy.tokenizer,
+            tokenizer_folder=opened.tokenizer_folder.path,
+            identity=identity,
+            load=lambda mesh: self._read_weights(),
+        )
+        super().__init__(settings, start, make_policy_step(self.actor), self.actor.split)
+        self._reference: Params | None = None
+        self._look = make_look(self.actor, self.program)
+
+    def _read_weights(self) -> Params:
+        config = self.actor.config
+        dtype = jnp.dtype("float32") if self.settings.tuning == "full" else self.actor.dtype
+        shardings = parameter_shardings(abstract_params(config), self.mesh)
+        params = load_params(self._opened.folder.path, config, dtype=dtype, shardings=shardings).params
+        if self.settings.tuning == "full" and self.settings.algorithm != "sft":
+            self._reference = reference_of(params, self.actor.dtype)
+        return params
+
+    def _load_frozen(self) -> None:
+        self._load()  # the reference is no part of a checkpoint
+
+    def _more(self, *, adapter: bool = False) -> Write:
+        name = "generation_config.json"
+        return lambda folder: None if adapter else copy_file(self._opened.folder.path / name, folder / name)
+
+    def plan(self, trees: Sequence[Tree], order: Order) -> None:
+        """Choose the shapes of microbatches: for these trees, or as large ones, that are seen in this order."""
+        settings, batch = self.settings, self.settings.batch
+        parts = batch.prompts // (batch.minibatch or batch.prompts)
+        together = [part for step in range(STEPS_SIMULATED) for part in np.split(order.step(step), parts)]
+        self._layout = plan_layout(
+            trees,
+            together,
+            per_step=batch.prompts // parts,
+            steps=settings.steps * batch.updates,
+            config=self.actor.config,
+            mesh=self.mesh,
+            streams=trained_stream_attention(self.mesh, self.actor.dtype, settings.attention),
+            batch=batch,
+            remat=settings.remat,
+        )
+        self._states = dict[tuple[int, ...], int]()  # by the sizes of a batch, how many states are read
+        for members in together[:_STEPS_PACKED]:
+            of_step = [trees[member] for member in members]
+            for part in self._layout.microbatches(of_step):
+                self._read(part, of_step, 0)
+
+    def look(self, batch: Rollouts) -> Rollouts:
+        """Add what policy, reference and value function of now say of every token."""
+        count, responses, columns = batch.mask.shape
+        logprobs, reference = np.zeros((2, count, responses, columns), np.float32)
+        values = np.zeros((count, responses, columns + 1), np.float32)
+        for part in self._layout.microbatches(batch.trees):
+            reads = self._read(part, batch.trees, columns)
+            with compiling(self._look, *batch_sizes(part.batch)):
+                placed = self.program.place(part.batch, reads)
+                found = self._look(self.state, self.frozen, self._reference, *placed)
+            for whole, of_part in zip((logprobs, reference, values), map(np.asarray, found), strict=True):
+                for members, view in _views(of_part, part, responses):
+                    whole[members] = view
+        return replace(batch, logprobs=logprobs * batch.mask, reference=reference * batch.mask, values=values)
+
+    def updates(self, batch: Rollouts, *, step: int) -> Iterator[tuple[np.ndarray, dict[str, float]]]:
+        """Make the updates of a step, and yield rows and numbers of each; one whose ``finite`` is 0 changed nothing."""
+        settings, count = self.settings, len(batch.trees)
+        epochs, size = settings.batch.epochs, settings.batch.minibatch or count
+        for epoch in range(epochs):
+            # One epoch over everything needs no order; others have one that depends on (seed, step, epoch) alone.
+            order = permutation(count, settings.seed, (step + 1) * epochs + epoch)
+            for start in range(0, count, size):
+                rows = np.sort(order[start : start + size])
+                metrics = self.update(self.microbatches(batch, rows))
+                yield rows, {name: float(np.asarray(value)) for name, value in metrics.items()}
+
+    def microbatches(self, batch: Rollouts, rows: np.ndarray) -> list[Microbatch]:
+        """Return the microbatches of an update from these rows of a step, with what the loss needs."""
+        targets, trees = _targets(batch, rows, self.settings), [batch.trees[row] for row in rows]
+        parts = []
+        for part in self._layout.microbatches(trees):
+            reads = self._read(part, trees, batch.columns)
+            cut = jax.tree.map(partial(_cut, part=part, reads=reads), targets)
+            parts.append(replace(part, extras=(reads, cut)))
+        return parts
+
+    def _read(self, part: Microbatch, trees: Sequence[Tree], columns: int) -> Reads:
+        """Where the responses of a microbatch are read."""
+        batch = part.batch
+        if isinstance(batch, TreeBatch):
+            rows, room, length = batch.responses.shape
+            width = batch.prefix.shape[1]
+            ends = width + length * np.arange(room) + np.asarray(batch.response_lengths) - 1
+            previous, least = np.full((rows, width + room * length), width - 1), room * (length + 1)
+        else:
+            ends, previous, least = np.asarray(batch.ends), np.asarray(batch.previous), 0
+        index = np.zeros((*ends.shape, columns + 1), np.int32)
+        places: list[list[int]] = [[] for _ in ends]
+        tokens: list[list[int]] = [[] for _ in ends]
+        for row, group in enumerate(part.groups):
+            responses = [response for place in group for response in trees[place].responses]
+            for number, response in enumerate(responses):
+                at, count, end = len(places[row]), len(response), int(ends[row, number]) + 1
+                places[row] += [int(previous[row, end - count]), *range(end - count, end)]
+                tokens[row] += [*response.tolist(), 0]
+                index[row, number, : count + 1] = np.arange(at, at + count + 1)[: columns + 1]
+        needed = coarse_length(max(least, *map(len, places)), READS_STEP)
+        most = self._states[previous.shape] = max(self._states.get(previous.shape, 0), needed)
+        padded = np.zeros((2, len(ends), most), np.int32)
+        for row in range(len(ends)):
+            padded[:, row, : len(places[row])] = places[row], tokens[row]
+        return Reads(padded[0], padded[1], index)
+
+
+def _views(array: np.ndarray, part: Microbatch, responses: int) -> Iterator[tuple[list[int], np.ndarray]]:
+    """The members of a microbatch and their responses [n, K, ...], as views of an array [B, K, ...] of all of it."""
+    for row, group in enumerate(part.groups):
+        view = array[row, : len(group) * responses]
+        yield list(group), view.reshape(len(group), responses, *array.shape[2:])
+
+
+def _cut(array: np.ndarray, part: Microbatch, reads: Reads) -> np.ndarray:
+    """An array [n, K, ...] of a minibatch as a microbatch has it [B, K, ...]; 0 beside its responses."""
+    cut = np.zeros((*reads.index.shape[:2], *array.shape[2:]), np.float32)
+    for members, view in _views(cut, part, array.shape[1]):
+        view[...] = array[members]
+    return cut
+
+
+def _policy(opened: OpenedModel, actor: Actor) -> Policy:
+    config, mesh, settings = actor.config, actor.mesh, actor.settings
     check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
-    lora_scale = settings.lora.scale if settings.tuning == "lora" else 1.0
     chat = opened.chat()
-    policy = Policy(
+    return Policy(
         name=opened.name,
         program=make_program(
             config,
             mesh=decoding_mesh(config, mesh),
-            dtype=dtype,
+            dtype=actor.dtype,
             attention=settings.attention,
-            lora_scale=lora_scale,
+            lora_scale=settings.lora_scale,
         ),
         params={},
         tokenizer=chat,
@@ -179,66 +235,30 @@ def make_learner(settings: PpoSettings) -> Learner:
         dtype=settings.dtype,
         source=opened.source,
     )
-    actor = Actor(
-        config=config,
-        mesh=mesh,
-        dtype=dtype,
-        temperature=1.0 if settings.algorithm in LABELLED else settings.rollout.temperature,
-        attention=wanted_attention(mesh, dtype, settings.attention),
-        lora_scale=lora_scale,
-        remat=settings.remat,
+
+
+def _targets(batch: Rollouts, rows: np.ndarray, settings: PpoSettings) -> Targets:
+    """What the loss of a whole minibatch needs, so that its weights are made for all of it."""
+    mask = batch.mask[rows]
+    if settings.algorithm == "sft":
+        return Targets(weights=mask / mask.sum())
+    of_each = np.ones(mask.shape[:2], np.float32)
+    if settings.algorithm == "dpo":
+        return Targets(mask=mask, reference=batch.reference[rows], weights=of_each / len(rows))
+    assert batch.credit is not None
+    value_mask = np.asarray(batch.credit.value_mask)[rows]
+    mode, longest = settings.loss.aggregation, settings.rollout.max_new_tokens
+    return Targets(
+        weights=np.asarray(token_weights(jnp.asarray(mask), mode, longest=longest)),
+        counts=mask / mask.sum(),
+        old=batch.logprobs[rows],
+        reference=batch.reference[rows],
+        advantages=np.asarray(batch.credit.advantages)[rows],
+        kl=of_each * np.float32(batch.kl),
+        value_weights=value_mask / value_mask.sum(),
+        values=batch.values[rows],
+        returns=np.asarray(batch.credit.returns)[rows],
     )
-    return Learner(settings, opened, policy=policy, actor=actor, step=make_policy_step(settings, actor))
-
-
-def make_policy_step(settings: PpoSettings, actor: Actor) -> TrainStep:
-    """Return the compiled functions of an update, of policy and value function together."""
-    sources, frozen = jax.eval_shape(
-        lambda params: sources_of(settings, params), abstract_params(actor.config)
-    )
-    lengths = (settings.steps * settings.batch.updates,)
-    policy = settings.optimizer
-    value_rate = (
-        policy.learning_rate if settings.value.learning_rate is None else settings.value.learning_rate
-    )
-    optimizers: dict[str, OptimizerSettings] = {
-        POLICY: policy,
-        VALUE: replace(policy, learning_rate=value_rate),
-    }
-    groups: dict[str, ParameterGroup] = {
-        name: Weights(optimizer=optimizers[name], lengths=lengths, trainable=source, mesh=actor.mesh)
-        for name, source in sources.items()
-    }
-    first = groups[POLICY]
-    assert isinstance(first, Weights)
-    return make_train_step(
-        loss_of(actor, settings),
-        groups=groups,
-        frozen=frozen,
-        zero=lambda: no_sums(settings),
-        learning_rate=first.learning_rate,
-        mesh=actor.mesh,
-    )
-
-
-def sources_of(settings: PpoSettings, params: Params) -> tuple[dict[str, Params], Params]:
-    """Return the arrays that each group starts with, and those that are not trained.
-
-    The reference is the model as it is, so a value function with a trunk of its own shares the frozen weights too.
-    """
-    lora = settings.lora if settings.tuning == "lora" else None
-    trainable, frozen = split_params(params, tuning=settings.tuning, lora=lora, seed=settings.seed)
-    sources = {POLICY: trainable}
-    if settings.with_values:
-        head = {"score": jnp.zeros((params["embed"].shape[1], 1), jnp.float32)}
-        if settings.value.trunk == "shared":
-            trunk: Params = {}
-        elif lora is None:
-            trunk = {name: leaf for name, leaf in params.items() if name != "lm_head"}
-        else:
-            trunk = init_lora(params, lora, seed=settings.seed + 1)
-        sources[VALUE] = {**trunk, **head}
-    return sources, frozen
 
 
 def reference_of(params: Params, dtype: jnp.dtype) -> Params:
@@ -249,32 +269,28 @@ def reference_of(params: Params, dtype: jnp.dtype) -> Params:
     return {**params, "layers": layers}
 
 
-def make_look(settings: PpoSettings, actor: Actor, step: TrainStep) -> Callable[..., Any]:
-    """Return (state, frozen, reference or None, batch) -> log-probabilities, those of the reference, and values."""
+def make_look(actor: Actor, step: TrainStep) -> Callable[..., Any]:
+    """Return (state, frozen, reference, batch, reads) -> log-probabilities, those of the reference, and values."""
+    settings = actor.settings
     full = settings.tuning == "full"
-    everywhere = replicated(actor.mesh)
     reference_shardings = parameter_shardings(abstract_params(actor.config), actor.mesh) if full else None
 
-    def logprobs_of(params: Params, batch: TreeBatch) -> tuple[jax.Array, jax.Array]:
-        states = token_states(actor, params, batch)
-        return token_logprobs(actor, params, states[:, :, :-1], jnp.asarray(batch.responses))[0], states
+    def look(state: TrainState, frozen: Params, reference: Params | None, batch: Batch, reads: Reads) -> Any:
+        def read(params: Params) -> tuple[jax.Array, jax.Array]:
+            states = token_states(actor, params, batch, reads)
+            return states, token_logprobs(actor, params, states, reads)[0]
 
-    def look(state: TrainState, frozen: Params, reference: Params | None, batch: TreeBatch) -> Any:
         inputs = step.inputs(state)
-        under_reference, _ = logprobs_of(frozen if reference is None else reference, batch)
-        rows, responses, length = batch.responses.shape
-        if settings.algorithm == "dpo":
-            return under_reference, under_reference, jnp.zeros((rows, responses, length + 1))
-        logprobs, states = logprobs_of(merge(inputs[POLICY], frozen), batch)
-        values = jnp.zeros((rows, responses, length + 1))
+        states, under_reference = read(frozen if reference is None else reference)
+        logprobs = under_reference
+        if settings.algorithm != "dpo":
+            states, logprobs = read(merge(inputs[POLICY], frozen))
         if settings.with_values:
-            if settings.value.trunk == "own":
-                states = token_states(actor, merge(inputs[VALUE], frozen), batch)
-            values = token_values(inputs[VALUE], states)
-        return logprobs, under_reference, values
+            return logprobs, under_reference, token_values(actor, inputs, frozen, batch, reads, states)
+        return logprobs, under_reference, jnp.zeros(jnp.shape(reads.index))
 
     return jax.jit(
         look,
-        in_shardings=(step.state_shardings, step.frozen_shardings, reference_shardings, None),
-        out_shardings=everywhere,
+        in_shardings=(step.state_shardings, step.frozen_shardings, reference_shardings, None, None),
+        out_shardings=replicated(actor.mesh),
     )

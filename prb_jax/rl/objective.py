@@ -1,7 +1,13 @@
-"""What a policy is trained for: losses of a microbatch, as functions of groups of parameters.
+"""What a policy is trained for: what it says of every token of the responses of a batch, and losses of that.
+
+The state before a token is that of the token in front of it: before the first one it is the last token of the prompt,
+which all responses of a tree share. So there are R + 1 states for R tokens, and the last one has seen all of them.
 
 The weights of tokens are made once for a whole minibatch and add up to the mean that was asked for, so the sum over
 microbatches is the loss, in however many it is computed.
+
+Letters: B streams or rows of a padded batch, K responses that each has room for, R response tokens, M states that are
+read in each, V vocabulary, D model.
 """
 
 from __future__ import annotations
@@ -9,14 +15,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.sharding import Mesh
 
-from prb_jax.models.decoder import Params
-from prb_jax.rl.forward import Actor, token_logprobs, token_states, token_values
+from prb_jax.checkpoints.load import abstract_params
+from prb_jax.models.attention.choice import Attention, wanted_attention
+from prb_jax.models.attention.reads import take_places
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.decoder import Params, decode_stream, decode_tree
+from prb_jax.models.decoder_layer import last_norm
+from prb_jax.models.head import LanguageHead, dense
+from prb_jax.models.lora import init_lora
 from prb_jax.rl.numbers import (
     clipped_policy_loss,
     clipped_value_loss,
@@ -24,70 +39,123 @@ from prb_jax.rl.numbers import (
     kl_estimate,
     log_ratio,
 )
+from prb_jax.rl.sections import LABELLED
 from prb_jax.rl.settings import PpoSettings
-from prb_jax.training.groups import merge
-from prb_jax.training.step import LossFn
-from prb_jax.trees.batches import TreeBatch
+from prb_jax.scoring.batching import Batch
+from prb_jax.sharding import constrainer
+from prb_jax.training.step import LossFn, ParameterGroup, TrainStep, make_train_step
+from prb_jax.training.weights import Weights, merge, split_params
+from prb_jax.trees.streams import StreamBatch
 
 POLICY, VALUE = "policy", "value"
 """The groups of parameters: those of the policy, and those of the value function, where there is one."""
 
+LOGITS_AT_ONCE = 1 << 24
+"""About so many logits are in memory at a time: the tokens of a response are taken in runs."""
+
 Array = np.ndarray | jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Actor:
+    """All that is static of a policy in training.
+
+    Attributes:
+      settings: of the run.
+      config: architecture, with a :class:`prb_jax.models.head.LanguageHead`.
+      mesh: devices.
+    """
+
+    settings: PpoSettings
+    config: DecoderConfig
+    mesh: Mesh
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Of activations."""
+        return jnp.dtype(self.settings.dtype)
+
+    @property
+    def temperature(self) -> float:
+        """At which tokens are drawn."""
+        labelled = self.settings.algorithm in LABELLED
+        return 1.0 if labelled else self.settings.rollout.temperature
+
+    @cached_property
+    def attention(self) -> Attention | None:
+        """An implementation; None for the machine's own."""
+        return wanted_attention(self.mesh, self.dtype, self.settings.attention)
+
+    def split(self, params: Params) -> tuple[dict[str, Params], Params]:
+        """Return the arrays that each group starts with, and those that are not trained.
+
+        The reference is the model as it is, so a value function with a trunk of its own shares the frozen weights too.
+        """
+        settings = self.settings
+        lora = settings.lora if settings.tuning == "lora" else None
+        trainable, frozen = split_params(params, tuning=settings.tuning, lora=lora, seed=settings.seed)
+        sources = {POLICY: trainable}
+        if settings.with_values:
+            head = {"score": jnp.zeros((params["embed"].shape[1], 1), jnp.float32)}
+            if settings.value.trunk == "shared":
+                trunk: Params = {}
+            elif lora is None:
+                trunk = {name: leaf for name, leaf in params.items() if name != "lm_head"}
+            else:
+                trunk = init_lora(params, lora, seed=settings.seed + 1)
+            sources[VALUE] = {**trunk, **head}
+        return sources, frozen
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Reads:
+    """Where the responses of a microbatch are read.
+
+    Attributes:
+      places: int32 [B, M], of the state before each token of each response, and of that behind its last token.
+      tokens: int32 [B, M], the token after each of these states; 0 behind a last one.
+      index: int32 [B, K, R + 1], which of the M states are those of each response; 0 where there is none.
+    """
+
+    places: Array
+    tokens: Array
+    index: Array
+
+    def by_response(self, values: jax.Array) -> jax.Array:
+        """Values [B, M] of the states as [B, K, R + 1]."""
+        index = jnp.asarray(self.index)
+        return jnp.take_along_axis(values, index.reshape(len(index), -1), axis=1).reshape(index.shape)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Targets:
-    """What the loss of rollouts needs of a microbatch besides its tokens. All are 0 where nothing is real.
+    """What a loss needs of a microbatch besides its tokens; 0 where nothing is real, None where the loss does without.
 
     Attributes:
-      weights: float32 [B, K, R], with which losses of tokens are summed up: `prb_jax.rl.numbers.token_weights`.
+      weights: float32 [B, K, R], of the losses of tokens: `prb_jax.rl.numbers.token_weights`; [B, 2] of pairs. They
+        add up to 1 over the minibatch.
       counts: float32 [B, K, R], the same for numbers that are only reported: the mean over tokens.
+      mask: float32 [B, 2, R], of pairs, in each of which the first response is the chosen one.
       old: float32 [B, K, R], log-probabilities when the tokens were drawn.
       reference: float32 [B, K, R], under the reference.
       advantages: float32 [B, K, R].
-      kl: float32 [B], the coefficient of the KL in the loss.
+      kl: float32 [B, K], the coefficient of the KL in the loss.
       value_weights: float32 [B, K, R + 1].
       values, returns: float32 [B, K, R + 1], as they were, and as they should have been.
     """
 
     weights: Array
-    counts: Array
-    old: Array
-    reference: Array
-    advantages: Array
-    kl: Array
-    value_weights: Array
-    values: Array
-    returns: Array
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Pairs:
-    """What the loss of pairs needs; of the two responses the first is the chosen one.
-
-    Attributes:
-      mask: float32 [B, 2, R].
-      reference: float32 [B, 2, R], log-probabilities under the reference.
-      weights: float32 [B], which add up to 1 over the minibatch.
-    """
-
-    mask: Array
-    reference: Array
-    weights: Array
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Texts:
-    """What the loss of preferred responses needs.
-
-    Attributes:
-      weights: float32 [B, 1, R], of tokens, which add up to 1 over the minibatch.
-    """
-
-    weights: Array
+    counts: Array | None = None
+    mask: Array | None = None
+    old: Array | None = None
+    reference: Array | None = None
+    advantages: Array | None = None
+    kl: Array | None = None
+    value_weights: Array | None = None
+    values: Array | None = None
+    returns: Array | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -110,58 +178,147 @@ class Sums:
         return dict(self.values)
 
 
-ROLLOUT_SUMS = ("loss", "policy_loss", "value_loss", "kl_loss", "entropy", "clip_share", "old_kl")
-PAIR_SUMS = ("loss", "accuracy", "margin")
-TEXT_SUMS = ("loss", "entropy")
+Extras = tuple[Reads, Targets]
+"""What a loss is given beside a batch."""
+
+_SUMS = {"dpo": ("loss", "accuracy", "margin"), "sft": ("loss", "entropy")}
+_ROLLOUT_SUMS = ("loss", "policy_loss", "value_loss", "kl_loss", "entropy", "clip_share", "old_kl")
 
 
-def no_sums(settings: PpoSettings) -> Sums:
-    """Return the sums of nothing."""
-    names = {"dpo": PAIR_SUMS, "sft": TEXT_SUMS}.get(settings.algorithm, ROLLOUT_SUMS)
-    return Sums({name: jnp.zeros((), jnp.float32) for name in names})
+def make_policy_step(actor: Actor) -> TrainStep:
+    """Return the compiled functions of an update, of policy and value function together."""
+    settings = actor.settings
+    sources, frozen = jax.eval_shape(actor.split, abstract_params(actor.config))
+    lengths, policy = (settings.steps * settings.batch.updates,), settings.optimizer
+    given = settings.value.learning_rate
+    value = policy if given is None else dataclasses.replace(policy, learning_rate=given)
+    weights = {
+        name: Weights(
+            optimizer=value if name == VALUE else policy, lengths=lengths, trainable=source, mesh=actor.mesh
+        )
+        for name, source in sources.items()
+    }
+    groups: dict[str, ParameterGroup] = {**weights}
+    names = _SUMS.get(settings.algorithm, _ROLLOUT_SUMS)
+    return make_train_step(
+        loss_of(actor),
+        groups=groups,
+        frozen=frozen,
+        zero=lambda: Sums({name: jnp.zeros((), jnp.float32) for name in names}),
+        learning_rate=weights[POLICY].learning_rate,
+        mesh=actor.mesh,
+    )
 
 
-def loss_of(actor: Actor, settings: PpoSettings) -> LossFn:
-    """Return what an update of these settings minimises, as :func:`prb_jax.training.step.make_train_step` takes it."""
+def loss_of(actor: Actor) -> LossFn:
+    """Return what an update minimises, as :func:`prb_jax.training.step.make_train_step` takes it."""
     losses = {"dpo": pair_loss, "sft": text_loss}
-    return functools.partial(losses.get(settings.algorithm, rollout_loss), actor, settings)
+    return functools.partial(losses.get(actor.settings.algorithm, rollout_loss), actor)
+
+
+def token_states(
+    actor: Actor, params: Params, batch: Batch, reads: Reads, *, differentiated: bool = False
+) -> jax.Array:
+    """Return the normed states that are read: float32 [B, M, D]; `differentiated` where gradients are taken."""
+    options: dict[str, Any] = {
+        "config": actor.config,
+        "dtype": actor.dtype,
+        "mesh": actor.mesh,
+        "lora_scale": actor.settings.lora_scale,
+        "remat": actor.settings.remat,
+    }
+    places = jnp.asarray(reads.places)
+    if isinstance(batch, StreamBatch):
+        batch = dataclasses.replace(batch, reads=places)
+        x = decode_stream(params, batch, reads_only=True, differentiated=differentiated, **options)
+    else:
+        x = take_places(decode_tree(params, batch, attention=actor.attention, **options), places)
+    return last_norm(params, x, actor.config)
+
+
+def token_logprobs(
+    actor: Actor, params: Params, states: jax.Array, reads: Reads
+) -> tuple[jax.Array, jax.Array]:
+    """Return the log-probability of each token, and the entropy of the distribution that it was drawn from.
+
+    Both are float32 [B, K, R] and at the temperature of the actor. The logits of a run of tokens are computed, used and
+    let go, in the backward pass once more.
+
+    Args:
+      actor: of the policy.
+      params: its parameters.
+      states: float32 [B, M, D].
+      reads: what is read where.
+    """
+    head = actor.config.head
+    assert isinstance(head, LanguageHead)
+    rows, length, _ = states.shape
+    run = max(1, min(length, LOGITS_AT_ONCE // (rows * actor.config.vocab_size)))
+    runs = -(-length // run)
+    constrain = constrainer(actor.mesh)
+
+    def divided(x: jax.Array) -> jax.Array:
+        x = jnp.pad(x, [(0, 0), (0, runs * run - length), *[(0, 0)] * (x.ndim - 2)])
+        return jnp.moveaxis(x.reshape(rows, runs, run, *x.shape[2:]), 1, 0)
+
+    @jax.checkpoint
+    def one(part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        x, drawn = part
+        logits = constrain(head.logits(params, x) / actor.temperature, ("batch", None, "vocab"))
+        logprobs = jax.nn.log_softmax(logits, axis=-1)
+        entropy = -(jnp.exp(logprobs) * logprobs).sum(axis=-1)
+        return jnp.take_along_axis(logprobs, drawn[..., None], axis=-1)[..., 0], entropy
+
+    found = lax.map(one, (divided(states), divided(jnp.asarray(reads.tokens))))
+    logprobs, entropy = (jnp.moveaxis(x, 0, 1).reshape(rows, -1)[:, :length] for x in found)
+    return reads.by_response(logprobs)[:, :, :-1], reads.by_response(entropy)[:, :, :-1]
+
+
+def token_values(
+    actor: Actor,
+    inputs: Mapping[str, Any],
+    frozen: Params,
+    batch: Batch,
+    reads: Reads,
+    states: jax.Array,
+    *,
+    differentiated: bool = False,
+) -> jax.Array:
+    """Return what the value function says of each state, float32 [B, K, R + 1]; `states` are those of the policy."""
+    if actor.settings.value.trunk == "own":
+        trunk = merge(inputs[VALUE], frozen)
+        states = token_states(actor, trunk, batch, reads, differentiated=differentiated)
+    return reads.by_response(dense(states, inputs[VALUE]["score"])[..., 0])
+
+
+def read_policy(
+    actor: Actor, inputs: Mapping[str, Any], frozen: Params, batch: Batch, reads: Reads
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The states of the policy in training, and log-probability and entropy of each token of its responses."""
+    policy = merge(inputs[POLICY], frozen)
+    states = token_states(actor, policy, batch, reads, differentiated=True)
+    return states, *token_logprobs(actor, policy, states, reads)
 
 
 def rollout_loss(
-    actor: Actor,
-    settings: PpoSettings,
-    inputs: Mapping[str, Any],
-    frozen: Params,
-    batch: TreeBatch,
-    targets: Targets,
+    actor: Actor, inputs: Mapping[str, Any], frozen: Params, batch: Batch, extras: Extras
 ) -> tuple[jax.Array, Sums]:
     """Return the loss of rollouts and its sums."""
-    loss = settings.loss
-    states, logprobs, entropy = _read_responses(actor, inputs, frozen, batch)
+    (reads, targets), settings, loss = extras, actor.settings, actor.settings.loss
+    states, logprobs, entropy = read_policy(actor, inputs, frozen, batch, reads)
     losses = rollout_losses(logprobs, targets, settings)
-    sums = {**losses, "entropy": (entropy * targets.counts).sum(), "value_loss": jnp.zeros(())}
+    sums = {**losses, "entropy": (entropy * jnp.asarray(targets.counts)).sum(), "value_loss": jnp.zeros(())}
     total = sums["policy_loss"] + sums["kl_loss"]
     if loss.entropy_coefficient:
         total = total - loss.entropy_coefficient * (entropy * targets.weights).sum()
     if settings.with_values:
-        if settings.value.trunk == "own":
-            states = token_states(actor, merge(inputs[VALUE], frozen), batch)
-        values = token_values(inputs[VALUE], states)
+        values = token_values(actor, inputs, frozen, batch, reads, states, differentiated=True)
         errors = clipped_value_loss(
             values, jnp.asarray(targets.values), jnp.asarray(targets.returns), clip=loss.value_clip
         )
-        sums["value_loss"] = (errors * targets.value_weights).sum()
+        sums["value_loss"] = (errors * jnp.asarray(targets.value_weights)).sum()
         total = total + loss.value_coefficient * sums["value_loss"]
     return total, Sums({"loss": total, **sums})
-
-
-def _read_responses(
-    actor: Actor, inputs: Mapping[str, Any], frozen: Params, batch: TreeBatch
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The policy's states of a batch, and log-probability and entropy of each token of its responses [B, K, R]."""
-    params = merge(inputs[POLICY], frozen)
-    states = token_states(actor, params, batch)
-    return states, *token_logprobs(actor, params, states[:, :, :-1], jnp.asarray(batch.responses))
 
 
 def rollout_losses(logprobs: jax.Array, targets: Targets, settings: PpoSettings) -> dict[str, jax.Array]:
@@ -183,7 +340,7 @@ def rollout_losses(logprobs: jax.Array, targets: Targets, settings: PpoSettings)
     kl_loss = jnp.zeros((), jnp.float32)
     if not settings.kl_in_reward:
         kl = kl_estimate(logprobs, jnp.asarray(targets.reference), settings.kl_estimator)
-        kl_loss = (jnp.where(real, kl, 0.0) * weights * jnp.asarray(targets.kl)[:, None, None]).sum()
+        kl_loss = (jnp.where(real, kl, 0.0) * weights * jnp.asarray(targets.kl)[:, :, None]).sum()
     moved = kl_estimate(old, logprobs, "k1")
     return {
         "policy_loss": (jnp.where(real, policy, 0.0) * weights).sum(),
@@ -194,19 +351,14 @@ def rollout_losses(logprobs: jax.Array, targets: Targets, settings: PpoSettings)
 
 
 def pair_loss(
-    actor: Actor,
-    settings: PpoSettings,
-    inputs: Mapping[str, Any],
-    frozen: Params,
-    batch: TreeBatch,
-    pairs: Pairs,
+    actor: Actor, inputs: Mapping[str, Any], frozen: Params, batch: Batch, extras: Extras
 ) -> tuple[jax.Array, Sums]:
     """Return the loss of DPO and its sums."""
-    loss = settings.loss
-    _, logprobs, _ = _read_responses(actor, inputs, frozen, batch)
-    mask, weights = jnp.asarray(pairs.mask), jnp.asarray(pairs.weights)
-    ratios = (jnp.where(mask > 0, logprobs - jnp.asarray(pairs.reference), 0.0)).sum(axis=-1)
-    chosen, rejected = ratios[:, 0], ratios[:, 1]
+    (reads, targets), loss = extras, actor.settings.loss
+    _, logprobs, _ = read_policy(actor, inputs, frozen, batch, reads)
+    mask, weights = jnp.asarray(targets.mask), jnp.asarray(targets.weights).reshape(-1, 2)[:, 0]
+    ratios = (jnp.where(mask > 0, logprobs - jnp.asarray(targets.reference), 0.0)).sum(axis=-1)
+    chosen, rejected = ratios.reshape(-1, 2).T
     losses = dpo_loss(chosen, rejected, beta=loss.dpo_beta, label_smoothing=loss.label_smoothing)
     total = (losses * weights).sum()
     sums = {
@@ -218,15 +370,11 @@ def pair_loss(
 
 
 def text_loss(
-    actor: Actor,
-    settings: PpoSettings,
-    inputs: Mapping[str, Any],
-    frozen: Params,
-    batch: TreeBatch,
-    texts: Texts,
+    actor: Actor, inputs: Mapping[str, Any], frozen: Params, batch: Batch, extras: Extras
 ) -> tuple[jax.Array, Sums]:
     """Return the cross-entropy of preferred responses, the mean over their tokens, and its sums."""
-    _, logprobs, entropy = _read_responses(actor, inputs, frozen, batch)
-    weights = jnp.asarray(texts.weights)
+    reads, targets = extras
+    _, logprobs, entropy = read_policy(actor, inputs, frozen, batch, reads)
+    weights = jnp.asarray(targets.weights)
     total = -(logprobs * weights).sum()
     return total, Sums({"loss": total, "entropy": (entropy * weights).sum()})

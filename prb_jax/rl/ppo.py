@@ -1,66 +1,83 @@
 """`prb ppo`: train a policy by a reward, and leave it as a model; resumable.
 
-``train.json``      what is trained; its ``inputs`` decide the result: a run is continued only with equal inputs.
-``metrics.jsonl``   one row a step.
+Beside the files of every training run (:mod:`prb_jax.training.record`) its folder has
+
 ``rollouts.jsonl``  some rollouts of some steps.
 ``gold.jsonl``      gold beside the reward, where a second reward is measured; ``overoptimisation.png`` shows them, and
                     ``behaviour.json`` has the gold at the end for `prb correlate`.
-``checkpoints/``    states to continue from.
-``model/``          the policy, a Hugging Face folder; ``adapter/``, with LoRA, the same for PEFT. Written at the end.
-``summary.json``    written last: a folder that has it is finished.
+``adapter/``        with LoRA, the policy as PEFT loads it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.data.reading import read_object
 from prb_jax.data.records import Records
-from prb_jax.data.writing import refuse_file, write_json
-from prb_jax.errors import RunError, listed
-from prb_jax.processes.agreement import check_agreement
+from prb_jax.errors import listed
 from prb_jax.processes.sharing import on_first_process
-from prb_jax.rl.learner import Learner, make_learner
-from prb_jax.rl.record import open_ppo_run, panels_of, read_ppo_run, run_inputs, run_summary
+from prb_jax.rl.credit import credit
+from prb_jax.rl.learner import Learner
+from prb_jax.rl.numbers import adapted_coefficient
 from prb_jax.rl.rewards import Reward, check_scoring, open_reward
-from prb_jax.rl.rollouts import ROLLOUTS, Sampler, encode_pairs, encode_preferred, lengths_of
+from prb_jax.rl.rollouts import Rollouts, Sampler, encode_pairs, encode_preferred
 from prb_jax.rl.sections import LABELLED
 from prb_jax.rl.settings import PpoSettings, load_ppo_settings
-from prb_jax.rl.steps import PolicySteps
-from prb_jax.rl.watch import Rows, Watch, check_held_out, write_held_out
-from prb_jax.runs.kind import SUMMARY
-from prb_jax.runs.weights_and_biases import check_wandb
-from prb_jax.scoring.batching import shape_options
-from prb_jax.scoring.inputs import read_inputs
+from prb_jax.rl.watch import (
+    Rows,
+    Watch,
+    check_held_out,
+    held_out_summary,
+    reason_to_stop,
+    write_held_out,
+)
+from prb_jax.scoring.inputs import Inputs, read_inputs
 from prb_jax.scoring.load import Model
-from prb_jax.training.curves import draw_learning_curves
-from prb_jax.training.folder import MODEL
+from prb_jax.training.config import TrainSettings, ValidationSettings
+from prb_jax.training.data import Order, TrainingData, read_training_data
 from prb_jax.training.logs import StepFile
-from prb_jax.training.loop import StepLoop, TrainResult, open_loop, run_steps
-from prb_jax.training.order import Order
-from prb_jax.training.record import shared_settings
-from prb_jax.training.settings import TrainSettings, ValidationSettings
-from prb_jax.training.splits import TrainingData, read_training_data
-from prb_jax.trees.shapes import Shapes, choose_shapes, round_up
-from prb_jax.trees.tree import Tree
+from prb_jax.training.loop import TrainResult, open_loop, run_steps, write_summary
+from prb_jax.training.record import (
+    MODEL,
+    POLICY_RUN,
+    ROLLOUTS,
+    check_start,
+    computing_versions,
+    open_run,
+    session_on,
+    settings_with,
+)
 
 ADAPTER = "adapter"
 
-FORMS = {
-    "reward": ".3f", "accuracy": ".2f", "kl": ".3f", "entropy": ".2f", "clip_share": ".2f", "length": ".0f"
-}  # fmt: skip
-"""The numbers that are shown of a run on its way, and how."""
+_SUMMED_UP = (
+    "reward", "score", "kl", "entropy", "clip_share", "length", "ended_share", "explained_variance", "loss", "accuracy",
+    "margin",
+)  # fmt: skip
 
-_STEPS_SIMULATED = 16
-_BATCH_COST = 256
-"""What starting one more microbatch costs, in tokens."""
+_DEFINITIONS = {
+    "reward": "the reward's score of a rollout, scaled: its mean",
+    "score": "the same after the rules for rollouts that are cut or long",
+    "kl": "log p(policy) - log p(reference) summed over a rollout: its mean, at the temperature of the rollouts",
+    "entropy": "of the distribution of a token, in nats: the mean over tokens",
+    "clip_share": "share of tokens whose gradient the clip takes away",
+    "old_kl": "log p(when drawn) - log p(now) of a token: the mean over tokens and updates",
+    "explained_variance": "1 - var(returns - values) / var(returns)",
+    "equal_groups": "prompts whose rollouts all have the same score, which group advantages learn nothing from",
+    "gold": "the score of the second reward, which is not trained on: the mean",
+    "distinct_1": "share of different words among all words of the rollouts of a step; distinct_2 of pairs of words",
+    "held_out": "means over the trained policy's texts for watch.data: all, and by subset; 95 % t intervals over users",
+    "ended_share": "share of rollouts that end by a stop token",
+    "sampler_difference": "largest difference of a token's log-probability between the sampler and the training pass",
+}
 
 
 class PpoResult(TrainResult):
@@ -98,170 +115,201 @@ def ppo(
       DataError: the data cannot be used.
       CheckpointError, MeshError: a model cannot be loaded.
     """
-    settings = load_ppo_settings(
-        config,
-        overrides,
-        data_given=data is not None,
-        reward_given=reward is not None,
-        gold_given=gold is not None,
-    )
-    path = Path(out)
-    on_first_process(lambda: _check_wanted(path, settings.log.wandb))
-    # Nothing more is shared before the processes are compared: another one may not train at all.
-    check_agreement(shared_settings(settings, "ppo"))
-    source = _read_data(settings, data)
-    settings = settings.with_steps(len(source.train))
+    path, objects = Path(out), {"data": data, "reward": reward, "watch.gold": gold}
+    given = [key for key, value in objects.items() if value is not None]
+    settings = load_ppo_settings(config, overrides, given=given)
+    check_start(POLICY_RUN, path, settings)
+    read = _read_data(settings, data)
+    comparisons = list(read.train.comparisons)
+    settings = settings.with_steps(len(comparisons))
     held_out = None if settings.watch.data is None else read_inputs(settings.watch.data.split(","))
     if held_out is not None:
-        check_held_out(held_out.comparisons, source.train)
-    learner = make_learner(settings)
+        check_held_out(held_out.comparisons, comparisons)
+    learner = Learner(settings)
     opened, measured = (
-        None
-        if model is None and name is None
-        else open_reward(settings, name if model is None else model, out=path)
-        for model, name in ((reward, settings.reward), (gold, settings.watch.gold))
+        None if wanted is None else open_reward(settings, wanted, out=path)
+        for wanted in (
+            settings.reward if reward is None else reward,
+            settings.watch.gold if gold is None else gold,
+        )
     )
-    check_scoring(settings.scoring, [scorer for scorer in (opened, measured) if scorer is not None])
-    inputs = run_inputs(settings, source, learner, opened, measured, held_out)
-    check_agreement(inputs)
+    rewards = {name: one for name, one in (("reward", opened), ("gold", measured)) if one is not None}
+    check_scoring(settings.scoring, list(rewards.values()))
+    inputs = _inputs(settings, read, learner, rewards, held_out)
+    notes = {"model": learner.start.name, "reward": None if opened is None else opened.name}
     with contextlib.ExitStack() as stack:
-
-        def open_folder() -> dict[str, Any] | None:
-            stack.enter_context(open_ppo_run(path, inputs, learner, reward=opened))
-            return read_object(path / SUMMARY, error=RunError) if (path / SUMMARY).is_file() else None
-
-        summary = on_first_process(open_folder)
+        session = session_on(learner.mesh, settings)
+        folder = open_run(POLICY_RUN, path, inputs=inputs, session=session, notes=notes)
+        summary = stack.enter_context(folder)
         if summary is not None:
             return PpoResult(path, int(summary["steps"]), path / MODEL, summary)
-        comparisons = list(source.train)
-        order = Order(len(comparisons), settings.batch.prompts, settings.seed)
-        labelled, sampler, lengths, columns = _prepared(learner, comparisons)
-        shapes = _shapes(learner, order, lengths)
-        loop = stack.enter_context(
-            open_loop(
-                path,
-                settings,
-                learner.begin,
-                keep_last=settings.checkpoint.keep_last,
-                forms=FORMS,
-                progress=progress,
-            )
-        )
-        first, offline = loop.log is not None, labelled is not None
-        if opened is not None:
-            _say_reward(loop, opened, comparisons, offline=offline)
-        watch = Watch(path, step=loop.step, settings=settings.watch, gold=None if offline else measured)
-        steps = PolicySteps(
-            learner=learner,
-            comparisons=comparisons,
-            labelled=labelled,
-            sampler=sampler,
-            reward=opened,
-            order=order,
-            shapes=shapes,
-            columns=columns,
-            speed=loop.speed,
-            watch=watch,
-            kept=StepFile(path / ROLLOUTS, step=loop.step) if first else None,
-            coefficient=float(loop.facts.get("kl_coefficient", settings.kl.coefficient)),
-        )
 
-        def make_step(step: int) -> Callable[[], Mapping[str, float]]:
-            row = steps.make(step)
+        order = Order(len(comparisons), settings.batch.prompts, settings.seed)
+        labelled, sampler = None, None
+        if settings.algorithm in LABELLED:
+            encode = encode_pairs if settings.algorithm == "dpo" else encode_preferred
+            posts, longest = settings.profile_posts, settings.max_length
+            labelled = list(encode(comparisons, learner.policy, profile_posts=posts, max_length=longest))
+            planned, columns = labelled, max(tree.shape[2] for tree in labelled)
+        else:
+            sampler = Sampler(learner.policy, comparisons, settings)
+            planned, columns = sampler.longest(), settings.rollout.max_new_tokens
+        learner.plan(planned, order)
+        loop = stack.enter_context(open_loop(path, learner, progress=progress))
+        if opened is not None:
+            read_as = "rollouts" if sampler else "texts for watch.data"
+            loop.say(f"reward: {opened.name}, which reads the {read_as} as text")
+            if unknown := opened.unknown(comparisons):
+                loop.say(
+                    f"reward: knows nothing of {len(unknown)} users, who are scored as anybody: "
+                    f"{listed(sorted(unknown))}"
+                )
+        watch = Watch(path, step=loop.step, settings=settings.watch, gold=measured if sampler else None)
+        kept = None if loop.log is None else StepFile(path / ROLLOUTS, step=loop.step)
+        loop.files += [rows for rows in (kept, watch.rows) if rows is not None]
+        coefficient = float(loop.facts.get("kl_coefficient", settings.kl.coefficient))
+
+        def update(batch: Rollouts, asked: Sequence[Comparison], step: int) -> dict[str, float]:
+            """Make the updates of a step; the means of their numbers."""
+            made: list[dict[str, float]] = []
+            for rows, metrics in learner.updates(batch, step=step):
+                remedy = "A lower optimizer.learning_rate or dtype=float32 may help"
+                loop.check_finite(metrics, [asked[row].id for row in rows], step=step + 1, remedy=remedy)
+                made.append(metrics)
+            means = {name: float(np.mean([metrics[name] for metrics in made])) for name in made[0]}
+            return {**means, "learning_rate": made[-1]["learning_rate"]}
+
+        def learn_from_labels(step: int, members: Sequence[int]) -> dict[str, float]:
+            assert labelled is not None
+            start = time.perf_counter()
+            batch = Rollouts([labelled[member] for member in members], columns)
+            if settings.algorithm == "dpo":
+                batch = learner.look(batch)
+            updates = update(batch, [comparisons[member] for member in members], step)
+            tokens, seconds = sum(tree.tokens for tree in batch.trees), time.perf_counter() - start
+            return {**updates, "tokens": tokens, "update_seconds": seconds, **loop.rates(tokens=tokens)}
+
+        def learn_from_rollouts(step: int, members: Sequence[int]) -> dict[str, float]:
+            nonlocal coefficient
+            assert sampler is not None
+            assert opened is not None
+            number, asked = step + 1, [comparisons[member] for member in members]
+            times = [time.perf_counter()]
+            batch = sampler.draw(learner.params(), members, step=step, columns=columns)
+            times.append(time.perf_counter())
+            scored = opened.score(asked, batch.texts, step=number)
+            times.append(time.perf_counter())
+            batch = learner.look(replace(batch, scores=scored.values))
+            arrays = (batch.scores, batch.ended, batch.lengths, batch.logprobs, batch.reference, batch.values)
+            found = credit(*map(jnp.asarray, arrays), jnp.float32(coefficient), settings=settings)
+            batch = replace(batch, credit=found, kl=0.0 if settings.kl_in_reward else coefficient)
+            updates = update(batch, asked, step)
+            times.append(time.perf_counter())
+            if kept is not None and (number == 1 or number % settings.rollouts_every == 0):
+                kept.write(*batch.rows(number, asked, settings.rollout.keep))
+            tokens = int(batch.mask.sum())
+            row = {
+                **updates,
+                **{name: float(np.asarray(value)) for name, value in found.numbers.items()},
+                "kl_coefficient": coefficient,
+                "empty": scored.empty,
+                "failed": scored.failed,
+                "sampler_difference": float(np.abs((batch.logprobs - batch.sampled) * batch.mask).max()),
+                "tokens": tokens,
+                "rollout_seconds": times[1] - times[0],
+                "reward_seconds": times[2] - times[1],
+                "update_seconds": times[3] - times[2],
+                **loop.rates(tokens=tokens),
+            }
+            row |= watch.measure(number, asked, batch, kl=row["kl"])
+            if settings.kl.target is not None:
+                coefficient = adapted_coefficient(
+                    coefficient,
+                    kl=row["kl"],
+                    target=settings.kl.target,
+                    horizon=settings.kl.horizon,
+                    samples=len(members) * settings.rollout.n,
+                )
+            return row
+
+        def step_fn(step: int) -> Callable[[], Mapping[str, float]]:
+            learn = learn_from_rollouts if sampler else learn_from_labels
+            row = learn(step, order.step(step).tolist())
+            row = {"step": step + 1, "epoch": order.epoch_of(step + 1), **row}
             return lambda: row
 
-        def save(step: int, facts: Mapping[str, Any]) -> None:
-            for rows in (steps.kept, watch):
-                if rows is not None:
-                    rows.sync()
-            learner.save(loop.checkpoints, step, {**facts, "kl_coefficient": steps.coefficient})
+        def reason() -> str | None:
+            rows = [] if loop.log is None else loop.log.rows
+            return on_first_process(lambda: reason_to_stop(rows, settings.watch))
 
-        def reason_to_end() -> str | None:
-            if not watch.may_stop:
-                return None
-            return on_first_process(lambda: watch.reason_to_stop([] if loop.log is None else loop.log.rows))
-
-        end = run_steps(
-            make_step, iter(range(loop.step, settings.steps)), loop, save=save, reason_to_end=reason_to_end
+        stops = settings.watch.most_kl is not None or settings.watch.window is not None
+        run_steps(
+            loop,
+            step_fn,
+            facts=lambda step: {"kl_coefficient": coefficient},
+            reason_to_end=reason if stops else None,
         )
-        if end.stopped_by is not None:
-            return PpoResult(path, end.step, stopped_by=end.stopped_by)
-        if end.reason is not None:
-            loop.say(f"ended at step {end.step} of {settings.steps}: {end.reason}")
+        if loop.stopped_by is not None:
+            return PpoResult(path, loop.step, stopped_by=loop.stopped_by)
+        if loop.reason is not None:
+            loop.say(f"ended at step {loop.step} of {settings.steps}: {loop.reason}")
         there = on_first_process(lambda: [(path / name).exists() for name in (MODEL, ADAPTER)])
         if not there[0]:
             learner.export(path / MODEL)
         if settings.tuning == "lora" and not there[1]:
             learner.export_adapter(path / ADAPTER)
-        rows: Rows = []
+        texts: Rows = []
         if held_out is not None and measured is not None:
-            rows = write_held_out(path, learner, held_out.comparisons, reward=opened, gold=measured)
+            texts = write_held_out(path, learner, held_out.comparisons, rewards)
 
-        def sum_up() -> dict[str, Any]:
-            assert loop.log is not None
-            metrics = loop.log.rows
-            if settings.log.plot:
-                draw_learning_curves(metrics, path, say=loop.say, panels=panels_of(metrics))
-                watch.draw()
-            watch.write_behaviour(algorithm=settings.algorithm, reward=opened, inputs=inputs, held_out=rows)
-            summary = run_summary(settings, metrics, len(comparisons), opened, end.reason, rows)
-            write_json(path / SUMMARY, summary)
-            return summary
+        def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+            watch.finish(
+                inputs, algorithm=settings.algorithm, reward=opened, held_out=texts, plot=settings.log.plot
+            )
+            names = [name for name in _SUMMED_UP if name in rows[0]]
+            first, tail = rows[:1], rows[-max(1, len(rows) // 10) :]
 
-        return PpoResult(path, end.step, path / MODEL, on_first_process(sum_up))
+            def means(part: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+                return {name: float(np.mean([row[name] for row in part])) for name in names}
 
+            return {
+                "algorithm": settings.algorithm,
+                "reward": None if opened is None else opened.name,
+                "steps": len(rows),
+                **({} if loop.reason is None else {"ended_by_watch": loop.reason}),
+                "prompts": len(comparisons),
+                "prompts_seen": len(rows) * settings.batch.prompts,
+                "tokens_seen": int(sum(row["tokens"] for row in rows)),
+                "first": means(first),
+                "last_tenth": means(tail),
+                **({"held_out": held_out_summary(texts)} if texts else {}),
+                "definitions": _DEFINITIONS,
+            }
 
-def _check_wanted(out: Path, wandb: str | None) -> None:
-    refuse_file(out)
-    read_ppo_run(out)
-    if wandb is not None:
-        check_wandb(f"log.wandb={wandb}")
-
-
-def _say_reward(loop: StepLoop, reward: Reward, comparisons: Sequence[Comparison], *, offline: bool) -> None:
-    read = "texts for watch.data" if offline else "rollouts"
-    loop.say(f"reward: {reward.name}, which reads the {read} as text")
-    if unknown := reward.unknown(comparisons):
-        loop.say(
-            f"reward: knows nothing of {len(unknown)} users, who are scored as anybody: {listed(sorted(unknown))}"
-        )
+        return PpoResult(path, loop.step, path / MODEL, write_summary(loop, summarise))
 
 
-def _prepared(
-    learner: Learner, comparisons: Sequence[Comparison]
-) -> tuple[list[Tree] | None, Sampler | None, list[tuple[int, int, int]], int]:
-    """Labelled trees or a sampler, (p, K, R) of every tree, and R."""
-    settings, policy = learner.settings, learner.policy
-    multiple = shape_options(learner.actor.config, learner.mesh).multiple
-    if settings.algorithm in LABELLED:
-        encode = encode_pairs if settings.algorithm == "dpo" else encode_preferred
-        trees = encode(
-            comparisons, policy, profile_posts=settings.profile_posts, max_length=settings.max_length
-        )
-        return trees, None, [tree.shape for tree in trees], round_up(int(lengths_of(trees).max()), multiple)
-    options = settings.rollout
-    room = policy.limit(Sampler.options_of(options), settings.max_length)
-    prompts = policy.encode(comparisons, profile_posts=settings.profile_posts, limit=room)
-    sampler = Sampler(policy, policy.program, prompts, options, per_step=settings.batch.prompts)
-    columns = round_up(options.max_new_tokens, multiple)
-    return None, sampler, [(len(prompt.ids), options.n, columns) for prompt in prompts], columns
-
-
-def _shapes(learner: Learner, order: Order, lengths: Sequence[tuple[int, int, int]]) -> Shapes:
-    settings, batch = learner.settings, learner.settings.batch
-    options = shape_options(learner.actor.config, learner.mesh)
-    # A backward pass holds the activations of all layers: less at a time than in scoring.
-    tokens = options.tokens_per_batch // 2 if batch.tokens is None else batch.tokens * options.divisor
-    parts = batch.prompts // (batch.minibatch or batch.prompts)
-    steps = range(min(_STEPS_SIMULATED, settings.steps))
-    return choose_shapes(
-        lengths,
-        options=replace(
-            options, tokens_per_batch=tokens, max_buckets=batch.max_buckets, batch_cost=_BATCH_COST
-        ),
-        together=[part for step in steps for part in np.split(order.step(step), parts)],
-        fill=True,
-    )
+def _inputs(
+    settings: PpoSettings,
+    data: TrainingData,
+    learner: Learner,
+    rewards: Mapping[str, Reward],
+    held_out: Inputs | None,
+) -> dict[str, Any]:
+    """Everything that decides the result, JSON-ready."""
+    chosen = settings_with(settings, "result") | {
+        "kl.place": "reward" if settings.kl_in_reward else "loss",
+        "kl.estimator": settings.kl_estimator,
+        "scoring.no_end_value": settings.scoring.value_of_no_end,
+    }
+    return {
+        "settings": chosen,
+        "model": dict(learner.start.identity),
+        **{name: rewards[name].identity() if name in rewards else None for name in ("reward", "gold")},
+        "data": {"sources": dict(data.sources), "train": len(data.train)},
+        **({} if held_out is None else {"held_out": held_out.to_json()}),
+        "versions": computing_versions(),
+    }
 
 
 def _read_data(settings: PpoSettings, data: Records | None) -> TrainingData:

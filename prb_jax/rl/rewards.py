@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.data.options import flat_settings
+from prb_jax.data.options import flat_settings, options_of
 from prb_jax.errors import PrbError, RunError, quote
-from prb_jax.judges.open_judge import open_named_judge
+from prb_jax.judges.judge import open_named_judge
 from prb_jax.judges.options import RUBRIC, JudgeOptions, is_judge, parse_judge
 from prb_jax.judges.scorer import JudgeScorer
 from prb_jax.personal.folder import is_personalised
@@ -20,18 +20,16 @@ from prb_jax.personal.model import PersonalisedModel
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote import is_class_server, is_url
-from prb_jax.remote.class_server import ClassServer
 from prb_jax.remote.endpoint import REPLIES
-from prb_jax.remote.score_server import RemoteScorer, open_remote
+from prb_jax.remote.score_server import ClassServer, RemoteScorer, open_remote
 from prb_jax.rl.sections import ScoringSettings
 from prb_jax.rl.settings import PpoSettings
 from prb_jax.runs.behaviour import reward_identity
+from prb_jax.scoring import AdaptsToUsers, Scorer
+from prb_jax.scoring.baselines import PlainScorer
 from prb_jax.scoring.load import Model, has_no_weights, open_scorer, read_history
-from prb_jax.scoring.scorer import AdaptsToUsers, PlainScorer, Scorer
 
 _VIEW = ("profile_posts", "protocol", "max_length")
-_LOADING = ("dtype", "mesh")
-_OF_POINTWISE = ("judge.template", "judge.system", "judge.lowest", "judge.highest")
 
 
 @dataclass(frozen=True)
@@ -49,13 +47,12 @@ class Scores:
     failed: int
 
 
-@dataclass(frozen=True)
-class _Ask:
+class _Ask(NamedTuple):
     """Texts of one prompt that the reward reads as one tree, and the rollouts that each of them stands for."""
 
     prompt: int
     comparison: Comparison
-    rollouts: tuple[tuple[int, ...], ...]
+    rollouts: Sequence[list[int]]
 
 
 class Reward:
@@ -73,22 +70,25 @@ class Reward:
         return str(self.scorer.identity()["name"])
 
     @property
-    def uses(self) -> tuple[str, ...]:
-        """The options of `scoring` by which it is opened and shown a comparison.
+    def kinds(self) -> set[str]:
+        """What the options of `scoring` call a reward as this one, for they say which rewards use them.
 
         `prb serve`, a function and a baseline decide all of it themselves; a fitted method was fitted with its view;
         of a class server the template is known here at most.
         """
-        if isinstance(self.scorer, RemoteScorer | PlainScorer):
-            return ()
-        if isinstance(self.scorer, ClassServer):
-            return ("profile_posts", "tokenizer")
-        if isinstance(self.scorer, JudgeScorer):
-            return _used_by_judge(self.scorer)
-        if isinstance(self.scorer, PersonalisedModel):
-            return (*(("mesh",) if self.by_name else ()), "history")
-        adapts = ("history",) if isinstance(self.scorer, AdaptsToUsers) else ()
-        return (*_VIEW, *(_LOADING if self.by_name else ()), *adapts)
+        scorer, kinds = self.scorer, set[str]()
+        if isinstance(scorer, RemoteScorer | PlainScorer):
+            return kinds
+        if isinstance(scorer, ClassServer):
+            return {"class server"}
+        if isinstance(scorer, JudgeScorer):
+            kinds |= {"judge", "judge elsewhere" if scorer.endpoint else "judge here"}
+            kinds |= set() if scorer.identity()["judge"] == RUBRIC else {"judge with a scale"}
+            return kinds | ({"cut judge"} if scorer.endpoint is None and scorer.has_max_length else set())
+        fitted = isinstance(scorer, PersonalisedModel)
+        kinds |= set() if fitted else {"model"}
+        kinds |= {"adapts"} if fitted or isinstance(scorer, AdaptsToUsers) else set()
+        return kinds | ({"fitted" if fitted else "loaded"} if self.by_name else set())
 
     def unknown(self, comparisons: Sequence[Comparison]) -> set[str]:
         """Return the users of whom it knows nothing; of a reward that learns no users nobody."""
@@ -130,99 +130,78 @@ class Reward:
             values[prompt, blank] = 0.0 if self.settings.empty is None else self.settings.empty
             empty += len(blank)
             asks += _asks(prompt, comparison, own)
-        values, failed = self._filled(values, asks, step=step)
-        scaled = values * self.settings.scale
-        return Scores(scaled.astype(np.float32), empty, failed)
-
-    def _filled(self, values: np.ndarray, asks: Sequence[_Ask], *, step: int) -> tuple[np.ndarray, int]:
-        """The values with the reward's scores, and how many failed.
-
-        A function and a server are asked by the first of several processes, a model on their devices by all together.
-        """
 
         def fill() -> tuple[list[list[float]], int]:
             failed = self._fill(values, asks, step=step)
             return values.tolist(), failed
 
-        scorer = self.scorer
-        alone = isinstance(scorer, PlainScorer | RemoteScorer | ClassServer) or (
-            isinstance(scorer, JudgeScorer) and scorer.endpoint
+        # A function and a server are asked by the first of several processes, a model on their devices by all together.
+        alone = (
+            isinstance(self.scorer, PlainScorer | RemoteScorer | ClassServer)
+            or "judge elsewhere" in self.kinds
         )
         found, failed = on_first_process(fill) if alone else fill()
-        return np.asarray(found), failed
+        scaled = np.asarray(found) * self.settings.scale
+        return Scores(scaled.astype(np.float32), empty, failed)
 
     def _fill(self, values: np.ndarray, asks: Sequence[_Ask], *, step: int) -> int:
         """Put the reward's scores in their places, and return how many failed."""
-        waiting = dict(enumerate(asks))
-        failed = 0
+        waiting, failed = dict(enumerate(asks)), 0
+
+        def fail(place: int, what: str, cause: Exception | None = None) -> int:
+            ask = waiting.pop(place)
+            if self.settings.failed is None:
+                raise RunError(
+                    f"step {step}: the reward {self.name} {what}; the first comparison without a score: "
+                    f"{quote(ask.comparison.id)}. Nothing was updated in this step; once the reward is put right, the "
+                    "same command continues the run"
+                ) from cause
+            places = [rollout for rollouts in ask.rollouts for rollout in rollouts]
+            values[ask.prompt, places] = self.settings.failed
+            return len(places)
+
         while waiting:
-            order = list(waiting)
-            found: list[tuple[int, np.ndarray]] = []
+            order, found = list(waiting), []
             problem: Exception | None = None
             try:
-                stream = self.scorer.stream(
-                    [asks[place].comparison for place in order], skip=lambda indices: False, **self._view
-                )
-                for batch in stream:
-                    found += [
-                        (order[index], row) for index, row in zip(batch.indices, batch.scores, strict=True)
-                    ]
+                asked = [asks[place].comparison for place in order]
+                for batch in self.scorer.stream(asked, skip=lambda indices: False, **self._view):
+                    found += zip(batch.indices, batch.scores, strict=True)
             except Exception as error:
                 problem = error
-            for place, row in found:
-                ask = waiting.pop(place)
+            for index, row in found:
                 if not np.isfinite(row).all():
                     unread = " (nan: no number in the reply)" if isinstance(self.scorer, JudgeScorer) else ""
-                    gave = f"gave {quote(np.asarray(row).tolist())}{unread}"
-                    failed += self._failed(values, ask, gave, step=step)
+                    failed += fail(order[index], f"gave {quote(np.asarray(row).tolist())}{unread}")
                     continue
+                ask = waiting.pop(order[index])
                 for score, rollouts in zip(row, ask.rollouts, strict=True):
-                    values[ask.prompt, list(rollouts)] = score
+                    values[ask.prompt, rollouts] = score
+            # Of a scorer that takes one at a time the first that has no score is the culprit.
             if problem is not None:
-                # Of a scorer that takes one at a time the first that has no score is the culprit.
-                place = next(iter(waiting))
-                reason = (
-                    str(problem) if isinstance(problem, PrbError) else f"{type(problem).__name__}: {problem}"
-                )
-                failed += self._failed(
-                    values, waiting.pop(place), f"failed: {reason}", step=step, cause=problem
-                )
+                known = isinstance(problem, PrbError)
+                reason = str(problem) if known else f"{type(problem).__name__}: {problem}"
+                failed += fail(next(iter(waiting)), f"failed: {reason}", problem)
             elif waiting:
-                failed += self._failed(values, waiting.pop(next(iter(waiting))), "gave no score", step=step)
+                failed += fail(next(iter(waiting)), "gave no score")
         return failed
-
-    def _failed(
-        self, values: np.ndarray, ask: _Ask, what: str, *, step: int, cause: Exception | None = None
-    ) -> int:
-        if self.settings.failed is None:
-            raise RunError(
-                f"step {step}: the reward {self.name} {what}; the first comparison without a score: "
-                f"{quote(ask.comparison.id)}. Nothing was updated in this step; once the reward is put right, the same "
-                "command continues the run"
-            ) from cause
-        places = [rollout for rollouts in ask.rollouts for rollout in rollouts]
-        values[ask.prompt, places] = self.settings.failed
-        return len(places)
 
 
 def _asks(prompt: int, comparison: Comparison, texts: Sequence[str]) -> list[_Ask]:
-    groups: list[dict[str, dict[str, list[int]]]] = []
+    groups: list[dict[str, list[int]]] = []  # texts that differ by more than outer blanks, and their places
     for place, text in enumerate(texts):
-        bare = text.strip()
-        if not bare:
+        if not text.strip():
             continue
         for group in groups:
-            if text in group.get(bare, {text: []}):
-                group.setdefault(bare, {}).setdefault(text, []).append(place)
+            if text in group or all(text.strip() != other.strip() for other in group):
+                group.setdefault(text, []).append(place)
                 break
         else:
-            groups.append({bare: {text: [place]}})
-    found = []
-    for group in groups:
-        places = {text: rollouts for same in group.values() for text, rollouts in same.items()}
-        asked = replace(comparison, responses=list(places), labels=None)
-        found.append(_Ask(prompt, asked, tuple(map(tuple, places.values()))))
-    return found
+            groups.append({text: [place]})
+    return [
+        _Ask(prompt, replace(comparison, responses=list(group), labels=None), list(group.values()))
+        for group in groups
+    ]
 
 
 def open_reward(settings: PpoSettings, model: Model | None, *, out: Path | None = None) -> Reward:
@@ -275,28 +254,17 @@ def _open_judge(settings: PpoSettings, name: str, *, out: Path | None) -> JudgeS
     )
 
 
-def _used_by_judge(scorer: JudgeScorer) -> tuple[str, ...]:
-    """The options of `scoring` that a judge uses."""
-    pointwise = () if scorer.identity()["judge"] == RUBRIC else _OF_POINTWISE
-    if scorer.endpoint:
-        opening: tuple[str, ...] = ("judge.top_logprobs", "judge.concurrency")
-    else:
-        opening = ("dtype", "mesh", *(("max_length",) if scorer.has_max_length else ()))
-    return ("profile_posts", "judge.reason", *pointwise, *opening)
-
-
 def check_scoring(scoring: ScoringSettings, rewards: Sequence[Reward]) -> None:
     """Refuse options of how a reward is opened and what it is shown that no reward of the run uses.
 
     Raises:
       RunError: there is one; it names the key.
     """
-    used = {name for reward in rewards for name in reward.uses}
+    kinds = set().union(*(reward.kinds for reward in rewards))
     given, unset = flat_settings(scoring), flat_settings(ScoringSettings())
-    asked = [name for name in given if name.startswith("judge.")]
-    for name in (*_VIEW, *_LOADING, "history", "tokenizer", *asked):
-        if (value := given[name]) != unset[name] and name not in used:
+    for name, known in options_of(ScoringSettings).items():
+        if given[name] != unset[name] and known.used_where and not kinds.intersection(known.used_where):
             names = " or ".join(reward.name for reward in rewards)
             raise RunError(
-                f"config key 'scoring.{name}': of no use to {names}: leave it out, found {quote(value)}"
+                f"config key 'scoring.{name}': of no use to {names}: leave it out, found {quote(given[name])}"
             )

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from prb_jax.data.options import Options, option, same_option, section
 from prb_jax.models import Dtype
-from prb_jax.training.settings import BatchSettings, CheckpointSettings, OptimizerSettings, Schedule
+from prb_jax.training.config import BatchSettings, CheckpointSettings, OptimizerSettings, Schedule
 
 Algorithm = Literal["ppo", "grpo", "rloo", "reinforce++", "dpo", "sft"]
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
@@ -18,26 +18,27 @@ LABELLED: tuple[Algorithm, ...] = ("dpo", "sft")
 DRAWING = tuple(name for name in ALGORITHMS if name not in LABELLED)
 """Algorithms that learn from rollouts."""
 
+_HELD_OUT = "watch.data"
+_GOLD = "watch.gold, the second reward that it looks at"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSettings(Options, prefix="rollout."):
     """The texts that the policy writes in every step."""
 
-    n: int = option(
-        4, "rollouts of each prompt; together they are one tree.", least=1, used_with="watch.data"
-    )
+    n: int = option(4, "rollouts of each prompt; together they are one tree.", least=1, used_with=_HELD_OUT)
     temperature: float = option(
         1.0,
         "divides the logits, when texts are drawn and wherever their probabilities are computed.",
         above=0,
-        used_with="watch.data",
+        used_with=_HELD_OUT,
     )
-    max_new_tokens: int = option(128, "most tokens of a rollout.", least=1, used_with="watch.data")
+    max_new_tokens: int = option(128, "most tokens of a rollout.", least=1, used_with=_HELD_OUT)
     rows: int | None = option(
         None,
         "rollouts that are drawn at a time; None chooses by device. It decides speed, not results.",
         least=1,
-        used_with="watch.data",
+        used_with=_HELD_OUT,
     )
     keep_every: int | None = option(
         None,
@@ -45,9 +46,7 @@ class RolloutSettings(Options, prefix="rollout."):
         least=1,
         effect="none",
     )
-    keep: int = option(
-        2, "prompts of such a step that are kept, with all their rollouts.", least=1, effect="none"
-    )
+    keep: int = option(2, "prompts of such a step that are kept, with all rollouts.", least=1, effect="none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,22 +58,33 @@ class JudgeSettings(Options, prefix="scoring.judge."):
         "file with the text that asks `judge:` for a number, with the places {prompt} and {answer}; None "
         "for the project's own one.",
         effect="contents",
+        used_where=("judge with a scale",),
     )
     system: str | None = option(
-        None, "file with the text of a system turn before it (`judge:`); None for none.", effect="contents"
+        None,
+        "file with the text of a system turn before it (`judge:`); None for none.",
+        effect="contents",
+        used_where=("judge with a scale",),
     )
     lowest: int | None = option(
-        None, "number of the scale of `judge:`; None for 1. `rubric:` always rates with 0, 1 and 2."
+        None,
+        "number of the scale of `judge:`; None for 1. `rubric:` always rates with 0, 1 and 2.",
+        used_where=("judge with a scale",),
     )
-    highest: int | None = option(None, "number of that scale; None for 9.")
+    highest: int | None = option(
+        None, "number of that scale; None for 9.", used_where=("judge with a scale",)
+    )
     reason: bool = option(False, "whether the judge thinks in words before it names its number.")
     top_logprobs: int | None = option(
         None,
         "most probable tokens that an endpoint is asked for, of which the expected number is taken; None "
         "for the number in its reply.",
         least=1,
+        used_where=("judge elsewhere",),
     )
-    concurrency: int = option(8, "requests to an endpoint at a time.", least=1, effect="none")
+    concurrency: int = option(
+        8, "requests to an endpoint at a time.", least=1, effect="none", used_where=("judge elsewhere",)
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,31 +96,25 @@ class JudgeSettings(Options, prefix="scoring.judge."):
         """The scale of `judge:`; None where it is the judge's own one."""
         if self.lowest is None and self.highest is None:
             return None
-        return (
-            1 if self.lowest is None else self.lowest,
-            9 if self.highest is None else self.highest,
-        )
+        return 1 if self.lowest is None else self.lowest, 9 if self.highest is None else self.highest
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringSettings(Options, prefix="scoring."):
     """From the reward's score of a text to the score that is trained on."""
 
-    scale: float = option(
-        1.0, "multiplies the score, first of all (0.1 in the paper).", used_with="watch.data"
-    )
+    scale: float = option(1.0, "multiplies the score, first of all (0.1 in the paper).", used_with=_HELD_OUT)
     empty: float | None = option(
         None,
-        "score, before scaling, of a rollout without a letter, which no reward model can read; None stops "
-        "the run.",
-        used_with="watch.data",
+        "score, before scaling, of a rollout without a letter, which no reward model can read; None stops the run.",
+        used_with=_HELD_OUT,
     )
     failed: float | None = option(
         None,
         "score, before scaling, of the rollouts of a prompt whose reward cannot be computed or is not "
         "finite; None stops the run and names the prompt. The paper's callback gives 5, which is 0.5 after "
         "scaling; do not copy it.",
-        used_with="watch.data",
+        used_with=_HELD_OUT,
     )
     no_end: Literal["none", "subtract", "replace"] = option(
         "none",
@@ -131,36 +135,50 @@ class ScoringSettings(Options, prefix="scoring."):
         "labelled comparisons, as `data`, from which a reward that was fitted by `prb personalise` learns "
         "the users; None for other rewards, and where profiles are all that is known of users.",
         effect="contents",
-        used_with="watch.data",
+        used_with=_HELD_OUT,
+        used_where=("adapts",),
     )
     profile_posts: int | None = option(
-        None, "posts that the reward model is shown; None as it was trained.", used_with="watch.data"
+        None,
+        "posts that the reward model is shown; None as it was trained.",
+        used_with=_HELD_OUT,
+        used_where=("model", "class server", "judge"),
     )
     protocol: str | None = option(
         None,
         'of the reward model\'s text, "default" or "paper" (which cuts the end of long responses, as the '
         "paper's server does); None as it was trained.",
-        used_with="watch.data",
+        used_with=_HELD_OUT,
+        used_where=("model",),
     )
     max_length: int | None = option(
         None,
         "most tokens of a conversation for the reward model; None as it was trained.",
-        used_with="watch.data",
+        used_with=_HELD_OUT,
+        used_where=("model", "cut judge"),
     )
     dtype: Dtype | None = option(
-        None, "of the reward model; None for that of its checkpoint.", used_with="watch.data"
+        None,
+        "of the reward model; None for that of its checkpoint.",
+        used_with=_HELD_OUT,
+        used_where=("loaded", "judge here"),
     )
     mesh: str | None = option(
-        None, "of the reward model; None for that of the policy.", effect="none", used_with="watch.data"
+        None,
+        "of the reward model; None for that of the policy.",
+        effect="none",
+        used_with=_HELD_OUT,
+        used_where=("loaded", "fitted", "judge here"),
     )
     tokenizer: str | None = option(
         None,
         "of a reward behind `/classify` of SGLang, which takes token ids: folder or hub id of the tokenizer whose chat "
         "template renders the conversation.",
         effect="none",
-        used_with="watch.data",
+        used_with=_HELD_OUT,
+        used_where=("class server",),
     )
-    judge: JudgeSettings = section(JudgeSettings, used_with="watch.data")
+    judge: JudgeSettings = section(JudgeSettings, used_with=_HELD_OUT, used_where=("judge",))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -214,22 +232,15 @@ class AdvantageSettings(Options, prefix="advantage."):
         1.0, "discount of later rewards (ppo, reinforce++).", least=0, most=1, used_by=("ppo", "reinforce++")
     )
     lam: float = option(
-        0.95,
-        "weight of longer returns in the generalised advantage estimate (ppo).",
-        least=0,
-        most=1,
-        used_by=("ppo",),
+        0.95, "weight of longer returns in the generalised advantage estimate (ppo).", least=0, most=1
     )
     whiten: bool = option(
         True,
         "divides advantages by their standard deviation over the step and moves their mean to 0 (ppo; "
         "reinforce++ always does).",
-        used_by=("ppo",),
     )
     whiten_rewards: bool = option(
-        False,
-        "divides rewards of tokens by their standard deviation and keeps their mean (ppo).",
-        used_by=("ppo",),
+        False, "divides rewards of tokens by their standard deviation and keeps their mean (ppo)."
     )
     scale_groups: bool = option(
         True, "divides by the standard deviation of the prompt's rollouts (grpo).", used_by=("grpo",)
@@ -239,7 +250,6 @@ class AdvantageSettings(Options, prefix="advantage."):
         "the state after the last token has a value of its own and gets the score, as in TRL, so that the "
         "mask of values is one longer than that of tokens; otherwise the last token gets the score, and "
         "nothing follows (ppo).",
-        used_by=("ppo",),
     )
 
 
@@ -247,24 +257,15 @@ class AdvantageSettings(Options, prefix="advantage."):
 class PolicyLossSettings(Options, prefix="loss."):
     """What is minimised."""
 
-    clip: float = option(
-        0.2, "how far the ratio of new to old probability may leave 1.", above=0, used_by=DRAWING
-    )
+    clip: float = option(0.2, "how far the ratio of new to old probability may leave 1.", above=0)
     ratio: Literal["token", "sequence"] = option(
         "token",
         "of each token, or of the whole response (the geometric mean of its tokens' ratios, as in GSPO).",
-        used_by=DRAWING,
     )
     aggregation: Literal[
         "token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "sequence-mean-token-sum-norm"
-    ] = option(
-        "token-mean",
-        "how the losses of tokens become one: see `prb_jax.rl.numbers.token_weights`.",
-        used_by=DRAWING,
-    )
-    entropy_coefficient: float = option(
-        0.0, "of the entropy, which is added to what is maximised.", least=0, used_by=DRAWING
-    )
+    ] = option("token-mean", "how the losses of tokens become one: see `prb_jax.rl.numbers.token_weights`.")
+    entropy_coefficient: float = option(0.0, "of the entropy, which is added to what is maximised.", least=0)
     value_coefficient: float = option(0.1, "of the value loss (ppo).", least=0, used_by=("ppo",))
     value_clip: float | None = option(
         0.2, "how far a value may leave the old one; None for no limit (ppo).", above=0, used_by=("ppo",)
@@ -355,14 +356,25 @@ class WatchSettings(Options, prefix="watch."):
         "which reward and gold score; None for none. dpo and sft, which draw no rollouts, are watched by it"
         " alone.",
         effect="contents",
+        needs="watch.gold",
+        needs_text=_GOLD,
     )
-    every: int = option(1, "steps between two measurements of gold.", least=1, used_by=DRAWING)
+    every: int = option(
+        1,
+        "steps between two measurements of gold.",
+        least=1,
+        used_by=DRAWING,
+        needs="watch.gold",
+        needs_text=_GOLD,
+    )
     window: int | None = option(
         None,
         "measurements that are averaged: the run stops where the mean of the last ones is below that of as "
         "many before them, while the reward rose; None never stops so.",
         least=1,
         used_by=DRAWING,
+        needs="watch.gold",
+        needs_text=_GOLD,
     )
     most_kl: float | None = option(
         None,

@@ -8,12 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
-
-from ml_collections import ConfigDict
+from typing import TYPE_CHECKING, Any, Literal
 
 from prb_jax.data.config_files import build_settings, to_config_dict
-from prb_jax.data.options import Options, check_used, flat_settings, option, same_option, section
+from prb_jax.data.options import check_given, check_used, option, same_option, section
 from prb_jax.errors import DataError, RunError
 from prb_jax.models import Dtype, Remat, TrainedAttention
 from prb_jax.models.lora import LoraConfig
@@ -33,23 +31,30 @@ from prb_jax.rl.sections import (
     ValueSettings,
     WatchSettings,
 )
-from prb_jax.training.settings import EVENTS, LogSettings, TrainSettings
+from prb_jax.training.config import EVENTS, LogSettings, RunOptions, TrainSettings
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
 
 
 @dataclass(frozen=True, kw_only=True)
-class PpoSettings(Options):
+class PpoSettings(RunOptions):
     """One run of `prb ppo`."""
 
     model: str | None = option(
         None,
         "Hugging Face folder or hub id of the causal language model that becomes the policy.",
+        "PATH",
         effect="contents",
+        required="a folder or hub id of a causal language model",
     )
     data: str | None = option(
         None,
         "prompts, of pairs with dpo: what `prb evaluate --data` takes; several, with commas between them. "
         "Labels and responses are looked at by dpo and sft alone.",
+        "FILE",
         effect="contents",
+        required="a file, folder or data set",
     )
     subset: str | None = same_option(TrainSettings, "subset")
     limit: int | None = same_option(TrainSettings, "limit")
@@ -59,7 +64,9 @@ class PpoSettings(Options):
         "serve` or of `/classify` of vLLM or SGLang, a judge as judge:MODEL or rubric:MODEL (MODEL may be URL#NAME, a"
         " model at an endpoint), or a function as FILE.py:NAME, which takes a comparison of K rollouts and gives K"
         " numbers. dpo and sft take it with watch.data alone.",
+        "MODEL",
         effect="contents",
+        required="a reward model, a baseline or FILE.py:NAME",
     )
     algorithm: Algorithm = option(
         "ppo",
@@ -98,8 +105,8 @@ class PpoSettings(Options):
     rollout: RolloutSettings = section(RolloutSettings, used_by=DRAWING)
     scoring: ScoringSettings = section(ScoringSettings, used_by=DRAWING)
     kl: KlSettings = section(KlSettings, used_by=DRAWING)
-    advantage: AdvantageSettings = section(AdvantageSettings)
-    loss: PolicyLossSettings = section(PolicyLossSettings)
+    advantage: AdvantageSettings = section(AdvantageSettings, used_by=("ppo",))
+    loss: PolicyLossSettings = section(PolicyLossSettings, used_by=DRAWING)
     value: ValueSettings = section(ValueSettings, used_by=("ppo",))
     optimizer: UpdateSettings = section(UpdateSettings)
     lora: LoraConfig = section(LoraConfig, needs="tuning=lora")
@@ -126,8 +133,6 @@ class PpoSettings(Options):
                 "would be divided by the deviation of the prompt's rollouts, so that rollouts of one score were "
                 "trained on the noise of their KL, whatever its coefficient"
             )
-        if _DEFAULTS:  # else they are being made
-            check_used(self.algorithm, PpoSettings, flat_settings(self), _DEFAULTS)
 
     @property
     def with_values(self) -> bool:
@@ -152,18 +157,13 @@ class PpoSettings(Options):
         return replace(self, steps=steps, epochs=None)
 
     @property
-    def checkpoint_every(self) -> int:
-        """Steps between two checkpoints."""
-        return self.checkpoint.every or max(1, self.steps // EVENTS)
+    def exported_dtype(self) -> str:
+        return self.export_dtype or self.dtype
 
     @property
     def rollouts_every(self) -> int:
         """Steps between two of which rollouts are kept."""
         return self.rollout.keep_every or max(1, self.steps // EVENTS)
-
-
-_DEFAULTS: dict[str, Any] = {}
-_DEFAULTS |= flat_settings(PpoSettings())
 
 
 def default_config() -> ConfigDict:
@@ -172,56 +172,37 @@ def default_config() -> ConfigDict:
 
 
 def load_ppo_settings(
-    config: Any,
-    overrides: Sequence[str] = (),
-    *,
-    complete: bool = True,
-    data_given: bool = False,
-    reward_given: bool = False,
-    gold_given: bool = False,
+    config: Any, overrides: Sequence[str] = (), *, complete: bool = True, given: Sequence[str] = ()
 ) -> PpoSettings:
     """Return the checked settings of a config with overrides applied.
 
     Args:
       config, overrides: as of :func:`prb_jax.data.config_files.build_settings`, or settings.
       complete: a model, data and a reward must be given.
-      data_given, reward_given, gold_given: the caller has them, so that the settings need not name any.
+      given: keys whose values the caller has, so that the settings need not name any: "data", "reward", "watch.gold".
 
     Raises:
       RunError, DataError: an unknown key (naming the nearest one), a wrong type, or a value out of range.
     """
     settings = build_settings(PpoSettings, config, overrides)
-    wanted = [
-        ("model", "a folder or hub id of a causal language model", False),
-        ("data", "a file, folder or data set", data_given),
-        (
-            "reward",
-            "a reward model, a baseline or FILE.py:NAME",
-            reward_given or settings.algorithm in LABELLED,
-        ),
-    ]
-    for key, expected, given in wanted if complete else ():
-        if not getattr(settings, key) and not given:
-            example = {"model": "PATH", "data": "FILE", "reward": "MODEL"}[key]
-            raise RunError(f"config key '{key}': expected {expected}, found none: add {key}={example}")
-    if settings.epochs is not None and settings.steps != _DEFAULTS["steps"]:
+    labelled = settings.algorithm in LABELLED
+    check_used(settings, given=given)
+    if complete:
+        check_given(settings, but=[*given, *(["reward"] if labelled else [])])
+    if settings.epochs is not None and settings.steps != PpoSettings.steps:
         raise RunError(
             f"config key 'steps': epochs={settings.epochs:g} says how long the run is: leave it out, or epochs=none"
         )
-    has_gold = bool(settings.watch.gold) or gold_given
-    if settings.algorithm in LABELLED and settings.watch.data is None:
+    if labelled and settings.watch.data is None:
         what = "labelled pairs" if settings.algorithm == "dpo" else "preferred responses"
-        if settings.reward or reward_given:
+        if settings.reward or "reward" in given:
             raise RunError(
                 f"config key 'reward': {settings.algorithm} learns from {what} and asks no reward: leave it out; with "
                 "watch.data=FILE it names the reward model whose choices the data are, and scores the texts for FILE"
             )
-        if has_gold:
+        if settings.watch.gold or "watch.gold" in given:
             raise RunError(
                 f"config key 'watch.gold': {settings.algorithm} learns from {what} and draws no rollouts: expected "
                 "watch.data=FILE, prompts for which it writes texts at its end, or no watch.gold"
             )
-    for name in ("window", "every", "data"):
-        if getattr(settings.watch, name) != _DEFAULTS[f"watch.{name}"] and not has_gold:
-            raise RunError(f"config key 'watch.{name}': needs watch.gold, the second reward that it looks at")
     return settings

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.processes.sharing import process_index
 from prb_jax.rl.learner import Learner
 from prb_jax.rl.rewards import Reward
-from prb_jax.rl.rollouts import Sampler
+from prb_jax.rl.rollouts import Rollouts, Sampler
 from prb_jax.rl.sections import WatchSettings
-from prb_jax.runs.behaviour import REPETITION, Figure, cluster_of, figure_of, write_behaviour
+from prb_jax.runs.behaviour import REPETITION, Figure, cluster_of, figure_of, pool, write_behaviour
 from prb_jax.training.logs import StepFile
 
 GOLD = "gold.jsonl"
@@ -37,13 +38,16 @@ Rows = list[dict[str, Any]]
 
 
 class Watch:
-    """Measures gold on rollouts, and says when to stop. Of several processes the first one writes.
+    """Measures gold on rollouts. Of several processes the first one writes.
 
     Args:
       out: the run folder.
       step: steps made so far: measurements beyond it are dropped, and made again.
-      settings: how often, and until when.
+      settings: how often.
       gold: the second reward, of rollouts; None where the KL alone is watched, or nothing is drawn.
+
+    Attributes:
+      rows: the measurements, of the first process of a run with gold.
     """
 
     def __init__(self, out: Path, *, step: int, settings: WatchSettings, gold: Reward | None) -> None:
@@ -51,131 +55,97 @@ class Watch:
         self.rows = StepFile(out / GOLD, step=step) if gold is not None and process_index() == 0 else None
 
     def measure(
-        self,
-        step: int,
-        comparisons: Sequence[Comparison],
-        texts: Sequence[Sequence[str]],
-        *,
-        scores: np.ndarray,
-        kl: float,
+        self, step: int, comparisons: Sequence[Comparison], batch: Rollouts, *, kl: float
     ) -> dict[str, float]:
         """Return the numbers of a step for `metrics.jsonl`: gold where it is measured now, and distinct words.
 
         Args:
           step: number of the step, from 1.
           comparisons: its prompts.
-          texts: their rollouts.
-          scores: float32 [B, K], of the reward.
+          batch: their rollouts with the scores of the reward.
           kl: of a rollout.
         """
-        words = {f"distinct_{n}": distinct(texts, n) for n in (1, 2)}
+        words = {f"distinct_{n}": distinct(batch.texts, n) for n in (1, 2)}
         if self.gold is None or step % self.settings.every:
             return words
-        gold = self.gold.score(comparisons, texts, step=step).values
+        gold = self.gold.score(comparisons, batch.texts, step=step).values
         users = [comparison.user_id for comparison in comparisons]
         by_user: dict[str, list[float]] = {}
-        for comparison, scores_of_row in zip(comparisons, gold.astype(np.float64), strict=True):
-            by_user.setdefault(cluster_of(comparison.user_id, comparison.id), []).extend(
-                scores_of_row.tolist()
-            )
+        for comparison, values in zip(comparisons, gold.astype(np.float64), strict=True):
+            by_user.setdefault(cluster_of(comparison.user_id, comparison.id), []).extend(values.tolist())
         row = {
             "step": step,
             "kl": kl,
-            "reward": float(scores.mean()),
-            **mean_interval(scores.mean(axis=1), users).to_json("reward_ci95"),
+            "reward": float(batch.scores.mean()),
+            **mean_interval(batch.scores.mean(axis=1), users).to_json("reward_ci95"),
             "gold": float(gold.mean()),
             **mean_interval(gold.mean(axis=1), users).to_json("gold_ci95"),
             **words,
             "gold_by_user": {user: [math.fsum(golds), len(golds)] for user, golds in by_user.items()},
         }
         if self.rows is not None:
-            self.rows.write([row])
+            self.rows.write(row)
         return {**words, "gold": row["gold"]}
 
-    @property
-    def may_stop(self) -> bool:
-        """Whether the watch ever ends the run."""
-        return self.settings.most_kl is not None or self.settings.window is not None
-
-    def reason_to_stop(self, rows: Sequence[Mapping[str, Any]]) -> str | None:
-        """Return why the run ends here, by the rows of `metrics.jsonl` so far; None where it goes on."""
-        return reason_to_stop(rows, self.settings)
-
-    def sync(self) -> None:
-        """Wait for the disk."""
-        if self.rows is not None:
-            self.rows.sync()
-
-    def write_behaviour(
-        self, *, algorithm: str, reward: Reward | None, inputs: Mapping[str, Any], held_out: Rows
+    def finish(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        algorithm: str,
+        reward: Reward | None,
+        held_out: Rows,
+        plot: bool,
     ) -> None:
         """Write `behaviour.json`: the gold of the last tenth of the measurements, and that of the held-out prompts.
 
         Runs that differ in their seed alone are repetitions of one figure.
 
         Args:
+          inputs: of the run: all that decides the figure.
           algorithm: of the run.
           reward: under which the policy was trained; None of dpo and sft: the labels of the data are in its place.
-          inputs: of the run: all that decides the figure.
           held_out: texts for prompts that were not trained on.
+          plot: draws `overoptimisation.png`, where gold was measured.
 
         Raises:
-          RunError: the file cannot be written.
+          RunError: a file cannot be written.
         """
         gold = [] if self.rows is None else self.rows.rows
-        if process_index() or not (gold or held_out):
+        if plot and gold and has_extra("report", PICTURE):
+            draw_overoptimisation(self.out / PICTURE, gold)
+        if not (gold or held_out):
             return
-        measured = gold[-max(1, len(gold) // 10) :]
-        sums: dict[str, list[float]] = {}
-        counts: dict[str, int] = {}
-        for row in measured:
-            for user, (total, count) in row["gold_by_user"].items():
-                sums.setdefault(user, []).append(total)
-                counts[user] = counts.get(user, 0) + count
         chosen = {name: value for name, value in inputs["settings"].items() if name != "seed"}
         kept = {name: value for name, value in inputs.items() if name not in ("reward", "versions")}
         labels = {"name": "labels of the data", "data": inputs["data"]["sources"]}
         identity = labels if reward is None else reward.model_identity()
+        setting = {**kept, "settings": chosen, REPETITION: inputs["settings"]["seed"]}
         shared: dict[str, Any] = {
             "label": labels["name"] if reward is None else reward.name,
-            "setting": {**kept, "settings": chosen, REPETITION: inputs["settings"]["seed"]},
+            "setting": setting,
             "policy": inputs["model"].get("architecture"),
         }
-        figures = []
-        if measured:
-            whole = Figure(
-                name=f"{algorithm} gold",
-                reward_model=identity,
-                clusters=list(sums),
-                sums=[math.fsum(totals) for totals in sums.values()],
-                counts=[counts[user] for user in sums],
-                **shared,
+
+        def measured(row: Mapping[str, Any]) -> Figure:
+            users, parts = list(row["gold_by_user"]), list(zip(*row["gold_by_user"].values(), strict=True))
+            name = f"{algorithm} gold"
+            return Figure(
+                name=name, reward_model=identity, clusters=users, sums=parts[0], counts=parts[1], **shared
             )
-            figures.append(whole)
-        for part, part_rows in held_out_parts(held_out).items() if held_out else ():
-            users = [cluster_of(row["user_id"], row["id"]) for row in part_rows]
-            values = [row["gold"] for row in part_rows]
-            name = f"{algorithm} gold, {part}"
+
+        figures = []
+        if gold:
+            last = [measured(row) for row in gold[-max(1, len(gold) // 10) :]]
+            figures.append(replace(pool(last), setting=setting))
+        for part, rows in _parts(held_out).items():
+            users = [cluster_of(row["user_id"], row["id"]) for row in rows]
+            values, name = [row["gold"] for row in rows], f"{algorithm} gold, {part}"
             figures.append(figure_of(values, users, name=name, identity=identity, **shared))
         write_behaviour(self.out, figures)
 
-    def draw(self) -> None:
-        """Draw `overoptimisation.png`, where gold was measured.
-
-        Raises:
-          RunError: the file cannot be written.
-        """
-        if self.rows is not None and self.rows.rows and has_extra("report", PICTURE):
-            draw_overoptimisation(self.out / PICTURE, self.rows.rows)
-
 
 def reason_to_stop(rows: Sequence[Mapping[str, Any]], settings: WatchSettings) -> str | None:
-    """Return why a run with these rows of metrics ends; None where it goes on.
-
-    Args:
-      rows: of all steps so far.
-      settings: of the watch.
-    """
+    """Return why a run with these rows of metrics, of all steps so far, ends; None where it goes on."""
     if not rows:
         return None
     if settings.most_kl is not None and rows[-1]["kl"] > settings.most_kl:
@@ -185,12 +155,11 @@ def reason_to_stop(rows: Sequence[Mapping[str, Any]], settings: WatchSettings) -
     if window is None or len(measured) < 2 * window or "gold" not in rows[-1]:
         return None
 
-    def mean(name: str, part: Sequence[Mapping[str, Any]]) -> float:
-        return float(np.mean([row[name] for row in part]))
+    def means(name: str) -> tuple[float, float]:
+        values = [row[name] for row in measured[-2 * window :]]
+        return float(np.mean(values[:window])), float(np.mean(values[window:]))
 
-    before, now = measured[-2 * window : -window], measured[-window:]
-    reward, reward_now = mean("reward", before), mean("reward", now)
-    gold, gold_now = mean("gold", before), mean("gold", now)
+    (reward, reward_now), (gold, gold_now) = means("reward"), means("gold")
     if gold_now < gold and reward_now > reward:
         return (
             f"gold fell from {gold:.4g} to {gold_now:.4g} while the reward rose from {reward:.4g} to {reward_now:.4g} "
@@ -247,7 +216,7 @@ def check_held_out(held_out: Sequence[Comparison], trained: Sequence[Comparison]
 
 
 def write_held_out(
-    out: Path, learner: Learner, comparisons: Sequence[Comparison], *, reward: Reward | None, gold: Reward
+    out: Path, learner: Learner, comparisons: Sequence[Comparison], rewards: Mapping[str, Reward]
 ) -> Rows:
     """Draw `rollout.n` texts for each prompt with the weights of now, and write and return them with their scores.
 
@@ -256,27 +225,17 @@ def write_held_out(
     Raises:
       RunError: a reward fails, or the file cannot be written.
     """
-    settings, policy = learner.settings, learner.policy
-    options, together = settings.rollout, settings.batch.prompts
-    room = policy.limit(Sampler.options_of(options), settings.max_length)
-    prompts = policy.encode(comparisons, profile_posts=settings.profile_posts, limit=room)
-    sampler = Sampler(policy, policy.program, prompts, options, per_step=together)
-    measured = {"gold": gold} if reward is None else {"reward": reward, "gold": gold}
+    settings, columns = learner.settings, learner.settings.rollout.max_new_tokens
+    sampler, together = Sampler(learner.policy, comparisons, settings), settings.batch.prompts
     rows: Rows = []
-    for start in range(0, len(prompts), together):
-        members = range(start, min(start + together, len(prompts)))
+    for start in range(0, len(comparisons), together):
+        members = range(start, min(start + together, len(comparisons)))
         # Steps of training count from 0, so that no draw of theirs has this number.
-        drawn = sampler.draw(
-            learner.params(),
-            members,
-            seed=settings.seed,
-            step=settings.steps + start,
-            columns=options.max_new_tokens,
-        )
+        drawn = sampler.draw(learner.params(), members, step=settings.steps + start, columns=columns)
         asked = [comparisons[member] for member in members]
         scores = {
-            name: scorer.score(asked, drawn.texts, step=settings.steps).values.astype(np.float64)
-            for name, scorer in measured.items()
+            name: reward.score(asked, drawn.texts, step=settings.steps).values.astype(np.float64)
+            for name, reward in rewards.items()
         }
         rows += [
             {
@@ -297,10 +256,10 @@ def write_held_out(
     return rows
 
 
-def held_out_parts(rows: Rows) -> Mapping[str, Rows]:
-    """Return all rows as "held out", and those of each subset by its name where there are several."""
+def _parts(rows: Rows) -> dict[str, Rows]:
+    """All rows as "held out", and those of each subset by its name where there are several; none of none."""
     subsets = dict.fromkeys(row["subset"] for row in rows)
-    parts = {"held out": rows}
+    parts = {"held out": rows} if rows else {}
     if len(subsets) > 1:
         parts |= {name or "no subset": [row for row in rows if row["subset"] == name] for name in subsets}
     return parts
@@ -309,7 +268,7 @@ def held_out_parts(rows: Rows) -> Mapping[str, Rows]:
 def held_out_summary(rows: Rows) -> dict[str, Any]:
     """Return gold and any reward of each part with 95 % t intervals over users, JSON-ready."""
     summary = {}
-    for part, part_rows in held_out_parts(rows).items():
+    for part, part_rows in _parts(rows).items():
         clusters = [cluster_of(row["user_id"], row["id"]) for row in part_rows]
         names = [name for name in ("reward", "gold") if name in part_rows[0]]
         values = {name: np.asarray([row[name] for row in part_rows]) for name in names}

@@ -5,6 +5,7 @@ Each sample is a graded row (`ScoredRow.is_graded`), called TASK/ID, in the subs
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -27,6 +28,7 @@ CLUSTER: Final = ("user_id", "item_id")
 _DATE: Final = r"\d{4}-\d\d-\d\dT[\d.-]+"
 _SAMPLES: Final = re.compile(rf"samples_(?P<task>.+)_(?P<date>{_DATE})\.jsonl")
 _RESULTS: Final = re.compile(rf".+_(?P<date>{_DATE})\.json")
+_INSPECT: Final = re.compile(rb'\s*\{\s*"version":\s*\d+,\s*"status":')  # how its logs in JSON begin
 _NO_METRICS: Final = {
     *("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics"),
     *("doc_hash", "prompt_hash", "target_hash"),
@@ -53,10 +55,9 @@ def read_run(path: str | Path, *, metric: Sequence[str] = (), cluster: Sequence[
         a mean that is not the one in its results; a field to cluster by is missing.
     """
     place = Path(path)
-    files = sorted(place.iterdir()) if place.is_dir() else [place]
     if (place / RUN).exists() or not place.exists():
         return read_finished(place)
-    harness, samples, about = _read_log(place, files, metric)
+    harness, samples, about = _read_log(place, metric)
     rows, docs = list[ScoredRow](), dict[str, str]()
     several = len({task for task, *_ in samples}) > 1
     keys = [_cluster_keys(place, samples, field, asked=bool(cluster)) for field in cluster or CLUSTER]
@@ -78,9 +79,8 @@ def read_run(path: str | Path, *, metric: Sequence[str] = (), cluster: Sequence[
     return FinishedRun(place, record, summary, rows, clusters)
 
 
-def _read_log(
-    place: Path, files: Sequence[Path], metric: Sequence[str]
-) -> tuple[str, list[_Sample], dict[str, Any]]:
+def _read_log(place: Path, metric: Sequence[str]) -> tuple[str, list[_Sample], dict[str, Any]]:
+    files = sorted(place.iterdir()) if place.is_dir() else [place]
     if dates := {match["date"] for file in files if (match := _SAMPLES.fullmatch(file.name))}:
         if len(dates) > 1:
             raise RunError(
@@ -91,7 +91,9 @@ def _read_log(
     if not place.is_dir() and (match := _RESULTS.fullmatch(place.name)):
         return "lm-evaluation-harness", *_lm_eval(place, match["date"], metric)
     logs = [
-        file for file in files if file.suffix == ".eval" or (file.suffix == ".json" and _is_inspect(file))
+        file
+        for file in files
+        if file.suffix == ".eval" or (file.suffix == ".json" and _INSPECT.match(_read(file, 200)))
     ]
     if not logs:
         raise RunError(
@@ -101,11 +103,10 @@ def _read_log(
     return "Inspect", *_inspect(place, logs, metric)
 
 
-def _is_inspect(file: Path) -> bool:
-    """Tell whether JSON begins as a log of Inspect does."""
+def _read(file: Path, size: int = -1) -> bytes:
     try:
         with open_file(file) as opened:
-            return re.match(rb'\s*\{\s*"version":\s*\d+,\s*"status":', opened.read(200)) is not None
+            return opened.read(size)
     except OSError as error:
         raise RunError(f"cannot read {file}: {error.strerror or error}") from error
 
@@ -127,12 +128,8 @@ def _lm_eval(place: Path, date: str, metric: Sequence[str]) -> tuple[list[_Sampl
         )
     samples, columns = list[_Sample](), dict[str, str]()
     for task, file in files.items():
-        try:
-            with open_file(file) as opened:
-                lines = opened.read().splitlines()
-        except OSError as error:
-            raise RunError(f"cannot read {file}: {error.strerror or error}") from error
-        rows = [_lm_eval_row(line, where=f"{file}:{n}") for n, line in enumerate(lines, start=1)]
+        lines = enumerate(_read(file).splitlines(), start=1)
+        rows = [_lm_eval_row(line, where=f"{file}:{n}") for n, line in lines]
         present = dict.fromkeys(
             f"{name},{row.get('filter', 'none')}"
             for row in rows
@@ -149,8 +146,7 @@ def _lm_eval(place: Path, date: str, metric: Sequence[str]) -> tuple[list[_Sampl
         for row, grade in zip(chosen, grades, strict=True):
             doc, target = row.get("doc"), row.get("target_hash") or row.get("target")
             digest = _digest([row.get("doc_hash") or doc, target])
-            fields = doc if isinstance(doc, dict) else {}
-            samples.append((task, str(row["doc_id"]), digest, grade, fields))
+            samples.append((task, str(row["doc_id"]), digest, grade, doc if isinstance(doc, dict) else {}))
     config = result.get("config") or {}
     settings = {
         **{name: config.get(name) for name in ("model_args", "gen_kwargs")},
@@ -196,9 +192,8 @@ def _inspect(
         for sample in log.samples:
             epochs.setdefault(str(sample.id), []).append(sample)
         read = [_inspect_sample(task, name, column, parts, file) for name, parts in epochs.items()]
-        _check_mean(
-            [sample[3] for sample in read], _inspect_mean(log.results, column), what=f"{file}: {column}"
-        )
+        grades = [grade for _, _, _, grade, _ in read]
+        _check_mean(grades, _inspect_mean(log.results, column), what=f"{file}: {column}")
         samples += read
         settings = {
             "task_args": log.eval.task_args,
@@ -268,12 +263,10 @@ def _column(present: Iterable[str], metric: Sequence[str], *, where: str) -> str
 
 def _grade(value: Any, where: str) -> float:
     """The number that a value stands for: words as Inspect takes them."""
-    try:
-        number = _WORDS.get(value.lower()) if isinstance(value, str) else None
-        if number is None and isinstance(value, str | int | float):
+    number = _WORDS.get(value.lower()) if isinstance(value, str) else None
+    if number is None and isinstance(value, str | int | float):
+        with contextlib.suppress(ValueError):
             number = float(value)
-    except ValueError:
-        number = None
     if number is None or not math.isfinite(number):
         raise RunError(f"{where}: expected a number for each sample, found {quote(value)}")
     return number

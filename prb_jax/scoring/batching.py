@@ -1,28 +1,40 @@
-"""How trees become batches: packed streams, or buckets of fixed shapes, and how large on the devices at hand."""
+"""Score comparisons: tokenised in windows, packed into streams or padded to a few shapes, ahead of the device.
+
+A thread tokenises the next window while the device works on this one; batches are handed to the device
+before the results of earlier ones are waited for. CPUs compute several batches side by side. Of several
+processes each tokenises a part of a window, and all get the whole, so that all make the same batches. Windows
+and shapes depend on the whole input and on the options alone, not on what is already scored.
+"""
 
 from __future__ import annotations
 
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from prb_jax.data.comparison import Comparison
 from prb_jax.errors import short_repr
 from prb_jax.models.flops import matrix_flops_per_token
+from prb_jax.scoring.reader import Encode, Gather, encode_part
 from prb_jax.sharding import mesh_shape
+from prb_jax.sources.large import LargeComparisons, Window, windows
 from prb_jax.trees.batches import TreeBatch, make_batch
 from prb_jax.trees.packing import PackedBatch, StreamOptions, StreamShape, pack_streams
 from prb_jax.trees.shapes import ShapeOptions, Shapes, choose_shapes, round_up
-from prb_jax.trees.stream_blocks import BLOCK
 from prb_jax.trees.stream_shapes import choose_stream_shape
+from prb_jax.trees.stream_tables import BLOCK
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
-from prb_jax.trees.tree import Tree
+from prb_jax.trees.tree import ScoredBatch, Tree
 
 if TYPE_CHECKING:
     from prb_jax.models.config.decoder import DecoderConfig
@@ -30,8 +42,20 @@ if TYPE_CHECKING:
 
 Batch = TreeBatch | StreamBatch
 
+FIRST_WINDOW = 512
+"""Comparisons of the first window: few, so that the device starts early."""
+
+WINDOW = 4096
+"""Comparisons of the later windows: many, so that few batches are left partly filled at their ends."""
+
 SAMPLE = 512
 """Comparisons whose lengths decide the shapes of buckets."""
+
+WAITING = 1
+"""Batches given to the device and not yet read back, besides those that run."""
+
+MOST_LANES = 8
+"""Batches side by side; each holds activations of its own."""
 
 # Padded tokens of a batch for each part that the mesh splits it into. On CPUs larger batches only fall
 # out of the cache; accelerators need some thousand tokens to be busy.
@@ -41,8 +65,8 @@ MULTIPLE = {"cpu": 16, "gpu": 64, "tpu": 128}
 _PROGRAM_FLOPS = 5e11
 """What two cores compute while they compile a program, five seconds."""
 
-MOST_LANES = 8
-"""Batches side by side; each holds activations of its own."""
+Dispatch = Callable[[Batch], jax.Array]
+Skip = Callable[[Sequence[int]], bool]
 
 
 @dataclass(frozen=True)
@@ -68,11 +92,144 @@ Batcher = Callable[[Sequence[Tree], Sequence[int]], Iterator[PlannedBatch]]
 """Gives the batches of a window of trees at these indices, the largest first."""
 
 
-def batch_sizes(batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shapes by which the programs of batches are told apart."""
-    if isinstance(batch, TreeBatch):
-        return np.shape(batch.prefix), np.shape(batch.responses)
-    return np.shape(batch.tokens), np.shape(batch.reads)
+def stream_scores(
+    comparisons: Sequence[Comparison],
+    *,
+    encode: Encode,
+    dispatch: Dispatch,
+    options: ShapeOptions | StreamOptions,
+    skip: Skip = lambda indices: False,
+    divide: bool = True,
+    lanes: int = 1,
+) -> Iterator[ScoredBatch]:
+    """Score every comparison once; a window's batches come the largest shapes first.
+
+    Args:
+      comparisons: what to score.
+      encode: comparisons to trees.
+      dispatch: starts scoring a batch and returns its scores, not yet computed: [B, K] of trees, [S, M] of streams.
+      options: how batches are shaped: streams or buckets.
+      skip: tells of a batch's indices that they need no scores. It, or its `window` where it has one, is asked for
+        whole windows first, whose comparisons are then not even tokenised.
+      divide: of several processes each calls `encode` for its part. Without it each does for everything, which is
+        for trees that are there already.
+      lanes: batches that are computed side by side; see :func:`lanes`.
+
+    Raises:
+      PrbError: as `encode`.
+    """
+    upcoming = windows(comparisons, first=FIRST_WINDOW, size=WINDOW)
+    first = next(upcoming, None)
+    if first is None:
+        return
+    waiting: deque[Callable[[], ScoredBatch]] = deque()
+    # One thread: tokenizers use threads of their own, and two windows at once would only take turns.
+    with (
+        ThreadPoolExecutor(1, thread_name_prefix="tokenise") as pool,
+        ThreadPoolExecutor(lanes, thread_name_prefix="compute") as computing,
+    ):
+        start = partial(_start, dispatch=dispatch, computing=computing if lanes > 1 else None, shapes=set())
+
+        def tokenise(chosen: Sequence[Comparison]) -> Gather:
+            if divide:
+                return encode_part(chosen, encode)
+            trees = encode(chosen)
+            return lambda: trees
+
+        skip_window = getattr(skip, "window", skip)
+        ahead = deque([first])
+
+        def next_window() -> Window | None:
+            """Return the next window that needs scores; no other is held while it is read."""
+            window = ahead.popleft() if ahead else next(upcoming, None)
+            while window is not None and skip_window(window.places):
+                del window
+                window = next(upcoming, None)
+            return window
+
+        following = next_window()
+        if following is None:
+            return
+        ahead.append(following)
+        large = isinstance(comparisons, LargeComparisons)
+        if large or isinstance(options, StreamOptions):
+            sample, sampled = first.places, first.comparisons
+        else:
+            sample = sample_indices(len(comparisons))
+            sampled = [comparisons[index] for index in sample]
+        trees = tokenise(sampled)()
+        count = first.places.stop if first.last else WINDOW if large else min(len(comparisons), WINDOW)
+        batches = choose_batcher(trees, options, count=count, whole=first.last)
+        known = dict(zip(sample, trees, strict=True))  # need not be tokenised again
+        del first, following, sampled  # their texts are not held
+        encoded: deque[Future[tuple[range, Gather] | None]] = deque()
+
+        def tokenise_next() -> tuple[range, Gather] | None:
+            """Read and tokenise a window; None where there are no more."""
+            if (window := next_window()) is None:
+                return None
+            before, chosen = window.places.start, window.comparisons
+            unknown = [place - before for place in window.places if place not in known]
+            if len(unknown) < len(chosen):
+                chosen = [chosen[place] for place in unknown]
+            return window.places, tokenise(chosen)
+
+        try:
+            encoded.append(pool.submit(tokenise_next))
+            while True:
+                encoded.append(pool.submit(tokenise_next))
+                if (tokenised := encoded.popleft().result()) is None:
+                    break
+                # Gathered here and not in the thread: all processes must start their collectives in one order.
+                part, gather = tokenised
+                unknown = [place for place in part if place not in known]
+                fresh = dict(zip(unknown, gather(), strict=True))
+                trees = [fresh[index] if index in fresh else known[index] for index in part]
+                for planned in batches(trees, part):
+                    if skip(planned.members):
+                        continue
+                    members = [trees[index - part.start] for index in planned.members]
+                    waiting.append(partial(_finish, planned, members, start(planned.make())))
+                    while len(waiting) >= lanes + WAITING + 1:
+                        yield waiting.popleft()()
+            while waiting:
+                yield waiting.popleft()()
+        finally:
+            for future in encoded:
+                future.cancel()
+            computing.shutdown(wait=False, cancel_futures=True)
+
+
+def _start(
+    batch: Batch,
+    *,
+    dispatch: Dispatch,
+    computing: ThreadPoolExecutor | None,
+    shapes: set[tuple[tuple[int, ...], ...]],
+) -> Callable[[], np.ndarray]:
+    """Start scoring a batch; returns what waits for its scores.
+
+    A device runs the programs that one thread gives it one after another, and those of several threads side by side.
+    The first batch of a shape, which is added to `shapes`, is given to the device here, so that its program is compiled
+    once and not by every thread.
+    """
+    shape = tuple(np.shape(x) for x in jax.tree.leaves(batch))
+    if computing is None or shape not in shapes:
+        shapes.add(shape)
+        scores = dispatch(batch)
+        return lambda: np.asarray(scores, np.float32)
+    return computing.submit(lambda: np.asarray(dispatch(batch), np.float32)).result
+
+
+def _finish(planned: PlannedBatch, trees: Sequence[Tree], scores: Callable[[], np.ndarray]) -> ScoredBatch:
+    """Wait for a batch and take out the scores of its comparisons."""
+    return ScoredBatch(
+        indices=planned.members,
+        scores=planned.take(scores()),
+        tokens=[tree.tokens for tree in trees],
+        truncation=[tree.truncation for tree in trees],
+        computed=planned.computed,
+    )
 
 
 def choose_batcher(
@@ -87,9 +244,8 @@ def choose_batcher(
       whole: a window may be all there is.
     """
     if isinstance(options, StreamOptions):
-        return partial(
-            _stream_batches, shape=choose_stream_shape(sample, options, whole=whole), options=options
-        )
+        shape = choose_stream_shape(sample, options, whole=whole)
+        return partial(_stream_batches, shape=shape, options=options)
     # A sample speaks for the whole, so the number of compiles is weighed against all rows.
     repeat = max(1, count // len(sample))
     shapes = choose_shapes(
@@ -151,6 +307,13 @@ def sample_indices(count: int) -> list[int]:
     return sorted({int(i) for i in np.linspace(0, count - 1, min(count, SAMPLE)).round()})
 
 
+def batch_sizes(batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes by which the programs of batches are told apart."""
+    if isinstance(batch, TreeBatch):
+        return np.shape(batch.prefix), np.shape(batch.responses)
+    return np.shape(batch.tokens), np.shape(batch.reads)
+
+
 def shape_options(
     config: DecoderConfig | EncoderConfig, mesh: Mesh, batch_tokens: int | None = None
 ) -> ShapeOptions:
@@ -169,11 +332,10 @@ def stream_options(
 ) -> StreamOptions:
     """Return how streams are shaped for a decoder on these devices; `batch_tokens` is about the length of a stream, of
     which each part that the mesh splits batches into computes one at a time; with `paged` a kernel reads pages."""
-    platform, shards = mesh.devices.flat[0].platform, mesh_shape(mesh).batch_shards
-    tokens = batch_tokens or TOKENS_PER_SHARD.get(platform, 8_192)
+    platform = mesh.devices.flat[0].platform
     return StreamOptions(
-        tokens=round_up(tokens, BLOCK),
-        streams=shards,
+        tokens=round_up(batch_tokens or TOKENS_PER_SHARD.get(platform, 8_192), BLOCK),
+        streams=mesh_shape(mesh).batch_shards,
         window=config.sliding_window,
         paged=paged,
         program_cost=None if paged else round(_PROGRAM_FLOPS / matrix_flops_per_token(config)),

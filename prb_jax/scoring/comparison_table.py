@@ -13,8 +13,7 @@ import math
 import threading
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from hashlib import sha256
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -64,9 +63,9 @@ class TableRow:
             [score_baseline(name, [comparison])[0].tolist() for name in BASELINES] if baselines else (),
         )
 
-    def values(self) -> list[Any]:
+    def values(self) -> tuple[Any, ...]:
         """Return the fields in their order, JSON-ready."""
-        return [getattr(self, name) for name in self.__slots__]
+        return astuple(self)
 
 
 class ComparisonTable:
@@ -75,14 +74,16 @@ class ComparisonTable:
     Args:
       comparisons: of the run. Large ones are entered when they are read for the first time; others at once.
       baselines: whether the first process scores comparisons by the baselines when it enters them.
+
+    Attributes:
+      subsets, users, labels: of each comparison, by its place.
     """
 
     def __init__(self, comparisons: Sequence[Comparison], *, baselines: bool = True) -> None:
         self._comparisons = comparisons
         self._text: Any = bytearray()
         self._starts: Any = array("q", [0])
-        self._subsets, self._users = Names(), Names()
-        self._labels = Lists()
+        self.subsets, self.users, self.labels = Names(), Names(), Lists()
         self._margins: Any = array("d")
         self._told: Any = array("B")
         self._baselines = [Lists() for _ in BASELINES]
@@ -113,31 +114,20 @@ class ComparisonTable:
         return _Lazy(self.__len__, self.id)
 
     def row(self, index: int, scores: Sequence[float], *, tokens: int = 0, truncated: Any = 0) -> ScoredRow:
-        """Return the row of a comparison."""
-        return ScoredRow(
-            id=self.id(index),
-            subset=self._subsets[index],
-            user_id=self._users[index],
-            scores=scores,
-            labels=self._labels[index],
-            tokens=tokens,
-            truncated=truncated,
-        )
-
-    def labels(self, index: int) -> list[float]:
-        """Return the labels of a comparison."""
-        return self._labels[index]
+        """Return the row of a comparison with its scores."""
+        labels, subset, user = self.labels[index], self.subsets[index], self.users[index]
+        return ScoredRow(self.id(index), subset, user, scores, labels, tokens, truncated)
 
     def columns(self) -> dict[str, np.ndarray]:
         """Return the columns as arrays, by their names in `prb_jax.trees.token_store.COLUMNS`."""
         return {
             "ids": np.frombuffer(bytes(self._text), np.uint8),
             "id_starts": np.asarray(self._starts, np.int64),
-            "subsets": self._subsets.numbers(),
-            "users": self._users.numbers(),
-            "subset_names": _json_array(self._subsets.names),
-            "user_names": _json_array(self._users.names),
-            "labels": self._labels.values(),
+            "subsets": self.subsets.numbers(),
+            "users": self.users.numbers(),
+            "subset_names": np.frombuffer(json.dumps(self.subsets.names).encode(), np.uint8),
+            "user_names": np.frombuffer(json.dumps(self.users.names).encode(), np.uint8),
+            "labels": self.labels.values(),
             "told": np.asarray(self._told, np.uint8),
             "margins": np.asarray(self._margins, np.float64),
             "baselines": np.stack([scores.values() for scores in self._baselines]),
@@ -148,11 +138,11 @@ class ComparisonTable:
         """Return the table that :meth:`columns` were of; all of it is known."""
         table = cls(())
         table._text, table._starts = columns["ids"], columns["id_starts"]
-        table._subsets = Names.of(json.loads(columns["subset_names"].tobytes()), columns["subsets"])
-        table._users = Names.of(json.loads(columns["user_names"].tobytes()), columns["users"])
+        table.subsets = Names.of(json.loads(columns["subset_names"].tobytes()), columns["subsets"])
+        table.users = Names.of(json.loads(columns["user_names"].tobytes()), columns["users"])
         starts, table._margins = columns["response_starts"], columns["margins"]
         table._told = columns["told"]
-        table._labels = Lists.of(columns["labels"], starts)
+        table.labels = Lists.of(columns["labels"], starts)
         table._baselines = [Lists.of(scores, starts) for scores in columns["baselines"]]
         return table
 
@@ -165,12 +155,13 @@ class ComparisonTable:
 
     def __getitem__(self, index: int) -> TableRow:
         """Return what is known of a comparison, without the scores of the baselines."""
+        margin = float(self._margins[index])
         return TableRow(
             self.id(index),
-            self.subset(index),
-            self.user(index),
-            tuple(self.labels(index)),
-            self.margin(index),
+            self.subsets[index],
+            self.users[index],
+            tuple(self.labels[index]),
+            None if math.isnan(margin) else margin,
             bool(self._told[index]),
         )
 
@@ -178,40 +169,21 @@ class ComparisonTable:
         """Return of how many comparisons the user is known, by a name, a profile or hints."""
         return int(np.asarray(self._told).sum(dtype=np.int64))
 
-    def margin(self, index: int) -> float | None:
-        """Return the margin of a comparison, if it has one."""
-        value = float(self._margins[index])
-        return None if math.isnan(value) else value
-
-    def user(self, index: int) -> str | None:
-        """Return the user of a comparison."""
-        return self._users[index]
-
-    def subset(self, index: int) -> str | None:
-        """Return the subset of a comparison."""
-        return self._subsets[index]
-
     def baselines(self) -> dict[str, Sequence[ScoredRow]]:
         """Return the rows of every baseline, in the order of the comparisons, all of which are known."""
-        if not isinstance(self._comparisons, list):
-            return {
-                name: _Lazy(self.__len__, lambda index, column=column: self.row(index, column[index]))
-                for name, column in zip(BASELINES, self._baselines)
-            }
+        if isinstance(self._comparisons, list):  # they were not scored when they were entered
+            for name, column in zip(BASELINES, self._baselines):
+                for scores in score_baseline(name, self._comparisons):
+                    column.append(scores.tolist())
+            self._comparisons = ()
         return {
-            name: [
-                self.row(index, scores.tolist())
-                for index, scores in enumerate(score_baseline(name, self._comparisons))
-            ]
-            for name in BASELINES
+            name: _Lazy(self.__len__, lambda index, column=column: self.row(index, column[index]))
+            for name, column in zip(BASELINES, self._baselines)
         }
 
     def advance(self, stop: int) -> None:
-        """Make sure that the first comparisons are known.
-
-        Raises:
-          DataError: a record that cannot be read, or an id that was used before, naming file and line.
-        """
+        """Make sure that the first comparisons are known. Raises DataError: a record that cannot be read, or an id that
+        was used before, naming file and line."""
         if len(self) < stop:
             self._comparisons[stop - 1]  # pyright: ignore[reportUnusedExpression] - entered by it
 
@@ -222,7 +194,7 @@ class ComparisonTable:
                 pass
         tell_equal(self._again, unnamed=self._unnamed, example=self._example)
         if isinstance(self._comparisons, LargeComparisons):
-            tell_alike(name for name in self._users.names if name is not None)
+            tell_alike(name for name in self.users.names if name is not None)
         self._unnamed = self._again = 0
 
     def extend(self, rows: Iterable[TableRow]) -> None:
@@ -230,9 +202,9 @@ class ComparisonTable:
         for row in rows:
             self._seen.setdefault(_short_digest(row.id), len(self))
             self._text += row.id.encode()
-            self._subsets.append(row.subset)
-            self._users.append(row.user_id)
-            self._labels.append(row.labels)
+            self.subsets.append(row.subset)
+            self.users.append(row.user_id)
+            self.labels.append(row.labels)
             self._told.append(row.told)
             self._margins.append(math.nan if row.margin is None else row.margin)
             for column, scores in zip(self._baselines, row.baselines):
@@ -255,30 +227,6 @@ class ComparisonTable:
             self.extend([TableRow.of(placed.comparison, baselines=self._with_baselines)])
 
 
-class TableRows(Sequence[TableRow]):
-    """Rows of some of the comparisons of a table, made when they are asked for.
-
-    Args:
-      table: of all of them.
-      places: int64, which ones.
-    """
-
-    def __init__(self, table: ComparisonTable, places: np.ndarray) -> None:
-        self._table, self._places = table, places
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return self.at(np.arange(len(self))[index])
-        return self._table[int(self._places[range(len(self))[index]])]
-
-    def at(self, indices: np.ndarray) -> TableRows:
-        """Return the ones at these places."""
-        return TableRows(self._table, self._places[indices])
-
-
 class _Lazy(Sequence[Any]):
     """Values that are made when they are asked for."""
 
@@ -294,30 +242,43 @@ class _Lazy(Sequence[Any]):
         return self._get(range(len(self))[index])
 
 
+class TableRows(_Lazy):
+    """Rows of some of the comparisons of a table, made when they are asked for.
+
+    Args:
+      table: of all of them.
+      places: int64, which ones.
+    """
+
+    def __init__(self, table: ComparisonTable, places: np.ndarray) -> None:
+        self._table, self._places = table, places
+        super().__init__(places.__len__, lambda index: table[int(places[index])])
+
+    def at(self, indices: np.ndarray) -> TableRows:
+        """Return the ones at these places."""
+        return TableRows(self._table, self._places[indices])
+
+
 def _short_digest(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
-
-
-def _json_array(value: Any) -> np.ndarray:
-    return np.frombuffer(json.dumps(value).encode(), np.uint8)
 
 
 def clusters_of(comparisons: Sequence[Comparison], table: ComparisonTable | None = None) -> Clusters:
     """Return the clusters of comparisons, in their order.
 
+    Where no comparison has a user, comparisons whose profiles share a post belong to one user. The data are crossed
+    where one in a hundred comparisons has a response, to the same prompt, that another user judges too.
+
     Args:
       comparisons: of a run. Those that are read by windows, because they are large, are clustered by their users alone.
       table: of the comparisons, needed for those that are read by windows.
-
-    Where no comparison has a user, comparisons whose profiles share a post belong to one user. The data are crossed
-    where one in a hundred comparisons has a response, to the same prompt, that another user judges too.
     """
     if table is not None and isinstance(comparisons, LargeComparisons):
-        return Clusters(tuple(table.user(index) for index in range(len(table))))
+        return Clusters(tuple(table.users[index] for index in range(len(table))))
     users = tuple(comparison.user_id for comparison in comparisons)
-    derived = False
-    if not any(user is not None for user in users) and any(c.profile for c in comparisons):
-        users, derived = derived_users(comparisons), True
+    derived = all(user is None for user in users) and any(c.profile for c in comparisons)
+    if derived:
+        users = derived_users(comparisons)
     sets = [_response_keys(comparison) for comparison in comparisons]
     if shared_rows(users, sets) < max(1, _LEAST_SHARED * len(comparisons)):
         return Clusters(users, None, derived)
@@ -325,14 +286,15 @@ def clusters_of(comparisons: Sequence[Comparison], table: ComparisonTable | None
 
 
 def _response_keys(comparison: Comparison) -> list[str]:
-    prompt = sha256(repr([(m.role, m.content) for m in comparison.prompt]).encode()).digest()
-    return [sha256(prompt + text.encode()).hexdigest()[:16] for text in comparison.responses]
+    prompt = hashlib.sha256(repr([(m.role, m.content) for m in comparison.prompt]).encode()).digest()
+    return [hashlib.sha256(prompt + text.encode()).hexdigest()[:16] for text in comparison.responses]
 
 
 def derived_users(comparisons: Sequence[Comparison]) -> tuple[str | None, ...]:
     """Return a name for each connected component of shared posts; None where there is no profile."""
+    profiles = {comparison.profile for comparison in comparisons if comparison.profile}
     texts: dict[str, set[str]] = {}
-    for post in _posts(comparisons):
+    for post in (post for profile in profiles for post in profile):
         texts.setdefault(post.id, set()).add(post.text)
 
     def key(post: Post) -> Hashable:
@@ -340,23 +302,12 @@ def derived_users(comparisons: Sequence[Comparison]) -> tuple[str | None, ...]:
         return post.id if post.id and len(texts[post.id]) == 1 else (post.id, post.text)
 
     people = Components()
-    for profile in {comparison.profile for comparison in comparisons}:
-        for post in profile[1:]:
+    for profile in profiles:
+        for post in profile:
             people.join(key(post), key(profile[0]))
     names: dict[Hashable, str] = {}
-    users: list[str | None] = []
-    for comparison in comparisons:
-        if not comparison.profile:
-            users.append(None)
-            continue
-        root = people.root(key(comparison.profile[0]))
-        users.append(names.setdefault(root, f"derived-{len(names) + 1}"))
-    return tuple(users)
 
+    def name(profile: tuple[Post, ...]) -> str:
+        return names.setdefault(people.root(key(profile[0])), f"derived-{len(names) + 1}")
 
-def _posts(comparisons: Sequence[Comparison]) -> Iterable[Post]:
-    seen: set[int] = set()
-    for comparison in comparisons:
-        if id(comparison.profile) not in seen:
-            seen.add(id(comparison.profile))
-            yield from comparison.profile
+    return tuple(name(comparison.profile) if comparison.profile else None for comparison in comparisons)

@@ -6,24 +6,24 @@ gain over a control is what the model makes of the user.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import RunError, quote
-from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.uncertainty import paired_difference
-from prb_jax.scoring import CONTROLS
-from prb_jax.scoring.comparison_table import ComparisonTable, clusters_of, derived_users
+from prb_jax.scoring import CONTROLS, AdaptsToUsers, HasJudgements, ReadsTokens
+from prb_jax.scoring.comparison_table import clusters_of, derived_users
 from prb_jax.sources.large import LargeComparisons
 from prb_jax.text.view import View
 
 if TYPE_CHECKING:
-    from prb_jax.scoring.reader import Reader
+    from prb_jax.scoring.run import Job, ScoredRun
 
 NONE, BLIND, SWAP, ALL = CONTROLS
 
@@ -41,49 +41,23 @@ _NEAREST: Final = 8
 _LOOKED_AT: Final = 512
 
 
-@dataclass(frozen=True)
-class Control:
-    """One control.
-
-    Attributes:
-      name: "blind" or "swap".
-      shown: what the model is shown in place of each comparison, in their order.
-    """
-
-    name: str
-    shown: Sequence[Comparison]
-
-
-def choose_controls(
-    asked: str | None,
-    comparisons: Sequence[Comparison],
-    reader: Reader | None,
-    *,
-    view: View,
-    seed: int,
-    judge: bool = False,
-    adapts: bool = False,
-) -> list[Control]:
-    """Return the controls of an evaluation.
+def choose_controls(job: Job, asked: str | None) -> list[Job]:
+    """Return the controls of an evaluation: by the same model, which is shown something else, or another user's state.
 
     Args:
+      job: the evaluation.
       asked: one of ``CONTROLS``; None for "blind" where the model is known to see something of its users, and for
         "none" elsewhere.
-      comparisons: that are scored.
-      reader: of the model, if it reads tokens.
-      view: what the model is shown.
-      seed: of the choice of other users.
-      judge: whether the model is a judge, which is shown texts alone and no user's name.
-      adapts: whether the model learns of users, so that a user's name is enough to be shown another one.
 
     Raises:
       RunError: there is no such control, or it could not change anything.
     """
     if asked not in (None, *CONTROLS):
         raise RunError(f"controls: expected {' or '.join(CONTROLS)}, found {quote(asked)}")
-    if asked == NONE or (asked is None and reader is None):
+    reads_tokens = isinstance(job.scorer, ReadsTokens)
+    if asked == NONE or (asked is None and not reads_tokens):
         return []  # without a look at the data
-    sees = _sees_users(comparisons, reader, view, judge=judge)
+    sees = _sees_users(job)
     if asked is None:
         asked = BLIND if sees else NONE
     names = {NONE: (), ALL: (BLIND, SWAP)}.get(asked, (asked,))
@@ -92,41 +66,43 @@ def choose_controls(
             f"controls={asked}: the model is shown nothing of a user (no profile in the data, profile_posts=0, or "
             "users that it does not know), so that nothing can be left out or swapped"
         )
-    make = {
-        BLIND: lambda: without_users(comparisons),
-        SWAP: lambda: with_other_users(
-            comparisons,
-            view=replace(view, profile_posts=0) if adapts else view if reader else None,
-            seed=seed,
-        ),
-    }
-    return [Control(name, make[name]()) for name in names]
+    controls = []
+    for name in names:
+        comparisons, scorer = job.inputs.comparisons, job.scorer
+        if name == BLIND:
+            shown = without_users(comparisons)
+        else:
+            adapts = isinstance(scorer, AdaptsToUsers)  # a user's name is enough to be shown another one
+            view = replace(job.view, profile_posts=0) if adapts else job.view if reads_tokens else None
+            shown = with_other_users(comparisons, view=view, seed=job.decided["seed"])
+            if isinstance(scorer, AdaptsToUsers) and not isinstance(scorer, HasJudgements):
+                scorer = scorer.with_other_states(comparisons)
+        controls.append(replace(job, control=name, shown=shown, scorer=scorer))
+    return controls
 
 
-def _sees_users(comparisons: Sequence[Comparison], reader: Reader | None, view: View, *, judge: bool) -> bool:
+def _sees_users(job: Job) -> bool:
+    comparisons = job.inputs.comparisons
     if isinstance(comparisons, LargeComparisons):  # the first ones speak for all
         comparisons = comparisons[:_LOOKED_AT]
     if any(comparison.hints for comparison in comparisons):
         return True
     profiles = any(comparison.profile for comparison in comparisons)
-    if judge:
-        return view.profile_posts > 0 and profiles
+    posts = profiles and job.view.profile_posts > 0
+    if isinstance(job.scorer, HasJudgements):  # a judge is shown texts alone and no user's name
+        return posts
     users = {comparison.user_id for comparison in comparisons} - {None}
-    if reader is None:  # it is given the whole comparison
+    if not isinstance(job.scorer, ReadsTokens):  # it is given the whole comparison
         return profiles or bool(users)
-    unknown = reader.unknown_users(comparisons)
-    return (view.profile_posts > 0 and profiles) or (unknown is not None and len(unknown) < len(users))
+    unknown = job.scorer.reader.unknown_users(comparisons)
+    return posts or (unknown is not None and len(unknown) < len(users))
 
 
 def without_users(comparisons: Sequence[Comparison]) -> Sequence[Comparison]:
     """Return the comparisons with no profile and no user; large ones are read when they are asked for."""
-    if isinstance(comparisons, LargeComparisons):
-        return comparisons.changed(_blind)
-    return [_blind(comparison) for comparison in comparisons]
-
-
-def _blind(comparison: Comparison) -> Comparison:
-    return replace(comparison, profile=(), user_id=None, hints=None)
+    blind = functools.partial(replace, profile=(), user_id=None, hints=None)
+    large = isinstance(comparisons, LargeComparisons)
+    return comparisons.changed(blind) if large else list(map(blind, comparisons))
 
 
 def with_other_users(
@@ -153,9 +129,7 @@ def with_other_users(
             "with tokens; controls=blind needs none"
         )
     posts = None if view is None else view.profile_posts
-    people = _people(
-        comparisons, profiles=posts != 0 and any(comparison.profile for comparison in comparisons)
-    )
+    people = _people(comparisons, profiles=posts != 0 and any(one.profile for one in comparisons))
     lengths = {
         person: sum(len(post.text) for post in comparisons[rows[0]].profile[:posts])
         for person, rows in people.items()
@@ -190,8 +164,7 @@ def with_other_users(
 def _people(comparisons: Sequence[Comparison], *, profiles: bool) -> dict[str, list[int]]:
     """The rows of each person, by a name; with ``profiles`` the rows alone that have one."""
     people: dict[str, list[int]] = {}
-    derived = derived_users([comparison for comparison in comparisons if comparison.user_id is None])
-    unnamed = iter(derived)
+    unnamed = iter(derived_users([comparison for comparison in comparisons if comparison.user_id is None]))
     for row, comparison in enumerate(comparisons):
         user = comparison.user_id
         name = next(unnamed) if user is None else f"user {user}"
@@ -226,34 +199,19 @@ def _outwards(order: Sequence[str], place: int, lengths: Mapping[str, int]) -> I
             right += 1
 
 
-def control_figures(
-    rows: Sequence[ScoredRow],
-    scored: Sequence[ScoredRow],
-    *,
-    control: Control,
-    comparisons: Sequence[Comparison],
-    table: ComparisonTable,
-    summary: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return what a summary says of one control.
-
-    Args:
-      rows: of the run.
-      scored: the rows of the control.
-      control: the control.
-      comparisons: of the run.
-      table: of them.
-      summary: of the control's own run.
-    """
-    paired = paired_difference(rows, scored, clusters=clusters_of(comparisons, table))
+def control_figures(run: ScoredRun, control: ScoredRun, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the summary of a run says of one of its controls, which has this summary."""
+    comparisons, table = run.job.inputs.comparisons, run.job.table
+    paired = paired_difference(run.rows, control.rows, clusters=clusters_of(comparisons, table))
+    told = table.told()
+    if control.job.control == SWAP:
+        told = sum(
+            (ours.profile, ours.user_id, ours.hints) != (theirs.profile, theirs.user_id, theirs.hints)
+            for ours, theirs in zip(comparisons, control.job.shown, strict=True)
+        )
     return {
         **{key: summary[key] for key in ("n", "accuracy", "ci95", "ties")},
-        "shown_otherwise": table.told()
-        if control.name == BLIND
-        else sum(
-            (ours.profile, ours.user_id, ours.hints) != (theirs.profile, theirs.user_id, theirs.hints)
-            for ours, theirs in zip(comparisons, control.shown, strict=True)
-        ),
+        "shown_otherwise": told,
         "difference": paired["difference"],
         "difference_ci95": paired["ci95"],
         "difference_ci95_reason": paired["ci95_reason"],

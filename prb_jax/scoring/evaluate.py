@@ -13,11 +13,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.data.options import option, same_option, section
+from prb_jax.data.options import flat_settings, from_flat, option, options_of, same_option, section
 from prb_jax.data.writing import refuse_file
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.metrics.rows import RowView
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.readouts.load_options import LoadOptions
@@ -25,10 +24,10 @@ from prb_jax.runs.command_line import command_line
 from prb_jax.runs.evaluation import COMPUTED, EVALUATION, JUDGEMENTS, SCORES, is_settled
 from prb_jax.runs.parts import finish_part, parse_part
 from prb_jax.runs.weights_and_biases import log_summary, start_wandb
-from prb_jax.scoring import CONTROLS, HISTORY, TOO_LONG
-from prb_jax.scoring.benchmarks import check_benchmarks
+from prb_jax.scoring import CONTROLS, HISTORY, TOO_LONG, HasJudgements, ReadsTokens, Served
+from prb_jax.scoring.baselines import PlainScorer
 from prb_jax.scoring.comparison_table import ComparisonTable
-from prb_jax.scoring.controls import FOLDER, SWAP, Control, choose_controls, control_figures
+from prb_jax.scoring.controls import FOLDER, choose_controls, control_figures
 from prb_jax.scoring.inputs import (
     SPLIT,
     Data,
@@ -39,27 +38,17 @@ from prb_jax.scoring.inputs import (
     leave_out,
     read_inputs,
 )
-from prb_jax.scoring.load import Model, model_contents, open_scorer, read_history
-from prb_jax.scoring.prepared_tokens import stored_comparisons
+from prb_jax.scoring.load import Model, model_contents, open_scorer, read_history, refuse_unused
 from prb_jax.scoring.prompt_extras import UPPER_BOUND, PromptExtras, add_prompt_extras
 from prb_jax.scoring.run import (
-    RunIdentity,
+    Job,
     ScoredRun,
     computing_versions,
     open_scored_run,
     session_facts,
     shown_view,
 )
-from prb_jax.scoring.scorer import (
-    AdaptsToUsers,
-    HasJudgements,
-    PlainScorer,
-    ReadsTokens,
-    Scorer,
-    Served,
-    refuse_unused,
-)
-from prb_jax.scoring.summary import all_baselines, finish_run
+from prb_jax.scoring.summary import all_baselines, check_benchmarks, finish_run
 from prb_jax.sources.prepared import check_text
 from prb_jax.text.view import ViewOptions, choose_view, served_view
 from prb_jax.trees.shorten import TooLongError
@@ -114,13 +103,16 @@ class EvaluateOptions:
         None,
         f"{HISTORY} (default: each user's comparisons before the one in question)",
         "NAME_OR_PATH ...",
+        effect="contents",
     )
-    aspects: str | None = same_option(PromptExtras, "aspects")
+    aspects: str | None = same_option(PromptExtras, "aspects", effect="contents")
     loading: LoadOptions = section(LoadOptions)
     limit: int | None = option(None, "the first N comparisons of each source; for testing only", least=1)
     batch_tokens: int | None = option(None, "tokens computed at a time", least=1)
     seed: int = option(0, "of the resampling of benchmark scores and of --controls swap", least=0)
-    wandb: str | None = option(None, "write the summary to this project of Weights & Biases too", "PROJECT")
+    wandb: str | None = option(
+        None, "write the summary to this project of Weights & Biases too", "PROJECT", effect="none"
+    )
     part: str | None = option(
         None, "score the I-th of N parts alone, as one of N jobs; `prb merge` makes one run of them", "I/N"
     )
@@ -210,238 +202,167 @@ def evaluate(
     """
     if out is not None:
         refuse_file(out)  # a Path of an empty name would be the working directory
-    return run_evaluation(
-        model,
-        data,
-        EvaluateOptions(
-            out=None if out is None else Path(out),
-            name=name,
-            view=ViewOptions(profile_posts=profile_posts, protocol=protocol, max_length=max_length),
-            loading=LoadOptions(
-                mesh=mesh,
-                dtype=dtype,
-                revision=revision,
-                tokenizer=tokenizer,
-                chat_template=chat_template,
-                readout=readout,
-                quantize=quantize,
-                attention=attention,
-            ),
-            too_long=too_long,
-            controls=controls,
-            history=history,
-            aspects=aspects,
-            subset=subset,
-            limit=limit,
-            seed=seed,
-            batch_tokens=batch_tokens,
-            progress=progress,
-            wandb=wandb,
-            part=part,
-        ),
-    )
+    return run_evaluation(model, data, from_flat(EvaluateOptions, {**locals(), "out": out and Path(out)}))
 
 
 def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) -> Evaluation:
     """As :func:`evaluate`, with all choices in one object."""
-    wandb_runs: list[Any] = []
-    on_first_process(lambda: wandb_runs.extend(_check_outputs(options)))
-    inputs = data
-    if not isinstance(inputs, Inputs):
-        inputs = read_inputs(inputs, subset=options.subset, limit=options.limit)
+    wandb_run = _check_outputs(options)
+    inputs = (
+        data if isinstance(data, Inputs) else read_inputs(data, subset=options.subset, limit=options.limit)
+    )
     if options.aspects is not None:
         inputs = add_prompt_extras(inputs, PromptExtras(aspects=options.aspects))
     history = read_history(options.history)
     check_benchmarks(inputs)
     _check_processes(model, inputs, options)
-    scorer = open_scorer(
-        model, options.loading, name=options.name, recorded=options.out is not None, history=history
-    )
+    recorded = options.out is not None
+    scorer = open_scorer(model, options.loading, name=options.name, recorded=recorded, history=history)
     refuse_unused(scorer, {**asdict(options.view), "batch_tokens": options.batch_tokens})
 
     # What the model is shown, and everything else that decides the result.
-    model_identity = dict(scorer.identity())
-    known_as = str(model_identity.pop("name", "model"))
-    name = options.name or known_as
+    identity = dict(scorer.identity())
+    known_as = str(identity.pop("name", "model"))
     reader = scorer.reader if isinstance(scorer, ReadsTokens) else None
+    served = scorer if isinstance(scorer, Served) else None
     chosen = reader.choose_view(options.view) if reader else choose_view(None, options.view)
     chosen.warn(known_as)
-    served = scorer if isinstance(scorer, Served) else None
     view = served_view(served.view) if served and served.view else chosen.view
     if isinstance(scorer, ReadsTokens):
         scorer = scorer.accepting(view)
     check_too_long(options.too_long, reader, view=view)
     remarks = reader.remarks(view.protocol) if reader else served.remarks if served else []
-    if process_index() == 0:
-        for remark in remarks:
-            print(f"prb: {remark}", file=sys.stderr)
-    if options.out is not None and on_first_process(functools.partial(is_settled, options.out)):
-        inputs.complete()  # compared with what the folder knows before anything is added
-    part = None if options.part is None else parse_part(options.part)
-    identity = RunIdentity(
-        # A folder that was moved is still the same model; a baseline is nothing but its name.
-        model=model_identity or {"name": known_as},
-        data=inputs.to_json(whole=False),
-        view=view,
-        limit=options.limit,
-        seed=options.seed,
-        versions=computing_versions(plain=bool(served) or isinstance(scorer, PlainScorer)),
-        too_long=options.too_long,
-        wording=view.wording if reader or served else {},
-        hints=inputs.hints,
-        part=part,
-    )
-    check_agreement(identity.to_json())  # the tokenizer too, and a model that was given as an object
-
-    # What is scored: all comparisons or those that fit, by their text or by prepared tokens; and the controls.
-    whole, left_out, tokenised = inputs, None, None
-    if inputs.prepared is not None and reader is not None:
-        tokenised = stored_comparisons(
-            inputs.prepared, reader, view, split=SPLIT, subset=inputs.subset, limit=options.limit
-        )
-        # A benchmark is read as text, for its rule; a part of it is known by its text alone.
-        if tokenised is not None and isinstance(inputs.comparisons, list):
-            tokenised = tokenised if len(inputs.comparisons) == len(tokenised.store) else None
-    if options.too_long == "skip" and tokenised is not None:
-        left_out = LeftOut([], {})  # tokens are prepared of what is not too long alone
-    elif options.too_long == "skip":
-        assert reader is not None
-        inputs, left_out = leave_out(inputs, reader, view=view)
-        check_benchmarks(inputs)
-    judge = scorer if isinstance(scorer, HasJudgements) else None
-    if inputs.hints and reader is None and judge is None:
+    for remark in remarks if process_index() == 0 else ():
+        print(f"prb: {remark}", file=sys.stderr)
+    if inputs.hints and not (reader or isinstance(scorer, HasJudgements)):
         extras = ", ".join(extra for extra in inputs.hints if extra != UPPER_BOUND)
         raise RunError(f"{extras}: {known_as} reads no prompt in which they could stand")
-    controls = choose_controls(
-        options.controls,
-        inputs.comparisons,
-        reader,
-        view=view,
-        seed=options.seed,
-        judge=judge is not None,
-        adapts=isinstance(scorer, AdaptsToUsers),
-    )
-    table = ComparisonTable(inputs.comparisons) if tokenised is None else tokenised.table()
+    if options.out is not None and on_first_process(functools.partial(is_settled, options.out)):
+        inputs.complete()  # compared with what the folder knows before anything is added
+    whole = inputs
+    decided = {
+        # A folder that was moved is still the same model; a baseline is nothing but its name.
+        "model": identity or {"name": known_as},
+        "data": whole.to_json(whole=False),
+        **shown_view(view),
+        **(view.wording if reader or served else {}),
+        "limit": options.limit,
+        "seed": options.seed,
+        "versions": computing_versions(plain=bool(served) or isinstance(scorer, PlainScorer)),
+        **({} if options.too_long == "error" else {"too_long": options.too_long}),
+        **({"hints": inputs.hints} if inputs.hints else {}),
+        **({} if options.part is None else {"part": options.part}),
+    }
+    check_agreement(decided)  # the tokenizer too, and a model that was given as an object
 
-    recorded = {
-        "session": session_facts(scorer, options.batch_tokens),
-        "notes": {
-            "model": name,
-            "data": list(inputs.sources),
-            **({"overrides": chosen.overrides} if chosen.overrides else {}),
-            **({"remarks": remarks} if remarks else {}),
-        },
+    # What is scored: all comparisons or those that fit, by their text or by prepared tokens; and the controls.
+    tokens = None
+    if inputs.prepared is not None and reader is not None:
+        from prb_jax.scoring.prepared_tokens import stored_comparisons  # which starts JAX
+
+        subset, limit = inputs.subset, options.limit
+        tokens = stored_comparisons(inputs.prepared, reader, view, split=SPLIT, subset=subset, limit=limit)
+        # A benchmark is read as text, for its rule; a part of it is known by its text alone.
+        if tokens and isinstance(inputs.comparisons, list) and len(inputs.comparisons) != len(tokens.store):
+            tokens = None
+    if options.too_long == "skip" and tokens is not None:
+        inputs = replace(inputs, left_out=LeftOut([], {}))  # nothing too long has tokens
+    elif options.too_long == "skip" and reader is not None:
+        inputs = leave_out(inputs, reader, view=view)
+        check_benchmarks(inputs)
+    job = Job(
+        name=options.name or known_as,
+        scorer=scorer,
+        inputs=inputs,
+        table=ComparisonTable(inputs.comparisons) if tokens is None else tokens.table(),
+        # Who has a reader takes comparisons by their tokens too.
+        shown=inputs.comparisons if tokens is None else cast("Sequence[Comparison]", tokens),
+        view=view,
+        decided=decided,
+        part=None if options.part is None else parse_part(options.part),
+    )
+    controls = choose_controls(job, options.controls)
+    session = session_facts(scorer, options.batch_tokens)
+    notes = {
+        "model": job.name,
+        "data": list(inputs.sources),
+        **({"overrides": chosen.overrides} if chosen.overrides else {}),
+        **({"remarks": remarks} if remarks else {}),
     }
-    batch_options = {} if options.batch_tokens is None else {"batch_tokens": options.batch_tokens}
-    scoring = {
-        "progress": options.progress,
-        "options": shown_view(view) | batch_options,
-        "part": part,
-    }
+
     with contextlib.ExitStack() as stack:
         folder = options.out or Path(stack.enter_context(TemporaryDirectory(prefix="prb-")))
-        run = stack.enter_context(
-            open_scored_run(folder, inputs=identity.to_json(), by_blocks=bool(whole.reading), **recorded)
-        )
-        for file, digests in zip(whole.reading, run.blocks, strict=False):
-            file.expect(digests)
-        controlled: list[tuple[Control, ScoredRun, Scorer]] = []
-        try:
-            run.score(
-                scorer,
-                # Who has a reader takes comparisons by their tokens too.
-                inputs.comparisons if tokenised is None else cast("Sequence[Comparison]", tokenised),
-                table,
-                label=name,
-                reading=whole.reading,
-                **scoring,
-            )
-            if whole.reading:
-                identity = replace(identity, data=whole.to_json())
-                run.settle(identity.to_json())
-            for control in controls:
-                place = folder / FOLDER / control.name
-                control_inputs = replace(identity, control=control.name).to_json()
-                control_run = stack.enter_context(open_scored_run(place, inputs=control_inputs, **recorded))
-                control_scorer = scorer if judge is None else judge.kept_in(place)
-                if control.name == SWAP and judge is None and isinstance(scorer, AdaptsToUsers):
-                    control_scorer = scorer.with_other_states(inputs.comparisons)
-                label = f"{name}, {control.name}"
-                control_run.score(control_scorer, control.shown, table, label=label, **scoring)
-                controlled.append((control, control_run, control_scorer))
-        except TooLongError as error:
-            raise DataError(
-                f"{error}; --too-long skip leaves such comparisons out, and names them"
-            ) from error
+
+        def score(job: Job, place: Path) -> ScoredRun:
+            run = stack.enter_context(open_scored_run(job, place, session=session, notes=notes))
+            try:
+                run.score(batch_tokens=options.batch_tokens, progress=options.progress)
+            except TooLongError as error:
+                hint = "--too-long skip leaves such comparisons out, and names them"
+                raise DataError(f"{error}; {hint}") from error
+            return run
+
+        run = score(job, folder)
+        if whole.reading:  # what the data is, is known now
+            decided = {**decided, "data": whole.to_json()}
+            on_first_process(lambda: None if run.folder is None else run.folder.settle(decided))
+        controlled = []
+        for control in controls:
+            place = folder / FOLDER / str(control.control)
+            if isinstance(scorer, HasJudgements):
+                control = replace(control, scorer=scorer.kept_in(place))
+            control = replace(control, decided={**decided, "control": control.control})
+            controlled.append(score(control, place))
 
         def finish() -> dict[str, Any]:
             check_unchanged(inputs)
-            if part is not None:
+            if job.part is not None:
                 files = (SCORES, COMPUTED, JUDGEMENTS)
-                return {"model": name, **finish_part(folder, part, rows=len(run.rows), files=files)}
-            if inputs.prepared is not None and (tokenised is None or controls):
+                return {"model": job.name, **finish_part(folder, job.part, rows=len(run.rows), files=files)}
+            if inputs.prepared is not None and (tokens is None or controls):
                 check_text(inputs.prepared)  # it was read, beside the tokens or in their place
-            finished = functools.partial(finish_run, inputs=inputs, table=table, name=name, left_out=left_out)
-            figures = {}
-            for control, control_run, control_scorer in controlled:
-                control_rows, control_summary = finished(
-                    control_run,
-                    scorer=control_scorer,
-                    identity=replace(identity, control=control.name),
-                    baselines={},
-                )
-                figures[control.name] = control_figures(
-                    RowView(run.rows, table.ids),
-                    control_rows,
-                    summary=control_summary,
-                    control=control,
-                    comparisons=inputs.comparisons,
-                    table=table,
-                )
-            posts = view.profile_posts if reader else None
-            baselines = all_baselines(inputs.comparisons, table, posts=posts)
-            return finished(run, scorer=scorer, identity=identity, baselines=baselines, controls=figures)[1]
+            figures = {
+                str(control.job.control): control_figures(run, control, finish_run(control, baselines={}))
+                for control in controlled
+            }
+            return finish_run(run, baselines=all_baselines(job), controls=figures)
 
         summary = on_first_process(finish)
-    for wandb_run in wandb_runs:
+    if wandb_run is not None:
         log_summary(wandb_run, summary)
-    ids = table.ids if part is None else list(run.rows)
-    return Evaluation(out=options.out, summary=summary, rows=RowView(run.rows, ids))
+    return Evaluation(out=options.out, summary=summary, rows=run.rows)
 
 
-def _check_outputs(options: EvaluateOptions) -> list[Any]:
-    """Make sure, before anything is computed, that results can be written; returns the run of Weights & Biases."""
-    if options.out is not None:
-        EVALUATION.check(options.out)
-    if options.wandb is None:
-        return []
-    if options.out is None:
-        raise RunError("wandb: needs out, the run folder, whose name the run gets on Weights & Biases")
-    settings = {"command": shlex.join(command_line()), **asdict(options.view), "limit": options.limit}
-    return [start_wandb(options.wandb, options.out, settings, option=f"--wandb {options.wandb}")]
+def _check_outputs(options: EvaluateOptions) -> Any:
+    """Make sure, before anything is computed, that results can be written; returns the run of Weights & Biases, if one
+    is asked for, on the first process."""
+    started: list[Any] = []
+
+    def check() -> None:
+        if options.out is not None:
+            EVALUATION.check(options.out)
+        if options.wandb is None:
+            return
+        if options.out is None:
+            raise RunError("wandb: needs out, the run folder, whose name the run gets on Weights & Biases")
+        settings = {"command": shlex.join(command_line()), **asdict(options.view), "limit": options.limit}
+        started.append(start_wandb(options.wandb, options.out, settings, option=f"--wandb {options.wandb}"))
+
+    on_first_process(check)
+    return next(iter(started), None)
 
 
 def _check_processes(model: Model, inputs: Inputs, options: EvaluateOptions) -> None:
     """Compare the choices of several processes before a model is loaded: unequal ones may wait for ever."""
     if process_count() == 1:
         return
-    loading = options.loading
+    chosen, known = flat_settings(options), options_of(EvaluateOptions)
     check_agreement(
         {
             "verb": "evaluate",
-            "limit": options.limit,
-            "seed": options.seed,
-            "too_long": options.too_long,
-            **shown_view(choose_view(None, options.view).view),
-            "mesh": loading.mesh,
-            "dtype": loading.dtype,
-            "readout": loading.readout,
-            "attention": loading.attention,
-            "quantize": loading.quantize,
-            "controls": options.controls,
-            "batch_tokens": options.batch_tokens,
+            **{key.rpartition(".")[2]: chosen[key] for key in known if known[key].effect == "result"},
             "data": inputs.to_json(whole=False),
-            "model": model_contents(model, loading.revision),
+            "model": model_contents(model, options.loading.revision),
             "versions": computing_versions(plain=False),
         }
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.lines import JsonLines
 from prb_jax.data.records import Records, digest, given_rows, read_records
-from prb_jax.data.writing import whole_file, writing
+from prb_jax.data.writing import json_line, whole_file, writing
 from prb_jax.errors import DataError, RunError, quote, short_repr
 from prb_jax.scoring import TOO_LONG
 from prb_jax.sources.large import LargeComparisons, stamp, windows
@@ -26,12 +25,55 @@ from prb_jax.sources.reading import (
     open_comparisons,
     prepared_tokens,
 )
-from prb_jax.text.protocol import FACTS
 from prb_jax.text.view import View
 from prb_jax.trees.shorten import TooLongError
 
 if TYPE_CHECKING:
     from prb_jax.scoring.reader import Reader
+
+
+LEFT_OUT = "left_out.jsonl"
+LEFT_OUT_DEFINITION = (
+    f"comparisons that were not scored, because a response leaves no room for its prompt within the limit, named in "
+    f"{LEFT_OUT}: how many, by subset, and by benchmark; they enter no other figure"
+)
+SPLIT = "test"
+"""The split that is read of sources that have several."""
+
+Data = str | Path | Sequence[str | Path] | Records
+
+_AT_A_TIME = 4096
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What is not scored.
+
+    Attributes:
+      reasons: one for each comparison, in their order.
+      benchmarks: of each benchmark, how many of its comparisons.
+    """
+
+    reasons: Sequence[TooLongError]
+    benchmarks: Mapping[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry "left_out" of a summary."""
+        subsets = Counter(reason.comparison.subset for reason in self.reasons if reason.comparison.subset)
+        return {
+            "comparisons": len(self.reasons),
+            "by_subset": dict(sorted(subsets.items())),
+            "by_benchmark": {name: count for name, count in self.benchmarks.items() if count},
+        }
+
+    def write(self, path: Path) -> None:
+        """Names them in a file: id, subset, user_id, tokens, limit and reason of each; RunError where it cannot be."""
+        with writing(path), whole_file(path) as file:
+            for reason in self.reasons:
+                one = reason.comparison
+                row = {"id": one.id, "subset": one.subset, "user_id": one.user_id}
+                row |= {"tokens": reason.tokens, "limit": reason.limit, "reason": str(reason)}
+                file.write(json_line(row))
 
 
 @dataclass(frozen=True)
@@ -50,6 +92,7 @@ class Inputs:
       stamps: of the sources that are large, what changes with their files: while it does not, they need not be
         described again.
       hints: by kind, where the hints of the comparisons come from; empty where they have none.
+      left_out: what is too long for the model, where that is left out.
     """
 
     comparisons: Sequence[Comparison]
@@ -60,6 +103,7 @@ class Inputs:
     prepared: Path | None = None
     stamps: Mapping[str, Sequence[Any]] = field(default_factory=dict, repr=False)
     hints: Mapping[str, Any] = field(default_factory=dict)
+    left_out: LeftOut | None = None
 
     __repr__ = short_repr
 
@@ -70,20 +114,12 @@ class Inputs:
         return [value for value in values if isinstance(value, JsonLines)]
 
     def complete(self) -> None:
-        """Read the files to their ends, for their digests; a collective.
-
-        Raises:
-          DataError: one of them cannot be read.
-        """
+        """Read the files to their ends, for their digests; a collective."""
         for file in self.reading:
             _ = file.digest
 
     def described(self, *, whole: bool = True) -> dict[str, Mapping[str, Any]]:
-        """Return what each named source is made of, JSON-ready; a collective.
-
-        Args:
-          whole: reads the files to their ends; if not, digests that are not known yet are None.
-        """
+        """Return what each named source is made of, JSON-ready; arguments as of :meth:`to_json`."""
 
         def digest_of(file: Any) -> Any:
             if not isinstance(file, JsonLines):
@@ -102,11 +138,13 @@ class Inputs:
         Args:
           whole: reads the files to their ends; if not, what is not known yet is None: digests of files and the number
             of the comparisons.
+
+        Raises:
+          DataError: a file cannot be read.
         """
-        sources = list(self.described(whole=whole).values())
         known = whole or not isinstance(self.comparisons, LargeComparisons) or self.comparisons.complete
         return {
-            "sources": sources,
+            "sources": list(self.described(whole=whole).values()),
             "subset": self.subset,
             "comparisons": len(self.comparisons) if known else None,
             "sha256": self.sha256,
@@ -114,11 +152,8 @@ class Inputs:
 
 
 def check_unchanged(inputs: Inputs) -> None:
-    """Makes sure that every named source is still what was read.
-
-    Raises:
-      DataError: a source vanished or changed since, so the scores would be of data nobody has.
-    """
+    """Makes sure that every named source is still what was read. Raises DataError: a source vanished or changed since,
+    so the scores would be of data nobody has."""
     for name, before in inputs.described().items():
         try:
             if name in inputs.stamps and stamp(large_files(name, split=SPLIT)) == inputs.stamps[name]:
@@ -134,12 +169,6 @@ def check_unchanged(inputs: Inputs) -> None:
                 f"{name}: changed while it was being scored; the scores so far are kept and belong to the "
                 f"old contents: put those back to finish the run, or start again in another folder"
             )
-
-
-SPLIT = "test"
-"""The split that is read of sources that have several."""
-
-Data = str | Path | Sequence[str | Path] | Records
 
 
 def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = None) -> Inputs:
@@ -255,99 +284,37 @@ def _check(comparisons: Sequence[Comparison], places: Sequence[str]) -> None:
         seen[comparison.id] = place
 
 
-_AT_A_TIME = 4096
-
-LEFT_OUT = "left_out.jsonl"
-LEFT_OUT_DEFINITION = (
-    f"comparisons that were not scored, because a response leaves no room for its prompt within the limit, named in "
-    f"{LEFT_OUT}: how many, by subset, and by benchmark; they enter no other figure"
-)
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """What is not scored.
-
-    Attributes:
-      reasons: one for each comparison, in their order.
-      benchmarks: of each benchmark, how many of its comparisons.
-    """
-
-    reasons: Sequence[TooLongError]
-    benchmarks: dict[str, int]
-
-    def to_json(self) -> dict[str, Any]:
-        """The entry "left_out" of a summary."""
-        subsets = Counter(reason.comparison.subset or "" for reason in self.reasons)
-        return {
-            "comparisons": len(self.reasons),
-            "by_subset": {name: subsets[name] for name in sorted(subsets) if name},
-            "by_benchmark": {name: count for name, count in self.benchmarks.items() if count},
-        }
-
-    def write(self, folder: Path) -> None:
-        """Names them in a file of the run: id, subset, user_id, tokens, limit and reason of each.
-
-        Raises:
-          RunError: it cannot be written.
-        """
-        rows = [
-            {
-                "id": reason.comparison.id,
-                "subset": reason.comparison.subset,
-                "user_id": reason.comparison.user_id,
-                "tokens": reason.tokens,
-                "limit": reason.limit,
-                "reason": str(reason),
-            }
-            for reason in self.reasons
-        ]
-        with writing(folder / LEFT_OUT), whole_file(folder / LEFT_OUT) as file:
-            file.writelines(json.dumps(row).encode() + b"\n" for row in rows)
-
-
 def check_too_long(too_long: str, reader: Reader | None, *, view: View) -> None:
-    """Refuses a choice that there is not, or that could not change anything.
-
-    Raises:
-      RunError: unknown; or "skip" for a protocol that cuts responses, or a scorer without a length limit.
-    """
+    """Refuses a choice that there is not, or that could not change anything. Raises RunError: unknown; or "skip" for a
+    protocol that cuts responses, or a scorer without a length limit."""
     if too_long not in TOO_LONG:
         raise RunError(f"too_long: expected {' or '.join(TOO_LONG)}, found {quote(too_long)}")
-    if too_long == "error":
-        return
-    if FACTS[view.protocol].cuts_responses:
+    if too_long == "skip" and reader is None:
+        raise RunError("too_long=skip: this scorer has no length limit, so that nothing is too long for it")
+    if too_long == "skip" and view.protocol.cuts_responses:
         raise RunError(
             f"too_long=skip: the {view.protocol} protocol cuts responses, so that none is too long"
         )
-    if reader is None:
-        raise RunError("too_long=skip: this scorer has no length limit, so that nothing is too long for it")
 
 
-def leave_out(inputs: Inputs, reader: Reader, *, view: View) -> tuple[Inputs, LeftOut]:
-    """The inputs without what is too long for the model, and what that is.
-
-    Raises:
-      DataError: nothing would be left.
-    """
-    reasons, left, dropped = [], [], set[int]()
-    for window in windows(inputs.comparisons, first=_AT_A_TIME, size=_AT_A_TIME):
+def leave_out(inputs: Inputs, reader: Reader, *, view: View) -> Inputs:
+    """The inputs without what is too long for the model. Raises DataError: nothing would be left."""
+    comparisons, reasons, dropped = inputs.comparisons, list[TooLongError](), set[int]()
+    for window in windows(comparisons, first=_AT_A_TIME, size=_AT_A_TIME):
         errors = reader.too_long(window.comparisons, view=view)
         refused = {id(error.comparison) for error in errors}
-        for place, comparison in zip(window.places, window.comparisons, strict=True):
-            if id(comparison) in refused:
-                dropped.add(place)
-            elif not isinstance(inputs.comparisons, LargeComparisons):
-                left.append(comparison)
+        dropped |= {p for p, one in zip(window.places, window.comparisons) if id(one) in refused}
         reasons += errors
-    count = len(inputs.comparisons)
+    count = len(comparisons)
     if len(reasons) == count:
         raise DataError(f"every comparison is too long, nothing is left to score; the first: {reasons[0]}")
-    if isinstance(inputs.comparisons, LargeComparisons):
-        left = inputs.comparisons.without(dropped)
+    if isinstance(comparisons, LargeComparisons):
+        left = comparisons.without(dropped)
+    else:
+        left = [one for place, one in enumerate(comparisons) if place not in dropped]
     places = {old: new for new, old in enumerate(index for index in range(count) if index not in dropped)}
     positions = {
         name: [places[old] for old in members if old in places] for name, members in inputs.benchmarks.items()
     }
     lost = {name: len(members) - len(positions[name]) for name, members in inputs.benchmarks.items()}
-    return replace(inputs, comparisons=left, benchmarks=positions), LeftOut(reasons, lost)
+    return replace(inputs, comparisons=left, benchmarks=positions, left_out=LeftOut(reasons, lost))

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast, overload
+
+import numpy as np
 
 from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.files import file_digest
 from prb_jax.data.options import from_flat, refuse_given
-from prb_jax.errors import RunError
+from prb_jax.errors import RunError, quote
 from prb_jax.personal.folder import PERSONALISED, fitted_methods, holds_states, is_personalised
-from prb_jax.plugins import is_python_value
+from prb_jax.plugins import get_plugin, is_python_value, python_value
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote import is_class_server, is_url
+from prb_jax.scoring import AdaptsToUsers, DecidesItself, Scorer
+from prb_jax.scoring.baselines import READS_TEXTS, PlainScorer
 from prb_jax.scoring.inputs import Data, read_inputs
-from prb_jax.scoring.scorer import PLUGIN, READS_TEXTS, AdaptsToUsers, ScoreFunction, Scorer, function_scorer
+from prb_jax.text.visible import TextProtocol
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -26,7 +31,12 @@ if TYPE_CHECKING:
     from prb_jax.personal.model import PersonalisedModel
     from prb_jax.scoring.baselines import BaselineName
     from prb_jax.scoring.reward_model import RewardModel
-    from prb_jax.scoring.scorer import PlainScorer
+
+PLUGIN: Final = "plugin:"
+"""Before the name of an entry point prb_jax.rewards, where a model is named."""
+
+ScoreFunction = Callable[[Comparison], Sequence[float]]
+"""Gives K finite numbers for the K responses of a comparison; a higher number is better."""
 
 Model = Scorer | ScoreFunction | str | Path
 
@@ -65,17 +75,17 @@ def _begins_with(start: str) -> Callable[[Any], bool]:
 _SERVED: Final = "decided by the server {}"
 _OF_TOKENIZER: Final = ("tokenizer", "revision", "chat_template")
 _WITHOUT_WEIGHTS: Final = (
-    _Kind(_begins_with("baseline:"), "scoring.scorer:baseline_scorer"),
-    _Kind(_begins_with(PLUGIN), "scoring.scorer:plugin_scorer"),
+    _Kind(_begins_with("baseline:"), "scoring.baselines:baseline_scorer"),
+    _Kind(_begins_with(PLUGIN), "scoring.load:plugin_scorer"),
     _Kind(
         is_python_value,
-        "scoring.scorer:file_scorer",
+        "scoring.load:file_scorer",
         contents=lambda name: file_digest(Path(name.rpartition(":")[0])),
     ),
 )
 _KINDS: Final = (
     *_WITHOUT_WEIGHTS,
-    _Kind(is_class_server, "remote.class_server:open_class_server", _SERVED, _OF_TOKENIZER),
+    _Kind(is_class_server, "remote.score_server:open_class_server", _SERVED, _OF_TOKENIZER),
     _Kind(is_url, "remote.score_server:open_remote", _SERVED),
     _Kind(
         is_personalised,
@@ -120,7 +130,7 @@ def load(
     Args:
       model: folder with ``config.json``, safetensors and tokenizer files; or a hub id. The name of a baseline,
         as "baseline:length", or of a function of a comparison, as "FILE.py:NAME" or "plugin:NAME" (see
-        `docs/plugins.md`), gives a :class:`prb_jax.scoring.scorer.PlainScorer`, which takes no options. A folder
+        `docs/plugins.md`), gives a :class:`prb_jax.scoring.baselines.PlainScorer`, which takes no options. A folder
         that `prb personalise` wrote for a method gives a
         :class:`prb_jax.personal.model.PersonalisedModel`, which takes ``mesh`` alone.
       mesh: sizes of the mesh axes, as in "fsdp=4,tensor=2" (-1: all devices that are left), or a mesh
@@ -158,11 +168,7 @@ def _load_by_name(model: str | Path, options: LoadOptions) -> Any:
 
 
 def _kind_of(model: str | Path) -> _Kind | None:
-    """The kind of a name; None for a reward model.
-
-    Raises:
-      RunError: a study of several methods.
-    """
+    """The kind of a name; None for a reward model. Raises RunError: a study of several methods."""
     kind = next((kind for kind in _KINDS if kind.named(model)), None)
     if kind is None and (methods := fitted_methods(model)):
         raise RunError(
@@ -265,3 +271,71 @@ def read_history(history: Data | None) -> Sequence[Comparison] | Path | None:
     if len(parts) > 1:
         raise RunError(f"history: {folders[0]} holds states of people: give it alone")
     return folders[0]
+
+
+def refuse_unused(scorer: Scorer, given: Mapping[str, Any]) -> None:
+    """Raise RunError for a choice of what the model is shown that has no effect on this kind of scorer."""
+    if isinstance(scorer, PlainScorer) and given["protocol"] == TextProtocol.DEFAULT:
+        given = {**given, "protocol": None}
+    if isinstance(scorer, DecidesItself):
+        refuse_given(
+            {name: value for name, value in given.items() if name not in scorer.uses}, scorer.decided
+        )
+
+
+def function_scorer(function: ScoreFunction, *, name: str | None = None, **facts: Any) -> PlainScorer:
+    """Return a function of a comparison as a scorer.
+
+    Args:
+      function: that scores.
+      name: by which it is known; its qualified name if not given.
+      facts: what tells a change of its code, where that is seen.
+
+    Raises:
+      RunError: later, where the function does not give K finite numbers.
+    """
+    qualified = getattr(function, "__qualname__", None) or type(function).__qualname__
+    called = name or f"{getattr(function, '__module__', None) or '?'}.{qualified}"
+
+    def compute(comparisons: Sequence[Comparison]) -> list[np.ndarray]:
+        return [_checked(function(comparison), comparison, name=called) for comparison in comparisons]
+
+    facts = facts or {"code": "not recorded: a change of the function's code is not seen"}
+    return PlainScorer(called, compute, {"function": called, **facts}, one_by_one=True)
+
+
+def plugin_scorer(name: str) -> PlainScorer:
+    """Return the function of an entry point, as plugin:NAME, as a scorer; errors as of :func:`get_plugin`."""
+    plugin = get_plugin("rewards", name.removeprefix(PLUGIN))
+    return function_scorer(plugin.value, name=name, code=plugin.origin)
+
+
+def file_scorer(name: str) -> PlainScorer:
+    """Return the function of a file, as FILE.py:NAME, as a scorer; the file is run, and known by its bytes. Raises
+    RunError: there is no such file or function, or the file fails."""
+    file = Path(name.rpartition(":")[0])
+    found = python_value(name)
+    if not callable(found.value):
+        raise RunError(
+            f"{file}: expected a function {found.name} of a comparison, found {quote(found.value)}"
+        )
+    code = "of this file alone: a change of what it imports is not seen"
+    digest = sha256(file.read_bytes()).hexdigest()
+    return function_scorer(cast(ScoreFunction, found.value), name=found.name, code=code, sha256=digest)
+
+
+def _checked(values: Any, comparison: Comparison, *, name: str) -> np.ndarray:
+    expected = len(comparison.responses)
+    try:
+        scores = np.asarray(values)
+        with np.errstate(over="ignore"):  # refused below
+            numbers = scores.astype(np.float32) if scores.dtype.kind in "biuf" else None
+    except (ValueError, TypeError):  # rows of different lengths, objects that are no numbers
+        numbers = None
+    if numbers is None or numbers.shape != (expected,) or not np.isfinite(numbers).all():
+        shown = quote(values.tolist() if isinstance(values, np.ndarray) else values)
+        raise RunError(
+            f"{name}: comparison {quote(comparison.id)}: expected {expected} finite numbers, one for each response, "
+            f"found {shown}"
+        )
+    return numbers

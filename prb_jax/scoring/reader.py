@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from prb_jax import errors
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import DataError, quote, short_repr
+from prb_jax.errors import DataError, PrbError, quote, short_repr
 from prb_jax.personal.method import OfUser, UserTokens
 from prb_jax.personal.prompts import SavedPrompts, UserPrompts, load_prompts
+from prb_jax.processes.sharing import gather_int32, parts_of, process_count, process_index
 from prb_jax.readouts.heads import choose_readout
 from prb_jax.text.pair_tokenizer import PairTokenizer
-from prb_jax.text.protocol import TextProtocol
-from prb_jax.text.rules import PLACEHOLDERS
+from prb_jax.text.template import PLACEHOLDERS
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import (
     ChosenView,
@@ -26,24 +28,27 @@ from prb_jax.text.view import (
     length_limit,
     read_trained_view,
 )
+from prb_jax.text.visible import TextProtocol
 from prb_jax.trees.encode import encode_comparisons, encode_each
 from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.token_store import TokenisedComparison
-from prb_jax.trees.tree import Tree, build_tree
+from prb_jax.trees.tree import Tree, Truncation, build_tree
 
 if TYPE_CHECKING:
     from prb_jax.models.config.decoder import DecoderConfig
     from prb_jax.models.config.encoder import EncoderConfig
     from prb_jax.readouts.open_model import OpenedModel
 
+Encode = Callable[[Sequence[Comparison]], list[Tree]]
+Gather = Callable[[], list[Tree]]
+"""Gives the trees of all processes, in the order of the comparisons; a collective."""
+
+_ERROR = -1
+_AT_A_TIME = 4096
+
 
 class IdsTooLongError(DataError):
     """A conversation in token ids is longer than the limit."""
-
-
-@dataclass(frozen=True)
-class _Owner:
-    user_id: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +77,8 @@ class Reader:
     __repr__ = short_repr
 
     def choose_view(self, options: ViewOptions) -> ChosenView:
-        """Return what the model is shown where this is asked for, and where that is not as in training.
-
-        Raises:
-          DataError: a choice that cannot be.
-        """
+        """Return what the model is shown where this is asked for, and where that is not as in training; raises
+        DataError for a choice that cannot be."""
         return choose_view(self.trained, options, context=self.config.max_position_embeddings)
 
     def view(self, options: ViewOptions) -> View:
@@ -90,11 +92,8 @@ class Reader:
         return self if self.trained is None else replace(self, trained=replace(self.trained, view=view))
 
     def limit(self, view: View) -> int:
-        """Return the most tokens that the text of a conversation may have.
-
-        Raises:
-          DataError: more than the model was made for, or nothing beside the soft prompts.
-        """
+        """Return the most tokens that the text of a conversation may have. Raises DataError: more than the model was
+        made for, or nothing beside the soft prompts."""
         return length_limit(
             view,
             context=self.config.max_position_embeddings,
@@ -111,12 +110,9 @@ class Reader:
         """
         self._check_labels(view.protocol)
         comparisons = list(comparisons)  # prepared ones are read from the disk
-        texts = [comparison for comparison in comparisons if isinstance(comparison, Comparison)]
+        texts = [one for one in comparisons if isinstance(one, Comparison)]
         encoded = iter(self.encode_text(texts, view=view) if texts else ())
-        trees = [
-            next(encoded) if isinstance(comparison, Comparison) else comparison.tree
-            for comparison in comparisons
-        ]
+        trees = [next(encoded) if isinstance(one, Comparison) else one.tree for one in comparisons]
         for comparison, tree in zip(comparisons, trees, strict=True):
             self.check_readable(f"comparison {quote(comparison.id)}", tree)
         return trees if self.prompts is None else self.prompts.encode(trees, comparisons)
@@ -133,9 +129,8 @@ class Reader:
           name: for messages.
 
         Raises:
-          DataError: an id that the model does not have, or a conversation that it cannot read.
-          IdsTooLongError: more ids than the limit.
-          CheckpointError: nothing says which of the head's labels is the reward.
+          DataError: as :meth:`encode`; IdsTooLongError where there are more ids than the limit.
+          CheckpointError: as :meth:`encode`.
         """
         self._check_labels(view.protocol)
         limit = self.limit(view)
@@ -146,29 +141,25 @@ class Reader:
                 raise DataError(f"{name}: token ids: expected 0 or more, found {int(ids.min())}")
         tree = build_tree(sequences)
         self.check_readable(name, tree)
-        return tree if self.prompts is None else self.prompts.encode([tree], [_Owner(user_id)])[0]
+        if self.prompts is None:
+            return tree
+        return self.prompts.encode([tree], [TokenisedComparison(name, user_id, tree)])[0]
 
     def encode_text(self, comparisons: Sequence[Comparison], *, view: View) -> list[Tree]:
         """Return the trees of the text alone: without soft prompts, and not checked against the model's embeddings."""
-        limited = replace(view, max_length=self.limit(view))
+        shown = replace(view, max_length=self.limit(view))
         return encode_comparisons(
-            comparisons, self.tokenizer, view=limited, pad_token_id=self.config.pad_token_id
+            comparisons, self.tokenizer, view=shown, pad_token_id=self.config.pad_token_id
         )
 
     def encode_each(
         self, comparisons: Sequence[Comparison], *, view: View, limit: int | None = None
     ) -> list[Tree | TooLongError]:
-        """Return the tree of each comparison, or why it is too long; without soft prompts, and nothing is checked.
-
-        Args:
-          comparisons: to be read.
-          view: what is shown.
-          limit: most tokens of a conversation's text, if it is not that of the view.
-        """
+        """As :meth:`encode_text`, with the error of each comparison that is too long in its place; `limit` takes the
+        place of the view's own."""
         shown = replace(view, max_length=limit or self.limit(view))
-        return list(
-            encode_each(comparisons, self.tokenizer, view=shown, pad_token_id=self.config.pad_token_id)
-        )
+        pad = self.config.pad_token_id
+        return list(encode_each(comparisons, self.tokenizer, view=shown, pad_token_id=pad))
 
     def too_long(self, comparisons: Sequence[Comparison], *, view: View) -> list[TooLongError]:
         """Return why each of those comparisons cannot be scored that have a response longer than the limit allows.
@@ -184,13 +175,10 @@ class Reader:
         return self.prompts.users.unknown(comparisons) if isinstance(self.prompts, UserPrompts) else None
 
     def remarks(self, protocol: TextProtocol) -> list[str]:
-        """Return sentences about the way in which this protocol reads this model, where its files do not say it.
-
-        Raises:
-          CheckpointError: nothing says which of the head's labels is the reward.
-        """
+        """Return sentences about the way in which this protocol reads this model, where its files do not say it; raises
+        CheckpointError where nothing says which of the head's labels is the reward."""
         self._check_labels(protocol)
-        remarks = []
+        remarks: list[str] = []
         if protocol is not TextProtocol.PAPER or isinstance(self.tokenizer, PairTokenizer):
             return remarks
         if not self.labels_named:
@@ -210,12 +198,8 @@ class Reader:
             choose_readout(None, num_labels=self.config.num_labels, where=self.name)
 
     def check_readable(self, what: str, tree: Tree) -> None:
-        """Refuse a tree (without soft prompts) that would not be scored as it reads.
-
-        Raises:
-          DataError: an id without an embedding, one that stands for an image, or a conversation without the ids at
-            which the head reads.
-        """
+        """Refuse a tree (without soft prompts) that would not be scored as it reads. Raises DataError: an id without an
+        embedding, one that stands for an image, or a conversation without the ids at which the head reads."""
         config, parts = self.config, (tree.prefix, *tree.responses)
         top = max(int(ids.max(initial=0)) for ids in parts)
         if top >= config.vocab_size:
@@ -233,8 +217,8 @@ class Reader:
         needs = config.head.needs if config.head else ()
         for k in range(len(tree.responses) if needs else 0):
             ids = np.pad(tree.sequence(k), (0, len(needs)), constant_values=-1)
-            windows = np.lib.stride_tricks.sliding_window_view(ids, len(needs))
-            if not (windows == np.asarray(needs)).all(axis=1).any():
+            runs = np.lib.stride_tricks.sliding_window_view(ids, len(needs))
+            if not (runs == needs).all(axis=1).any():
                 raise DataError(
                     f"{what}: response {k}: the ids {list(needs)}, at which {self.name} is read, do not occur: the "
                     "chat template or the tokenizer is not the model's own, or the end was cut off"
@@ -242,15 +226,11 @@ class Reader:
 
 
 def open_reader(opened: OpenedModel) -> tuple[Reader, SavedPrompts | None]:
-    """Return how comparisons are read for an opened model, and the soft prompts of users beside it, if there are any.
-
-    Raises:
-      CheckpointError: the tokenizer or the soft prompts cannot be used.
-    """
-    config, folder = opened.config, opened.folder.path
-    tokenizer, prompts = opened.tokenizer(), None
-    if isinstance(tokenizer, ChatTokenizer):
-        prompts = load_prompts(folder, width=config.hidden_size)
+    """Return how comparisons are read for an opened model, and the soft prompts of users beside it, if there are any;
+    raises CheckpointError where they or the tokenizer cannot be used."""
+    config, folder, tokenizer = opened.config, opened.folder.path, opened.tokenizer()
+    is_chat = isinstance(tokenizer, ChatTokenizer)
+    prompts = load_prompts(folder, width=config.hidden_size) if is_chat else None
     reader = Reader(
         name=opened.name,
         config=config,
@@ -260,3 +240,63 @@ def open_reader(opened: OpenedModel) -> tuple[Reader, SavedPrompts | None]:
         trained=read_trained_view(folder),
     )
     return reader, prompts
+
+
+def encode_part(comparisons: Sequence[Comparison], encode: Encode) -> Gather:
+    """Tokenise this process's part of the comparisons; what is returned exchanges the parts.
+
+    An error of one process is raised in all of them when the parts are exchanged.
+    """
+    if process_count() == 1:
+        trees = encode(comparisons)
+        return lambda: trees
+    parts = parts_of(len(comparisons))
+    try:
+        sent = packed_trees(encode([comparisons[place] for place in parts[process_index()]]))
+    except PrbError as error:
+        text = json.dumps([type(error).__name__, str(error)])
+        sent = np.concatenate([[_ERROR], np.frombuffer(text.encode(), np.uint8)]).astype(np.int32)
+
+    def gather() -> list[Tree]:
+        trees: dict[int, Tree] = {}
+        for process, vector in enumerate(gather_int32(sent)):
+            if len(vector) and vector[0] == _ERROR:
+                kind, text = json.loads(vector[1:].astype(np.uint8).tobytes())
+                raise getattr(errors, kind)(
+                    text if process == process_index() else f"process {process}: {text}"
+                )
+            trees.update(zip(parts[process], unpacked_trees(vector), strict=True))
+        return [trees[place] for place in range(len(trees))]
+
+    return gather
+
+
+def encode_by_processes(comparisons: Sequence[Comparison], encode: Encode) -> list[Tree]:
+    """As ``encode``; of several processes each tokenises its part. A collective. Raises PrbError: as ``encode``, in all
+    processes."""
+    if process_count() == 1:
+        return encode(comparisons)
+    starts = range(0, len(comparisons), _AT_A_TIME)
+    return [
+        tree for start in starts for tree in encode_part(comparisons[start : start + _AT_A_TIME], encode)()
+    ]
+
+
+def packed_trees(trees: Sequence[Tree]) -> np.ndarray:
+    """int32: for each tree its sizes, what was cut, where it is read, and its tokens."""
+    parts: list[np.ndarray] = []
+    for tree in trees:
+        sizes = [len(tree.prefix), len(tree.responses), *astuple(tree.truncation)]
+        parts.append(np.asarray([*sizes, *map(len, tree.responses), *tree.read], np.int32))
+        parts += [tree.prefix, *tree.responses]
+    return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+
+
+def unpacked_trees(vector: np.ndarray) -> list[Tree]:
+    trees: list[Tree] = []
+    while len(vector):
+        (prefix, count, *cut), rest = vector[:5].tolist(), vector[5:]
+        lengths, read, tokens = np.split(rest, [count, 2 * count])
+        *parts, vector = np.split(tokens, np.cumsum([prefix, *lengths]))
+        trees.append(Tree(parts[0], tuple(parts[1:]), tuple(read.tolist()), Truncation(*cut)))
+    return trees

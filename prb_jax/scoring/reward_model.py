@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.checkpoints.encoder_map import EncoderFolder, load_encoder_params
-from prb_jax.checkpoints.load import abstract_params, load_params
+from prb_jax.checkpoints.load import EncoderFolder, abstract_params, load_encoder_params, load_params
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.records import Records, as_comparisons
 from prb_jax.errors import short_repr
@@ -23,16 +22,15 @@ from prb_jax.personal.prompts import extend_embedding
 from prb_jax.readouts.open_model import OpenedModel
 from prb_jax.readouts.score_tree import make_score_fn, make_stream_fn
 from prb_jax.runs.progress import compiling
-from prb_jax.scoring.batching import Batch, lanes, shape_options, stream_options
+from prb_jax.scoring.batching import Batch, batch_sizes, lanes, shape_options, stream_options, stream_scores
 from prb_jax.scoring.reader import Reader, open_reader
-from prb_jax.scoring.stream import stream_scores
 from prb_jax.sharding import batch_sharding, check_heads, parameter_shardings, to_global
 from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import View, ViewOptions
-from prb_jax.trees.batches import TreeBatch, make_batch
+from prb_jax.trees.batches import Bucket, TreeBatch, make_batch
 from prb_jax.trees.packing import StreamOptions
-from prb_jax.trees.shapes import Bucket, ShapeOptions, round_up
+from prb_jax.trees.shapes import ShapeOptions, round_up
 from prb_jax.trees.tree import ScoredBatch, Tree
 
 if TYPE_CHECKING:
@@ -43,6 +41,13 @@ if TYPE_CHECKING:
     from prb_jax.readouts.score_tree import ScoreFn, StreamFn
 
 AnyBatch = TypeVar("AnyBatch", bound=Batch)
+
+
+class _ScoreOptions(TypedDict, total=False):
+    profile_posts: int | None
+    protocol: str | None
+    max_length: int | None
+    batch_tokens: int | None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -95,11 +100,7 @@ class RewardModel:
 
     @property
     def decoder(self) -> DecoderConfig:
-        """The architecture of a model whose body is a decoder.
-
-        Raises:
-          TypeError: it is an encoder, which reads pairs.
-        """
+        """The architecture of a decoder. Raises TypeError: the model is an encoder, which reads pairs."""
         if isinstance(self.tokenizer, PairTokenizer):
             raise TypeError(f"{self.name}: expected a decoder, found the encoder {self.config.model_type}")
         return cast("DecoderConfig", self.config)
@@ -111,24 +112,10 @@ class RewardModel:
 
     @overload
     def score(  # pyright: ignore[reportOverlappingOverload] - a mapping is one record
-        self,
-        comparisons: Comparison | Mapping[str, Any],
-        *,
-        profile_posts: int | None = None,
-        protocol: str | None = None,
-        max_length: int | None = None,
-        batch_tokens: int | None = None,
+        self, comparisons: Comparison | Mapping[str, Any], **options: Unpack[_ScoreOptions]
     ) -> np.ndarray: ...
     @overload
-    def score(
-        self,
-        comparisons: Records,
-        *,
-        profile_posts: int | None = None,
-        protocol: str | None = None,
-        max_length: int | None = None,
-        batch_tokens: int | None = None,
-    ) -> list[np.ndarray]: ...
+    def score(self, comparisons: Records, **options: Unpack[_ScoreOptions]) -> list[np.ndarray]: ...
     def score(
         self,
         comparisons: Records,
@@ -153,15 +140,10 @@ class RewardModel:
           DataError: a comparison that cannot be shown to this model; the message names it.
           CheckpointError: nothing says which of the head's labels is the reward.
         """
+        view = ViewOptions(profile_posts=profile_posts, protocol=protocol, max_length=max_length)
         several = as_comparisons(comparisons, labelled=False)
         scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(several)
-        for batch in self.stream(
-            several,
-            profile_posts=profile_posts,
-            protocol=protocol,
-            max_length=max_length,
-            batch_tokens=batch_tokens,
-        ):
+        for batch in self.stream(several, **asdict(view), batch_tokens=batch_tokens):
             for index, row in zip(batch.indices, batch.scores, strict=True):
                 scores[index] = row
         return scores[0] if isinstance(comparisons, Comparison | Mapping) else scores
@@ -241,12 +223,13 @@ class RewardModel:
 
     def dispatch(self, batch: Batch) -> jax.Array:
         """Start scoring a batch of the host and return its scores, not yet computed."""
-        if isinstance(batch, TreeBatch):
-            with compiling(self.score_fn, batch.prefix.shape, batch.responses.shape):
-                return self.score_fn(self.params, self.place(batch))
-        assert self.stream_fn is not None
-        with compiling(self.stream_fn, batch.tokens.shape, batch.reads.shape):
-            return self.stream_fn(self.params, self.place(batch))
+        return self.run(batch, self.score_fn, self.stream_fn)
+
+    def run(self, batch: Batch, of_trees: ScoreFn, of_streams: StreamFn | None) -> jax.Array:
+        """As :meth:`dispatch`, with other programs of the same parameters."""
+        program = cast("Callable[..., jax.Array]", of_trees if isinstance(batch, TreeBatch) else of_streams)
+        with compiling(program, *batch_sizes(batch)):
+            return program(self.params, self.place(batch))
 
     def batch_options(self, batch_tokens: int | None = None) -> ShapeOptions | StreamOptions:
         """Return how comparisons are put into batches: packed into streams where the model has a scorer of them."""
@@ -265,11 +248,10 @@ class RewardModel:
 
     def identity(self) -> dict[str, Any]:
         """Return everything about the model that decides its scores, JSON-ready."""
-        architectures = self.config.architectures
         return {
             "name": self.name,
             **self.source,
-            "architecture": architectures[0] if architectures else None,
+            "architecture": next(iter(self.config.architectures), None),
             "dtype": self.dtype,
             **({} if self.quantize is None else {"quantize": self.quantize}),
             "readout": self.readout,
@@ -295,30 +277,22 @@ def load_reward_model(opened: OpenedModel) -> RewardModel:
     reader, prompts = open_reader(opened)
     config, mesh, dtype = opened.config, opened.mesh, jnp.dtype(opened.dtype)
     quantize, attention = opened.options.quantize, opened.options.attention
+    program: dict[str, Any] = {"mesh": mesh, "dtype": dtype, "readout": opened.labels}
     stream_fn = None
     if isinstance(opened.body, EncoderFolder):
-        score_fn = make_score_fn(config, mesh=mesh, dtype=dtype, readout=opened.labels)
+        score_fn, shown_attention = make_score_fn(config, **program), "whole, both ways"
         loaded = load_encoder_params(opened.body, mesh=mesh, dtype=dtype, head_dtype=jnp.float32)
-        params, shown_attention = loaded.params, "whole, both ways"
+        params = loaded.params
     else:
         config = opened.body.config
         check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
         if quantize is not None:
             quantization_form(quantize, mesh=mesh)
         shardings = parameter_shardings(abstract_params(config, quantize=quantize), mesh)
-        score_fn = make_score_fn(
-            config, mesh=mesh, dtype=dtype, readout=opened.labels, shardings=shardings, attention=attention
-        )
-        streams = stream_attention_name(mesh, attention)
+        program |= {"shardings": shardings, "attention": attention}
+        score_fn, streams = make_score_fn(config, **program), stream_attention_name(mesh, attention)
         if streams is not None:
-            stream_fn = make_stream_fn(
-                config,
-                mesh=mesh,
-                dtype=dtype,
-                readout=opened.labels,
-                shardings=shardings,
-                attention=attention,
-            )
+            stream_fn = make_stream_fn(config, **program)
         loaded = load_params(
             opened.folder.path,
             config,

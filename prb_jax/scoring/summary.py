@@ -1,141 +1,135 @@
-"""Finish a run: its rows in order, its summary, and what else belongs to its folder."""
+"""Finish a run: its rows in order, its summary, benchmarks by their own rules, and RewardBench's result files."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from prb_jax.data.comparison import Comparison
+from prb_jax.benchmarks import get_benchmark
+from prb_jax.benchmarks.resampling import RESAMPLES, score_intervals
+from prb_jax.data.comparison import Message
+from prb_jax.data.writing import write_json, writing
+from prb_jax.errors import DataError
 from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.summary import summarise
 from prb_jax.runs.clusters import write_clusters
 from prb_jax.runs.users import USERS, USERS_DEFINITION, write_users
-from prb_jax.scoring.baselines import FIRST, PROFILE_OVERLAP, SHOWN_OVERLAP, VOTES, profile_overlap
-from prb_jax.scoring.benchmarks import BENCHMARKS_DEFINITION, benchmark_scores, write_result_files
+from prb_jax.scoring import AdaptsToUsers, HasJudgements, ReadsTokens
+from prb_jax.scoring.baselines import (
+    BASELINES,
+    FIRST,
+    PROFILE_OVERLAP,
+    SHOWN_OVERLAP,
+    VOTES,
+    profile_overlap,
+)
 from prb_jax.scoring.comparison_table import ComparisonTable, clusters_of
 from prb_jax.scoring.controls import CONTROLS_DEFINITION
-from prb_jax.scoring.inputs import LEFT_OUT_DEFINITION, Inputs, LeftOut
+from prb_jax.scoring.inputs import LEFT_OUT, LEFT_OUT_DEFINITION, Inputs
 from prb_jax.scoring.prompt_extras import HINTS_DEFINITION
-from prb_jax.scoring.run import RunIdentity, ScoredRun, shown_view
-from prb_jax.scoring.scorer import AdaptsToUsers, HasJudgements, ReadsTokens, Scorer
+from prb_jax.scoring.run import Job, ScoredRun, shown_view
 from prb_jax.sources.large import LargeComparisons
+from prb_jax.text.visible import visible
 
-TOKENS_DEFINITION = (
-    "of the comparisons, each by itself with its prompt once (alone); computed for them, without padding, where those "
-    "that begin alike share their beginning (computed); the difference (saved)"
-)
-UNKNOWN_USERS_DEFINITION = (
-    "users that the model was not trained with; what it learned for anybody stands for them"
-)
-FITTED_DEFINITION = "users on whom the method was fitted; their figures are not those of new people"
-HISTORY_DEFINITION = (
-    "comparisons of the history that tell nothing of their user, by reason; they are not used"
-)
-JUDGE_DEFINITION = (
-    "verdicts of the judge. The paper's way: the share of right ones, where a reply without a verdict counts as A "
-    "(accuracy), and its difference between comparisons with the better response in A and in B (position_bias). Both "
-    "orders: the share of comparisons whose better response is preferred in both (order_consistent_accuracy), or any "
-    "one response (consistent); the difference between the shares of A and of B among the verdicts (position_bias); "
-    "comparisons with a reply that cannot be read (unparsable). Ratings of single responses: their mean (mean_rating), "
-    "that of the responses with the highest label (mean_rating_of_better) and of the others; a comparison with a reply "
-    "that cannot be read (unparsable) is a tie, which is no win; the probability of the numbers where one is named, if "
-    "the endpoint tells it (mean_number_mass)"
-)
-QUANTIZATION_DEFINITION = (
-    "how the weights are quantised (form), and the whole model's bytes of parameters before (bytes_unquantized) and as "
-    "held (bytes_held)"
-)
-READOUT_DEFINITION = "how the model's outputs become one score: --readout"
+BASELINE_ROWS = Mapping[str, Sequence[ScoredRow] | str]
+"""By the name of a baseline its rows in the order of the comparisons, or why it is not defined on them."""
+
+DEFINITIONS: Final = {
+    "readout": "how the model's outputs become one score: --readout",
+    "tokens": "of the comparisons, each by itself with its prompt once (alone); computed for them, without padding, "
+    "where those that begin alike share their beginning (computed); the difference (saved)",
+    "hints": HINTS_DEFINITION,
+    "judge": "verdicts of the judge. The paper's way: the share of right ones, where a reply without a verdict counts "
+    "as A (accuracy), and its difference between comparisons with the better response in A and in B (position_bias). "
+    "Both orders: the share of comparisons whose better response is preferred in both (order_consistent_accuracy), or "
+    "any one response (consistent); the difference between the shares of A and of B among the verdicts "
+    "(position_bias); comparisons with a reply that cannot be read (unparsable). Ratings of single responses: their "
+    "mean (mean_rating), that of the responses with the highest label (mean_rating_of_better) and of the others; a "
+    "comparison with a reply that cannot be read (unparsable) is a tie, which is no win; the probability of the "
+    "numbers where one is named, if the endpoint tells it (mean_number_mass)",
+    "controls": CONTROLS_DEFINITION,
+    "benchmarks": "by benchmark, what its own rule says: rule, score (null where a subset that it needs is missing), "
+    "figures it is made of, details, missing subsets, and the same for each baseline; score_ci95 and figures_ci95: "
+    f"95 % percentile intervals of {RESAMPLES} resamples through the rule, drawn within each subset by user, or by "
+    "comparison where there are no users (by N in Ties); null where not defined, where there is too little to draw "
+    "from, or where all resamples agree (score_ci95_reason)",
+    "quantization": "how the weights are quantised (form), and the whole model's bytes of parameters before "
+    "(bytes_unquantized) and as held (bytes_held)",
+    "users_fitted_on": "users on whom the method was fitted; their figures are not those of new people",
+    "history_left_out": "comparisons of the history that tell nothing of their user, by reason; they are not used",
+    USERS: USERS_DEFINITION,
+    "unknown_users": "users that the model was not trained with; what it learned for anybody stands for them",
+    "left_out": LEFT_OUT_DEFINITION,
+}
+"""The meaning of what a summary has for some runs alone."""
 
 
 def finish_run(
-    run: ScoredRun,
-    *,
-    identity: RunIdentity,
-    scorer: Scorer,
-    inputs: Inputs,
-    table: ComparisonTable,
-    baselines: Mapping[str, Sequence[ScoredRow] | str],
-    name: str,
-    left_out: LeftOut | None,
-    controls: Mapping[str, Any] | None = None,
-) -> tuple[Sequence[ScoredRow], dict[str, Any]]:
-    """Put the rows of a run in order, and write the summary and what else belongs to the folder.
+    run: ScoredRun, *, baselines: BASELINE_ROWS, controls: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Put the rows of a run in order, write what belongs to its folder, and return its summary.
 
     Args:
       run: with a row for each comparison.
-      identity: of the run.
-      scorer: the model.
-      inputs: of the run.
-      table: of all comparisons.
-      baselines: by name, rows in the order of the inputs, or why it is not defined on them.
-      name: of the model in tables.
-      left_out: comparisons that were not scored.
+      baselines: that stand beside the model.
       controls: figures of each control, by its name.
-
-    Returns:
-      The rows in the order of the inputs, and the summary.
     """
-    folder = run.folder
+    job, folder = run.job, run.folder
     assert folder is not None
-    rows = folder.file.finish(table.ids)
-    clusters = clusters_of(inputs.comparisons, table)
+    inputs, scorer, identity = job.inputs, job.scorer, job.decided["model"]
+    rows = folder.file.finish(job.table.ids)
+    clusters = clusters_of(inputs.comparisons, job.table)
     write_clusters(folder.path, rows, clusters)
     summary = {
-        "model": name,
-        **shown_view(identity.view),
-        "limit": identity.limit,
-        **summarise(
-            rows, baselines=baselines, partial=VOTES, clusters=clusters, model=identity.model.get("name")
-        ),
+        "model": job.name,
+        **shown_view(job.view),
+        "limit": job.decided["limit"],
+        **summarise(rows, baselines=baselines, partial=VOTES, clusters=clusters, model=identity.get("name")),
     }
-    definitions = summary["definitions"] = dict(summary["definitions"])
-
-    def add(name: str, value: Any, definition: str) -> None:
-        summary[name], definitions[name] = value, definition
-
-    if (readout := scorer.identity().get("readout")) is not None:
-        add("readout", readout, READOUT_DEFINITION)
+    more: dict[str, Any] = {"readout": scorer.identity().get("readout")}
     if (computed := folder.computed_tokens()) is not None:
         alone = sum(row.tokens for row in rows)
-        tokens = {"alone": alone, "computed": computed, "saved": alone - computed}
-        add("tokens", tokens, TOKENS_DEFINITION)
-    if identity.hints:
-        add("hints", dict(identity.hints), HINTS_DEFINITION)
+        more["tokens"] = {"alone": alone, "computed": computed, "saved": alone - computed}
+    more["hints"] = dict(inputs.hints) or None
     if isinstance(scorer, HasJudgements):
-        add("judge", scorer.judge_figures(inputs.comparisons), JUDGE_DEFINITION)
-    if controls:
-        add("controls", dict(controls), CONTROLS_DEFINITION)
+        more["judge"] = scorer.judge_figures(inputs.comparisons)
+    more["controls"] = dict(controls or {}) or None
     if inputs.benchmarks:
-        scores = benchmark_scores(inputs, rows, baselines, clusters=clusters, seed=identity.seed)
-        add("benchmarks", scores, BENCHMARKS_DEFINITION)
-    if (form := identity.model.get("quantize")) is not None and hasattr(scorer, "bytes_of_weights"):
+        more["benchmarks"] = benchmark_scores(
+            inputs, rows, baselines, clusters=clusters, seed=job.decided["seed"]
+        )
+    if "quantize" in identity and hasattr(scorer, "bytes_of_weights"):
         before, held = scorer.bytes_of_weights() or (None, None)  # pyright: ignore[reportAttributeAccessIssue]
-        weights = {"form": form, "bytes_unquantized": before, "bytes_held": held}
-        add("quantization", weights, QUANTIZATION_DEFINITION)
+        form = identity["quantize"]
+        more["quantization"] = {"form": form, "bytes_unquantized": before, "bytes_held": held}
     unknown = scorer.reader.unknown_users(rows) if isinstance(scorer, ReadsTokens) else None
     if isinstance(scorer, AdaptsToUsers):
         unknown = scorer.unknown(inputs.comparisons)
-        add("users_fitted_on", len(scorer.fitted_on(inputs.comparisons)), FITTED_DEFINITION)
-        if scorer.left_out:
-            add("history_left_out", dict(scorer.left_out), HISTORY_DEFINITION)
-    if write_users(folder.path, rows, clusters, unknown=unknown):
-        definitions[USERS] = USERS_DEFINITION
-    if unknown is not None:
-        add("unknown_users", len(unknown), UNKNOWN_USERS_DEFINITION)
-    if left_out is not None:
-        left_out.write(folder.path)
-        for benchmark, count in left_out.benchmarks.items():
-            summary["benchmarks"][benchmark]["left_out"] = count
-        add("left_out", left_out.to_json(), LEFT_OUT_DEFINITION)
-    if identity.control is None:
-        write_result_files(folder.path, scorer, inputs, rows, name=name, view=identity.view)
+        more["users_fitted_on"] = len(scorer.fitted_on(inputs.comparisons))
+        more["history_left_out"] = dict(scorer.left_out) or None
+    has_users = write_users(folder.path, rows, clusters, unknown=unknown)
+    more["unknown_users"] = None if unknown is None else len(unknown)
+    if inputs.left_out is not None:
+        inputs.left_out.write(folder.path / LEFT_OUT)
+        for benchmark, count in inputs.left_out.benchmarks.items():
+            more["benchmarks"][benchmark]["left_out"] = count
+        more["left_out"] = inputs.left_out.to_json()
+    summary |= {name: value for name, value in more.items() if value is not None}
+    said = {name for name, value in more.items() if value is not None} | ({USERS} if has_users else set())
+    summary["definitions"] = {
+        **summary["definitions"],
+        **{name: meaning for name, meaning in DEFINITIONS.items() if name in said},
+    }
+    if job.control is None:
+        _write_result_files(folder.path, job, rows)
     folder.finish(summary)
     if computed is not None:
         folder.settle_computed(computed)
-    return rows, summary
+    return summary
 
 
 _WITHOUT_SCORES: Final = {
@@ -148,25 +142,20 @@ _NO_VOTES: Final = (
 )
 
 
-def all_baselines(
-    comparisons: Sequence[Comparison], table: ComparisonTable, *, posts: int | None
-) -> dict[str, Sequence[ScoredRow] | str]:
+def all_baselines(job: Job) -> BASELINE_ROWS:
     """Return the rows of every baseline by name, or why one says nothing of the comparisons.
 
     The votes of other users have rows only for the comparisons that other users judge too. "baseline:profile-overlap-
     shown" is there where the model sees some posts of a profile and not all of them.
-
-    Args:
-      comparisons: of the run.
-      table: of them.
-      posts: how many posts of a profile the model sees; None for a scorer that sees everything.
     """
+    comparisons, table = job.inputs.comparisons, job.table
     baselines: dict[str, Sequence[ScoredRow] | str] = {}
     for name, rows in table.baselines().items():
         says_nothing = name in _WITHOUT_SCORES and not any(any(row.scores) for row in rows)
         baselines[name] = _WITHOUT_SCORES[name] if says_nothing else rows
     if isinstance(comparisons, LargeComparisons):
         return baselines | dict.fromkeys(VOTES, _VOTES_OF_LARGE_DATA)
+    posts = job.view.profile_posts if isinstance(job.scorer, ReadsTokens) else None
     if posts and any(len(comparison.profile) > posts for comparison in comparisons):
         baselines[SHOWN_OVERLAP] = _rows(table, profile_overlap(comparisons, posts=posts))
     for name, votes in VOTES.items():
@@ -176,3 +165,97 @@ def all_baselines(
 
 def _rows(table: ComparisonTable, scores: Sequence[np.ndarray | None]) -> list[ScoredRow]:
     return [table.row(index, row.tolist()) for index, row in enumerate(scores) if row is not None]
+
+
+def check_benchmarks(inputs: Inputs) -> None:
+    """Makes sure, before anything is scored, that every benchmark's rule can be applied. Raises DataError: naming the
+    comparison that is not of the form that the rule needs."""
+    for name, positions in inputs.benchmarks.items():
+        unscored = (inputs.comparisons[position] for position in positions)
+        rows = [
+            ScoredRow(c.id, c.subset, c.user_id, [0.0] * len(c.responses), c.labels or ()) for c in unscored
+        ]
+        try:
+            get_benchmark(name).score(rows)
+        except DataError as error:
+            raise DataError(
+                f"{', '.join(inputs.sources)}: the rule of '{name}' cannot be applied: {error}"
+            ) from error
+
+
+def benchmark_scores(
+    inputs: Inputs,
+    rows: Sequence[ScoredRow],
+    baselines: BASELINE_ROWS,
+    *,
+    clusters: Clusters,
+    seed: int,
+) -> dict[str, Any]:
+    """The entry "benchmarks" of a summary.
+
+    Args:
+      inputs: of the run.
+      rows: in the order of the comparisons.
+      baselines: in the same order.
+      clusters: of the rows.
+      seed: of the resampling.
+
+    Raises:
+      DataError: for rows that are not of the form that a benchmark's rule needs.
+    """
+    scores: dict[str, Any] = {}
+    for name, positions in inputs.benchmarks.items():
+        benchmark = get_benchmark(name)
+        benchmark_rows = [rows[position] for position in positions]
+        users = [clusters.users[position] for position in positions]
+        score = benchmark.score(benchmark_rows).to_json()
+        undefined = {**score, "score": None, "figures": dict.fromkeys(score["figures"]), "details": {}}
+        scores[name] = {
+            "rule": benchmark.rule,
+            **score,
+            **score_intervals(benchmark, benchmark_rows, users, seed=seed),
+            "baselines": {
+                baseline: {**undefined, "reason": scored}
+                if isinstance(scored, str)
+                else benchmark.score([scored[position] for position in positions]).to_json()
+                for baseline, scored in baselines.items()
+                if baseline in BASELINES  # votes speak of some comparisons, and a rule needs all
+            },
+        }
+    return scores
+
+
+def _write_result_files(out: Path, job: Job, rows: Sequence[ScoredRow]) -> None:
+    """Writes RewardBench's result files below ``out/BENCHMARK``, for the benchmarks that have them; the model's chat
+    template writes their texts, or they are the bare conversations."""
+    tokenizer: Any = getattr(job.scorer, "tokenizer", None)
+    render = getattr(tokenizer, "render", None)
+    for benchmark, positions in job.inputs.benchmarks.items():
+        if not get_benchmark(benchmark).results:
+            continue
+        from prb_jax.benchmarks.results import result_files
+
+        texts = []
+        for position in positions:
+            seen = visible(
+                job.inputs.comparisons[position],
+                profile_posts=job.view.profile_posts,
+                protocol=job.view.protocol,
+                order_claim=job.view.order_claim,
+            )
+            spoken = [(*seen.prefix_messages, Message("assistant", text)) for text in seen.responses]
+            bare = ["\n\n".join(message.content for message in messages) for messages in spoken]
+            texts.append(bare if render is None else render(spoken))
+        files = result_files(
+            benchmark,
+            [rows[position] for position in positions],
+            texts,
+            model=job.name,
+            model_type="Custom Classifier" if render is None else "Seq. Classifier",
+            chat_template=None if render is None else tokenizer.template_hash,
+        )
+        for path, content in files.items():
+            file = out / benchmark / path
+            with writing(file):
+                file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(file, content, indent=4, sort_keys=True)

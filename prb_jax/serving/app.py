@@ -84,15 +84,10 @@ class Figures:
 
 @dataclass(frozen=True)
 class Served:
-    """What an application serves.
+    """What an application serves: a model, of which ``identity`` is all that decides its scores, shown by a ``view``.
 
-    Attributes:
-      name: of the model.
-      engine: scores items.
-      figures: what is counted.
-      options: limits for clients, and the token that they must send; without one, the host's own names.
-      identity: everything about the model that decides its scores.
-      view: what it is shown of a request.
+    The options hold the limits for clients, and the token that they must send; without one, they must use the names
+    of this machine.
     """
 
     name: str

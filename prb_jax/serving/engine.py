@@ -66,12 +66,9 @@ class _Job:
 
 @dataclass(eq=False)
 class _WaitingTree:
-    """A tree that waits for the device.
+    """A tree that waits for the device, with the owners of its responses.
 
-    Attributes:
-      made: the tree.
-      owners: whose items its responses are.
-      fresh: its tokens beyond those that the tree before it begins with too.
+    ``fresh`` counts its tokens beyond those that the tree before it begins with too.
     """
 
     made: ItemTree
@@ -98,13 +95,7 @@ class Engine:
     """
 
     def __init__(self, scorer: TreeScorer, *, most: int, count: Callable[[int], None]) -> None:
-        """Start the threads.
-
-        Args:
-          scorer: makes trees and batches, and gives them to the device.
-          most: items that may wait for their scores.
-          count: is told the tokens of each batch.
-        """
+        """Start the threads; `most` items may wait for their scores, and `count` is told the tokens of each batch."""
         self.lanes, self.waiting, self.failure = lanes(scorer.model.mesh), 0, None
         self._scorer, self._batcher, self._most, self._count = scorer, scorer.batcher, most, count
         self._jobs: deque[_Job] = deque()

@@ -271,9 +271,7 @@ def check_token(request: Request, token: str) -> None:
 def check_site(request: Request, hosts: frozenset[str] | None) -> None:
     """Refuse what another site asks the browser to send, also under a name of its own for this machine.
 
-    Args:
-      request: of a page or of a program; a program has no origin.
-      hosts: names by which clients may call the server; None for any.
+    `hosts` are the names by which clients may call the server, None for any. A program, unlike a page, has no origin.
 
     Raises:
       RefusedError: 421 for another name, 403 for another site.

@@ -14,9 +14,10 @@ from prb_jax.errors import PrbError, RunError
 from prb_jax.judges.scorer import JudgeScorer
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.score_server import RemoteScorer, ScoreClient
+from prb_jax.scoring import AdaptsToUsers, ReadsTokens, Scorer
+from prb_jax.scoring.baselines import PlainScorer
 from prb_jax.scoring.load import Model, open_scorer
 from prb_jax.scoring.run import shown_view
-from prb_jax.scoring.scorer import AdaptsToUsers, PlainScorer, ReadsTokens, Scorer
 from prb_jax.serving.items import ChatItem, NotFiniteError, Score, Scores, as_comparison
 from prb_jax.text.view import View, ViewOptions, choose_view
 
@@ -54,7 +55,7 @@ def open_reward(
         if judge is not None:
             raise RunError(f"{model}: is no judge (judge:MODEL): leave out how one is asked")
         return open_scorer(model, loading, history=history)
-    from prb_jax.judges.open_judge import open_named_judge
+    from prb_jax.judges.judge import open_named_judge
 
     if parse_judge(str(model)).protocol == RUBRIC:
         raise RunError(f"{model}: rates aspects of the true rubric, which no request holds: give judge:MODEL")

@@ -11,8 +11,8 @@ import numpy as np
 from prb_jax.data.comparison import Comparison, Message, Post
 from prb_jax.errors import DataError, PrbError
 from prb_jax.text.pair_tokenizer import PairTokenizer
-from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.view import View
+from prb_jax.text.visible import TextProtocol
 from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import Tree
 
@@ -47,14 +47,12 @@ class ChatItem:
 
 @dataclass(frozen=True)
 class RenderedItem:
-    """A whole conversation as the client rendered it, read at its last token.
+    """A whole conversation as the client rendered it, text or token ids, read at its last token.
 
     Attributes:
-      content: its text or its token ids.
       special_tokens: whether the tokenizer adds its special tokens around a text.
       ended: whether the tokenizer's end-of-text token is put behind a text, once.
       keep: only the last so many tokens are read; -1 for the longest conversation that the server takes.
-      user_id: as of a comparison.
     """
 
     content: str | tuple[int, ...]
@@ -69,12 +67,9 @@ Item = ChatItem | RenderedItem
 
 @dataclass(frozen=True)
 class Score:
-    """The score of an item.
+    """The score of an item, and the tokens of its whole conversation.
 
-    Attributes:
-      value: as the model gives it.
-      tokens: of the whole conversation.
-      truncated: whether something of prompt or profile was left out to keep the length limit.
+    It is truncated where something of prompt or profile was left out to keep the length limit.
     """
 
     value: float
@@ -95,12 +90,7 @@ class TooManyCharactersError(DataError):
 
 @dataclass(frozen=True, eq=False)
 class ItemTree:
-    """A tree of some of the items.
-
-    Attributes:
-      members: the place of the item of each response.
-      tree: in tokens.
-    """
+    """A tree of some of the items, with the place of the item of each response."""
 
     members: tuple[int, ...]
     tree: Tree
@@ -120,10 +110,7 @@ class ItemTree:
 class TreeMaker:
     """Makes trees of items: responses to one prompt, for one user with one profile, become one tree.
 
-    Attributes:
-      reader: of the model.
-      view: what it is shown.
-      most: responses of a tree.
+    A tree has `most` responses at most.
     """
 
     reader: Reader

@@ -27,12 +27,9 @@ Answer = Callable[[Sequence[Score], str], Any]
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """A request that was understood.
+    """A request that was understood; `answer` makes the JSON answer of the scores and the model's name.
 
-    Attributes:
-      items: what is to be scored.
-      answer: makes the JSON answer of the scores and the model's name.
-      activation: the client wants 1 / (1 + exp(-score)) instead of the score.
+    With `activation` the client wants 1 / (1 + exp(-score)) instead of the score.
     """
 
     items: Sequence[Item]

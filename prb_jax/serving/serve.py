@@ -10,9 +10,9 @@ from prb_jax.errors import RunError, need_extra
 from prb_jax.judges.scorer import JudgeScorer
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.score_server import TOKEN, ScoreClient
+from prb_jax.scoring import Scorer
 from prb_jax.scoring.load import read_history
 from prb_jax.scoring.reward_model import RewardModel
-from prb_jax.scoring.scorer import Scorer
 from prb_jax.serving.engine import Engine, ScorerEngine
 from prb_jax.serving.item_scorer import JUDGED_AT_ONCE, comparison_scores, open_reward
 from prb_jax.serving.options import ServeOptions
@@ -27,10 +27,7 @@ def serve(
 ) -> None:
     """Load a model, print where it is served once it is warm, and answer requests until SIGTERM or Ctrl-C.
 
-    Args:
-      model: what `prb evaluate` takes, or a judge: `judge:MODEL`, or `judge:URL#NAME` at an endpoint.
-      options: where, to whom and how.
-      loading: how the model is opened.
+    The model is what `prb evaluate` takes, or a judge: `judge:MODEL`, or `judge:URL#NAME` at an endpoint.
 
     Raises:
       RunError: the address cannot be used, others could reach it and there is no token, or an option has no effect on

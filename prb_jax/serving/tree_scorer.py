@@ -40,13 +40,9 @@ MOST_RESPONSES = 64
 
 @dataclass(frozen=True)
 class TreeScorer:
-    """Scores items as trees, in shapes that do not depend on what comes.
+    """Scores items as trees, in shapes of streams or of padded trees that do not depend on what comes.
 
-    Attributes:
-      model: that scores.
-      maker: makes trees of items.
-      shapes: of streams or of padded trees.
-      tokens: of a full batch.
+    A full batch has about so many tokens.
     """
 
     model: RewardModel

@@ -3,87 +3,99 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from prb_jax import benchmarks
 from prb_jax.benchmarks.benchmark import Benchmark, Place
 from prb_jax.data import fields
-from prb_jax.data.files import Row, has_known_suffix, read_rows
-from prb_jax.data.folders import folder_files, read_folder
-from prb_jax.data.hub import read_hub
+from prb_jax.data.files import has_known_suffix
+from prb_jax.data.lines import Row
 from prb_jax.errors import DataError
-from prb_jax.sources.prepared import is_prepared, read_prepared
+from prb_jax.plugins import get_plugin
+from prb_jax.sources.source import Digest, FileSource, Source
 
 
-def read_benchmark(benchmark: Benchmark, source: str | Path, *, subset: str | None, split: str) -> list[Row]:
-    """All records of a benchmark, in the format of ``Comparison.from_row``.
+@dataclass(frozen=True)
+class BenchmarkSource(Source):
+    """A benchmark, in the layout in which it is published or in the format of our records.
 
     Published ids are names within a subset. Where two records share one, every id is written as
     "SUBSET/ID", and the second record of an equal name as "SUBSET/ID#2".
 
-    Args:
-      benchmark: what is read.
-      source: a hub id; or, as ``Path``, a folder or file in the published layout, in the format of
-        our records, or a prepared folder.
-      subset: may be used to read less; the caller still has to choose by the records' own subset.
-      split: for a benchmark that names none.
-
-    Raises:
-      DataError: for a source or record that cannot be read, or is not of this benchmark.
+    Attributes:
+      inner: where its records lie.
     """
-    rows = []
-    for place, value in _published(benchmark, source, subset=subset, split=split):
-        if not isinstance(value, dict):
-            raise DataError(f"{place.where}: expected an object with fields, found {fields.found(value)}")
-        rows.append(Row(place.where, dict(benchmark.record(value, place))))
-    _tell_apart(rows)
-    return rows
 
+    inner: Source = field(kw_only=True)
 
-def _published(
-    benchmark: Benchmark, source: str | Path, *, subset: str | None, split: str
-) -> Iterator[tuple[Place, Any]]:
-    if isinstance(source, Path) and source.is_dir() and is_prepared(source):
-        for number, row in enumerate(read_prepared(source, split=split), start=1):
-            yield Place(row.where, "", split, number), row.value
-    elif isinstance(source, Path) and not source.is_dir():
-        yield from _file(source, source.as_posix())
-    elif isinstance(source, Path) and benchmark.files is not None:
-        for path in benchmark_files(benchmark, source, split=split):
-            yield from _file(path, path.relative_to(source).as_posix())
-    else:
-        for name in benchmark.splits or (split,):
-            if isinstance(source, Path):
-                rows = read_folder(source, subset=subset, split=name, columns=None)
-            else:
-                rows = read_hub(source, subset=subset, split=name, columns=None)
-            for number, row in enumerate(rows, start=1):
+    @property
+    def kind(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """As of the source within."""
+        return self.inner.kind
+
+    @property
+    def _rule(self) -> Benchmark:
+        return benchmarks.get_benchmark(str(self.benchmark))
+
+    def rows(self, *, subset: str | None, split: str) -> Iterator[Row]:
+        rows = []
+        for place, value in self._published(subset=subset, split=split):
+            if not isinstance(value, dict):
+                raise DataError(f"{place.where}: expected an object with fields, found {fields.found(value)}")
+            rows.append(Row(place.where, dict(self._rule.record(value, place))))
+        _tell_apart(rows)
+        yield from rows
+
+    def files(self, *, split: str) -> Sequence[Path]:
+        """As of any source.
+
+        Raises:
+          DataError: a folder has none of the files that the benchmark is published in.
+        """
+        if self.kind != "folder":
+            return self.inner.files(split=split)
+        rule, folder = self._rule, Path(self.name)
+        if rule.files is None:
+            files = [self.inner.files(split=name) for name in rule.splits or (split,)]
+            return list(dict.fromkeys(file for some in files for file in some))
+        paths = sorted(path for path in folder.glob(rule.files) if has_known_suffix(path))
+        named = f"files {rule.files}"
+        if rule.topics:
+            paths = [path for path in paths if path.name.partition(".")[0] in rule.topics]
+            named += f" with the name of a topic ({', '.join(rule.topics[:3])}, ...)"
+        if not paths:
+            raise DataError(f"{folder}: no {named} in it; expected {rule.home} for {rule.name}")
+        return paths
+
+    def describe(self, *, split: str, digest: Digest) -> dict[str, Any]:
+        if self.kind == "folder":
+            files = {self._inside(file): digest(file) for file in sorted(self.files(split=split))}
+            described: dict[str, Any] = {"split": split, "files": files}
+        else:
+            described = self.inner.describe(split=split, digest=digest)
+        if self.kind == "prepared":
+            return described
+        mark = {"benchmark": self.benchmark}
+        if self.benchmark not in benchmarks.NAMES:
+            mark["plugin"] = get_plugin("benchmarks", str(self.benchmark), Benchmark).origin
+        return {"kind": self.kind, **mark, **described}
+
+    def _published(self, *, subset: str | None, split: str) -> Iterator[tuple[Place, Any]]:
+        inner = replace(self.inner, columns=None)
+        if self.kind == "file" or (self.kind == "folder" and self._rule.files is not None):
+            for file in self.files(split=split):
+                name = file.as_posix() if self.kind == "file" else self._inside(file)
+                rows = FileSource(str(file), columns=None).rows(subset=None, split=split)
+                for number, row in enumerate(rows, start=1):
+                    yield Place(row.where, name, "", number), row.value
+            return
+        splits = (split,) if self.kind == "prepared" else self._rule.splits or (split,)
+        for name in splits:
+            for number, row in enumerate(inner.rows(subset=subset, split=name), start=1):
                 yield Place(row.where, "", name, number), row.value
-
-
-def benchmark_files(benchmark: Benchmark, folder: Path, *, split: str) -> list[Path]:
-    """The files of a folder that are read for a benchmark, and what declares them.
-
-    Raises:
-      DataError: if there are none.
-    """
-    if benchmark.files is None:
-        files = [folder_files(folder, split=name) for name in benchmark.splits or (split,)]
-        return list(dict.fromkeys(file for some in files for file in some))
-    paths = sorted(path for path in folder.glob(benchmark.files) if has_known_suffix(path))
-    named = f"files {benchmark.files}"
-    if benchmark.topics:
-        paths = [path for path in paths if path.name.partition(".")[0] in benchmark.topics]
-        named += f" with the name of a topic ({', '.join(benchmark.topics[:3])}, ...)"
-    if not paths:
-        raise DataError(f"{folder}: no {named} in it; expected {benchmark.home} for {benchmark.name}")
-    return paths
-
-
-def _file(path: Path, name: str) -> Iterator[tuple[Place, Any]]:
-    for number, row in enumerate(read_rows(path, columns=None), start=1):
-        yield Place(row.where, name, "", number), row.value
 
 
 def _tell_apart(rows: list[Row]) -> None:

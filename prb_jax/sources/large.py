@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, overload
+from typing import Any, overload
 
 import numpy as np
 
-from prb_jax.data import blocks
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.lines import JsonLines
 from prb_jax.data.records import Placed
 from prb_jax.errors import DataError
-
-SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".parquet")
-"""Kinds of files that are read by windows."""
-
-_PACKED: Final = 4
 
 
 class LargeComparisons(Sequence[Comparison]):
@@ -38,8 +31,7 @@ class LargeComparisons(Sequence[Comparison]):
       count: how many there are, where that is known without reading them.
 
     Attributes:
-      files: likewise.
-      stamp: likewise.
+      files, stamp: likewise.
       known: how many were read so far.
       complete: whether all were.
     """
@@ -57,8 +49,8 @@ class LargeComparisons(Sequence[Comparison]):
         self.files, self.stamp = files or {}, stamp
         self.known, self.complete = count or 0, count is not None
         self._listeners: list[Callable[[int, Placed], None]] = []
-        self._cursor: tuple[int, Iterator[Comparison]] | None = None  # the place that comes next
-        self._latest: Comparison
+        self._walk: Iterator[Comparison] = iter(())  # goes on behind the comparison that was looked up last
+        self._last: tuple[int, Comparison | None] = (-1, None)
 
     def placed(self) -> Iterator[Placed]:
         """Yield each comparison with the place where it stands.
@@ -77,7 +69,7 @@ class LargeComparisons(Sequence[Comparison]):
     def listen(self, listener: Callable[[int, Placed], None]) -> None:
         """Call a function with each comparison that is read from now on and its index, in the thread that reads it."""
         self._listeners.append(listener)
-        self._cursor = None
+        self._last = (-1, None)
 
     def __iter__(self) -> Iterator[Comparison]:
         return (placed.comparison for placed in self.placed())
@@ -100,31 +92,21 @@ class LargeComparisons(Sequence[Comparison]):
     @overload
     def __getitem__(self, index: slice) -> list[Comparison]: ...
     def __getitem__(self, index: int | slice) -> Comparison | list[Comparison]:
-        """Return one of them: quickly where the places that are asked for ascend."""
+        """Return one of them: without reading again where the places that are asked for ascend."""
         if isinstance(index, slice):
-            ahead = index.stop is not None and index.stop >= 0 and (index.start or 0) >= 0
-            places = range(*index.indices(sys.maxsize if ahead else len(self)))
-            return [self[place] for place in itertools.takewhile(self._holds, places)]
+            return list(itertools.islice(self, index.start, index.stop, index.step))
         place = index + len(self) if index < 0 else index
-        if place < 0 or not self._holds(place):
+        last, comparison = self._last
+        if place < last or comparison is None:
+            last, self._walk = -1, iter(self)
+        if place != last:
+            comparison = (
+                next(itertools.islice(self._walk, place - last - 1, None), None) if place >= 0 else None
+            )
+            self._last = (place, comparison)
+        if comparison is None:
             raise IndexError("comparison index out of range")
-        return self._latest
-
-    def _holds(self, place: int) -> bool:
-        """Go on to a comparison, from the first one where it was passed; False where there are not as many."""
-        following, walk = self._cursor or (0, iter(self))
-        if place + 1 == following:
-            return True
-        if place < following:
-            following, walk = 0, iter(self)
-        for comparison in walk:
-            following += 1
-            self._cursor = (following, walk)
-            if following > place:
-                self._latest = comparison
-                return True
-        self._cursor = None
-        return False
+        return comparison
 
     def where(self, index: int) -> str:
         """Return the place of one comparison in its file."""
@@ -146,16 +128,14 @@ class LargeComparisons(Sequence[Comparison]):
     @classmethod
     def joined(cls, parts: Sequence[tuple[str, Sequence[Comparison]]]) -> LargeComparisons:
         """Return all comparisons of several sources, given with their names, one source after another."""
-        if len(parts) == 1 and isinstance(parts[0][1], LargeComparisons):
-            return parts[0][1]
         large = [part for _, part in parts if isinstance(part, LargeComparisons)]
+        if len(large) == len(parts) == 1:
+            return large[0]
 
         def start() -> Iterator[Placed]:
             for name, part in parts:
-                if isinstance(part, LargeComparisons):
-                    yield from part.placed()
-                else:
-                    yield from (Placed(name, comparison) for comparison in part)
+                held = (Placed(name, comparison) for comparison in part)
+                yield from part.placed() if isinstance(part, LargeComparisons) else held
 
         def about() -> float:
             counts = [part.about() if isinstance(part, LargeComparisons) else len(part) for _, part in parts]
@@ -164,6 +144,11 @@ class LargeComparisons(Sequence[Comparison]):
         files = {path: file for part in large for path, file in part.files.items()}
         count = sum(len(part) for _, part in parts) if all(part.complete for part in large) else None
         return cls(start, about=about, files=files, count=count)
+
+
+def is_held(comparisons: Sequence[Any]) -> bool:
+    """Whether comparisons are looked up in any order, in memory or prepared; else they are read forward."""
+    return not isinstance(comparisons, LargeComparisons)
 
 
 @dataclass(frozen=True)
@@ -184,7 +169,7 @@ class Window:
 def windows(comparisons: Sequence[Comparison], *, first: int, size: int) -> Iterator[Window]:
     """Yield comparisons in consecutive parts; of large files no more is read than the part and one comparison."""
     start, count = 0, first
-    if not isinstance(comparisons, LargeComparisons):
+    if is_held(comparisons):
         while start < len(comparisons):
             places = range(start, min(start + count, len(comparisons)))
             yield Window(places, comparisons[start : places.stop], places.stop == len(comparisons))
@@ -234,20 +219,6 @@ class Joined(Sequence[Comparison]):
         place = int(self.places[index])
         part = bisect_right(self._starts, place) - 1
         return self._parts[part][place - self._starts[part]]
-
-
-def is_large(path: Path) -> bool:
-    """Whether a file is read by windows; compressed ones count four times."""
-    return path.name.endswith(SUFFIXES) and unpacked_size(path) >= blocks.LARGE
-
-
-def unpacked_size(path: Path) -> int:
-    """Return about how many bytes of text a file holds; 0 where it cannot be read."""
-    try:
-        size = path.stat().st_size if path.is_file() else 0
-    except OSError:
-        return 0
-    return size * (_PACKED if path.name.endswith((".gz", ".parquet")) else 1)
 
 
 def stamp(files: Sequence[Path]) -> list[tuple[str, int, int, int]]:

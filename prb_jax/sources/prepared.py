@@ -1,4 +1,4 @@
-"""Reading data sets that `prb prepare` wrote: array_record files with random access.
+"""Data sets that `prb prepare` wrote: array_record files with random access.
 
 They are ordinary data sets of tensorflow-datasets; TensorFlow is not needed to read them.
 """
@@ -10,10 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, overload
 
+from prb_jax.data import lines
 from prb_jax.data.comparison import Comparison
-from prb_jax.data.files import Row, file_digest
+from prb_jax.data.files import file_digest
+from prb_jax.data.lines import Row
 from prb_jax.data.reading import read_json, read_object
 from prb_jax.errors import DataError, quote
+from prb_jax.sources.source import Digest, Source
 
 NAME: Final = "prb_comparisons"
 """Of the data set, as tensorflow-datasets knows it; also the folder that it makes."""
@@ -33,6 +36,47 @@ _AGAIN: Final = "prepare the data set again"
 _AT_A_TIME: Final = 1024
 
 
+class PreparedSource(Source):
+    """A prepared folder."""
+
+    kind = "prepared"
+
+    def rows(self, *, subset: str | None, split: str) -> Iterator[Row]:
+        return PreparedComparisons(self.name, split=split).rows()
+
+    def files(self, *, split: str) -> Sequence[Path]:
+        folder = Path(self.name)
+        files = (file for file in folder.rglob("*") if file.is_file())
+        hidden = (
+            file for file in files if not any(p.startswith(".") for p in file.relative_to(folder).parts)
+        )
+        return sorted(hidden)
+
+    def large_files(self, *, split: str) -> Sequence[Path]:
+        files = self.files(split=split)
+        size = sum(file.stat().st_size for file in files)
+        return files if size > lines.LARGE or tokens_folder(Path(self.name)) is not None else []
+
+    def describe(self, *, split: str, digest: Digest) -> dict[str, Any]:
+        """The description of the source that the split was prepared from, for which the copy may stand.
+
+        It is that of the files themselves where the copy was made of several sources, or by an earlier version.
+
+        Raises:
+          DataError: the copy is damaged, or its files are not those that were prepared.
+        """
+        folder = Path(self.name)
+        made = metadata(folder)
+        sources, splits = made.get("sources"), made.get("splits")
+        if not _digests(folder) or not isinstance(sources, list) or not isinstance(splits, list):
+            return super().describe(split=split, digest=digest)
+        if tokens_folder(folder) is None:  # else the text is hardly read, and checked where it is
+            check_text(folder)
+        if len(sources) != len(splits) or (len(splits) > 1 and split not in splits):
+            return super().describe(split=split, digest=digest)
+        return sources[splits.index(split) if len(splits) > 1 else 0]
+
+
 class PreparedComparisons(Sequence[Comparison]):
     """The comparisons of one split of a prepared folder, each read from disk when it is asked for.
 
@@ -46,28 +90,30 @@ class PreparedComparisons(Sequence[Comparison]):
 
     def __init__(self, folder: str | Path, *, split: str = "test") -> None:
         self._place = f"{folder} ({split})"
-        self._source = _data_source(Path(folder), split)
+        self._examples = _examples(Path(folder), split)
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self._examples)
 
     @overload
     def __getitem__(self, index: int) -> Comparison: ...
     @overload
     def __getitem__(self, index: slice) -> list[Comparison]: ...
     def __getitem__(self, index: int | slice) -> Comparison | list[Comparison]:
-        if isinstance(index, slice):
-            numbers = list(range(len(self))[index])
-            return [self._comparison(n, value) for n, value in zip(numbers, _get(self._source, numbers))]
-        number = range(len(self))[index]
-        return self._comparison(number, self._source[number])
+        places = range(len(self))[index]
+        if isinstance(places, range):
+            return [Comparison.from_row(row.value, where=row.where) for row in self._rows(places)]
+        return self[places : places + 1][0]
 
-    def row(self, index: int) -> Row:
-        """Return one record as it is stored."""
-        return Row(f"{self._place}: row {index + 1}", to_row(self._source[index]))
+    def rows(self) -> Iterator[Row]:
+        """Yield the records of the split, in the order of their source."""
+        for start in range(0, len(self), _AT_A_TIME):
+            yield from self._rows(range(start, min(start + _AT_A_TIME, len(self))))
 
-    def _comparison(self, number: int, example: Mapping[str, Any]) -> Comparison:
-        return Comparison.from_row(to_row(example), where=f"{self._place}: row {number + 1}")
+    def _rows(self, places: range) -> Iterator[Row]:
+        # Several at once are read faster than one after the other.
+        for place, example in zip(places, self._examples.__getitems__(list(places)) if places else ()):
+            yield Row(f"{self._place}: row {place + 1}", to_row(example))
 
 
 def is_prepared(folder: Path) -> bool:
@@ -82,25 +128,6 @@ def metadata(folder: Path) -> dict[str, Any]:
       DataError: it is damaged.
     """
     return read_object(_found(folder) / _METADATA, error=DataError, hint=_AGAIN)
-
-
-def source_description(folder: Path, *, split: str) -> dict[str, Any] | None:
-    """What `describe_source` said of the source that a split was prepared from, for which the copy may stand.
-
-    None where that is not known: it was made of several sources, or by an earlier version.
-
-    Raises:
-      DataError: the copy is damaged, or its files are not those that were prepared.
-    """
-    made = metadata(folder)
-    sources, splits = made.get("sources"), made.get("splits")
-    if not _digests(folder) or not isinstance(sources, list) or not isinstance(splits, list):
-        return None
-    if tokens_folder(folder) is None:  # else the text is hardly read, and checked where it is
-        check_text(folder)
-    if len(sources) != len(splits) or (len(splits) > 1 and split not in splits):
-        return None
-    return sources[splits.index(split) if len(splits) > 1 else 0]
 
 
 def check_text(folder: Path) -> None:
@@ -138,19 +165,6 @@ def prepared_sources(folder: Path, *, split: str) -> list[Any]:
         raise DataError(f"{folder}: does not say what the split {quote(split)} was made of; {_AGAIN}")
     each = len(sources) // len(splits)
     return sources[splits.index(split) * each :][:each]
-
-
-def read_prepared(folder: Path, *, split: str) -> Iterator[Row]:
-    """The records of one split, in the order of their source.
-
-    Raises:
-      DataError: for a folder that cannot be read, or has several splits but not this one.
-    """
-    source = _data_source(folder, split)
-    for start in range(0, len(source), _AT_A_TIME):
-        numbers = range(start, min(start + _AT_A_TIME, len(source)))
-        for number, example in zip(numbers, _get(source, list(numbers))):
-            yield Row(f"{folder} ({split}): row {number + 1}", to_row(example))
 
 
 def to_row(example: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,7 +206,7 @@ def _found(folder: Path) -> Path:
     return found
 
 
-def _data_source(folder: Path, split: str) -> Any:
+def _examples(folder: Path, split: str) -> Any:
     """Random access to the stored examples of a split."""
     found = _found(folder)
     import tensorflow_datasets as tfds  # slow to import
@@ -207,9 +221,4 @@ def _data_source(folder: Path, split: str) -> Any:
     except DataError:
         raise
     except Exception as error:  # whatever damaged files make of it; the chain keeps the details
-        raise DataError(f"{folder}: cannot be read: {error}; prepare the data set again") from error
-
-
-def _get(source: Any, numbers: list[int]) -> Sequence[Mapping[str, Any]]:
-    """Several examples at once, which is faster than one after the other."""
-    return source.__getitems__(numbers) if numbers else []
+        raise DataError(f"{folder}: cannot be read: {error}; {_AGAIN}") from error

@@ -2,71 +2,45 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from hashlib import sha256
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from prb_jax import benchmarks
-from prb_jax.benchmarks.benchmark import Benchmark
-from prb_jax.data import blocks
+from prb_jax.benchmarks.prb import same_subset
+from prb_jax.data import lines
 from prb_jax.data.arrow import parquet_rows
 from prb_jax.data.comparison import Comparison
-from prb_jax.data.field_names import RECORD, FieldMapper, FieldNames
-from prb_jax.data.files import SUFFIXES, Row, file_digest, has_known_suffix, read_rows
-from prb_jax.data.folders import folder_files, folder_layout, read_folder
-from prb_jax.data.hub import read_hub, same_subset
-from prb_jax.data.lines import JsonLines
+from prb_jax.data.field_names import FieldMapper, FieldNames
+from prb_jax.data.files import SUFFIXES, file_digest, has_known_suffix, read_rows
+from prb_jax.data.lines import JsonLines, Row, is_large, large_digest, unpacked_size
 from prb_jax.data.records import Placed, Records, given_rows, read_records
-from prb_jax.errors import DataError, PrbError, quote
-from prb_jax.plugins import get_plugin, is_python_value, python_value
-from prb_jax.sources.benchmarks import benchmark_files, read_benchmark
-from prb_jax.sources.large import SUFFIXES as LARGE_SUFFIXES
-from prb_jax.sources.large import LargeComparisons, is_large, stamp, unpacked_size
-from prb_jax.sources.prepared import (
-    PreparedComparisons,
-    is_prepared,
-    metadata,
-    read_prepared,
-    source_description,
-    tokens_folder,
-)
+from prb_jax.errors import DataError, quote
+from prb_jax.plugins import is_python_value
+from prb_jax.sources.large import LargeComparisons, stamp
+from prb_jax.sources.prepared import PreparedComparisons, is_prepared, metadata, tokens_folder
+from prb_jax.sources.source import FileSource, PythonSource, Source
 from prb_jax.storage.urls import localised
 
 PERSONAS: Final = "personas"
 PRB: Final = "prb"
+"""The paper's data set, which is read alike with and without its name."""
 
+_CLASSES: Final = {
+    "benchmarks": "BenchmarkSource",
+    "folders": "FolderSource",
+    "hub": "HubSource",
+    "personas": "PersonasSource",
+    "prepared": "PreparedSource",
+}
+"""Modules beside this one that are imported when a source of their kind is opened."""
 _COLUMNS: Final = re.compile(r"(?P<source>.+)\?(?P<columns>\w+=[^&=?]+(&\w+=[^&=?]+)*)", re.DOTALL)
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-
-
-class _Kind(StrEnum):
-    FILE = "file"
-    FOLDER = "folder"
-    PREPARED = "prepared"
-    HUB = "hub"
-    GENERATED = "generated"
-    PYTHON = "python"
-
-
-@dataclass(frozen=True)
-class _Source:
-    """A resolved source; ``name`` is a path, a hub id, or the part of the generated benchmark.
-
-    ``benchmark`` is the name of the benchmark that it holds, if it holds one; ``columns`` are those of other names.
-    """
-
-    kind: _Kind
-    name: str
-    benchmark: str | None = None
-    columns: FieldNames = RECORD
 
 
 def read_comparisons(
@@ -96,32 +70,19 @@ def read_comparisons(
       DataError: for a source that does not exist, cannot be read or holds nothing, and for the
         first bad record, naming file, line and field.
     """
-    if limit is not None and limit < 1:
-        raise DataError(f"limit: expected at least 1, found {limit}")
-    if isinstance(source, str | Path):
-        records = read_records(each_row(source, subset=subset, split=split))
-    else:
-        source, records = "data", read_records(given_rows(source))
-    return [placed.comparison for placed in _chosen(_distinct(records), source, subset=subset, limit=limit)]
+    return list(each_comparison(source, subset=subset, split=split, limit=limit))
 
 
-def _chosen(
-    records: Iterable[Placed], source: object, *, subset: str | None, limit: int | None
-) -> Iterator[Placed]:
-    """The first so many comparisons of a subset; at least one."""
-    taken, others = 0, set[str]()
-    for placed in records:
-        if subset is not None and not same_subset(placed.comparison.subset, subset):
-            others.add(placed.comparison.subset or "(none)")
-            continue
-        yield placed
-        taken += 1
-        if taken == limit:
-            return
-    if not taken and others:
-        raise DataError(f"{source}: no subset {quote(subset)}; expected one of {', '.join(sorted(others))}")
-    if not taken:
-        raise DataError(f"{source}: no comparisons in it")
+def each_comparison(
+    source: str | Path | Records, *, subset: str | None = None, split: str = "test", limit: int | None = None
+) -> Iterator[Comparison]:
+    """Yield the comparisons that ``read_comparisons`` gives, one after another; errors likewise."""
+    _check_limit(limit)
+    named = isinstance(source, str | Path)
+    rows = each_row(source, subset=subset, split=split) if named else given_rows(source)
+    name = source if named else "data"
+    for placed in _chosen(_distinct(read_records(rows)), name, subset=subset, limit=limit):
+        yield placed.comparison
 
 
 def open_comparisons(
@@ -129,31 +90,27 @@ def open_comparisons(
 ) -> list[Comparison] | LargeComparisons:
     """As ``read_comparisons``, but comparisons of large files are read forward when they are asked for.
 
-    JSON lines, also ``.gz``, parquet files and prepared folders of more than ``prb_jax.data.blocks.LARGE`` bytes are
+    JSON lines, also ``.gz``, parquet files and prepared folders of more than ``prb_jax.data.lines.LARGE`` bytes are
     large. Their records are checked when they are read, and distinct ids are left to the caller.
 
     Raises:
       DataError: as ``read_comparisons``.
     """
-    files = large_files(source, split=split)
+    opened = _resolve(source, split=split)
+    files = _large_files(opened, split=split)
     if not files:
         return read_comparisons(source, subset=subset, split=split, limit=limit)
-    if limit is not None and limit < 1:
-        raise DataError(f"limit: expected at least 1, found {limit}")
-    resolved, stamped = _resolve(source, split=split), stamp(files)
-    prepared = resolved.kind is _Kind.PREPARED
+    _check_limit(limit)
+    stamped, prepared = stamp(files), opened.kind == "prepared"
     readers = {} if prepared else {file: JsonLines(file) for file in files if file.suffix != ".parquet"}
-    mapper = FieldMapper(resolved.columns, resolved.name)
 
     def rows() -> Iterator[Row]:
+        for file in () if prepared else files:
+            yield from readers[file].rows() if file in readers else read_rows(file, columns=opened.columns)
         if prepared:
-            yield from read_prepared(Path(resolved.name), split=split)
-            return
-        for file in files:
-            plain = readers[file].rows() if file in readers else read_rows(file, columns=resolved.columns)
-            for row in plain:
-                yield Row(row.where, mapper(row.value, where=row.where))
-        mapper.finish()
+            yield from opened.rows(subset=subset, split=split)
+
+    mapped = _mapped(rows, opened)
 
     def about() -> float:
         counts = [reader.about() for reader in readers.values()]
@@ -162,13 +119,11 @@ def open_comparisons(
 
     count = None
     if subset is None and not readers:
-        if prepared:
-            count = len(PreparedComparisons(Path(resolved.name), split=split))
-        else:
-            count = sum(map(parquet_rows, files))
+        whole = PreparedComparisons(opened.name, split=split) if prepared else ()
+        count = len(whole) if prepared else sum(map(parquet_rows, files))
         count = min(count, limit or count)
     large = LargeComparisons(
-        lambda: _chosen(read_records(rows(), tell=False), source, subset=subset, limit=limit),
+        lambda: _chosen(read_records(mapped(), tell=False), source, subset=subset, limit=limit),
         about=about,
         files={file: reader for file, reader in readers.items() if is_large(file)},
         stamp=stamped,
@@ -188,10 +143,11 @@ def find_comparisons(
     Raises:
       DataError: as ``read_comparisons``; raw files that are too large to be held in memory.
     """
-    files, path = large_files(source, split=split), Path(_resolve(source, split=split).name)
-    if files and is_prepared(path):
-        return PreparedComparisons(path, split=split)
-    if sum(map(unpacked_size, files)) > blocks.HELD:
+    opened = _resolve(source, split=split)
+    files = _large_files(opened, split=split)
+    if files and opened.kind == "prepared":
+        return PreparedComparisons(opened.name, split=split)
+    if sum(map(unpacked_size, files)) > lines.HELD:
         raise DataError(
             f"{source}: too large to be held in memory, and records of raw files are not looked up one by one: run "
             f"`prb prepare --data {source} --split {split} --out DIR` once, and give DIR in its place"
@@ -199,39 +155,18 @@ def find_comparisons(
     return read_comparisons(source, subset=subset, split=split, limit=limit)
 
 
-def each_comparison(source: str, *, split: str) -> Iterator[Comparison]:
-    """The comparisons that ``read_comparisons`` gives, one after another; of large files one is held at a time.
+def each_row(source: str | Path, *, subset: str | None = None, split: str = "test") -> Iterator[Row]:
+    """Yield the records of a source as they stand there, unchecked, or as comparisons where they are generated.
+
+    Args:
+      source, split: as of ``read_comparisons``.
+      subset: of a folder or hub data set with several configs, the one that is read; files are read whole.
 
     Raises:
-      DataError: as ``read_comparisons``.
+      DataError: a source that does not exist, or a file that cannot be read.
     """
-    records = _distinct(read_records(each_row(source, split=split)))
-    for placed in _chosen(records, source, subset=None, limit=None):
-        yield placed.comparison
-
-
-def large_files(source: str | Path, *, split: str) -> list[Path]:
-    """The files of a source that is read by windows; none for any other source.
-
-    Raises:
-      DataError: for a source that does not exist.
-    """
-    resolved = _resolve(source, split=split)
-    path = Path(resolved.name)
-    if resolved.benchmark is not None:
-        return []
-    if resolved.kind is _Kind.FILE:
-        return [path] if is_large(path) else []
-    if resolved.kind is _Kind.PREPARED:
-        files = sorted(_files(resolved, path, split=split))
-        size = sum(file.stat().st_size for file in files)
-        return files if size > blocks.LARGE or tokens_folder(path) is not None else []
-    if resolved.kind is not _Kind.FOLDER:
-        return []
-    configs = list(folder_layout(path).values())
-    files = list(configs[0].get(split, ())) if len(configs) == 1 else []
-    known = all(file.name.endswith(LARGE_SUFFIXES) for file in files)
-    return files if known and any(map(is_large, files)) else []
+    opened = _resolve(source, split=split)
+    return _mapped(lambda: opened.rows(subset=subset, split=split), opened)()
 
 
 def source_rows(source: str | Path) -> list[Row]:
@@ -240,14 +175,12 @@ def source_rows(source: str | Path) -> list[Row]:
     Raises:
       DataError: as `read_comparisons`; of a file only what is no record at all.
     """
-    resolved = _resolve(source, split="test")
-    if resolved.kind is _Kind.FILE and resolved.benchmark is None:
-        rows = list(_rows(resolved, subset=None, split="test"))
+    opened = _resolve(source, split="test")
+    if opened.kind == "file" and opened.benchmark is None:
+        rows = list(each_row(source))
     else:
-        found = read_comparisons(source)
-        rows = [
-            Row(f"{source}: record {number}", each.to_row()) for number, each in enumerate(found, start=1)
-        ]
+        numbered = enumerate(each_comparison(source), start=1)
+        rows = [Row(f"{source}: record {number}", one.to_row()) for number, one in numbered]
     if not rows:
         raise DataError(f"{source}: no comparisons in it")
     return rows
@@ -274,58 +207,25 @@ def describe_source(
     def digest(file: Path) -> Any:
         if file in digests:
             return digests[file]
-        return blocks.large_digest(file) if is_large(file) else file_digest(file)
+        return large_digest(file) if is_large(file) else file_digest(file)
 
-    resolved = _resolve(source, split=split)
-    # The paper's data set needs no mark: it is read alike with and without its name.
-    marked = resolved.benchmark not in (None, PRB) and resolved.kind is not _Kind.PREPARED
-    mark: dict[str, Any] = {"benchmark": resolved.benchmark} if marked else {}
-    if marked and resolved.benchmark not in benchmarks.NAMES:
-        mark["plugin"] = get_plugin("benchmarks", str(resolved.benchmark), Benchmark).origin
-    if resolved.columns.columns:
-        mark["columns"] = dict(resolved.columns.columns)
-    path = Path(resolved.name)
-    if resolved.kind is _Kind.PREPARED:
-        described = source_description(path, split=split)
-        if described is not None:
-            return described
-    if resolved.kind is _Kind.FILE:
-        return {"kind": "file", **mark, "files": {path.name: digest(path)}}
-    if resolved.kind in (_Kind.FOLDER, _Kind.PREPARED):
-        files = sorted(_files(resolved, path, split=split))
-        return {
-            "kind": resolved.kind.value,
-            **mark,
-            "split": split,
-            "files": {file.relative_to(path).as_posix(): digest(file) for file in files},
-        }
-    if resolved.kind is _Kind.HUB:
-        return {"kind": "hub", **mark, "repository": resolved.name, "split": split}
-    if resolved.kind is _Kind.PYTHON:  # what the file computes may depend on more than the file
-        rows = (row.value for row in _rows(resolved, subset=None, split=split))
-        texts = (row.to_row() if isinstance(row, Comparison) else row for row in rows)
-        content = sha256()
-        for text in texts:
-            content.update(json.dumps(text, sort_keys=True, default=str).encode() + b"\n")
-        return {"kind": "python", "name": resolved.name.rpartition(":")[2], "sha256": content.hexdigest()}
-    return {"kind": "generated", "name": PERSONAS, "part": resolved.name}
+    return _resolve(source, split=split).describe(split=split, digest=digest)
 
 
-def _files(source: _Source, folder: Path, *, split: str) -> Iterable[Path]:
-    """The files that are read."""
-    if source.kind is _Kind.PREPARED:
-        files = (file for file in folder.rglob("*") if file.is_file())
-        return (file for file in files if not any(p.startswith(".") for p in file.relative_to(folder).parts))
-    if source.benchmark is None:
-        return folder_files(folder, split=split)
-    return benchmark_files(benchmarks.get_benchmark(source.benchmark), folder, split=split)
+def large_files(source: str | Path, *, split: str) -> Sequence[Path]:
+    """The files of a source that is read by windows; none for any other source.
+
+    Raises:
+      DataError: for a source that does not exist.
+    """
+    return _large_files(_resolve(source, split=split), split=split)
 
 
 def prepared_tokens(source: str | Path) -> Path | None:
     """The prepared folder that the source is, if it holds tokens beside the text."""
-    resolved = _resolve(source, split="")
-    folder = Path(resolved.name)
-    return folder if resolved.kind is _Kind.PREPARED and tokens_folder(folder) is not None else None
+    opened = _resolve(source, split="")
+    folder = Path(opened.name)
+    return folder if opened.kind == "prepared" and tokens_folder(folder) is not None else None
 
 
 def benchmark_of(source: str | Path) -> str | None:
@@ -337,115 +237,105 @@ def benchmark_of(source: str | Path) -> str | None:
     return _resolve(source, split="").benchmark
 
 
-def _resolve(source: str | Path, *, split: str) -> _Source:
-    """The source of a name, which may end in "?FIELD=COLUMN&..."."""
+def _resolve(source: str | Path, *, split: str) -> Source:
+    """Open the source of a name, which may end in "?FIELD=COLUMN&..."."""
     source = localised(source)
     if isinstance(source, str) and (match := _COLUMNS.fullmatch(source)) and not Path(source).exists():
         found = _resolve(match["source"], split=split)
-        if found.kind in (_Kind.GENERATED, _Kind.PYTHON, _Kind.PREPARED) or found.benchmark not in (
-            None,
-            PRB,
-        ):
+        if not found.has_columns:
             raise DataError(
                 f"{source}: columns can be mapped in files, folders and data sets of the hub alone"
             )
         columns = dict(pair.split("=", 1) for pair in match["columns"].split("&"))
         return replace(found, columns=FieldNames(columns))
-    if isinstance(source, str):
-        if is_python_value(source):
-            return _Source(_Kind.PYTHON, source)
-        name, colon, rest = source.partition(":")
-        if name == PERSONAS:
-            return _Source(_Kind.GENERATED, rest if colon else split)
-        if name in benchmarks.benchmark_names():
-            return _benchmark(name, rest if colon else None)
-    return _place(source)
-
-
-def _benchmark(name: str, place: str | None) -> _Source:
-    """A benchmark from its own data set, or from the place after the colon."""
-    repository, home = benchmarks.get_benchmark(name).repository, benchmarks.get_benchmark(name).home
-    if place is None and repository is None:
-        raise DataError(f"{name}: has no data set on the hub; give --data {name}:FOLDER with {home}")
-    found = _Source(_Kind.HUB, str(repository)) if place is None else _place(place)
-    if found.benchmark not in (None, name):
-        raise DataError(f"{name}:{place}: holds the benchmark {quote(found.benchmark)}")
-    return _Source(found.kind, found.name, name)
-
-
-def _place(source: str | Path) -> _Source:
-    path = Path(source)
-    if path.is_dir():
-        if is_prepared(path):
-            benchmark = metadata(path).get("benchmark")
-            return _Source(
-                _Kind.PREPARED, str(path), benchmark if benchmark in benchmarks.benchmark_names() else None
+    name, colon, place = source.partition(":") if isinstance(source, str) else ("", "", "")
+    if isinstance(source, str) and is_python_value(source):
+        return PythonSource(source)
+    if name == PERSONAS:
+        return _open("personas", place if colon else split)
+    if name not in benchmarks.benchmark_names():
+        found = _at(source)
+    elif colon:
+        found = _at(place)
+        if found.benchmark not in (None, name):
+            raise DataError(f"{source}: holds the benchmark {quote(found.benchmark)}")
+        found = replace(found, benchmark=name)
+    else:
+        benchmark = benchmarks.get_benchmark(name)
+        if benchmark.repository is None:
+            raise DataError(
+                f"{name}: has no data set on the hub; give --data {name}:FOLDER with {benchmark.home}"
             )
-        return _Source(_Kind.FOLDER, str(path))
+        found = _open("hub", benchmark.repository, benchmark=name)
+    if found.benchmark in (None, PRB):
+        return found
+    return _open("benchmarks", found.name, benchmark=found.benchmark, inner=found)
+
+
+def _at(place: str | Path) -> Source:
+    """What lies at a path or an id, with the name of the benchmark that it says to hold."""
+    path = Path(place)
+    if path.is_dir():
+        if not is_prepared(path):
+            return _open("folders", str(path))
+        benchmark = metadata(path).get("benchmark")
+        known = benchmark if benchmark in benchmarks.benchmark_names() else None
+        return _open("prepared", str(path), benchmark=known)
     if has_known_suffix(path) or path.exists():
-        return _Source(_Kind.FILE, str(path))
-    if isinstance(source, str) and _HUB_ID.fullmatch(source):
-        benchmark = benchmarks.of_repository(source)
-        return _Source(_Kind.HUB, source, None if benchmark is None else benchmark.name)
+        return FileSource(str(path))
+    if isinstance(place, str) and _HUB_ID.fullmatch(place):
+        benchmark = benchmarks.of_repository(place)
+        return _open("hub", place, benchmark=None if benchmark is None else benchmark.name)
     raise DataError(
-        f"{source}: no such file, folder or data set; expected a file ({', '.join(SUFFIXES)}), a folder, "
+        f"{place}: no such file, folder or data set; expected a file ({', '.join(SUFFIXES)}), a folder, "
         f"a hub id (OWNER/NAME), FILE.py:NAME, {PERSONAS!r}, or a benchmark: {', '.join(benchmarks.benchmark_names())}"
     )
 
 
-def each_row(source: str | Path, *, subset: str | None = None, split: str = "test") -> Iterator[Row]:
-    """Yield the records of a source as they stand there, unchecked, or as comparisons where they are generated.
-
-    Args:
-      source, split: as of ``read_comparisons``.
-      subset: of a folder or hub data set with several configs, the one that is read; files are read whole.
-
-    Raises:
-      DataError: a source that does not exist, or a file that cannot be read.
-    """
-    return _rows(_resolve(source, split=split), subset=subset, split=split)
+def _open(module: str, name: str, **more: Any) -> Source:
+    return getattr(import_module(f"{__package__}.{module}"), _CLASSES[module])(name, **more)
 
 
-def _rows(source: _Source, *, subset: str | None, split: str) -> Iterator[Row]:
-    if source.kind is _Kind.GENERATED:
-        personas = import_module("prb_jax.sources.personas")  # the generator, only where it is asked for
-        for number, comparison in enumerate(personas.load(source.name), start=1):
-            yield Row(f"{PERSONAS}:{source.name}: row {number}", comparison)
-        return
-    if source.kind is _Kind.PYTHON:
-        for row in given_rows(_python_records(source.name)):
-            yield Row(f"{source.name}: {row.where}", row.value)
-        return
-    place = source.name if source.kind is _Kind.HUB else Path(source.name)
-    if source.benchmark not in (None, PRB):
-        benchmark = benchmarks.get_benchmark(source.benchmark)
-        yield from read_benchmark(benchmark, place, subset=subset, split=split)
-        return
-    if source.kind is _Kind.PREPARED:
-        yield from read_prepared(Path(source.name), split=split)
-        return
-    rows: Iterable[Row]
-    if source.kind is _Kind.FILE:
-        rows = read_rows(Path(source.name), columns=source.columns)
-    elif source.kind is _Kind.FOLDER:
-        rows = read_folder(Path(source.name), subset=subset, split=split, columns=source.columns)
-    else:
-        rows = read_hub(source.name, subset=subset, split=split, columns=source.columns)
-    mapped = FieldMapper(source.columns, source.name)
-    for row in rows:
-        yield Row(row.where, mapped(row.value, where=row.where))
-    mapped.finish()
+def _large_files(source: Source, *, split: str) -> Sequence[Path]:
+    return source.large_files(split=split) if source.benchmark is None else []
 
 
-def _python_records(name: str) -> Any:
-    """The records of FILE.py:NAME, which is a function that returns them, or the records themselves."""
-    value = python_value(name).value
-    try:
-        return value() if callable(value) else value
-    except PrbError:
-        raise
-    except Exception as error:
-        raise DataError(f"{name}: fails: {type(error).__name__}: {error}") from error
+def _mapped(rows: Callable[[], Iterator[Row]], source: Source) -> Callable[[], Iterator[Row]]:
+    """The rows of each pass, their columns under the names of fields."""
+    if not source.has_columns or source.columns is None:
+        return rows
+    mapper = FieldMapper(source.columns, source.name)
+
+    def mapped() -> Iterator[Row]:
+        for row in rows():
+            yield Row(row.where, mapper(row.value, where=row.where))
+        mapper.finish()
+
+    return mapped
+
+
+def _check_limit(limit: int | None) -> None:
+    if limit is not None and limit < 1:
+        raise DataError(f"limit: expected at least 1, found {limit}")
+
+
+def _chosen(
+    records: Iterable[Placed], source: object, *, subset: str | None, limit: int | None
+) -> Iterator[Placed]:
+    """The first so many comparisons of a subset; at least one."""
+    taken, others = 0, set[str]()
+    for placed in records:
+        if subset is not None and not same_subset(placed.comparison.subset, subset):
+            others.add(placed.comparison.subset or "(none)")
+            continue
+        yield placed
+        taken += 1
+        if taken == limit:
+            return
+    if not taken and others:
+        raise DataError(f"{source}: no subset {quote(subset)}; expected one of {', '.join(sorted(others))}")
+    if not taken:
+        raise DataError(f"{source}: no comparisons in it")
 
 
 def _distinct(records: Iterable[Placed]) -> Iterator[Placed]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.data.files import Row
+from prb_jax.data.lines import Row
 from prb_jax.data.writing import refuse_file, whole_file, writing
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.sources.reading import describe_source, source_rows
@@ -81,17 +83,13 @@ def split(
         raise DataError(f"by: expected {' or '.join(BY)}, found {quote(by)}")
     _check_parts(parts)
     refuse_file(out)
-    source, rows = describe_source(data), source_rows(data)
+    source, rows, folder = describe_source(data), source_rows(data), Path(out)
     users, questions = _groups(rows, by)
-    groups = users if by == "user" else questions
+    groups, others = (users, questions) if by == "user" else (questions, users)
     part_of = _assign([str(group) for group in groups], parts, by=by, seed=seed)
-    folder = Path(out)
-    contents: dict[str, list[bytes]] = {name: [] for name in parts}
     inside: dict[str, list[int]] = {name: [] for name in parts}
-    for number, row in enumerate(rows):
-        name = part_of[str(groups[number])]
-        contents[name].append(json.dumps(row.value, default=str).encode() + b"\n")
-        inside[name].append(number)
+    for number, group in enumerate(groups):
+        inside[part_of[str(group)]].append(number)
     made = {
         name: Part(
             path=folder / f"{name}.jsonl",
@@ -101,11 +99,12 @@ def split(
         )
         for name, numbers in inside.items()
     }
-    others = [
-        {(questions if by == "user" else users)[i] for i in numbers} - {None} for numbers in inside.values()
-    ]
-    shared = sum(map(len, others)) - len(set().union(*others))
-    files = {part.path: b"".join(contents[name]) for name, part in made.items()}
+    sets = [{others[i] for i in numbers} - {None} for numbers in inside.values()]
+    shared = sum(map(len, sets)) - len(set().union(*sets))
+    files = {
+        made[name].path: b"".join(json.dumps(rows[i].value, default=str).encode() + b"\n" for i in numbers)
+        for name, numbers in inside.items()
+    }
     settings = {"by": by, "seed": seed, "parts": dict(parts), "source": source}
     files[folder / CARD] = _card(made, settings, by=by).encode()
     for path, content in files.items():
@@ -147,18 +146,15 @@ def _groups(rows: Sequence[Row], by: str) -> tuple[list[str | None], list[str]]:
 
 def _assign(groups: Sequence[str], parts: Mapping[str, float], *, by: str, seed: int) -> dict[str, str]:
     """The part of each group: by the middle of its place among all comparisons, in a seeded order of the groups."""
-    sizes: dict[str, int] = {}
-    for group in groups:
-        sizes[group] = sizes.get(group, 0) + 1
+    sizes = Counter(groups)
     order = sorted(sizes, key=lambda group: hashlib.sha256(f"{seed}\0{group}".encode()).digest())
-    names, part_of, before = list(parts), {}, 0
-    ends = [sum(list(parts.values())[: number + 1]) for number in range(len(names))]
+    ends = list(zip(parts, accumulate(parts.values())))
+    part_of, before = dict[str, str](), 0
     for group in order:
         middle = (before + sizes[group] / 2) / len(groups)
-        place = next((number for number, end in enumerate(ends) if middle < end), len(names) - 1)
-        part_of[group] = names[place]
+        part_of[group] = next((name for name, end in ends if middle < end), ends[-1][0])
         before += sizes[group]
-    if empty := [name for name in names if name not in part_of.values()]:
+    if empty := [name for name in parts if name not in part_of.values()]:
         raise DataError(
             f"part {empty[0]} would be empty: {len(order)} {by}s with {len(groups)} comparisons are too few for the "
             f"parts {', '.join(f'{name}={share:g}' for name, share in parts.items())}"
@@ -167,14 +163,19 @@ def _assign(groups: Sequence[str], parts: Mapping[str, float], *, by: str, seed:
 
 
 def _card(parts: Mapping[str, Part], settings: Mapping[str, object], *, by: str) -> str:
-    lines = [
-        f"No {by} is in two of these parts, which `prb split` made.",
-        "",
-        "| part | comparisons | users | questions |",
+    table = [
+        f"| {name} | {part.comparisons:,} | {part.users:,} | {part.questions:,} |"
+        for name, part in parts.items()
     ]
-    lines.append("|---|---:|---:|---:|")
-    for name, part in parts.items():
-        lines.append(f"| {name} | {part.comparisons:,} | {part.users:,} | {part.questions:,} |")
     return "\n".join(
-        [*lines, "", *(f"    {line}" for line in json.dumps(settings, indent=2).splitlines()), ""]
+        [
+            f"No {by} is in two of these parts, which `prb split` made.",
+            "",
+            "| part | comparisons | users | questions |",
+            "|---|---:|---:|---:|",
+            *table,
+            "",
+            *(f"    {line}" for line in json.dumps(settings, indent=2).splitlines()),
+            "",
+        ]
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
+import os
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
@@ -20,22 +21,16 @@ _LONGEST_WAIT: Final = 30.0
 _BLOCK: Final = 32 << 20
 _THREADS: Final = 8
 
-# What a request can do nothing about by being repeated.
-_DEFINITE = (
-    FileNotFoundError,
-    FileExistsError,
-    PermissionError,
-    IsADirectoryError,
-    NotADirectoryError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    ImportError,
-    NotImplementedError,
+# Errors that come again when the request is repeated.
+_DEFINITE: Final = (
+    *(PermissionError, IsADirectoryError, NotADirectoryError, ValueError, TypeError, AttributeError),
+    *(ImportError, NotImplementedError),
 )
-_DEFINITE_NAMES = {"NoCredentialsError", "DefaultCredentialsError", "ParamValidationError", "ProfileNotFound"}
-_DEFINITE_NUMBERS = {errno.EINVAL, errno.EPERM, errno.ENOSYS}
-_TRANSIENT_STATUS = {401, 408, 409, 425, 429}  # 401: a token that has just run out
+_DEFINITE_NAMES: Final = (
+    "NoCredentialsError", "DefaultCredentialsError", "ParamValidationError", "ProfileNotFound"
+)  # fmt: skip
+_DEFINITE_NUMBERS: Final = (errno.EINVAL, errno.EPERM, errno.ENOSYS)
+_TRANSIENT_STATUS: Final = (401, 408, 409, 425, 429)  # 401: a token that has just run out
 
 Result = TypeVar("Result")
 
@@ -47,7 +42,8 @@ class Store:
       url: ``gs://BUCKET/NAME`` or ``s3://BUCKET/NAME``. Credentials and endpoints are those of gcsfs and s3fs.
 
     Raises:
-      RunError: the package for the scheme is not installed, or there are no credentials.
+      RunError: the package for the scheme is not installed, or there are no credentials. The methods raise it where a
+        request is refused, or failed so often, and FileNotFoundError where an object that they read is not there.
     """
 
     def __init__(self, url: str) -> None:
@@ -67,58 +63,39 @@ class Store:
 
     def versions(self) -> dict[str, str]:
         """Return every object below the URL by its name, with what changes when the object does."""
-
-        def find() -> dict[str, str]:
-            self._fs.invalidate_cache()
-            try:
-                items: Mapping[str, Any] = self._fs.find(self._root, detail=True)
-            except FileNotFoundError:
-                return {}
-            below = f"{self._root}/"
-            return {
-                path.removeprefix(below): _version(info)
-                for path, info in items.items()
-                if path.startswith(below) and info.get("type") != "directory" and not path.endswith("/")
-            }
-
-        return self._do("", find)
+        try:
+            items = self._do("", lambda path: self._fs.find(path, detail=True))
+        except FileNotFoundError:
+            return {}
+        below = f"{self._root}/"
+        return {
+            path.removeprefix(below): _version(info)
+            for path, info in items.items()
+            if path.startswith(below) and info.get("type") != "directory" and not path.endswith("/")
+        }
 
     def version(self) -> str | None:
         """Return the version of the object at the URL itself; None where there is no such object."""
-
-        def info() -> str | None:
-            self._fs.invalidate_cache()
-            try:
-                found = self._fs.info(self._root)
-            except FileNotFoundError:
-                return None
-            return _version(found) if found.get("type") == "file" else None
-
-        return self._do("", info)
+        try:
+            found = self._do("", self._fs.info)
+        except FileNotFoundError:
+            return None
+        return _version(found) if found.get("type") == "file" else None
 
     def read(self, name: str) -> bytes:
-        """Return the bytes of an object.
-
-        Raises:
-          FileNotFoundError: there is none.
-        """
-        return self._do(name, lambda: self._fs.cat_file(self._path(name)))
+        """Return the bytes of an object."""
+        return self._do(name, self._fs.cat_file)
 
     def fetch(self, name: str, file: BinaryIO) -> None:
-        """Append the bytes of an object to an open file, by blocks, each of which is retried.
-
-        Raises:
-          FileNotFoundError: there is none.
-        """
-        path = self._path(name)
-        size = int(self._do(name, lambda: self._fs.info(path))["size"])
+        """Append the bytes of an object to an open file, by blocks, each of which is retried."""
+        size = int(self._do(name, self._fs.info)["size"])
         for start in range(0, size, _BLOCK):
-            end = min(start + _BLOCK, size)
+            count = min(_BLOCK, size - start)
 
-            def block(start: int = start, end: int = end) -> bytes:
-                data = self._fs.cat_file(path, start=start, end=end)
-                if len(data) != end - start:
-                    raise OSError(errno.EIO, f"expected {end - start} bytes, found {len(data)}")
+            def block(path: str, start: int = start, count: int = count) -> bytes:
+                data = self._fs.cat_file(path, start=start, end=start + count)
+                if len(data) != count:
+                    raise OSError(errno.EIO, f"expected {count} bytes, found {len(data)}")
                 return data
 
             file.write(self._do(name, block))
@@ -128,25 +105,24 @@ class Store:
 
         Of several writers one alone succeeds, where the store knows preconditions (Google Cloud Storage, S3).
         """
-        path = self._path(name)
         try:
-            self._write(name, lambda: self._fs.pipe_file(path, data, mode="create"))
+            self._write(name, lambda path: self._fs.pipe_file(path, data, mode="create"))
             return True
         except (FileExistsError, RunError):
             # A write that came through although its answer was lost is refused when it is repeated.
-            with suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError):
                 return self.read(name) == data
             raise
 
     def upload(self, name: str, file: BinaryIO, *, start: int, size: int) -> None:
         """Write an object of so many bytes of an open file, from `start` on."""
 
-        def copy() -> None:
+        def copy(path: str) -> None:
             file.seek(start)
             if size <= _BLOCK:
-                self._fs.pipe_file(self._path(name), _read(file, size))
+                self._fs.pipe_file(path, _read(file, size))
                 return
-            with self._fs.open(self._path(name), "wb", block_size=_BLOCK) as target:
+            with self._fs.open(path, "wb", block_size=_BLOCK) as target:
                 for offset in range(0, size, _BLOCK):
                     target.write(_read(file, min(_BLOCK, size - offset)))
 
@@ -154,31 +130,33 @@ class Store:
 
     def copy(self, source: str, target: str) -> None:
         """Copy an object within the store."""
-        self._write(source, lambda: self._fs.cp_file(self._path(source), self._path(target)))
+        self._write(source, lambda path: self._fs.cp_file(path, self._path(target)))
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove objects; those that are gone are none of its business."""
+        """Remove objects, as far as they are there."""
 
         def remove(name: str) -> None:
-            with suppress(FileNotFoundError):
-                self._do(name, lambda: self._fs.rm_file(self._path(name)))
+            with contextlib.suppress(FileNotFoundError):
+                self._do(name, self._fs.rm_file)
 
         in_threads(remove, names)
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
 
-    def _write(self, name: str, request: Callable[[], Any]) -> None:
+    def _write(self, name: str, request: Callable[[str], Any]) -> None:
         try:
             self._do(name, request)
         except FileNotFoundError as error:
             raise RunError(f"{self.url}: cannot be written: no such bucket, or {name} is gone") from error
 
-    def _do(self, name: str, request: Callable[[], Result]) -> Result:
+    def _do(self, name: str, request: Callable[[str], Result]) -> Result:
+        """The result of a request for the path of an object, repeated while it may help."""
         place = f"{self.url}/{name}" if name else self.url
         for attempt in range(TRIES):
             try:
-                return request()
+                self._fs.invalidate_cache()
+                return request(self._path(name))
             except (FileNotFoundError, FileExistsError):
                 raise
             except Exception as error:
@@ -186,8 +164,7 @@ class Store:
                     raise RunError(f"{place}: refused: {_reason(error)}") from error
                 if attempt == TRIES - 1:
                     raise RunError(f"{place}: failed {TRIES} times, last: {_reason(error)}") from error
-            wait = min(_FIRST_WAIT * 2**attempt, _LONGEST_WAIT)
-            time.sleep(wait * random.uniform(0.5, 1.0))
+            time.sleep(min(_FIRST_WAIT * 2**attempt, _LONGEST_WAIT) * random.uniform(0.5, 1.0))
         raise AssertionError("not reached")
 
 
@@ -198,14 +175,28 @@ def in_threads(action: Callable[[Any], None], items: Iterable[Any]) -> None:
             done.result()
 
 
-@contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file under a temporary name, which is renamed to ``path`` at the end."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        yield file
-    temporary.replace(path)
+def temporary_name(path: Path) -> Path:
+    """Return where a file lies until it is whole; a killed process may leave it, and the next one writes over it."""
+    return path.with_name(f".{path.name}.tmp")
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file under a temporary name; at the end it is flushed to the disk and renamed to ``path``.
+
+    Raises:
+      OSError: it cannot be written; nothing is left behind.
+    """
+    temporary = temporary_name(path)
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def _read(file: BinaryIO, size: int) -> bytes:
@@ -227,7 +218,7 @@ def _is_definite(error: Exception) -> bool:
         error.errno in _DEFINITE_NUMBERS or str(error).startswith("Forbidden")
     ):
         return True
-    with suppress(TypeError, ValueError):  # gcsfs' HttpError; others have no such code
+    with contextlib.suppress(TypeError, ValueError):  # gcsfs' HttpError; others have no such code
         status = int(getattr(error, "code", 0) or 0)
         return 400 <= status < 500 and status not in _TRANSIENT_STATUS
     return False

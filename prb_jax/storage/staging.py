@@ -32,19 +32,19 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from prb_jax.errors import PrbError, RunError
-from prb_jax.storage.objects import Store, in_threads, new_file
+from prb_jax.storage.objects import Store, in_threads, whole_file
 
 PRIVATE: Final = ".prb/"
 _MANIFEST: Final = f"{PRIVATE}manifest-"
 _PIECE: Final = 8 << 20
 _HELD_OPEN: Final = 200
-_TORN: Final = "was fetched while it was being changed"
+_TRIES: Final = 5
 
 Signature = tuple[int, int, int]
 """Inode, size and time of change of a local file."""
@@ -76,10 +76,15 @@ class State:
       plain: names under which the store holds files beside the manifest, current or not.
     """
 
-    files: dict[str, StoredFile] = field(default_factory=dict)
+    files: Mapping[str, StoredFile] = field(default_factory=dict)
     number: int = 0
     known_as: str = ""
     plain: frozenset[str] = frozenset()
+
+    @property
+    def objects(self) -> set[str]:
+        """The names of all objects that hold bytes of it."""
+        return {part for stored in self.files.values() for part, _ in stored.parts}
 
 
 class TakenOverError(RunError):
@@ -88,28 +93,23 @@ class TakenOverError(RunError):
 
 def read_state(store: Store) -> State:
     """Return the state of the folder at a URL; an empty one where there is nothing."""
-    for _ in range(5):
+    for _ in range(_TRIES):
         versions = store.versions()
-        manifests = [name for name in versions if name.startswith(_MANIFEST)]
-        if not manifests:
+        if (number := _newest(versions)) == 0:
             plain = {name: version for name, version in versions.items() if not name.startswith(PRIVATE)}
-            files = {
-                name: StoredFile(size := json.loads(version)[0], None, ((name, size),))
-                for name, version in plain.items()
-            }
-            return State(
-                files, known_as=json.dumps(plain, sort_keys=True) if plain else "", plain=frozenset(plain)
-            )
-        name = max(manifests)
+            sizes = {name: json.loads(version)[0] for name, version in plain.items()}
+            files = {name: StoredFile(size, None, ((name, size),)) for name, size in sizes.items()}
+            known_as = json.dumps(plain, sort_keys=True) if plain else ""
+            return State(files, known_as=known_as, plain=frozenset(plain))
         with contextlib.suppress(FileNotFoundError):  # a newer one has just taken its place
-            text = store.read(name)
+            text = store.read(_manifest(number))
             found = json.loads(text)
             files = {
                 name: StoredFile(entry["size"], entry["sha256"], tuple(map(tuple, entry["parts"])))
                 for name, entry in found["files"].items()
             }
-            return State(files, _number(name), text.decode(), frozenset(found["plain"]))
-    raise RunError(f"{store.url}: {_TORN}; try again")
+            return State(files, number, text.decode(), frozenset(found["plain"]))
+    raise RunError(f"{store.url}: was fetched while it was being changed; try again")
 
 
 def fetch_state(store: Store, folder: Path, state: State) -> dict[str, str]:
@@ -137,7 +137,8 @@ def fetch_state(store: Store, folder: Path, state: State) -> dict[str, str]:
         name, stored = item
         path = folder / name
         if stored.sha256 is None or not path.is_file() or _sha256(path) != stored.sha256:
-            with new_file(path) as file:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(path) as file:
                 for part, _ in stored.parts:
                     store.fetch(part, file)
         digests[name] = _sha256(path)
@@ -184,13 +185,11 @@ class Staging:
         self._home.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self._home, os.O_RDONLY)
         try:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunError(
-                    f"{url}: another process is writing to this run; wait for it, or end it"
-                ) from None
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._state = self._fetch()
+        except BlockingIOError:
+            os.close(self._lock)
+            raise RunError(f"{url}: another process is writing to this run; wait for it, or end it") from None
         except BaseException:
             os.close(self._lock)
             raise
@@ -198,7 +197,7 @@ class Staging:
         self._thread.start()
 
     def close(self, *, finish: bool) -> None:
-        """Push what there is, and let go of the folder; no error while another one is on its way.
+        """Push what there is, and let go of the folder.
 
         Args:
           finish: the run came to its end: the files get their names in the store.
@@ -213,18 +212,17 @@ class Staging:
                 raise self._failure
             if not self._may_push() or not self.path.exists():
                 return
-            try:
-                if finish:
-                    self._finish()
-                elif self.path.is_dir():
-                    self._push_last()
-            except TakenOverError:
-                raise
-            except PrbError as error:
-                raise RunError(
-                    f"{error}; all is kept in {self._home}: once this is put right, the same command on this machine "
-                    "continues from there"
-                ) from error
+            if finish:
+                self._finish()
+            elif self.path.is_dir():
+                self._push_last()
+        except TakenOverError:
+            raise
+        except PrbError as error:
+            raise RunError(
+                f"{error}; all is kept in {self._home}: once this is put right, the same command on this machine "
+                "continues from there"
+            ) from error
         finally:
             os.close(self._lock)
 
@@ -239,9 +237,9 @@ class Staging:
                 os.close(lock)
 
     def _fetch(self) -> State:
-        for _ in range(5):
+        for _ in range(_TRIES):
             if self._store.version() is not None:  # one file
-                with new_file(self.path) as file:
+                with whole_file(self.path) as file:
                     self._store.fetch("", file)
                 return State()
             state = read_state(self._store)
@@ -250,14 +248,13 @@ class Staging:
                 known = json.loads(self._record.read_text(encoding="utf-8"))
             if known["state"] != state.known_as:
                 try:
-                    known = {"state": state.known_as, "sha256": fetch_state(self._store, self.path, state)}
+                    digests = fetch_state(self._store, self.path, state)
                 except FileNotFoundError:
                     continue  # its objects were removed, as there is a newer one
-                self._write_record(known)
+                known = self._write_record(state.known_as, digests)
             # Else the local folder is that of the state or a later one, which could not be pushed.
-            files = {
-                name: replace(stored, sha256=known["sha256"][name]) for name, stored in state.files.items()
-            }
+            digests = known["sha256"]
+            files = {name: replace(stored, sha256=digests[name]) for name, stored in state.files.items()}
             state = replace(state, files=files)
             if state.number == 0 or not self._may_push():
                 return state
@@ -267,9 +264,12 @@ class Staging:
             f"{self.url}: other processes are starting this run at the same time; end all but one"
         )
 
-    def _write_record(self, known: dict[str, Any]) -> None:
-        with new_file(self._record) as file:
-            file.write(json.dumps(known).encode())
+    def _write_record(self, state: str, digests: Mapping[str, str | None]) -> dict[str, Any]:
+        """Keep of which state of the store the local folder is a later one."""
+        record = {"state": state, "sha256": dict(digests)}
+        with whole_file(self._record) as file:
+            file.write(json.dumps(record).encode())
+        return record
 
     def _push_on(self) -> None:
         told = ""
@@ -310,9 +310,7 @@ class Staging:
         try:
             in_threads(write, files.items())
         finally:
-            for file in files.values():
-                if file is not None:
-                    file.close()
+            _close(files)
         if entries.keys() != signatures.keys():
             return False  # one was replaced meanwhile: the next instant, then
         self._pushed = signatures
@@ -342,32 +340,25 @@ class Staging:
                     files[name] = (self.path / name).open("rb")
                 if _scan(self.path) == signatures:
                     return signatures, files
-            for file in files.values():
-                if file is not None:
-                    file.close()
+            _close(files)
             time.sleep(0.005)
         return None
 
     def _write_parts(self, name: str, file: BinaryIO, size: int) -> StoredFile | None:
-        """Write the bytes of a file that the store does not have yet."""
+        """Write the bytes of a file that the store does not have yet; None for a file that became shorter."""
         stored = self._state.files.get(name)
         before = stored.size if stored is not None and stored.size <= size else 0
         digest = hashlib.sha256()
-        grown = False
-        for start, end in ((0, before), (before, size)):
-            while start < end:
-                piece = file.read(min(_PIECE, end - start))
-                if not piece:
-                    return None
-                digest.update(piece)
-                start += len(piece)
-            if end == before:
-                grown = stored is not None and digest.hexdigest() == stored.sha256
-        if stored is not None and grown and before == size:
+        if not _add(digest, file, before):
+            return None
+        grown = stored is not None and digest.hexdigest() == stored.sha256
+        if grown and before == size:
             return stored
+        if not _add(digest, file, size - before):
+            return None
         # A file under its own name is written over at the end, so that no other state may need it.
-        whole = stored is None or not grown or not stored.parts or not stored.parts[0][0].startswith(PRIVATE)
-        parts = [] if stored is None or whole else list(stored.parts)
+        kept = stored is not None and grown and stored.parts and stored.parts[0][0].startswith(PRIVATE)
+        parts = list(stored.parts) if stored is not None and kept else []
         start = sum(length for _, length in parts)
         while parts and start < size and parts[-1][1] <= size - start:
             start -= parts.pop()[1]
@@ -378,47 +369,38 @@ class Staging:
             parts.append((part, size - start))
         return StoredFile(size, digest.hexdigest(), tuple(parts))
 
-    def _write_manifest(self, state: State, files: dict[str, StoredFile]) -> State:
+    def _write_manifest(self, state: State, files: Mapping[str, StoredFile]) -> State:
         """Make these files the state of the store.
 
         Raises:
           TakenOverError: it is not the state any more from which this process went on.
         """
-        number = state.number + 1
-        entries = {
-            name: {"size": entry.size, "sha256": entry.sha256, "parts": entry.parts}
-            for name, entry in sorted(files.items())
-        }
-        facts: dict[str, Any] = {
+        facts = {
             "format": 1,
             "writer": self._writer,
             "host": os.uname().nodename,
             "process": os.getpid(),
             "plain": sorted(state.plain),
-            "files": entries,
+            "files": {name: asdict(entry) for name, entry in sorted(files.items())},
         }
-        text = json.dumps(facts)
+        new = State(files, state.number + 1, json.dumps(facts), state.plain)
         try:
-            self._check_ours(state)
-            if not self._store.create(f"{_MANIFEST}{number:012}.json", text.encode()):
+            self._check_newest(state)
+            if not self._store.create(_manifest(new.number), new.known_as.encode()):
                 raise self._taken_over()
         except TakenOverError:
             self._store.remove(self._unclaimed)
             raise
         self._unclaimed.clear()
-        new = State(files, number, text, state.plain)
-        self._check_ours(new)
-        self._write_record({"state": text, "sha256": {name: entry.sha256 for name, entry in files.items()}})
-        needed = {part for entry in files.values() for part, _ in entry.parts}
-        old = {part for entry in state.files.values() for part, _ in entry.parts} - needed
-        garbage = [part for part in old if part.startswith(PRIVATE)]
-        self._store.remove([*garbage, *([f"{_MANIFEST}{state.number:012}.json"] if state.number else [])])
+        self._check_newest(new)
+        self._write_record(new.known_as, {name: entry.sha256 for name, entry in files.items()})
+        garbage = {part for part in state.objects - new.objects if part.startswith(PRIVATE)}
+        self._store.remove([*garbage, *([_manifest(state.number)] if state.number else [])])
         return new
 
-    def _check_ours(self, state: State) -> None:
+    def _check_newest(self, state: State) -> None:
         """Raise TakenOverError unless the newest manifest is that of this state."""
-        numbers = [_number(name) for name in self._store.versions() if name.startswith(_MANIFEST)]
-        if max(numbers, default=0) != state.number:
+        if _newest(self._store.versions()) != state.number:
             raise self._taken_over()
 
     def _taken_over(self) -> TakenOverError:
@@ -456,13 +438,10 @@ class Staging:
         self._store.remove(state.plain - state.files.keys())
         files = {name: replace(stored, parts=((name, stored.size),)) for name, stored in state.files.items()}
         state = self._state = self._write_manifest(replace(state, plain=frozenset(files)), files)
-        last = f"{_MANIFEST}{state.number:012}.json"
-        private = [name for name in self._store.versions() if name.startswith(PRIVATE)]
-        self._store.remove(name for name in private if name != last)
-        self._store.remove([last])
-        self._write_record(
-            {"state": "finished", "sha256": {}}
-        )  # what is here now is no later state of anything
+        private = {name for name in self._store.versions() if name.startswith(PRIVATE)}
+        self._store.remove(private - {_manifest(state.number)})
+        self._store.remove([_manifest(state.number)])
+        self._write_record("finished", {})  # what is here now is no later state of anything
         self._state = State()
 
 
@@ -472,8 +451,14 @@ def _interrupt() -> None:
     os.kill(os.getpid(), signal.SIGTERM if ignored else signal.SIGINT)
 
 
-def _number(manifest: str) -> int:
-    return int(manifest.removeprefix(_MANIFEST).removesuffix(".json"))
+def _manifest(number: int) -> str:
+    return f"{_MANIFEST}{number:012}.json"
+
+
+def _newest(names: Mapping[str, str]) -> int:
+    """The greatest number of a manifest; 0 where there is none."""
+    found = (name.removeprefix(_MANIFEST) for name in names if name.startswith(_MANIFEST))
+    return max((int(name.removesuffix(".json")) for name in found), default=0)
 
 
 def _scan(folder: Path) -> dict[str, Signature]:
@@ -495,6 +480,23 @@ def _signature(status: os.stat_result) -> Signature:
 
 def _is_temporary(name: str) -> bool:
     return (name.startswith(".") and name.endswith((".tmp", ".old"))) or ".orbax-checkpoint-tmp" in name
+
+
+def _close(files: Mapping[str, BinaryIO | None]) -> None:
+    for file in files.values():
+        if file is not None:
+            file.close()
+
+
+def _add(digest: Any, file: BinaryIO, size: int) -> bool:
+    """Add the next bytes of a file to a digest; False where there are not as many."""
+    while size > 0:
+        piece = file.read(min(_PIECE, size))
+        if not piece:
+            return False
+        digest.update(piece)
+        size -= len(piece)
+    return True
 
 
 def _sha256(path: Path) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from prb_jax.errors import PrbError, RunError
-from prb_jax.storage.objects import Store, new_file
+from prb_jax.storage.objects import Store, whole_file
 from prb_jax.storage.staging import Staging, TakenOverError, fetch_state, read_state
 
 OUTPUTS: Final = frozenset({"out", "target"})
@@ -39,8 +39,8 @@ _guard = threading.RLock()
 
 @dataclasses.dataclass
 class _Session:
-    stagings: dict[str, Staging]
     distributed: bool
+    stagings: dict[str, Staging] = dataclasses.field(default_factory=dict)
     fetched: dict[str, str] = dataclasses.field(default_factory=dict)
     finish: bool = True
 
@@ -72,11 +72,10 @@ def localised(value: Any, *, output: bool = False) -> Any:
       RunError: there is nothing at the URL, or the store cannot be read.
     """
     if isinstance(value, str | Path):
-        text = str(value)
-        if _URL.search(text) is None:
+        if not names_url(value):
             return value
         place = _staged if output else _fetched
-        new = _URL.sub(lambda found: place(f"{found['scheme']}://{found['rest'].rstrip('/')}"), text)
+        new = _URL.sub(lambda found: place(f"{found['scheme']}://{found['rest'].rstrip('/')}"), str(value))
         return Path(new) if isinstance(value, Path) else new
     if isinstance(value, list | tuple) and names_url(value):
         return type(value)(localised(item, output=output) for item in value)
@@ -86,15 +85,14 @@ def localised(value: Any, *, output: bool = False) -> Any:
 
 
 def _with_local_fields(value: Any) -> Any:
-    fields = {item.name: getattr(value, item.name) for item in dataclasses.fields(value) if item.init}
-    new_values = {
-        name: _with_local_fields(field)
-        if dataclasses.is_dataclass(field)
-        else localised(field, output=name in OUTPUTS)
-        for name, field in fields.items()
-    }
-    changed = {name: new for name, new in new_values.items() if new is not fields[name]}
-    return dataclasses.replace(value, **changed) if changed else value  # pyright: ignore[reportArgumentType]
+    changed = {}
+    for item in dataclasses.fields(value):
+        old = getattr(value, item.name)
+        inner = dataclasses.is_dataclass(old)
+        new = _with_local_fields(old) if inner else localised(old, output=item.name in OUTPUTS)
+        if item.init and new is not old:
+            changed[item.name] = new
+    return dataclasses.replace(value, **changed) if changed else value
 
 
 def localise_options(options: argparse.Namespace) -> None:
@@ -130,7 +128,7 @@ def session(*, distributed: bool = False) -> Iterator[_Session]:
     if _open:
         yield _open[0]
         return
-    current = _Session({}, distributed)
+    current = _Session(distributed)
     _open.append(current)
     try:
         yield current
@@ -143,6 +141,23 @@ def session(*, distributed: bool = False) -> Iterator[_Session]:
         _open.clear()
 
 
+def _close(current: _Session, *, finish: bool, after: BaseException | None) -> None:
+    failed: PrbError | None = None
+    for staging in current.stagings.values():
+        try:
+            staging.close(finish=finish)
+            if finish or current.distributed:
+                atexit.register(staging.remove)  # until then a caller can read what came out
+        except PrbError as error:
+            failed = failed or error
+    if failed is None:
+        return
+    taken_over = isinstance(failed, TakenOverError) and not isinstance(after, Exception)  # and so SIGTERM
+    if after is None or isinstance(after, KeyboardInterrupt) or taken_over:
+        raise failed from None
+    print(f"prb: warning: {failed}", file=sys.stderr)
+
+
 @contextlib.contextmanager
 def urls_in_output() -> Iterator[None]:
     """Print URLs in the place of local copies."""
@@ -152,6 +167,18 @@ def urls_in_output() -> Iterator[None]:
         yield
     finally:
         sys.stdout = before
+
+
+class _Shown:
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(shown(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def accepts_urls(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -174,35 +201,6 @@ def accepts_urls(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return with_urls
 
 
-class _Shown:
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        self._stream.write(shown(text))
-        return len(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-def _close(current: _Session, *, finish: bool, after: BaseException | None) -> None:
-    failed: PrbError | None = None
-    for staging in current.stagings.values():
-        try:
-            staging.close(finish=finish)
-            if finish or current.distributed:
-                atexit.register(staging.remove)  # until then a caller can read what came out
-        except PrbError as error:
-            failed = failed or error
-    if failed is None:
-        return
-    taken_over = isinstance(failed, TakenOverError) and not isinstance(after, Exception)  # and so SIGTERM
-    if after is None or isinstance(after, KeyboardInterrupt) or taken_over:
-        raise failed from None
-    print(f"prb: warning: {failed}", file=sys.stderr)
-
-
 def _staged(url: str) -> str:
     """The local folder in which the output at a URL is made."""
     with _guard:
@@ -212,22 +210,21 @@ def _staged(url: str) -> str:
         if url not in current.stagings:
             if url.count("/") < 3:
                 raise RunError(f"{url}: names a bucket alone; expected {url}/NAME")
-
-            def may_push() -> bool:
-                return not current.distributed or _is_first_of_job()
-
-            seconds = _seconds()
-            root = storage_folder().expanduser().absolute()
-            staging = Staging(url, root, seconds=seconds, may_push=may_push, shared=current.distributed)
-            current.stagings[url] = staging
-            _local[url] = str(staging.path)
-        return str(current.stagings[url].path)
+            current.stagings[url] = Staging(
+                url,
+                storage_folder().expanduser().absolute(),
+                seconds=_seconds(),
+                may_push=lambda: not current.distributed or _is_first_of_job(),
+                shared=current.distributed,
+            )
+            _local[url] = str(current.stagings[url].path)
+        return _local[url]
 
 
 def _seconds() -> float:
-    text = os.environ.get("PRB_JAX_PUSH_SECONDS", "")
+    text = os.environ.get("PRB_JAX_PUSH_SECONDS") or str(_SECONDS)
     try:
-        seconds = float(text or _SECONDS)
+        seconds = float(text)
     except ValueError:
         seconds = -1.0
     if not 0 < seconds < float("inf"):
@@ -238,11 +235,8 @@ def _seconds() -> float:
 def _is_first_of_job() -> bool:
     """Whether this is process 0 of a job that has begun; starts no device, as ``jax.process_index`` does."""
     distributed = sys.modules.get("jax._src.distributed")
-    return (
-        distributed is not None
-        and distributed.global_state.client is not None
-        and (distributed.global_state.process_id == 0)
-    )
+    state = None if distributed is None else distributed.global_state
+    return state is not None and state.client is not None and state.process_id == 0
 
 
 def _fetched(url: str) -> str:
@@ -255,36 +249,50 @@ def _fetched(url: str) -> str:
             return _open[0].fetched[url]
         store = Store(url)
         for _ in range(5):
-            version = store.version()
-            if version is not None:
-                path = _cached(url, version)
-                with _held(path.parent):
-                    if not path.exists():
-                        with contextlib.suppress(FileNotFoundError), new_file(path) as file:
-                            store.fetch("", file)
-                        if store.version() != version:  # it may be of both versions
-                            path.unlink(missing_ok=True)
-                            continue
-            else:
-                state = read_state(store)
-                if not state.files:
-                    raise RunError(f"{url}: no such object, and none below it")
-                path = _cached(url, state.known_as)
-                whole = path.parent / ".whole"
-                with _held(path.parent):
-                    if not whole.exists():
-                        try:
-                            fetch_state(store, path, state)
-                        except FileNotFoundError:
-                            continue  # it was changed meanwhile
-                        if state.number == 0 and read_state(store).known_as != state.known_as:
-                            continue
-                        whole.touch()
-            _local[url] = str(path)
-            if _open:
-                _open[0].fetched[url] = str(path)
-            return str(path)
+            path = _fetched_file(store) or _fetched_folder(store)
+            if path is not None:
+                _local[url] = str(path)
+                if _open:
+                    _open[0].fetched[url] = str(path)
+                return str(path)
     raise RunError(f"{url}: is being changed all the time; try again")
+
+
+def _fetched_file(store: Store) -> Path | None:
+    """The copy of the object at the URL itself; None where there is none, or another one meanwhile."""
+    version = store.version()
+    if version is None:
+        return None
+    path = _cached(store.url, version)
+    with _held(path.parent):
+        if not path.exists():
+            with contextlib.suppress(FileNotFoundError), whole_file(path) as file:
+                store.fetch("", file)
+            if store.version() != version:  # it may be of both versions
+                path.unlink(missing_ok=True)
+                return None
+    return path
+
+
+def _fetched_folder(store: Store) -> Path | None:
+    """The copy of the objects below the URL; None where they were changed meanwhile."""
+    state = read_state(store)
+    if not state.files:
+        if store.version() is not None:
+            return None
+        raise RunError(f"{store.url}: no such object, and none below it")
+    path = _cached(store.url, state.known_as)
+    whole = path.parent / ".whole"
+    with _held(path.parent):
+        if not whole.exists():
+            try:
+                fetch_state(store, path, state)
+            except FileNotFoundError:
+                return None
+            if state.number == 0 and read_state(store).known_as != state.known_as:
+                return None
+            whole.touch()
+    return path
 
 
 def _cached(url: str, version: str) -> Path:

@@ -20,12 +20,11 @@ from prb_jax.personal.method import StepRows
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.study.embedder import AdaptedRewards, StateFeatures, check_trainable, open_embedder
 from prb_jax.text.view import ViewOptions
-from prb_jax.training.data import Examples
-from prb_jax.training.microbatches import Microbatches, plan_microbatches
-from prb_jax.training.order import Order
-from prb_jax.training.settings import BatchSettings, OptimizerSettings, TrainSettings
+from prb_jax.training.config import BatchSettings, OptimizerSettings, TrainSettings
+from prb_jax.training.data import Examples, Order
+from prb_jax.training.microbatches import Microbatches
 from prb_jax.training.start import start_from
-from prb_jax.training.trainer import Trainer
+from prb_jax.training.trainer import RewardTrainer
 
 TRAINED_WITH = ("dtype", "revision", "tokenizer", "chat_template", "mesh")
 """The options of loading that a training has too."""
@@ -62,10 +61,10 @@ class TrainableBackbone:
             )
             for number, (chosen, rejected) in enumerate(pairs.tolist())
         ]
-        wanted = self._settings(settings, steps=steps, seed=seed)
-        start = start_from(wanted, comparisons, out=Path(self.model))
-        trainer = Trainer(wanted, start, mesh=self.mesh, data=comparisons, out=Path(self.model))
-        return AdapterTraining(trainer, comparisons)
+        wanted, out = self._settings(settings, steps=steps, seed=seed), Path(self.model)
+        start = start_from(wanted, comparisons, out=out)
+        trainer = RewardTrainer(wanted, start, mesh=self.mesh, data=comparisons, out=out)
+        return AdapterTraining(trainer, Examples(comparisons, comparisons))
 
     def rewards(self, adapters: Adapter, *, settings: AdapterSettings) -> np.ndarray:
         """As of :class:`prb_jax.personal.few_shot.choices.Backbone`."""
@@ -102,28 +101,19 @@ class AdapterTraining:
 
     Args:
       trainer: of the model, without weights yet.
-      comparisons: pairs, of which each training sees some.
+      pairs: of which each training sees some.
     """
 
-    def __init__(self, trainer: Trainer, comparisons: Sequence[Comparison]) -> None:
-        self._trainer = trainer
-        trees = trainer.encode(comparisons)
-        self._examples = Examples(
-            comparisons=comparisons,
-            trees=trees,
-            weights=np.ones(len(trees), np.float32),
-            rows=np.zeros(len(trees), np.int32),
-        )
-        settings = trainer.settings
-        order = self._order(np.arange(len(trees)))
-        self._microbatches: Microbatches = plan_microbatches(
-            self._examples,
-            order,
+    def __init__(self, trainer: RewardTrainer, pairs: Examples) -> None:
+        self._trainer, settings = trainer, trainer.settings
+        self._microbatches = Microbatches(
+            trainer.encode(pairs),
+            self._order(len(pairs)),
+            steps=settings.steps,
             config=trainer.start.config,
             mesh=trainer.mesh,
             streams=trainer.streams,
             batch=settings.batch,
-            steps=settings.steps,
         )
 
     def __call__(self, members: np.ndarray, start: Adapter | None = None) -> Adapter:
@@ -134,18 +124,18 @@ class AdapterTraining:
         """
         trainer = self._trainer
         trainer.begin_anew(start)
-        order, finite = self._order(members), []
+        order, finite = self._order(len(members)), []
         for step in range(trainer.settings.steps):
             step_members = members[order.step(step)]
             rows = StepRows(np.zeros(0, np.int32), np.zeros(len(step_members), np.int32))
             finite.append(trainer.step(self._microbatches.of_step(step_members, rows.slots), rows)["finite"])
-        if not all(float(np.asarray(each)) for each in finite):
+        if not all(float(np.asarray(one)) for one in finite):
             raise RunError(
                 f"{trainer.start.name}: the loss of an adapter or its gradient is not finite; a lower rate "
                 "(as in --set lora.rate=1e-4) or dtype=float32 may help"
             )
         return trainer.trained()
 
-    def _order(self, members: np.ndarray) -> Order:
+    def _order(self, count: int) -> Order:
         settings = self._trainer.settings
-        return Order(len(members), settings.batch.comparisons, settings.seed)
+        return Order(count, settings.batch.comparisons, settings.seed)

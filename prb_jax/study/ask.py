@@ -11,7 +11,7 @@ method. The rule of PReF (arXiv 2503.06358) stands beside it for the method that
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -72,7 +72,7 @@ def ask(
     rm = model if isinstance(model, PersonalisedModel) else load(str(model))
     if not isinstance(rm, PersonalisedModel):
         raise RunError(f"{model}: does not adapt to users; expected a folder of a fitted method")
-    known = [] if user is None else _read(user, labelled=True)
+    known = () if user is None else tuple(_read(user, labelled=True))
     pool = _read(candidates, labelled=False)
     if len(names := {one.user_id for one in known}) > 1:
         raise DataError(f"user: expected comparisons of one person, found {len(names)} users")
@@ -90,19 +90,16 @@ def ask(
             raise DataError(
                 f"candidates: comparison {quote(one.id)}: expected 2 different responses, found {found}"
             )
-    others = sorted({int(place) for place in np.linspace(0, len(pool) - 1, min(POOL, len(pool))).round()})
-    asked = [pool[place] for place in others]
-    first = [_answered(one, 0) for one in pool]
-    second = [_answered(one, 1) for one in pool]
-    contexts = [tuple(known), *((*known, one) for one in (*first, *second))]
-    margins = rm.margins(contexts, asked)  # [1 + 2 Q, J]
-    own = rm.margins([tuple(known)], pool)[0]
+    places = sorted({int(place) for place in np.linspace(0, len(pool) - 1, min(POOL, len(pool))).round()})
+    asked = [pool[place] for place in places]
+    answered = [(*known, _answered(one, best)) for best in (0, 1) for one in pool]
+    margins = rm.margins([known, *answered], asked)  # [1 + 2 Q, J]
+    own = rm.margins([known], pool)[0]
     told = _divergence(margins[1:], margins[0]).reshape(2, len(pool), len(asked))
-    for column, place in enumerate(others):
-        told[:, place, column] = np.nan  # what a question tells about itself is its answer
+    told[:, places, np.arange(len(places))] = np.nan  # what a question tells about itself is its answer
     chance = 1 / (1 + np.exp(-own))
     information = chance * np.nanmean(told[0], axis=1) + (1 - chance) * np.nanmean(told[1], axis=1)
-    rule = rm.pref_rule(tuple(known), pool)
+    rule = rm.pref_rule(known, pool)
     questions = [
         Question(one.id, float(information[q]), float(chance[q]), None if rule is None else float(rule[q]))
         for q, one in enumerate(pool)
@@ -129,11 +126,8 @@ def _divergence(after: np.ndarray, before: np.ndarray) -> np.ndarray:
 
 
 def _answered(question: Comparison, best: int) -> Comparison:
-    row = {
-        key: value for key, value in question.to_row().items() if key not in ("chosen", "rejected", "labels")
-    }
-    labels = [1.0, 0.0] if best == 0 else [0.0, 1.0]
-    return Comparison(**(row | {"responses": list(question.responses), "labels": labels}))
+    labels = (1.0, 0.0) if best == 0 else (0.0, 1.0)
+    return replace(question, labels=labels)
 
 
 def _read(data: str | Path | Records, *, labelled: bool) -> Sequence[Comparison]:

@@ -10,16 +10,14 @@ from jax.sharding import Mesh
 
 from prb_jax.checkpoints.locate import locate
 from prb_jax.data.comparison import Comparison
-from prb_jax.data.writing import writing
 from prb_jax.errors import RunError
 from prb_jax.models.config.decoder import read_raw_config
 from prb_jax.models.config.encoder import is_encoder
-from prb_jax.personal.features import FEATURES, FeatureStore, open_features
+from prb_jax.personal.features import FEATURES, FeatureOptions, FeatureStore, open_features
 from prb_jax.personal.few_shot.choices import Backbone
 from prb_jax.personal.few_shot.protocol import Method
 from prb_jax.runs.kind import as_recorded
 from prb_jax.scoring.inputs import Inputs
-from prb_jax.study.feature_options import FeatureOptions
 from prb_jax.study.population import Population
 from prb_jax.study.write_features import is_of_features, write_features
 
@@ -77,15 +75,8 @@ def features_of(
         store = open_features(backbone)
         store.check_inputs(as_recorded({"data": inputs.to_json()}))
         return store
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
     return write_features(
-        backbone,
-        inputs,
-        out=folder / "features",
-        options=options,
-        limit=limit,
-        progress=progress,
+        backbone, inputs, out=folder / "features", options=options, limit=limit, progress=progress
     )
 
 

@@ -18,36 +18,107 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from prb_jax.checkpoints.load import abstract_params, encoder_shardings
 from prb_jax.checkpoints.locate import ModelFolder, describe, locate
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, RunError, quote
-from prb_jax.models.config.decoder import read_raw_config
-from prb_jax.models.config.encoder import is_encoder
+from prb_jax.models.config.decoder import DecoderConfig, read_raw_config
+from prb_jax.models.config.encoder import EncoderConfig, is_encoder
+from prb_jax.models.head import Head, HeadTensor, Shapes, States
 from prb_jax.models.lora import merge_lora
 from prb_jax.personal.embedder import Advance, Embedded, Embedder, TextFeatures
 from prb_jax.personal.few_shot.choices import Adapter
 from prb_jax.personal.model import PersonalisedModel
 from prb_jax.personal.saved import read_fitted
 from prb_jax.processes.agreement import differences
-from prb_jax.readouts.heads import Pooled
+from prb_jax.readouts.heads import Pooled, read_out
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_language_model, open_model
 from prb_jax.readouts.registry import REGISTRY
 from prb_jax.readouts.resolve import is_plain_language_model
-from prb_jax.readouts.score_tree import StateFns, make_state_fns
+from prb_jax.readouts.score_tree import ScoreFn, StreamFn, make_score_fn, make_stream_fn
 from prb_jax.readouts.text_encoder import load_text_encoder
-from prb_jax.runs.progress import compiling
-from prb_jax.scoring.batching import Batch
+from prb_jax.scoring.batching import stream_scores
 from prb_jax.scoring.reward_model import RewardModel, load_reward_model
-from prb_jax.scoring.stream import stream_scores
-from prb_jax.text.protocol import TextProtocol
+from prb_jax.sharding import parameter_shardings
 from prb_jax.text.view import View, ViewOptions
-from prb_jax.trees.batches import TreeBatch
+from prb_jax.text.visible import TextProtocol
 from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import ScoredBatch
 
 POST_PROMPT: Final = "Write something that is typical of you."
 """What a post answers to where a model reads conversations: a post then stands in the place of a response."""
+
+
+@dataclass(frozen=True)
+class ReadStates:
+    """The state itself at the read position, float32 [B, K, D] after the last norm, as features for other code; with a
+    head also the reward that it gives there, float32 [B, K, D + 1]: one pass for both.
+
+    Attributes:
+      head: of the model, if its reward is asked for.
+      readout: the rule that turns its values into one reward, see :func:`choose_readout`.
+    """
+
+    head: Head | None = None
+    readout: str = "logit"
+
+    def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> ReadStates:
+        head = None if self.head is None else self.head.bound(stored, config, where=where, what=what)
+        return replace(self, head=head)
+
+    def tensors(self) -> tuple[HeadTensor, ...]:
+        return () if self.head is None else self.head.tensors()
+
+    @property
+    def needs(self) -> tuple[int, ...]:
+        return () if self.head is None else self.head.needs
+
+    def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
+        if self.head is None:
+            return states.read()
+        rewards = read_out(self.head(params, states), self.readout)
+        return jnp.concatenate([states.read(), rewards[..., None].astype(jnp.float32)], axis=-1)
+
+
+@dataclass(frozen=True)
+class StateFns:
+    """Pure jitted functions that give the states at the read positions, float32 with D as last dimension; with the
+    reward behind each state the last dimension is D + 1.
+
+    Attributes:
+      tree: of a :class:`TreeBatch`, [B, K, D].
+      stream: of a :class:`StreamBatch`, [S, M, D]; None for an encoder, which reads no streams.
+    """
+
+    tree: ScoreFn
+    stream: StreamFn | None
+
+
+def make_state_fns(
+    config: DecoderConfig | EncoderConfig,
+    *,
+    mesh: Mesh,
+    dtype: jnp.dtype,
+    readout: str | None = None,
+    quantize: str | None = None,
+    attention: str = "auto",
+) -> StateFns:
+    """Return the functions that read states for a model, whatever its head is.
+
+    Args:
+      config, mesh, dtype, attention: as of :func:`make_score_fn`.
+      readout: how the head's values become the reward that is given too; None for the states alone.
+      quantize: the form in which the parameters are held.
+    """
+    head = ReadStates() if readout is None else ReadStates(config.head, readout)
+    options: dict[str, Any] = {"mesh": mesh, "dtype": dtype, "readout": None}
+    if isinstance(config, EncoderConfig):
+        reading, shardings = replace(config, head=head), encoder_shardings(config, mesh)
+        return StateFns(make_score_fn(reading, shardings=shardings, **options), None)
+    options["shardings"] = parameter_shardings(abstract_params(config, quantize=quantize), mesh)
+    reading, options["attention"] = replace(config, head=head), attention
+    return StateFns(make_score_fn(reading, **options), make_stream_fn(reading, **options))
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +157,7 @@ class StateFeatures:
         for batch in stream_scores(
             comparisons,
             encode=functools.partial(self.model.reader.encode, view=self.view),
-            dispatch=self._dispatch,
+            dispatch=lambda batch: self.model.run(batch, self.fns.tree, self.fns.stream),
             options=self.model.batch_options(),
         ):
             for index, states in zip(batch.indices, batch.scores, strict=True):
@@ -143,15 +214,6 @@ class StateFeatures:
             truncated += _cut(batch)
             advance(len(batch.indices), sum(batch.tokens))
         return found, truncated
-
-    def _dispatch(self, batch: Batch) -> jax.Array:
-        placed = self.model.place(batch)
-        if isinstance(placed, TreeBatch):
-            with compiling(self.fns.tree, placed.prefix.shape, placed.responses.shape):
-                return self.fns.tree(self.model.params, placed)
-        assert self.fns.stream is not None
-        with compiling(self.fns.stream, placed.tokens.shape, placed.reads.shape):
-            return self.fns.stream(self.model.params, placed)
 
 
 @dataclass(frozen=True, eq=False)

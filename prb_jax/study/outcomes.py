@@ -44,15 +44,24 @@ class Outcome:
       places: int32 [q], the choices that were predicted.
       short: int32 [q], how many comparisons the person of each choice can be adapted on.
       margins: by (control, shots), float32 [q]: the score of the chosen response minus that of the other one.
-      figures: seconds_fit, seconds_adapt_per_user, bytes_per_user, disk_bytes_per_user (None where no states were
-        written); "numbers" that were chosen on the validation part;
-        "controls" that the method itself asks for.
+      figures: what it cost ("seconds_fit", "seconds_adapt_per_user", "bytes_per_user", "disk_bytes_per_user" where
+        states were written), the "numbers" that were chosen on the validation part, and the "controls" that the method
+        itself asks for.
     """
 
     places: np.ndarray
     short: np.ndarray
     margins: Mapping[tuple[str, int], np.ndarray]
     figures: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls, part: Part, margins: Mapping[tuple[str, int], np.ndarray], figures: Mapping[str, Any]
+    ) -> Outcome:
+        """Return the outcome of the queries of a part."""
+        mask = part.queries.mask
+        short = np.repeat(part.contexts.mask.sum(1), mask.sum(1)).astype(np.int32)
+        return cls(part.queries.places[mask].astype(np.int32), short, margins, figures)
 
     def save(self, path: Path) -> None:
         """Write the outcome as one whole file."""
@@ -107,13 +116,13 @@ class Part:
 
 def make_part(choices: Choices, split: Split) -> Part:
     """Return the contexts and queries of the seen and the unseen people of a split, a row for each person and fold."""
-    asked = ~split.of_part(choices.users, VALIDATION_PART)
+    asked = split.part[choices.users] != VALIDATION_PART
     return Part(choices, split, *rows_by_fold(choices, split.fold, seed=split.seed, among=asked))
 
 
 def standardised(choices: Choices, split: Split) -> tuple[Choices, Standard]:
     """Return the choices with features of mean 0 and variance 1 over the responses that seen people judge, and how."""
-    rows = np.unique(np.concatenate([choices.chosen[split.trained], choices.rejected[split.trained]]))
+    rows = np.unique([choices.chosen[split.trained], choices.rejected[split.trained]])
     known = np.asarray(choices.features, np.float64)[rows]
     scale = known.std(0)
     scale = np.where(scale > 1e-6 * max(float(scale.max()), 1e-30), scale, 1.0)
@@ -124,7 +133,7 @@ def standardised(choices: Choices, split: Split) -> tuple[Choices, Standard]:
     return replace(choices, features=standard(choices.features), posts=posts), standard
 
 
-def fit_method(method: Method, settings: Any, part: Part, *, seed: int, mesh: Mesh | None) -> Fitted:
+def fit_method(method: Method, settings: Any, part: Part, *, mesh: Mesh | None) -> Fitted:
     """Fit a method on the seen people of a split; every number is chosen on its validation part.
 
     Raises:
@@ -134,39 +143,26 @@ def fit_method(method: Method, settings: Any, part: Part, *, seed: int, mesh: Me
     choices.require(method.name, method.needs)
     validation = replace(choices, queries=split.fold).only(split.validated)
     validation.require(f"{method.name}: the validation part", ())
-    return method.fit(
-        choices.only(split.trained), validation, settings=settings, key=jax.random.key(seed), mesh=mesh
-    )
+    key = jax.random.key(split.seed)
+    return method.fit(choices.only(split.trained), validation, settings=settings, key=key, mesh=mesh)
 
 
 def run_method(
-    method: Method,
-    fitted: Fitted,
-    part: Part,
-    *,
-    shots: Sequence[int],
-    seconds_fit: float,
-    mesh: Mesh | None,
-    keep: Callable[[np.ndarray, Any], int] | None = None,
-) -> Outcome:
+    method: Method, fitted: Fitted, part: Part, *, shots: Sequence[int], mesh: Mesh | None
+) -> tuple[Outcome, Any]:
     """Adapt a fitted method to every person with each number of shots, and predict their queries.
 
     Args:
       method, fitted: the method.
-      part: of the split that it was fitted on.
+      part: of the split that it was fitted on, with the features that it reads.
       shots: numbers of comparisons; a person who has fewer is adapted on all of them.
-      seconds_fit: what fitting took, for the record.
       mesh: devices over which people are split.
-      keep: writes the states of people (int32 [U], their numbers) after the largest number of shots, and returns the
-        bytes on the disk.
+
+    Returns:
+      the outcome, and the states of the rows of ``part.queries`` after the largest number of shots.
     """
     choices, contexts, queries = part.choices, part.contexts, part.queries
-    if method.represent is not None:
-        choices = method.represent(fitted, choices)
-    users, width = len(queries.users), max(1, *shots)
-    key = jax.random.key(part.split.seed)
-    other = _other_users(part)
-    margins: dict[tuple[str, int], np.ndarray] = {}
+    width, key = max(1, *shots), jax.random.key(part.split.seed)
 
     def judge(states: Any, shown: Choices = choices) -> np.ndarray:
         scores = score_users(method, fitted, states, shown, queries, mesh=mesh)[queries.mask]
@@ -178,8 +174,8 @@ def run_method(
         rows = contexts.first(count, width=width)
         return adapt_users(method, fitted, shown, rows, key=key, mesh=mesh)
 
-    empty = method.empty_state(fitted)
-    margins[NO_USER, 0] = judge(repeated(empty, users))
+    users, other = len(queries.users), _other_users(part)
+    margins = {(NO_USER, 0): judge(repeated(method.empty_state(fitted), users))}
     for count in shots:
         states = adapt(count)
         margins[PLAIN, count] = judge(states)
@@ -187,42 +183,28 @@ def run_method(
     start = time.perf_counter()
     states = adapt(max(shots))  # compiled already
     seconds = time.perf_counter() - start
-    disk = None
-    if keep is not None:
-        people = len(np.unique(queries.users))  # their first folds come first
-        disk = keep(queries.users[:people], jax.tree.map(lambda leaf: leaf[:people], states)) // people
-    if choices.posts is not None and "posts" not in {need.partition(".")[0] for need in method.needs}:
+    if choices.posts is not None and not any(need.startswith("posts") for need in method.needs):
         blind = replace(choices, posts=None)
         if not _equal(states, adapt(width, blind)):  # it reads posts
             for count in shots:
                 margins[NO_PROFILE, count] = judge(adapt(count, blind), blind)
-    controls = {}
+    controls: Mapping[str, float] = {}
     if method.controls is not None:
         rows = contexts.first(max(shots), width=width)
-        controls = {
-            name: float(value) for name, value in method.controls(fitted, choices, rows, queries, key).items()
-        }
+        controls = method.controls(fitted, choices, rows, queries, key)
     figures = {
-        "seconds_fit": seconds_fit,
         "seconds_adapt_per_user": seconds / users,
         "bytes_per_user": bytes_per_user(states, users),
-        "disk_bytes_per_user": disk,
         "numbers": {name: np.asarray(value).tolist() for name, value in fitted.numbers.items()},
-        "controls": controls,
+        "controls": {name: float(value) for name, value in controls.items()},
     }
-    counts = contexts.mask.sum(1)
-    return Outcome(
-        places=queries.places[queries.mask].astype(np.int32),
-        short=np.repeat(counts, queries.mask.sum(1)).astype(np.int32),
-        margins=margins,
-        figures=figures,
-    )
+    return Outcome.of(part, margins, figures), states
 
 
 def _equal(states: Any, others: Any) -> bool:
     """Whether the states of all people are the same."""
     pairs = zip(jax.tree.leaves(states), jax.tree.leaves(others), strict=True)
-    return all(one.shape == other.shape and np.array_equal(one, other) for one, other in pairs)
+    return all(np.array_equal(one, other) for one, other in pairs)
 
 
 def _other_users(part: Part) -> np.ndarray:
@@ -241,33 +223,21 @@ def _other_users(part: Part) -> np.ndarray:
     return other
 
 
-def _length(population: Population, part: Part) -> np.ndarray:
-    return np.array([len(text) for text in population.texts], np.float64)
-
-
-def _popularity(population: Population, part: Part) -> np.ndarray:
-    """(liked + 1) / (times judged + 2) of each text, in the choices that methods are fitted on and in the votes of the
-    same people's profiles."""
-    return popularity(part.choices.only(part.split.trained))[part.choices.items]
-
-
-def _backbone(population: Population, part: Part) -> np.ndarray:
-    assert part.choices.base_scores is not None
-    return np.asarray(part.choices.base_scores, np.float64)
-
-
 def popularity(choices: Choices) -> np.ndarray:
-    """Return the shrunk share of the votes for each item, float64 [items]; 0.5 for one that was never judged."""
+    """Return the shrunk share of the votes for each item, (liked + 1) / (times judged + 2), float64 [items]."""
     _, texts, signs = judgements(choices)
     size = 1 + int(max(np.asarray(choices.items).max(), texts.max(initial=0)))
     liked, judged = np.bincount(texts[signs > 0], minlength=size), np.bincount(texts, minlength=size)
     return (liked + 1) / (judged + 2)
 
 
-BASELINES: Final[Mapping[str, Callable[[Population, Part], np.ndarray]]] = {
-    "length": _length,
-    "popularity": _popularity,
-    "backbone": _backbone,
+BASELINES: Final[Mapping[str, Callable[[Population, Part], Any]]] = {
+    "length": lambda population, part: [len(text) for text in population.texts],
+    # in the choices that methods are fitted on, and in the votes of the same people's profiles
+    "popularity": lambda population, part: popularity(part.choices.only(part.split.trained))[
+        part.choices.items
+    ],
+    "backbone": lambda population, part: part.choices.base_scores,
 }
 """The scores of the rows of features, by the name of the baseline."""
 
@@ -280,13 +250,8 @@ def baselines_of(population: Population) -> list[str]:
 
 def run_baseline(name: str, population: Population, part: Part) -> Outcome:
     """Return the margins of a baseline on the queries of a split; it knows no user, and has no shots."""
-    scores = BASELINES[name](population, part)
-    queries, counts = part.queries, part.contexts.mask.sum(1)
-    places = queries.places[queries.mask]
-    chosen, rejected = scores[part.choices.chosen[places]], scores[part.choices.rejected[places]]
-    return Outcome(
-        places=places.astype(np.int32),
-        short=np.repeat(counts, queries.mask.sum(1)).astype(np.int32),
-        margins={(PLAIN, 0): (chosen - rejected).astype(np.float32)},
-        figures={"seconds_fit": 0.0, "seconds_adapt_per_user": 0.0, "bytes_per_user": 0},
-    )
+    scores = np.asarray(BASELINES[name](population, part), np.float64)
+    margins = scores[part.choices.chosen] - scores[part.choices.rejected]
+    asked = part.queries.places[part.queries.mask]
+    free = {"seconds_fit": 0.0, "seconds_adapt_per_user": 0.0, "bytes_per_user": 0}
+    return Outcome.of(part, {(PLAIN, 0): margins[asked].astype(np.float32)}, free)

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.data.writing import write_json, writing
 from prb_jax.errors import DataError, RunError, quote
-from prb_jax.personal.features import FeatureStore
+from prb_jax.personal.features import FeatureOptions, FeatureStore
 from prb_jax.personal.few_shot.choices import Backbone
-from prb_jax.personal.few_shot.protocol import FewShotSettings, Method
+from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Method
 from prb_jax.personal.few_shot.registry import ALL, StudyMethods, choose_methods, method_names
 from prb_jax.personal.folder import FITTED, SPLITS
 from prb_jax.personal.saved import Standard, UserStates, save_fitted, save_states
 from prb_jax.runs.kind import RunKind, as_recorded
 from prb_jax.runs.progress import Count, show_progress
-from prb_jax.scoring.inputs import Data, Inputs, check_unchanged, read_inputs
+from prb_jax.scoring.inputs import Data, check_unchanged, read_inputs
 from prb_jax.scoring.run import computing_versions
 from prb_jax.sharding import make_mesh
 from prb_jax.study.backbone import check_backbone, features_of, trainable
-from prb_jax.study.feature_options import FeatureOptions
 from prb_jax.study.outcomes import (
     Outcome,
     Part,
@@ -37,19 +37,18 @@ from prb_jax.study.outcomes import (
     run_method,
     standardised,
 )
-from prb_jax.study.picture import draw_curves
+from prb_jax.study.picture import curves_figure, save_figure
 from prb_jax.study.population import Population, read_population
-from prb_jax.study.results import DEFINITIONS, results, subset_results
+from prb_jax.study.results import CEILING, DEFINITIONS, results, subset_results
 from prb_jax.study.splits import (
+    PARTS,
     UNSEEN_PART,
     WRAPPER,
     Split,
     check_norms,
-    check_split,
     check_wrappers,
     make_splits,
     posts_of_split,
-    saved_splits,
 )
 from prb_jax.study.write_features import blank_features
 
@@ -126,13 +125,12 @@ def personalise(
       PrbError: data, backbone, a method or a choice cannot be used; the data fall into a published trap (the wrapping
         of responses tells the labels, people in two parts); or the folder holds another study: each field is named.
     """
-    folder, shown = RUNS.check(out), tuple(shots)
-    _check_shots(shown)
+    folder = RUNS.check(out)
+    _check_shots(shots)
     if odd := set(relax) - {WRAPPER}:
         raise RunError(f"relax: expected {WRAPPER}, found {quote(min(odd))}")
-    chosen = choose_methods(methods)
-    settings = dict(settings or {})
-    for name in settings.keys() - {method.name for method in chosen.methods}:
+    chosen, given = choose_methods(methods), settings or {}
+    for name in given.keys() - {method.name for method in chosen.methods}:
         raise RunError(f"settings: {quote(name)} is not among the methods of this study")
     check_backbone(backbone, chosen.methods, features)
     inputs = read_inputs(data, subset=subset, limit=limit)
@@ -147,32 +145,38 @@ def personalise(
         "split": split,
         "protocol": PROTOCOL,
         "seeds": seeds,
-        "shots": list(shown),
+        "shots": list(shots),
         "versions": computing_versions(plain=False),
     }
     notes = {"data": list(inputs.sources), "backbone": str(backbone)}
     with RUNS.open(folder, decided, notes=notes, session={}):
-        saved = saved_splits(population, splits, by=split)
-        for one_split in saved["splits"]:
-            check_split(one_split, where=str(folder / SPLITS))
+        saved = {"by": split, "splits": [one.to_json(population) for one in splits]}
         write_json(folder / SPLITS, saved, indent=0)
         for name in (OUTCOMES, FITTED, STATES):
             with writing(folder / name):
                 (folder / name).mkdir(exist_ok=True)
-        return _run(
-            population,
-            splits,
-            chosen,
-            settings,
-            folder,
+        study = _Running(
+            folder=folder,
+            population=population,
             store=store,
+            splits=splits,
             backbone=trainable(backbone, population, features, mesh=devices),
-            shots=shown,
-            inputs=inputs,
-            relax=relax,
+            methods=chosen,
+            settings=given,
+            shots=tuple(shots),
+            relaxed=WRAPPER in relax,
             mesh=devices,
-            progress=progress,
         )
+        outcomes, summary = study.run(progress=progress)
+        check_unchanged(inputs)
+        rows = results(population, splits, outcomes)
+        summary["not_above_offset"] = _not_above(rows)
+        write_json(folder / SUMMARY, summary)
+        if by_subset := subset_results(population, splits, outcomes):
+            write_json(folder / SUBSETS, by_subset)
+        save_figure(curves_figure(rows), folder / PICTURE)
+        write_json(folder / RESULTS, rows)
+    return Study(folder, rows, summary)
 
 
 def people_of_study(
@@ -207,187 +211,153 @@ def _check_shots(shots: Sequence[int]) -> None:
         raise RunError(f"shots: expected different numbers of 0 or more, found {quote(list(shots))}")
 
 
-def _run(
-    population: Population,
-    splits: Sequence[Split],
-    chosen: StudyMethods,
-    settings: Mapping[str, Any],
-    folder: Path,
-    *,
-    store: FeatureStore,
-    backbone: Backbone | None,
-    shots: Sequence[int],
-    inputs: Inputs,
-    relax: Sequence[str],
-    mesh: Mesh,
-    progress: bool,
-) -> Study:
-    baselines = baselines_of(population)
-    outcomes: dict[str, list[Outcome]] = {
-        name: [] for name in (*baselines, *(method.name for method in chosen.methods))
-    }
-    left_out, checks, removed = dict(chosen.left_out), [], 0
-    count = Count(len(splits) * len(chosen.methods), unit="fits")
-    with show_progress("personalise", count, enabled=progress) as display:
-        for split in splits:
-            posts, telling = posts_of_split(population, split)
-            removed = max(removed, telling)
-            known = replace(population.choices, posts=posts, backbone=backbone)
-            if telling:  # the rewards of a backbone that saw posts that tell how the person chose
-                known = replace(known, in_context=None)
-            choices, standard = standardised(known, split)
-            wrapper, norm_ratio = (
-                check_wrappers(population, split, relaxed=WRAPPER in relax),
-                check_norms(population, split, choices.features),
-            )
-            checks.append(
-                {
-                    "seed": split.seed,
-                    "wrapper_accuracy": wrapper.accuracy,
-                    "wrapper_detectable": wrapper.detectable,
-                    "norm_ratio": norm_ratio,
-                }
-            )
-            part = make_part(choices, split)
-            for name in baselines:
-                outcomes[name].append(run_baseline(name, population, part))
-            for method in chosen.methods:
-                if method.name not in left_out:
-                    try:
-                        part.choices.require(method.name, method.needs)
-                    except DataError as error:
-                        if method.name in chosen.named:
-                            raise
-                        outcomes.pop(method.name)
-                        left_out[method.name] = str(error)
-                        if telling and store.shown is not None and "in_context" in method.needs:
-                            left_out[method.name] = (
-                                f"{telling:,} posts judge a response of the same person's comparisons, and the "
-                                "backbone that saw the profile saw them"
-                            )
-                    else:
-                        outcome = _outcome(
-                            method,
-                            _settings(settings.get(method.name) or method.settings(), shots),
-                            part,
-                            folder,
-                            standard=standard,
-                            population=population,
-                            features=store.facts,
-                            shots=shots,
-                            mesh=mesh,
-                        )
-                        outcomes[method.name].append(outcome)
-                display.advance(1)
-    for name in method_names():  # of an earlier call with the same folder
-        paths = [_outcome_file(folder, name, split) for split in splits]
-        if name not in outcomes and name not in left_out and all(path.exists() for path in paths):
-            outcomes[name] = [read_outcome(path) for path in paths]
-    check_unchanged(inputs)
-    rows = results(population, splits, outcomes)
-    counts = population.choices
-    summary = {
-        "users": len(population.users),
-        "choices": len(counts),
-        "questions": int(counts.questions.max()) + 1,
-        "responses": len(counts.features),
-        "users_in_splits": {
-            name: [int((split.part == number).sum()) for split in splits]
-            for number, name in enumerate(("seen", "validation", "unseen"))
-        },
-        "users_with_one_choice": int((np.bincount(counts.users) == 1).sum()),
-        "excluded": dict(population.excluded),
-        "left_out_methods": left_out,
-        "choices_that_tell_a_query": [int(split.told.sum()) for split in splits],
-        "posts_that_judge_a_candidate": removed,
-        "checks": checks,
-        "relaxed": sorted(set(relax)),
-        "numbers": {
-            name: [outcome.figures.get("numbers", {}) for outcome in of_splits]
-            for name, of_splits in outcomes.items()
-        },
-        "controls": {
-            name: [outcome.figures["controls"] for outcome in of_splits]
-            for name, of_splits in outcomes.items()
-            if of_splits[0].figures.get("controls")
-        },
-        "not_above_offset": _not_above(rows),
-        "definitions": dict(DEFINITIONS),
-    }
-    write_json(folder / SUMMARY, summary)
-    if by_subset := subset_results(population, splits, outcomes):
-        write_json(folder / SUBSETS, by_subset)
-    draw_curves(rows, folder / PICTURE)
-    write_json(folder / RESULTS, rows)
-    return Study(folder, rows, summary)
+@dataclass(frozen=True, kw_only=True)
+class _Running:
+    """A study that is being made: everything that its outcomes are made of."""
 
+    folder: Path
+    population: Population
+    store: FeatureStore
+    splits: Sequence[Split]
+    backbone: Backbone | None
+    methods: StudyMethods
+    settings: Mapping[str, Any]
+    shots: tuple[int, ...]
+    relaxed: bool
+    mesh: Mesh
 
-def _outcome(
-    method: Method,
-    settings: Any,
-    part: Part,
-    folder: Path,
-    *,
-    standard: Standard,
-    population: Population,
-    features: Mapping[str, Any],
-    shots: Sequence[int],
-    mesh: Mesh,
-) -> Outcome:
-    """The outcome of a method on a split: read where it is there, with the same settings."""
-    path = _outcome_file(folder, method.name, part.split)
-    recorded = as_recorded({"settings": asdict(settings)})["settings"]
-    if path.exists():
-        outcome = read_outcome(path)
-        if outcome.figures["settings"] != recorded:
-            raise RunError(
-                f"{path}: of the settings {quote(outcome.figures['settings'])}, asked for {quote(recorded)}; give "
-                "--out another folder, or remove the file"
-            )
+    def run(self, *, progress: bool) -> tuple[dict[str, list[Outcome]], dict[str, Any]]:
+        """Return the outcomes of each baseline and method, and what ``study.json`` says of them."""
+        population, choices, splits = self.population, self.population.choices, self.splits
+        baselines, methods = baselines_of(population), self.methods.methods
+        outcomes: dict[str, list[Outcome]] = {
+            name: [] for name in (*baselines, *(method.name for method in methods))
+        }
+        left_out, checks, removed = dict(self.methods.left_out), [], 0
+        count = Count(len(splits) * len(methods), unit="fits")
+        with show_progress("personalise", count, enabled=progress) as display:
+            for split in splits:
+                posts, telling = posts_of_split(population, split)
+                removed = max(removed, telling)
+                # A backbone that saw posts that tell how the person chose gives no rewards.
+                shown = None if telling else choices.in_context
+                known = replace(choices, posts=posts, backbone=self.backbone, in_context=shown)
+                standardised_choices, standard = standardised(known, split)
+                part = make_part(standardised_choices, split)
+                checks.append(
+                    {
+                        "seed": split.seed,
+                        **check_wrappers(population, split, relaxed=self.relaxed),
+                        "norm_ratio": check_norms(population, split, part.choices.features),
+                    }
+                )
+                for name in baselines:
+                    outcomes[name].append(run_baseline(name, population, part))
+                for method in methods:
+                    if method.name not in left_out and (reason := self._lacking(method, part, telling)):
+                        left_out[method.name] = reason
+                        del outcomes[method.name]
+                    if method.name not in left_out:
+                        outcomes[method.name].append(self._outcome(method, part, standard))
+                    display.advance(1)
+        for name in method_names():  # of an earlier call with the same folder
+            paths = [self._file(name, split) for split in splits]
+            if name not in outcomes and name not in left_out and all(path.exists() for path in paths):
+                outcomes[name] = [read_outcome(path) for path in paths]
+        figures = {name: [outcome.figures for outcome in found] for name, found in outcomes.items()}
+        return outcomes, {
+            "users": len(population.users),
+            "choices": len(choices),
+            "questions": int(choices.questions.max()) + 1,
+            "responses": len(choices.features),
+            "users_in_splits": {
+                name: [int((split.part == number).sum()) for split in splits]
+                for number, name in enumerate(PARTS)
+            },
+            "users_with_one_choice": int((np.bincount(choices.users) == 1).sum()),
+            "excluded": dict(population.excluded),
+            "left_out_methods": left_out,
+            "choices_that_tell_a_query": [int(split.told.sum()) for split in splits],
+            "posts_that_judge_a_candidate": removed,
+            "checks": checks,
+            "relaxed": [WRAPPER] * self.relaxed,
+            "numbers": {name: [one.get("numbers", {}) for one in found] for name, found in figures.items()},
+            "controls": {
+                name: [one["controls"] for one in found]
+                for name, found in figures.items()
+                if found[0].get("controls")
+            },
+            "definitions": dict(DEFINITIONS),
+        }
+
+    def _lacking(self, method: Method, part: Part, telling: int) -> str:
+        """Why the data do not do for a method of "all"; of a method that was named it is an error."""
+        try:
+            part.choices.require(method.name, method.needs)
+        except DataError as error:
+            if method.name in self.methods.named:
+                raise
+            if telling and self.store.shown is not None and "in_context" in method.needs:
+                return (
+                    f"{telling:,} posts judge a response of the same person's comparisons, and the backbone that saw "
+                    "the profile saw them"
+                )
+            return str(error)
+        return ""
+
+    def _outcome(self, method: Method, part: Part, standard: Standard) -> Outcome:
+        """The outcome of a method on a split: read where it is there, with the same settings."""
+        path = self._file(method.name, part.split)
+        settings = self.settings.get(method.name) or method.settings()
+        if isinstance(settings, FewShotSettings) and not settings.validation_shots:
+            settings = replace(settings, validation_shots=self.shots)
+        recorded = as_recorded({"settings": asdict(settings)})["settings"]
+        if path.exists():
+            outcome = read_outcome(path)
+            if outcome.figures["settings"] != recorded:
+                raise RunError(
+                    f"{path}: of the settings {quote(outcome.figures['settings'])}, asked for {quote(recorded)}; give "
+                    "--out another folder, or remove the file"
+                )
+            return outcome
+        start = time.perf_counter()
+        fitted = fit_method(method, settings, part, mesh=self.mesh)
+        if method.represent is not None:
+            part = replace(part, choices=method.represent(fitted, part.choices))
+            standard = Standard.none(part.choices.features.shape[1])
+        seconds = time.perf_counter() - start
+        outcome, states = run_method(method, fitted, part, shots=self.shots, mesh=self.mesh)
+        figures = {**outcome.figures, "seconds_fit": seconds, "settings": recorded}
+        if part.split.seed == 0:
+            figures["disk_bytes_per_user"] = self._save(method, fitted, standard, part, states)
+        if method.name == "bayes":
+            from prb_jax.study.simulation import ceiling
+
+            figures[CEILING] = ceiling(fitted, part, shots=self.shots, mesh=self.mesh)
+        outcome = replace(outcome, figures=figures)
+        outcome.save(path)
         return outcome
-    start = time.perf_counter()
-    fitted = fit_method(method, settings, part, seed=part.split.seed, mesh=mesh)
-    if method.represent is not None:
-        part = replace(part, choices=method.represent(fitted, part.choices))
-        standard = Standard.none(part.choices.features.shape[1])
-    seconds = time.perf_counter() - start
-    keep: Callable[[np.ndarray, Any], int] | None = None
-    if part.split.seed == 0:
+
+    def _save(self, method: Method, fitted: Fitted, standard: Standard, part: Part, states: Any) -> int:
+        """Write a fitted method and the states of the people who are asked; returns the bytes of one on the disk."""
         digest = save_fitted(
-            folder / FITTED / method.name,
+            self.folder / FITTED / method.name,
             method,
             fitted,
             standard=standard,
-            items=population.item_keys,
-            features=features,
+            items=self.population.item_keys,
+            features=self.store.facts,
+        )
+        count = len(np.unique(part.queries.users))  # their first folds come first
+        names = tuple(self.population.users[user] for user in part.queries.users[:count].tolist())
+        people = UserStates(names, jax.tree.map(lambda leaf: leaf[:count], states))
+        return (
+            save_states(self.folder / STATES / method.name, people, method=method.name, fitted=digest)
+            // count
         )
 
-        def write_states(users: np.ndarray, states: Any) -> int:
-            people = UserStates(tuple(population.users[user] for user in users.tolist()), states)
-            return save_states(folder / STATES / method.name, people, method=method.name, fitted=digest)
-
-        keep = write_states
-
-    outcome = run_method(method, fitted, part, shots=shots, seconds_fit=seconds, mesh=mesh, keep=keep)
-    more = {"settings": recorded}
-    if method.name == "bayes":
-        from prb_jax.study.ceiling import CEILING, ceiling
-
-        more |= {CEILING: ceiling(fitted, part, shots=shots, mesh=mesh)}
-    outcome = replace(outcome, figures={**outcome.figures, **more})
-    outcome.save(path)
-    return outcome
-
-
-def _settings(settings: Any, shots: Sequence[int]) -> Any:
-    """The settings of a method, whose numbers are chosen at the shots of the study where they name no others."""
-    if isinstance(settings, FewShotSettings) and not settings.validation_shots:
-        return replace(settings, validation_shots=tuple(shots))
-    return settings
-
-
-def _outcome_file(folder: Path, method: str, split: Split) -> Path:
-    return folder / OUTCOMES / f"{method}-{split.seed}.npz"
+    def _file(self, method: str, split: Split) -> Path:
+        return self.folder / OUTCOMES / f"{method}-{split.seed}.npz"
 
 
 def _not_above(rows: Sequence[Mapping[str, Any]]) -> list[str]:

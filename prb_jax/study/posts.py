@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from prb_jax.data.writing import whole_file, write_json, writing
+from prb_jax.data.writing import write_json
 from prb_jax.errors import RunError, has_extra
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.processes.sharing import on_first_process
@@ -19,6 +19,7 @@ from prb_jax.scoring.evaluate import Evaluation, evaluate
 from prb_jax.scoring.inputs import Data, Inputs, read_inputs
 from prb_jax.scoring.load import Model, open_scorer
 from prb_jax.sources.large import LargeComparisons
+from prb_jax.study.picture import save_figure
 
 POSTS: Final = "posts.json"
 PICTURE: Final = "posts.png"
@@ -92,43 +93,32 @@ def evaluate_posts(
         )
         for number in numbers
     }
-    points = _points(evaluations, inputs)
-    sweep = {
-        "model": evaluations[numbers[0]].summary["model"],
-        "data": list(inputs.sources),
-        "points": points,
-    }
+    points, title = _points(evaluations, inputs), evaluations[numbers[0]].summary["model"]
     if folder is not None:
 
         def finish() -> None:
-            write_json(folder / POSTS, sweep)
+            write_json(folder / POSTS, {"model": title, "data": list(inputs.sources), "points": points})
             if has_extra("report", PICTURE):
-                draw_posts(points, folder / PICTURE, title=sweep["model"])
+                draw_posts(points, folder / PICTURE, title=title)
 
         on_first_process(finish)
     return PostsSweep(folder, points, evaluations)
 
 
 def _points(evaluations: Mapping[int, Evaluation], inputs: Inputs) -> list[dict[str, Any]]:
-    fewest, first = next(iter(evaluations.items()))
+    first, *_ = evaluations.values()  # of the fewest posts
     clusters = None  # comparisons that are read by windows are clustered by their users
     if not isinstance(inputs.comparisons, LargeComparisons):
         by_id = {comparison.id: comparison for comparison in inputs.comparisons}
         clusters = clusters_of([by_id[row.id] for row in first.rows])
     points = []
     for number, evaluation in evaluations.items():
-        figures = {key: evaluation.summary[key] for key in ("n", "accuracy", "ci95", "truncated")}
         gain: Mapping[str, Any] = {"difference": None, "ci95": None}
-        if number != fewest:
+        if evaluation is not first:
             gain = paired_difference(evaluation.rows, first.rows, clusters=clusters)
-        points.append(
-            {
-                "profile_posts": number,
-                **figures,
-                "difference": gain["difference"],
-                "difference_ci95": gain["ci95"],
-            }
-        )
+        figures = {key: evaluation.summary[key] for key in ("n", "accuracy", "ci95", "truncated")}
+        against = {"difference": gain["difference"], "difference_ci95": gain["ci95"]}
+        points.append({"profile_posts": number, **figures, **against})
     return points
 
 
@@ -158,10 +148,4 @@ def draw_posts(points: Sequence[Mapping[str, Any]], path: Path, *, title: str = 
     axis.set_ylabel("accuracy, 95 % interval")
     axis.grid(alpha=0.3)
     axis.set_title(title)
-    with writing(path), whole_file(path) as file:
-        figure.savefig(
-            file,
-            dpi=120,
-            format=path.suffix[1:],
-            metadata={"Software": None} if path.suffix == ".png" else None,
-        )
+    save_figure(figure, path)

@@ -10,35 +10,25 @@ import numpy as np
 
 from prb_jax.metrics.accuracy import group_counts
 from prb_jax.metrics.calibration import calibration_of
+from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.paired import holm
-from prb_jax.metrics.uncertainty import Interval, accuracy_interval, difference_interval, mean_interval
+from prb_jax.metrics.uncertainty import accuracy_interval, difference_interval, mean_interval
 from prb_jax.personal.few_shot.registry import POOLED, STRONG
-from prb_jax.study.ceiling import ceiling_rows
-from prb_jax.study.outcomes import (
-    BASELINES,
-    CONTROLS,
-    NO_PROFILE,
-    NO_USER,
-    PLAIN,
-    SHUFFLED,
-    Outcome,
-)
+from prb_jax.study.outcomes import BASELINES, CONTROLS, NO_PROFILE, NO_USER, PLAIN, SHUFFLED, Outcome
 from prb_jax.study.population import Population
-from prb_jax.study.splits import SEEN_PART, UNSEEN_PART, Split
+from prb_jax.study.splits import PARTS, SEEN_PART, UNSEEN_PART, Split
 
-LEVEL: Final = 0.05
+CEILING: Final = "ceiling"
+SIMULATED: Final = "simulated"
 
 DIFFERENCES: Final = ("diff_to_pooled", "diff_to_offset", "diff_to_no_user", "gain_from_user")
 LOSSES: Final = ("log_loss", *(f"log_loss_{name}" for name in DIFFERENCES[:3]))
 NO_PROBABILITIES: Final = ("length", "popularity")
 """Baselines whose margins are no log-odds."""
 
+_WITH_INTERVAL: Final = ("accuracy", "user_accuracy", *DIFFERENCES, *LOSSES)
 _LEARNED: Final = (
-    *(
-        f"{name}{end}"
-        for name in ("accuracy", "user_accuracy", *DIFFERENCES, *LOSSES)
-        for end in ("", "_ci95")
-    ),
+    *(f"{name}{end}" for name in _WITH_INTERVAL for end in ("", "_ci95")),
     *("ties", "ece", "p", "above_offset"),
 )
 """The figures that say how well k comparisons are learned from."""
@@ -80,20 +70,22 @@ DEFINITIONS: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True)
-class _Margins:
-    """Margins [m] of choices ``places`` [m] that are in increasing order, each once."""
+class _Asked:
+    """The m choices of a part of the people that are predicted, each in the first split that asks for it.
 
-    places: np.ndarray
+    Attributes:
+      part: "unseen" or "seen".
+      users: int [m], of the choices.
+      short: int [m], how many comparisons the person of each choice can be adapted on.
+      clusters: of the choices.
+      margins: float [m] of each (name, control, shots).
+    """
+
+    part: str
+    users: np.ndarray
     short: np.ndarray
-    margins: np.ndarray
-
-    @property
-    def wins(self) -> np.ndarray:
-        return self.margins > 0
-
-    @property
-    def losses(self) -> np.ndarray:
-        return np.logaddexp(0.0, -self.margins.astype(np.float64))
+    clusters: Clusters
+    margins: Mapping[tuple[str, str, int], np.ndarray]
 
 
 def results(
@@ -109,12 +101,15 @@ def results(
     rows: list[dict[str, Any]] = []
     for part in (UNSEEN_PART, SEEN_PART):
         of_part = _rows_of(population, splits, outcomes, part)
-        baselines = (POOLED, *BASELINES)
-        _adjust([row for row in of_part if row["control"] is None and row["method"] not in baselines])
+        known = (POOLED, *BASELINES)
+        tested = [row for row in of_part if row["control"] is None and row["method"] not in known]
+        tested = [row for row in tested if row["p"] is not None]
+        for row, adjusted in zip(tested, holm([row["p"] for row in tested]), strict=True):
+            row["p_holm"] = float(adjusted)
         rows += of_part
         if of_part and "bayes" in outcomes:
-            figures = [outcome.figures for outcome in outcomes["bayes"]]
-            rows += ceiling_rows(figures, list(of_part[0]), of_part[0]["split"])
+            simulated = [outcome.figures.get(CEILING, []) for outcome in outcomes["bayes"]]
+            rows += _ceiling_rows(simulated, list(of_part[0]), PARTS[part])
     return rows
 
 
@@ -131,10 +126,7 @@ def subset_results(
     return [
         {"subset": subset or None, **row}
         for subset in (subsets if len(subsets) > 1 else ())
-        for row in _rows_of(
-            population, splits, outcomes, UNSEEN_PART, among=names == subset, controls=(PLAIN, SHUFFLED)
-        )
-        if row["control"] is None
+        for row in _rows_of(population, splits, outcomes, UNSEEN_PART, among=names == subset)
     ]
 
 
@@ -145,66 +137,41 @@ def _rows_of(
     part: int,
     *,
     among: np.ndarray | None = None,
-    controls: Sequence[str] = (PLAIN, *CONTROLS),
 ) -> list[dict[str, Any]]:
-    """The rows of a part of the people; with ``among``, bool [n], of these choices alone."""
-    gathered = {
-        name: {
-            key: _gather(population, splits, of_splits, part, key, among)
-            for key in sorted(
-                of_splits[0].margins, key=lambda key: ((PLAIN, *CONTROLS).index(key[0]), key[1])
-            )
-            if key[0] in controls and all(key in outcome.margins for outcome in of_splits)
-        }
+    """The rows of a part of the people; with ``among``, bool [n], of these choices alone and without controls."""
+    first = next(iter(outcomes.values()))  # all outcomes of a split are on the same choices
+    users = population.choices.users
+    chosen = [split.part[users[outcome.places]] == part for split, outcome in zip(splits, first, strict=True)]
+    if among is not None:
+        chosen = [here & among[outcome.places] for here, outcome in zip(chosen, first, strict=True)]
+
+    def gather(columns: Sequence[np.ndarray]) -> np.ndarray:
+        return np.concatenate([column[here] for column, here in zip(columns, chosen, strict=True)])
+
+    places, once = np.unique(gather([outcome.places for outcome in first]), return_index=True)
+    if not len(places):
+        return []
+    controls = (PLAIN, *CONTROLS) if among is None else (PLAIN, SHUFFLED)
+    margins = {
+        (name, *key): gather([outcome.margins[key] for outcome in of_splits])[once]
         for name, of_splits in outcomes.items()
+        for key in sorted(of_splits[0].margins, key=lambda key: ((PLAIN, *CONTROLS).index(key[0]), key[1]))
+        if key[0] in controls and all(key in outcome.margins for outcome in of_splits)
     }
-    name_of_part = "unseen" if part == UNSEEN_PART else "seen"
-    return [
-        _row(population, name, outcomes[name], gathered, name_of_part, key)
-        for name, by_key in gathered.items()
-        for key, found in by_key.items()
-        if len(found.places)
-    ]
+    short = gather([outcome.short for outcome in first])[once]
+    clusters = population.clusters.take(places.tolist())
+    asked = _Asked(PARTS[part], users[places], short, clusters, margins)
+    return [_row(asked, outcomes[key[0]], key) for key in margins if among is None or key[1] == PLAIN]
 
 
-def _gather(
-    population: Population,
-    splits: Sequence[Split],
-    outcomes: Sequence[Outcome],
-    part: int,
-    key: tuple[str, int],
-    among: np.ndarray | None,
-) -> _Margins:
-    """The margins of all splits, each choice in the first one that asks for it."""
-    columns = []
-    for split, outcome in zip(splits, outcomes, strict=True):
-        chosen = split.part[population.choices.users[outcome.places]] == part
-        if among is not None:
-            chosen &= among[outcome.places]
-        columns.append([column[chosen] for column in (outcome.places, outcome.short, outcome.margins[key])])
-    places, short, margins = (np.concatenate(column) for column in zip(*columns, strict=True))
-    once, first = np.unique(places, return_index=True)
-    return _Margins(once, short[first], margins[first])
-
-
-def _row(
-    population: Population,
-    name: str,
-    outcomes: Sequence[Outcome],
-    gathered: Mapping[str, Mapping[tuple[str, int], _Margins]],
-    part: str,
-    key: tuple[str, int],
-) -> dict[str, Any]:
-    control, shots = key
-    here = gathered[name][key]
-    wins, losses, clusters = here.wins, here.losses, population.clusters.take(here.places.tolist())
-    users = population.choices.users[here.places]
-    counts = group_counts(wins, clusters.users)
-    few = len(np.unique(users[here.short < shots]))
+def _row(asked: _Asked, outcomes: Sequence[Outcome], key: tuple[str, str, int]) -> dict[str, Any]:
+    (name, control, shots), margins = key, asked.margins[key]
+    wins, clusters, counts = margins > 0, asked.clusters, group_counts(margins > 0, asked.clusters.users)
+    few = len(np.unique(asked.users[asked.short < shots]))
     row: dict[str, Any] = {
         "method": f"{name}, {control}" if control else name,
         "control": control or None,
-        "split": part,
+        "split": asked.part,
         "shots": shots,
         "n": len(wins),
         "users": len(counts.rows),
@@ -212,66 +179,90 @@ def _row(
         "accuracy_ci95": accuracy_interval(wins, clusters).bounds,
         "user_accuracy": float(np.mean(counts.accuracy)),
         "user_accuracy_ci95": accuracy_interval(wins, clusters, per_user=True).bounds,
-        "ties": int((here.margins == 0).sum()),
+        "ties": int((margins == 0).sum()),
         "short": few,
         "reached": len(counts.rows) - few,
         "reason": None,
     }
-
-    def mean(values: np.ndarray) -> Interval:
-        return mean_interval(values, clusters.users, responses=clusters.responses)
-
     probable = name not in NO_PROBABILITIES
-    row["log_loss"] = float(losses.mean()) if probable else None
-    row["log_loss_ci95"] = mean(losses).bounds if probable else None
-    sure = 1 / (1 + np.exp(-np.abs(here.margins.astype(np.float64))))
-    right = wins + 0.5 * (here.margins == 0)
-    row["ece"] = calibration_of(sure, right)["ece"] if probable else None
-    baseline = name in (POOLED, *BASELINES)
+
+    def add_loss(field: str, losses: np.ndarray | None) -> None:
+        row[field] = row[f"{field}_ci95"] = None
+        if losses is not None and probable:
+            row[field] = float(losses.mean())
+            row[f"{field}_ci95"] = mean_interval(losses, clusters.users, responses=clusters.responses).bounds
+
+    add_loss("log_loss", _losses(margins))
+    sure = 1 / (1 + np.exp(-np.abs(margins.astype(np.float64))))
+    row["ece"] = calibration_of(sure, wins + 0.5 * (margins == 0))["ece"] if probable else None
+    baseline, found = name in (POOLED, *BASELINES), asked.margins
+
+    def same(other: str) -> np.ndarray | None:
+        """The margins of another method with the same shots."""
+        return None if other == name else found.get((other, PLAIN, shots), found.get((other, NO_USER, 0)))
+
     others = {
-        "diff_to_pooled": _same(gathered, POOLED, shots, name),
-        "diff_to_offset": None if baseline else _same(gathered, STRONG, shots, name),
-        "diff_to_no_user": None if baseline or control == NO_USER else gathered[name].get((NO_USER, 0)),
-        "gain_from_user": gathered[name].get((SHUFFLED, shots)) if control in (PLAIN, NO_PROFILE) else None,
+        "diff_to_pooled": same(POOLED),
+        "diff_to_offset": None if baseline else same(STRONG),
+        "diff_to_no_user": None if baseline or control == NO_USER else found.get((name, NO_USER, 0)),
+        "gain_from_user": found.get((name, SHUFFLED, shots)) if control in (PLAIN, NO_PROFILE) else None,
     }
     for field, other in others.items():
         interval = None
         if other is not None:
-            interval = difference_interval(wins.astype(np.int64) - other.wins.astype(np.int64), clusters)
-        row[field] = None if other is None else float(wins.mean() - other.wins.mean())
-        row[f"{field}_ci95"] = None if interval is None else interval.bounds
+            interval = difference_interval(wins.astype(np.int64) - (other > 0), clusters)
+        row[field] = None if other is None else float(wins.mean() - (other > 0).mean())
+        row[f"{field}_ci95"] = interval and interval.bounds
         if field == "diff_to_pooled":
-            row["p"] = None if interval is None else interval.p_value(row[field])
+            row["p"] = interval and interval.p_value(row[field])
         if field != "gain_from_user":
-            less = losses - other.losses if other is not None and probable else None
-            row[f"log_loss_{field}"] = None if less is None else float(less.mean())
-            row[f"log_loss_{field}_ci95"] = None if less is None else mean(less).bounds
+            add_loss(f"log_loss_{field}", None if other is None else _losses(margins) - _losses(other))
     row["p_holm"] = None
     bounds = row["diff_to_offset_ci95"]
     row["above_offset"] = None if bounds is None else bounds[0] > 0
     for figure in ("seconds_fit", "seconds_adapt_per_user"):
-        row[figure] = float(np.mean([outcome.figures[figure] for outcome in outcomes]))
+        row[figure] = float(np.mean([outcome.figures.get(figure, 0.0) for outcome in outcomes]))
     for figure in ("bytes_per_user", "disk_bytes_per_user"):
         row[figure] = 0 if control == NO_USER else outcomes[0].figures.get(figure)
     if shots and not row["reached"]:
-        reason = (
-            f"none of {row['users']:,} people has {shots} comparisons to be adapted on (most: "
-            f"{int(here.short.max()):,})"
-        )
+        most = f"(most: {int(asked.short.max()):,})"
+        reason = f"none of {row['users']:,} people has {shots} comparisons to be adapted on {most}"
         row |= dict.fromkeys(_LEARNED) | {"reason": reason}
     return row
 
 
-def _same(
-    gathered: Mapping[str, Mapping[tuple[str, int], _Margins]], other: str, shots: int, name: str
-) -> _Margins | None:
-    """The margins of another method with the same shots, on the same choices."""
-    if other == name or other not in gathered:
-        return None
-    return gathered[other].get((PLAIN, shots)) or gathered[other].get((NO_USER, 0))
+def _losses(margins: np.ndarray) -> np.ndarray:
+    return np.logaddexp(0.0, -margins.astype(np.float64))
 
 
-def _adjust(rows: Sequence[dict[str, Any]]) -> None:
-    tested = [row for row in rows if row["p"] is not None]
-    for row, adjusted in zip(tested, holm([row["p"] for row in tested]), strict=True):
-        row["p_holm"] = float(adjusted)
+def _ceiling_rows(
+    simulated: Sequence[Sequence[Mapping[str, Any]]], fields: Sequence[str], part: str
+) -> list[dict[str, Any]]:
+    """The rows of the simulated ceiling of a part of the people, means over the splits.
+
+    Args:
+      simulated: of each split, what :func:`prb_jax.study.simulation.ceiling` says; nothing in outcomes of an earlier
+        version.
+      fields: of a row; a simulation has few of them, and null for the others.
+      part: "unseen" or "seen".
+    """
+    of_splits = [[row for row in rows if row["split"] == part] for rows in simulated if rows]
+    found: list[dict[str, Any]] = []
+    for group in zip(*of_splits, strict=True):
+        counts, known = [row["n"] for row in group], group[0]["known"]
+        row: dict[str, Any] = dict.fromkeys(fields) | {
+            "method": f"{CEILING}, {known}" if known else CEILING,
+            "control": SIMULATED,
+            "split": part,
+            "shots": group[0]["shots"],
+            "n": sum(counts),
+        }
+        for name in ("accuracy", "log_loss"):
+            row[name] = float(np.average([one[name] for one in group], weights=counts))
+        found.append(row)
+    nobody = next((row for row in found if row["method"] == f"{CEILING}, {NO_USER}"), None)
+    for row in found:
+        if nobody is not None and row is not nobody:
+            row["diff_to_no_user"] = row["accuracy"] - nobody["accuracy"]
+            row["log_loss_diff_to_no_user"] = row["log_loss"] - nobody["log_loss"]
+    return found

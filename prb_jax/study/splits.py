@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from prb_jax.errors import DataError, RunError, quote, short_repr
-from prb_jax.metrics.equivalence import smallest_shift
+from prb_jax.metrics.paired import smallest_shift
 from prb_jax.metrics.texts import WRAPPERS, wrapper_features
 from prb_jax.metrics.uncertainty import accuracy_interval, difference_interval
 from prb_jax.personal.few_shot.choices import Choices, Posts, group, shares_response
@@ -30,7 +30,8 @@ UNSEEN: Final = 0.3
 VALIDATION: Final = 0.15
 LEAST_USERS: Final = 8
 
-SEEN_PART, VALIDATION_PART, UNSEEN_PART = 0, 1, 2
+SEEN_PART, VALIDATION_PART, UNSEEN_PART = range(3)
+PARTS: Final = ("seen", "validation", "unseen")
 
 LEVEL: Final = 0.999
 MARGIN: Final = 0.03
@@ -38,6 +39,9 @@ MARGIN: Final = 0.03
 
 NORMS: Final = 1.5
 """Most that the mean lengths of the features of seen and unseen people may differ, as a ratio."""
+
+WRAPPER: Final = "wrapper"
+"""The name of the check in ``--relax``."""
 
 
 @dataclass(frozen=True)
@@ -70,21 +74,17 @@ class Split:
         """bool [n]: the choices to be predicted."""
         return self.fold >= 0
 
-    def of_part(self, users: np.ndarray, part: int) -> np.ndarray:
-        """Return which choices, by their users [n], belong to people of a part."""
-        return self.part[users] == part
-
     def to_json(self, population: Population) -> dict[str, Any]:
-        """Return the split by the names of users and the ids of comparisons."""
-        names, ids = population.users, population.ids
-        return {
-            "seed": self.seed,
-            "seen": [name for name, part in zip(names, self.part) if part == SEEN_PART],
-            "validation": [name for name, part in zip(names, self.part) if part == VALIDATION_PART],
-            "unseen": [name for name, part in zip(names, self.part) if part == UNSEEN_PART],
-            "queries": [ids[place] for place in np.flatnonzero(self.queries)],
-            "told": [ids[place] for place in np.flatnonzero(self.told)],
+        """Return the split by the names of users and the ids of comparisons, as ``splits.json`` holds it."""
+        people = {
+            name: [user for user, part in zip(population.users, self.part, strict=True) if part == number]
+            for number, name in enumerate(PARTS)
         }
+        choices = {
+            name: [population.ids[place] for place in np.flatnonzero(places)]
+            for name, places in (("queries", self.queries), ("told", self.told))
+        }
+        return {"seed": self.seed, **people, **choices}
 
 
 def make_splits(population: Population, *, by: str, seeds: int) -> list[Split]:
@@ -126,51 +126,48 @@ def make_splits(population: Population, *, by: str, seeds: int) -> list[Split]:
         )
     order = np.random.default_rng(0).permutation(users)
     asked = np.random.default_rng(1).permutation(questions)
+    count = int(users * share)
     return [
         _split(
-            population,
-            order,
-            asked if by == "user+question" else None,
+            population.choices,
+            order[seed * count : (seed + 1) * count],
+            np.array_split(asked, 3)[seed % 3] if by == "user+question" else None,
             plain=by == "user",
             seed=seed,
-            share=share,
         )
         for seed in range(seeds)
     ]
 
 
 def _split(
-    population: Population,
-    order: np.ndarray,
-    asked: np.ndarray | None,
-    *,
-    plain: bool,
-    seed: int,
-    share: float,
+    choices: Choices, unseen: np.ndarray, asked: np.ndarray | None, *, plain: bool, seed: int
 ) -> Split:
-    choices = population.choices
-    users, count = len(order), int(len(order) * share)
+    """One split, from its unseen people and, where questions are new, those of the test."""
+    users = choices.number_of_users
     rng = np.random.default_rng([seed, users])
     part = np.full(users, SEEN_PART, np.int8)
-    unseen = order[seed * count : (seed + 1) * count]
     part[unseen] = UNSEEN_PART
-    others = rng.permutation(np.setdiff1d(order, unseen))
+    others = rng.permutation(np.flatnonzero(part == SEEN_PART))
     part[others[: max(1, int(len(others) * VALIDATION))]] = VALIDATION_PART
-    new = np.zeros(len(choices), bool)  # on a question of the test
-    if asked is not None:
-        new = np.isin(choices.questions, np.array_split(asked, 3)[seed % 3])
+    # On a question of the test.
+    new = np.zeros(len(choices), bool) if asked is None else np.isin(choices.questions, asked)
     part_of = part[choices.users]
-    validated = (part_of == VALIDATION_PART) & ~new
     fold = np.where((part_of == SEEN_PART) & new, 0, -1).astype(np.int8)
     # Where any other choice may be learned from, a question of its own stands for each choice.
     questions = np.arange(len(choices)) if plain else choices.questions
-    grouped = group(choices)
+    grouped, texts = group(choices), choices.texts
     for user, places, mask in zip(grouped.users, grouped.places, grouped.mask, strict=True):
         own = places[mask]
         if part[user] == SEEN_PART and asked is None and len(own) > 1:
             most = max(1, len(own) // 5)
-            held = rng.permutation(own)[:most] if plain else _of_one_question(own, questions, rng, most=most)
-            fold[held] = 0 if _some_untold(choices, np.setdiff1d(own, held), held) else -1
+            if plain:
+                held = rng.permutation(own)[:most]
+            else:
+                question = rng.choice(np.unique(questions[own]))
+                held = rng.permutation(own[questions[own] == question])[:most]
+            rest = texts[np.setdiff1d(own, held)]
+            nothing_left = np.isin(rest, texts[held]).any(axis=1).all()
+            fold[held] = -1 if nothing_left else 0
         elif part[user] != SEEN_PART and plain:
             fold[rng.permutation(own)] = np.arange(len(own)) % FOLDS
         elif part[user] == VALIDATION_PART:
@@ -182,14 +179,8 @@ def _split(
         told |= shares_response(choices, fold == number) & (fold != number)
     queries = fold >= 0
     trained = (part_of == SEEN_PART) & ~queries & ~told
-    return Split(seed, part, fold, told, trained, validated & (queries | ~told))
-
-
-def _some_untold(choices: Choices, rest: np.ndarray, held: np.ndarray) -> bool:
-    """Whether a choice of ``rest`` shares no response with one of ``held``: there is something left to fit on."""
-    items = np.asarray(choices.items)
-    judged, asked = (items[[choices.chosen[own], choices.rejected[own]]] for own in (rest, held))
-    return not np.isin(judged, asked).any(0).all()
+    validated = (part_of == VALIDATION_PART) & ~new & (queries | ~told)
+    return Split(seed, part, fold, told, trained, validated)
 
 
 def _third(own: np.ndarray, new: np.ndarray, questions: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -205,81 +196,29 @@ def _third(own: np.ndarray, new: np.ndarray, questions: np.ndarray, rng: np.rand
     return rng.permutation(new)[: -(-len(own) // 3)]
 
 
-def _of_one_question(
-    own: np.ndarray, questions: np.ndarray, rng: np.random.Generator, *, most: int
-) -> np.ndarray:
-    question = rng.choice(np.unique(questions[own]))
-    return rng.permutation(own[questions[own] == question])[:most]
-
-
 def posts_of_split(population: Population, split: Split) -> tuple[Posts | None, int]:
     """Return the posts of every person in a split, and how many posts were taken away.
 
     A person who has several profiles is known by that of the first comparison to be predicted. A post that judges a
     response of any of the person's own comparisons says how the person chose, and is taken away.
     """
-    choices, profiles = population.choices, population.profiles
-    if not profiles.mask.any():
+    choices = population.choices
+    if not population.profiles.mask.any():
         return None, 0
+    users = np.arange(len(population.users))
     asked_first = np.lexsort((np.arange(len(choices)), ~split.queries, choices.users))
-    first = asked_first[np.searchsorted(choices.users[asked_first], np.arange(len(population.users)))]
-    own = population.profile_of[first]
-    items, mask = profiles.items[own], profiles.mask[own]
-    judged = {
-        (user, item)
-        for side in (choices.chosen, choices.rejected)
-        for user, item in zip(choices.users.tolist(), np.asarray(choices.items)[side].tolist())
-    }
-    told = np.array(
-        [[(user, item) in judged for item in row] for user, row in enumerate(items.tolist())], bool
-    )
-    told &= mask
-    mask = mask & ~told
-    features = profiles.features[profiles.rows[own]] * mask[..., None]
-    return Posts(features, mask, profiles.signs[own] * mask, np.where(mask, items, -1)), int(told.sum())
+    first = asked_first[np.searchsorted(choices.users[asked_first], users)]
+    posts = population.profiles.take(population.profile_of[first])
+    assert posts.items is not None  # profiles read from comparisons name the judged items
+    count = len(population.item_keys)
+    judged = choices.users[:, None].astype(np.int64) * count + choices.texts
+    told = posts.mask & (posts.items >= 0) & np.isin(users[:, None] * count + posts.items, judged)
+    mask = posts.mask & ~told
+    features = population.posts[posts.features] * mask[..., None]
+    return Posts(features, mask, posts.signs * mask, np.where(mask, posts.items, -1)), int(told.sum())
 
 
-def check_split(split: Mapping[str, Any], *, where: str) -> None:
-    """Refuse a split in which a person is in two parts: a validation part that is the test chooses on the test.
-
-    Raises:
-      RunError: naming the person and the parts.
-    """
-    parts = {name: set(split[name]) for name in ("seen", "validation", "unseen")}
-    pairs = [("seen", "validation"), ("seen", "unseen"), ("validation", "unseen")]
-    for first, second in pairs:
-        both = parts[first] & parts[second]
-        if both:
-            raise RunError(
-                f"{where}: split {split['seed']}: user {quote(min(both))} is both {first} and {second}; expected parts "
-                "without a common user"
-            )
-
-
-def saved_splits(population: Population, splits: Sequence[Split], *, by: str) -> dict[str, Any]:
-    """Return what ``splits.json`` holds."""
-    return {"by": by, "splits": [split.to_json(population) for split in splits]}
-
-
-WRAPPER: Final = "wrapper"
-"""The name of the check in ``--relax``."""
-
-
-@dataclass(frozen=True)
-class WrapperCheck:
-    """What the wrapping of the responses alone tells of the labels.
-
-    Attributes:
-      accuracy: of a classifier that reads nothing else; a tie counts half.
-      detectable: the smallest leak, beyond 0.5, that would have been refused in 80 % of such studies; None where no
-        two responses differ in their wrappers, or no leak would be.
-    """
-
-    accuracy: float
-    detectable: float | None
-
-
-def check_wrappers(population: Population, split: Split, *, relaxed: bool = False) -> WrapperCheck:
+def check_wrappers(population: Population, split: Split, *, relaxed: bool = False) -> dict[str, Any]:
     """Refuse data whose labels show from the wrapping of the responses alone.
 
     A linear classifier is fitted on the differences of the wrappers of seen people's choices, and predicts the choices
@@ -291,47 +230,41 @@ def check_wrappers(population: Population, split: Split, *, relaxed: bool = Fals
       split: of them.
       relaxed: raises nothing, whatever the accuracy is.
 
+    Returns:
+      "wrapper_accuracy", that of the classifier; and "wrapper_detectable", the smallest leak, beyond 0.5, that would
+      have been refused in 80 % of such studies: None where no two responses differ in their wrappers, or no leak would.
+
     Raises:
       RunError: the accuracy is above chance, naming the wrapper that tells most.
     """
     choices = population.choices
     wrapped = wrapper_features(population.texts)
     deltas = wrapped[choices.chosen] - wrapped[choices.rejected]
-    weights = deltas[split.trained].sum(0) / (
-        np.abs(deltas[split.trained]).sum(0) + 1
-    )  # of naive Bayes, shrunk
-    tested = ~split.of_part(choices.users, SEEN_PART)
+    fitted, tested = deltas[split.trained], split.part[choices.users] != SEEN_PART
+    weights = fitted.sum(0) / (np.abs(fitted).sum(0) + 1)  # of naive Bayes, shrunk
     found = deltas[tested] @ weights
     decided = found != 0
-    accuracy = float(np.mean((found > 0) + 0.5 * ~decided))
+    check = {"wrapper_accuracy": float(np.mean((found > 0) + 0.5 * ~decided)), "wrapper_detectable": None}
     if not decided.any():
-        return WrapperCheck(accuracy, None)
-    clusters, right = (
-        population.clusters.take(np.flatnonzero(tested)[decided].tolist()),
-        (found > 0)[decided],
-    )
+        return check
+    clusters = population.clusters.take(np.flatnonzero(tested)[decided].tolist())
+    right = (found > 0)[decided]
     paired = difference_interval(np.where(right, 1, -1), clusters, level=LEVEL)
-    smallest = None
     if paired.standard_error is not None and paired.degrees is not None:
         error = paired.standard_error / 2
-        smallest = smallest_shift(
-            right.astype(float), standard_error=error, degrees=paired.degrees, level=LEVEL
-        )
-    check = WrapperCheck(accuracy, smallest and max(smallest * float(decided.mean()), MARGIN))
-    if relaxed or accuracy < 0.5 + MARGIN:
-        return check
+        least = smallest_shift(right.astype(float), standard_error=error, degrees=paired.degrees, level=LEVEL)
+        check["wrapper_detectable"] = least and max(least * float(decided.mean()), MARGIN)
     interval = accuracy_interval(right, clusters, level=LEVEL)
-    if interval.low is not None and interval.low > 0.5:
-        told = max(range(len(weights)), key=lambda number: abs((deltas[tested] * weights)[:, number].sum()))
-        name = list(WRAPPERS)[told]
-        way = "preferred" if weights[told] > 0 else "rejected"
-        raise RunError(
-            f"the wrapping of the responses tells the labels: {name} alone marks the {way} ones, and a classifier that "
-            f"reads nothing else is right in {accuracy:.3f} of {int(tested.sum()):,} comparisons of people that it was "
-            "not fitted on (chance: 0.5). Write both responses of a comparison in the same way, or, where they "
-            "are so by themselves, let it pass with --relax wrapper: every table will say so"
-        )
-    return check
+    if relaxed or check["wrapper_accuracy"] < 0.5 + MARGIN or interval.low is None or interval.low <= 0.5:
+        return check
+    told = int(np.abs((deltas[tested] * weights).sum(0)).argmax())
+    raise RunError(
+        f"the wrapping of the responses tells the labels: {list(WRAPPERS)[told]} alone marks the "
+        f"{'preferred' if weights[told] > 0 else 'rejected'} ones, and a classifier that reads nothing else is right "
+        f"in {check['wrapper_accuracy']:.3f} of {int(tested.sum()):,} comparisons of people that it was not fitted on "
+        "(chance: 0.5). Write both responses of a comparison in the same way, or, where they are so by themselves, let "
+        "it pass with --relax wrapper: every table will say so"
+    )
 
 
 def check_norms(population: Population, split: Split, features: np.ndarray) -> float:
@@ -345,7 +278,7 @@ def check_norms(population: Population, split: Split, features: np.ndarray) -> f
     """
     choices = population.choices
     lengths = np.linalg.norm(features, axis=1)
-    unseen = split.of_part(choices.users, UNSEEN_PART)
+    unseen = split.part[choices.users] == UNSEEN_PART
     here = [np.mean(lengths[[choices.chosen[p], choices.rejected[p]]]) for p in (unseen, split.trained)]
     ratio = float(here[0] / max(here[1], 1e-30))
     if not 1 / NORMS < ratio < NORMS:

@@ -7,6 +7,7 @@ stand in ``tokenizer_config.json``.
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,66 +107,58 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def _merges(pieces: list[tuple[str, float, int]], vocabulary: dict[str, int]) -> list[tuple[str, str]]:
     """Pairs of pieces that form a piece, the piece of the highest score first."""
-    found: list[tuple[float, int, int, str, str]] = []
-    for text, score, kind in pieces:
-        if kind != _NORMAL:
-            continue
-        for cut in range(1, len(text)):
-            left, right = text[:cut], text[cut:]
-            if left in vocabulary and right in vocabulary:
-                found.append((-score, vocabulary[left], vocabulary[right], left, right))
-    return [(left, right) for *_, left, right in sorted(found)]
+    splits = (
+        (score, text[:cut], text[cut:])
+        for text, score, kind in pieces
+        if kind == _NORMAL
+        for cut in range(1, len(text))
+    )
+    known = [(score, a, b) for score, a, b in splits if a in vocabulary and b in vocabulary]
+    known.sort(key=lambda pair: (-pair[0], vocabulary[pair[1]], vocabulary[pair[2]]))
+    return [(a, b) for _, a, b in known]
 
 
 def _read_model(data: bytes) -> tuple[list[tuple[str, float, int]], dict[int, Any]]:
     """Pieces (text, score, kind) by id, and the normaliser's fields."""
     pieces: list[tuple[str, float, int]] = []
-    trainer: dict[int, Any] = {}
-    normalizer: dict[int, Any] = {}
+    sections: dict[int, dict[int, Any]] = {_TRAINER: {}, _NORMALIZER: {}}
     for field, value in _fields(data):
         if field == _PIECES:
             piece = dict(_fields(value))
             (score,) = struct.unpack("<f", piece.get(_SCORE, b"\0\0\0\0"))
             pieces.append((piece[_TEXT].decode("utf-8"), score, piece.get(_KIND, _NORMAL)))
-        elif field == _TRAINER:
-            trainer = dict(_fields(value))
-        elif field == _NORMALIZER:
-            normalizer = dict(_fields(value))
-    if not pieces or trainer.get(_MODEL_TYPE) != _BPE:
+        elif field in sections:
+            sections[field] = dict(_fields(value))
+    if not pieces or sections[_TRAINER].get(_MODEL_TYPE) != _BPE:
         raise ValueError("it holds none")
-    return pieces, normalizer
+    return pieces, sections[_NORMALIZER]
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
     """Number and value of each field of a protocol buffer message: int, or bytes."""
-    place = 0
-
-    def varint() -> int:
-        nonlocal place
-        value = shift = 0
-        while True:
-            byte = data[place]
-            place += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
+    stream = io.BytesIO(data)
 
     def take(size: int) -> bytes:
-        nonlocal place
-        if place + size > len(data):
+        taken = stream.read(size)
+        if len(taken) < size:
             raise ValueError("it ends too early")
-        place += size
-        return data[place - size : place]
+        return taken
 
-    while place < len(data):
+    def varint() -> int:
+        value = shift = 0
+        while True:
+            (byte,) = take(1)
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+
+    while stream.tell() < len(data):
         key = varint()
         wire = key & 7
         if wire == 0:
             yield key >> 3, varint()
-        elif wire in (1, 5):
-            yield key >> 3, take(8 if wire == 1 else 4)
-        elif wire == 2:
-            yield key >> 3, take(varint())
+        elif wire in (1, 2, 5):
+            yield key >> 3, take({1: 8, 5: 4}.get(wire) or varint())
         else:
             raise ValueError(f"wire type {wire} is none")

@@ -1,4 +1,7 @@
-"""Tokenizers of transformers: opened without running code, refused where their files are hostile, and called."""
+"""Tokenizers of transformers: opened without running code, refused where their files are hostile, and called.
+
+Where a text may be cut, so that its parts have the ids of the whole, is found here too.
+"""
 
 from __future__ import annotations
 
@@ -155,11 +158,76 @@ def added_tokens(tokenizer: Any, name: str) -> tuple[tuple[int, ...], tuple[int,
     """The ids that the tokenizer puts before and after a text when it adds special tokens."""
     text = "a b"
     with _no_panic(name):
-        plain = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-        full = list(tokenizer(text, add_special_tokens=True)["input_ids"])
-    for start in range(len(full) - len(plain) + 1):
-        if full[start : start + len(plain)] == plain:
-            return tuple(full[:start]), tuple(full[start + len(plain) :])
-    raise CheckpointError(
-        f"{name}: adding special tokens changes the ids of the text itself: {plain} -> {full}"
+        plain, full = (
+            list(tokenizer(text, add_special_tokens=added)["input_ids"]) for added in (False, True)
+        )
+    start = place_of(plain, full)
+    if start is None:
+        raise CheckpointError(
+            f"{name}: adding special tokens changes the ids of the text itself: {plain} -> {full}"
+        )
+    return tuple(full[:start]), tuple(full[start + len(plain) :])
+
+
+def place_of(run: Sequence[int], ids: Sequence[int], start: int = 0) -> int | None:
+    """Where a run of ids first stands among others, from a place on."""
+    places = range(start, len(ids) - len(run) + 1)
+    return next((place for place in places if ids[place : place + len(run)] == run), None)
+
+
+def independent_tokens(tokenizer: Any, probe: str) -> tuple[str, ...]:
+    """The tokens occurring in the rendered text `probe` before which a text may be cut.
+
+    A tokenizer first looks for its added tokens and then normalises, splits and encodes what stands between them, each
+    stretch by itself. So the ids before and after a special token do not depend on each other, and the K conversations
+    of a comparison, which share thousands of tokens of prompt, need those tokenised only once. This holds for tokens
+    that match the text as it stands (`special`, not `normalized`, not `single_word`), take no neighbouring blanks with
+    them (neither `lstrip` nor `rstrip`), and cannot be hidden by an overlapping added token.
+
+    Empty where the tokenizer is not one of the `tokenizers` library, whose rules these are.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or backend.encode_special_tokens:
+        return ()
+    added = list(backend.get_added_tokens_decoder().values())
+    contents = [token.content for token in added if token.content]
+
+    def may_be_hidden(token: str) -> bool:
+        starts = (other[start:] for other in contents if other != token for start in range(len(other)))
+        return any(start.startswith(token) or token.startswith(start) for start in starts)
+
+    return tuple(
+        sorted(
+            token.content
+            for token in added
+            if token.content
+            and token.content in probe
+            and token.special
+            and not (token.normalized or token.single_word or token.lstrip or token.rstrip)
+            and not may_be_hidden(token.content)
+        )
     )
+
+
+def shared_run(texts: Sequence[str], cut_tokens: Sequence[str]) -> int:
+    """The last position before one of `cut_tokens` within the text that all `texts` start with.
+
+    0 where there is none, or nothing to share.
+    """
+    if len(texts) < 2 or not cut_tokens:
+        return 0
+    first = texts[0]
+    run = min(common_start(first, other) for other in texts[1:])
+    return max(0, *(first.rfind(token, 0, run) for token in cut_tokens))
+
+
+def common_start(a: str, b: str) -> int:
+    """Number of leading characters in which `a` and `b` agree."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -12,7 +12,7 @@ import numpy as np
 
 from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError
-from prb_jax.text.open_tokenizer import open_tokenizer, tokenize
+from prb_jax.text.open_tokenizer import open_tokenizer, place_of, tokenize
 from prb_jax.text.tokenizer import TokenizerIds
 
 TURN_SEPARATOR = "\n\n"
@@ -21,17 +21,11 @@ TURN_SEPARATOR = "\n\n"
 
 @dataclass(frozen=True, eq=False)
 class PairTokenizer(TokenizerIds):
-    """A transformers tokenizer used for pairs. Build with :func:`load_pair_tokenizer`.
+    """A transformers tokenizer used for pairs. Build with :func:`load_pair_tokenizer`."""
 
-    Attributes:
-      name: the folder or hub id it was loaded from.
-      tokenizer: the transformers tokenizer.
-      before, between, after: ids around the two texts, as ``[CLS] prompt [SEP] response [SEP]``.
-    """
-
-    name: str
+    name: str  # the folder or hub id it was loaded from
     tokenizer: Any = field(repr=False)
-    before: tuple[int, ...]
+    before: tuple[int, ...]  # ids around the two texts, as ``[CLS] prompt [SEP] response [SEP]``
     between: tuple[int, ...]
     after: tuple[int, ...]
 
@@ -57,15 +51,9 @@ class PairTokenizer(TokenizerIds):
         pairs = [[self.texts(conversation) for conversation in group] for group in groups]
         distinct = list(dict.fromkeys(text for group in pairs for pair in group for text in pair))
         ids = dict(zip(distinct, self.tokenize(distinct), strict=True))
-        before, between, after = (
-            np.asarray(added, np.int32) for added in (self.before, self.between, self.after)
-        )
+        before, between, after = (np.asarray(x, np.int32) for x in (self.before, self.between, self.after))
         return [
-            [
-                np.concatenate([before, ids[prompt], between, ids[response], after])
-                for prompt, response in group
-            ]
-            for group in pairs
+            [np.concatenate([before, ids[a], between, ids[b], after]) for a, b in group] for group in pairs
         ]
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
@@ -83,16 +71,12 @@ def load_pair_tokenizer(path_or_id: str | Path) -> PairTokenizer:
     tokenizer = open_tokenizer(name)
     first, second = (ids.tolist() for ids in tokenize(tokenizer, ["a b", "c"]))
     whole = list(tokenizer("a b", "c")["input_ids"])
-    for start in range(len(whole) - len(first) + 1):
-        stop = start + len(first)
-        if whole[start:stop] != first:
-            continue
-        for other in range(stop, len(whole) - len(second) + 1):
-            if whole[other : other + len(second)] == second:
-                end = other + len(second)
-                return PairTokenizer(
-                    name, tokenizer, tuple(whole[:start]), tuple(whole[stop:other]), tuple(whole[end:])
-                )
-    raise CheckpointError(
-        f"{name}: a pair of texts is not its texts with special tokens around them: {first}, {second} -> {whole}"
-    )
+    start = place_of(first, whole)
+    stop = 0 if start is None else start + len(first)
+    other = None if start is None else place_of(second, whole, stop)
+    if start is None or other is None:
+        raise CheckpointError(
+            f"{name}: a pair of texts is not its texts with special tokens around them: {first}, {second} -> {whole}"
+        )
+    around = (whole[:start], whole[stop:other], whole[other + len(second) :])
+    return PairTokenizer(name, tokenizer, *map(tuple, around))

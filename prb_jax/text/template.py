@@ -1,4 +1,4 @@
-"""Chat templates as text: which one is used, its identity, and the clock it must not read.
+"""Chat templates as text: which one is used, its identity, the clock it must not read, and rules beside it.
 
 Some templates print today's date. A reward must not change with the day it is computed on, so a
 template that reads the clock is given a fixed one.
@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from prb_jax.errors import CheckpointError, short_repr
 
@@ -36,17 +36,11 @@ _CLOCK_CALL = re.compile(r"strftime_now\s*\(\s*(?P<quote>['\"])(?P<format>[^'\"]
 
 @dataclass(frozen=True)
 class Template:
-    """A chat template ready for rendering.
+    """A chat template ready for rendering."""
 
-    Attributes:
-      text: the Jinja text that is rendered, with its clock fixed where it reads one.
-      hash: "sha256:..." of `text`.
-      reads_clock: whether the template asks for the current date (answered with FIXED_DATE).
-    """
-
-    text: str
-    hash: str
-    reads_clock: bool
+    text: str  # the Jinja text that is rendered, with its clock fixed where it reads one
+    hash: str  # "sha256:..." of `text`
+    reads_clock: bool  # it asks for the current date (answered with FIXED_DATE)
 
     __repr__ = short_repr
 
@@ -89,8 +83,8 @@ def choose_template(tokenizer: Any, chat_template: str | None, *, where: str) ->
     return Template(text=fixed, hash=f"sha256:{digest}", reads_clock=fixed != text)
 
 
-def fix_clock(text: str, *, where: str, date: datetime = FIXED_DATE) -> str:
-    """`text` with a macro in front that answers every call of `strftime_now` with `date`.
+def fix_clock(text: str, *, where: str) -> str:
+    """`text` with a macro in front that answers every call of `strftime_now` with :data:`FIXED_DATE`.
 
     Templates reach the clock through this one function of the rendering environment; a macro of
     the same name hides it. The text is returned as it is when it does not mention the function.
@@ -107,7 +101,78 @@ def fix_clock(text: str, *, where: str, date: datetime = FIXED_DATE) -> str:
             f"{where}: the chat template reads the clock with a computed format, so scores would change"
             " with the day; give a template without the date with --chat-template FILE"
         )
-    cases = "".join(f"{{% if format == '{form}' %}}{date.strftime(form)}{{% endif %}}" for form in formats)
+    cases = "".join(
+        f"{{% if format == '{form}' %}}{FIXED_DATE.strftime(form)}{{% endif %}}" for form in formats
+    )
     # Templates are rendered with trim_blocks: the newline after a block tag vanishes, and what
     # follows still stands at the start of a line, where lstrip_blocks expects it.
     return f"{{% macro strftime_now(format) %}}{cases}{{% endmacro %}}\n{text}"
+
+
+PLACEHOLDERS = ("image_token_id", "video_token_id")
+"""Fields of ``config.json`` with the ids that stand for what is not text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRules:
+    """What some reward models need beside their chat template: a last token, a mark after the response."""
+
+    append: Literal["cls_token", "given"] | None = None
+    """A token that ends every conversation, unless it does already: the ``cls_token`` of the tokenizer, or ``given``,
+    which is `append_id`."""
+    append_id: int | None = None  # the token's id; of the ``cls_token`` for tokenizers that have none
+    suffix: str = ""  # text that ends every response, unless it does already
+    suffix_id: int | None = None  # the one id that the tokenizer must have for it
+    template: str | None = None  # chat template for tokenizers that bring none
+    templates: tuple[tuple[str, str], ...] = ()  # further chat templates by name, to be asked for
+    replaced: tuple[tuple[str, str], ...] = ()
+    """Chat templates that stand in for a tokenizer's own, each after a mark that the own one holds: the tokenizer is
+    borrowed from a language model, and the reward model was trained on another rendering."""
+
+    def chat_template(self, tokenizer: Any, asked: str | None) -> str | None:
+        """The chat template to use instead of the tokenizer's own; None for that one.
+
+        Args:
+          tokenizer: of transformers.
+          asked: what the user names: one of ``templates``, else returned as it is.
+        """
+        if asked is not None:
+            return dict(self.templates).get(asked, asked)
+        own = getattr(tokenizer, "chat_template", None)
+        if not own:
+            return self.template
+        return next((text for mark, text in self.replaced if mark in str(own)), None)
+
+    def last_token(self, tokenizer: Any, *, where: str) -> int | None:
+        """The id that ends every conversation, or None.
+
+        Raises:
+          CheckpointError: the tokenizer has no such token.
+        """
+        if self.append is None:
+            return None
+        found = getattr(tokenizer, "cls_token_id", None) if self.append == "cls_token" else None
+        token = self.append_id if found is None else found
+        if token is None or tokenizer.convert_ids_to_tokens(int(token)) is None:
+            raise CheckpointError(
+                f"{where}: this model reads its reward at a token (id {token}) that the tokenizer does not have: "
+                "name the model's own with --tokenizer"
+            )
+        return int(token)
+
+    def checked_suffix(self, tokenizer: Any, *, where: str) -> str:
+        """The suffix.
+
+        Raises:
+          CheckpointError: it is not the one token that the model was trained with.
+        """
+        if self.suffix and tokenizer.encode(self.suffix, add_special_tokens=False) != [self.suffix_id]:
+            raise CheckpointError(
+                f"{where}: this model reads its reward at {self.suffix!r} (id {self.suffix_id}), which is not one "
+                "token of this tokenizer: name the model's own with --tokenizer"
+            )
+        return self.suffix
+
+
+PLAIN_RULES = TextRules()
+"""The chat template alone."""

@@ -19,11 +19,11 @@ import numpy as np
 
 from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError, DataError, quote, short_repr
-from prb_jax.text.open_tokenizer import added_tokens, open_tokenizer, tokenize
+from prb_jax.text.open_tokenizer import added_tokens, independent_tokens, open_tokenizer, shared_run, tokenize
 from prb_jax.text.rendering import compile_template
-from prb_jax.text.rules import PLAIN_RULES, TextRules
-from prb_jax.text.template import Template, choose_template
+from prb_jax.text.template import PLAIN_RULES, Template, TextRules, choose_template
 
+_ANSWER = "An answer."
 _PROBE = (Message("user", "Is this a question?"), Message("assistant", "It is an answer."))
 
 
@@ -52,28 +52,18 @@ class TokenizerIds:
 
 @dataclass(frozen=True, eq=False)
 class ChatTokenizer(TokenizerIds):
-    """A transformers tokenizer and the chat template it is used with. Build with `load_tokenizer`.
+    """A transformers tokenizer and the chat template it is used with. Build with `load_tokenizer`."""
 
-    Attributes:
-      name: the folder or hub id it was loaded from.
-      template: the chat template.
-      tokenizer: the transformers tokenizer.
-      cut_tokens: special tokens before which a rendered text may be cut and tokenised in two parts
-        without changing a single id.
-      added_before, added_after: the special tokens that the tokenizer adds around a text when
-        asked to (the `paper` protocol asks).
-      ends_with: a token that ends every conversation: it is put after those that do not end in it.
-      response_suffix: text that ends the last message of every conversation, likewise.
-    """
-
-    name: str
+    name: str  # the folder or hub id it was loaded from
     template: Template
     tokenizer: Any = field(repr=False)
     cut_tokens: tuple[str, ...] = ()
+    """Special tokens before which a rendered text may be cut and tokenised in two parts: no id changes by it."""
     added_before: tuple[int, ...] = ()
+    """The special tokens that the tokenizer adds around a text when asked to (the `paper` protocol asks)."""
     added_after: tuple[int, ...] = ()
-    ends_with: int | None = None
-    response_suffix: str = ""
+    ends_with: int | None = None  # a token that is put after every conversation that does not end in it
+    response_suffix: str = ""  # text that ends the last message of every conversation, likewise
 
     __repr__ = short_repr
 
@@ -138,25 +128,21 @@ class ChatTokenizer(TokenizerIds):
           RenderError: the template refuses a conversation, numbered through all groups.
           CheckpointError: the template writes BOS twice.
         """
-        texts = self.render([conversation for group in groups for conversation in group])
-        parts: list[str] = []
-        cuts: list[bool] = []
-        start = 0
+        texts = iter(self.render([conversation for group in groups for conversation in group]))
+        parts: list[list[str]] = []  # of each group what its texts share, then the rest of each
         for group in groups:
-            rendered = texts[start : start + len(group)]
-            start += len(group)
+            rendered = [next(texts) for _ in group]
             cut = shared_run(rendered, self.cut_tokens)
-            cuts.append(cut > 0)
-            parts.extend([rendered[0][:cut]] if cut else [])
-            parts.extend(text[cut:] for text in rendered)
-        ids = iter(self.tokenize(parts))
+            parts.append([rendered[0][:cut] if cut else "", *(text[cut:] for text in rendered)])
+        ids = iter(
+            self.tokenize([text for shared, *rest in parts for text in ([shared] if shared else []) + rest])
+        )
         encoded: list[list[np.ndarray]] = []
-        for group, cut in zip(groups, cuts, strict=True):
-            head = next(ids) if cut else np.zeros(0, np.int32)
-            encoded.append([self._ended(np.concatenate([head, next(ids)])) for _ in group])
-        for group in encoded:
-            for sequence in group:
-                self.check_one_bos(sequence)
+        for shared, *rest in parts:
+            head = next(ids) if shared else np.zeros(0, np.int32)
+            encoded.append([self._ended(np.concatenate([head, next(ids)])) for _ in rest])
+        for sequence in (sequence for group in encoded for sequence in group):
+            self.check_one_bos(sequence)
         return encoded
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
@@ -258,59 +244,41 @@ def load_tokenizer(
     )
 
 
-def independent_tokens(tokenizer: Any, probe: str) -> tuple[str, ...]:
-    """The tokens occurring in the rendered text `probe` before which a text may be cut.
+def prompt_texts(chat: ChatTokenizer, conversations: Sequence[Sequence[Message]]) -> list[str]:
+    """Return each conversation as text up to where the assistant's answer begins.
 
-    A tokenizer first looks for its added tokens and then normalises, splits and encodes what stands between them, each
-    stretch by itself. So the ids before and after a special token do not depend on each other, and the K conversations
-    of a comparison, which share thousands of tokens of prompt, need those tokenised only once. This holds for tokens
-    that match the text as it stands (`special`, not `normalized`, not `single_word`), take no neighbouring blanks with
-    them (neither `lstrip` nor `rstrip`), and cannot be hidden by an overlapping added token.
+    The template is asked to open the assistant's turn. Where it does not know that request, the text is that of the
+    conversation with an answer, up to this answer.
 
-    Empty where the tokenizer is not one of the `tokenizers` library, whose rules these are.
+    Raises:
+      RenderError: the template refuses a conversation; its ``conversation`` tells which.
+      CheckpointError: an answer that the template does not write as it is.
     """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or backend.encode_special_tokens:
-        return ()
-    added = list(backend.get_added_tokens_decoder().values())
-    contents = [token.content for token in added if token.content]
-
-    def may_be_hidden(token: str) -> bool:
-        starts = (other[start:] for other in contents if other != token for start in range(len(other)))
-        return any(start.startswith(token) or token.startswith(start) for start in starts)
-
-    return tuple(
-        sorted(
-            token.content
-            for token in added
-            if token.content
-            and token.content in probe
-            and token.special
-            and not (token.normalized or token.single_word or token.lstrip or token.rstrip)
-            and not may_be_hidden(token.content)
+    opened = chat.render(conversations, generation_prompt=True)
+    closed = chat.render(conversations)
+    if any(text != other for text, other in zip(opened, closed, strict=True)):
+        return opened
+    answered = chat.render([[*messages, Message("assistant", _ANSWER)] for messages in conversations])
+    places = [text.rfind(_ANSWER) for text in answered]
+    if min(places, default=0) < 0:
+        raise CheckpointError(
+            f"{chat.name}: the chat template does not write the assistant's answer as it is, so nobody can tell where "
+            "one begins; give another template with --chat-template FILE"
         )
-    )
+    return [text[:place] for text, place in zip(answered, places, strict=True)]
 
 
-def shared_run(texts: Sequence[str], cut_tokens: Sequence[str]) -> int:
-    """The last position before one of `cut_tokens` within the text that all `texts` start with.
+def encode_prompts(chat: ChatTokenizer, conversations: Sequence[Sequence[Message]]) -> list[np.ndarray]:
+    """Return the token ids of :func:`prompt_texts`, int32, each text in one tokenisation.
 
-    0 where there is none, or nothing to share.
+    Raises:
+      CheckpointError: a prompt without a token, or with BOS twice; else as :func:`prompt_texts`.
     """
-    if len(texts) < 2 or not cut_tokens:
-        return 0
-    first = texts[0]
-    run = min(common_start(first, other) for other in texts[1:])
-    return max(0, *(first.rfind(token, 0, run) for token in cut_tokens))
-
-
-def common_start(a: str, b: str) -> int:
-    """Number of leading characters in which `a` and `b` agree."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    encoded = chat.tokenize(prompt_texts(chat, conversations))
+    for ids in encoded:
+        chat.check_one_bos(ids)
+        if not len(ids):
+            raise CheckpointError(
+                f"{chat.name}: the chat template gives a prompt without a token; expected BOS or a text"
+            )
+    return encoded

@@ -13,8 +13,7 @@ from typing import Any
 from prb_jax.data.options import option
 from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, DataError, PrbWarning, quote
-from prb_jax.text.protocol import FACTS, PROTOCOLS, TextProtocol, parse_protocol
-from prb_jax.text.visible import OrderClaim
+from prb_jax.text.visible import PROTOCOLS, OrderClaim, TextProtocol, parse_protocol
 
 TRAINED_VIEW = "prb_view.json"
 """Beside the `config.json` of a model that was trained here."""
@@ -28,20 +27,18 @@ RewardBench show ten, its pointwise script none."""
 class View:
     """What a model is shown of a comparison.
 
-    Attributes:
-      profile_posts: at most this many posts of the profile; 0 shows none.
-      protocol: how text and tokens are made of it.
-      max_length: most tokens of a conversation; None for the limit of the protocol and the model.
-      order_claim: what the prompt says of the order of the posts (default protocol).
-
     Raises:
       DataError: a number that is too small.
     """
 
-    profile_posts: int
-    protocol: TextProtocol = TextProtocol.DEFAULT
-    max_length: int | None = None
-    order_claim: OrderClaim = OrderClaim.RECORDED
+    profile_posts: int  # at most this many posts of the profile; 0 shows none
+    protocol: TextProtocol = TextProtocol.DEFAULT  # how text and tokens are made of it
+    max_length: int | None = (
+        None  # most tokens of a conversation; None for the limit of the protocol and the model
+    )
+    order_claim: OrderClaim = (
+        OrderClaim.RECORDED
+    )  # what the prompt says of the order of the posts (default protocol)
 
     def __post_init__(self) -> None:
         if self.profile_posts < 0:
@@ -62,12 +59,7 @@ class View:
 
 @dataclass(frozen=True, kw_only=True)
 class ViewOptions:
-    """The choices of a caller; None where the caller asks for nothing.
-
-    Attributes:
-      profile_posts, max_length: as of a :class:`View`.
-      protocol: the name of one.
-    """
+    """The choices of a caller; None where the caller asks for nothing."""
 
     profile_posts: int | None = option(
         None,
@@ -84,17 +76,11 @@ class ViewOptions:
 
 @dataclass(frozen=True)
 class TrainedView:
-    """The view that a model was trained with.
+    """The view that a model was trained with."""
 
-    Attributes:
-      view: of its training data.
-      method: what it learned of the user: `method` of the training run.
-      profile_order: the order of the posts: "as given" in the data.
-    """
-
-    view: View
-    method: str
-    profile_order: str = "as given"
+    view: View  # of its training data
+    method: str  # what it learned of the user: `method` of the training run
+    profile_order: str = "as given"  # the order of the posts: "as given" in the data
 
     def to_json(self) -> dict[str, Any]:
         """Return what the file holds."""
@@ -116,13 +102,9 @@ def read_trained_view(folder: Path) -> TrainedView | None:
         return None
     found = read_object(path, error=CheckpointError)
     kinds = {
-        "method": str,
-        "profile_posts": int,
-        "protocol": str,
-        "max_length": int | None,
-        "order_claim": str,
+        "method": str, "profile_posts": int, "protocol": str, "max_length": int | None, "order_claim": str,
         "profile_order": str,
-    }
+    }  # fmt: skip
     found.setdefault("order_claim", OrderClaim.ALWAYS.value)  # it was trained before there was a choice
     for name in sorted(found.keys() | kinds.keys()):
         if name not in kinds or name not in found:
@@ -132,19 +114,13 @@ def read_trained_view(folder: Path) -> TrainedView | None:
             kind = getattr(kinds[name], "__name__", kinds[name])
             raise CheckpointError(f"{path}: field {name!r}: expected {kind}, found {quote(found[name])}")
     try:
-        view = View(
-            found["profile_posts"],
-            parse_protocol(found["protocol"]),
-            found["max_length"],
-            OrderClaim(found["order_claim"]),
-        )
+        return TrainedView(_view_of(found), found["method"], found["profile_order"])
     except ValueError:
         raise CheckpointError(
             f"{path}: field 'order_claim': expected {' or '.join(OrderClaim)}, found {quote(found['order_claim'])}"
         ) from None
     except DataError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    return TrainedView(view, found["method"], found["profile_order"])
 
 
 def served_view(told: Mapping[str, Any]) -> View:
@@ -154,42 +130,36 @@ def served_view(told: Mapping[str, Any]) -> View:
       DataError: it is none.
     """
     try:
-        return View(
-            told["profile_posts"],
-            parse_protocol(told["protocol"]),
-            told["max_length"],
-            OrderClaim(told["order_claim"]),
-        )
+        return _view_of(told)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(
             f"view of the server: expected the fields of a view, found {quote(dict(told))}"
         ) from error
 
 
+def _view_of(told: Mapping[str, Any]) -> View:
+    protocol, claim = parse_protocol(told["protocol"]), OrderClaim(told["order_claim"])
+    return View(told["profile_posts"], protocol, told["max_length"], claim)
+
+
 @dataclass(frozen=True)
 class ChosenView:
-    """The view that a model is scored with.
-
-    Attributes:
-      view: what is shown.
-      overrides: by field of the view, what it was trained with and what is used instead, JSON-ready; empty where
-        nothing differs or nothing says how the model was trained.
-    """
+    """The view that a model is scored with."""
 
     view: View
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By field of the view, what it was trained with and what is used instead, JSON-ready; empty where nothing differs
+    or nothing says how the model was trained."""
 
     def warn(self, model: str) -> None:
         """Warn of the overrides, if there are any."""
-        if not self.overrides:
-            return
         said = [
-            f"{name} {_spoken(each['used'])} instead of {_spoken(each['trained'])}"
-            for name, each in self.overrides.items()
+            f"{name} {_spoken(values['used'])} instead of {_spoken(values['trained'])}"
+            for name, values in self.overrides.items()
         ]
-        warnings.warn(
-            f"{model} is scored otherwise than it was trained: {', '.join(said)}", PrbWarning, stacklevel=3
-        )
+        if said:
+            message = f"{model} is scored otherwise than it was trained: {', '.join(said)}"
+            warnings.warn(message, PrbWarning, stacklevel=3)
 
 
 def choose_view(
@@ -210,17 +180,15 @@ def choose_view(
         rules = rules or TextProtocol.DEFAULT
         posts = DEFAULT_PROFILE_POSTS[rules] if options.profile_posts is None else options.profile_posts
         return ChosenView(View(posts, rules, options.max_length))
-    given = {**asdict(options), "protocol": rules}
-    before = trained.view
+    given, before = {**asdict(options), "protocol": rules}, trained.view
     view = replace(before, **{name: value for name, value in given.items() if value is not None})
-    differing = {name for name in given if getattr(view, name) != getattr(before, name)}
-    if {view.max_length, before.max_length} == {None, context}:
-        differing -= {"max_length"}
     overrides = {
         name: {"trained": getattr(before, name), "used": getattr(view, name)}
         for name in given
-        if name in differing
+        if getattr(view, name) != getattr(before, name)
     }
+    if {view.max_length, before.max_length} == {None, context}:
+        overrides.pop("max_length", None)
     return ChosenView(view, overrides)
 
 
@@ -236,7 +204,7 @@ def length_limit(view: View, *, context: int, reserved: int = 0, where: str) -> 
     Raises:
       DataError: more than the model was made for, or nothing beside what is reserved.
     """
-    limit = view.max_length or min(FACTS[view.protocol].max_length or context, context)
+    limit = view.max_length or min(view.protocol.max_length or context, context)
     if limit > context:
         raise DataError(
             f"max_length {limit} is more than the {context} tokens (max_position_embeddings) that {where} was "

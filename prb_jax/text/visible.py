@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from prb_jax.data.comparison import Comparison, Message, Post
-from prb_jax.errors import DataError
-from prb_jax.text.protocol import TextProtocol
+from prb_jax.errors import DataError, quote
 
 RECENCY = "recency"
 """The order of a profile with the newest post first."""
@@ -25,6 +24,48 @@ _HEADING = "What this user wrote before{}:"
 _RELEVANT, _NEWEST = ", most relevant first", ", newest first"
 PROFILE_HEADINGS = tuple(map(_HEADING.format, ("", _RELEVANT, _NEWEST)))
 """What may stand above a profile."""
+
+
+class TextProtocol(StrEnum):
+    """How a comparison is shown to the model.
+
+    DEFAULT: one tokenisation through the chat template (one BOS), the profile before the question,
+      truncation that never touches a response, the score read at the last token.
+    PAPER: what the scripts released with Personalised RewardBench (arXiv 2604.07343) do: without a
+      profile as their pointwise script, with one as their best-of-N script. The rendered template is
+      tokenised with special tokens added again, the end of a long conversation is cut off, the score is read
+      at the last token that is not the padding token, and of several labels it is the last of the softmax.
+    """
+
+    DEFAULT = "default"
+    PAPER = "paper"
+
+    @property
+    def max_length(self) -> int | None:
+        """Most tokens of a conversation where the caller gives no limit; None for the model's own context length."""
+        return 8192 if self is TextProtocol.PAPER else None
+
+    @property
+    def cuts_responses(self) -> bool:
+        """Whether a conversation beyond the limit loses its end (the response's end and end-of-turn token) instead of
+        profile posts and prompt."""
+        return self is TextProtocol.PAPER
+
+
+PROTOCOLS = tuple(map(str, TextProtocol))
+"""Their names."""
+
+
+def parse_protocol(name: str) -> TextProtocol:
+    """The protocol called `name`.
+
+    Raises:
+      DataError: no protocol has this name.
+    """
+    if name not in PROTOCOLS:
+        known = ", ".join(map(repr, PROTOCOLS))
+        raise DataError(f"protocol: expected one of {known}, found {quote(name)}")
+    return TextProtocol(name)
 
 
 class OrderClaim(StrEnum):
@@ -40,15 +81,12 @@ class OrderClaim(StrEnum):
 
 @dataclass(frozen=True)
 class Visible:
-    """What the model sees of one comparison.
+    """What the model sees of one comparison."""
 
-    Attributes:
-      prefix_messages: the conversation before the response; its last message is the user's.
-      responses: the K responses, in the order of the comparison.
-    """
-
-    prefix_messages: tuple[Message, ...]
-    responses: tuple[str, ...]
+    prefix_messages: tuple[
+        Message, ...
+    ]  # the conversation before the response; its last message is the user's
+    responses: tuple[str, ...]  # the K responses, in the order of the comparison
 
 
 def render_profile(

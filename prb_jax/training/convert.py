@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 
 from prb_jax.checkpoints.load import abstract_params, load_params
-from prb_jax.checkpoints.safetensors_header import FLOAT_DTYPES
-from prb_jax.checkpoints.safetensors_reader import index_folder
 from prb_jax.checkpoints.save import save_params
+from prb_jax.checkpoints.weight_file import FLOAT_DTYPES
+from prb_jax.checkpoints.weight_index import index_folder
 from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, RunError, quote
 from prb_jax.models import DTYPES
@@ -19,24 +18,26 @@ from prb_jax.models.head import Linear, Vocabulary
 from prb_jax.personal.prompts import NAMES, TABLE
 from prb_jax.readouts import LAYOUTS
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.readouts.open_model import LANGUAGE_MODEL, OpenedModel, open_reward_or_language_model
-from prb_jax.readouts.standard import (
+from prb_jax.readouts.open_model import (
+    LANGUAGE_MODEL,
     ConvertedModel,
+    OpenedModel,
     as_standard,
     as_value_head,
     check_convertible,
+    open_reward_or_language_model,
     standard_tokenizer,
 )
 from prb_jax.runs.kind import check_same_inputs
 from prb_jax.sharding import make_mesh, parameter_shardings
-from prb_jax.text.rules import PLAIN_RULES
+from prb_jax.text.template import PLAIN_RULES
 from prb_jax.text.view import TRAINED_VIEW
 from prb_jax.training.config import load_settings
 from prb_jax.training.export import TOKENIZER_FILES, copy_file, copy_tokenizer, write_whole
-from prb_jax.training.folder import CHECKPOINTS, TRAIN, TRAINING, read_training
+from prb_jax.training.record import CHECKPOINTS, TRAIN, TRAINING
 from prb_jax.training.saved_states import Checkpoints
 from prb_jax.training.start import start_from
-from prb_jax.training.trainer import Trainer
+from prb_jax.training.trainer import RewardTrainer
 
 
 def convert(
@@ -80,15 +81,15 @@ def convert(
     path, goal = Path(source).expanduser(), Path(target)
     if goal.exists():
         raise RunError(f"{goal}: exists already; choose another folder")
+    given: dict[str, Any] = {
+        "revision": revision,
+        "tokenizer": tokenizer,
+        "chat_template": chat_template,
+        "readout": readout,
+    }
     if (path / TRAIN).is_file() and read_object(path / TRAIN, error=RunError).get("kind") == TRAINING.name:
-        given = {
-            "revision": revision,
-            "tokenizer": tokenizer,
-            "chat_template": chat_template,
-            "readout": readout,
-            "layout": None if layout == "standard" else layout,
-        }
         named = [name for name, value in given.items() if value is not None]
+        named += [] if layout == "standard" else ["layout"]
         if named:
             raise RunError(
                 f"{', '.join(named)}: not for a run of `prb train`, as {path} is; leave out here, or convert its "
@@ -97,10 +98,7 @@ def convert(
         return _convert_run(path, goal, adapter=adapter, step=step, dtype=dtype)
     if adapter or step is not None:
         raise RunError(f"{path}: adapter and step are for runs of `prb train`, which this is not")
-    options = LoadOptions(
-        dtype=dtype, revision=revision, tokenizer=tokenizer, chat_template=chat_template, readout=readout
-    )
-    opened, _ = open_reward_or_language_model(source, options)
+    opened, _ = open_reward_or_language_model(source, LoadOptions(dtype=dtype, **given))
     if opened.row is LANGUAGE_MODEL and (drop_bias or layout != "standard"):
         raise CheckpointError(f"{source}: a language model has no head: leave out drop_bias and layout")
     return _convert_checkpoint(opened, goal, drop_bias=drop_bias, layout=layout)
@@ -109,12 +107,14 @@ def convert(
 def _convert_run(
     path: Path, target: Path, *, adapter: bool, step: str | int | None, dtype: str | None
 ) -> Path:
-    run = read_training(path)
+    run = TRAINING.read(path)
     assert run is not None
-    settings = load_settings(_settings_of(run))
+    # What it was started with the last time, on whatever devices are here now.
+    last = {**run["inputs"]["settings"], **run["sessions"][-1]["settings"], "mesh": None, "attention": "auto"}
+    settings = load_settings(last, complete=False)  # its data may have been records
     # Frozen weights are read as they will be written, so that nothing is rounded twice.
-    kept = dtype or settings.export.dtype or settings.dtype
-    settings = load_settings(settings, [f"dtype={kept}", f"export.dtype={kept}"])
+    kept = dtype or settings.exported_dtype
+    settings = load_settings(settings, [f"dtype={kept}", f"export.dtype={kept}"], complete=False)
     start = start_from(settings, (), out=path)
     check_same_inputs(path, {"model": run["inputs"]["model"]}, {"model": dict(start.identity)}, file=TRAIN)
     if adapter and settings.tuning != "lora":
@@ -127,20 +127,12 @@ def _convert_run(
     checkpoints = Checkpoints(path / CHECKPOINTS, read_only=True)
     try:
         chosen = _chosen_step(checkpoints, step, path)
-        trainer = Trainer(settings, start, mesh=make_mesh(None), data=(), out=path)
+        trainer = RewardTrainer(settings, start, mesh=make_mesh(None), data=(), out=path)
         trainer.load_step(checkpoints, chosen)
     finally:
         checkpoints.close()
-    if adapter:
-        trainer.export_adapter(target)
-    else:
-        trainer.export(target)
+    (trainer.export_adapter if adapter else trainer.export)(target)
     return target
-
-
-def _settings_of(run: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run was started with the last time, on whatever devices are here now."""
-    return {**run["inputs"]["settings"], **run["sessions"][-1]["settings"], "mesh": None, "attention": "auto"}
 
 
 def _chosen_step(checkpoints: Checkpoints, step: str | int | None, path: Path) -> int:

@@ -1,140 +1,367 @@
-"""Training data as trees of token ids, and padded batches of them for accelerators."""
+"""The data of a run: what is trained on, what is held out, and which comparisons each step sees."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.scoring.comparison_table import TableRow
-from prb_jax.scoring.stream import Encode
-from prb_jax.training.objective import Extras
-from prb_jax.training.order import StepOrder
-from prb_jax.trees.batches import TreeBatch, make_batch
-from prb_jax.trees.shapes import PaddedBatch, ShapeOptions, Shapes, choose_shapes
+from prb_jax.data.records import Records, digest
+from prb_jax.errors import DataError, RunError, listed, quote
+from prb_jax.personal.method import OfUser
+from prb_jax.scoring.comparison_table import ComparisonTable, TableRow, TableRows
+from prb_jax.scoring.prepared_tokens import places_of, stored_table
+from prb_jax.sources.large import Joined
+from prb_jax.sources.prepared import PreparedComparisons
+from prb_jax.sources.reading import describe_source, find_comparisons, prepared_tokens, read_comparisons
+from prb_jax.training.config import TrainSettings, ValidationSettings
 from prb_jax.trees.tree import Tree
 
-STEPS_SIMULATED = 64
-"""Steps at the beginning of a run that speak for all of them."""
+SPLIT = "train"
+"""The split that is read of sources that have several."""
 
-_ENCODED = 256
-_BATCH_COST = 256
-"""What starting one more microbatch costs, in tokens."""
+Row = Comparison | TableRow
+"""A comparison, or the part of it that is no text."""
 
-
-def shapes_of_steps(trees: Sequence[Tree], order: StepOrder, *, steps: int, options: ShapeOptions) -> Shapes:
-    """Shapes of microbatches for these trees: buckets by their lengths, rows by what steps of this order hold.
-
-    Args:
-      steps: of the run: the longer it is, the more shapes pay for their compile.
-      options: with the most padded tokens of a microbatch and the most shapes.
-    """
-    options = replace(
-        options,
-        compile_cost=options.compile_cost * order.count / (steps * order.per_step),
-        batch_cost=_BATCH_COST,
-    )
-    together: Sequence[np.ndarray] = [order.step(step) for step in range(STEPS_SIMULATED)]
-    if isinstance(trees, TreesOnDemand):
-        lengths, together = trees.planned(together)
-    else:
-        lengths = [tree.shape for tree in trees]
-    return choose_shapes(lengths, options=options, together=together, fill=True)
+_OPEN = 16
+"""Steps that still take users while further ones are filled."""
 
 
-class TreesOnDemand(Sequence[Tree]):
-    """Trees of data larger than memory: those of the steps at hand are there, and no others.
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """The comparisons of one role: to train on, to validate, or of a test. Those to train on gain tokens.
 
-    Args:
-      comparisons: of the data, read when they are asked for.
-      encode: comparisons to trees.
-      shapes: int64 [n, 3], (p, K, r) of every tree, where they are known without reading it.
+    Attributes:
+      comparisons: a list, or, where the data is large, read when they are asked for.
+      known: of the same comparisons, the part that is no text.
+      prepared: the prepared folder with tokens that they all come from, and its split, if there is one.
+      trees: the tokens of each, once they are known.
+      weights: float32 [n], of each in the loss; equal ones if not given.
+      rows: int32 [n], the row of the user of each in the method of personalisation; 0, the generic user, if not given.
     """
 
-    def __init__(
-        self, comparisons: Sequence[Comparison], encode: Encode, *, shapes: np.ndarray | None = None
-    ) -> None:
-        self._comparisons, self._encode, self._shapes = comparisons, encode, shapes
-        self._held: dict[int, Tree] = {}
+    comparisons: Sequence[Any]
+    known: Sequence[Row]
+    prepared: tuple[Path, str] | None = None
+    trees: Sequence[Tree] = ()
+    weights: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    rows: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
+
+    def __post_init__(self) -> None:
+        if self.trees and not len(self.weights):
+            object.__setattr__(self, "weights", np.ones(len(self.trees), np.float32))
+        if self.trees and not len(self.rows):
+            object.__setattr__(self, "rows", np.zeros(len(self.trees), np.int32))
 
     def __len__(self) -> int:
-        return len(self._comparisons)
+        return len(self.known)
 
-    def __getitem__(self, index: Any) -> Any:
-        return self._held[int(index)]
+    def at(self, places: np.ndarray) -> Examples:
+        """Return the comparisons at these places."""
 
-    def ahead(self, members: np.ndarray) -> None:
-        """Make the trees of a step; those of earlier steps are let go.
+        def chosen(items: Sequence[Any]) -> Any:
+            return items.at(places) if isinstance(items, Joined | TableRows) else [items[i] for i in places]
 
-        Raises:
-          DataError: one of its comparisons cannot be read or shown to the model.
-        """
-        wanted = members.tolist()
-        missing = sorted(set(wanted) - self._held.keys())  # in the order in which they lie on the disk
-        comparisons = [self._comparisons[member] for member in missing]
-        made = dict(zip(missing, self._encode(comparisons), strict=True))
-        self._held = {member: made[member] if member in made else self._held[member] for member in wanted}
-
-    def planned(self, together: Sequence[np.ndarray]) -> tuple[np.ndarray, Sequence[np.ndarray]]:
-        """Return the lengths to plan with, int64 [m, 3], and for some steps which of them are theirs.
-
-        Where the lengths of all are not known, those of these steps speak for all.
-        """
-        if self._shapes is not None:
-            return self._shapes, together
-        members = np.unique(np.concatenate(together))
-        lengths = []
-        for start in range(0, len(members), _ENCODED):
-            self.ahead(members[start : start + _ENCODED])
-            lengths += [self[member].shape for member in members[start : start + _ENCODED]]
-        self._held = {}
-        return np.asarray(lengths, np.int64), [np.searchsorted(members, step) for step in together]
+        return Examples(chosen(self.comparisons), chosen(self.known), self.prepared)
 
 
 @dataclass(frozen=True)
-class Examples:
-    """Encoded training data.
+class TrainingData:
+    """Labelled comparisons for one run.
 
     Attributes:
-      comparisons: n labelled comparisons, or what is known of them without their text.
-      trees: their tokens.
-      weights: float32 [n], of each in the loss.
-      rows: int32 [n], the row of each one's user in the method of personalisation (0: generic).
+      train: to train on, at least one, with distinct ids.
+      validation: held out; empty where there is no validation.
+      sources: what each named source is made of, JSON-ready.
+      split_by: "user", "id", "data" (sources of its own) or None.
     """
 
-    comparisons: Sequence[Comparison | TableRow]
-    trees: Sequence[Tree]
-    weights: np.ndarray
-    rows: np.ndarray
+    train: Examples
+    validation: Examples
+    sources: Mapping[str, Any]
+    split_by: str | None
 
-    def ahead(self, members: np.ndarray) -> None:
-        """Make sure that the trees of a step are there."""
-        if isinstance(self.trees, TreesOnDemand):
-            self.trees.ahead(members)
 
-    def batch(self, microbatch: PaddedBatch, *, slots: Mapping[int, int]) -> tuple[TreeBatch, Extras]:
-        """The arrays of one microbatch, on the host; rows that only fill up are masked.
+def read_training_data(
+    settings: TrainSettings, *, data: Records | None = None, validation: Records | None = None
+) -> TrainingData:
+    """Reads and splits the data of a run.
 
-        Args:
-          slots: for each comparison its place among the user rows of this step.
-        """
-        rows, responses = microbatch.rows, microbatch.bucket.responses
-        labels = np.zeros((rows, responses), np.float32)
-        mask = np.zeros((rows, responses), bool)
-        margin = np.zeros(rows, np.float32)
-        weights = np.zeros(rows, np.float32)
-        users = np.zeros(rows, np.int32)
-        for row, member in enumerate(microbatch.members):
-            comparison = self.comparisons[member]
-            values = comparison.labels or ()
-            labels[row, : len(values)] = values
-            mask[row, : len(values)] = True
-            margin[row] = 0.0 if comparison.margin is None else comparison.margin
-            weights[row] = self.weights[member]
-            users[row] = slots[member]
-        trees = [self.trees[member] for member in microbatch.members]
-        extras = Extras(labels=labels, mask=mask, margin=margin, weights=weights, users=users)
-        return make_batch(trees, microbatch.bucket, batch=rows), extras
+    Args:
+      settings: of the run.
+      data, validation: records in place of the sources that the settings name.
+
+    Raises:
+      RunError: records and the name of a source for the same role.
+      DataError: what `read_comparisons` raises, as for equal labels; an empty split; ids or users on both
+        sides of a boundary that they must not cross.
+    """
+    described: dict[str, Any] = {}
+
+    def read(text: str | None, role: str, *, split: str, given: Records | None = None) -> Examples:
+        found: list[Comparison] = []
+        subset = settings.subset if role != "validation.test" else None
+        limit = settings.limit if role == "data" else None
+        if given is not None:
+            if text:
+                raise RunError(
+                    f"config key '{role}': names {quote(text)}, but records are given in its place"
+                )
+            found = read_comparisons(given, subset=subset, limit=limit)
+            described[role] = [{"kind": "records", "sha256": digest(found)}]
+        parts = [
+            (name, find_comparisons(name, subset=subset, limit=limit, split=split)) for name in _named(text)
+        ]
+        for name, part in parts:
+            about = describe_source(name, split=split)
+            if not about.get("files"):  # only its name is known without reading it
+                about["sha256"] = digest(part)
+            described.setdefault(role, []).append(about)
+        if any(isinstance(part, PreparedComparisons) for _, part in parts):
+            return _read_large(parts, subset=subset, limit=limit, split=split)
+        found += [comparison for _, part in parts for comparison in part]
+        _refuse_repeated_ids(found, role)
+        return Examples(found, found)
+
+    options, split_by = settings.validation, None
+    train = read(settings.data, "data", split=SPLIT, given=data)
+    held = read(options.data, "validation.data", split="validation", given=validation)
+    test = read(options.test, "validation.test", split="test")
+    if len(held):
+        split_by = "data"
+    elif options.fraction > 0:
+        split_by = _split_rule(train.known, options)
+        out = _held_out(train.known, fraction=options.fraction, by=split_by)
+        train, held = train.at(np.flatnonzero(~out)), train.at(np.flatnonzero(out))
+    roles = {"training": train.known, "validation": held.known, "test": test.known}
+    _check_boundaries(roles, options, own_validation=split_by == "data")
+    if options.limit is not None and len(held) > options.limit:
+        held = held.at(np.linspace(0, len(held) - 1, options.limit).round().astype(np.int64))
+    return TrainingData(train, held, described, split_by)
+
+
+def _named(text: str | None) -> list[str]:
+    """The names of sources in a setting: one, or several with commas between them."""
+    if text and Path(text).exists():  # a path may hold commas
+        return [text]
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+def _read_large(
+    parts: Sequence[tuple[str, Sequence[Comparison]]], *, subset: str | None, limit: int | None, split: str
+) -> Examples:
+    """Data of which some is large: it is read once for what is no text, or not at all where its tokens are prepared."""
+    chosen: list[Sequence[Comparison]] = []
+    known: list[Sequence[Row]] = []
+    for name, part in parts:
+        if not isinstance(part, PreparedComparisons):
+            chosen.append(part)
+            known.append(part)
+            continue
+        folder = prepared_tokens(name)
+        table = None if folder is None else stored_table(folder, split=split)
+        table = ComparisonTable(part, baselines=False) if table is None else table
+        places = places_of(table, subset=subset, limit=limit, where=name)
+        if len(parts) == 1:
+            prepared = None if folder is None else (folder, split)
+            return Examples(Joined([part], places), TableRows(table, places), prepared)
+        chosen.append(Joined([part], places))
+        known.append(TableRows(table, places))
+    rows = [row for part in known for row in part]
+    _refuse_repeated_ids(rows, "data")
+    return Examples(Joined(chosen), rows)
+
+
+def _split_rule(comparisons: Sequence[Row], options: ValidationSettings) -> str:
+    """ "user" or "id": what `validation.by` means for these comparisons."""
+    users = {comparison.user_id for comparison in comparisons if comparison.user_id is not None}
+    if options.by == "user" and len(users) < 2:
+        raise DataError(
+            f"validation.by=user: the data has {len(users)} users, expected at least 2 to hold one out; "
+            "validation.by=id splits by comparison"
+        )
+    return ("user" if len(users) >= 2 else "id") if options.by == "auto" else options.by
+
+
+def _held_out(comparisons: Sequence[Row], *, fraction: float, by: str) -> np.ndarray:
+    """bool [n]: which comparisons are held out: whole users (`by` "user") or single comparisons ("id").
+
+    Which ones depends on their names alone, not on a seed, the order or the process: runs with different
+    seeds are validated on the same comparisons. At least one is held out and at least one is left. A
+    comparison without a user counts as a user of its own.
+    """
+
+    def key(comparison: Row) -> str:
+        alone = by == "id" or comparison.user_id is None
+        return f"id:{comparison.id}" if alone else f"user:{comparison.user_id}"
+
+    def order(name: str) -> bytes:
+        return hashlib.sha256(f"validation:{name}".encode()).digest()
+
+    groups = sorted({key(comparison) for comparison in comparisons}, key=order)
+    if len(groups) < 2:
+        raise DataError(
+            f"validation.fraction={fraction}: the data has {len(comparisons)} comparisons, too few to hold one "
+            f"out by its {by}; validation.fraction=0 trains without validation"
+        )
+    held = set(groups[: min(max(1, round(fraction * len(groups))), len(groups) - 1)])
+    return np.fromiter((key(comparison) in held for comparison in comparisons), bool, len(comparisons))
+
+
+def _refuse_repeated_ids(comparisons: Sequence[Row], role: str) -> None:
+    seen: set[str] = set()
+    for comparison in comparisons:
+        if comparison.id in seen:
+            raise DataError(f"{role}: comparison id {quote(comparison.id)} occurs in two of its sources")
+        seen.add(comparison.id)
+
+
+def _check_boundaries(
+    roles: Mapping[str, Sequence[Row]], options: ValidationSettings, *, own_validation: bool
+) -> None:
+    """No id in two roles; no user of the validation in the test data, nor (own sources) in the training data."""
+    pairs = [("ids", "training", "validation"), ("ids", "training", "test"), ("ids", "validation", "test")]
+    if not options.shared_users:
+        pairs += [("users", "validation", "test")]
+        pairs += [("users", "training", "validation")] if own_validation else []
+    fields = {"ids": ("id", "each comparison may be in one of them")}
+    fields["users"] = ("user_id", "validation.shared_users=true allows it")
+    for kind, first, second in pairs:
+        name, remedy = fields[kind]
+        values = [{getattr(one, name) for one in roles[role]} - {None} for role in (first, second)]
+        if shared := values[0] & values[1]:
+            names = listed([quote(value) for value in sorted(shared)])
+            raise DataError(
+                f"the {first} and the {second} data share {len(shared)} {kind} ({names}); {remedy}"
+            )
+
+
+def user_weights(comparisons: Sequence[OfUser]) -> np.ndarray:
+    """float32 [n], mean 1: each user's comparisons weigh the same in sum, one without a user as one user."""
+    counts = Counter(comparison.user_id for comparison in comparisons)
+    weights = np.asarray(
+        [1.0 if one.user_id is None else 1.0 / counts[one.user_id] for one in comparisons], np.float64
+    )
+    return (weights * (len(weights) / weights.sum())).astype(np.float32)
+
+
+class Order:
+    """Which comparisons each step sees: step s takes the positions [s * B, (s + 1) * B) of an endless stream.
+
+    The stream is the data epoch after epoch, each in a random order that depends on (seed, epoch) alone. So a run on
+    another mesh or with another number of processes sees the same comparisons in the same steps, and a run that is
+    continued needs to know nothing but the number of its step.
+
+    Args:
+      count: comparisons in the data.
+      per_step: B, comparisons in a step; at most so many in :class:`UserOrder`.
+      seed: of the order.
+    """
+
+    def __init__(self, count: int, per_step: int, seed: int) -> None:
+        self.count, self.per_step, self.seed = count, per_step, seed
+
+    def step(self, step: int) -> np.ndarray:
+        """int64 [at most B]: indices of the comparisons of one step (from 0)."""
+        positions = np.arange(step * self.per_step, (step + 1) * self.per_step)
+        epochs = positions // self.count
+        members = np.empty(self.per_step, np.int64)
+        for epoch in np.unique(epochs):
+            chosen = epochs == epoch
+            members[chosen] = permutation(self.count, self.seed, int(epoch))[positions[chosen] % self.count]
+        return members
+
+    def seen(self, step: int) -> int:
+        """Comparisons in all steps before this one."""
+        return step * self.per_step
+
+    def epoch_of(self, step: int) -> float:
+        """How many times the data has been seen before this step."""
+        return self.seen(step) / self.count
+
+
+class UserOrder(Order):
+    """Whole users: a step takes all comparisons of some users who have not had their turn in this epoch.
+
+    Users come in a random order, each into the first step with room. A user with more comparisons than a step has room
+    for is split into parts of about equal size, which take their turns like users.
+
+    Args:
+      comparisons: of the data; one without a user is a user of its own.
+      per_step: most comparisons in a step.
+      seed: of the order.
+
+    Attributes:
+      split: how many users are split.
+
+    Raises:
+      DataError: no comparison has a user.
+    """
+
+    def __init__(self, comparisons: Sequence[OfUser], *, per_step: int, seed: int) -> None:
+        super().__init__(len(comparisons), per_step, seed)
+        by_user: dict[str | int, list[int]] = {}
+        for place in range(len(comparisons)):
+            user = comparisons[place].user_id
+            by_user.setdefault(place if user is None else user, []).append(place)
+        if not any(isinstance(user, str) for user in by_user):
+            raise DataError("batch_by=user: no comparison of the training data has a user_id")
+        self.split = sum(len(members) > per_step for members in by_user.values())
+        self._parts = [
+            part
+            for members in by_user.values()
+            for part in np.array_split(np.asarray(members, np.int64), -(-len(members) // per_step))
+        ]
+        self._starts = [0]  # the first step of each epoch
+        self._epochs: dict[int, list[np.ndarray]] = {}  # the newest two
+        self._lock = threading.Lock()
+
+    def step(self, step: int) -> np.ndarray:
+        _, steps, within = self._find(step)
+        return steps[within]
+
+    def seen(self, step: int) -> int:
+        number, steps, within = self._find(step)
+        return number * self.count + sum(map(len, steps[:within]))
+
+    def _find(self, step: int) -> tuple[int, list[np.ndarray], int]:
+        """The epoch of a step, all steps of this epoch, and the place of the step among them."""
+        with self._lock:
+            while self._starts[-1] <= step:
+                self._starts.append(self._starts[-1] + len(self._epoch(len(self._starts) - 1)))
+            number = int(np.searchsorted(self._starts, step, side="right")) - 1
+            return number, self._epoch(number), step - self._starts[number]
+
+    def _epoch(self, number: int) -> list[np.ndarray]:
+        """The comparisons of each step of one epoch."""
+        if number not in self._epochs:
+            self._epochs = {key: value for key, value in self._epochs.items() if key == number - 1}
+            steps: list[list[np.ndarray]] = []
+            room: list[int] = []
+            for place in permutation(len(self._parts), self.seed, number).tolist():
+                part = self._parts[place]
+                first = max(0, len(steps) - _OPEN)
+                at = next((at for at in range(first, len(steps)) if room[at] >= len(part)), len(steps))
+                if at == len(steps):
+                    steps.append([])
+                    room.append(self.per_step)
+                steps[at].append(part)
+                room[at] -= len(part)
+            self._epochs[number] = [np.concatenate(parts) for parts in steps]
+        return self._epochs[number]
+
+
+@functools.lru_cache(maxsize=2)  # a step touches one epoch, or the end of one and the start of the next
+def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
+    """int64 [count]: the order of one epoch, a pure function of the arguments."""
+    # Philox by counter: defined for all platforms and versions, and epochs are independent streams.
+    generator = np.random.Generator(np.random.Philox(key=[seed, epoch]))
+    return np.argsort(generator.random(count), kind="stable")

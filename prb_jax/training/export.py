@@ -16,14 +16,14 @@ from jax.sharding import Mesh
 from prb_jax.checkpoints.hf_map import leaf_maps
 from prb_jax.checkpoints.save import save_params
 from prb_jax.errors import CheckpointError, RunError
-from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.config.layout import HEAD_KEY
 from prb_jax.models.decoder import Params
+from prb_jax.models.head import HEAD_KEY
 from prb_jax.models.lora import FACTOR_A, FACTOR_B, LoraConfig, merge_lora
 from prb_jax.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.sharding import replicated
 from prb_jax.text.internlm2_tokenizer import is_internlm2
 from prb_jax.text.tokenizer import ChatTokenizer
+from prb_jax.training.start import Start
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
@@ -31,42 +31,29 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 _TEMPLATE = "chat_template.jinja"
 
-Extra = Callable[[Path], None]
+Write = Callable[[Path], None]
+"""Writes files into a folder that will appear whole."""
 
 
 def export_model(
-    params: Params,
-    config: DecoderConfig,
-    folder: str | Path,
-    *,
-    raw_config: Mapping[str, Any],
-    tokenizer: ChatTokenizer,
-    tokenizer_folder: Path,
-    dtype: str,
-    mesh: Mesh,
-    lora_scale: float = 1.0,
-    extra: Extra = lambda folder: None,
-) -> Path:
+    params: Params, start: Start, folder: Path, *, mesh: Mesh, dtype: str, lora_scale: float, more: Write
+) -> None:
     """Writes a model that `prb_jax.load` and transformers load; adapters are merged into their matrices.
 
     The folder appears whole or not at all. Every process of a run must call this; the first one writes.
 
     Args:
       params: trained parameters, with or without adapters.
-      config: architecture.
+      start: the model they come from: architecture and tokenizer.
       folder: must not exist.
-      raw_config: for `config.json`.
-      tokenizer: in use; its template goes along.
-      tokenizer_folder: where its files lie.
-      dtype: of all weights but the head, which stays float32.
       mesh: of the parameters.
+      dtype: of all weights but the head, which stays float32.
       lora_scale: of the adapters.
-      extra: writes further files into the folder before it appears.
+      more: writes further files.
 
     Raises:
       RunError: the folder exists or cannot be written.
     """
-    target = Path(folder)
     kind = jnp.dtype(dtype)
     merged = merge_lora(params, scale=lora_scale)
     # A leaf at a time: the float32 original of each may go before the next one is cast.
@@ -74,74 +61,56 @@ def export_model(
         name: leaf if name == "score" else jax.tree.map(lambda x: x.astype(kind), leaf)
         for name, leaf in merged.items()
     }
-    host = gather(cast, mesh)
+    host = _gather(cast, mesh)
 
     def write(partial: Path) -> None:
-        save_params(host, config, partial, raw_config=raw_config)
-        copy_tokenizer(tokenizer, tokenizer_folder, partial)
-        extra(partial)
+        save_params(host, start.config, partial, raw_config=start.raw_config)
+        copy_tokenizer(start.tokenizer, start.tokenizer_folder, partial)
+        more(partial)
 
-    on_first_process(lambda: write_whole(target, write))
-    return target
+    on_first_process(lambda: write_whole(folder, write))
 
 
 def export_adapter(
-    params: Params,
-    config: DecoderConfig,
-    folder: str | Path,
-    *,
-    lora: LoraConfig,
-    base: str,
-    tokenizer: ChatTokenizer,
-    tokenizer_folder: Path,
-    mesh: Mesh,
-    extra: Extra = lambda folder: None,
-) -> Path:
+    params: Params, start: Start, folder: Path, *, mesh: Mesh, lora: LoraConfig, more: Write
+) -> None:
     """Writes the adapters, and the head of a reward model, for PEFT: `PeftModel.from_pretrained(base_model, folder)`.
 
     Args:
       params: parameters with adapters.
-      config: architecture.
+      start: the model that was adapted.
       folder: must not exist.
-      lora: rank, alpha and targets.
-      base: name of the model that was adapted, for `adapter_config.json`.
-      tokenizer, tokenizer_folder: to go along.
       mesh: of the parameters.
-      extra: as of `export_model`.
+      lora: rank, alpha and targets.
+      more: writes further files.
 
     Raises:
-      CheckpointError: there are no adapters.
       RunError: the folder exists or cannot be written.
     """
     factors = {name: leaf for name, leaf in params["layers"].items() if name.endswith((FACTOR_A, FACTOR_B))}
-    if not factors:
-        raise CheckpointError(
-            f"{folder}: an adapter was asked for, but this model has none (tuning=lora trains one)"
-        )
     head = {"score": params["score"]} if "score" in params else {}
-    host = gather({"layers": factors, **head}, mesh)
-    target = Path(folder)
+    host = _gather({"layers": factors, **head}, mesh)
+    maps = leaf_maps(start.config)
+    modules = {leaf.path[-1]: leaf.key.removesuffix(".weight") for leaf in maps if leaf.transposed}
+
+    def contiguous(array: Any) -> np.ndarray:
+        return np.ascontiguousarray(np.asarray(array, np.float32))
 
     def write(partial: Path) -> None:
         from safetensors.numpy import save_file
 
-        modules = {
-            leaf.path[-1]: leaf.key.removesuffix(".weight") for leaf in leaf_maps(config) if leaf.transposed
-        }
-        tensors = {
-            f"base_model.model.{HEAD_KEY}": _contiguous(leaf.T) for name, leaf in host.items() if name in head
-        }
+        tensors = {f"base_model.model.{HEAD_KEY}": contiguous(host[name].T) for name in head}
         for name, leaf in host["layers"].items():
             matrix, part = (name[: -len(FACTOR_A)], "lora_A" if name.endswith(FACTOR_A) else "lora_B")
-            for layer in range(config.num_hidden_layers):
+            for layer in range(start.config.num_hidden_layers):
                 key = f"base_model.model.{modules[matrix].format(layer=layer)}.{part}.weight"
-                tensors[key] = _contiguous(leaf[layer].T)
+                tensors[key] = contiguous(leaf[layer].T)
         partial.mkdir(parents=True)
         save_file(tensors, partial / "adapter_model.safetensors", metadata={"format": "pt"})
         described = {
             "peft_type": "LORA",
             "task_type": "SEQ_CLS" if head else "CAUSAL_LM",
-            "base_model_name_or_path": base,
+            "base_model_name_or_path": start.name,
             "r": lora.rank,
             "lora_alpha": lora.alpha,
             "lora_dropout": 0.0,
@@ -153,11 +122,10 @@ def export_adapter(
             "use_rslora": False,
         }
         (partial / "adapter_config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-        copy_tokenizer(tokenizer, tokenizer_folder, partial)
-        extra(partial)
+        copy_tokenizer(start.tokenizer, start.tokenizer_folder, partial)
+        more(partial)
 
-    on_first_process(lambda: write_whole(target, write))
-    return target
+    on_first_process(lambda: write_whole(folder, write))
 
 
 def copy_tokenizer(tokenizer: ChatTokenizer, source: Path, folder: Path) -> None:
@@ -187,7 +155,7 @@ def copy_file(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def gather(params: Mapping[str, Any], mesh: Mesh) -> dict[str, Any]:
+def _gather(params: Mapping[str, Any], mesh: Mesh) -> dict[str, Any]:
     """Parameters that the first process can write: as they are in one process, else as its numpy arrays.
 
     With several, stacked leaves are gathered layer by layer, so that no device ever holds a whole leaf.
@@ -216,7 +184,7 @@ def gather(params: Mapping[str, Any], mesh: Mesh) -> dict[str, Any]:
     return jax.tree.map(one, dict(params))
 
 
-def write_whole(target: Path, write: Callable[[Path], None]) -> None:
+def write_whole(target: Path, write: Write) -> None:
     """Lets `write` fill a folder under a temporary name, then gives it its own.
 
     Raises:
@@ -234,7 +202,3 @@ def write_whole(target: Path, write: Callable[[Path], None]) -> None:
         shutil.rmtree(partial, ignore_errors=True)
         reason = error.strerror or error if isinstance(error, OSError) else error
         raise RunError(f"{target}: the model cannot be written: {reason}") from error
-
-
-def _contiguous(array: Any) -> np.ndarray:
-    return np.ascontiguousarray(np.asarray(array, np.float32))

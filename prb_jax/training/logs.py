@@ -1,22 +1,38 @@
-"""What a run writes along the way: `metrics.jsonl`, TensorBoard, Weights & Biases."""
+"""What a run writes along the way: `metrics.jsonl`, TensorBoard, Weights & Biases, and the picture of its curves."""
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
 import os
+import socket
+import struct
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from prb_jax.data.options import flat_settings
 from prb_jax.data.reading import parse_json
 from prb_jax.data.writing import json_line, whole_file, writing
-from prb_jax.errors import RunError
+from prb_jax.errors import RunError, need_extra
 from prb_jax.runs.weights_and_biases import start_wandb
-from prb_jax.training.event_file import EventFile
-from prb_jax.training.settings import LogSettings
+from prb_jax.training.config import RunOptions
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
+CURVES = "learning_curves.png"
 _HINT = "remove the line to continue the run"
+
+_PANELS = {"loss": "Loss", "accuracy": "Accuracy", "margin": "Mean margin"}
+_REWARDED = {
+    "reward": "Reward", "gold": "Gold", "kl": "KL to the reference", "entropy": "Entropy", "length": "Tokens"
+}  # fmt: skip
+"""What is drawn of a run that learns from labels, and of one that learns from a reward: numbers and their titles."""
 
 
 class StepFile:
@@ -37,7 +53,7 @@ class StepFile:
         with writing(path), whole_file(path) as file:
             file.writelines(map(json_line, self.rows))
 
-    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def write(self, *rows: Mapping[str, Any]) -> None:
         """Add rows; every number must be finite."""
         self.rows += map(dict, rows)
         with writing(self.path), self.path.open("ab") as file:
@@ -49,55 +65,43 @@ class StepFile:
             os.fsync(file.fileno())
 
 
-class MetricsLog:
-    """Rows of numbers, each with its step, to a file and to whatever else was asked for.
+class MetricsLog(StepFile):
+    """Rows of numbers, each with its step, to `metrics.jsonl` and to whatever else was asked for.
 
     Args:
       out: the run folder.
       step: updates made so far: rows beyond it are dropped, so that the file holds every step once.
-      options: what else is written.
-      settings: of the run, for Weights & Biases.
+      settings: of the run; its section `log` says what else is written.
 
     Raises:
       RunError: the file cannot be read or written, or lacks a step that was made; wandb is asked for and not installed.
     """
 
-    def __init__(
-        self, out: Path, *, step: int, options: LogSettings, settings: Mapping[str, Any] | None = None
-    ) -> None:
-        path = out / METRICS
+    def __init__(self, out: Path, *, step: int, settings: RunOptions) -> None:
+        path, options = out / METRICS, settings.log
         known = read_metrics(path)
         last = max((row["step"] for row in known if "loss" in row and row["step"] <= step), default=0)
         if last < step:
             raise _gap(path, last + 1, step)
-        self._file = StepFile(path, step=step, rows=known)
+        super().__init__(path, step=step, rows=known)
         self._wandb = None
         if options.wandb:
             option = f"log.wandb={options.wandb}"
-            self._wandb = start_wandb(options.wandb, out, settings or {}, option=option)
+            self._wandb = start_wandb(options.wandb, out, flat_settings(settings), option=option)
         with writing(path):
             self._events = EventFile(out / TENSORBOARD, first_step=step + 1) if options.tensorboard else None
 
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """All rows so far."""
-        return self._file.rows
-
-    def write(self, row: Mapping[str, float]) -> None:
-        """Adds one row; it must have a `step`, and every number must be finite."""
-        step = int(row["step"])
-        scalars = {name: float(value) for name, value in row.items() if name != "step"}
-        self._file.write([{"step": step, **scalars}])
-        tagged = {_tag(name): value for name, value in scalars.items()}
-        if self._events is not None:
-            with writing(self._file.path):
-                self._events.write(step, tagged)
-        if self._wandb is not None:
-            self._wandb.log(tagged, step=step)
-
-    def sync(self) -> None:
-        """Waits for the disk."""
-        self._file.sync()
+    def write(self, *rows: Mapping[str, float]) -> None:
+        for row in rows:
+            step = int(row["step"])
+            scalars = {name: float(value) for name, value in row.items() if name != "step"}
+            super().write({"step": step, **scalars})
+            tagged = {_tag(name): value for name, value in scalars.items()}
+            if self._events is not None:
+                with writing(self.path):
+                    self._events.write(step, tagged)
+            if self._wandb is not None:
+                self._wandb.log(tagged, step=step)
 
     def close(self) -> None:
         """Ends the files."""
@@ -158,3 +162,166 @@ def _tag(name: str) -> str:
     """TensorBoard groups by what stands before the slash."""
     first, _, rest = name.partition("_")
     return f"validation/{rest}" if first == "validation" else f"train/{name}"
+
+
+class EventFile:
+    """A TensorBoard event file with scalars, without TensorBoard. Every `write` is flushed, so that a viewer sees
+    it and a kill loses nothing.
+
+    It is a sequence of records: length, masked CRC-32C of the length, data, masked CRC-32C of the data (TFRecord). The
+    data is an `Event` in protocol buffer encoding.
+
+    Args:
+      folder: made if need be; each start of a run adds a file of its own.
+      first_step: points at this step and beyond, of files of earlier starts, are no longer shown.
+    """
+
+    def __init__(self, folder: str | Path, *, first_step: int = 0) -> None:
+        path, now = Path(folder), time.time()
+        path.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}.{time.time_ns()}"
+        self._file = open(path / name, "ab")  # noqa: SIM115
+        self._file.write(record(event(now, version=b"brain.Event:2")))
+        self._file.write(record(event(now, step=first_step, start=True)))
+        self._file.flush()
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Adds one point to each of the named curves."""
+        self._file.write(record(event(time.time(), step=step, scalars=scalars)))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Ends the file."""
+        self._file.close()
+
+
+def record(data: bytes) -> bytes:
+    """One TFRecord."""
+
+    def masked(data: bytes) -> bytes:
+        crc = crc32c(data)
+        return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+    length = struct.pack("<Q", len(data))
+    return length + masked(length) + data + masked(data)
+
+
+def event(
+    wall_time: float,
+    *,
+    step: int = 0,
+    scalars: Mapping[str, float] | None = None,
+    version: bytes | None = None,
+    start: bool = False,
+) -> bytes:
+    """A serialised `tensorflow.Event`: with scalars, or with the file's version, or the start of a session."""
+    data = b"\x09" + struct.pack("<d", wall_time)  # field 1, double
+    if step:
+        data += b"\x10" + _varint(step)  # field 2, int64
+    if version is not None:
+        data += _field(3, version)
+    if scalars is not None:
+        values = (
+            _field(1, _field(1, tag.encode()) + b"\x15" + struct.pack("<f", value))
+            for tag, value in scalars.items()
+        )
+        data += _field(5, b"".join(values))  # Summary
+    return data + (_field(7, b"\x08\x01") if start else b"")  # SessionLog with status START
+
+
+def _field(number: int, data: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(data)) + data
+
+
+def _varint(number: int) -> bytes:
+    low, rest = number & 0x7F, number >> 7
+    return bytes([low | 0x80]) + _varint(rest) if rest else bytes([low])
+
+
+@functools.cache
+def _crc_table() -> tuple[int, ...]:
+    table = []
+    for value in range(256):
+        for _ in range(8):
+            value = value >> 1 ^ 0x82F63B78 if value & 1 else value >> 1
+        table.append(value)
+    return tuple(table)
+
+
+def crc32c(data: bytes) -> int:
+    """CRC-32 with the Castagnoli polynomial."""
+    crc, table = 0xFFFFFFFF, _crc_table()
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
+    return crc ^ 0xFFFFFFFF
+
+
+def panels_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return what is drawn of these rows of metrics: the names of numbers, and what stands above their panels."""
+    panels = _REWARDED if any("reward" in row for row in rows) else _PANELS
+    return {name: title for name, title in panels.items() if any(name in row for row in rows)} or _PANELS
+
+
+def plot_curves(rows: Sequence[Mapping[str, Any]], path: str | Path, *, title: str = "") -> Path:
+    """Draws the figure of `curves_figure` into a file.
+
+    Args:
+      rows: lines of `metrics.jsonl`.
+      path: where to write; its suffix (.png, .pdf, .svg) says what.
+      title: above the panels.
+
+    Raises:
+      RunError: matplotlib is not installed, or the file cannot be written.
+    """
+    figure = curves_figure(rows)
+    if title:
+        figure.suptitle(title)
+    target = Path(path)
+    with writing(target), whole_file(target) as file:
+        figure.savefig(file, dpi=120, format=target.suffix[1:])
+    return target
+
+
+def curves_figure(rows: Sequence[Mapping[str, Any]], *, size: tuple[float, float] = (12, 3.6)) -> Figure:
+    """Return numbers of training (and their running means) and validation against the step.
+
+    Args:
+      rows: lines of `metrics.jsonl`.
+      size: width and height in inches.
+
+    Raises:
+      RunError: matplotlib is not installed.
+    """
+    need_extra("report", "learning curves (none: log.plot=false)")
+    from matplotlib.figure import Figure
+
+    def series(name: str) -> tuple[list[int], list[float]]:
+        return [row["step"] for row in rows if name in row], [row[name] for row in rows if name in row]
+
+    figure, panels = Figure(figsize=size, layout="constrained"), panels_of(rows)
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axis, (name, title) in zip(axes, panels.items(), strict=True):
+        steps, values = series(name)
+        if steps:
+            axis.plot(steps, values, color="tab:blue", alpha=0.25, linewidth=0.8)
+            axis.plot(steps, _running_mean(values), color="tab:blue", label="training")
+        steps, values = series(f"validation_{name}")
+        if steps:
+            axis.plot(steps, values, color="tab:orange", marker="o", markersize=3, label="validation")
+        if (chance := {"loss": math.log(2), "accuracy": 0.5}.get(name)) is not None:
+            axis.axhline(chance, color="gray", linewidth=0.8, linestyle=":", label="chance")
+        axis.set_xlabel("step")
+        axis.set_title(title)
+        axis.grid(alpha=0.3)
+    axes[0].legend()
+    return figure
+
+
+def _running_mean(values: Sequence[float]) -> list[float]:
+    """Return the mean around each point, as many on either side: up to a fortieth of the run, fewer near its ends.
+
+    So a straight line stays where it is, while a mean of the points before would run behind it.
+    """
+    sums, last, half = [0.0, *itertools.accumulate(values)], len(values) - 1, len(values) // 40
+    reach = [min(half, i, last - i) for i in range(len(values))]
+    return [(sums[i + r + 1] - sums[i - r]) / (2 * r + 1) for i, r in enumerate(reach)]

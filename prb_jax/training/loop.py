@@ -3,78 +3,115 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from prb_jax.data.options import flat_settings
-from prb_jax.errors import short_repr
+from prb_jax.data.writing import write_json
+from prb_jax.errors import RunError, listed, quote, short_repr
 from prb_jax.processes.job import stops_at_a_step
-from prb_jax.processes.sharing import process_count, process_index
-from prb_jax.runs.progress import Count, Display, Speed, show_progress
-from prb_jax.training.folder import CHECKPOINTS
-from prb_jax.training.logs import MetricsLog
+from prb_jax.processes.sharing import on_first_process, process_count, process_index
+from prb_jax.runs.kind import SUMMARY
+from prb_jax.runs.progress import Count, Speed, show_progress
+from prb_jax.training.logs import CURVES, MetricsLog, StepFile, plot_curves
+from prb_jax.training.record import CHECKPOINTS
 from prb_jax.training.saved_states import Checkpoints
-from prb_jax.training.settings import LogSettings
+from prb_jax.training.trainer import Trainer
 
 MEAN_STEPS = 20
 """Numbers jump from step to step: means over so many are shown."""
-FORMS: Mapping[str, str] = {
-    "loss": ".3f", "accuracy": ".2f", "margin": ".2f", "validation_loss": ".3f", "validation_accuracy": ".2f"
+FORMS = {
+    "reward": ".3f", "loss": ".3f", "accuracy": ".2f", "margin": ".2f", "kl": ".3f", "entropy": ".2f",
+    "clip_share": ".2f", "length": ".0f", "validation_loss": ".3f", "validation_accuracy": ".2f",
 }  # fmt: skip
-"""The numbers of `prb train` that are shown, and how."""
+"""The numbers that are shown of a run on its way, and how."""
 
 Row = Mapping[str, float]
 Batch = TypeVar("Batch")
 
 
-class LoopSettings(Protocol):
-    """What the loop reads of the settings of a run."""
+@dataclass
+class Board(Count):
+    """The last numbers of a run beside its steps."""
 
-    @property
-    def steps(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def checkpoint_every(self) -> int: ...
-    @property
-    def log(self) -> LogSettings: ...
+    unit: str = "steps"
+    _last: dict[str, deque[float]] = field(default_factory=dict)
+
+    def take(self, row: Row) -> None:
+        """Take over one row of metrics."""
+        self.done = int(row["step"])
+        for name in (*FORMS, "mfu"):
+            if name in row:
+                length = 1 if name.startswith(("validation_", "mfu")) else MEAN_STEPS
+                self._last.setdefault(name, deque(maxlen=length)).append(row[name])
+
+    def parts(self) -> list[str]:
+        """Return the count, the means of the last steps, the last validation, and speeds."""
+        shown = {name: sum(values) / len(values) for name, values in self._last.items()}
+        means = [
+            f"{name.replace('_', ' ')} {shown[name]:{form}}" for name, form in FORMS.items() if name in shown
+        ]
+        mfu = [f"MFU {shown['mfu']:.0%}"] if shown.get("mfu") else []
+        return [*self.head(), *means, *self.speeds("pairs", "tokens"), *mfu]
 
 
-@dataclass(eq=False, kw_only=True)
-class StepLoop:
-    """What surrounds the steps of one start of a run. Open with :func:`open_loop`.
+class Loop:
+    """One start of a run, from the step where it stood on. Open with :func:`open_loop`.
 
     Attributes:
-      settings: of the run.
       step: steps made so far.
       facts: what the checkpoint that the run continues from says; empty at the start.
-      checkpoints: of the run.
       log: None in all processes but the first.
-      board, display: what is shown.
+      files: further files of rows, which a checkpoint must not outlive.
       interruption: whether a signal asked to stop.
+      stopped_by: the signal that stopped it, as "SIGTERM".
+      reason: why it ended before its last step.
     """
 
-    settings: LoopSettings
-    step: int
-    facts: Mapping[str, Any]
-    checkpoints: Checkpoints
-    log: MetricsLog | None
-    board: Board
-    display: Display
-    interruption: Interruption
+    def __init__(self, out: Path, trainer: Trainer, *, progress: bool, stack: contextlib.ExitStack) -> None:
+        self.out, self.trainer, self.settings = out, trainer, trainer.settings
+        self.files: list[StepFile] = []
+        self.stopped_by: str | None = None
+        self.reason: str | None = None
+        messages: list[str] = []
+        kept, first = self.settings.checkpoint, process_index() == 0
+        self.checkpoints = Checkpoints(
+            out / CHECKPOINTS,
+            keep_last=kept.keep_last,
+            keep_best=getattr(kept, "keep_best", 0),
+            say=messages.append,
+        )
+        stack.callback(self.checkpoints.close)
+        self.step, self.facts = trainer.begin(self.checkpoints)
+        self.board = Board(self.settings.steps, self.step)
+        shown = show_progress(f"training {out}", self.board, enabled=progress and first)
+        self.display = stack.enter_context(shown)
+        self.interruption = stack.enter_context(watch_signals())
+        self.log = MetricsLog(out, step=self.step, settings=self.settings) if first else None
+        if self.log is not None:
+            stack.callback(self.log.close)
+        for message in messages:
+            self.say(message)
+        if self.step:
+            self.say(f"continued from the checkpoint of step {self.step}")
 
     @property
     def speed(self) -> Speed:
         """Amounts for each second."""
         return self.board.speed
+
+    def rates(self, **amounts: float) -> dict[str, float]:
+        """Count what a step did, beside the step itself, and return the speeds by name."""
+        self.speed.count(steps=1, **amounts)
+        return {f"{name}_per_second": self.speed.rate(name) for name in ("steps", *amounts)}
 
     def say(self, text: str) -> None:
         """Print a message above the figures, once of several processes."""
@@ -85,63 +122,93 @@ class StepLoop:
         """Show the numbers of a step and keep them."""
         if self.log is not None:
             self.log.write(row)
-        self.board.take(int(row["step"]), row)
+        self.board.take(row)
         self.display.update()
+
+    def check_finite(self, metrics: dict[str, float], ids: Sequence[str], *, step: int, remedy: str) -> None:
+        """Take ``finite`` out of the numbers of an update of a step, counted from 1.
+
+        Raises:
+          RunError: a number is not finite; names the comparisons and what may help.
+        """
+        if metrics.pop("finite", 1.0) and all(map(math.isfinite, metrics.values())):
+            return
+        saved = self.checkpoints.steps()
+        raise RunError(
+            f"step {step}: the loss or its gradient is not finite (loss {metrics.get('loss')}, gradient norm "
+            f"{metrics.get('grad_norm')}), so that nothing was updated; the comparisons: "
+            f"{listed([quote(name) for name in ids], most=64)}. "
+            + (f"The checkpoint of step {saved[-1]} is kept. " if saved else "")
+            + remedy
+        )
 
 
 @contextlib.contextmanager
-def open_loop(
-    out: Path,
-    settings: LoopSettings,
-    begin: Callable[[Checkpoints], tuple[int, Mapping[str, Any]]],
+def open_loop(out: Path, trainer: Trainer, *, progress: bool = True) -> Iterator[Loop]:
+    """Open checkpoints, metrics and progress of a run, and bring its model to where it stood."""
+    with contextlib.ExitStack() as stack:
+        yield Loop(out, trainer, progress=progress, stack=stack)
+
+
+def run_steps(
+    loop: Loop,
+    step_fn: Callable[[int], Callable[[], Row]],
     *,
-    keep_last: int,
-    keep_best: int = 0,
-    forms: Mapping[str, str] = FORMS,
-    progress: bool = True,
-) -> Iterator[StepLoop]:
-    """Open checkpoints, metrics and progress of a run, and continue it where it stood.
+    facts: Callable[[int], Mapping[str, Any]],
+    validates_at: Callable[[int], bool] = lambda step: False,
+    validate: Callable[[], tuple[Mapping[str, float], float]] | None = None,
+    reason_to_end: Callable[[], str | None] | None = None,
+) -> None:
+    """Make step after step, until the end, a signal (``loop.stopped_by``), or a reason (``loop.reason``).
 
     Args:
-      out: the run folder.
-      settings: of the run.
-      begin: brings the model to the newest checkpoint that can be read, or to its start; returns the steps made by then
-        and the facts of the checkpoint.
-      keep_last, keep_best: of :class:`prb_jax.training.saved_states.Checkpoints`.
-      forms: the numbers that are shown, and how.
-      progress: shows progress on standard error.
+      loop: the run.
+      step_fn: starts a step, counted from 0; what it returns waits for the step and gives its row. The device works on
+        a step while the row of the one before it is written, unless ``reason_to_end`` has to see every row at once.
+      facts: what is saved beside the state after so many steps.
+      validates_at: whether there is a validation after so many steps.
+      validate: gives the numbers of a validation, and the one, smaller is better, by which a checkpoint is the best.
+      reason_to_end: asked at the start and after each step: why the run ends here, or None.
     """
-    first = process_index() == 0
-    with contextlib.ExitStack() as stack:
-        messages: list[str] = []
-        checkpoints = Checkpoints(
-            out / CHECKPOINTS, keep_last=keep_last, keep_best=keep_best, say=messages.append
+    settings, at_once = loop.settings, reason_to_end is not None
+    waiting: list[Callable[[], Row]] = []
+
+    def report(most_waiting: int) -> None:
+        while len(waiting) > most_waiting:
+            loop.report(waiting.pop(0)())
+
+    loop.reason = reason_to_end() if reason_to_end else None
+    while loop.step < settings.steps and loop.reason is None:
+        waiting.append(step_fn(loop.step))
+        report(0 if at_once else 1)
+        loop.step += 1
+        loop.reason = reason_to_end() if reason_to_end else None
+        validation: dict[str, Any] = {}
+        if validate is not None and validates_at(loop.step):
+            report(0)
+            with loop.speed.pause():
+                numbers, value = validate()
+            loop.report(
+                {"step": loop.step, **{f"validation_{name}": number for name, number in numbers.items()}}
+            )
+            validation = {"validation": dict(numbers), "value": value}
+        last = loop.step == settings.steps or loop.reason is not None
+        stop = loop.interruption.reached(loop.step)
+        if validation or last or stop or loop.step % settings.checkpoint_every == 0:
+            report(0)
+            with loop.speed.pause():
+                for file in (*([] if loop.log is None else [loop.log]), *loop.files):
+                    file.sync()
+                saved = {"time": time.time(), "seed": settings.seed, **validation, **facts(loop.step)}
+                loop.trainer.save(loop.checkpoints, loop.step, saved)
+        if stop and not last:
+            loop.stopped_by = stop
+            break
+    loop.checkpoints.wait()
+    if loop.stopped_by:
+        loop.say(
+            f"{loop.stopped_by}: saved at step {loop.step} of {settings.steps}; the same command continues the run"
         )
-        stack.callback(checkpoints.close)
-        done, facts = begin(checkpoints)
-        board = Board(settings.steps, done, forms=forms)
-        display = stack.enter_context(show_progress(f"training {out}", board, enabled=progress and first))
-        interruption = stack.enter_context(watch_signals())
-        log = (
-            MetricsLog(out, step=done, options=settings.log, settings=flat_settings(settings))
-            if first
-            else None
-        )
-        if log is not None:
-            stack.callback(log.close)
-        loop = StepLoop(
-            settings=settings,
-            step=done,
-            facts=facts,
-            checkpoints=checkpoints,
-            log=log,
-            board=board,
-            display=display,
-            interruption=interruption,
-        )
-        for message in [*messages, *([f"continued from the checkpoint of step {done}"] if done else [])]:
-            loop.say(message)
-        yield loop
 
 
 @dataclass(frozen=True)
@@ -165,74 +232,21 @@ class TrainResult:
     __repr__ = short_repr
 
 
-@dataclass(frozen=True)
-class StepsEnd:
-    """How the steps of one start of a run ended: at the last one, by a signal, or for a reason."""
+def write_summary(loop: Loop, summarise: Callable[[list[dict[str, Any]]], dict[str, Any]]) -> dict[str, Any]:
+    """Draw the curves of a finished run and write its summary, made of the rows of its metrics; a collective."""
 
-    step: int
-    stopped_by: str | None = None
-    reason: str | None = None
+    def write() -> dict[str, Any]:
+        assert loop.log is not None
+        if loop.settings.log.plot:
+            try:
+                plot_curves(loop.log.rows, loop.out / CURVES, title=loop.out.name)
+            except RunError as error:  # a picture less is no reason to fail
+                loop.say(f"no picture: {error}")
+        summary = summarise(loop.log.rows)
+        write_json(loop.out / SUMMARY, summary)
+        return summary
 
-
-def run_steps(
-    step_fn: Callable[[Batch], Callable[[], Row]],
-    batches: Iterator[Batch],
-    loop: StepLoop,
-    *,
-    save: Callable[[int, Mapping[str, Any]], None],
-    validates_at: Callable[[int], bool] = lambda step: False,
-    validate: Callable[[], tuple[Mapping[str, float], float]] | None = None,
-    reason_to_end: Callable[[], str | None] | None = None,
-) -> StepsEnd:
-    """Make step after step, until the end or until a signal.
-
-    Args:
-      step_fn: starts a step; what it returns waits for the step and gives its row. The device works on a step while the
-        row of the one before it is written, unless ``reason_to_end`` has to see every row at once.
-      batches: of the steps that are left, in their order.
-      loop: what surrounds the steps.
-      save: starts writing the checkpoint of a step, with these facts beside it.
-      validates_at: whether there is a validation after a step.
-      validate: gives the numbers of a validation, and the one, smaller is better, by which a checkpoint is the best.
-      reason_to_end: asked at the start and after each step: why the run ends here, or None.
-    """
-    settings, at_once = loop.settings, reason_to_end is not None
-    waiting: list[Callable[[], Row]] = []
-
-    def report(most_waiting: int) -> None:
-        while len(waiting) > most_waiting:
-            loop.report(waiting.pop(0)())
-
-    reason = reason_to_end() if reason_to_end else None
-    while loop.step < settings.steps and reason is None:
-        waiting.append(step_fn(next(batches)))
-        report(0 if at_once else 1)
-        loop.step += 1
-        reason = reason_to_end() if reason_to_end else None
-        facts: dict[str, Any] = {}
-        if validate is not None and validates_at(loop.step):
-            report(0)
-            with loop.speed.pause():
-                numbers, value = validate()
-            loop.report(
-                {"step": loop.step, **{f"validation_{name}": number for name, number in numbers.items()}}
-            )
-            facts = {"validation": dict(numbers), "value": value}
-        last, stop = loop.step == settings.steps or reason is not None, loop.interruption.reached(loop.step)
-        if facts or last or stop or loop.step % settings.checkpoint_every == 0:
-            report(0)
-            with loop.speed.pause():
-                if loop.log is not None:
-                    loop.log.sync()
-                save(loop.step, {"time": time.time(), "seed": settings.seed, **facts})
-        if stop and not last:
-            loop.checkpoints.wait()
-            loop.say(
-                f"{stop}: saved at step {loop.step} of {settings.steps}; the same command continues the run"
-            )
-            return StepsEnd(loop.step, stopped_by=stop)
-    loop.checkpoints.wait()
-    return StepsEnd(loop.step, reason=reason)
+    return on_first_process(write)
 
 
 def prepared_ahead(prepare: Callable[[int], Batch], steps: range) -> Generator[Batch]:
@@ -245,34 +259,6 @@ def prepared_ahead(prepare: Callable[[int], Batch], steps: range) -> Generator[B
             if step + 1 < steps.stop:
                 upcoming = pool.submit(prepare, step + 1)
             yield batch
-
-
-@dataclass
-class Board(Count):
-    """The last numbers beside the steps, as ``forms`` says."""
-
-    unit: str = "steps"
-    forms: Mapping[str, str] = field(default_factory=lambda: FORMS)
-    _last: dict[str, deque[float]] = field(default_factory=dict)
-
-    def take(self, step: int, row: Row) -> None:
-        """Take over one row of metrics."""
-        self.done = step
-        for name in (*self.forms, "mfu"):
-            if name in row:
-                length = 1 if name.startswith(("validation_", "mfu")) else MEAN_STEPS
-                self._last.setdefault(name, deque(maxlen=length)).append(row[name])
-
-    def parts(self) -> list[str]:
-        """Return the count, the means of the last steps, the last validation, and speeds."""
-        shown = {name: sum(values) / len(values) for name, values in self._last.items()}
-        means = [
-            f"{name.replace('_', ' ')} {shown[name]:{form}}"
-            for name, form in self.forms.items()
-            if name in shown
-        ]
-        mfu = [f"MFU {shown['mfu']:.0%}"] if shown.get("mfu") else []
-        return [*self.head(), *means, *self.speeds("pairs", "tokens"), *mfu]
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -304,10 +290,8 @@ def watch_signals() -> Iterator[Interruption]:
             yield interruption
         return
     # Only the main thread may set handlers.
-    if threading.current_thread() is not threading.main_thread():
-        yield interruption
-        return
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    ours = _SIGNALS if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.getsignal(number) for number in ours}
 
     def restore() -> None:
         for number, handler in before.items():
@@ -317,7 +301,7 @@ def watch_signals() -> Iterator[Interruption]:
         interruption.received = signal.Signals(number).name
         restore()
 
-    for number in _SIGNALS:
+    for number in ours:
         signal.signal(number, handle)
     try:
         yield interruption

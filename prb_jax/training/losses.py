@@ -11,7 +11,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from prb_jax.training.settings import LossSettings
+from prb_jax.training.config import LossSettings
 
 
 @jax.tree_util.register_dataclass

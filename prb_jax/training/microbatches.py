@@ -3,13 +3,11 @@ sums of their gradients, on one CPU device of one microbatch for each core at a 
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,20 +20,27 @@ from prb_jax.models.decoder import Params
 from prb_jax.models.flops import matrix_flops_per_token, stream_flops, tree_flops
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import Batch, batch_sizes, lanes, shape_options, stream_options
-from prb_jax.training.data import STEPS_SIMULATED, Examples, TreesOnDemand, shapes_of_steps
+from prb_jax.scoring.reader import Encode
+from prb_jax.training.data import Examples, Order
 from prb_jax.training.objective import Extras
-from prb_jax.training.order import StepOrder
-from prb_jax.training.settings import BatchSettings
 from prb_jax.training.step import TrainState, TrainStep, sums_of, without_sums
+from prb_jax.trees.batches import TreeBatch, make_batch
 from prb_jax.trees.kernel_tables import KernelLayout
-from prb_jax.trees.packing import PackedBatch, StreamOptions, StreamShape, for_kernel
-from prb_jax.trees.shapes import Shapes
+from prb_jax.trees.packing import StreamOptions, StreamShape, for_kernel
+from prb_jax.trees.shapes import Shapes, choose_shapes
 from prb_jax.trees.stream_shapes import choose_step_shapes, pack_step
 from prb_jax.trees.streams import make_stream_batch
 from prb_jax.trees.tree import Tree
 
+STEPS_SIMULATED = 64
+"""Steps at the beginning of a run that speak for all of them."""
+
 _LOOKED_AT = 1024
-"""Comparisons, about, of the first steps whose trees decide the shapes of streams."""
+"""Comparisons, about, of these steps whose trees decide the shapes of streams."""
+
+_ENCODED = 256
+_BATCH_COST = 256
+"""What starting one more microbatch costs, in tokens."""
 
 _COMPILE, _COMPILE_OF_TPU = 1e12, 1e16
 """Floating-point operations of a CPU, and of one chip, in the time of a compile."""
@@ -44,9 +49,46 @@ _ACTIVATIONS = 6e9
 """Bytes that the activations of a stream may take where its length is not given."""
 
 
-_compiling = threading.Lock()
-_compiled: WeakKeyDictionary[Any, set[tuple[tuple[int, ...], ...]]] = WeakKeyDictionary()
-"""The shapes for which each program is compiled."""
+class TreesOnDemand(Sequence[Tree]):
+    """Trees of data larger than memory: those of the steps at hand are there, and no others.
+
+    Args:
+      comparisons: of the data, read when they are asked for.
+      encode: comparisons to trees.
+      shapes: int64 [n, 3], (p, K, r) of every tree, where they are known without reading it.
+    """
+
+    def __init__(
+        self, comparisons: Sequence[Any], encode: Encode, *, shapes: np.ndarray | None = None
+    ) -> None:
+        self._comparisons, self._encode, self.shapes = comparisons, encode, shapes
+        self._held: dict[int, Tree] = {}
+
+    def __len__(self) -> int:
+        return len(self._comparisons)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._held[int(index)]
+
+    def ahead(self, members: np.ndarray) -> None:
+        """Make the trees of a step; those of earlier steps are let go.
+
+        Raises:
+          DataError: one of its comparisons cannot be read or shown to the model.
+        """
+        wanted = members.tolist()
+        missing = sorted(set(wanted) - self._held.keys())  # in the order in which they lie on the disk
+        made = dict(
+            zip(missing, self._encode([self._comparisons[member] for member in missing]), strict=True)
+        )
+        self._held = {member: made[member] if member in made else self._held[member] for member in wanted}
+
+
+def trees_of(trees: Sequence[Tree], members: np.ndarray) -> list[Tree]:
+    """Return the trees of a step, which are made where they are not there yet."""
+    if isinstance(trees, TreesOnDemand):
+        trees.ahead(members)
+    return [trees[member] for member in members]
 
 
 @dataclass(frozen=True)
@@ -54,59 +96,104 @@ class Microbatch:
     """A part of a step, on the host.
 
     Attributes:
-      batch, extras: the arrays.
+      batch: the arrays of its tokens.
+      groups: places of its trees in the step: those of each stream, or the one of each row of a padded batch.
+      rows: trees that a group has room for; one in a padded batch.
       tokens: that are computed, without padding.
       flops: of a forward pass on paper, without padding.
       activations: bytes that its backward pass keeps, about.
+      extras: what the loss needs besides, once it is known.
     """
 
     batch: Batch
-    extras: Extras
+    groups: Sequence[Sequence[int]]
+    rows: int
     tokens: int
     flops: float
     activations: float
+    extras: Any = None
 
     __repr__ = short_repr
 
 
-class Microbatches(Protocol):
-    """Puts the comparisons of a step into batches of few shapes."""
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """How the trees of a step become microbatches of a few shapes. Build with :func:`plan_layout`.
 
-    def of_step(self, members: np.ndarray, slots: np.ndarray) -> list[Microbatch]:
-        """Return the microbatches of a step.
+    Attributes:
+      config: architecture.
+      token_bytes: what a backward pass keeps of each token, about.
+      padded: the shapes of padded batches; where there are streams, of trees that fit no stream of a kernel.
+      streams: how trees are packed, where they are: what several begin with is computed once, but for a kernel.
+      shapes: of the streams, the smallest first.
+      responses: the most of a tree, as far as is known.
+    """
 
-        Args:
-          members: int64 [n], its comparisons.
-          slots: int32 [n], of each its place among the user rows of the step.
-        """
-        ...
+    config: DecoderConfig
+    token_bytes: int
+    padded: Shapes
+    streams: StreamOptions | None = None
+    shapes: Sequence[StreamShape] = ()
+    responses: int = 1
+
+    def microbatches(self, trees: Sequence[Tree]) -> Iterator[Microbatch]:
+        """Yield the microbatches of the trees of a step."""
+        places = list(range(len(trees)))
+        if self.streams is None:
+            yield from self._padded(trees, places)
+            return
+        kernel = self.streams.kernel
+        if kernel is not None:
+            fits = [_fits(tree, kernel, self.shapes[-1]) for tree in trees]
+            yield from self._padded(trees, [place for place in places if not fits[place]])
+            places = [place for place in places if fits[place]]
+        packing = [trees[place] for place in places]
+        for packed in pack_step(packing, self.shapes, self.streams):
+            batch = make_stream_batch(packing, packed, self.streams)
+            groups = [[places[member] for member in stream.members] for stream in packed]
+            tokens = sum(stream.tokens for stream in packed)
+            if kernel is not None:  # these are places
+                placed = [trees[place] for group in groups for place in group]
+                tokens -= sum(kernel.tokens_of(tree) - tree.tokens for tree in placed)
+            flops, activations = stream_flops(batch, self.config), batch.tokens.size * self.token_bytes
+            yield Microbatch(batch, groups, packed[0].shape.reads, tokens, flops, activations)
+
+    def _padded(self, trees: Sequence[Tree], places: Sequence[int]) -> Iterator[Microbatch]:
+        for padded in self.padded.batches([trees[place].shape for place in places], places):
+            chosen = [trees[place] for place in padded.members]
+            batch = make_batch(chosen, padded.bucket, batch=padded.rows)
+            tokens = sum(tree.tokens for tree in chosen)
+            activations = (batch.prefix.size + batch.responses.size) * self.token_bytes
+            flops = tree_flops(chosen, self.config)
+            groups = [[place] for place in padded.members]
+            yield Microbatch(batch, groups, 1, tokens, flops, activations)
 
 
-def plan_microbatches(
-    examples: Examples,
-    order: StepOrder,
+def plan_layout(
+    trees: Sequence[Tree],
+    together: Sequence[np.ndarray],
     *,
+    per_step: int,
+    steps: int,
     config: DecoderConfig,
     mesh: Mesh,
     streams: str | None,
-    batch: BatchSettings,
-    steps: int,
+    batch: Any,
     remat: str = "none",
-    prompt_tokens: int = 0,
-) -> Microbatches:
+) -> Layout:
     """Choose the shapes of a run.
 
     Args:
-      examples: the data.
-      order: which comparisons each step sees.
+      trees: of the data.
+      together: which of them are in one step, for some steps at the beginning, which speak for all.
+      per_step: trees of a step, at most.
+      steps: of the run: the longer it is, the more shapes pay for their compile.
       config: architecture.
       mesh: devices.
       streams: of :func:`prb_jax.models.attention.choice.trained_stream_attention`: what attends over packed streams;
         None for padded batches.
-      batch: how large microbatches are, and the most shapes.
-      steps: of the run: the longer it is, the more shapes pay for their compile.
+      batch: the section of the settings: how large microbatches are, and the most shapes.
       remat: what is kept for the backward pass.
-      prompt_tokens: of the soft prompt in front of every tree.
     """
     options = shape_options(config, mesh)
     # A backward pass holds the activations of all layers: less at a time than in scoring.
@@ -114,25 +201,21 @@ def plan_microbatches(
     options = replace(options, tokens_per_batch=tokens, max_buckets=batch.max_buckets)
     token_bytes = _bytes_per_token(config, remat)
     if streams is None:
-        shapes = shapes_of_steps(examples.trees, order, steps=steps, options=options)
-        return _Padded(examples, config, token_bytes, shapes)
-    looked_at = []
-    for step in range(min(STEPS_SIMULATED, max(1, _LOOKED_AT // order.per_step))):
-        members = order.step(step)
-        examples.ahead(members)
-        looked_at.append([examples.trees[member] for member in members])
-    known = [tree for trees in looked_at for tree in trees]
-    if not isinstance(examples.trees, TreesOnDemand):
-        known = list(examples.trees)
+        compile_cost = options.compile_cost * len(trees) / (steps * per_step)
+        options = replace(options, compile_cost=compile_cost, batch_cost=_BATCH_COST)
+        lengths, together = _lengths(trees, together)
+        padded = choose_shapes(lengths, options=options, together=together, fill=True)
+        return Layout(config, token_bytes, padded)
+    looked_at = [trees_of(trees, members) for members in together[: max(1, _LOOKED_AT // per_step)]]
+    on_demand = isinstance(trees, TreesOnDemand)
+    known = [tree for of_step in looked_at for tree in of_step] if on_demand else list(trees)
     packed = stream_options(config, mesh)
     fitting = int(_ACTIVATIONS / token_bytes)
     most = min(max(fitting, packed.tokens // 2), packed.tokens) if batch.tokens is None else batch.tokens
-    packed, compile_cost, others = replace(packed, tokens=most), _COMPILE, None
+    packed, compile_cost = replace(packed, tokens=most), _COMPILE
     if streams == SPLASH_STREAM_ATTENTION:
         packed, compile_cost = for_kernel(packed, known), _COMPILE_OF_TPU * packed.streams
-        # What fits no stream of a kernel is padded to a shape of its own.
-        others = _Padded(examples, config, token_bytes, Shapes({}, options))
-    stream_shapes = choose_step_shapes(
+    shapes = choose_step_shapes(
         looked_at,
         packed,
         most_shapes=batch.max_buckets,
@@ -140,7 +223,25 @@ def plan_microbatches(
         count=steps,
     )
     responses = max(len(tree.responses) for tree in known)
-    return _Packed(examples, config, token_bytes, packed, stream_shapes, responses, prompt_tokens, others)
+    return Layout(config, token_bytes, Shapes({}, options), packed, shapes, responses)
+
+
+def _lengths(
+    trees: Sequence[Tree], together: Sequence[np.ndarray]
+) -> tuple[np.ndarray, Sequence[np.ndarray]]:
+    """The lengths to plan with, int64 [m, 3], and which of them each step has.
+
+    Where those of all trees are not known, those of these steps speak for all.
+    """
+    if not isinstance(trees, TreesOnDemand):
+        return np.asarray([tree.shape for tree in trees], np.int64), together
+    if trees.shapes is not None:
+        return trees.shapes, together
+    members = np.unique(np.concatenate(together))
+    parts = [members[start : start + _ENCODED] for start in range(0, len(members), _ENCODED)]
+    lengths = [tree.shape for part in parts for tree in trees_of(trees, part)]
+    trees.ahead(members[:0])
+    return np.asarray(lengths, np.int64), [np.searchsorted(members, step) for step in together]
 
 
 def _bytes_per_token(config: DecoderConfig, remat: str) -> int:
@@ -156,117 +257,75 @@ def _bytes_per_token(config: DecoderConfig, remat: str) -> int:
     return 4 * config.num_hidden_layers * numbers[remat]
 
 
-@dataclass(frozen=True, eq=False)
-class _Padded:
-    """Padded batches of trees."""
-
-    examples: Examples
-    config: DecoderConfig
-    token_bytes: int
-    shapes: Shapes
-    flops: dict[int, float] = field(default_factory=dict)
-
-    def of_step(self, members: np.ndarray, slots: np.ndarray) -> list[Microbatch]:
-        slot_of = dict(zip(members.tolist(), slots.tolist(), strict=True))
-        lengths = [self.examples.trees[member].shape for member in members]
-        batches = []
-        for padded in self.shapes.batches(lengths, members.tolist()):
-            batch, extras = self.examples.batch(padded, slots=slot_of)
-            tokens = sum(self.examples.trees[member].tokens for member in padded.members)
-            flops = sum(self._flops_of(member) for member in padded.members)
-            activations = (batch.prefix.size + batch.responses.size) * self.token_bytes
-            batches.append(Microbatch(batch, extras, tokens, flops, activations))
-        return batches
-
-    def _flops_of(self, member: int) -> float:
-        if member not in self.flops:
-            self.flops[member] = tree_flops([self.examples.trees[member]], self.config)
-        return self.flops[member]
+def _fits(tree: Tree, kernel: KernelLayout, shape: StreamShape) -> bool:
+    room = kernel.tokens_of(tree) <= shape.tokens and len(tree.responses) <= shape.reads
+    return room and kernel.fits(tree, shape.tokens)
 
 
-@dataclass(frozen=True, eq=False)
-class _Packed:
-    """Packed streams; what several trees of a step begin with is computed once, but for a kernel's streams.
+class Microbatches:
+    """The microbatches of labelled comparisons.
 
-    Attributes:
-      options: of the streams.
-      shapes: of the streams, the smallest first.
-      responses: the most of a tree that was looked at.
+    Args:
+      examples: the data, with its trees.
+      order: which comparisons each step sees.
       prompt_tokens: of the soft prompt in front of every tree.
-      others: takes the trees that fit no stream of a kernel.
+      options: of :func:`plan_layout`.
     """
 
-    examples: Examples
-    config: DecoderConfig
-    token_bytes: int
-    options: StreamOptions
-    shapes: Sequence[StreamShape]
-    responses: int
-    prompt_tokens: int
-    others: _Padded | None
+    def __init__(self, examples: Examples, order: Order, *, prompt_tokens: int = 0, **options: Any) -> None:
+        self.examples, self.prompt_tokens = examples, prompt_tokens
+        together = [order.step(step) for step in range(STEPS_SIMULATED)]
+        self.layout = plan_layout(examples.trees, together, per_step=order.per_step, **options)
 
     def of_step(self, members: np.ndarray, slots: np.ndarray) -> list[Microbatch]:
-        batches: list[Microbatch] = []
-        options, kernel = self.options, self.options.kernel
-        if kernel is not None and self.others is not None:
-            fits = [_fits(self.examples.trees[member], kernel, self.shapes[-1]) for member in members]
-            if not all(fits):
-                apart = ~np.asarray(fits)
-                batches += self.others.of_step(members[apart], slots[apart])
-                members, slots = members[~apart], slots[~apart]
-        trees = [
-            self._named(self.examples.trees[member], slot)
-            for member, slot in zip(members, slots, strict=True)
-        ]
-        for packed in pack_step(trees, self.shapes, options):
-            batch = make_stream_batch(trees, packed, options)
-            extras = self._extras(members, packed)
-            tokens = sum(stream.tokens for stream in packed)
-            if kernel is not None:  # these are places
-                placed = [trees[member] for stream in packed for member in stream.members]
-                tokens -= sum(kernel.tokens_of(tree) - tree.tokens for tree in placed)
-            flops = stream_flops(batch, self.config)
-            activations = batch.tokens.size * self.token_bytes
-            batches.append(Microbatch(batch, extras, tokens, flops, activations))
-        return batches
+        """Return the microbatches of a step.
 
-    def _named(self, tree: Tree, slot: int) -> Tree:
-        """The tree with the row of its soft prompt in this step in the place of the ids that stand for it."""
-        if not self.prompt_tokens:
-            return tree
-        prefix = tree.prefix.copy()
-        prefix[: self.prompt_tokens] = slot
-        return replace(tree, prefix=prefix)
+        Args:
+          members: int64 [n], its comparisons.
+          slots: int32 [n], of each its place among the user rows of the step.
+        """
+        trees = trees_of(self.examples.trees, members)
+        if self.prompt_tokens and self.layout.streams is not None:
+            trees = [_named(tree, slot, self.prompt_tokens) for tree, slot in zip(trees, slots, strict=True)]
+        parts = self.layout.microbatches(trees)
+        return [replace(part, extras=self._extras(part, members, slots)) for part in parts]
 
-    def _extras(self, members: np.ndarray, packed: PackedBatch) -> Extras:
-        streams, rows = self.options.streams, packed[0].shape.reads
-        comparisons = [
-            [self.examples.comparisons[members[place]] for place in stream.members] for stream in packed
-        ]
-        counts = [[len(comparison.labels or ()) for comparison in of_stream] for of_stream in comparisons]
-        responses = self.responses
-        while responses < max(max(of_stream) for of_stream in counts):
-            responses *= 2
-        labels = np.zeros((streams, rows, responses), np.float32)
+    def _extras(self, part: Microbatch, members: np.ndarray, slots: np.ndarray) -> Extras:
+        known = [[self.examples.known[members[place]] for place in group] for group in part.groups]
+        batch, most = part.batch, max(len(one.labels or ()) for group in known for one in group)
+        if isinstance(batch, TreeBatch):
+            groups, responses, _ = batch.responses.shape
+        else:
+            groups, responses = len(batch.tokens), self.layout.responses
+            while responses < most:
+                responses *= 2
+        labels = np.zeros((groups, part.rows, responses), np.float32)
         mask, places = np.zeros(labels.shape, bool), np.zeros(labels.shape, np.int32)
-        margin, weights = np.zeros((2, streams, rows), np.float32)
-        for number, stream in enumerate(packed):
+        margin, weights = np.zeros((2, groups, part.rows), np.float32)
+        users = np.zeros(groups, np.int32)
+        for number, group in enumerate(part.groups):
             read = 0
-            for row, place in enumerate(stream.members):
-                comparison, count = comparisons[number][row], counts[number][row]
+            for row, place in enumerate(group):
+                comparison = known[number][row]
+                count = len(comparison.labels or ())
                 labels[number, row, :count] = comparison.labels
                 mask[number, row, :count] = True
                 places[number, row, :count] = np.arange(read, read + count)
                 margin[number, row] = comparison.margin or 0.0
                 weights[number, row] = self.examples.weights[members[place]]
+                users[number] = slots[place]
                 read += count
-        users = np.zeros(streams, np.int32)
-        return Extras(labels=labels, mask=mask, margin=margin, weights=weights, users=users, places=places)
+        arrays = {"labels": labels, "mask": mask, "margin": margin, "weights": weights}
+        if isinstance(batch, TreeBatch):
+            return Extras(**{name: array[:, 0] for name, array in arrays.items()}, users=users)
+        return Extras(**arrays, users=np.zeros(groups, np.int32), places=places)
 
 
-def _fits(tree: Tree, kernel: KernelLayout, shape: StreamShape) -> bool:
-    room = kernel.tokens_of(tree) <= shape.tokens and len(tree.responses) <= shape.reads
-    return room and kernel.fits(tree, shape.tokens)
+def _named(tree: Tree, slot: int, prompt_tokens: int) -> Tree:
+    """The tree with the row of its soft prompt in this step in the place of the ids that stand for it."""
+    prefix = tree.prefix.copy()
+    prefix[:prompt_tokens] = slot
+    return replace(tree, prefix=prefix)
 
 
 def add_gradients(
@@ -279,38 +338,33 @@ def add_gradients(
     these would fill the memory.
     """
     if lanes(step.mesh) == 1:
-        for microbatch in batches:
-            placed = step.place(microbatch.batch, microbatch.extras)
-            with compiling(step.accumulate, *batch_sizes(microbatch.batch)):
+        for part in batches:
+            placed = step.place(part.batch, part.extras)
+            with compiling(step.accumulate, *batch_sizes(part.batch)):
                 state = step.accumulate(state, frozen, *placed)
         return state
     rest, sums = without_sums(state), sums_of(state)
     # Gradients are held twice: one that is done may wait for its turn to be added.
-    gradients = sum(leaf.nbytes for leaf in jax.tree.leaves(sums))
-    held = 2 * gradients + max((microbatch.activations for microbatch in batches), default=0.0)
-    count = lanes(step.mesh, held=held)
-    waiting: deque[Future[TrainState]] = deque()
+    held = 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(sums))
+    count = lanes(step.mesh, held=held + max((part.activations for part in batches), default=0.0))
+    waiting: deque[Callable[[], TrainState]] = deque()
+
+    def gradients(placed: tuple[Batch, Any]) -> TrainState:
+        return jax.block_until_ready(step.gradients(rest, frozen, *placed))
+
     with ThreadPoolExecutor(count, thread_name_prefix="gradients") as computing:
-        for microbatch in batches:
-            waiting.append(computing.submit(_gradients, step, rest, frozen, microbatch))
+        for part in batches:
+            placed = step.place(part.batch, part.extras)
+            shapes = tuple(leaf.shape for leaf in jax.tree.leaves(placed))
+            if shapes in step.compiled:
+                waiting.append(computing.submit(gradients, placed).result)
+            else:  # by this thread alone
+                with compiling(step.gradients, *batch_sizes(part.batch)):
+                    first = gradients(placed)
+                step.compiled.add(shapes)
+                waiting.append(lambda first=first: first)
             if len(waiting) > count:
-                sums = step.add(sums, waiting.popleft().result())
+                sums = step.add(sums, waiting.popleft()())
         while waiting:
-            sums = step.add(sums, waiting.popleft().result())
+            sums = step.add(sums, waiting.popleft()())
     return {**rest, **sums}
-
-
-def _gradients(step: TrainStep, state: TrainState, frozen: Params, microbatch: Microbatch) -> TrainState:
-    """The sums of one microbatch, which are waited for: a thread computes one at a time."""
-    placed = step.place(microbatch.batch, microbatch.extras)
-    shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(placed))
-    with _compiling:  # by one thread alone
-        known = _compiled.setdefault(step.gradients, set())
-        sums = None
-        if shapes not in known:
-            with compiling(step.gradients, *batch_sizes(microbatch.batch)):
-                sums = step.gradients(state, frozen, *placed)
-            known.add(shapes)
-    if sums is None:
-        sums = step.gradients(state, frozen, *placed)
-    return jax.block_until_ready(sums)

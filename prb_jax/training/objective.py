@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,23 +12,32 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.errors import CheckpointError, quote
-from prb_jax.models import REMAT_POLICIES
+from prb_jax.checkpoints.load import abstract_params
+from prb_jax.data.reading import read_json
+from prb_jax.data.writing import write_json
+from prb_jax.errors import CheckpointError, DataError, RunError
 from prb_jax.models.attention.choice import wanted_attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
-from prb_jax.personal.method import NULL, Method
+from prb_jax.personal.method import NULL, Method, OfUser, Users
+from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
+from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.score_tree import score_stream, score_tree
 from prb_jax.scoring.batching import Batch
 from prb_jax.sharding import replicated
-from prb_jax.training.groups import ParameterGroup, Weights, merge
+from prb_jax.training.config import TrainSettings
 from prb_jax.training.losses import LossParts, comparison_loss
-from prb_jax.training.settings import LossSettings, OptimizerSettings
-from prb_jax.training.step import TrainState, TrainStep, make_train_step
+from prb_jax.training.step import ParameterGroup, TrainState, TrainStep, make_train_step
+from prb_jax.training.weights import Weights, learning_rate, merge, split_params
 from prb_jax.trees.streams import StreamBatch
 
 WEIGHTS, USER = "weights", "user"
 """The groups of parameters of a reward model: its own, and those of its method of personalisation."""
+
+USERS = "users.json"
+"""In the run folder: whose row is which."""
+
+_TIMES_FASTER = 10.0
 
 
 @jax.tree_util.register_dataclass
@@ -61,27 +71,18 @@ class RewardObjective:
     (inputs of the groups, frozen parameters, batch, extras).
 
     Attributes:
+        settings: of the run.
         config: architecture; its head must have one label.
         mesh: devices.
-        dtype: of activations.
-        loss: what is minimised.
-        lora_scale: see :attr:`prb_jax.models.lora.LoraConfig.scale`.
-        remat: see :func:`prb_jax.models.decoder_layer.rematerialised`.
-        attention: one of :data:`prb_jax.models.ATTENTIONS`.
         method: of personalisation.
 
     Raises:
         CheckpointError: a head with several labels, or no such attention for these devices or this dtype.
-        ValueError: an unknown policy of rematerialisation.
     """
 
+    settings: TrainSettings
     config: DecoderConfig
     mesh: Mesh
-    dtype: jnp.dtype
-    loss: LossSettings
-    lora_scale: float = 1.0
-    remat: str = "none"
-    attention: str = "auto"
     method: Method = NULL
 
     def __post_init__(self) -> None:
@@ -89,9 +90,15 @@ class RewardObjective:
             raise CheckpointError(
                 f"training needs a score head with one label, found num_labels={self.config.num_labels}"
             )
-        if self.remat not in REMAT_POLICIES:
-            raise ValueError(f"remat: expected one of {', '.join(REMAT_POLICIES)}, found {quote(self.remat)}")
-        wanted_attention(self.mesh, self.dtype, self.attention)
+        wanted_attention(self.mesh, jnp.dtype(self.settings.dtype), self.settings.attention)
+
+    def split(self, params: Params) -> tuple[dict[str, Any], Params]:
+        """Return the arrays that each group of parameters starts with, and those that are not trained."""
+        settings = self.settings
+        trainable, frozen = split_params(
+            params, tuning=settings.tuning, lora=settings.lora, seed=settings.seed
+        )
+        return {WEIGHTS: trainable, USER: params["embed"]}, frozen
 
     def rewards(
         self,
@@ -103,13 +110,14 @@ class RewardObjective:
         differentiated: bool = False,
     ) -> jax.Array:
         """float32 [B, K] of trees, [S, M] of streams; `differentiated` where gradients are taken of them."""
+        settings, dtype = self.settings, jnp.dtype(self.settings.dtype)
         trained, prompts = inputs[WEIGHTS], self.method.soft_prompts(inputs[USER])
         options: dict[str, Any] = {
             "config": self.config,
-            "dtype": self.dtype,
+            "dtype": dtype,
             "mesh": self.mesh,
-            "lora_scale": self.lora_scale,
-            "remat": self.remat,
+            "lora_scale": settings.lora_scale,
+            "remat": settings.remat,
         }
         if isinstance(batch, StreamBatch):
             through = differentiated and ("layers" in trained or prompts is not None)
@@ -120,7 +128,7 @@ class RewardObjective:
             logits = score_tree(
                 merge(trained, frozen),
                 batch,
-                attention=wanted_attention(self.mesh, self.dtype, self.attention),
+                attention=wanted_attention(self.mesh, dtype, settings.attention),
                 soft_prompt=None if prompts is None else jnp.take(prompts, jnp.asarray(extras.users), axis=0),
                 **options,
             )
@@ -140,7 +148,7 @@ class RewardObjective:
             mask=jnp.asarray(extras.mask),
             margin=jnp.asarray(extras.margin),
             weights=jnp.asarray(extras.weights),
-            config=self.loss,
+            config=self.settings.loss,
         )
         return parts.loss_sum, parts
 
@@ -157,26 +165,18 @@ def _by_comparison(rewards: jax.Array, extras: Extras) -> tuple[jax.Array, Extra
     return found.reshape(streams * rows, responses), dataclasses.replace(extras, **flat, places=None)
 
 
-def make_reward_step(
-    objective: RewardObjective,
-    *,
-    optimizer: OptimizerSettings,
-    lengths: Sequence[int],
-    trainable: Params,
-    frozen: Params,
-) -> TrainStep:
+def make_reward_step(objective: RewardObjective, *, lengths: Sequence[int]) -> TrainStep:
     """The compiled step of one model, one way of tuning and one mesh; its groups are :data:`WEIGHTS` and :data:`USER`.
 
-    Args:
-        objective: the loss and what it is computed with.
-        optimizer: of the weights, with a `learning_rate`.
-        lengths: of the run: see :func:`prb_jax.training.optimizer.learning_rate`.
-        trainable, frozen: of :func:`prb_jax.training.groups.split_params`; only their shapes are looked at.
+    `lengths` of the run are as of :func:`prb_jax.training.weights.learning_rate`.
 
     Raises:
         MeshError: a mesh axis does not divide a parameter.
     """
-    weights = Weights(optimizer=optimizer, lengths=lengths, trainable=trainable, mesh=objective.mesh)
+    config = objective.config
+    sources, frozen = jax.eval_shape(objective.split, abstract_params(config))
+    optimizer = objective.settings.optimizer_of(hidden_size=config.hidden_size)
+    weights = Weights(optimizer=optimizer, lengths=lengths, trainable=sources[WEIGHTS], mesh=objective.mesh)
     groups: dict[str, ParameterGroup] = {WEIGHTS: weights, USER: objective.method}
     return make_train_step(
         objective,
@@ -215,3 +215,58 @@ def make_take(
     return jax.jit(
         take, in_shardings=(states, replicated(objective.mesh)), out_shardings=states, donate_argnums=0
     )
+
+
+def method_of_run(
+    settings: TrainSettings,
+    comparisons: Sequence[OfUser],
+    *,
+    out: Path,
+    width: int,
+    lengths: Sequence[int],
+    mesh: Mesh,
+) -> Method:
+    """Return the method that a run with a model of this width trains.
+
+    The users that it knows are those of the training data, and are kept in the run folder `out`; without any data they
+    are those that the folder names.
+
+    Raises:
+      DataError: no comparison has a user.
+      RunError: the folder cannot be written, or names no users.
+    """
+    if settings.method != "persona_embedding":
+        return NULL
+    options, optimizer = settings.user_embedding, settings.optimizer_of(hidden_size=width)
+    assert optimizer.learning_rate is not None
+    given = options.learning_rate
+    peak = _TIMES_FASTER * optimizer.learning_rate if given is None else given
+    return SoftPrompts(
+        table=_kept_users(comparisons, out / USERS),
+        tokens=options.tokens,
+        width=width,
+        places=settings.batch.comparisons,
+        generic_share=options.generic_share,
+        seed=settings.seed,
+        optimizer=RowAdam(
+            learning_rate=learning_rate(dataclasses.replace(optimizer, learning_rate=peak), lengths=lengths),
+            b1=optimizer.b1,
+            b2=optimizer.b2,
+            eps=optimizer.eps,
+            clip_norm=optimizer.clip_norm,
+        ),
+        mesh=mesh,
+    )
+
+
+def _kept_users(comparisons: Sequence[OfUser], path: Path) -> Users:
+    if not comparisons:
+        names = read_json(path, error=RunError)
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise RunError(f"{path}: expected a list of user ids")
+        return Users(tuple(names))
+    users = Users.of(comparisons)
+    if not users.names:
+        raise DataError("method=persona_embedding: no comparison of the training data has a user_id")
+    on_first_process(lambda: write_json(path, users.names))
+    return users

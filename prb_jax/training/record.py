@@ -1,40 +1,176 @@
-"""What `train.json` says of a run: all that decides the result, and how it is run this time."""
+"""The folder of a training run, of `prb train` and of `prb ppo`: killed at any moment, continued by the same command.
+
+``train.json``      what is trained. Its ``inputs`` decide the result: a run is continued only with equal inputs.
+                    Its ``sessions`` (devices, mesh, time) say how, one entry for each start.
+``metrics.jsonl``   one row a step, and one a validation.
+``checkpoints/``    states to continue from.
+``model/``          the trained model, a Hugging Face folder; written at the end.
+``summary.json``    written last: a folder that has it is finished.
+
+The same command with more ``steps`` lengthens a run of `prb train`, a finished one too; its model and summary are
+then made anew. The result is that of the list of lengths, which ``train.json`` records as ``lengths``, wherever the run
+stood at the time: steps up to an earlier end are those of a run of that length (learning rate, validations, shapes),
+and the steps after it follow the schedule of the next length, without a second warm-up. A schedule that falls thus
+rises again at the seam; ``optimizer.schedule=constant`` has no seam.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import platform
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from prb_jax.data.options import Effect, flat_settings, options_of
+from prb_jax.data.reading import read_json, read_object
+from prb_jax.data.writing import held_folder, writing
+from prb_jax.errors import RunError, quote
 from prb_jax.models.attention.choice import choose_attention, trained_stream_attention
-from prb_jax.processes.sharing import process_count
-from prb_jax.training.settings import SCRATCH, TrainSettings
-from prb_jax.training.splits import TrainingData
+from prb_jax.processes.agreement import check_agreement
+from prb_jax.processes.sharing import on_first_process, process_count
+from prb_jax.runs.kind import SUMMARY, RunKind, as_recorded, check_same_inputs
+from prb_jax.runs.weights_and_biases import check_wandb
+from prb_jax.training.config import SCRATCH, RunOptions, TrainSettings
+from prb_jax.training.data import TrainingData
 from prb_jax.training.start import Start
 from prb_jax.version import versions
+
+TRAIN = "train.json"
+CHECKPOINTS = "checkpoints"
+MODEL = "model"
+ROLLOUTS = "rollouts.jsonl"
+TRAINING = RunKind("prb_jax training", "prb train", file=TRAIN, others=("run.json", CHECKPOINTS, MODEL))
+POLICY_RUN = RunKind(
+    "prb_jax policy training",
+    "prb ppo",
+    file=TRAIN,
+    others=("run.json", CHECKPOINTS, MODEL, ROLLOUTS),
+)
 
 _COMPUTING = ("numpy", "jax", "jaxlib", "flax", "optax", "transformers", "tokenizers")
 
 
-def shared_settings(settings: Any, verb: str = "train") -> dict[str, Any]:
-    """The settings that several processes must have in common before anything is read: all but names of files."""
-    values = settings_with(settings, "result", "none").items()
+def check_start(kind: RunKind, out: Path, settings: RunOptions) -> None:
+    """Refuse what cannot be begun, before anything costly is done; a collective.
+
+    Raises:
+      RunError: ``out`` is a file or holds no run of this kind; wandb is asked for and not installed; another process
+        has other settings.
+    """
+
+    def check() -> None:
+        kind.check(out)
+        if settings.log.wandb is not None:
+            check_wandb(f"log.wandb={settings.log.wandb}")
+
+    on_first_process(check)
+    # Nothing more is shared before the processes are compared: another one may not train at all.
+    values = settings_with(settings, "result", "none").items()  # files may have other names elsewhere
     shared = {name: value for name, value in values if not name.startswith("log.")}
     if isinstance(settings, TrainSettings):
         shared["model"] = settings.model == SCRATCH
         shared["scratch.tokenizer"] = bool(settings.scratch.tokenizer)
-    return {"verb": verb, "settings": shared}
+    check_agreement({"verb": kind.command.removeprefix("prb "), "settings": shared})
 
 
-def run_inputs(
+def run_lengths(out: Path, steps: int) -> list[int]:
+    """The lengths in steps that a run of `prb train` was given one after another; `steps` is the last.
+
+    Raises:
+      RunError: `steps` is less than the run has been given already.
+    """
+    run = TRAINING.read(out)
+    if run is None:
+        return [steps]
+    lengths = run["inputs"].get("lengths") or [_steps_of(run["inputs"])]
+    if not isinstance(lengths, list) or not all(type(length) is int for length in lengths):
+        raise RunError(f"{out / TRAIN}: 'lengths': expected numbers of steps, found {quote(lengths)}")
+    if steps < lengths[-1]:
+        saved = [int(path.name) for path in out.glob(f"{CHECKPOINTS}/*") if path.name.isdigit()]
+        raise RunError(
+            f"{out}: steps={steps} is less than the {lengths[-1]} of this run, of which {max(saved, default=0)} are "
+            "done: a run can be made longer, not shorter; give --out another folder"
+        )
+    return lengths if steps == lengths[-1] else [*lengths, steps]
+
+
+def _steps_of(inputs: Mapping[str, Any]) -> Any:
+    settings = inputs.get("settings")
+    return settings.get("steps") if isinstance(settings, Mapping) else None
+
+
+@contextlib.contextmanager
+def open_run(
+    kind: RunKind,
+    out: Path,
+    *,
+    inputs: Mapping[str, Any],
+    session: Mapping[str, Any],
+    notes: Mapping[str, Any],
+) -> Iterator[dict[str, Any] | None]:
+    """Create the folder of a run, or open it to continue, and hold it against a second writer; a collective.
+
+    Args:
+      kind, out: of the run.
+      inputs: everything that decides the result; compared with those of the other processes, and of the folder.
+      session: how it is run this time.
+      notes: what else should stand in ``train.json``; written once, not compared.
+
+    Yields:
+      The summary of a run that is finished, or None.
+
+    Raises:
+      RunError: the folder cannot be used or written, another process is writing to it, or it holds another run.
+    """
+    check_agreement(inputs)
+    with contextlib.ExitStack() as stack:
+
+        def start() -> dict[str, Any] | None:
+            stack.enter_context(held_folder(out))
+            wanted, found = as_recorded(inputs), kind.read(out)
+            if found is not None:
+                longer = len(wanted.get("lengths", ())) > len(found["inputs"].get("lengths", (0,)))
+                old = (
+                    {**found["inputs"], **_with_length(found["inputs"], wanted)}
+                    if longer
+                    else found["inputs"]
+                )
+                check_same_inputs(out, old, wanted, file=TRAIN)
+                if longer:
+                    _remove_result(out)
+                    found = {**found, "inputs": wanted}
+            kind.record(out, found, inputs=wanted, session=session, notes=notes)
+            return read_object(out / SUMMARY, error=RunError) if (out / SUMMARY).is_file() else None
+
+        yield on_first_process(start)
+
+
+def _with_length(old: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a run's inputs that lengthening changes."""
+    return {"settings": {**old["settings"], "steps": _steps_of(wanted)}, "lengths": wanted["lengths"]}
+
+
+def _remove_result(path: Path) -> None:
+    """Makes a finished run an unfinished one; it is called before the new length is written, and may be repeated."""
+    aside = path / f".{MODEL}.old"
+    with writing(path):
+        (path / SUMMARY).unlink(missing_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            (path / MODEL).rename(aside)  # it is there as a whole or not at all
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def train_inputs(
     settings: TrainSettings, data: TrainingData, start: Start, *, lengths: Sequence[int]
 ) -> dict[str, Any]:
-    """Everything that decides the result, JSON-ready."""
+    """Everything that decides the result of `prb train`, JSON-ready."""
     chosen = settings_with(settings, "result")
     if settings.model != SCRATCH:
         chosen = {name: value for name, value in chosen.items() if not name.startswith("scratch.")}
@@ -53,17 +189,10 @@ def run_inputs(
     }
 
 
-def run_session(settings: TrainSettings, mesh: Mesh) -> dict[str, Any]:
-    """How the run is done this time."""
-    dtype = jnp.dtype(settings.dtype)
+def session_on(mesh: Mesh, settings: RunOptions) -> dict[str, Any]:
+    """When and on what a run is started, what attends, and the settings that have no effect on the result."""
+    devices, dtype = mesh.devices.flatten().tolist(), jnp.dtype(settings.dtype)
     attention = trained_stream_attention(mesh, dtype, settings.attention)
-    attention = attention or choose_attention(mesh, dtype, settings.attention).name
-    return {**session_on(mesh, settings), "attention": attention}
-
-
-def session_on(mesh: Mesh, settings: Any) -> dict[str, Any]:
-    """When and on what a run is started, and those of its settings that have no effect on the result."""
-    devices = mesh.devices.flatten().tolist()
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
@@ -75,6 +204,7 @@ def session_on(mesh: Mesh, settings: Any) -> dict[str, Any]:
             "count": len(devices),
             "processes": process_count(),
         },
+        "attention": attention or choose_attention(mesh, dtype, settings.attention).name,
     }
 
 
@@ -87,3 +217,13 @@ def settings_with(settings: Any, *effects: Effect) -> dict[str, Any]:
 def computing_versions() -> dict[str, str | None]:
     """Versions of everything that computes in training."""
     return versions(_COMPUTING)
+
+
+def is_policy_run(folder: Path) -> bool:
+    """Tell whether a folder holds a run of `prb ppo`.
+
+    Raises:
+      RunError: its ``train.json`` cannot be read.
+    """
+    found = read_json(folder / TRAIN, error=RunError, optional=True)
+    return isinstance(found, dict) and found.get("kind") == POLICY_RUN.name

@@ -16,38 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from prb_jax.checkpoints.array_folder import checksums, quiet_orbax, reason_of
 from prb_jax.errors import RunError
 from prb_jax.processes.sharing import on_first_process
-from prb_jax.training.step import TrainState, TrainStep, sums_of
 
 _ARRAYS, _FACTS = "arrays", "facts"
 _DAMAGED = "damaged"
 
 Say = Callable[[str], None]
-
-
-def abstract_state(step: TrainStep, sources: Mapping[str, Any]) -> TrainState:
-    """The shapes and shardings of a state; of what its groups start with only shapes are looked at."""
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        jax.eval_shape(step.init, sources),
-        step.state_shardings,
-    )
-
-
-def empty_sums(step: TrainStep, abstract: TrainState) -> dict[str, Any]:
-    """The sums of a state before its first microbatch, which no checkpoint holds."""
-    shapes, shardings = sums_of(abstract), sums_of(step.state_shardings)
-
-    def zeros() -> dict[str, Any]:
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-
-    return jax.jit(zeros, out_shardings=shardings)()
 
 
 @dataclass(frozen=True)
@@ -125,10 +104,6 @@ class Checkpoints:
         present = [step for step in self.steps() if step in self._values]
         return min(present, key=lambda step: (self._values[step], step), default=None)
 
-    def value(self, step: int) -> float | None:
-        """What validation gave at a step."""
-        return self._values.get(step)
-
     def save(self, step: int, arrays: Mapping[str, jax.Array], facts: Mapping[str, Any]) -> None:
         """Starts saving; the arrays may be donated afterwards. Waits for the save before it.
 
@@ -139,17 +114,9 @@ class Checkpoints:
         stored = {**facts, "step": step, "checksums": checksums(arrays)}
         self._remember(step, stored)
         self._saving = step
+        parts = {_ARRAYS: ocp.args.StandardSave(dict(arrays)), _FACTS: ocp.args.JsonSave(stored)}  # pyright: ignore[reportCallIssue]
         with self._errors(f"hold the checkpoint of step {step}"):
-            self._manager.save(
-                step,
-                args=ocp.args.Composite(
-                    **{
-                        _ARRAYS: ocp.args.StandardSave(dict(arrays)),  # pyright: ignore[reportCallIssue]
-                        _FACTS: ocp.args.JsonSave(stored),  # pyright: ignore[reportCallIssue]
-                    }
-                ),
-                force=True,
-            )
+            self._manager.save(step, args=ocp.args.Composite(**parts), force=True)
 
     def wait(self) -> None:
         """Until what was started is written.
@@ -188,13 +155,7 @@ class Checkpoints:
         where = self.folder / str(step)
         try:
             facts = self._facts(step)
-            restored = self._manager.restore(
-                step,
-                args=ocp.args.Composite(
-                    **{_ARRAYS: ocp.args.StandardRestore(dict(abstract))}  # pyright: ignore[reportCallIssue]
-                ),
-            )
-            arrays = dict(restored[_ARRAYS])
+            arrays = dict(self._read(step, _ARRAYS, ocp.args.StandardRestore(dict(abstract))))  # pyright: ignore[reportCallIssue]
         except Exception as error:
             raise RunError(f"{where}: cannot be read: {reason_of(error)}") from error
         found = checksums(arrays)
@@ -215,14 +176,13 @@ class Checkpoints:
                 self._manager.close()
 
     def _facts(self, step: int) -> dict[str, Any]:
-        restored = self._manager.restore(
-            step,
-            args=ocp.args.Composite(**{_FACTS: ocp.args.JsonRestore()}),  # pyright: ignore[reportCallIssue]
-        )
-        facts = restored[_FACTS]
+        facts = self._read(step, _FACTS, ocp.args.JsonRestore())  # pyright: ignore[reportCallIssue]
         if not isinstance(facts, dict) or facts.get("step") != step:
             raise ValueError("its JSON object is that of another step")
         return facts
+
+    def _read(self, step: int, part: str, how: Any) -> Any:
+        return self._manager.restore(step, args=ocp.args.Composite(**{part: how}))[part]
 
     def _remember(self, step: int, facts: Mapping[str, Any]) -> None:
         value = facts.get("value")

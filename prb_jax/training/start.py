@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,19 @@ from prb_jax.checkpoints.load import abstract_params, inspect_checkpoint, load_p
 from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import CheckpointError, quote
-from prb_jax.models.config.decoder import DecoderConfig, parse_config
+from prb_jax.models.config.decoder import STANDARD, DecoderConfig, parse_config
 from prb_jax.models.config.families import FAMILIES
-from prb_jax.models.config.layout import STANDARD
 from prb_jax.models.decoder import Params
 from prb_jax.models.head import LINEAR
 from prb_jax.models.random_params import init_params
 from prb_jax.personal.prompts import NAMES, TABLE
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.readouts.open_model import OpenedModel, open_model
-from prb_jax.readouts.standard import as_standard, check_convertible, standard_tokenizer
+from prb_jax.readouts.open_model import as_standard, check_convertible, open_model, standard_tokenizer
 from prb_jax.sharding import check_heads, parameter_shardings
 from prb_jax.text.new_tokenizer import train_tokenizer, training_texts
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
-from prb_jax.training.settings import SCRATCH, TrainSettings
+from prb_jax.training.config import SCRATCH, TrainSettings
 from prb_jax.trees.shapes import round_up
 
 _TEXTS_OF = 10_000
@@ -44,13 +41,12 @@ class Start:
 
     Attributes:
       name: of the model, for people.
-      config: architecture; its head has one output.
+      config: architecture.
       raw_config: what `config.json` of the trained model says.
       tokenizer: and its chat template.
       tokenizer_folder: where its files lie.
       identity: everything of the above that decides the result, JSON-ready.
-      load: reads or makes the weights: (mesh, dtype of the frozen ones) -> parameters. Head and, where
-        everything is trained, all weights are float32.
+      load: reads or makes the weights on a mesh. A score head and all weights that are trained are float32.
     """
 
     name: str
@@ -100,15 +96,38 @@ def start_from(settings: TrainSettings, train: Sequence[Comparison], *, out: Pat
     if settings.tokenizer:
         _refuse_other_ids(tokenizer, folder)
     raw = with_pad_token(found.config.original, tokenizer)
-    config = replace(
-        found.config,
-        pad_token_id=raw.get("pad_token_id", found.config.pad_token_id),
-        head=LINEAR,
-        layout=STANDARD,
-    )
+
+    def load(mesh: Mesh) -> Params:
+        shardings = _shardings(found.config, mesh)
+        head = {} if found.new_head else {"score": shardings["score"]}
+        read = {name: value for name, value in shardings.items() if name != "score"} | head
+        params = load_params(
+            folder,
+            found.config,
+            dtype=_weights_dtype(settings),
+            head_dtype=jnp.float32,
+            shardings=read,
+            head=not found.new_head,
+        ).params
+        if found.new_head:
+            # As open-instruct: small, so that a new head starts near reward 0.
+            deviation = (found.config.hidden_size + 1) ** -0.5
+            shape = (found.config.hidden_size, 1)
+            make = jax.jit(
+                lambda: deviation * jax.random.normal(jax.random.key(settings.seed), shape, jnp.float32),
+                out_shardings=shardings["score"],
+            )
+            params["score"] = make()
+        return as_standard(found, params, drop_bias=False, where=opened.name).params
+
     return Start(
         name=opened.name,
-        config=config,
+        config=replace(
+            found.config,
+            pad_token_id=raw.get("pad_token_id", found.config.pad_token_id),
+            head=LINEAR,
+            layout=STANDARD,
+        ),
         raw_config=raw,
         tokenizer=tokenizer,
         tokenizer_folder=opened.tokenizer_folder.path,
@@ -118,67 +137,29 @@ def start_from(settings: TrainSettings, train: Sequence[Comparison], *, out: Pat
             "template": tokenizer.template_hash,
             "tokenizer": describe(opened.tokenizer_folder) if settings.tokenizer else None,
         },
-        load=functools.partial(_load, opened, settings),
+        load=load,
     )
 
 
-def _load(opened: OpenedModel, settings: TrainSettings, mesh: Mesh) -> Params:
-    found = opened.decoder
-    config, new_head = found.config, found.new_head
-    check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
-    shardings = parameter_shardings(abstract_params(config), mesh)
-    head_sharding = shardings["score"]
-    if new_head:
-        shardings = {name: value for name, value in shardings.items() if name != "score"}
-    kind = jnp.float32 if settings.tuning == "full" else jnp.dtype(settings.dtype)
-    params = load_params(
-        opened.folder.path,
-        config,
-        dtype=kind,
-        head_dtype=jnp.float32,
-        shardings=shardings,
-        head=not new_head,
-    ).params
-    if new_head:
-        # As open-instruct: small, so that a new head starts near reward 0.
-        deviation = (config.hidden_size + 1) ** -0.5
-        shape = (config.hidden_size, 1)
-        make = jax.jit(
-            lambda: deviation * jax.random.normal(jax.random.key(settings.seed), shape, jnp.float32),
-            out_shardings=head_sharding,
-        )
-        params["score"] = make()
-    return as_standard(found, params, drop_bias=False, where=opened.name).params
-
-
 def _from_scratch(settings: TrainSettings, train: Sequence[Comparison], *, out: Path) -> Start:
-    sizes = settings.scratch
-    if sizes.tokenizer:
-        folder = locate(sizes.tokenizer).path
-    else:
-        folder = out / "tokenizer"
+    sizes = asdict(settings.scratch)
+    kind, theta, vocab_size, folder = map(sizes.pop, ("model_type", "rope_theta", "vocab_size", "tokenizer"))
+    folder = locate(folder).path if folder else out / "tokenizer"
 
-        def make_tokenizer() -> str:
-            if not (folder / "tokenizer_config.json").exists():
-                texts = training_texts(train, profiles=settings.view.profile_posts > 0)
-                train_tokenizer(texts, folder, vocab_size=sizes.vocab_size)
-            return str(folder)
+    def make_tokenizer() -> None:
+        if not (settings.scratch.tokenizer or (folder / "tokenizer_config.json").exists()):
+            texts = training_texts(train, profiles=settings.view.profile_posts > 0)
+            train_tokenizer(texts, folder, vocab_size=vocab_size)
 
-        on_first_process(make_tokenizer)
+    on_first_process(make_tokenizer)
     tokenizer = load_tokenizer(folder, chat_template=settings.chat_template)
     raw: dict[str, Any] = {
-        "architectures": [FAMILIES[sizes.model_type].architecture],
-        "model_type": sizes.model_type,
+        "architectures": [FAMILIES[kind].architecture],
+        "model_type": kind,
         "vocab_size": round_up(tokenizer.vocab_size, 64),
-        "hidden_size": sizes.hidden_size,
-        "intermediate_size": sizes.intermediate_size,
-        "num_hidden_layers": sizes.num_hidden_layers,
-        "num_attention_heads": sizes.num_attention_heads,
-        "num_key_value_heads": sizes.num_key_value_heads,
-        "head_dim": sizes.head_dim,
-        "max_position_embeddings": sizes.max_position_embeddings,
+        **sizes,
         "rms_norm_eps": 1e-6,
-        "rope_theta": sizes.rope_theta,
+        "rope_theta": theta,
         "hidden_act": "silu",
         "tie_word_embeddings": False,
         "attention_bias": False,
@@ -190,18 +171,16 @@ def _from_scratch(settings: TrainSettings, train: Sequence[Comparison], *, out: 
     config = parse_config(raw, where="config section 'scratch'")
 
     def load(mesh: Mesh) -> Params:
-        check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
-        shardings = parameter_shardings(abstract_params(config), mesh)
-        kind = jnp.float32 if settings.tuning == "full" else jnp.dtype(settings.dtype)
+        dtype = _weights_dtype(settings)
 
         def make() -> Params:
             params = init_params(config, seed=settings.seed)
             return {
-                name: leaf if name == "score" else jax.tree.map(lambda x: x.astype(kind), leaf)
+                name: leaf if name == "score" else jax.tree.map(lambda x: x.astype(dtype), leaf)
                 for name, leaf in params.items()
             }
 
-        return jax.jit(make, out_shardings=shardings)()
+        return jax.jit(make, out_shardings=_shardings(config, mesh))()
 
     return Start(
         name=SCRATCH,
@@ -212,6 +191,15 @@ def _from_scratch(settings: TrainSettings, train: Sequence[Comparison], *, out: 
         identity={"template": tokenizer.template_hash, "tokenizer": describe(locate(folder))["files"]},
         load=load,
     )
+
+
+def _shardings(config: DecoderConfig, mesh: Mesh) -> dict[str, Any]:
+    check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
+    return parameter_shardings(abstract_params(config), mesh)
+
+
+def _weights_dtype(settings: TrainSettings) -> Any:
+    return jnp.dtype("float32" if settings.tuning == "full" else settings.dtype)
 
 
 def _refuse_other_ids(tokenizer: ChatTokenizer, folder: Path) -> None:

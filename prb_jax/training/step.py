@@ -26,7 +26,6 @@ from jax.sharding import Mesh
 
 from prb_jax.models.decoder import Params
 from prb_jax.sharding import batch_sharding, parameter_shardings, replicated, to_global
-from prb_jax.training.groups import ParameterGroup
 
 TrainState = dict[str, Any]
 Metrics = dict[str, jax.Array]
@@ -52,6 +51,37 @@ class Parts(Protocol):
         ...
 
 
+class ParameterGroup(Protocol):
+    """Parameters that are trained together, by one rule: :class:`prb_jax.training.weights.Weights`, and every method of
+    personalisation (:class:`prb_jax.personal.method.Method`)."""
+
+    @property
+    def shardings(self) -> Any:
+        """One sharding for each leaf of the state."""
+        ...
+
+    def start(self, source: Any, /) -> Any:
+        """A new state, from the arrays that the group starts with."""
+        ...
+
+    def inputs(self, state: Any, /) -> Any:
+        """The float32 arrays of the state by which the loss is differentiated."""
+        ...
+
+    def update(self, state: Any, gradient: Any, /, *, step: jax.Array, learn: jax.Array) -> Any:
+        """The state after one update by a mean gradient; as it was where ``learn`` (bool []) is False. ``step``,
+        int32 [], counts the updates made so far."""
+        ...
+
+    def kept(self, state: Any, /) -> Any:
+        """What a checkpoint holds of the state."""
+        ...
+
+    def resume(self, kept: Any, /) -> Any:
+        """The whole state again."""
+        ...
+
+
 LossFn = Callable[[Mapping[str, Any], Params, Any, Any], tuple[jax.Array, Any]]
 """(inputs of the groups by name, frozen, batch, extras) -> (sum of the loss, its :class:`Parts`)."""
 
@@ -70,10 +100,13 @@ class TrainStep:
             nothing but the sums changes, and ``metrics["finite"]`` is 0. Metrics are float32 scalars:
             those of :meth:`Parts.means`, ``grad_norm`` of the first group before clipping, ``NAME_grad_norm`` of
             each other one that has parameters, ``learning_rate``, ``finite``.
+        empty_sums: (state without its sums) -> the sums before the first microbatch.
         inputs: (state) -> what the loss is differentiated by, by the names of the groups.
+        groups: what is trained, by name.
         state_shardings: for every leaf of the state.
         frozen_shardings: for every leaf of the frozen parameters.
         mesh: devices.
+        compiled: the shapes of batches for which ``gradients`` is compiled.
     """
 
     init: Callable[[Mapping[str, Any]], TrainState]
@@ -81,10 +114,24 @@ class TrainStep:
     gradients: Callable[[TrainState, Params, Any, Any], TrainState]
     add: Callable[[TrainState, TrainState], TrainState]
     update: Callable[[TrainState], tuple[TrainState, Metrics]]
+    empty_sums: Callable[[TrainState], TrainState]
     inputs: Callable[[TrainState], dict[str, Any]]
+    groups: Mapping[str, ParameterGroup]
     state_shardings: dict[str, Any]
     frozen_shardings: dict[str, Any]
     mesh: Mesh
+    compiled: set[Any] = dataclasses.field(default_factory=set)
+
+    def kept(self, state: TrainState) -> TrainState:
+        """What a checkpoint holds of a state: not its sums, which each step makes anew."""
+        groups = {name: group.kept(state[name]) for name, group in self.groups.items()}
+        return {**groups, "step": state["step"]}
+
+    def resume(self, kept: TrainState) -> TrainState:
+        """The whole state again."""
+        groups = {name: group.resume(kept.get(name, {})) for name, group in self.groups.items()}
+        state = {**groups, "step": kept["step"]}
+        return {**state, **self.empty_sums(state)}
 
     def place(self, batch: Batch, extras: Extras) -> tuple[Batch, Extras]:
         """A microbatch of the host, its rows dealt over the mesh."""
@@ -141,14 +188,12 @@ def make_train_step(
     def inputs_of(state: TrainState) -> dict[str, Any]:
         return {name: group.inputs(state[name]) for name, group in groups.items()}
 
+    def empty_sums(state: TrainState) -> TrainState:
+        return {"acc": jax.tree.map(jnp.zeros_like, inputs_of(state)), "parts": zero()}
+
     def init(sources: Mapping[str, Any]) -> TrainState:
         state = {name: group.start(sources[name]) for name, group in groups.items()}
-        return {
-            **state,
-            "step": jnp.zeros((), jnp.int32),
-            "acc": jax.tree.map(jnp.zeros_like, inputs_of(state)),
-            "parts": zero(),
-        }
+        return {**state, "step": jnp.zeros((), jnp.int32), **empty_sums(state)}
 
     def gradients(state: TrainState, frozen: Params, batch: Any, extras: Any) -> TrainState:
         found, parts = jax.grad(loss_fn, has_aux=True)(inputs_of(state), frozen, batch, extras)
@@ -186,8 +231,7 @@ def make_train_step(
         return {
             **updated,
             "step": state["step"] + finite.astype(jnp.int32),
-            "acc": jax.tree.map(jnp.zeros_like, state["acc"]),
-            "parts": zero(),
+            **empty_sums(state),
         }, metrics
 
     sums = sums_of(shardings)
@@ -208,7 +252,9 @@ def make_train_step(
         update=jax.jit(
             update, in_shardings=(shardings,), out_shardings=(shardings, everywhere), donate_argnums=0
         ),
+        empty_sums=jax.jit(empty_sums, out_shardings=sums),
         inputs=inputs_of,
+        groups=groups,
         state_shardings=shardings,
         frozen_shardings=frozen_shardings,
         mesh=mesh,

@@ -1,9 +1,9 @@
-"""The model in training: its weights and optimiser on the mesh, its steps, its scores, its checkpoints."""
+"""A model in training: its weights and optimiser on the mesh, its steps, its scores, its checkpoints and its export."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,19 @@ from prb_jax.errors import RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow, outcomes
 from prb_jax.models.attention.choice import STREAM_ATTENTION, trained_stream_attention
 from prb_jax.models.decoder import Params
-from prb_jax.personal.method import StepRows
+from prb_jax.personal.method import OfUser, StepRows
 from prb_jax.runs.progress import compiling
-from prb_jax.scoring.batching import Batch, batch_sizes, lanes, shape_options, stream_options
-from prb_jax.scoring.reader import Reader
-from prb_jax.scoring.stream import encode_by_processes, stream_scores
+from prb_jax.scoring.batching import Batch, batch_sizes, lanes, shape_options, stream_options, stream_scores
+from prb_jax.scoring.prepared_tokens import StoredComparisons, stored_comparisons
+from prb_jax.scoring.reader import Reader, encode_by_processes
 from prb_jax.sharding import replicated
+from prb_jax.sources.large import Joined
 from prb_jax.text.view import TrainedView
-from prb_jax.training.export import export_adapter, export_model
-from prb_jax.training.groups import merge, split_params
+from prb_jax.training.config import RunOptions, TrainSettings
+from prb_jax.training.data import Examples, user_weights
+from prb_jax.training.export import Write, export_adapter, export_model
 from prb_jax.training.losses import comparison_loss
-from prb_jax.training.microbatches import Microbatch, add_gradients
+from prb_jax.training.microbatches import Microbatch, TreesOnDemand, add_gradients
 from prb_jax.training.objective import (
     USER,
     WEIGHTS,
@@ -38,13 +40,12 @@ from prb_jax.training.objective import (
     make_reward_step,
     make_rewards,
     make_take,
+    method_of_run,
 )
-from prb_jax.training.saved_states import Checkpoints, abstract_state, empty_sums
-from prb_jax.training.settings import TrainSettings
-from prb_jax.training.splits import Part, Row, user_weights
+from prb_jax.training.saved_states import Checkpoints, SavedState
 from prb_jax.training.start import Start
-from prb_jax.training.step import TrainState, sums_of
-from prb_jax.training.users import method_of_run
+from prb_jax.training.step import Metrics, TrainState, TrainStep
+from prb_jax.training.weights import merge
 from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.tree import Tree
 
@@ -57,79 +58,29 @@ class Trainer:
     Args:
       settings: of the run.
       start: the model.
-      mesh: devices.
-      data: the training data; without any, the users are those that `out` names.
-      out: the run folder.
-      lengths: of a run that was lengthened: see `prb_jax.training.optimizer.learning_rate`.
-
-    Raises:
-      RunError, DataError, CheckpointError, MeshError: settings that this model or mesh cannot have.
+      program: the compiled functions of a step.
+      split: parameters -> (the arrays that each group starts with, those that are not trained).
     """
 
     def __init__(
         self,
-        settings: TrainSettings,
+        settings: RunOptions,
         start: Start,
-        *,
-        mesh: Mesh,
-        data: Sequence[Row],
-        out: Path,
-        lengths: Sequence[int] = (),
+        program: TrainStep,
+        split: Callable[[Params], tuple[dict[str, Any], Params]],
     ) -> None:
-        self.settings, self.start, self.mesh = settings, start, mesh
-        self.lengths = lengths or (settings.steps,)
-        config, dtype = start.config, jnp.dtype(settings.dtype)
-        self._lora = settings.lora if settings.tuning == "lora" else None
-        trainable, frozen = jax.eval_shape(self._split, abstract_params(config))
-        peak = settings.learning_rate(hidden_size=config.hidden_size)
-        optimizer = dataclasses.replace(settings.optimizer, learning_rate=peak)
-        self.method = method_of_run(
-            settings,
-            data,
-            out=out,
-            width=config.hidden_size,
-            optimizer=optimizer,
-            lengths=self.lengths,
-            mesh=mesh,
+        self.settings, self.start, self.program, self.mesh = settings, start, program, program.mesh
+        self.state: TrainState = {}
+        self.frozen: Params | None = None
+        self._split = split
+        shapes = jax.eval_shape(lambda params: program.init(split(params)[0]), abstract_params(start.config))
+        self._saved = program.kept(
+            jax.tree.map(
+                lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+                shapes,
+                program.state_shardings,
+            )
         )
-        objective = RewardObjective(
-            config=config,
-            mesh=mesh,
-            dtype=dtype,
-            loss=settings.loss,
-            lora_scale=1.0 if self._lora is None else self._lora.scale,
-            remat=settings.remat,
-            attention=settings.attention,
-            method=self.method,
-        )
-        self._step = make_reward_step(
-            objective, optimizer=optimizer, lengths=self.lengths, trainable=trainable, frozen=frozen
-        )
-        self._reward_fn, self._take_rows = (
-            make_rewards(objective, self._step),
-            make_take(objective, self._step),
-        )
-        self._abstract = abstract_state(
-            self._step, {WEIGHTS: trainable, USER: abstract_params(config)["embed"]}
-        )
-        self.streams = trained_stream_attention(mesh, dtype, settings.attention)
-        self.truncated: int | None = 0
-        self._gather = jax.jit(lambda tree: tree, out_shardings=replicated(mesh))
-        self._state: TrainState = {}
-        self._frozen: Params | None = None
-        self._trees: dict[int, Tree] = {}
-        self.view = TrainedView(settings.view, settings.method)
-        self.reader = Reader(name=start.name, config=config, tokenizer=start.tokenizer, prompts=self.method)
-
-    @property
-    def parameters(self) -> int:
-        """Parameters of the whole model."""
-        return self.trained_parameters + _size(self._frozen)
-
-    @property
-    def trained_parameters(self) -> int:
-        """Parameters that are trained."""
-        return _size(self._state[WEIGHTS]["params"]) + _size(self._state[USER].get("table"))
 
     def begin(self, checkpoints: Checkpoints) -> tuple[int, dict[str, Any]]:
         """Continues from the newest checkpoint that can be read, or from the starting point.
@@ -137,80 +88,173 @@ class Trainer:
         Returns:
           The number of steps made by then, and the facts that were saved with them.
         """
-        saved = checkpoints.restore_newest(self._saved_shapes())
-        if saved is not None:
-            self._take(saved.arrays)
-            return saved.step, saved.facts
-        self.begin_anew()
-        return 0, {}
+        saved = checkpoints.restore_newest(flat_arrays(self._saved))
+        if saved is None:
+            self.begin_anew()
+            return 0, {}
+        self._resume(saved)
+        return saved.step, saved.facts
 
-    def begin_anew(self, trained: Params | None = None) -> None:
-        """Goes back to the starting point, or to other trained weights, with a new optimiser.
-
-        Args:
-          trained: of :meth:`trained`; those of the starting point if not given.
-        """
-        if trained is None or self._frozen is None:
-            trainable, self._frozen = self._split(self.start.load(self.mesh))
-            trained = trainable if trained is None else trained
-        embedding = merge(trained, self._frozen)["embed"]
-        self._state = self._step.init({WEIGHTS: trained, USER: embedding})
-
-    def trained(self) -> Params:
-        """The weights that are trained, as they are now: float32 arrays of the host. Every process must ask for it."""
-        whole = self._gather(self._state[WEIGHTS]["params"])
-        return jax.tree.map(lambda leaf: np.asarray(leaf.addressable_data(0)), whole)
+    def begin_anew(self) -> None:
+        """Goes to the starting point."""
+        self.state = self.program.init(self._load())
 
     def load_step(self, checkpoints: Checkpoints, step: int) -> None:
         """Goes to the weights of one checkpoint."""
-        self._take(checkpoints.restore(step, self._saved_shapes()).arrays)
+        self._resume(checkpoints.restore(step, flat_arrays(self._saved)))
 
     def save(self, checkpoints: Checkpoints, step: int, facts: Mapping[str, Any]) -> None:
         """Starts writing a checkpoint."""
-        checkpoints.save(step, flat_arrays(self._kept(self._state)), facts)
+        checkpoints.save(step, flat_arrays(self.program.kept(self.state)), facts)
 
-    def encode(self, comparisons: Sequence[Comparison]) -> list[Tree]:
-        """What the model sees of training comparisons; how many were cut to fit is kept in `truncated`."""
-        trees = encode_by_processes(comparisons, self.encode_here)
-        self.truncated = sum(tree.truncation.any for tree in trees)
-        return trees
-
-    def step(self, batches: Sequence[Microbatch], rows: StepRows) -> Mapping[str, jax.Array]:
+    def update(self, batches: Sequence[Microbatch]) -> Metrics:
         """One step of the optimiser over its microbatches; the metrics are not waited for."""
-        assert self._frozen is not None
-        state = self._state
-        if rows.ids.size:
-            state = self._take_rows(state, rows.ids)
-        state = add_gradients(self._step, state, self._frozen, batches)
-        with compiling(self._step.update):
-            self._state, metrics = self._step.update(state)
+        state = add_gradients(self.program, self.state, self.frozen or {}, batches)
+        with compiling(self.program.update):
+            self.state, metrics = self.program.update(state)
         return metrics
 
-    def score(self, comparisons: Sequence[Comparison]) -> list[np.ndarray]:
-        """Rewards by the weights of now, one float32 array [K] a comparison.
+    def params(self) -> Params:
+        """All parameters of the model, adapters included."""
+        first = next(iter(self.program.groups))
+        return merge(self.program.inputs(self.state)[first], self.frozen or {})
 
-        Those of a list are tokenised once a run, and others each time.
-        """
-        held = isinstance(comparisons, list)
-        fresh = [one for one in comparisons if id(one) not in self._trees] if held else []
-        if fresh:
-            self._trees.update(zip(map(id, fresh), encode_by_processes(fresh, self.encode_here), strict=True))
-        scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(comparisons)
-        for batch in stream_scores(
-            comparisons,
-            encode=(lambda part: [self._trees[id(one)] for one in part]) if held else self.encode_here,
-            dispatch=self._rewards,
-            options=(stream_options if self.streams == STREAM_ATTENTION else shape_options)(
-                self.start.config, self.mesh, self.settings.batch.tokens
-            ),
-            divide=not held,
-            lanes=lanes(self.mesh),
-        ):
-            for index, row in zip(batch.indices, batch.scores, strict=True):
-                scores[index] = row
-        return scores
+    def export(self, folder: Path) -> None:
+        """Writes the weights of now as a Hugging Face folder, with adapters merged; a collective."""
+        settings, more = self.settings, self._more()
+        export_model(
+            self.params(),
+            self.start,
+            folder,
+            mesh=self.mesh,
+            dtype=settings.exported_dtype,
+            lora_scale=settings.lora_scale,
+            more=more,
+        )
 
-    def validate(self, held_out: Part) -> tuple[dict[str, float], float]:
+    def export_adapter(self, folder: Path) -> None:
+        """Writes the adapters, and any score head, of now for PEFT; a collective."""
+        more = self._more(adapter=True)
+        export_adapter(self.params(), self.start, folder, mesh=self.mesh, lora=self.settings.lora, more=more)
+
+    def _more(self, *, adapter: bool = False) -> Write:
+        """What writes the further files of an export."""
+        return lambda folder: None
+
+    def _load(self) -> dict[str, Any]:
+        """Read the starting weights; returns what each group starts with."""
+        sources, self.frozen = self._split(self.start.load(self.mesh))
+        return sources
+
+    def _load_frozen(self) -> None:
+        """Read what a checkpoint does not hold: nothing, where everything is trained."""
+        if self.settings.tuning == "full":
+            self.frozen = {}
+        else:
+            self._load()
+
+    def _resume(self, saved: SavedState) -> None:
+        if self.frozen is None:
+            self._load_frozen()
+        self.state = {}
+        self.state = self.program.resume(from_flat(self._saved, saved.arrays))
+
+
+class RewardTrainer(Trainer):
+    """A reward model in training.
+
+    Args:
+      settings: of the run.
+      start: the model.
+      mesh: devices.
+      data: what is known of the training data; without any, the users are those that `out` names.
+      out: the run folder.
+      lengths: of a run that was lengthened: see :func:`prb_jax.training.weights.learning_rate`.
+
+    Raises:
+      RunError, DataError, CheckpointError, MeshError: settings that this model or mesh cannot have.
+    """
+
+    settings: TrainSettings
+
+    def __init__(
+        self,
+        settings: TrainSettings,
+        start: Start,
+        *,
+        mesh: Mesh,
+        data: Sequence[OfUser],
+        out: Path,
+        lengths: Sequence[int] = (),
+    ) -> None:
+        self.lengths = lengths or (settings.steps,)
+        width = start.config.hidden_size
+        self.method = method_of_run(settings, data, out=out, width=width, lengths=self.lengths, mesh=mesh)
+        objective = RewardObjective(settings=settings, config=start.config, mesh=mesh, method=self.method)
+        program = make_reward_step(objective, lengths=self.lengths)
+        super().__init__(settings, start, program, objective.split)
+        self._rewards, self._take_rows = make_rewards(objective, program), make_take(objective, program)
+        self._gather = jax.jit(lambda tree: tree, out_shardings=replicated(mesh))
+        self.streams = trained_stream_attention(mesh, jnp.dtype(settings.dtype), settings.attention)
+        self.truncated: int | None = 0
+        self.view = TrainedView(settings.view, settings.method)
+        self.reader = Reader(
+            name=start.name, config=start.config, tokenizer=start.tokenizer, prompts=self.method
+        )
+
+    def begin_anew(self, trained: Params | None = None) -> None:
+        """Goes back to the starting point, or to other trained weights of :meth:`trained`, with a new optimiser."""
+        if trained is None or self.frozen is None:
+            weights = self._load()[WEIGHTS]
+            trained = weights if trained is None else trained
+        assert trained is not None
+        embedding = merge(trained, self.frozen or {})["embed"]
+        self.state = self.program.init({WEIGHTS: trained, USER: embedding})
+
+    def trained(self) -> Params:
+        """The weights that are trained, as they are now: float32 arrays of the host. Every process must ask for it."""
+        whole = self._gather(self.state[WEIGHTS]["params"])
+        return jax.tree.map(lambda leaf: np.asarray(leaf.addressable_data(0)), whole)
+
+    @property
+    def trained_parameters(self) -> int:
+        """How many parameters are trained."""
+        return _size(self.state[WEIGHTS]["params"]) + _size(self.state[USER].get("table"))
+
+    @property
+    def parameters(self) -> int:
+        """How many parameters the whole model has."""
+        return self.trained_parameters + _size(self.frozen)
+
+    def encode(self, examples: Examples) -> Examples:
+        """Add to training data what the model sees of it; how many were cut to fit is kept in `truncated`."""
+        comparisons, known = self._on_disk(examples), examples.known
+        if isinstance(comparisons, list):
+            trees: Sequence[Tree] = encode_by_processes(comparisons, self._encode_here)
+            self.truncated = sum(tree.truncation.any for tree in trees)
+        elif isinstance(comparisons, StoredComparisons):
+            store, places = comparisons.store, comparisons.places
+            self.truncated = int(store.truncated()[places].sum())
+            shapes = store.shapes()[places] + (self.method.tokens, 0, 0)
+            trees = TreesOnDemand(comparisons, self._encode_here, shapes=shapes)
+        else:
+            self.truncated = None  # not known before all of them are tokenised
+            trees = TreesOnDemand(comparisons, self._encode_here)
+        return Examples(known, known, trees=trees, weights=self._weights(known), rows=self.method.rows(known))
+
+    def encode_held_out(self, examples: Examples) -> Examples:
+        """Add to data for :meth:`validate` what the model sees of it; large data is tokenised each time."""
+        comparisons = self._on_disk(examples)
+        trees = encode_by_processes(comparisons, self._encode_here) if isinstance(comparisons, list) else ()
+        return replace(examples, comparisons=comparisons, trees=trees)
+
+    def step(self, batches: Sequence[Microbatch], rows: StepRows) -> Metrics:
+        """One step of the optimiser over its microbatches; the metrics are not waited for."""
+        if rows.ids.size:
+            self.state = self._take_rows(self.state, rows.ids)
+        return self.update(batches)
+
+    def validate(self, held_out: Examples) -> tuple[dict[str, float], float]:
         """Scores what is held out with the weights of now, through the same scorer that evaluates.
 
         Returns:
@@ -220,7 +264,7 @@ class Trainer:
         Raises:
           RunError: a score is not finite, naming the comparison.
         """
-        scores, comparisons = self.score(held_out.comparisons), held_out.known
+        scores, comparisons = self._score(held_out), held_out.known
         shape = (len(scores), max(len(row) for row in scores))
         rewards, labels = np.zeros((2, *shape), np.float32)
         mask, margin = np.zeros(shape, bool), np.zeros(len(scores), np.float32)
@@ -232,14 +276,8 @@ class Trainer:
             rewards[i, : len(row)], mask[i, : len(row)] = row, True
             labels[i, : len(row)] = comparison.labels
             margin[i] = comparison.margin or 0.0
-        settings = self.settings
-        weights = (
-            user_weights(comparisons) if settings.loss.user_weights else np.ones(len(scores), np.float32)
-        )
-        arrays = {"labels": labels, "mask": mask, "margin": margin, "weights": weights}
-        parts = _loss(
-            jnp.asarray(rewards), **{name: jnp.asarray(x) for name, x in arrays.items()}, config=settings.loss
-        )
+        arrays = {"labels": labels, "mask": mask, "margin": margin, "weights": self._weights(comparisons)}
+        parts = _loss(jnp.asarray(rewards), **jax.tree.map(jnp.asarray, arrays), config=self.settings.loss)
         rows = [
             ScoredRow(c.id, c.subset, c.user_id, row.tolist(), list(c.labels or ()))
             for c, row in zip(comparisons, scores, strict=True)
@@ -250,87 +288,69 @@ class Trainer:
             "accuracy": float(seen.wins.mean()),
             "margin": float(seen.margins.mean()),
         }
-        return numbers, numbers["loss"] if settings.validation.metric == "loss" else -numbers["accuracy"]
+        by_loss = self.settings.validation.metric == "loss"
+        return numbers, numbers["loss"] if by_loss else -numbers["accuracy"]
 
-    def _rewards(self, batch: Batch) -> jax.Array:
+    def _score(self, examples: Examples) -> list[np.ndarray]:
+        """Rewards by the weights of now, one float32 array [K] a comparison."""
+        known = (
+            dict(zip(map(id, examples.comparisons), examples.trees, strict=True)) if examples.trees else {}
+        )
+        scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(examples)
+        shaped = stream_options if self.streams == STREAM_ATTENTION else shape_options
+        for batch in stream_scores(
+            examples.comparisons,
+            encode=(lambda part: [known[id(one)] for one in part]) if known else self._encode_here,
+            dispatch=self._dispatch,
+            options=shaped(self.start.config, self.mesh, self.settings.batch.tokens),
+            divide=not known,
+            lanes=lanes(self.mesh),
+        ):
+            for index, row in zip(batch.indices, batch.scores, strict=True):
+                scores[index] = row
+        return scores
+
+    def _dispatch(self, batch: Batch) -> jax.Array:
         """float32 [B, K] or [S, M] for a batch of the host."""
-        assert self._frozen is not None
         if isinstance(batch, TreeBatch):
             users, shape = self.method.rows_of(batch), batch.response_lengths.shape
         else:  # the ids of the trees are the rows of their users
             users, shape = np.zeros(len(batch.reads), np.int32), batch.reads.shape
         blank, one = np.zeros(shape, np.float32), np.zeros(len(users), np.float32)
-        state = {**self._state, USER: self.method.for_everyone(self._state[USER])}
+        state = {**self.state, USER: self.method.for_everyone(self.state[USER])}
         extras = Extras(labels=blank, mask=blank > 0, margin=one, weights=one, users=users)
-        with compiling(self._reward_fn, *batch_sizes(batch)):
-            return self._reward_fn(state, self._frozen, *self._step.place(batch, extras))
+        with compiling(self._rewards, *batch_sizes(batch)):
+            return self._rewards(state, self.frozen or {}, *self.program.place(batch, extras))
 
-    def params(self) -> Params:
-        """All parameters, adapters included."""
-        assert self._frozen is not None
-        return merge(self._state[WEIGHTS]["params"], self._frozen)
+    def _weights(self, comparisons: Sequence[OfUser]) -> np.ndarray:
+        """float32 [n]: of each comparison in the loss."""
+        by_user = self.settings.loss.user_weights
+        return user_weights(comparisons) if by_user else np.ones(len(comparisons), np.float32)
 
-    def export(self, folder: Path) -> None:
-        """Writes the weights of now as a Hugging Face folder, with its view and the soft prompts of the users."""
-        table = self.method.host_table(self._state[USER])
-
-        def write_more(partial: Path) -> None:
-            self.view.save(partial)
-            self.method.save(partial, table)
-
-        export_model(
-            self.params(),
-            self.start.config,
-            folder,
-            raw_config=self.start.raw_config,
-            tokenizer=self.start.tokenizer,
-            tokenizer_folder=self.start.tokenizer_folder,
-            dtype=self.settings.export.dtype or self.settings.dtype,
-            mesh=self.mesh,
-            lora_scale=1.0 if self._lora is None else self._lora.scale,
-            extra=write_more,
+    def _on_disk(self, examples: Examples) -> Sequence[Any]:
+        """The comparisons; by their tokens, where these were prepared."""
+        if examples.prepared is None:
+            return examples.comparisons
+        (folder, split), comparisons = examples.prepared, examples.comparisons
+        assert isinstance(comparisons, Joined)
+        stored = stored_comparisons(
+            folder, self.reader, self.settings.view, split=split, places=comparisons.places
         )
+        return comparisons if stored is None else stored
 
-    def export_adapter(self, folder: Path) -> None:
-        """Writes the adapters and the head of now for PEFT."""
-        assert self._lora is not None
-        export_adapter(
-            self.params(),
-            self.start.config,
-            folder,
-            lora=self._lora,
-            base=self.start.name,
-            tokenizer=self.start.tokenizer,
-            tokenizer_folder=self.start.tokenizer_folder,
-            mesh=self.mesh,
-            extra=self.view.save,
-        )
-
-    def encode_here(self, comparisons: Sequence[Comparison]) -> list[Tree]:
+    def _encode_here(self, comparisons: Sequence[Comparison]) -> list[Tree]:
         """What the model sees of comparisons; of several processes this one alone makes it."""
         return self.reader.encode(comparisons, view=self.settings.view)
 
-    def _split(self, params: Params) -> tuple[Params, Params]:
-        settings = self.settings
-        return split_params(params, tuning=settings.tuning, lora=self._lora, seed=settings.seed)
+    def _more(self, *, adapter: bool = False) -> Write:
+        table = None if adapter else self.method.host_table(self.state[USER])
 
-    def _saved_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        return flat_arrays(self._kept(self._abstract))
+        def write(folder: Path) -> None:
+            self.view.save(folder)
+            if table is not None:
+                self.method.save(folder, table)
 
-    def _take(self, arrays: Mapping[str, jax.Array]) -> None:
-        """Goes to the state of a checkpoint; frozen weights are loaded if they are not there yet."""
-        if self._frozen is None:
-            # Where everything is trained, the starting weights are no longer needed.
-            full = self.settings.tuning == "full"
-            self._frozen = {} if full else self._split(self.start.load(self.mesh))[1]
-        saved = from_flat(self._kept(self._abstract), arrays)
-        saved[USER] = self.method.resume(saved.get(USER, {}))
-        sums = sums_of(self._state) if self._state else empty_sums(self._step, self._abstract)
-        self._state = {**saved, **sums}
-
-    def _kept(self, state: TrainState) -> TrainState:
-        """What a checkpoint holds of a state: not the sums and rows of a step, which each step makes anew."""
-        return {WEIGHTS: state[WEIGHTS], "step": state["step"], USER: self.method.kept(state[USER])}
+        return write
 
 
 def _size(tree: Any) -> int:

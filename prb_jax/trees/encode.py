@@ -23,10 +23,9 @@ import numpy as np
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import DataError, quote
 from prb_jax.text.pair_tokenizer import PairTokenizer
-from prb_jax.text.protocol import FACTS, TextProtocol
 from prb_jax.text.tokenizer import ChatTokenizer, RenderError
 from prb_jax.text.view import View
-from prb_jax.text.visible import Visible, render_profile, visible
+from prb_jax.text.visible import TextProtocol, Visible, render_profile, visible
 from prb_jax.trees.shorten import TooLongError, shorten_prompt, shortest_prompts
 from prb_jax.trees.tree import Tree, Truncation, build_tree
 
@@ -39,17 +38,6 @@ ESTIMATE_SLACK = 8
 
 SHORT = "."
 """A response that stands in the place of a long one while prompts are measured."""
-
-
-def encode_comparison(
-    comparison: Comparison,
-    tokenizer: ChatTokenizer | PairTokenizer,
-    *,
-    view: View,
-    pad_token_id: int | None = None,
-) -> Tree:
-    """The tree of one comparison; `encode_comparisons` for many is faster and gives the same."""
-    return encode_comparisons([comparison], tokenizer, view=view, pad_token_id=pad_token_id)[0]
 
 
 def encode_comparisons(
@@ -94,8 +82,7 @@ def encode_each(
     Raises:
       DataError: for what else is wrong.
     """
-    facts = FACTS[view.protocol]
-    encoder = _Encoder(tokenizer, view, view.max_length or facts.max_length)
+    encoder = _Encoder(tokenizer, view, view.max_length or view.protocol.max_length)
     for start in range(0, len(comparisons), CHUNK_ROWS):
         chunk = comparisons[start : start + CHUNK_ROWS]
         if view.protocol is TextProtocol.PAPER:
@@ -143,7 +130,7 @@ class _Encoder:
         while active:
             seen = [self._visible(row.comparison, row.posts) for row in active]
             encoded = self._encode([row.comparison for row in active], seen)
-            refused = []
+            refused: list[_Row] = []
             for row, sequences in zip(active, encoded, strict=True):
                 if self.limit is None or longest(sequences) <= self.limit:
                     row.fitting, row.sequences = row.posts, sequences

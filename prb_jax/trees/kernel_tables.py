@@ -1,6 +1,6 @@
 """Packed streams as a kernel for TPUs takes them: what a query sees, in one number, and which blocks meet.
 
-The kernel (:mod:`prb_jax.models.attention.stream_splash`) hands its mask one number for each query, and knows the place
+The kernel (:mod:`prb_jax.models.attention.splash`) hands its mask one number for each query, and knows the place
 of each key. The trees of a stream share nothing, so a query sees its tree up to itself but for one run of places: the
 responses between the prefix and its own. How far back its own response begins, and how long that run is, are packed
 into 32 bits beside the place of the query. Where they do not fit, responses begin at multiples of a unit, and only
@@ -29,17 +29,13 @@ LANES = 128
 
 @dataclass(frozen=True)
 class KernelLayout:
-    """The static facts of streams that a kernel reads.
+    """The static facts of streams that a kernel reads."""
 
-    Attributes:
-      longest: tokens of the trees for which the tables have room; with longer ones they are as wide as can be.
-      unit: prefixes end, and responses begin, at places that are a multiple of it: a power of two.
-      block: queries, and keys, of a step of the kernel.
-    """
-
-    longest: int
-    unit: int = 1
-    block: int = BLOCK
+    longest: (
+        int  # tokens of the trees for which the tables have room; with longer ones they are as wide as can be
+    )
+    unit: int = 1  # prefixes end, and responses begin, at places that are a multiple of it: a power of two
+    block: int = BLOCK  # queries, and keys, of a step of the kernel
 
     def width(self, tokens: int) -> int:
         """Return the most blocks that meet a block, in a stream of so many tokens."""
@@ -76,22 +72,16 @@ class KernelLayout:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KernelTable:
-    """What a kernel needs to know of S streams of N tokens, in blocks of Q queries or keys. int32 arrays.
+    """What a kernel needs to know of S streams of N tokens, in blocks of Q queries or keys. int32 arrays."""
 
-    Attributes:
-      packed: [S, N], what each query sees, see :meth:`KernelLayout.unpack`.
-      trees: [S, N], where the tree of each token begins; each token of padding is a tree.
-      keys: [S, N / Q, W], for each block of queries the blocks of keys that it visits, or fetches for later.
-      key_steps: the same shape, 1 where a block is visited.
-      queries, query_steps: [S, W, N / Q], the same seen from the blocks of keys.
-      layout: static.
-    """
-
-    packed: np.ndarray | jax.Array
-    trees: np.ndarray | jax.Array
+    packed: np.ndarray | jax.Array  # [S, N], what each query sees, see :meth:`KernelLayout.unpack`
+    trees: (
+        np.ndarray | jax.Array
+    )  # [S, N], where the tree of each token begins; each token of padding is a tree
     keys: np.ndarray | jax.Array
-    key_steps: np.ndarray | jax.Array
-    queries: np.ndarray | jax.Array
+    """[S, N / Q, W], for each block of queries the blocks of keys that it visits, or fetches for later."""
+    key_steps: np.ndarray | jax.Array  # the same shape, 1 where a block is visited
+    queries: np.ndarray | jax.Array  # [S, W, N / Q], the same seen from the blocks of keys
     query_steps: np.ndarray | jax.Array
     layout: KernelLayout = field(metadata={"static": True})
 

@@ -22,7 +22,7 @@ from prb_jax.errors import short_repr
 from prb_jax.trees.kernel_tables import BLOCK as KERNEL_BLOCK
 from prb_jax.trees.kernel_tables import LANES, KernelLayout, choose_unit
 from prb_jax.trees.shapes import round_up
-from prb_jax.trees.stream_blocks import BLOCK
+from prb_jax.trees.stream_tables import BLOCK
 from prb_jax.trees.tree import Tree, common_run
 
 LEAST_SHARED = 48
@@ -42,31 +42,22 @@ class StreamShape:
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """How streams are shaped.
+    """How streams are shaped."""
 
-    Attributes:
-      tokens: of a stream, about.
-      streams: of a batch: one for each part that the mesh splits it into.
-      block: a stream's length is a multiple of this.
-      window: of the model's sliding layers, if it has any.
-      paged: attention is a kernel that reads pages, see :mod:`prb_jax.trees.stream_pages`.
-      kernel: attention is the splash kernel, see :mod:`prb_jax.trees.kernel_tables`: nothing is shared.
-      share: beginnings that comparisons have in common are computed once.
-      program_cost: what compiling one more program costs, in tokens of the model: a few streams that are less full than
-        the others are made shorter where this saves more. None where all streams of a shape have one length.
-      fixed: the shapes to be used, the smallest first, and no others but for trees that fit none: the shapes that a
-        server has compiled before its first request.
-    """
-
-    tokens: int
-    streams: int = 1
-    block: int = BLOCK
-    window: int | None = None
-    paged: bool = False
+    tokens: int  # of a stream, about
+    streams: int = 1  # of a batch: one for each part that the mesh splits it into
+    block: int = BLOCK  # a stream's length is a multiple of this
+    window: int | None = None  # of the model's sliding layers, if it has any
+    paged: bool = False  # attention is a kernel that reads pages, see :mod:`prb_jax.trees.stream_tables`
     kernel: KernelLayout | None = None
-    share: bool = True
+    """Attention is the splash kernel, see :mod:`prb_jax.trees.kernel_tables`: nothing is shared."""
+    share: bool = True  # beginnings that comparisons have in common are computed once
     program_cost: int | None = None
+    """What compiling one more program costs, in tokens of the model: a few streams that are less full than the others
+    are made shorter where this saves more. None where all streams of a shape have one length."""
     fixed: tuple[StreamShape, ...] = ()
+    """The shapes to be used, the smallest first, and no others but for trees that fit none: those that a server has
+    compiled before its first request."""
 
 
 def for_kernel(options: StreamOptions, trees: Sequence[Tree]) -> StreamOptions:
@@ -82,19 +73,12 @@ def for_kernel(options: StreamOptions, trees: Sequence[Tree]) -> StreamOptions:
 
 @dataclass(frozen=True)
 class PackedStream:
-    """The trees of one stream, in the order in which they stand there.
+    """The trees of one stream, in the order in which they stand there."""
 
-    Attributes:
-      shape: of the stream; the streams of a batch have the same.
-      members: positions in the list of trees that was packed, in the order of their prefixes.
-      shared: how many tokens each one begins with that the one before has computed already.
-      tokens: of all, shared ones once.
-    """
-
-    shape: StreamShape
-    members: tuple[int, ...]
-    shared: tuple[int, ...]
-    tokens: int
+    shape: StreamShape  # the streams of a batch have the same
+    members: tuple[int, ...]  # positions in the list of trees that was packed, in the order of their prefixes
+    shared: tuple[int, ...]  # how many tokens each one begins with that the one before has computed already
+    tokens: int  # of all, shared ones once
 
     __repr__ = short_repr
 
@@ -153,39 +137,28 @@ def coarse_length(tokens: int, block: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class SortedTrees:
-    """Trees in the order of their prefixes.
+    """Trees in the order of their prefixes. int64 [n] arrays."""
 
-    Attributes:
-      order: int64 [n], the index of the tree at each place.
-      tokens: int64 [n], tokens of the tree at each place, computed alone; equal responses count once, but for trees of
-        a kernel, of which these are the places that they take.
-      reads: int64 [n], its responses.
-      shared: int64 [n], how many tokens it begins with that the tree at the place before begins with too; 0
-        where that is fewer than :data:`LEAST_SHARED` and not the whole prefix of both, and at place 0.
-    """
-
-    order: np.ndarray
+    order: np.ndarray  # the index of the tree at each place
     tokens: np.ndarray
-    reads: np.ndarray
+    """Tokens of the tree at each place, computed alone; equal responses count once, but for trees of a kernel, of which
+    these are the places that they take."""
+    reads: np.ndarray  # its responses
     shared: np.ndarray
+    """How many tokens it begins with that the tree at the place before begins with too; 0 where that is fewer than
+    :data:`LEAST_SHARED` and not the whole prefix of both, and at place 0."""
 
     __repr__ = short_repr
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Trees that go into one stream together: a run of places of :class:`SortedTrees`.
-
-    Attributes:
-      start, stop: the places.
-      tokens: that they need, shared beginnings once.
-      reads: their responses.
-    """
+    """Trees that go into one stream together: a run of places of :class:`SortedTrees`."""
 
     start: int
     stop: int
-    tokens: int
-    reads: int
+    tokens: int  # that they need, shared beginnings once
+    reads: int  # their responses
 
 
 def sort_trees(trees: Sequence[Tree], options: StreamOptions) -> SortedTrees:
@@ -223,9 +196,9 @@ def divide(trees: SortedTrees, *, most_tokens: int, most_reads: int) -> list[Uni
     Trees without a common beginning are never in one unit. A beginning whose trees do not fit together is
     repeated; so is nothing else. A single tree that does not fit is a unit of its own all the same.
     """
-    tokens_before = np.concatenate([[0], np.cumsum(trees.tokens)])
-    reads_before = np.concatenate([[0], np.cumsum(trees.reads)])
-    shared_before = np.concatenate([[0], np.cumsum(trees.shared)])
+    tokens_before, reads_before, shared_before = (
+        np.concatenate([[0], np.cumsum(counts)]) for counts in (trees.tokens, trees.reads, trees.shared)
+    )
     most = StreamShape(most_tokens, most_reads)
 
     def unit(start: int, stop: int) -> Unit:
@@ -284,7 +257,7 @@ def balanced(bins: list[list[Unit]], shape: StreamShape) -> list[list[Unit]]:
     tokens; the same bins where this finds no place for a unit."""
     room = np.tile(np.asarray([shape.tokens, shape.reads], np.int64), (len(bins), 1))
     even: list[list[Unit]] = [[] for _ in bins]
-    for unit in _largest_first(itertools.chain(*bins)):
+    for unit in _largest_first([unit for units in bins for unit in units]):
         need = unit.tokens, unit.reads
         fits = (room >= need).all(axis=1)
         if not fits.any():
@@ -299,25 +272,30 @@ def _short(bins: list[list[Unit]], shape: StreamShape, options: StreamOptions) -
     """A shorter shape for those of a few streams that fit it, where it saves more tokens than its program costs."""
     if options.program_cost is None or not 1 < len(bins) <= _FEW:
         return ()
-    filled = [round_up(sum(unit.tokens for unit in units), options.block) for units in bins]
+    filled = [round_up(total_tokens(units), options.block) for units in bins]
     saved = {
         short: sum(shape.tokens - short for tokens in filled if tokens <= short) for short in sorted(filled)
     }
     short = max(saved, key=saved.__getitem__)
-    if saved[short] <= options.program_cost:
-        return ()
-    return (StreamShape(short, min(short, shape.reads)),)
+    return (StreamShape(short, min(short, shape.reads)),) if saved[short] > options.program_cost else ()
 
 
-def _largest_first(units: itertools.chain[Unit] | Sequence[Unit]) -> list[Unit]:
+def _largest_first(units: Sequence[Unit]) -> list[Unit]:
     return sorted(units, key=lambda unit: (-unit.tokens, unit.start))
 
 
+def total_tokens(units: Sequence[Unit]) -> int:
+    """Tokens that units need together."""
+    return sum(unit.tokens for unit in units)
+
+
+def total_reads(units: Sequence[Unit]) -> int:
+    """Read places of units together."""
+    return sum(unit.reads for unit in units)
+
+
 def _fit(units: Sequence[Unit], shape: StreamShape) -> bool:
-    return (
-        sum(unit.tokens for unit in units) <= shape.tokens
-        and sum(unit.reads for unit in units) <= shape.reads
-    )
+    return total_tokens(units) <= shape.tokens and total_reads(units) <= shape.reads
 
 
 def _packed(trees: SortedTrees, units: Sequence[Unit], shape: StreamShape) -> PackedStream:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-Sides = tuple[int, int, int]
+from prb_jax.trees.batches import Sides
 
 # More levels than these change the cost by little and the search time by much.
 MAX_K_LEVELS = 4
@@ -29,26 +29,22 @@ MAX_SWEEPS = 6
 class ShapeOptions:
     """How shapes are chosen, and what they cost: all costs are in tokens of the program that runs them.
 
-    Attributes:
-      tokens_per_batch: padded tokens of a batch stay at or below this where `divisor` rows allow it.
-      divisor: rows of a batch are a multiple of it: the number of parts that the mesh splits a batch into.
-      multiple: P and R are multiples of this (16 is fine on CPU and GPU, 128 suits TPU kernels).
-      max_buckets: most shapes, and so compiles, for the lengths that they are chosen from.
-      attention_length: context length at which attention costs as much as the rest of the model.
-      compile_cost: of one more shape: seconds of a compile times tokens per second. Little data leads to few shapes.
-      batch_cost: of starting one more batch; by default so much that there are as few as possible.
-
     Raises:
       ValueError: a number that must be positive is not.
     """
 
-    tokens_per_batch: int
-    divisor: int = 1
-    multiple: int = 16
-    max_buckets: int = 8
-    attention_length: int = 8_192
+    tokens_per_batch: int  # padded tokens of a batch stay at or below this where `divisor` rows allow it
+    divisor: int = (
+        1  # rows of a batch are a multiple of it: the number of parts that the mesh splits a batch into
+    )
+    multiple: int = 16  # P and R are multiples of this (16 is fine on CPU and GPU, 128 suits TPU kernels)
+    max_buckets: int = 8  # most shapes, and so compiles, for the lengths that they are chosen from
+    attention_length: int = 8_192  # context length at which attention costs as much as the rest of the model
     compile_cost: float = 32_768
-    batch_cost: int = 1 << 40
+    """Of one more shape: seconds of a compile times tokens per second. Little data leads to few shapes."""
+    batch_cost: int = (
+        1 << 40
+    )  # of starting one more batch; by default so much that there are as few as possible
 
     def __post_init__(self) -> None:
         for name in ("tokens_per_batch", "divisor", "multiple", "max_buckets", "attention_length"):
@@ -133,18 +129,18 @@ def refine(
     least = options.total(costs, counts, current)
     for _ in range(MAX_SWEEPS):
         before = least
-        for b in range(len(current)):
-            for side in range(3):
-                for value in values[side]:
-                    sides = list(current[b])
-                    sides[side] = int(value)
-                    moved = (sides[0], sides[1], sides[2])
-                    trial = [*current[:b], moved, *current[b + 1 :]]
-                    trial_costs = costs.copy()
-                    trial_costs[b] = options.row_cost(cells, moved)
-                    total = options.total(trial_costs, counts, trial)
-                    if total < least:
-                        current, costs, least = trial, trial_costs, total
+        moves = (
+            (b, side, int(value)) for b in range(len(current)) for side in range(3) for value in values[side]
+        )
+        for b, side, value in moves:
+            sides = [*current[b]]
+            sides[side] = value
+            moved = (sides[0], sides[1], sides[2])
+            trial, trial_costs = [*current[:b], moved, *current[b + 1 :]], costs.copy()
+            trial_costs[b] = options.row_cost(cells, moved)
+            total = options.total(trial_costs, counts, trial)
+            if total < least:
+                current, costs, least = trial, trial_costs, total
         if least == before:
             break
     return tuple(sorted(set(current)))

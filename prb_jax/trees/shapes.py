@@ -16,67 +16,32 @@ from dataclasses import dataclass
 import numpy as np
 
 from prb_jax.errors import short_repr
-from prb_jax.trees.mask import TreeLayout
-from prb_jax.trees.shape_search import ShapeOptions, Sides, refine, split_by_k
-
-__all__ = [
-    "Bucket",
-    "PaddedBatch",
-    "ShapeOptions",
-    "Shapes",
-    "choose_shapes",
-    "fixed_shapes",
-    "length_steps",
-    "round_up",
-]
+from prb_jax.trees.batches import Bucket, Sides
+from prb_jax.trees.shape_search import ShapeOptions, refine, split_by_k
 
 STEPS = (*range(16, 160, 8), *range(160, 256, 16), *range(256, 513, 32))
 
 
-@dataclass(frozen=True, order=True)
-class Bucket(TreeLayout):
-    """A fixed shape that trees are padded to; buckets are ordered by P, K and R."""
-
-    @property
-    def sides(self) -> Sides:
-        """(P, K, R)."""
-        return self.prefix, self.responses, self.response_length
-
-    def fits(self, shape: Sides) -> bool:
-        """Whether a tree of this shape (p, K, r) can be padded to the bucket."""
-        return shape[0] <= self.prefix and shape[1] <= self.responses and shape[2] <= self.response_length
-
-
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Which trees make up one batch.
-
-    Attributes:
-      bucket: its shape.
-      rows: its number of rows B; those beyond `members` are empty.
-      members: indices of the trees, at most `rows`.
-    """
+    """Which trees make up one batch."""
 
     bucket: Bucket
-    rows: int
-    members: tuple[int, ...]
+    rows: int  # B; those beyond `members` are empty
+    members: tuple[int, ...]  # indices of the trees, at most `rows`
 
     __repr__ = short_repr
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """A short list of fixed shapes of batches.
+    """A short list of fixed shapes of batches."""
 
-    Attributes:
-      rows: of the batches of each bucket: one size for each, so that compiles are buckets used.
-      options: as for the choice.
-      fill: whether rows left over in a larger bucket are filled with trees that wait for a smaller one.
-    """
-
-    rows: Mapping[Bucket, int]
+    rows: Mapping[
+        Bucket, int
+    ]  # of the batches of each bucket: one size for each, so that compiles are buckets used
     options: ShapeOptions
-    fill: bool = False
+    fill: bool = False  # rows left over in a larger bucket are filled with trees that wait for a smaller one
 
     def batches(self, lengths: Sequence[Sides] | np.ndarray, members: Sequence[int]) -> list[PaddedBatch]:
         """Put trees into batches: the largest bucket first, so that one that exceeds the memory shows at once.

@@ -10,6 +10,7 @@ import numpy as np
 from prb_jax.trees.packing import (
     PackedBatch,
     PackedStream,
+    SortedTrees,
     StreamOptions,
     StreamShape,
     Unit,
@@ -20,6 +21,8 @@ from prb_jax.trees.packing import (
     in_batches,
     pack_streams,
     sort_trees,
+    total_reads,
+    total_tokens,
 )
 from prb_jax.trees.shapes import round_up
 from prb_jax.trees.tree import Tree
@@ -72,14 +75,13 @@ def choose_stream_shape(trees: Sequence[Tree], options: StreamOptions, *, whole:
     for length in lengths:
         if best is not None and cost(-(-needed // length), length) >= best[0]:
             continue  # not even without a gap
-        units = divide(ordered, most_tokens=length, most_reads=length)
-        bins = first_fit([unit for unit in units if unit.tokens <= length], StreamShape(length, length))
+        bins = _bins(ordered, length)
         if whole and length >= options.tokens // 2:  # lengths are tried in steps of two blocks there
             length = _cut_to_fullest([bins], length, options.block)
         total = cost(len(bins), length)
         # Also those of the balanced streams, by which the length was cut: some have more places than any before.
         even = balanced(bins, StreamShape(length, length))
-        reads = max((sum(unit.reads for unit in units) for units in [*bins, *even]), default=1)
+        reads = max((total_reads(units) for units in [*bins, *even]), default=1)
         if bins and (best is None or total < best[0]):
             best = total, length, reads
     if best is None:  # nothing is usual
@@ -121,18 +123,9 @@ def choose_step_shapes(
     best: tuple[float, tuple[int, ...]] | None = None
     reads = 1
     for tried in _trained_lengths(largest, most, options.block):
-        bins_of_steps: list[list[list[Unit]]] = []
-        for trees in ordered:
-            units = divide(trees, most_tokens=tried, most_reads=tried)
-            fitting = [unit for unit in units if unit.tokens <= tried]
-            bins_of_steps.append(first_fit(fitting, StreamShape(tried, tried)))
-        filled = [
-            np.asarray([sum(unit.tokens for unit in units) for units in bins], np.int64)
-            for bins in bins_of_steps
-        ]
-        reads = max(
-            reads, *(sum(unit.reads for unit in units) for bins in bins_of_steps for units in bins), 1
-        )
+        bins_of_steps = [_bins(trees, tried) for trees in ordered]
+        filled = [np.asarray([total_tokens(units) for units in bins], np.int64) for bins in bins_of_steps]
+        reads = max(reads, *(total_reads(units) for bins in bins_of_steps for units in bins), 1)
         for small in (0, *_trained_lengths(1, tried, options.block)[:-1]) if most_shapes > 1 else (0,):
             # Lengths are tried in coarse steps.
             length = tried if small else _cut_to_fullest(bins_of_steps, tried, options.block)
@@ -173,6 +166,12 @@ def pack_step(
     return batches
 
 
+def _bins(trees: SortedTrees, length: int) -> list[list[Unit]]:
+    """The units of streams of this length; trees that are longer are left out."""
+    units = divide(trees, most_tokens=length, most_reads=length)
+    return first_fit([unit for unit in units if unit.tokens <= length], StreamShape(length, length))
+
+
 def _scored_lengths(largest: int, options: StreamOptions) -> list[int]:
     """The lengths of streams that are tried: about the usual one, and longer for larger trees."""
     top = 2 * options.tokens
@@ -206,7 +205,7 @@ def _cut_to_fullest(bins_of_steps: Sequence[list[list[Unit]]], length: int, bloc
     """
     shape = StreamShape(length, length)
     fullest = max(
-        (sum(unit.tokens for unit in units) for bins in bins_of_steps for units in balanced(bins, shape)),
+        (total_tokens(units) for bins in bins_of_steps for units in balanced(bins, shape)),
         default=1,
     )
     cut = min(length, round_up(fullest, block))

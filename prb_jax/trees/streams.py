@@ -26,8 +26,7 @@ from prb_jax.sharding import batch_sharding
 from prb_jax.trees.kernel_tables import KernelTable, kernel_table
 from prb_jax.trees.packing import PackedBatch, PackedStream, StreamOptions
 from prb_jax.trees.shapes import round_up
-from prb_jax.trees.stream_blocks import BlockTable, block_table
-from prb_jax.trees.stream_pages import PageTable, page_table
+from prb_jax.trees.stream_tables import BlockTable, PageTable, block_table, page_table
 from prb_jax.trees.tree import Tree
 
 
@@ -37,45 +36,37 @@ class StreamBatch:
     """S streams of N tokens with M read places each. A JAX pytree of int32 arrays.
 
     Padding stands at the end of a stream: token 0 at position 0, which only sees itself. Unused read places are 0.
-
-    Attributes:
-      tokens: [S, N] token ids.
-      positions: [S, N], of each token in its conversation.
-      until: [S, N]: a token is seen from its own place up to this one, exclusive.
-      previous: [S, N], the place of the token before it in its conversation; -1 for a first one.
-      reads: [S, M], places of the tokens whose states give the scores.
-      ends: [S, M], places of the last tokens of the same conversations.
-      blocks: which blocks meet in attention, for a program or a kernel; None where it reads pages.
-      window_blocks: the same in layers with a sliding window; None for a model without any too.
-      pages: the pages that a kernel reads; None where attention goes block by block.
     """
 
-    tokens: np.ndarray | jax.Array
-    positions: np.ndarray | jax.Array
-    until: np.ndarray | jax.Array
-    previous: np.ndarray | jax.Array
-    reads: np.ndarray | jax.Array
-    ends: np.ndarray | jax.Array
+    tokens: np.ndarray | jax.Array  # [S, N] token ids
+    positions: np.ndarray | jax.Array  # [S, N], of each token in its conversation
+    until: np.ndarray | jax.Array  # [S, N]: a token is seen from its own place up to this one, exclusive
+    previous: (
+        np.ndarray | jax.Array
+    )  # [S, N], the place of the token before it in its conversation; -1 for a first one
+    reads: np.ndarray | jax.Array  # [S, M], places of the tokens whose states give the scores
+    ends: np.ndarray | jax.Array  # [S, M], places of the last tokens of the same conversations
     blocks: BlockTable | KernelTable | None
+    """Which blocks meet in attention, for a program or a kernel; None where it reads pages."""
     window_blocks: BlockTable | KernelTable | None
-    pages: PageTable | None = None
+    """The same in layers with a sliding window; None for a model without any too."""
+    pages: PageTable | None = None  # the pages that a kernel reads; None where attention goes block by block
 
     __repr__ = short_repr
+
+    def table(self, window: int | None) -> BlockTable | KernelTable | None:
+        """Which blocks meet in layers with this window, or without any."""
+        return self.blocks if window is None else self.window_blocks
 
 
 def stream_batch_shardings(mesh: Mesh, *, windows: bool, paged: bool = False) -> StreamBatch:
     """The sharding of each array of a batch whose streams are dealt over the mesh, as :func:`jax.jit` takes them."""
     flat, table = batch_sharding(mesh, 2), batch_sharding(mesh, 3)
-    names = ("tokens", "positions", "until", "previous", "reads", "ends")
-    arrays: dict[str, Any] = dict.fromkeys(names, flat)
-    blocks: Any = BlockTable
-    pages: Any = PageTable
-    return StreamBatch(
-        **arrays,
-        blocks=None if paged else blocks(table, table),
-        window_blocks=blocks(table, table) if windows and not paged else None,
-        pages=pages(tokens=table, pages=table, keys=flat, starts=flat, sequences=flat) if paged else None,
-    )
+    arrays: Any = (flat,) * 6
+    blocks: Any = (BlockTable(table, table), BlockTable(table, table) if windows else None)  # pyright: ignore[reportArgumentType]
+    if paged:
+        blocks = (None, None, PageTable(table, table, flat, flat, flat))  # pyright: ignore[reportArgumentType]
+    return StreamBatch(*arrays, *blocks)
 
 
 def make_stream_batch(trees: Sequence[Tree], packed: PackedBatch, options: StreamOptions) -> StreamBatch:
@@ -96,6 +87,13 @@ def make_stream_batch(trees: Sequence[Tree], packed: PackedBatch, options: Strea
     streams = [*packed, *[empty] * (options.streams - len(packed))]
     laid = [_lay(trees, stream, 1 if kernel is None else kernel.unit) for stream in streams]
     arrays: dict[str, Any] = {name: np.stack([stream[name] for stream, _ in laid]) for name in laid[0][0]}
+    if options.paged:
+        pages = [
+            page_table(stream["previous"], stream["positions"], used, runs=shape.reads)
+            for stream, used in laid
+        ]
+        stacked = {name: np.stack([table[name] for table in pages]) for name in pages[0]}
+        return StreamBatch(**arrays, blocks=None, window_blocks=None, pages=PageTable(**stacked))
 
     def table(window: int | None) -> BlockTable | KernelTable:
         if kernel is not None:
@@ -106,30 +104,16 @@ def make_stream_batch(trees: Sequence[Tree], packed: PackedBatch, options: Strea
         ]
         return BlockTable(*(np.stack(part) for part in zip(*tables, strict=True)))
 
-    def pages() -> PageTable:
-        tables = [
-            page_table(stream["previous"], stream["positions"], used, runs=shape.reads)
-            for stream, used in laid
-        ]
-        return PageTable(**{name: np.stack([table[name] for table in tables]) for name in tables[0]})
-
-    blocks = not options.paged
-    return StreamBatch(
-        **arrays,
-        blocks=table(None) if blocks else None,
-        window_blocks=table(options.window) if blocks and options.window is not None else None,
-        pages=pages() if options.paged else None,
-    )
+    in_window = None if options.window is None else table(options.window)
+    return StreamBatch(**arrays, blocks=table(None), window_blocks=in_window)
 
 
 def _lay(trees: Sequence[Tree], stream: PackedStream, unit: int) -> tuple[dict[str, np.ndarray], int]:
     """The arrays of one stream, and how many tokens it has. With a ``unit`` beyond 1, prefixes end and responses begin
     at its multiples."""
     shape = stream.shape
-    if (
-        stream.tokens > shape.tokens
-        or sum(len(trees[index].responses) for index in stream.members) > shape.reads
-    ):
+    count = sum(len(trees[index].responses) for index in stream.members)
+    if stream.tokens > shape.tokens or count > shape.reads:
         raise ValueError(f"trees of {stream.tokens} tokens do not fit a stream of {shape}")
     tokens, positions = np.zeros((2, shape.tokens), np.int32)
     until = np.arange(1, shape.tokens + 1, dtype=np.int32)

@@ -64,33 +64,23 @@ CHECKED_BY_TREE: Final = ("pages", "tokens")
 
 @dataclass(frozen=True, slots=True)
 class TokenisedComparison:
-    """A comparison by its tokens, in place of its text.
+    """A comparison by its tokens, in place of its text."""
 
-    Attributes:
-      id, user_id: as of `prb_jax.data.comparison.Comparison`.
-      tree: its tokens.
-    """
-
-    id: str
+    id: str  # this and the user as of `prb_jax.data.comparison.Comparison`
     user_id: str | None
     tree: Tree
 
 
 @dataclass(frozen=True)
 class TokenStore:
-    """An open store.
-
-    Attributes:
-      path: its folder.
-      key: what decides the trees: tokenizer, template, protocol, posts, longest conversation.
-      data: what they were made of, as `describe_source` says it.
-      arrays: by the names in `COLUMNS`, memory-mapped.
-    """
+    """An open store."""
 
     path: Path
-    key: Mapping[str, Any]
-    data: Any
-    arrays: Mapping[str, np.ndarray] = field(repr=False)
+    key: Mapping[
+        str, Any
+    ]  # what decides the trees: tokenizer, template, protocol, posts, longest conversation
+    data: Any  # what they were made of, as `describe_source` says it
+    arrays: Mapping[str, np.ndarray] = field(repr=False)  # by the names in `COLUMNS`, memory-mapped
 
     __repr__ = short_repr
 
@@ -175,13 +165,10 @@ def open_store(path: Path) -> TokenStore:
             raise DataError(f"{file}: changed since it was prepared; {AGAIN}")
     count = len(arrays["prefix_lengths"])
     responses = len(arrays["response_lengths"])
-    ends = {
-        "page_starts": "page_numbers",
-        "token_starts": "tokens",
-        "response_starts": "read",
-        "id_starts": "ids",
-    }
-    for starts, values in ends.items():
+    ends = ("page_numbers", "tokens", "read", "ids")
+    for starts, values in zip(
+        ("page_starts", "token_starts", "response_starts", "id_starts"), ends, strict=True
+    ):
         if len(arrays[starts]) != count + 1 or int(arrays[starts][-1]) != len(arrays[values]):
             raise DataError(f"{path / starts}.npy: does not belong to {values}.npy; {AGAIN}")
     if count == 0 or found.get("comparisons") != count or len(arrays["labels"]) != responses:

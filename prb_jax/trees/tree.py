@@ -18,18 +18,12 @@ from prb_jax.errors import short_repr
 
 @dataclass(frozen=True)
 class Truncation:
-    """What was left out of one comparison so that it fits its length limit.
+    """What was left out of one comparison so that it fits its length limit."""
 
-    Attributes:
-      posts_dropped: whole profile posts, counted from the end of the ranked profile.
-      prompt_tokens_dropped: tokens by which the rest of the prompt was shortened.
-      response_tokens_dropped: response tokens lost, summed over the K responses (only the `paper`
-        protocol ever cuts a response).
-    """
-
-    posts_dropped: int = 0
-    prompt_tokens_dropped: int = 0
+    posts_dropped: int = 0  # whole profile posts, counted from the end of the ranked profile
+    prompt_tokens_dropped: int = 0  # tokens by which the rest of the prompt was shortened
     response_tokens_dropped: int = 0
+    """Response tokens lost, summed over the K responses (only the `paper` protocol ever cuts a response)."""
 
     @property
     def any(self) -> bool:
@@ -39,20 +33,13 @@ class Truncation:
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """One comparison in tokens.
+    """One comparison in tokens."""
 
-    Attributes:
-      prefix: int32 [p], shared by all responses; p may be 0.
-      responses: K arrays int32 [r_k], r_k >= 1; `prefix` followed by `responses[k]` is the whole
-        tokenised conversation k.
-      read: for each response, the index within it of the token whose state gives the score.
-      truncation: what was left out to fit the length limit.
-    """
-
-    prefix: np.ndarray
+    prefix: np.ndarray  # int32 [p], shared by all responses; p may be 0
     responses: tuple[np.ndarray, ...]
-    read: tuple[int, ...]
-    truncation: Truncation = field(default_factory=Truncation)
+    """K arrays int32 [r_k], r_k >= 1; `prefix` followed by `responses[k]` is the whole tokenised conversation k."""
+    read: tuple[int, ...]  # for each response, the index within it of the token whose state gives the score
+    truncation: Truncation = field(default_factory=Truncation)  # what was left out to fit the length limit
 
     __repr__ = short_repr
 
@@ -130,21 +117,16 @@ def build_tree(
 
 @dataclass(frozen=True)
 class ScoredBatch:
-    """The scores of some of the comparisons given to ``Scorer.stream``.
+    """The scores of some of the comparisons given to ``Scorer.stream``."""
 
-    Attributes:
-      indices: positions in the list of comparisons, without the padding of the batch.
-      scores: one float32 array [K] for each index, in the order of the comparison's responses.
-      tokens: tokens of each index: the shared prefix once, and every response.
-      truncation: what was cut from each index to make it fit.
-      computed: tokens computed for all of them together, without padding; less than the sum of their own where
-        several begin alike. None where a scorer does not tell.
-    """
-
-    indices: Sequence[int]
-    scores: Sequence[np.ndarray]
-    tokens: Sequence[int]
-    truncation: Sequence[Truncation]
+    indices: Sequence[int]  # positions in the list of comparisons, without the padding of the batch
+    scores: Sequence[
+        np.ndarray
+    ]  # one float32 array [K] for each index, in the order of the comparison's responses
+    tokens: Sequence[int]  # tokens of each index: the shared prefix once, and every response
+    truncation: Sequence[Truncation]  # what was cut from each index to make it fit
     computed: int | None = None
+    """Tokens computed for all of them together, without padding; less than the sum of their own where several begin
+    alike. None where a scorer does not tell."""
 
     __repr__ = short_repr

@@ -13,11 +13,11 @@ HOSTILE = (
 )
 
 
-def write_pairs(path: Path, count: int, *, users: int = 6, **more: Any) -> Path:
+def write_pairs(path: Path, count: int, *, users: int = 6, name: str = "p") -> Path:
     """Write pairs of some users; the chosen response begins with "good", the rejected one with "bad"."""
     rows = [
         {
-            "id": f"p{number}",
+            "id": f"{name}{number}",
             "user_id": f"u{number % users}",
             "question": f"Question {number}? {HOSTILE}",
             "chosen": f"good {number} {HOSTILE}",
@@ -25,7 +25,6 @@ def write_pairs(path: Path, count: int, *, users: int = 6, **more: Any) -> Path:
             "profile": [{"id": "1", "category": HOSTILE, "text": f"post {HOSTILE}"}],
             "rubric_aspects": [{"aspect": HOSTILE, "evidence": HOSTILE, "reason": HOSTILE}],
             "narrative": HOSTILE,
-            **more,
         }
         for number in range(count)
     ]

@@ -69,16 +69,16 @@ def test_links_and_invitations(audit_app, tmp_path):
 
     async def strangers(app: Any) -> None:
         async with client_of(app) as client:
-            for name, body in (
-                ("none", {}),
-                ("wrong", {"invitation": "x"}),
-                ("odd", {"invitation": "\ud800"}),
-            ):
-                sent = json.dumps({"name": "ana", **body}).encode()
-                found = await client.post(
-                    "/api/join", content=sent, headers={"Content-Type": "application/json"}
+            for name, body in {
+                "none": {},
+                "wrong": {"invitation": "x"},
+                "odd": {"invitation": "\ud800"},
+            }.items():
+                sent, kind = (
+                    json.dumps({"name": "ana", **body}).encode(),
+                    {"Content-Type": "application/json"},
                 )
-                statuses[name] = found.status_code
+                statuses[name] = (await client.post("/api/join", content=sent, headers=kind)).status_code
             right = {"name": "ana", "invitation": "s\u00e9cret"}
             statuses["right"] = (await client.post("/api/join", json=right)).status_code
 
@@ -94,9 +94,8 @@ def test_links_and_invitations(audit_app, tmp_path):
         for name, token in tokens.items():
             async with client_of(app, token) as client:
                 statuses[name] = (await client.post("/api/task", json={})).status_code
-                statuses[f"{name} by name"] = (
-                    await client.post("/api/join", json={"name": name})
-                ).status_code
+                joined = await client.post("/api/join", json={"name": name})
+                statuses[f"{name} by name"] = joined.status_code
 
     again = audit_app(only_ben, annotators=["ben"])
     assert again[1].endswith(tokens["ben"])  # a link stays the same

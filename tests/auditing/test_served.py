@@ -147,7 +147,7 @@ def test_strangers_are_refused(served: list[Served]) -> None:
             ({"Origin": "http://[127.0.0.1"}, 403),
         ):
             coded = {"Content-Type": b"application/json"} | {
-                name: value.encode() for name, value in headers.items()
+                n: value.encode() for n, value in headers.items()
             }
             found = client.post("/api/submit", content=json.dumps(own), headers=coded)
             assert found.status_code == status, (headers, found.text)
@@ -155,11 +155,7 @@ def test_strangers_are_refused(served: list[Served]) -> None:
         for body, status, message in (
             (own | {"task": shown["task"] + 1}, 409, "not open any more"),
             (own | {"task": "1 OR 1=1"}, 409, "not open any more"),
-            (
-                own | {"answer": {"fit": "a"}},
-                400,
-                "'answer.quality.correctness.a': expected one of 1, 2",
-            ),
+            (own | {"answer": {"fit": "a"}}, 400, "'answer.quality.correctness.a': expected one of 1, 2"),
             (own | {"answer": answer("a", correctness_a=6)}, 400, "found 6"),
             (own | {"answer": answer("c")}, 400, "field 'answer.fit': expected one of a, b, unknown"),
             (own | {"answer": answer("a", comment="x" * 4001)}, 400, "4,001 characters"),
@@ -225,9 +221,8 @@ def test_in_a_browser_by_keys_alone(served: list[Served], folder: Path) -> None:
         served[0].kill()
         page.key("j")
         page.key("Enter", modifiers=2)
-        wait_for(
-            page, "document.getElementById('status').textContent.startsWith('The server does not answer')"
-        )
+        status = "document.getElementById('status').textContent"
+        wait_for(page, f"{status}.startsWith('The server does not answer')")
         port = served[0].url.rsplit(":", 1)[1]
         served[0] = serve(folder / "audit", "--port", port)
         wait_for(page, "document.getElementById('progress').textContent.startsWith('1 judged')")
@@ -239,9 +234,7 @@ def test_in_a_browser_by_keys_alone(served: list[Served], folder: Path) -> None:
         page.key("Enter")
         wait_for(page, "document.getElementById('progress').textContent.startsWith('1 judged')")
         page.key("Enter")
-        wait_for(
-            page, "document.getElementById('status').textContent === 'Correctness of A: not answered yet.'"
-        )
+        wait_for(page, f"{status} === 'Correctness of A: not answered yet.'")
         assert page.evaluate("document.title") == "audit: audit"
         refused = [text for text in page.complaints if "ERR_CONNECTION_REFUSED" not in text]
         assert refused == []
@@ -273,11 +266,9 @@ def test_sigterm_ends_it_and_the_report_and_export_say_what_was_judged(
     if BROWSER:
         assert rows[-1]["comment"] == "1a?j"
         a = rows[-1]["a"]
+        b = {"chosen": "rejected", "rejected": "chosen"}[a]
         assert rows[-1]["quality"]["correctness"][a] == 5
-        assert rows[-1]["quality"]["helpfulness"] == {
-            a: 4,
-            {"chosen": "rejected", "rejected": "chosen"}[a]: None,
-        }
+        assert rows[-1]["quality"]["helpfulness"] == {a: 4, b: None}
     with pytest.raises(SystemExit):
         cli.main(["audit", str(audit), "--report", "--seed", "3"])
     assert "--seed: has no effect with --report" in capsys.readouterr().err

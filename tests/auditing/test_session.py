@@ -114,8 +114,7 @@ def test_judgements_are_taken_back_one_after_another(tmp_path):
 
 def test_nothing_that_is_shown_tells_a_check_and_nobody_can_mend_one(tmp_path):
     data, clock = write_pairs(tmp_path / "pairs.jsonl", 8), Clock()
-    gold = tmp_path / "gold.jsonl"
-    gold.write_text(write_pairs(tmp_path / "g.jsonl", 3).read_text().replace('"id": "p', '"id": "g'))
+    gold = write_pairs(tmp_path / "gold.jsonl", 3, name="g")
     seen = []
     with opened(tmp_path / "a", clock, data=data, gold=gold, check_every=2) as session:
         session.join("ana")
@@ -138,9 +137,7 @@ def test_nothing_that_is_shown_tells_a_check_and_nobody_can_mend_one(tmp_path):
 
 def test_gold_and_repeated_items_tell_of_attention_alone(tmp_path):
     data, clock = write_pairs(tmp_path / "pairs.jsonl", 40), Clock()
-    gold = write_pairs(tmp_path / "gold.jsonl", 4)
-    rows = [json.loads(line) | {"id": f"g{n}"} for n, line in enumerate(gold.read_text().splitlines())]
-    gold.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    gold = write_pairs(tmp_path / "gold.jsonl", 4, name="g")
     with opened(tmp_path / "a", clock, data=data, gold=gold, per_item=2, check_every=3) as session:
         clock.now += 7
         while judge(session, "careful") is not None:
@@ -174,16 +171,8 @@ def test_tokens_belong_to_one_annotator_of_one_audit(tmp_path):
         _, ana = session.join("  ana  \t b ")
         _, ben = session.join("ben")
         assert (session.annotator(ana), session.annotator(ben)) == ("ana b", "ben")
-        for token in (
-            "",
-            "1",
-            ana[:-1],
-            "2" + ana[1:],
-            "0" + ana[1:],
-            f"-{ana}",
-            "\u0661" + ana[1:],
-            "1.\ud800",
-        ):
+        others = ("2" + ana[1:], "0" + ana[1:], f"-{ana}", "\u0661" + ana[1:])
+        for token in ("", "1", ana[:-1], "1.\ud800", *others):
             assert session.annotator(token) is None, token
     with opened(tmp_path / "a", clock, secret=b"j" * 32) as session:
         assert session.annotator(ana) is None
@@ -202,10 +191,7 @@ def audited(tmp_path) -> Path:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            "UPDATE events SET answer = replace(answer, '3', '5') WHERE number = 2",
-            "judgement 2 was changed, added or",
-        ),
+        ("UPDATE events SET answer = replace(answer, '3', '5') WHERE number = 2", "judgement 2 was changed"),
         ("DELETE FROM events WHERE number = 2", "judgement 2 was changed, added or removed by hand"),
         ("DELETE FROM events WHERE number = 3", "2 judgements, and not the 3 that were written"),
         ("UPDATE events SET item = 99 WHERE number = 1", "judgement 1 was changed, added or removed by hand"),
@@ -264,9 +250,7 @@ def test_other_files_that_were_changed_are_refused(audited, tmp_path):
 def test_what_is_no_audit_is_refused(tmp_path):
     pairs = write_pairs(tmp_path / "pairs.jsonl", 3)
     four = tmp_path / "four.jsonl"
-    four.write_text(
-        json.dumps({"id": "x", "question": "?", "responses": ["a", "b", "c"], "labels": [1, 0, 0]})
-    )
+    four.write_text('{"id": "x", "question": "?", "responses": ["a", "b", "c"], "labels": [1, 0, 0]}')
     for given, message in (
         ({}, "no audit in it: name the pairs with --data"),
         ({"data": four}, "comparison 'x': 3 responses; people judge pairs: expected 2"),

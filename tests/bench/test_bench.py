@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 from pathlib import Path
 
@@ -12,48 +11,23 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from prb_jax.bench.models import load_for_bench
+from prb_jax.bench.options import BenchOptions
 from prb_jax.bench.rivals.transformers import padded_batches
-from prb_jax.bench.scorer import load_for_bench, score_pass
+from prb_jax.bench.scoring import score_pass
 from prb_jax.bench.workload import synthetic_workload
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.cli import main as prb
 from prb_jax.models.config.decoder import load_config, parse_config
-from prb_jax.models.flops import best_time, matrix_flops_per_token, measured_peak, tree_flops
+from prb_jax.models.flops import matrix_flops_per_token, measured_peak, tree_flops
 from prb_jax.models.named_shapes import SHAPES, shape_config
 from prb_jax.trees.tree import Tree, build_tree
-from tests.tiny_models import write_tiny_model
 
-SMALL = ("--prefix-tokens", "60", "--response-tokens", "12", "--pairs", "4", "--rounds", "1")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """Windows in some layers; padding by an id that occurs in the workload."""
-    return write_tiny_model(tmp_path_factory.mktemp("model") / "gemma3", "gemma3", pad_token_id=77)
+SMALL = "--prefix-tokens 60 --response-tokens 12 --pairs 4 --rounds 1"
 
 
-@pytest.fixture(autouse=True)
-def _quick_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "prb_jax.models.flops.best_time", lambda run, *, seconds: best_time(run, seconds=seconds / 100)
-    )
-
-
-def test_both_ways_score_alike_and_every_number_is_finite(folder: Path, tmp_path: Path, capsys) -> None:
-    report = tmp_path / "bench.json"
-    arguments = [
-        str(folder),
-        "--against",
-        "transformers",
-        "--responses",
-        "2",
-        "4",
-        "--json",
-        str(report),
-        *SMALL,
-    ]
-    assert prb(["bench", "score", *arguments]) == 0
-    rows = json.loads(report.read_text())
+def test_both_ways_score_alike_and_every_number_is_finite(folder: Path, bench, capsys) -> None:
+    rows = bench("score", folder, SMALL, "--against transformers --responses 2 4")
     assert [(row["trees"], row["responses"]) for row in rows] == [(4, 8), (4, 16)]
     assert rows[0]["compiles"] >= 1  # the second workload may find its program there
     for row in rows:
@@ -69,73 +43,64 @@ def test_both_ways_score_alike_and_every_number_is_finite(folder: Path, tmp_path
         assert row["tokens_per_second"] > row["pairs_per_second"] * 60
     shown = capsys.readouterr().out
     for word in (
-        "comparisons/s",
-        "tokens/s",
-        "padding",
-        "compile s",
-        "its matmul peak",
-        "matmul peak",
-        "speed-up",
+        "comparisons/s", "tokens/s", "padding", "compile s", "its matmul peak", "of matmul peak", "speed-up",
         "K=4, 60+12 tokens",
-    ):
+    ):  # fmt: skip
         assert word in shown
 
 
-def test_a_config_alone_is_enough(folder: Path, tmp_path: Path, capsys) -> None:
-    report = tmp_path / "bench.json"
-    arguments = [str(folder / "config.json"), "--dtype", "bfloat16", "float32", "--json", str(report), *SMALL]
-    assert prb(["bench", "score", *arguments]) == 0
-    rows = json.loads(report.read_text())
+def test_a_config_alone_is_enough(folder: Path, bench) -> None:
+    rows = bench("score", folder / "config.json", SMALL, "--dtype bfloat16 float32")
     assert [row["dtype"] for row in rows] == ["bfloat16", "float32"]
     assert all(row["attention"] for row in rows)
     assert all(row["pairs_per_second"] > 0 for row in rows)
     assert all(row["speedup"] is None for row in rows)
 
 
-def test_a_quantised_model_has_a_row_beside_the_other(folder: Path, tmp_path: Path, capsys) -> None:
-    report = tmp_path / "bench.json"
-    assert (
-        prb(
-            [
-                "bench",
-                "score",
-                str(folder / "config.json"),
-                "--quantize",
-                "int8",
-                "--json",
-                str(report),
-                *SMALL,
-            ]
-        )
-        == 0
-    )
-    rows = json.loads(report.read_text())
+def test_a_quantised_model_has_a_row_beside_the_other(folder: Path, bench, capsys) -> None:
+    rows = bench("score", folder / "config.json", SMALL, "--quantize int8")
     assert [row["quantize"] for row in rows] == [None, "int8"]
     assert all(row["pairs_per_second"] > 0 for row in rows)
     assert "float32, int8" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("words", "message"),
     [
-        (["score", "--pairs", "0"], "--pairs: expected a number above 0, found 0"),
-        (["train", "--rounds", "-1"], "--rounds: expected a number above 0, found -1"),
-        (["score", "--responses", "2", "0"], "--responses: expected a number above 0, found 0"),
-        (["score", "--dtype", "float16"], "--dtype"),
-        (["score", "--quantize", "int4"], "--quantize"),
-        (["score", "--against", "trl"], "argument --against: invalid choice: 'trl'"),
-        (["train", "--against", "transformers"], "argument --against: invalid choice: 'transformers'"),
-        (["load", "--pairs", "3"], "unrecognized arguments: --pairs 3"),
-        (["train", "--responses", "4"], "unrecognized arguments: --responses 4"),
-        (["train", "--quantize", "int8"], "unrecognized arguments: --quantize int8"),
-        (["score", "--remat", "full"], "unrecognized arguments: --remat full"),
+        ("score --pairs 0", "--pairs: expected a number above 0, found 0"),
+        ("train --rounds -1", "--rounds: expected a number above 0, found -1"),
+        ("score --responses 2 0", "--responses: expected a number above 0, found 0"),
+        ("score --dtype float16", "--dtype"),
+        ("score --quantize int4", "--quantize"),
+        ("score --against trl", "argument --against: invalid choice: 'trl'"),
+        ("train --against transformers", "argument --against: invalid choice: 'transformers'"),
+        ("load --pairs 3", "unrecognized arguments: --pairs 3"),
+        ("train --responses 4", "unrecognized arguments: --responses 4"),
+        ("train --quantize int8", "unrecognized arguments: --quantize int8"),
+        ("score --remat full", "unrecognized arguments: --remat full"),
+        ("train --tuning lora --against trl", "--against trl trains all weights: leave out --tuning lora"),
+        ("score --questions-per-user 1,0", "--questions-per-user: expected a number above 0, found 0"),
+        ("score --questions-per-user 1;5", "expected numbers as in 1,5,15, found '1;5'"),
+        ("score --against-responses 1", "--against-responses needs --against transformers-cached"),
+        ("rank", "the following arguments are required: --data"),
+        ("rank --data x --responses 4", "unrecognized arguments: --responses 4"),
+        ("rank --data x --quantize int8", "unrecognized arguments: --quantize int8"),
+        ("rank --data x --against trl", "argument --against: invalid choice: 'trl'"),
+        ("rank --data x --users 0", "--users: expected a number above 0, found 0"),
     ],
 )
-def test_arguments_that_cannot_be(folder: Path, arguments: list[str], message: str, capsys) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        prb(["bench", arguments[0], str(folder), *arguments[1:]])
-    assert exit_.value.code == 2
-    assert message in capsys.readouterr().err
+def test_arguments_that_cannot_be(folder: Path, words: str, message: str, refused) -> None:
+    verb, *more = words.split()
+    assert message in refused(verb, folder, *more)
+
+
+def test_what_cannot_be_timed_is_one_line(folder: Path, tmp_path: Path, refused) -> None:
+    (tmp_path / "config.json").write_text("{")
+    assert "config.json: not valid JSON" in refused("score", tmp_path / "config.json")
+    assert "MODEL: expected a model with weights, found qwen3-40m" in refused("load", "qwen3-40m")
+    if importlib.util.find_spec("vllm") is None:
+        said = refused("score", folder, "--against vllm", SMALL)
+        assert "the comparison with vLLM needs vllm, which is not installed" in said
 
 
 def test_without_a_sub_verb_the_error_names_them(folder: Path, capsys) -> None:
@@ -148,23 +113,14 @@ def test_without_a_sub_verb_the_error_names_them(folder: Path, capsys) -> None:
         assert all(name in line for name in ("score", "train", "load", "rank"))
 
 
-def test_trl_trains_all_weights(folder: Path, capsys) -> None:
-    assert prb(["bench", "train", str(folder), "--tuning", "lora", "--against", "trl"]) == 2
-    assert "--against trl trains all weights: leave out --tuning lora" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("remat", ["none", "full"])
-def test_training_beside_trl_starts_from_the_same_loss(
-    folder: Path, tmp_path: Path, capsys, remat: str
-) -> None:
+def test_training_beside_trl_starts_from_the_same_loss(folder: Path, bench, capsys, remat: str) -> None:
     """And whatever is computed twice, the loss stays."""
     pytest.importorskip("torch")
     pytest.importorskip("trl")
-    report = tmp_path / "bench.json"
-    more = ["--remat", remat, "--against", "trl", "--dtype", "float32", "bfloat16"]
-    assert prb(["bench", "train", str(folder), *more, "--json", str(report), *SMALL]) == 0
-    full, narrow = json.loads(report.read_text())
+    words = f"--remat {remat} --against trl --dtype float32 bfloat16"
+    full, narrow = bench("train", folder, words, SMALL)
     assert full["loss_difference"] < 1e-5
     assert narrow["loss_difference"] < 0.02
     assert narrow["loss"] == pytest.approx(full["loss"], abs=0.02)
@@ -178,34 +134,16 @@ def test_training_beside_trl_starts_from_the_same_loss(
         assert word in shown
 
 
-def test_without_vllm_the_message_says_so(folder: Path, capsys) -> None:
-    if importlib.util.find_spec("vllm") is not None:
-        pytest.skip("vllm is installed")
-    assert prb(["bench", "score", str(folder), "--against", "vllm", *SMALL]) == 2
-    assert "the comparison with vLLM needs vllm, which is not installed" in capsys.readouterr().err
-
-
-def test_what_is_trained_can_be_chosen(folder: Path, tmp_path: Path) -> None:
+def test_what_is_trained_can_be_chosen(folder: Path, bench) -> None:
     """Adapters start as nothing, so the first loss is the same; less is computed."""
     found = {}
     for tuning in ("full", "lora"):
-        report = tmp_path / f"{tuning}.json"
-        more = ["--tuning", tuning, "--dtype", "float32", "--json", str(report), "--questions-per-user", "2"]
-        assert prb(["bench", "train", str(folder), *more, *SMALL]) == 0
-        (found[tuning],) = json.loads(report.read_text())
+        words = f"--tuning {tuning} --dtype float32 --questions-per-user 2"
+        (found[tuning],) = bench("train", folder, words, SMALL)
         assert found[tuning]["tuning"] == tuning
         assert found[tuning]["questions_per_user"] == 2
         assert found[tuning]["workload"].endswith("2 a user")
     assert found["lora"]["loss"] == pytest.approx(found["full"]["loss"], abs=1e-5)
-
-
-def test_a_broken_config_is_one_line(tmp_path: Path, capsys) -> None:
-    broken = tmp_path / "config.json"
-    broken.write_text("{")
-    assert prb(["bench", "score", str(broken)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("prb: error: ")
-    assert "config.json: not valid JSON" in error
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -297,7 +235,7 @@ def test_padded_batches_are_those_of_the_papers_script() -> None:
 
 
 def test_a_pass_counts_what_it_computes(folder: Path) -> None:
-    model = load_for_bench(folder, mesh=None, dtype=None)
+    model = load_for_bench(folder, BenchOptions())
     workload = synthetic_workload(
         6, responses=2, prefix_tokens=40, response_tokens=10, vocab_size=256, longest=4096
     )
@@ -324,11 +262,8 @@ def test_the_peak_counts_the_multiplications_of_a_square_product(monkeypatch) ->
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("float32", 4), ("bfloat16", 2)])
-def test_loading_counts_every_byte_once(folder: Path, tmp_path: Path, dtype: str, width: int, capsys) -> None:
-    report = tmp_path / "load.json"
-    options = ("--dtype", dtype, "--rounds", "2", "--json", str(report))
-    assert prb(["bench", "load", str(folder), *options]) == 0
-    results = json.loads(report.read_text())
+def test_loading_counts_every_byte_once(folder: Path, bench, dtype: str, width: int, capsys) -> None:
+    results = bench("load", folder, f"--dtype {dtype} --rounds 2")
     assert [result["files_are"] for result in results][:1] == ["cached"]
     weights = sum(value.nbytes for value in load_file(folder / "model.safetensors").values())
     head = load_config(folder).hidden_size
@@ -342,5 +277,3 @@ def test_loading_counts_every_byte_once(folder: Path, tmp_path: Path, dtype: str
         assert result["ratio"] > 0
         assert result["peak_bytes_above_shards"] is None or result["peak_bytes_above_shards"] >= 0
     assert "host memory above" in capsys.readouterr().out
-    assert prb(["bench", "load", "qwen3-40m"]) == 2
-    assert "MODEL: expected a model with weights, found qwen3-40m" in capsys.readouterr().err

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from prb_jax.bench.ranking import largest_swap
-from prb_jax.bench.rivals.transformers_ranking import TransformersRanker
-from prb_jax.cli import main as prb
+from prb_jax.bench.rivals.transformers import TransformersRanker
 from prb_jax.errors import RunError
 from prb_jax.readouts.text_encoder import Pooling
 from tests.readouts.test_text_encoder import sentence_transformers, texts
@@ -47,18 +46,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def bench(folder: Path, data: Path, report: Path, *more: str) -> list[dict]:
-    assert prb(["bench", "rank", str(folder), "--data", str(data), "--json", str(report), *more]) == 0
-    return json.loads(report.read_text())
-
-
-def test_both_ways_rank_alike_and_every_number_is_finite(
-    folder: Path, data: Path, tmp_path: Path, capsys
-) -> None:
+def test_both_ways_rank_alike_and_every_number_is_finite(folder: Path, data: Path, bench, capsys) -> None:
     from transformers import AutoTokenizer
 
-    more = ("--against", "transformers", "--rounds", "2", "--mesh", "data=1", "--dtype", "float32")
-    (row,) = bench(folder, data, tmp_path / "x.json", *more)
+    words = "--against transformers --rounds 2 --mesh data=1 --dtype float32"
+    (row,) = bench("rank", folder, "--data", data, words)
     assert (row["users"], row["posts"]) == (USERS + 1, USERS * POSTS + 4)
     assert row["texts"] == USERS * (POSTS + 1)
     words = {name for name, value in row.items() if isinstance(value, str)}
@@ -94,16 +86,15 @@ def test_both_ways_rank_alike_and_every_number_is_finite(
         assert word in shown
 
 
-def test_our_side_alone_in_two_dtypes(folder: Path, data: Path, tmp_path: Path, capsys) -> None:
-    more = ("--users", "2", "--rounds", "1", "--dtype", "float32", "bfloat16")
-    rows = bench(folder, data, tmp_path / "x.json", *more)
+def test_our_side_alone_in_two_dtypes(folder: Path, data: Path, bench, capsys) -> None:
+    rows = bench("rank", folder, "--data", data, "--users 2 --rounds 1 --dtype float32 bfloat16")
     assert [row["dtype"] for row in rows] == ["float32", "bfloat16"]
     assert all((row["users"], row["posts"]) == (2, 2 * POSTS) for row in rows)
     assert all(row["speedup"] is None and row["posts_per_second"] > 0 for row in rows)
     assert "speed-up" not in capsys.readouterr().out
 
 
-def test_both_ways_pool_as_the_files_say(data: Path, tmp_path: Path) -> None:
+def test_both_ways_pool_as_the_files_say(data: Path, tmp_path: Path, bench) -> None:
     """First states of length one, of texts cut at 12 tokens."""
     write_encoder(tmp_path)
     sentence_transformers(
@@ -111,8 +102,8 @@ def test_both_ways_pool_as_the_files_say(data: Path, tmp_path: Path) -> None:
         pooling={"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
         sentence_bert_config={"max_seq_length": 12, "do_lower_case": True},
     )
-    more = ("--against", "transformers", "--against-users", "3", "--users", "3", "--rounds", "1")
-    (row,) = bench(tmp_path, data, tmp_path / "x.json", *more)
+    words = "--against transformers --against-users 3 --users 3 --rounds 1"
+    (row,) = bench("rank", tmp_path, "--data", data, words)
     assert row["against_users"] == 3
     # Posts that are equal up to the cut have equal vectors, but for the last bit in batches of other shapes.
     assert row["largest_swap"] < 1e-6
@@ -131,39 +122,19 @@ def test_a_swap_is_how_much_worse_an_earlier_post_is() -> None:
     assert largest_swap([0, 2, 3, 1], scores) == 2.5
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "the following arguments are required: --data"),
-        (["--data", "x", "--responses", "4"], "unrecognized arguments: --responses 4"),
-        (["--data", "x", "--quantize", "int8"], "unrecognized arguments: --quantize int8"),
-        (["--data", "x", "--against", "trl"], "argument --against: invalid choice: 'trl'"),
-        (["--data", "x", "--users", "0"], "--users: expected a number above 0, found 0"),
-    ],
-)
-def test_arguments_that_cannot_be(folder: Path, arguments: list[str], message: str, capsys) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        prb(["bench", "rank", str(folder), *arguments])
-    assert exit_.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-def test_what_cannot_be_ranked_is_one_line(folder: Path, data: Path, tmp_path: Path, capsys) -> None:
-    def refused(model: Path, file: Path, *more: str) -> str:
-        assert prb(["bench", "rank", str(model), "--data", str(file), *more]) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("prb: error: ")
-        assert error.count("\n") == 1
-        return error
-
+def test_what_cannot_be_ranked_is_one_line(folder: Path, data: Path, tmp_path: Path, refused) -> None:
     bare = tmp_path / "bare.jsonl"
     bare.write_text(json.dumps({"id": "1", "question": "q", "chosen": "a", "rejected": "b"}) + "\n")
-    assert "bare.jsonl: no comparison has a profile to rank" in refused(folder, bare)
-    assert "4 users have a profile, and 9 are asked for" in refused(folder, data, "--users", "9")
-    more = ("--users", "2", "--against", "transformers", "--against-users", "3")
-    assert "against_users 3: more than the 2 users that are ranked" in refused(folder, data, *more)
     decoder = write_tiny_model(tmp_path / "qwen3", "qwen3")
-    capsys.readouterr()  # the progress of writing it
-    assert "field 'model_type': expected an encoder" in refused(decoder, data)
-    assert "MODEL: expected a model with weights, found qwen3-40m" in refused(Path("qwen3-40m"), data)
-    assert "--against-users needs --against transformers" in refused(folder, data, "--against-users", "1")
+    for model, file, words, message in (
+        (folder, bare, "", "bare.jsonl: no comparison has a profile to rank"),
+        (folder, data, "--users 9", "4 users have a profile, and 9 are asked for"),
+        (
+            folder, data, "--users 2 --against transformers --against-users 3",
+            "against_users 3: more than the 2 users that are ranked",
+        ),
+        (decoder, data, "", "field 'model_type': expected an encoder"),
+        ("qwen3-40m", data, "", "MODEL: expected a model with weights, found qwen3-40m"),
+        (folder, data, "--against-users 1", "--against-users needs --against transformers"),
+    ):  # fmt: skip
+        assert message in refused("rank", model, "--data", file, words)

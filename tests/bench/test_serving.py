@@ -4,19 +4,19 @@ from pathlib import Path
 
 import pytest
 
+from prb_jax.bench.figures import bench_table
+from prb_jax.bench.options import BenchOptions
 from prb_jax.bench.serving import bench_serving
-from prb_jax.bench.table import bench_table
 from tests.scoring.records import write_model
 
 
 @pytest.mark.slow
 def test_many_clients_lose_nothing(tmp_path: Path) -> None:
     folder = write_model(tmp_path, "qwen3", num_hidden_layers=1)
-    found = bench_serving(
-        str(folder), clients=40, seconds=2, prefix_tokens=60, response_tokens=10, batch_tokens=1024
-    )
-    assert (found.lost, found.clients) == (0, 40)
-    assert found.requests >= 40
-    assert found.max_difference < 1e-5
-    assert found.p50_seconds <= found.p99_seconds
+    sizes = {"clients": 40, "seconds": 2, "prefix_tokens": 60, "response_tokens": 10, "batch_tokens": 1024}
+    found = bench_serving(BenchOptions(model=str(folder), **sizes))
+    assert (found["lost"], found["clients"]) == (0, 40)
+    assert found["requests"] >= 40
+    assert found["max_difference"] < 1e-5
+    assert found["p50_seconds"] <= found["p99_seconds"]
     assert {"scores/s", "p99"} <= {head for head, _ in bench_table("serving", [found]).figures}

@@ -16,7 +16,6 @@ from prb_jax.bench.suite_tables import compare_benches
 from prb_jax.cli import main as prb
 from prb_jax.cli import parser
 from prb_jax.errors import RunError
-from prb_jax.models.flops import best_time
 from tests.tiny_models import write_tiny_model
 
 INSTALLED = dict.fromkeys(("jax", "torch", "transformers", "trl"), "1.0")
@@ -26,16 +25,8 @@ def machine(
     platform: str, kind: str, gib: float, *, count: int = 1, peak: float = 1e5, **more: Any
 ) -> Machine:
     dtypes = ("float32",) if platform == "cpu" else ("bfloat16", "float32")
-    return Machine(
-        platform=platform,
-        kind=kind,
-        count=count,
-        memory_bytes=int(gib * 2**30),
-        cores=2,
-        peak_gflops=dict.fromkeys(dtypes, peak),
-        versions={**INSTALLED, "vllm": None},
-        **more,
-    )
+    peaks, versions = dict.fromkeys(dtypes, peak), {**INSTALLED, "vllm": None}
+    return Machine(platform, kind, count, int(gib * 2**30), 2, peaks, versions, **more)
 
 
 CPU = machine("cpu", "AMD EPYC", 24, peak=150)
@@ -59,17 +50,8 @@ def test_the_rows_fill_the_device(where: Machine, models: dict[str, str], kernel
     rows = {row.id: row for row in plan}
     assert len(rows) == len(plan)
     assert {name: rows[name].model for name in models} == models
-    always = {
-        "score-k16",
-        "score-k64",
-        "score-users",
-        "train-users",
-        "train-head",
-        "sample-1",
-        "serve",
-        "ppo",
-    }
-    assert always <= rows.keys()
+    always = "score-k16 score-k64 score-users train-users train-head sample-1 serve ppo"
+    assert set(always.split()) <= rows.keys()
     assert {f"score-k2-{kernel}" for kernel in kernels} == {
         name for name in rows if name.startswith("score-k2-") and name[9:] in ("blockwise", "paged", "kernel")
     }
@@ -95,11 +77,8 @@ def test_a_rival_that_is_not_there_is_named() -> None:
     assert rows["score-k2"].words("m")[-2:] == ["--against", "transformers-cached"]
     beside = {row.id: row for row in plan_rows(H100, missing=missing_rivals(H100))}
     assert beside["score-k2"].environment == {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45"}
-    assert (
-        beside["score-k2"]
-        .command(["score", "m"])
-        .startswith("XLA_PYTHON_CLIENT_MEM_FRACTION=0.45 prb bench ")
-    )
+    command = beside["score-k2"].command(["score", "m"])
+    assert command.startswith("XLA_PYTHON_CLIENT_MEM_FRACTION=0.45 prb bench ")
     assert beside["score-k2-vllm"].absent == "vllm: vllm not installed"
 
 
@@ -144,13 +123,8 @@ def measure(folder: Path, fake: Fake, **options: Any) -> dict[str, dict[str, Any
 
 
 def test_what_is_measured_stays_and_what_failed_is_tried_again(tmp_path: Path) -> None:
-    fake = Fake(
-        broken={
-            "score-k16": RunError("rival"),
-            "ppo": RunError("no memory | for it"),
-            "serve": TimeIsOver(""),
-        }
-    )
+    errors = {"score-k16": RunError("rival"), "ppo": RunError("no memory | for it"), "serve": TimeIsOver("")}
+    fake = Fake(broken=errors)
     rows = measure(tmp_path, fake)
     plan = plan_rows(CPU, missing={})
     assert list(rows) == [row.id for row in plan]
@@ -247,10 +221,6 @@ def test_a_command_that_fails_says_why(tmp_path: Path) -> None:
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
-    monkeypatch.setattr(
-        "prb_jax.models.flops.best_time", lambda run, *, seconds: best_time(run, seconds=seconds / 100)
-    )
-
     monkeypatch.setattr("prb_jax.bench.scoring.torch_peak", lambda dtype: 1e9)
 
     def run(words: Sequence[str], *, log: Path, **_: Any) -> list[dict[str, Any]]:

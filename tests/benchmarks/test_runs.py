@@ -14,9 +14,9 @@ from prb_jax.benchmarks.results import organisation_and_name
 from prb_jax.errors import DataError
 from prb_jax.scoring.baselines import BASELINES
 from prb_jax.sources.reading import read_comparisons
-from tests.data.hub_layout import prb_tables, write_layout
 from tests.scoring.records import write_model
 from tests.scoring.slow_scorer import SlowScorer
+from tests.sources.hub_layout import prb_tables, write_layout
 
 from .layouts import (
     rewardbench2_rows,

@@ -13,27 +13,26 @@ import pytest
 from scipy.special import ndtri
 
 import prb_jax as prb
-from prb_jax.building.gates.answers import (
+from prb_jax.building.gates.faults import (
+    KnownTexts,
     find_copied_aspects,
     find_duplicates,
-    find_refusals,
-    find_truncations,
-    refusal,
-)
-from prb_jax.building.gates.gate import CANNOT_TELL, LEAK_FOUND, SOUND, Figure, GateResult, Pair
-from prb_jax.building.gates.judged import Verdicts, measure_blind_judge, measure_blind_rewards
-from prb_jax.building.gates.surface import measure_histogram, measure_length, measure_style
-from prb_jax.building.gates.texts import (
-    KnownTexts,
     find_overlaps,
     find_personal_texts,
+    find_refusals,
+    find_truncations,
     personal_text,
     read_known_texts,
+    refusal,
     run_keys,
+    shingles,
+    similarity,
 )
-from prb_jax.building.gates.words import shingles, similarity
+from prb_jax.building.gates.gate import CANNOT_TELL, LEAK_FOUND, SOUND, Figure, GateResult, Pair
+from prb_jax.building.gates.judged import measure_blind_judge, measure_blind_rewards
+from prb_jax.building.gates.surface import measure_histogram, measure_length, measure_style
 from prb_jax.building.gating import run_gates
-from prb_jax.building.parts import split_parts
+from prb_jax.building.product import split_parts
 from prb_jax.building.settings import GATES, BuildSettings, GateSettings
 from prb_jax.data.comparison import Message
 from prb_jax.remote.endpoint import Reply
@@ -73,14 +72,9 @@ def some(pairs: Sequence[Pair], change: Callable[[Pair], Pair], share: float) ->
     return made, {pairs[place].id for place in hit}
 
 
-def rubric_verdicts(pairs: Sequence[Pair], truth: dict[str, str]) -> dict[str, Verdicts]:
-    """A judge who knows which answer the person likes."""
-    return {pair.id: Verdicts(("A", "B") if truth[pair.id] == pair.chosen else ("B", "A")) for pair in pairs}
-
-
-def blind_verdicts(pairs: Sequence[Pair], seed: int, bias: float = 0.5) -> dict[str, Verdicts]:
+def blind_verdicts(pairs: Sequence[Pair], seed: int, bias: float = 0.5) -> dict[str, float]:
     draws = random.Random(seed)
-    return {pair.id: Verdicts(("A", "B") if draws.random() < bias else ("B", "A")) for pair in pairs}
+    return {pair.id: float(draws.random() < bias) for pair in pairs}
 
 
 def test_gates_that_leave_out_pairs_find_their_own_fault_alone() -> None:

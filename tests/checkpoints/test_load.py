@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from prb_jax.checkpoints.hf_map import flatten, leaf_maps
+from prb_jax.checkpoints.hf_map import flatten, ignored_reason, leaf_maps
 from prb_jax.checkpoints.load import abstract_params, inspect_checkpoint, load_params
 from prb_jax.errors import CheckpointError, MeshError
 from prb_jax.models.config.decoder import load_config
@@ -138,55 +138,53 @@ def put(**values: np.ndarray) -> Callable[[Tensors], Any]:
 
 
 Q1 = "model.layers.1.self_attn.q_proj.weight"
-REFUSED: dict[str, tuple[Callable[[Tensors], Any], str]] = {
-    "missing tensor": (drop(Q1), rf"1 missing: '{Q1}'"),
-    "missing tensors": (
-        lambda t: [t.pop(n) for n in list(t) if "layers.2" in n],
-        r"9 missing: .* and 6 more",
-    ),
-    "extra tensor": (
-        put(model__layers__0__self_attn__q_norm__weight=np.ones(16, np.float32)),
-        "1 that llama has no",
-    ),
-    "extra layer": (
-        lambda t: t.update(
-            {n.replace("layers.2", "layers.3"): v for n, v in list(t.items()) if "layers.2" in n}
-        ),
+
+
+def rename(t: Tensors, old: str, new: str, *, keep: bool = False) -> None:
+    for name in [name for name in t if old in name]:
+        t[name.replace(old, new)] = t[name] if keep else t.pop(name)
+
+
+V_HEAD = np.ones((1, 64), np.float32)
+REFUSED: list[tuple[Callable[[Tensors], Any], str]] = [
+    (drop(Q1), rf"1 missing: '{Q1}'"),
+    (lambda t: [t.pop(n) for n in list(t) if "layers.2" in n], r"9 missing: .* and 6 more"),
+    (put(model__layers__0__self_attn__q_norm__weight=np.ones(16, np.float32)), "1 that llama has no"),
+    (
+        lambda t: rename(t, "layers.2", "layers.3", keep=True),
         r"9 that llama has no place for: 'model\.layers\.3",
     ),
-    "bias of an unbiased head": (put(score__bias=np.ones(1, np.float32)), "'score.bias'"),
-    "other prefix": (
-        lambda t: [t.update({n.removeprefix("model."): t.pop(n)}) for n in list(t) if n.startswith("model.")],
-        "29 missing.*29 that",
-    ),
-    "wrong shape": (
+    (put(score__bias=np.ones(1, np.float32)), "'score.bias'"),
+    (lambda t: rename(t, "model.", ""), "29 missing.*29 that"),
+    (
         lambda t: t.update({Q1: np.ascontiguousarray(t[Q1][:32])}),
         r"'model\.layers\.1\.self_attn\.q_proj\.weight': expected shape \[64, 64\], found \[32, 64\]",
     ),
-    "other vocabulary": (
-        lambda t: t.update({"model.embed_tokens.weight": np.zeros((250, 64), np.float32)}),
+    (
+        put(model__embed_tokens__weight=np.zeros((250, 64), np.float32)),
         r"'model\.embed_tokens\.weight': expected shape \[256, 64\], found \[250, 64\]",
     ),
-    "integers": (lambda t: t.update({Q1: t[Q1].astype(np.int8)}), "floating-point weights, found I8"),
-    "no head": (drop("score.weight"), "score head 'score.weight' is missing and would .* random"),
-    "causal model": (
+    (lambda t: t.update({Q1: t[Q1].astype(np.int8)}), "floating-point weights, found I8"),
+    (drop("score.weight"), "score head 'score.weight' is missing and would .* random"),
+    (
         lambda t: (t.pop("score.weight"), t.update({"lm_head.weight": t["model.embed_tokens.weight"]})),
         "score head.*causal language model, not of a reward model",
     ),
-    "head of another kind": (
-        lambda t: (t.pop("score.weight"), t.update({"v_head.summary.weight": np.ones((1, 64), np.float32)})),
+    (
+        lambda t: (t.pop("score.weight"), t.update({"v_head.summary.weight": V_HEAD})),
         "score head.*another kind.*'v_head.summary.weight'",
     ),
-    "labels": (
+    (
         put(score__weight=np.ones((3, 64), np.float32)),
         r"expected shape \[1, 64\], found \[3, 64\]: config.json says 1 labels; .* \"num_labels\": 3",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_match_is_refused(name: str, tmp_path: Path) -> None:
-    change, message = REFUSED[name]
+@pytest.mark.parametrize(("change", "message"), REFUSED)
+def test_what_does_not_match_is_refused(
+    change: Callable[[Tensors], Any], message: str, tmp_path: Path
+) -> None:
     folder = changed(write_tiny_model(tmp_path, "llama"), change)
     config = load_config(folder)
     for check in (load_params, inspect_checkpoint):
@@ -205,7 +203,7 @@ def test_a_config_that_never_says_how_many_labels(tmp_path: Path) -> None:
 
 def test_a_head_in_a_side_file(tmp_path: Path) -> None:
     folder = changed(write_tiny_model(tmp_path, "llama"), drop("score.weight"))
-    save_file({"v_head.summary.weight": np.ones((1, 64), np.float32)}, folder / "value_head.safetensors")
+    save_file({"v_head.summary.weight": V_HEAD}, folder / "value_head.safetensors")
     with pytest.raises(CheckpointError, match=r"side file.*value_head\.safetensors"):
         load_params(folder, load_config(folder))
 
@@ -224,6 +222,13 @@ def test_leftovers_are_ignored_and_listed(tmp_path: Path) -> None:
     assert set(report.ignored_keys) == {"lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq"}
     assert "not used by a reward model" in report.ignored_keys["lm_head.weight"]
     assert not set(report.ignored_keys) & set(report.used_keys)
+    for name in (
+        "model.layers.1.self_attn.q_proj.lora_A.weight",
+        "lm_head.bias",
+        "v_head.weight",
+        "inv_freq",
+    ):
+        assert ignored_reason(name, load_config(folder)) is None, name
 
 
 def test_stored_tied_embeddings_must_be_equal(tmp_path: Path) -> None:

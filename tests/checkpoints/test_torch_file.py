@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from prb_jax.checkpoints.load import load_params
-from prb_jax.checkpoints.safetensors_header import FLOAT_DTYPES
-from prb_jax.checkpoints.safetensors_reader import SliceReader, index_folder
-from prb_jax.checkpoints.torch_file import read_torch_file
+from prb_jax.checkpoints.weight_file import FLOAT_DTYPES, read_torch_file
+from prb_jax.checkpoints.weight_index import SliceReader, index_folder
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config.decoder import load_config
 from tests.tiny_models import write_tiny_model

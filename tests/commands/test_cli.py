@@ -13,36 +13,18 @@ from pathlib import Path
 import pytest
 
 import prb_jax
-import prb_jax.plan
 from prb_jax import PrbError, cli
 from prb_jax.commands import functions_of
 from prb_jax.commands.arguments import keywords
 from prb_jax.personal.few_shot.registry import METHODS
+from tests.plain_process import ROOT, prb, prb_command
 
-ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
 
 
-@pytest.fixture
-def data(tmp_path):
-    path = tmp_path / "pairs.jsonl"
-    pairs = [
-        {"id": i, "user_id": f"u{i % 3}", "question": "?", "chosen": "long " * (i % 4), "rejected": "short 2"}
-        for i in range(1, 12)
-        if i % 4
-    ]
-    path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    return path
-
-
-def prb(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "prb_jax.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, **options)
-
-
-def test_evaluate_prints_a_table_and_writes_the_files(data, tmp_path, capsys):
+def test_evaluate_prints_a_table_and_writes_the_files(data, evaluate, tmp_path, capsys):
     out = tmp_path / "run"
-    assert cli.main(["evaluate", "baseline:length", "--data", str(data), "--out", str(out)]) == 0
+    assert evaluate() == 0
     captured = capsys.readouterr()
     for shown in ("length", "random", "profile-overlap", "coverage", f"written to {out}"):
         assert shown in captured.out
@@ -50,17 +32,15 @@ def test_evaluate_prints_a_table_and_writes_the_files(data, tmp_path, capsys):
     assert sorted(os.listdir(out)) == [
         "clusters.jsonl", "run.json", "scores.jsonl", "summary.json", "users.csv",
     ]  # fmt: skip
-    summary = json.loads((out / "summary.json").read_text())
-    assert summary["n"] == 9
+    assert json.loads((out / "summary.json").read_text())["n"] == 9
     run = json.loads((out / "run.json").read_text())
     assert run["command"] == ["prb", "evaluate", "baseline:length", "--data", str(data), "--out", str(out)]
 
 
-def test_the_same_command_again_changes_nothing(data, tmp_path, capsys):
-    command = ["evaluate", "baseline:random", "--data", str(data), "--out", str(tmp_path / "run")]
+def test_the_same_command_again_changes_nothing(evaluate, tmp_path):
     contents = []
     for _ in range(2):
-        assert cli.main(command) == 0
+        assert evaluate(model="baseline:random") == 0
         contents.append({path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()})
     assert contents[0] == contents[1]
 
@@ -75,102 +55,82 @@ def test_dashes_and_underscores_and_repeated_data(data, tmp_path, capsys):
     inputs = json.loads((out / "run.json").read_text())["inputs"]
     assert inputs["seed"] == 7
     assert inputs["data"]["comparisons"] == 10
-    again = ["--too-long", "error", "--seed=7", "--no-progress"]
-    arguments = ["--data", str(data), str(other), *again, "--out", str(out)]
-    assert cli.main(["evaluate", "baseline:length", *arguments]) == 0
+    again = ["--too-long", "error", "--seed=7", "--no-progress", "--out", str(out)]
+    assert cli.main(["evaluate", "baseline:length", "--data", str(data), str(other), *again]) == 0
 
 
 @pytest.mark.parametrize(
-    ("flags", "named"),
+    ("words", "message"),
     [
-        (["--max-length", "7"], "max_length"),
-        (["--profile-posts", "3"], "profile_posts"),
-        (["--protocol", "paper"], "protocol"),
-        (["--dtype", "bfloat16", "--mesh", "fsdp=2"], "mesh, dtype"),
+        ("--max-length 7", "max_length: baseline:length reads the whole text"),
+        ("--profile-posts 3", "profile_posts: baseline:length reads the whole text"),
+        ("--protocol paper", "protocol: baseline:length reads the whole text"),
+        ("--dtype bfloat16 --mesh fsdp=2", "mesh, dtype: baseline:length reads the whole text"),
+        ("--data TMP/missing.jsonl", "missing.jsonl"),
+        ("--subset S", "no subset 'S'"),
+        ("--out TMP/pairs.jsonl", "pairs.jsonl: the output folder is a file"),
     ],
 )
-def test_what_means_nothing_to_a_baseline_is_refused(flags, named, data, tmp_path, capsys):
-    command = ["evaluate", "baseline:length", "--data", str(data), "--out", str(tmp_path / "run")]
-    assert cli.main([*command, *flags]) == 2
-    assert f"{named}: baseline:length reads the whole text" in capsys.readouterr().err
-
-
-def test_limit_is_for_testing_only_and_says_so(data, tmp_path, capsys):
-    command = ["evaluate", "baseline:length", "--data", str(data), "--out", str(tmp_path / "run")]
-    assert cli.main([*command, "--limit", "2"]) == 0
-    assert "testing only" in capsys.readouterr().out
-    assert cli.main(command) == 2
-    assert "limit: 2 -> null" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"--data": "missing.jsonl"}, "missing.jsonl"),
-        ({"MODEL": "baseline:best"}, "unknown baseline 'baseline:best'"),
-        ({"--subset": "S"}, "no subset 'S'"),
-        ({"--out": "pairs.jsonl"}, "pairs.jsonl: the output folder is a file"),
-    ],
-)
-def test_what_the_user_can_put_right_is_one_line_and_status_2(data, tmp_path, capsys, change, message):
-    options = {"MODEL": "baseline:length", "--data": str(data), "--out": "run"} | change
-    options |= {name: str(tmp_path / options[name]) for name in ("--data", "--out")}
-    model = options.pop("MODEL")
-    assert cli.main(["evaluate", model, *(part for option in options.items() for part in option)]) == 2
+def test_what_the_user_can_put_right_is_one_line_and_status_2(evaluate, tmp_path, capsys, words, message):
+    assert evaluate(*words.replace("TMP", str(tmp_path)).split()) == 2
     error = capsys.readouterr().err
     assert error.startswith("prb: error: ")
     assert message in error
     assert "Traceback" not in error
 
 
+def test_limit_is_for_testing_only_and_says_so(evaluate, capsys):
+    assert evaluate("--limit", 2) == 0
+    assert "testing only" in capsys.readouterr().out
+    assert evaluate() == 2
+    assert "limit: 2 -> null" in capsys.readouterr().err
+    assert evaluate(model="baseline:best") == 2
+    assert "unknown baseline 'baseline:best'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
-    "arguments",
+    "words",
     [
-        [],
-        ["evaluate"],
-        ["evaluate", "m", "--data", "d"],
-        ["evaluate", "m", "--out", "o"],
-        ["evaluate", "m", "--data", "d", "--out", "o", "--protocol", "other"],
-        ["evaluate", "m", "--data", "d", "--out", "o", "--dtype", "int8"],
-        ["evaluate", "m", "--data", "d", "--out", "o", "--quantize", "int4"],
-        ["evaluate", "m", "--data", "d", "--out", "o", "--limit", "0"],
-        ["evaluate", "m", "--data", "d", "--out", "o", "--profile-posts", "-1"],
-        ["evaluate", "m", "--data", "d", "--out", "o", "--profile", "3"],
-        ["evaluate", "m", "extra", "--data", "d", "--out", "o"],
-        ["quickstart", "--unknown"],
-        ["unknown"],
+        "", "evaluate", "evaluate m --data d", "evaluate m --out o", "quickstart --unknown", "unknown",
+        *(
+            f"evaluate m --data d --out o {more}"
+            for more in (
+                "--protocol other", "--dtype int8", "--quantize int4", "--limit 0", "--profile-posts -1", "--profile 3",
+                "extra",
+            )
+        ),
     ],
-)
-def test_a_command_line_that_cannot_be_is_status_2(arguments, capsys):
+)  # fmt: skip
+def test_a_command_line_that_cannot_be_is_status_2(words, capsys):
     with pytest.raises(SystemExit) as caught:
-        cli.main(arguments)
+        cli.main(words.split())
     assert caught.value.code == 2
     assert "prb: error: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("words", "said"),
     [
-        (["evalute", "m"], "unknown verb 'evalute'; did you mean evaluate? (see `prb --help`)"),
-        (["bench", "skore"], "unknown verb 'skore'; did you mean score? (see `prb bench --help`)"),
+        ("evalute m", "unknown verb 'evalute'; did you mean evaluate? (see `prb --help`)"),
+        ("bench skore", "unknown verb 'skore'; did you mean score? (see `prb bench --help`)"),
         (
-            ["evaluate", "--limit", "3"],
+            "evaluate --limit 3",
             "the following arguments are required: MODEL, --data, --out (see `prb evaluate --help`)",
         ),
         (
-            ["evaluate", "m", "--data", "d", "--profile-post", "3"],
+            "evaluate m --data d --profile-post 3",
             "unrecognized arguments: --profile-post 3; did you mean --profile-posts? (see `prb evaluate --help`)",
         ),
         (
-            ["evaluate", "m", "--protocol", "papr"],
+            "evaluate m --protocol papr",
             "argument --protocol: invalid choice: 'papr'; did you mean paper? (choose from default, paper) "
             "(see `prb evaluate --help`)",
         ),
     ],
 )
-def test_a_word_that_is_wrong_is_one_line_with_the_nearest(arguments, said, capsys):
+def test_a_word_that_is_wrong_is_one_line_with_the_nearest(words, said, capsys):
     with pytest.raises(SystemExit):
-        cli.main(arguments)
+        cli.main(words.split())
     assert capsys.readouterr().err == f"prb: error: {said}\n"
 
 
@@ -205,59 +165,64 @@ def test_methods_are_listed(capsys):
     assert all(f" {name} " in shown for name in METHODS)
 
 
-def test_ctrl_c_says_how_to_go_on(data, tmp_path, capsys, monkeypatch):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
+def test_ctrl_c_says_how_to_go_on_and_a_bug_keeps_its_traceback(evaluate, capsys, monkeypatch):
+    raised: type[BaseException] = KeyboardInterrupt
 
-    monkeypatch.setattr("prb_jax.scoring.evaluate.evaluate", interrupted)
-    command = ["evaluate", "baseline:length", "--data", str(data), "--out", str(tmp_path / "run")]
-    assert cli.main(command) == 130
+    def ended(*_, **__):
+        raise raised
+
+    monkeypatch.setattr("prb_jax.scoring.evaluate.evaluate", ended)
+    assert evaluate() == 130
     assert "the same command continues the run" in capsys.readouterr().err
-
-
-def test_a_bug_keeps_its_traceback(data, tmp_path, monkeypatch):
-    def broken(*_, **__):
-        raise ZeroDivisionError
-
-    monkeypatch.setattr("prb_jax.scoring.evaluate.evaluate", broken)
+    raised = ZeroDivisionError
+    assert not issubclass(raised, PrbError)
     with pytest.raises(ZeroDivisionError):
-        cli.main(["evaluate", "baseline:length", "--data", str(data), "--out", str(tmp_path / "run")])
-    assert not issubclass(ZeroDivisionError, PrbError)
+        evaluate()
 
 
 def test_a_reader_that_leaves_is_no_crash(data, tmp_path):
-    command = f"{sys.executable} -m prb_jax.cli evaluate baseline:length --data {data} --out {tmp_path / 'r'}"
+    words = prb_command("evaluate", "baseline:length", "--data", data, "--out", tmp_path / "r")
     done = subprocess.run(
-        f"set -o pipefail; {command} | true",
+        f"set -o pipefail; {' '.join(words)} | true",
         shell=True, executable="/bin/bash", capture_output=True, text=True, cwd=ROOT, timeout=60,
     )  # fmt: skip
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
 
 
-def test_help_starts_nothing_heavy():
-    code = (
-        "import sys\nfrom prb_jax import cli\n"
-        "try:\n    cli.main(['--help'])\nexcept SystemExit:\n    pass\n"
-        "print({'jax', 'numpy', 'rich', 'transformers'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
-    assert done.stdout.splitlines()[-1] == "set()"
+HELP = """
+for words in {}:
+    try:
+        cli.main(words + ["--help"])
+    except SystemExit:
+        pass
+"""
 
 
-def test_help_of_verbs_starts_no_jax_and_scoring_no_flax():
-    code = (
-        "import sys\nfrom prb_jax import cli\n"
-        "for verb in [name for verbs in cli.VERBS.values() for name in verbs]:\n"
-        "    try:\n        cli.main([verb, '--help'])\n    except SystemExit:\n        pass\n"
-        "    heavy = {'jax', 'flax', 'optax', 'transformers', 'torch', 'datasets'} & set(sys.modules)\n"
-        "    assert not heavy, (verb, heavy)\n"
-        "import prb_jax.scoring.reward_model, prb_jax.scoring.evaluate\n"
-        "heavy = {'flax', 'optax', 'httpx', 'transformers', 'torch', 'datasets'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"  # a model is scored without them; its tokenizer needs transformers
-    )
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        (HELP.format("[[]]"), {"jax", "numpy", "rich", "transformers"}),
+        (
+            HELP.format("[[name] for names in cli.VERBS.values() for name in names]"),
+            {"jax", "flax", "optax", "transformers", "torch", "datasets"},
+        ),
+        # a model is scored without these; its tokenizer needs transformers
+        (
+            "import prb_jax.scoring.reward_model, prb_jax.scoring.evaluate",
+            {"flax", "optax", "httpx", "transformers", "torch", "datasets"},
+        ),
+        (
+            "cli.main(['evaluate', 'baseline:length', '--data', 'DATA', '--out', 'DATA.run'])",
+            {"jax", "flax", "transformers", "torch", "datasets", "httpx"},
+        ),
+    ],
+    ids=["help", "help of verbs", "scoring", "a baseline"],
+)
+def test_nothing_heavy_is_imported_that_is_not_needed(code, heavy, data):
+    code = f"import sys\nfrom prb_jax import cli\n{code.replace('DATA', str(data))}\nprint({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
-    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1:] == ["set()"], done
 
 
 def test_a_verb_is_two_functions_of_its_file():
@@ -275,7 +240,6 @@ def test_a_verb_is_two_functions_of_its_file():
     ("verb", "function", "handled"),
     [
         ("evaluate", "evaluate", {"columns", "no_progress", "distributed", "config", "no_reference"}),
-        ("plan", "plan", {"ppo", "reward", "value_trunk", "sample", "sweep", "json"}),
         ("correlate", "correlate", set()),
         ("convert", "convert", set()),
         ("inspect", "inspect", set()),
@@ -287,19 +251,8 @@ def test_every_argument_of_a_verb_reaches_its_function(verb: str, function: str,
     parser = cli.parser(verb)
     verbs = next(action.choices for action in parser._actions if isinstance(action.choices, dict))
     actions = {action.dest: action for action in verbs[verb]._actions if action.dest != "help"}
-    called = prb_jax.plan.plan if verb == "plan" else getattr(prb_jax, function)
-    passed = keywords(called, argparse.Namespace(**dict.fromkeys(actions)))
+    passed = keywords(getattr(prb_jax, function), argparse.Namespace(**dict.fromkeys(actions)))
     assert actions.keys() - passed.keys() == handled | {"imports"}  # of every verb
-
-
-def test_a_baseline_run_starts_no_jax(data, tmp_path):
-    arguments = ["evaluate", "baseline:length", "--data", str(data), "--out", str(tmp_path / "r")]
-    code = (
-        f"import sys\nfrom prb_jax import cli\ncli.main({arguments!r})\n"
-        "print({'jax', 'flax', 'transformers', 'torch', 'datasets', 'httpx'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
-    assert done.stdout.splitlines()[-1] == "set()", done
 
 
 def test_a_narrow_character_set_is_no_crash(data, tmp_path):
@@ -309,10 +262,7 @@ def test_a_narrow_character_set_is_no_crash(data, tmp_path):
 
 
 def test_the_version():
-    from prb_jax import __version__
-
-    done = prb("--version")
-    assert done.stdout.strip() == f"prb {__version__}"
+    assert prb("--version").stdout.strip() == f"prb {prb_jax.__version__}"
 
 
 def test_real_data_from_the_terminal(tmp_path):
@@ -334,13 +284,12 @@ def test_real_data_from_the_terminal(tmp_path):
         (signal.SIGTERM, 75, "prb: SIGTERM; what was scored is kept"),
     ],
 )
-def test_interrupt_of_a_real_process(tmp_path, number: signal.Signals, status: int, message: str):
+def test_interrupt_of_a_real_process(tmp_path: Path, number: signal.Signals, status: int, message: str):
     pairs = ({"id": i, "question": "?", "chosen": "a", "rejected": "b"} for i in range(200_000))
     data = tmp_path / "many.jsonl"
     data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    command = [sys.executable, "-m", "prb_jax.cli", "evaluate", "baseline:length", "--data", data]
     process = subprocess.Popen(
-        [*map(str, command), "--out", str(tmp_path / "r")],
+        prb_command("evaluate", "baseline:length", "--data", data, "--out", tmp_path / "r"),
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         # Where the tests run in the background of a shell, its children would ignore the signal.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),

@@ -20,146 +20,92 @@ ROWS = [
 ]
 
 
-def configured(**changes: object) -> Callable[[Path, Path], list[str]]:
-    def change(model: Path, data: Path) -> list[str]:
-        raw = json.loads((model / "config.json").read_text()) | changes
-        (model / "config.json").write_text(json.dumps(raw))
-        return []
+Spoil = Callable[[Path], list[str] | None]
+"""Changes something in a folder with a model, "pairs.jsonl" and perhaps a run; gives further words of the command."""
 
-    return change
+WEIGHTS = "model/model.safetensors"
 
 
-def truncated(model: Path, data: Path) -> list[str]:
-    whole = (model / "model.safetensors").read_bytes()
-    (model / "model.safetensors").write_bytes(whole[:-1000])
-    return []
+def in_turn(*spoils: Spoil, words: str = "") -> Spoil:
+    def spoil(folder: Path) -> list[str]:
+        for one in spoils:
+            one(folder)
+        return words.split()
+
+    return spoil
 
 
-def pickled(model: Path, data: Path) -> list[str]:
-    (model / "model.safetensors").unlink()
-    (model / "pytorch_model.bin").write_bytes(pickle.dumps({}))
-    return []
+def written(name: str, content: bytes) -> Spoil:
+    def write(folder: Path) -> None:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+
+    return write
 
 
-def header(change: Callable[[dict[str, Any]], object]) -> Callable[[Path, Path], list[str]]:
+def edited(name: str, change: Callable[[bytes], bytes]) -> Spoil:
+    return lambda folder: written(name, change((folder / name).read_bytes()))(folder)
+
+
+def removed(name: str) -> Spoil:
+    return lambda folder: (folder / name).unlink()
+
+
+def piped(name: str) -> Spoil:
+    return in_turn(removed(name), lambda folder: os.mkfifo(folder / name))
+
+
+def configured(**changes: object) -> Spoil:
+    return edited("model/config.json", lambda text: json.dumps(json.loads(text) | changes).encode())
+
+
+def header(change: Callable[[dict[str, Any]], object]) -> Spoil:
     """Changes the header of the weights; a change that returns bytes replaces it by them."""
 
-    def changed(model: Path, data: Path) -> list[str]:
-        path = model / "model.safetensors"
-        whole = path.read_bytes()
+    def changed(whole: bytes) -> bytes:
         length = int.from_bytes(whole[:8], "little")
         entries = json.loads(whole[8 : 8 + length])
         made = change(entries)
         new = made if isinstance(made, bytes) else json.dumps(entries).encode()
-        path.write_bytes(len(new).to_bytes(8, "little") + new + whole[8 + length :])
-        return []
+        return len(new).to_bytes(8, "little") + new + whole[8 + length :]
 
-    return changed
-
-
-def written(name: str, content: bytes) -> Callable[[Path, Path], list[str]]:
-    def write(model: Path, data: Path) -> list[str]:
-        (model / name).write_bytes(content)
-        return []
-
-    return write
+    return edited(WEIGHTS, changed)
 
 
-def piped(name: str) -> Callable[[Path, Path], list[str]]:
-    def pipe(model: Path, data: Path) -> list[str]:
-        (model / name).unlink()
-        os.mkfifo(model / name)
-        return []
-
-    return pipe
-
-
-def piped_data(model: Path, data: Path) -> list[str]:
-    data.unlink()
-    os.mkfifo(data)
-    return []
-
-
-def zip_bomb(*, data: int, order: int) -> Callable[[Path, Path], list[str]]:
+def zip_bomb(*, data: int, order: int) -> Spoil:
     """Members of so many times 16 MiB, which take a thousandth of that in the file."""
 
-    def write(model: Path, _: Path) -> list[str]:
-        (model / "model.safetensors").unlink()
-        with zipfile.ZipFile(
-            model / "pytorch_model.bin", "w", zipfile.ZIP_DEFLATED, compresslevel=1
-        ) as archive:
+    def write(folder: Path) -> None:
+        path = folder / "model/pytorch_model.bin"
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
             archive.writestr("archive/data.pkl", bytes(data << 24))
             if order:
                 archive.writestr("archive/byteorder", bytes(order << 24))
-        return []
 
-    return write
-
-
-def templated(template: str) -> Callable[[Path, Path], list[str]]:
-    return lambda model, data: ["--chat-template", template + NO_SYSTEM]
+    return in_turn(removed(WEIGHTS), write)
 
 
-def dated(model: Path, data: Path) -> list[str]:
+def templated(template: str) -> Spoil:
+    return lambda folder: ["--chat-template", template + NO_SYSTEM]
+
+
+def dated(folder: Path) -> list[str]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     when = pa.array([2**60], pa.timestamp("ms"))
-    path = data.with_suffix(".parquet")
+    path = folder / "pairs.parquet"
     pq.write_table(pa.table({"id": ["a"], "question": when, "chosen": ["b"], "rejected": ["c"]}), path)
-    data.unlink()
     return ["--data", str(path)]
 
 
-def scored(line: str) -> Callable[[Path, Path], list[str]]:
+def rows(*changed: Mapping[str, object]) -> Spoil:
+    return written("pairs.jsonl", "".join(json.dumps(row) + "\n" for row in changed).encode())
+
+
+def scored(line: str, run: bytes = b'{"kind": "prb_jax evaluation", "inputs": {}}') -> Spoil:
     """A run folder with one row."""
-
-    def write(model: Path, data: Path) -> list[str]:
-        run = data.parent / "run"
-        run.mkdir()
-        (run / "run.json").write_text(json.dumps({"kind": "prb_jax evaluation", "inputs": {}}))
-        (run / "scores.jsonl").write_text(line + "\n")
-        return []
-
-    return write
-
-
-def deep_index(model: Path, data: Path) -> list[str]:
-    without_weights(model, data)
-    return written("model.safetensors.index.json", DEEP)(model, data)
-
-
-def deep_run(model: Path, data: Path) -> list[str]:
-    scored("")(model, data)
-    (data.parent / "run" / "run.json").write_bytes(DEEP)
-    return []
-
-
-def without_weights(model: Path, data: Path) -> list[str]:
-    (model / "model.safetensors").unlink()
-    return []
-
-
-def relabelled(model: Path, data: Path) -> list[str]:
-    configured(num_labels=3, id2label=None, label2id=None)(model, data)
-    return ["--readout", "first-logit"]
-
-
-def rows(*changed: Mapping[str, object]) -> Callable[[Path, Path], list[str]]:
-    def change(model: Path, data: Path) -> list[str]:
-        data.write_text("".join(json.dumps(row) + "\n" for row in changed))
-        return []
-
-    return change
-
-
-def options(*words: str) -> Callable[[Path, Path], list[str]]:
-    return lambda model, data: list(words)
-
-
-def gone(model: Path, data: Path) -> list[str]:
-    data.unlink()
-    return []
+    return in_turn(written("run/run.json", run), written("run/scores.jsonl", line.encode() + b"\n"))
 
 
 @pytest.fixture(scope="module")
@@ -183,29 +129,29 @@ DEEP = b'{"kind": ' + b"[" * 900 + b"]" * 900 + b"}"
 MANY = b'{"a": 1, ' + b", ".join(b'"k%d": 1' % number for number in range(40_000)) + b', "a": 2}'
 LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 ROW = {
-    "id": "a",
-    "subset": None,
-    "user_id": "u",
-    "scores": [1.0, 0.0],
-    "labels": [1.0, 0.0],
-    "tokens": 1,
-    "truncated": 0,
-}
+    "id": "a", "subset": None, "user_id": "u", "scores": [1.0, 0.0], "labels": [1.0, 0.0], "tokens": 1, "truncated": 0,
+}  # fmt: skip
 SYSTEM = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Tea?"}]
-REFUSED: dict[str, tuple[Callable[[Path, Path], list[str]], tuple[str, ...]]] = {
+REFUSED: dict[str, tuple[Spoil, tuple[str, ...]]] = {
     "architecture": (configured(model_type="mamba"), ("config.json", "unknown architecture", "'mamba'")),
     "causal model": (configured(architectures=["LlamaForCausalLM"]), ("causal language model",)),
     "rope": (configured(rope_parameters={"rope_type": "longrope"}), ("config.json", "rope_type", "longrope")),
-    "truncated weights": (truncated, ("model.safetensors", "truncated")),
-    "pickled weights": (pickled, ("pytorch_model.bin", "safetensors")),
-    "no weights": (without_weights, ("safetensors",)),
+    "truncated weights": (edited(WEIGHTS, lambda whole: whole[:-1000]), ("model.safetensors", "truncated")),
+    "pickled weights": (
+        in_turn(removed(WEIGHTS), written("model/pytorch_model.bin", pickle.dumps({}))),
+        ("pytorch_model.bin", "safetensors"),
+    ),
+    "no weights": (removed(WEIGHTS), ("safetensors",)),
     "wrong shape": (configured(vocab_size=401), ("embed_tokens.weight", "[401, 64]", "[400, 64]")),
-    "labels": (relabelled, ("score.weight", "[3, 64]", "[1, 64]")),
-    "mesh axis": (options("--mesh", "model=2"), ("mesh 'model=2'", "unknown axis 'model'")),
-    "mesh size": (options("--mesh", "tensor=3"), ("takes 3 devices, but 1 are present",)),
-    "length": (options("--max-length", "5000"), ("max_length 5000", "4096")),
-    "readout": (options("--readout", "last-softmax"), ("needs several labels",)),
-    "response beyond the limit": (options("--max-length", "8"), ("comparison 'a'", "responses are never cut")),
+    "labels": (
+        in_turn(configured(num_labels=3, id2label=None, label2id=None), words="--readout first-logit"),
+        ("score.weight", "[3, 64]", "[1, 64]"),
+    ),
+    "mesh axis": (in_turn(words="--mesh model=2"), ("mesh 'model=2'", "unknown axis 'model'")),
+    "mesh size": (in_turn(words="--mesh tensor=3"), ("takes 3 devices, but 1 are present",)),
+    "length": (in_turn(words="--max-length 5000"), ("max_length 5000", "4096")),
+    "readout": (in_turn(words="--readout last-softmax"), ("needs several labels",)),
+    "response beyond the limit": (in_turn(words="--max-length 8"), ("comparison 'a'", "responses are never cut")),
     "refused by the template": (
         rows(ROWS[0], {"id": "s", "prompt": SYSTEM, "chosen": "Tea.", "rejected": "No."}),
         ("comparison 's'", "System role not supported"),
@@ -216,15 +162,18 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], list[str]], tuple[str, ...]]] = 
     ),
     "duplicate ids": (rows(ROWS[0], ROWS[0]), ("pairs.jsonl:2", "'a'", "already used at", "pairs.jsonl:1")),
     "empty response": (rows(ROWS[0] | {"rejected": ""}), ("pairs.jsonl:1:", "'rejected'", "empty")),
-    "no data": (gone, ("pairs.jsonl",)),
+    "no data": (removed("pairs.jsonl"), ("pairs.jsonl",)),
     "too many layers": (configured(num_hidden_layers=10**9), ("config.json", "num_hidden_layers", "4096")),
     "layers that the weights lack": (configured(num_hidden_layers=4000), ("layers.1.", "missing")),
     "a number without end": (configured(hidden_size=10**4000), ("config.json", "hidden_size", "at most")),
     "a float without end": (configured(rms_norm_eps=10**4000), ("config.json", "rms_norm_eps")),
-    "deep config": (written("config.json", DEEP), ("config.json", "nested too deeply")),
-    "very deep config": (written("config.json", DEEP.replace(b"[" * 900, b"[" * 90_000)), ("nested too deeply",)),
-    "many fields": (written("config.json", MANY), ("config.json", "field 'a' is given twice")),
-    "deep index": (deep_index, ("model.safetensors.index.json", "nested too deeply")),
+    "deep config": (written("model/config.json", DEEP), ("config.json", "nested too deeply")),
+    "very deep config": (written("model/config.json", DEEP.replace(b"[" * 900, b"[" * 90_000)), ("nested too deeply",)),
+    "many fields": (written("model/config.json", MANY), ("config.json", "field 'a' is given twice")),
+    "deep index": (
+        in_turn(removed(WEIGHTS), written("model/model.safetensors.index.json", DEEP)),
+        ("model.safetensors.index.json", "nested too deeply"),
+    ),
     "deep header": (header(lambda entries: DEEP), ("model.safetensors", "nested too deeply")),
     "many tensors": (header(lambda entries: MANY), ("model.safetensors", "field 'a' is given twice")),
     "dtype that is a list": (
@@ -235,22 +184,22 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], list[str]], tuple[str, ...]]] = 
         header(lambda entries: entries["score.weight"].update(shape=[10**4000] * 9)),
         ("model.safetensors", "score.weight", "list of sizes"),
     ),
-    "pipe for weights": (piped("model.safetensors"), ("model.safetensors", "found a pipe")),
-    "pipe for the tokenizer": (piped("tokenizer.json"), ("tokenizer.json", "found a pipe")),
-    "pipe for data": (piped_data, ("pairs.jsonl", "found a pipe")),
+    "pipe for weights": (piped(WEIGHTS), ("model.safetensors", "found a pipe")),
+    "pipe for the tokenizer": (piped("model/tokenizer.json"), ("tokenizer.json", "found a pipe")),
+    "pipe for data": (piped("pairs.jsonl"), ("pairs.jsonl", "found a pipe")),
     "large byteorder": (zip_bomb(data=1, order=5), ("pytorch_model.bin: archive/byteorder is too large",)),
     "large pickle": (zip_bomb(data=5, order=0), ("pytorch_model.bin: archive/data.pkl is too large",)),
     "template without end": (templated(LOOPS), ("the chat template", "takes more than 1,000,000 steps")),
     "template of a huge text": (templated("{{ 'a' * 10**10 }}"), ("the chat template", "makes a value of more")),
     "date": (dated, ("pairs.parquet: row 1", "'question'")),
     "many fields in a record": (
-        lambda model, data: [str(data.write_bytes(MANY + b"\n"))][:0],
+        written("pairs.jsonl", MANY + b"\n"),
         ("pairs.jsonl:1", "field 'a' is given twice"),
     ),
     "score that is a text": (scored(json.dumps(ROW | {"scores": ["1", "0"]})), ("scores.jsonl:1", "not a row")),
     "score that is not finite": (scored(json.dumps(ROW).replace("1.0", "NaN")), ("scores.jsonl:1", "not a row")),
     "deep row": (scored(DEEP.decode()), ("scores.jsonl:1", "nested too deeply")),
-    "deep run": (deep_run, ("run.json", "nested too deeply")),
+    "deep run": (scored("", DEEP), ("run.json", "nested too deeply")),
 }  # fmt: skip
 
 
@@ -263,7 +212,7 @@ def test_one_line_and_nothing_left_behind(name: str, model: Path, tmp_path: Path
     data, out = tmp_path / "pairs.jsonl", tmp_path / "run"
     data.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     spoil, words = REFUSED[name]
-    extra = spoil(model, data)
+    extra = spoil(tmp_path) or []
     capsys.readouterr()
     named = [] if "--data" in extra else ["--data", str(data)]
     assert cli.main(["evaluate", str(model), *named, "--out", str(out), "--no-progress", *extra]) == 2

@@ -3,9 +3,7 @@
 import json
 import os
 import signal
-import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,10 +11,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.plain_process import plain_environment
+from prb_jax.cli import main
+from tests.plain_process import ROOT, plain_environment, prb_command
+from tests.processes.jobs import ended, job, wait_for
 from tests.training.tiny import curve, rows, write_model, write_rows
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS = 12
 NUMBERS = ("loss", "accuracy", "margin", "grad_norm")
 
@@ -31,21 +30,8 @@ def data(tmp_path_factory) -> Path:
     return write_rows(tmp_path_factory.mktemp("data") / "pairs.jsonl", rows(40))
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory) -> dict[str, str]:
-    return plain_environment() | {
-        "JAX_PLATFORMS": "cpu",
-        "PRB_JAX_CACHE": str(tmp_path_factory.mktemp("cache")),
-    }
-
-
-def command(*arguments: object) -> list[str]:
-    code = "import sys; from prb_jax.cli import main; sys.exit(main())"
-    return [sys.executable, "-c", code, *map(str, arguments)]
-
-
 def train(model: Path, data: Path, out: Path, *more: object) -> list[str]:
-    return command(
+    return prb_command(
         "train", "configs/bt_profile_context.py", f"model={model}", f"data={data}", f"steps={STEPS}",
         "batch.comparisons=8", "checkpoint.every=3", "validation.every=6", "optimizer.learning_rate=1e-3",
         "log.plot=false", "--out", out, *more,
@@ -81,7 +67,7 @@ def whole(model, data, environment, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "whole"
     done = run(train(model, data, out), environment)
     assert done.returncode == 0, done.stderr
-    assert "validation at step" in done.stdout
+    assert "the model of step 12 was exported" in " ".join(done.stdout.split())
     assert "12 of 12 steps (100%)" in done.stderr
     return out
 
@@ -119,41 +105,28 @@ def test_four_devices_give_the_same_curve(model, data, environment, whole, tmp_p
         np.testing.assert_allclose(curve(tmp_path / "four", name), curve(whole, name), rtol=1e-5, atol=1e-5)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def processes(
-    arguments: list[str], environment: dict[str, str], count: int = 2
-) -> list[subprocess.Popen[str]]:
-    shared = environment | {
-        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}",
-        "JAX_NUM_PROCESSES": str(count),
-        "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
-    }
-    return [start(arguments, shared | {"JAX_PROCESS_ID": str(index)}) for index in range(count)]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_two_processes_stop_together_and_another_mesh_continues_the_same_curve(
     model, data, environment, whole, tmp_path
 ):
     out = tmp_path / "two"
-    both = processes(train(model, data, out, "--distributed"), environment)
-    wait_for_step(both[0], out, 4)
-    both[1].send_signal(signal.SIGTERM)  # told to one of them only
-    said = [process.communicate(timeout=300)[1] for process in both]
-    assert [process.returncode for process in both] == [75, 75], said
-    assert "SIGTERM: saved at step" in said[0]
-    assert "the same command continues the run" in said[0]
+    shared = {
+        "PRB_JAX_CACHE": environment["PRB_JAX_CACHE"],
+        "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
+    }
+    words = [*train(model, data, out, "--distributed")[1:]]
+    with job(words, count=2, environment=shared) as both:
+        wait_for(lambda: reached(out, 4), both)
+        both[1].send_signal(signal.SIGTERM)  # told to one of them only
+        (first, _, said), (second, _, other) = ended(both, seconds=300)
+    assert (first, second) == (75, 75), (said, other)
+    assert "SIGTERM: saved at step" in said
+    assert "the same command continues the run" in said
     assert not (out / "model").exists()
-    two = environment | {"XLA_FLAGS": plain_environment(devices=2)["XLA_FLAGS"]}
-    both = processes(train(model, data, out, "--distributed", "mesh=data=2,tensor=2"), two)
-    said = [process.communicate(timeout=300)[1] for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
+    with job([*words, "mesh=data=2,tensor=2"], count=2, devices=2, environment=shared) as both:
+        found = ended(both, seconds=300)
+    assert [status for status, *_ in found] == [0, 0], found
     for name in NUMBERS:
         np.testing.assert_allclose(curve(out, name), curve(whole, name), rtol=1e-5, atol=1e-5)
     one, other = (load_file(path / "model" / "model.safetensors") for path in (whole, out))
@@ -166,8 +139,6 @@ def test_two_processes_stop_together_and_another_mesh_continues_the_same_curve(
 
 @pytest.mark.timeout(300)
 def test_a_run_is_a_model_for_evaluate_and_convert(data, whole, tmp_path):
-    from prb_jax.cli import main
-
     given = ["evaluate", whole, "--data", data, "--limit", 10, "--out", tmp_path / "e"]
     assert main([*map(str, given)]) == 0
     assert json.loads((tmp_path / "e" / "summary.json").read_text())["n"] == 10
@@ -210,8 +181,6 @@ def test_a_disk_that_is_full_is_one_clear_error_and_the_run_continues(model, dat
     ],
 )
 def test_what_cannot_be_is_one_line_and_status_2(arguments, parts, capsys, tmp_path, monkeypatch):
-    from prb_jax.cli import main
-
     monkeypatch.chdir(tmp_path)  # configs are found from any folder
     assert main(["train", *arguments, "--out", str(tmp_path / "run")]) == 2
     said = capsys.readouterr().err
@@ -223,20 +192,9 @@ def test_what_cannot_be_is_one_line_and_status_2(arguments, parts, capsys, tmp_p
 
 
 def test_overrides_may_stand_behind_flags_and_the_config_is_shown(capsys, monkeypatch, tmp_path):
-    from prb_jax.cli import main
-
     monkeypatch.chdir(ROOT)
-    out = str(tmp_path / "run")
-    given = [
-        "train",
-        "configs/bt_user_blind.py",
-        "model=m",
-        "--out",
-        out,
-        "--show-config",
-        "data=d",
-        "seed=3",
-    ]
+    words = f"train configs/bt_user_blind.py model=m --out {tmp_path}/run --show-config data=d seed=3"
+    given = words.split()
     assert main(given) == 0
     shown = capsys.readouterr().out.splitlines()
     assert 'model: "m"' in shown
@@ -245,10 +203,8 @@ def test_overrides_may_stand_behind_flags_and_the_config_is_shown(capsys, monkey
         main([*given, "--unknown"])
     capsys.readouterr()
     assert main(["train", "--show-config", "steps=3"]) == 0  # neither CONFIG nor --out nor a model
-    assert (
-        "\n# Updates of the optimiser; a larger number later lengthens the run.\nsteps: 3\n"
-        in capsys.readouterr().out
-    )
+    about = "# Updates of the optimiser; a larger number later lengthens the run."
+    assert f"\n{about}\nsteps: 3\n" in capsys.readouterr().out
     assert main(["train", "--show-config", "optimizer.lr=1"]) == 2
     assert "did you mean 'optimizer.learning_rate'?" in capsys.readouterr().err
     for words, missing in ((["steps=3"], "CONFIG, --out"), (["configs/bt_user_blind.py"], "--out")):

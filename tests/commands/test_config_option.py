@@ -1,41 +1,25 @@
 """`prb evaluate --config FILE`: the file, the command line before it, and what run.json says."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from prb_jax.cli import main
-from tests.scoring.slow_scorer import comparisons
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("".join(json.dumps(item.to_row()) + "\n" for item in comparisons(8)), encoding="utf-8")
-    return path
+from tests.plain_process import prb
 
 
 @pytest.mark.parametrize("kind", ["yaml", "toml"])
 def test_a_process_reads_a_file_and_the_command_line_comes_before_it(tmp_path, data, kind) -> None:
     out, config = tmp_path / "run", tmp_path / f"options.{kind}"
-    if kind == "yaml":
-        config.write_text(
-            f"model: baseline:random\ndata: [absent.jsonl]\nlimit: 3\nseed: 5\nout: {out}\nno-progress: true\n"
-            "subset: null\n"
-        )
-    else:
-        config.write_text(
-            f'model = "baseline:random"\ndata = "absent.jsonl"\nlimit = 3\nseed = 5\nout = "{out}"\n'
-            "no_progress = true\n"
-        )
-    done = subprocess.run(
-        [sys.executable, "-m", "prb_jax", "evaluate", "--config", config, "baseline:length", "--data", data,
-         "--seed=0"],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    config.write_text(
+        {
+            "yaml": f"model: baseline:random\ndata: [absent.jsonl]\nlimit: 3\nseed: 5\nout: {out}\nno-progress: true\n"
+            "subset: null\n",
+            "toml": f'model = "baseline:random"\ndata = "absent.jsonl"\nlimit = 3\nseed = 5\nout = "{out}"\n'
+            "no_progress = true\n",
+        }[kind]
+    )
+    done = prb("evaluate", "--config", config, "baseline:length", "--data", data, "--seed=0")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""  # no progress
     run = json.loads((out / "run.json").read_text())
@@ -65,19 +49,10 @@ def test_a_process_reads_a_file_and_the_command_line_comes_before_it(tmp_path, d
         ("config: other.yaml", ["unknown config key 'config'"]),
     ],
 )
-def test_a_fault_is_one_line_that_names_file_and_key(tmp_path, data, text, parts, capsys) -> None:
+def test_a_fault_is_one_line_that_names_file_and_key(tmp_path, text, parts, evaluate, capsys) -> None:
     config = tmp_path / "options.yaml"
     config.write_text(text)
-    arguments = [
-        "baseline:length",
-        "--data",
-        str(data),
-        "--out",
-        str(tmp_path / "run"),
-        "--config",
-        str(config),
-    ]
-    assert main(["evaluate", *arguments]) == 2
+    assert evaluate("--config", config) == 2
     said = capsys.readouterr().err
     assert len(said.splitlines()) == 1
     for part in [f"prb: error: {config}: ", *parts]:
@@ -93,11 +68,7 @@ def test_what_is_given_in_neither_place_is_missing(tmp_path, data, capsys) -> No
     assert ended.value.code == 2
     assert "the following arguments are required: --out (" in capsys.readouterr().err
     # A model may stand behind options, with a file or without.
-    assert (
-        main(
-            ["evaluate", "--limit", "2", "baseline:random", "--data", str(data), "--out", str(tmp_path / "r")]
-        )
-        == 0
-    )
-    assert main(["evaluate", "--config", str(config), "--data", str(data), "--out", str(tmp_path / "s")]) == 0
+    words = ["--data", str(data), "--out", str(tmp_path / "r")]
+    assert main(["evaluate", "--limit", "2", "baseline:random", *words]) == 0
+    assert main(["evaluate", "--config", str(config), *words[:-1], str(tmp_path / "s")]) == 0
     assert json.loads((tmp_path / "s" / "summary.json").read_text())["model"] == "baseline:length"

@@ -8,17 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ROWS = [
-    {"id": "a", "user_id": "u", "question": "Tea?", "chosen": "Green tea.", "rejected": "No."},
-    {"id": "b", "user_id": "u", "question": "Rain?", "chosen": "Yes, heavy rain.", "rejected": "No."},
-]
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    return path
+import prb_jax
+from prb_jax.errors import RunError
 
 
 def prb(*words: object, shell: str = "", **options: str) -> subprocess.CompletedProcess[str]:
@@ -50,8 +41,8 @@ def test_a_table_that_cannot_be_printed_is_an_error_of_a_complete_run(data: Path
     closed = prb(*command, tmp_path / "closed", shell=">&-")
     assert (closed.returncode, closed.stderr) == (0, "")  # nobody reads it
     for name in ("full", "closed"):
-        assert json.loads((tmp_path / name / "summary.json").read_text())["n"] == 2
-        assert (tmp_path / name / "scores.jsonl").read_bytes().count(b"\n") == 2
+        assert json.loads((tmp_path / name / "summary.json").read_text())["n"] == 9
+        assert (tmp_path / name / "scores.jsonl").read_bytes().count(b"\n") == 9
 
 
 def test_a_platform_without_devices(data: Path, tmp_path: Path) -> None:
@@ -71,34 +62,24 @@ def test_a_working_directory_that_was_removed(data: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("words", [("--out", ""), ("--out=",)])
-def test_an_empty_argument(words: tuple[str, ...], data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from prb_jax import cli
-
+def test_an_empty_argument(words: tuple[str, ...], evaluate, capsys) -> None:
     with pytest.raises(SystemExit, match="2"):
-        cli.main(["evaluate", "baseline:length", "--data", str(data), *words])
+        evaluate(*words)
     assert "an argument is empty" in capsys.readouterr().err
 
 
 def test_an_empty_name_of_a_folder(data: Path) -> None:
-    import prb_jax as prb
-    from prb_jax.errors import RunError
-
     with pytest.raises(RunError, match="out: expected the name of a folder"):
-        prb.evaluate("baseline:length", str(data), out="")
+        prb_jax.evaluate("baseline:length", str(data), out="")
 
 
-def test_control_characters_do_not_reach_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from prb_jax import cli
-
-    path, escape = tmp_path / "pairs.jsonl", "\x1b]0;title\x07\x9b2J"
-    path.write_text("".join(json.dumps(row | {"subset": f"s{escape}"}) + "\n" for row in ROWS))
-    command = ["evaluate", "baseline:length", "--data", str(path), "--out", str(tmp_path / "run")]
-    assert cli.main([*command, "--no-progress"]) == 0
-    assert cli.main([*command, "--subset", f"none{escape}"]) == 2
-    path.write_text(json.dumps(ROWS[0] | {"id": f"i{escape}", "chosen": ""}) + "\n")
-    assert cli.main([*command, "--out", str(tmp_path / escape.replace("/", ""))]) == 2
+def test_control_characters_do_not_reach_the_terminal(data: Path, evaluate, tmp_path: Path, capsys) -> None:
+    row, escape = json.loads(data.read_text().splitlines()[0]), "\x1b]0;title\x07\x9b2J"
+    data.write_text(json.dumps(row | {"subset": f"s{escape}"}) + "\n")
+    assert evaluate("--no-progress") == 0
+    assert evaluate("--subset", f"none{escape}") == 2
+    data.write_text(json.dumps(row | {"id": f"i{escape}", "chosen": ""}) + "\n")
+    assert evaluate("--out", tmp_path / escape.replace("/", "")) == 2
     shown = capsys.readouterr()
     assert "\\x1b" in shown.out
     assert "\\x1b" in shown.err

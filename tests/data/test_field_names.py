@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from prb_jax.data import blocks
+from prb_jax.data import lines as json_lines
 from prb_jax.data.field_names import nearest_field
 from prb_jax.errors import DataError, PrbWarning
 from prb_jax.sources.large import LargeComparisons
@@ -33,7 +33,7 @@ def data(request, tmp_path, monkeypatch):
     """The rows as a source of each kind."""
     name = request.param.removeprefix("large ")
     if name != request.param:
-        monkeypatch.setattr(blocks, "LARGE", 1)
+        monkeypatch.setattr(json_lines, "LARGE", 1)
     path = tmp_path / name
     if name == "folder":
         path.mkdir()
@@ -77,7 +77,7 @@ def test_columns_are_mapped(data):
 
 
 def test_large_files_are_read_by_windows_with_columns(tmp_path, monkeypatch):
-    monkeypatch.setattr(blocks, "LARGE", 1)
+    monkeypatch.setattr(json_lines, "LARGE", 1)
     path = tmp_path / "x.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     assert isinstance(open_comparisons(f"{path}{COLUMNS}"), LargeComparisons)
@@ -105,7 +105,7 @@ def test_a_mapping_that_cannot_be(columns, message, tmp_path):
 
 @pytest.mark.filterwarnings("ignore::prb_jax.PrbWarning")
 def test_a_mapped_column_that_many_records_lack(tmp_path, monkeypatch):
-    monkeypatch.setattr(blocks, "LARGE", 1)
+    monkeypatch.setattr(json_lines, "LARGE", 1)
     path = tmp_path / "x.jsonl"
     path.write_text("".join(json.dumps(ROWS[0] | {"id": i}) + "\n" for i in range(1001)))
     with pytest.raises(DataError, match="no field 'voter' in the first 1,000 records"):

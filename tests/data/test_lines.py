@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from prb_jax.data import blocks, lines
-from prb_jax.data.files import read_rows
+from prb_jax.data import lines
 from prb_jax.data.lines import JsonLines
 from prb_jax.errors import DataError
 
@@ -48,19 +47,20 @@ def write(path: Path, contents: bytes) -> Path:
 @pytest.mark.parametrize("contents", CONTENTS)
 @pytest.mark.parametrize("block", [1, 3, 16, 50, 1 << 20])
 def test_any_blocks_give_the_records_of_the_file(tmp_path, monkeypatch, name, contents, block):
-    monkeypatch.setattr(blocks, "BLOCK", block)
+    monkeypatch.setattr(lines, "BLOCK", block)
     monkeypatch.setattr(lines, "_PIECE", 7)
     path = write(tmp_path / name, CONTENTS[contents])
-    expected = values(read_rows(path))
+    texts = enumerate(CONTENTS[contents].decode("utf-8-sig").split("\n"), start=1)
+    expected = [(f"{path}:{number}", json.loads(text)) for number, text in texts if text.strip()]
     file = JsonLines(path)
     assert values(file.rows()) == values(file.rows()) == expected
     assert file.complete
-    assert file.digest == JsonLines(path).digest == blocks.large_digest(path)
+    assert file.digest == JsonLines(path).digest == lines.large_digest(path)
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz"])
 def test_each_byte_is_read_once_and_no_further_than_asked(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(blocks, "BLOCK", 1 << 10)
+    monkeypatch.setattr(lines, "BLOCK", 1 << 10)
     monkeypatch.setattr(lines, "_PIECE", 1 << 9)
     draw = random.Random(1)
     rows = [{"n": n, "text": draw.randbytes(draw.randrange(90)).hex()} for n in range(500)]
@@ -79,14 +79,14 @@ def test_each_byte_is_read_once_and_no_further_than_asked(tmp_path, monkeypatch,
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz"])
 def test_blocks_that_are_not_what_they_were_are_refused(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(blocks, "BLOCK", 256)
+    monkeypatch.setattr(lines, "BLOCK", 256)
     text = "".join(json.dumps({"n": n, "text": f"{n * 7919:x}" * 3}) + "\n" for n in range(100))
     path = write(tmp_path / name, text.encode())
     before = JsonLines(path)
     read = list(itertools.islice(before.rows(), 30))
     assert len(read) == 30
     kept = list(before.digests)
-    assert 1 < len(kept) < blocks.block_count(path.stat().st_size)
+    assert 1 < len(kept) < lines.block_count(path.stat().st_size)
     same = JsonLines(path)
     same.expect(kept)
     assert len(list(same.rows())) == 100
@@ -108,7 +108,7 @@ def test_blocks_that_are_not_what_they_were_are_refused(tmp_path, monkeypatch, n
 
 
 def test_a_line_that_changes_and_a_file_that_becomes_shorter_are_errors(tmp_path, monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK", 64)
+    monkeypatch.setattr(lines, "BLOCK", 64)
     path = write(tmp_path / "x.jsonl", b"".join(b'{"n": %3d}\n' % n for n in range(100)))
     file = JsonLines(path)
     assert len(list(file.rows())) == file.about() == 100

@@ -11,8 +11,8 @@ import pytest
 from scipy import stats
 
 import prb_jax as prb
-from prb_jax.generation.choose import choose, filtered
-from prb_jax.generation.rules import Rules
+from prb_jax.generation.choose import Rules, choose, filtered
+from prb_jax.generation.rules import SampleOptions
 
 VOCABULARY = 97
 
@@ -56,7 +56,7 @@ def test_rules_are_those_of_transformers_and_compile_once() -> None:
     logits, seen = logits_and_seen()
     program = jax.jit(filtered)
     for rules in RULES:
-        kept = program(logits, seen, rules.checked())
+        kept = program(logits, seen, rules)
         ours, expected = np.asarray(jax.nn.log_softmax(kept)), theirs(rules, logits, seen)
         if rules.top_p < 1:  # of tokens that tie at the threshold transformers keeps some, we keep all
             ours, expected = ours[:, 1:], expected[:, 1:]
@@ -69,12 +69,12 @@ def test_rules_are_those_of_transformers_and_compile_once() -> None:
 def test_draws_have_the_distribution_and_greedy_is_a_temperature() -> None:
     logits, seen = logits_and_seen(rows=1)
     size = 2000
-    rules = Rules(temperature=np.full((1, size), 0.8), top_k=12).checked()
+    rules = Rules(temperature=np.full((1, size), 0.8), top_k=12)
     keys = jax.random.split(jax.random.key(3), (1, size))
     many = jnp.broadcast_to(logits, (1, size, VOCABULARY))
     marks = jnp.broadcast_to(seen, many.shape)
     chosen = jax.jit(choose)(many, keys, marks, rules)
-    alone = Rules(temperature=0.8, top_k=12).checked()
+    alone = Rules(temperature=0.8, top_k=12)
     probabilities = np.asarray(jax.nn.softmax(filtered(logits, seen, alone)), np.float64)[0, 0]
     counts = np.bincount(np.asarray(chosen.token)[0], minlength=VOCABULARY)
     assert not counts[probabilities == 0].any()
@@ -100,4 +100,4 @@ def test_draws_have_the_distribution_and_greedy_is_a_temperature() -> None:
 )  # fmt: skip
 def test_a_number_out_of_range_is_an_error_that_names_it(rule: str, value: float) -> None:
     with pytest.raises(prb.DataError, match=f"^{rule}: expected"):
-        Rules(**{rule: value}).checked()
+        SampleOptions(**{rule: value})

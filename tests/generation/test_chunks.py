@@ -14,10 +14,11 @@ import pytest
 import prb_jax as prb
 from prb_jax.errors import DataError
 from prb_jax.generation import chunk_caches
-from prb_jax.generation.chunks import ChunkGuide
+from prb_jax.generation.guided import Guide
 from prb_jax.generation.rules import SampleOptions
 from prb_jax.generation.schedule import Drawn
 from prb_jax.scoring.reward_model import RewardModel
+from tests.json_lines import write_lines
 from tests.scoring.records import write_model
 from tests.tiny_policies import write_policy
 
@@ -44,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"id": f"q{k}", "user_id": f"u{k}", "question": f"Question {k}", "chosen": "A quick soup.", "rejected": "No."}
         for k in range(3)
     ]  # fmt: skip
-    (top / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(top / "pairs.jsonl", rows)
     return top
 
 
@@ -54,9 +55,7 @@ def test_the_best_chunk_is_kept_each_time(folder: Path) -> None:
     prompts = policy.encode(comparisons, profile_posts=0, limit=200)
 
     def drawn(weight: float, model: Any, options: SampleOptions = OPTIONS, **more: Any) -> dict[Any, Drawn]:
-        guide = ChunkGuide(model=cast(RewardModel, model), weight=weight, candidates=3, chunk=3).checked(
-            policy
-        )
+        guide = Guide(model=cast(RewardModel, model), weight=weight, candidates=3, chunk=3).checked(policy)
         batches = guide.draw(policy, comparisons, prompts, options, **more)
         return {(one.prompt, one.sample): one for batch in batches for one in batch}
 
@@ -90,13 +89,13 @@ def test_the_best_chunk_is_kept_each_time(folder: Path) -> None:
     with pytest.raises(DataError, match="temperature: expected more than 0"):
         drawn(1.0, Letters(), SampleOptions(temperature=0.0))
     with pytest.raises(DataError, match="chunk: expected 1 or more"):
-        ChunkGuide(model=cast(RewardModel, model), weight=1.0, candidates=3, chunk=0).checked(policy)
+        Guide(model=cast(RewardModel, model), weight=1.0, candidates=3, chunk=0).checked(policy)
 
 
 def test_a_negative_weight_keeps_no_chunk_without_a_word(folder: Path) -> None:
     """Nothing is known of the reward of such a chunk, so that it is never the best one."""
     policy = prb.load_policy(folder / "policy")
-    guide = ChunkGuide(model=Letters(), weight=-1e6, candidates=3, chunk=3)
+    guide = Guide(model=Letters(), weight=-1e6, candidates=3, chunk=3)
     values = np.asarray([-np.inf, 2.0, 1.0])
     assert [guide.best(values, np.zeros(3)), replace(guide, weight=1e6).best(values, np.zeros(3))] == [2, 1]
     comparisons = list(prb.read_comparisons(str(folder / "pairs.jsonl")))[:1]
@@ -134,13 +133,13 @@ def test_caches_give_what_reading_again_gives(
     read: list[np.ndarray] = []
     score = chunk_caches.RewardCaches.score
 
-    def noted(self: Any, *given: Any) -> list[np.ndarray]:
-        found = score(self, *given)
+    def noted(self: Any, *given: Any, **more: Any) -> list[np.ndarray]:
+        found = score(self, *given, **more)
         read.extend(found)
         return found
 
     monkeypatch.setattr(chunk_caches.RewardCaches, "score", noted)
-    guide = ChunkGuide(model=model, weight=200.0, candidates=3, chunk=4)
+    guide = Guide(model=model, weight=200.0, candidates=3, chunk=4)
     found = [one for batch in guide.draw(policy, comparisons, prompts, options, rows=3) for one in batch]
     again = Noted(model)
     for number, one in enumerate(found):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import prb_jax as prb
+from prb_jax import cli
 from prb_jax.generation.guided import Guide
 from prb_jax.generation.rules import SampleOptions
 from prb_jax.generation.token_scores import why_other_tokenizer
@@ -19,6 +18,7 @@ from prb_jax.metrics.texts import corpus_bleu, text_figures
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.tree import Tree
+from tests.json_lines import read_lines, write_lines
 from tests.scoring.records import write_model
 from tests.tiny_policies import write_policy
 
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
          "chosen": "A quick soup.", "rejected": "No.", "profile": [{"id": "p", "category": "", "text": "I like rice."}]}
         for k in range(3)
     ]  # fmt: skip
-    (top / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(top / "pairs.jsonl", rows)
     return top
 
 
@@ -58,7 +58,7 @@ def naive(policy: prb.Policy, model: RewardModel, folder: Path, weight: float) -
 
     from prb_jax.models.decoder import decode_tree
     from prb_jax.models.decoder_layer import last_norm
-    from prb_jax.text.prompting import encode_prompts
+    from prb_jax.text.tokenizer import encode_prompts
     from prb_jax.text.visible import visible
 
     comparisons = list(prb.read_comparisons(str(folder / "pairs.jsonl")))
@@ -92,22 +92,14 @@ def naive(policy: prb.Policy, model: RewardModel, folder: Path, weight: float) -
 def test_guided_tokens(folder: Path) -> None:
     policy, model = prb.load_policy(folder / "policy"), prb.load(folder / "rm")
     comparisons = list(prb.read_comparisons(str(folder / "pairs.jsonl")))
-    plain = policy.sample(comparisons, temperature=0.0, max_new_tokens=TOKENS, stop_ids=(), profile_posts=0)
-    alone = drawn(policy, Guide(model=model, weight=0.0, candidates=CANDIDATES), folder)
-    assert alone == [own[0].token_ids.tolist() for own in plain]
-    hot = policy.sample(
-        comparisons,
-        temperature=0.9,
-        max_new_tokens=TOKENS,
-        stop_ids=(),
-        profile_posts=0,
-        seed=5,
-    )
-    heated = drawn(policy, Guide(model=model, weight=0.0, candidates=2), folder, temperature=0.9, seed=5)
-    assert heated == [own[0].token_ids.tolist() for own in hot]
+    plain, alone = {"max_new_tokens": TOKENS, "stop_ids": (), "profile_posts": 0}, []
+    for rules in ({"temperature": 0.0}, {"temperature": 0.9, "seed": 5}):
+        samples = policy.sample(comparisons, **plain, **rules)
+        alone.append(drawn(policy, Guide(model=model, weight=0.0, candidates=2), folder, **rules))
+        assert alone[-1] == [own[0].token_ids.tolist() for own in samples]
     guided = drawn(policy, Guide(model=model, weight=1.5, candidates=CANDIDATES), folder)
     assert guided == naive(policy, model, folder, 1.5)
-    assert guided != alone
+    assert guided != alone[0]
 
 
 def test_a_reward_that_loves_one_token_forces_it(folder: Path) -> None:
@@ -130,20 +122,24 @@ def test_a_reward_that_loves_one_token_forces_it(folder: Path) -> None:
     assert found == [[loved] * TOKENS] * 3
 
 
-def test_a_run_has_texts_and_figures(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_a_run_has_texts_and_figures(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, data = tmp_path / "out", str(folder / "pairs.jsonl")
     command = [
-        sys.executable, "-m", "prb_jax", "guide", str(folder / "policy"), "--reward", str(folder / "rm"), "--data",
-        str(folder / "pairs.jsonl"), "--out", str(out), "--weight", "1.5", "--candidates", str(CANDIDATES),
-        "--max-new-tokens", str(TOKENS), "--quality", "baseline:length", "--no-progress",
+        "guide", str(folder / "policy"), "--reward", str(folder / "rm"), "--data", data, "--out", str(out),
+        "--weight", "1.5", "--candidates", str(CANDIDATES), "--max-new-tokens", str(TOKENS), "--quality",
+        "baseline:length", "--no-progress",
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "ROUGE-L F1, stemmed (0 to 1)" in done.stdout
-    assert "BLEU of all texts together (0 to 100)" in done.stdout
-    assert "quality: baseline:length" in done.stdout
-    summary = json.loads((out / "summary.json").read_text())
-    rows = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert cli.main(command) == 0
+    shown = capsys.readouterr().out
+    for figure in (
+        "ROUGE-L F1, stemmed (0 to 1)",
+        "BLEU of all texts together (0 to 100)",
+        "quality: baseline:length",
+    ):
+        assert figure in shown
+    summary, rows = json.loads((out / "summary.json").read_text()), read_lines(out / "samples.jsonl")
     assert (len(rows), summary["n"], summary["weight"]) == (3, 3, 1.5)
     headline, figure, quality = json.loads((out / "behaviour.json").read_text())["figures"]
     for name, shown in (("rouge1", headline), ("rougeL", figure)):
@@ -160,25 +156,15 @@ def test_a_run_has_texts_and_figures(folder: Path, tmp_path: Path) -> None:
     assert (figure["label"], figure["policy"]) == (str(folder / "rm"), "Qwen3ForCausalLM")
     # the policy alone writes other texts, with the same figures, and no behaviour under a reward model
     options = SampleOptions(temperature=0.0, max_new_tokens=TOKENS)
-    alone = prb.guide(
-        folder / "policy",
-        None,
-        str(folder / "pairs.jsonl"),
-        out=tmp_path / "alone",
-        options=options,
-        progress=False,
-    )
+    given = {"options": options, "progress": False}
+    alone = prb.guide(folder / "policy", None, data, out=tmp_path / "alone", **given)  # pyright: ignore[reportArgumentType]
     assert alone.summary["text"].keys() == summary["text"].keys()
     assert "weight" not in alone.summary
     assert not (tmp_path / "alone" / "behaviour.json").exists()
     # best-of-n reads the folder as any other samples; another weight is another run
-    best = prb.read_comparisons(str(folder / "pairs.jsonl"))
-    assert [row["id"] for row in rows] == [each.id for each in best]
+    assert [row["id"] for row in rows] == [comparison.id for comparison in prb.read_comparisons(data)]
     with pytest.raises(prb.RunError, match=r"guide\.weight: 1\.5 -> 2\.0"):
-        prb.guide(
-            folder / "policy", folder / "rm", str(folder / "pairs.jsonl"), out=out, weight=2.0, candidates=CANDIDATES,
-            options=options, progress=False,
-        )  # fmt: skip
+        prb.guide(folder / "policy", folder / "rm", data, out=out, weight=2.0, candidates=CANDIDATES, **given)  # pyright: ignore[reportArgumentType]
 
 
 def test_what_cannot_guide_is_one_error(folder: Path) -> None:

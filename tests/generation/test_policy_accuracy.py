@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +10,13 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
+from prb_jax import cli
 from prb_jax.generation.policy_accuracy import policy_accuracy
 from prb_jax.generation.token_scores import STEPS_TOGETHER, read_policy, read_rewards
 from prb_jax.metrics.policy_scores import TokenFacts, prefix_sizes, response_scores
-from prb_jax.text.prompting import encode_prompts
+from prb_jax.text.tokenizer import encode_prompts
 from prb_jax.text.view import ViewOptions
+from tests.json_lines import read_lines, write_lines
 from tests.scoring.records import write_model
 from tests.tiny_policies import VOCABULARY, write_policy
 
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
          "profile": [{"id": "p", "category": "", "text": f"I like rice {k % 4}."}]}
         for k in range(8)
     ]  # fmt: skip
-    (top / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(top / "pairs.jsonl", rows)
     return top
 
 
@@ -69,7 +69,8 @@ def test_tokens_equal_transformers_and_the_formula_in_full(folder: Path) -> None
     comparison = next(iter(prb.read_comparisons(str(folder / "pairs.jsonl"))))
     view = model.reader.view(ViewOptions())
     found = read_policy(policy, [comparison], profile_posts=0, candidates=VOCABULARY, limit=200)[0]
-    rewards = read_rewards(model, [comparison], [found], view=view)[0]
+    whole = np.asarray([2.5, 2.5])
+    (known,) = read_rewards(model, [comparison], [found], [whole], view=view)
     prompt = encode_prompts(policy.tokenizer, [comparison.prompt])[0]
     shown = policy.encode([comparison], profile_posts=view.profile_posts, limit=500)[0].ids
     assert len(shown) > len(prompt)  # the reward model sees the profile
@@ -83,15 +84,13 @@ def test_tokens_equal_transformers_and_the_formula_in_full(folder: Path) -> None
         full = np.stack(
             [rewards_of_all_tokens(judge, np.concatenate([shown, ids[:t]])) for t in range(len(ids))]
         )
-        np.testing.assert_allclose(rewards.rewards[k], full[np.arange(len(ids)), ids], atol=1e-5)
-        np.testing.assert_allclose(
-            rewards.tried[k], np.take_along_axis(full, found.tried[k], axis=1), atol=1e-5
-        )
-        assert rewards.start == pytest.approx(float(logits(judge, shown[None])[0, 0]), abs=1e-5)
-        facts = TokenFacts(
-            found.logprobs[k], 2.5, rewards.rewards[k], rewards.start, found.tried_logprobs[k], rewards.tried[k],
-            (found.tried[k] == ids[:, None]).any(axis=1),
-        )  # fmt: skip
+        facts = known[k]
+        assert facts.rewards is not None
+        assert facts.tried_rewards is not None
+        np.testing.assert_allclose(facts.rewards, full[np.arange(len(ids)), ids], atol=1e-5)
+        expected_rewards = np.take_along_axis(full, found.tried[k], axis=1)
+        np.testing.assert_allclose(facts.tried_rewards, expected_rewards, atol=1e-5)
+        assert facts.start == pytest.approx(float(logits(judge, shown[None])[0, 0]), abs=1e-5)
         for strength in LAMBDAS:
             scores = response_scores(facts, strength)
             tilted = logprobs + strength * full
@@ -126,20 +125,19 @@ def test_scores_of_few_candidates() -> None:
     }
 
 
-def test_a_run_of_two_reward_models(folder: Path, tmp_path: Path) -> None:
+def test_a_run_of_two_reward_models(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, model, data = tmp_path / "out", str(folder / "rm"), str(folder / "pairs.jsonl")
     command = [
-        sys.executable, "-m", "prb_jax", "policy-accuracy", str(folder / "policy"), "--rewards", model,
-        "baseline:length", "--data", data, "--out", str(out), "--candidates", "3", "--lambdas", "0.5,2",
-        "--no-progress",
+        "policy-accuracy", str(folder / "policy"), "--rewards", model, "baseline:length", "--data", data,
+        "--out", str(out), "--candidates", "3", "--lambdas", "0.5,2", "--no-progress",
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "no rewards of tokens: it is no reward model with weights" in " ".join(done.stdout.split())
+    assert cli.main(command) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "no rewards of tokens: it is no reward model with weights" in shown
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["n"], summary["users"], summary["users_validation"]) == (8, 4, 1)
     assert summary["strengths"] == [0.0, 0.5, 2.0]
-    rows = [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
+    rows = read_lines(out / "rows.jsonl")
     own = [row for row in rows if row["scorer"] == model]
     assert [row["control"] for row in own] == [""] * 8 + ["swap"] * 8
     # lambda 0 is the policy alone, exactly, in every score but the one that is normalised over the candidates

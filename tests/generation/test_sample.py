@@ -19,6 +19,7 @@ from prb_jax.generation.rules import SampleOptions
 from prb_jax.generation.sample import read_samples, sample_data
 from prb_jax.models.config.decoder import read_raw_config
 from tests.generation.mesh_samples import PROMPTS, SAMPLING, tokens
+from tests.json_lines import read_lines, write_lines
 from tests.judges.stand_in import completion, stand_in
 from tests.plain_process import plain_environment
 from tests.tiny_policies import write_policy
@@ -41,8 +42,7 @@ def policy(folder: Path) -> prb.Policy:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("data") / "pairs.jsonl"
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     posts = [{"id": str(k), "text": f"I like walking number {k}, and vegetables."} for k in range(14)]
     rows = [
         {
@@ -51,22 +51,20 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
         for k in range(11)
     ]  # fmt: skip
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_lines(tmp_path_factory.mktemp("data") / "pairs.jsonl", rows)
 
 
 def test_a_run_is_written_continued_and_refused(
-    folder: Path, data: Path, policy: prb.Policy, tmp_path: Path
+    folder: Path, data: str, policy: prb.Policy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
     command = [
-        sys.executable, "-m", "prb_jax", "sample", str(folder), "--data", str(data), "--n", "3", "--temperature", "0.9",
-        "--top-k", "60", "--max-new-tokens", "12", "--seed", "5", "--rows", "6", "--out", str(out), "--no-progress",
+        "sample", str(folder), "--data", data, "--n", "3", "--temperature", "0.9", "--top-k", "60",
+        "--max-new-tokens", "12", "--seed", "5", "--rows", "6", "--out", str(out), "--no-progress",
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "11 prompts, 3 samples of each" in done.stdout
-    rows = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert cli.main(command) == 0
+    assert "11 prompts, 3 samples of each" in capsys.readouterr().out
+    rows = read_lines(out / "samples.jsonl")
     assert [(row["id"], row["sample"]) for row in rows] == [(f"q{k}", s) for k in range(11) for s in range(3)]
     assert list(rows[0]) == [
         "id", "sample", "prompt_token_ids", "token_ids", "text", "logprob", "sampled_logprob", "finish"
@@ -95,11 +93,10 @@ def test_a_run_is_written_continued_and_refused(
     assert (out / "samples.jsonl").read_bytes() == whole
     # Other batches: the same texts.
     again = sample_data(policy, data, out=tmp_path / "again", options=OPTIONS, rows=2, progress=False)
-    texts = [json.loads(line)["token_ids"] for line in (again.out / "samples.jsonl").read_text().splitlines()]
+    texts = [row["token_ids"] for row in read_lines(again.out / "samples.jsonl")]
     assert texts == [row["token_ids"] for row in rows]
-    refused = subprocess.run([*command, "--min-p", "0.5"], capture_output=True, text=True, timeout=300)
-    assert refused.returncode == 2
-    assert "sampling.min_p: 0.0 -> 0.5" in refused.stderr
+    assert cli.main([*command, "--min-p", "0.5"]) == 2
+    assert "sampling.min_p: 0.0 -> 0.5" in capsys.readouterr().err
 
 
 def test_a_sample_depends_on_its_prompt_place_and_seed_alone(policy: prb.Policy) -> None:
@@ -203,9 +200,7 @@ def test_an_endpoint_draws_into_the_same_folder_and_continues(tmp_path: Path) ->
          "profile": [{"id": "1", "category": "", "text": "I like tea."}]}
         for k in range(5)
     ]  # fmt: skip
-    data = tmp_path / "pairs.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    broken = True
+    data, broken = write_lines(tmp_path / "pairs.jsonl", rows), True
 
     def reply(body: Any, tries: int) -> Any:
         if broken and len(server.asked) > 9:
@@ -214,11 +209,11 @@ def test_an_endpoint_draws_into_the_same_folder_and_continues(tmp_path: Path) ->
 
     with stand_in(reply, whole=True) as server:
         command = [
-            "sample", "--endpoint", server.url, "--model", "m", "--data", str(data), "--n", "3", "--temperature", "0.7",
+            "sample", "--endpoint", server.url, "--model", "m", "--data", data, "--n", "3", "--temperature", "0.7",
             "--top-p", "0.9", "--concurrency", "1", "--out", str(tmp_path / "run"), "--no-progress",
         ]  # fmt: skip
         assert cli.main(command) != 0
-        assert len((tmp_path / "run" / "samples.jsonl").read_text().splitlines()) == 8
+        assert len(read_lines(tmp_path / "run" / "samples.jsonl")) == 8
         broken, before = False, len(server.asked)
         assert cli.main(command) == 0
         assert len(server.asked) - before == 15 - 8
@@ -248,4 +243,4 @@ def test_an_endpoint_draws_into_the_same_folder_and_continues(tmp_path: Path) ->
         ),
     ):
         with pytest.raises(RunError, match=message):
-            sample_data(None, str(data), out=tmp_path / "no", options=options, progress=False, **given)
+            sample_data(None, data, out=tmp_path / "no", options=options, progress=False, **given)

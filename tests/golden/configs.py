@@ -33,7 +33,7 @@ def dump() -> str:
     """`a.b.c: value` lines below the name of each config, but for what is as by default."""
     from prb_jax.data.config_files import value_text
     from prb_jax.data.options import flat_settings
-    from prb_jax.training.settings import TrainSettings
+    from prb_jax.training.config import TrainSettings
 
     defaults = flat_settings(TrainSettings())
     parts = {"defaults": defaults}

@@ -1,4 +1,4 @@
-"""A stand-in for an endpoint: an HTTP server in a thread, which replies as a function says."""
+"""A stand-in for an endpoint: an HTTP server in a thread, which replies as a function says; judgements of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, cast
+
+import prb_jax as prb
 
 Answer = tuple[int, bytes, dict[str, str]]
 
@@ -70,3 +73,20 @@ def stand_in(reply: Callable[[Any, int], str | Answer], *, whole: bool = False) 
     finally:
         server.shutdown()
         server.server_close()
+
+
+def judged(server: StandIn, data: Any, out: Path, **options: Any) -> Any:
+    """Let the model of a stand-in judge, and return the evaluation."""
+    return prb.judge(
+        None,
+        data,
+        out=out,
+        options=prb.JudgeOptions(**options),
+        endpoint=prb.EndpointOptions(url=server.url, model="m", backoff=0.01),
+        progress=False,
+    )
+
+
+def shown_answer(text: str) -> str:
+    """The response that a judge of single responses is shown."""
+    return text.partition("Answer:\n")[2].split("\n\n")[0]

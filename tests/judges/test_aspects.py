@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import prb_jax as prb
+from prb_jax import cli
 from prb_jax.errors import DataError, RunError
 from prb_jax.judges.aspects import INSTRUCTION
-from prb_jax.judges.options import JudgeOptions
-from prb_jax.remote.options import EndpointOptions
 from prb_jax.scoring.prompt_extras import PromptExtras
-from tests.judges.stand_in import stand_in
+from tests.json_lines import read_lines, write_lines
+from tests.judges.stand_in import judged, shown_answer, stand_in
 from tests.tiny_models import write_model_without_torch
 from tests.tiny_policies import VOCABULARY, write_policy
 from tests.tiny_tokenizer import write_tokenizer
@@ -24,12 +21,11 @@ from tests.tiny_tokenizer import write_tokenizer
 USERS = {"ana": "apples", "bo": "bread", "cy": "cheese"}
 
 
-def write_data(folder: Path, count: int = 9) -> Path:
+def write_data(folder: Path, count: int = 9) -> str:
     """Pairs whose better response names what the user likes, and the worse one what somebody else likes."""
     rows = []
     for number in range(count):
         user, other = (list(USERS)[(number + k) % 3] for k in (0, 1))
-        profile = [{"id": f"p{user}", "category": "", "text": f"I love {USERS[user]}."}]
         rows.append(
             {
                 "id": f"c{number}",
@@ -37,13 +33,11 @@ def write_data(folder: Path, count: int = 9) -> Path:
                 "question": f"Question {number}?",
                 "chosen": f"{USERS[user]} for you, number {number}",
                 "rejected": f"{USERS[other]} for you, number {number}",
-                "profile": profile,
+                "profile": [{"id": f"p{user}", "category": "", "text": f"I love {USERS[user]}."}],
                 "rubric_aspects": [{"aspect": f"names {USERS[user]}"}],
             }
         )
-    path = folder / "data.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_lines(folder / "data.jsonl", rows)
 
 
 def reader(text: str, _: int) -> str:
@@ -52,48 +46,35 @@ def reader(text: str, _: int) -> str:
     liked = [food for food in USERS.values() if food in told]
     if INSTRUCTION in text:
         return "".join(f"- {food}\n" for food in liked)
-    answer = text.partition("Answer:\n")[2].split("\n\n")[0]
+    answer = shown_answer(text)
     return "9" if any(answer.startswith(food) for food in liked) else "1"
 
 
-def test_a_planner_a_judge_its_controls_and_the_reports(tmp_path: Path) -> None:
-    data, out = write_data(tmp_path), tmp_path / "runs"
-
-    def prb_run(*words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "prb_jax", *words],
-            capture_output=True,
-            text=True,
-            timeout=200,
-            cwd=tmp_path,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
+def test_a_planner_a_judge_its_controls_and_the_reports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out, plans = write_data(tmp_path), tmp_path / "runs", tmp_path / "plans"
     with stand_in(reader) as server:
-        endpoint = EndpointOptions(url=server.url, model="m", backoff=0.01)
-        at = ("--endpoint", server.url, "--model", "m", "--data", str(data), "--no-progress")
-        assert "texts: 9, of these without a word: 0" in prb_run("aspects", *at, "--out", "plans")
+        endpoint = prb.EndpointOptions(url=server.url, model="m", backoff=0.01)
+        at = ("--endpoint", server.url, "--model", "m", "--data", data, "--no-progress")
+        assert cli.main(["aspects", *at, "--out", str(plans)]) == 0
+        assert "texts: 9, of these without a word: 0" in capsys.readouterr().out
         assert len(server.asked) == 9
         assert all("for you" not in body["messages"][0]["content"] for _, body in server.asked)
-        again = prb.plan_aspects(None, str(data), out=tmp_path / "plans", endpoint=endpoint, progress=False)
+        again = prb.plan_aspects(None, data, out=plans, endpoint=endpoint, progress=False)
         assert (len(server.asked), again.summary["n"]) == (9, 9)
-        plans = f"planned:{tmp_path / 'plans'}"
-
-        def judged(name: str, **options: Any) -> dict[str, Any]:
-            chosen = JudgeOptions(protocol="score", **options)
-            return prb.judge(
-                None, str(data), out=out / name, options=chosen, endpoint=endpoint, progress=False
-            ).summary
-
-        words = ("--protocol", "score", "--controls", "all", "--aspects", plans, "--profile-posts", "0")
-        shown = prb_run("judge", *at, *words, "--out", str(out / "planned"))
-        assert "was told beside the profile: planned aspects" in " ".join(shown.split())
+        words = ("--protocol", "score", "--controls", "all", "--aspects", f"planned:{plans}")
+        run = ("judge", *at, *words, "--profile-posts", "0", "--out", str(out / "planned"))
+        assert cli.main(list(run)) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "was told beside the profile: planned aspects" in shown
         planned = json.loads((out / "planned" / "summary.json").read_text())
-        bare = judged("bare", profile_posts=0)
-        oracle = judged("oracle", profile_posts=0, hints=PromptExtras(aspects="oracle"))
+        of_score = {"protocol": "score", "profile_posts": 0}
+        bare = judged(server, data, out / "bare", **of_score).summary
+        hints = PromptExtras(aspects="oracle")
+        oracle = judged(server, data, out / "oracle", **of_score, hints=hints).summary
         with pytest.raises(RunError, match="the model is shown nothing of a user"):
-            judged("nothing", profile_posts=0, controls="blind")
+            judged(server, data, out / "nothing", **of_score, controls="blind")
     assert (planned["accuracy"], bare["accuracy"], oracle["accuracy"]) == (1.0, 0.0, 1.0)
     blind, swap = planned["controls"]["blind"], planned["controls"]["swap"]
     assert (blind["accuracy"], blind["difference"], blind["shown_otherwise"]) == (0.0, 1.0, 9)
@@ -105,9 +86,8 @@ def test_a_planner_a_judge_its_controls_and_the_reports(tmp_path: Path) -> None:
 
     (pair,) = prb.compare(out / "planned", out / "bare", out=tmp_path / "compared")["pairs"]
     assert abs(pair["difference"]) == 1.0
-    page = prb.report([out / "planned", out / "oracle"], out=tmp_path / "page.html")
-    text = Path(page).read_text() if isinstance(page, str | Path) else (tmp_path / "page.html").read_text()
-    assert "oracle aspects, an upper bound" in text
+    prb.report([out / "planned", out / "oracle"], out=tmp_path / "page.html")
+    assert "oracle aspects, an upper bound" in (tmp_path / "page.html").read_text()
     assert [entry["run"] for entry in prb.leaderboard(out)] == ["planned", "bare"]
     every = {entry["run"]: entry["hints"] for entry in prb.leaderboard(out, upper_bounds=True)}
     assert every == {"planned": "planned aspects", "bare": "", "oracle": "oracle aspects, an upper bound"}
@@ -116,56 +96,45 @@ def test_a_planner_a_judge_its_controls_and_the_reports(tmp_path: Path) -> None:
 
 
 def test_a_planner_on_this_machine_and_a_reward_model_that_reads_it(tmp_path: Path) -> None:
-    data = write_data(tmp_path, 4)
-    write_policy(tmp_path / "policy", "qwen3", eos=3, num_hidden_layers=1)
+    data, policy, plans = write_data(tmp_path, 4), tmp_path / "policy", tmp_path / "plans"
+    write_policy(policy, "qwen3", eos=3, num_hidden_layers=1)
     write_model_without_torch(tmp_path / "rm", "qwen3", vocab_size=VOCABULARY, num_hidden_layers=1)
     write_tokenizer(tmp_path / "rm")
-    plans = tmp_path / "plans"
-    planned = prb.plan_aspects(
-        tmp_path / "policy", str(data), out=plans, profile_posts=1, max_new_tokens=4, progress=False
-    )
-    rows = [json.loads(line) for line in (plans / "aspects.jsonl").read_text().splitlines()]
+
+    def plan() -> list[dict[str, str]]:
+        planned = prb.plan_aspects(policy, data, out=plans, profile_posts=1, max_new_tokens=4, progress=False)
+        assert planned.summary["n"] == 4
+        return read_lines(plans / "aspects.jsonl")
+
+    rows, opened = plan(), prb.load_policy(policy)
     asked = [
         f"What this user wrote before:\n\nPost 1:\nI love {USERS[list(USERS)[n % 3]]}.\n\nWhat the user asks now:\n\n"
         f"Question {n}?\n\n{INSTRUCTION}"
         for n in range(4)
     ]
-    texts = prb.load_policy(tmp_path / "policy").sample(asked, temperature=0.0, max_new_tokens=4)
+    texts = opened.sample(asked, temperature=0.0, max_new_tokens=4)
     assert [row["text"] for row in rows] == [sample.text.strip() for (sample,) in texts]
-    (plans / "aspects.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:2]) + '{"id"')
-    prb.plan_aspects(
-        tmp_path / "policy", str(data), out=plans, profile_posts=1, max_new_tokens=4, progress=False
-    )
-    assert [json.loads(line) for line in (plans / "aspects.jsonl").read_text().splitlines()] == rows
-    assert planned.summary["n"] == 4
+    write_lines(plans / "aspects.jsonl", rows[:2])
+    with (plans / "aspects.jsonl").open("a") as file:
+        file.write('{"id"')
+    assert plan() == rows
     told = prb.evaluate(
-        str(tmp_path / "rm"), str(data), out=tmp_path / "told", aspects=f"planned:{plans}", progress=False
+        str(tmp_path / "rm"), data, out=tmp_path / "told", aspects=f"planned:{plans}", progress=False
     )
-    plain = prb.load(str(tmp_path / "rm"))
     by_hand = []
-    for row, line in zip(rows, data.read_text().splitlines(), strict=True):
-        one = json.loads(line)
-        said = (
-            f"What this user wants from an answer to this question:\n\n{row['text']}\n\n"
-            if row["text"]
-            else ""
-        )
+    for row, one in zip(rows, read_lines(Path(data)), strict=True):
+        wants = "What this user wants from an answer to this question:"
+        said = f"{wants}\n\n{row['text']}\n\n" if row["text"] else ""
         one["question"] = (
             f"What this user wrote before:\n\nPost 1:\n{one['profile'][0]['text']}\n\n{said}What the user asks now:\n\n"
             f"{one['question']}"
         )
         by_hand.append(prb.Comparison.from_row(one | {"profile": None}, where="by hand"))
-    expected = plain.score(by_hand)
-    for row, scores in zip(told.rows, expected, strict=True):
+    for row, scores in zip(told.rows, prb.load(str(tmp_path / "rm")).score(by_hand), strict=True):
         assert list(row.scores) == pytest.approx(list(scores), abs=1e-5)
     assert told.summary["controls"]["blind"]["shown_otherwise"] == 4
     with pytest.raises(RunError, match="aspects: baseline:length reads no prompt"):
-        prb.evaluate("baseline:length", str(data), aspects="oracle", progress=False)
+        prb.evaluate("baseline:length", data, aspects="oracle", progress=False)
+    most = opened.context - 5
     with pytest.raises(DataError, match=r"comparison 'c0'.*without any post"):
-        prb.plan_aspects(
-            tmp_path / "policy",
-            str(data),
-            out=tmp_path / "long",
-            max_new_tokens=prb.load_policy(tmp_path / "policy").context - 5,
-            progress=False,
-        )
+        prb.plan_aspects(policy, data, out=tmp_path / "long", max_new_tokens=most, progress=False)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,14 +14,14 @@ from rouge_score.rouge_scorer import RougeScorer
 
 import prb_jax as prb
 from prb_jax import cli
-from prb_jax.generation.chunks import ChunkGuide
+from prb_jax.generation.guided import Guide
 from prb_jax.generation.rules import SampleOptions
 from prb_jax.generation.sample import sample_data
-from prb_jax.judges.best_of_n import best_of_n
-from prb_jax.judges.candidates import read_candidates, read_drawn
+from prb_jax.judges.candidates import read_candidates
 from prb_jax.metrics.best_of import best_of_first, best_of_k
 from prb_jax.rl.rewards import _asks
 from prb_jax.runs.behaviour import read_behaviour
+from tests.json_lines import read_lines, write_lines
 from tests.scoring.records import write_model
 from tests.tiny_policies import write_policy
 
@@ -36,15 +37,19 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
          "rejected": "No."}
         for k in range(4)
     ]  # fmt: skip
-    data = folder / "pairs.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = write_lines(folder / "pairs.jsonl", rows)
     write_policy(folder / "policy", "qwen3", eos=3, num_hidden_layers=2)
     options = SampleOptions(n=N, max_new_tokens=8, stop_ids=())
-    sample_data(folder / "policy", str(data), out=folder / "run", options=options, progress=False)
-    lines = [json.loads(line) for line in (folder / "run" / "samples.jsonl").read_text().splitlines()]
+    sample_data(folder / "policy", data, out=folder / "run", options=options, progress=False)
+    lines = read_lines(folder / "run" / "samples.jsonl")
     lines[6]["text"] = " \n"
-    (folder / "run" / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(folder / "run" / "samples.jsonl", lines)
     return folder / "run"
+
+
+def best_of_n(samples: Path, out: Path, rewards: Sequence[str] = ("baseline:length",), **more: Any) -> Any:
+    """A run's summary."""
+    return prb.best_of_n(samples, list(rewards), out=out, progress=False, **more).summary
 
 
 def test_curves_are_those_of_the_scores(
@@ -59,47 +64,36 @@ def test_curves_are_those_of_the_scores(
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["n"], summary["empty"], summary["left_out"]) == (4, 1, [])
     texts: dict[str, list[str]] = {}
-    for line in (samples / "samples.jsonl").read_text().splitlines():
-        row = json.loads(line)
+    for row in read_lines(samples / "samples.jsonl"):
         texts.setdefault(row["id"], []).extend([row["text"]] if row["text"].strip() else [])
-    reward_model = prb.load(model)
     given = [
         prb.Comparison(id=name, question=f"What should I cook {name[1:]}?", responses=own)
         for name, own in texts.items()
     ]
-    scores = reward_model.score(given)
-    rouge = RougeScorer(["rougeL"])
+    scores, rouge = prb.load(model).score(given), RougeScorer(["rougeL"])
     truth = [
         np.array([rouge.score("Something quick.", text)["rougeL"].fmeasure for text in own])
         for own in texts.values()
     ]
     for point in summary["curves"][str(model)]:
-        k = point["k"]
-        pairs = list(zip(scores, truth, strict=True))
-        expected = np.mean([best_of_k(r, q, min(k, len(r))) for r, q in pairs])
-        assert point["quality"] == pytest.approx(expected, abs=1e-9)
-        assert point["first"] == pytest.approx(
-            np.mean([best_of_first(r, q, min(k, len(r))) for r, q in pairs])
-        )
+        pairs = [(r, q, min(point["k"], len(r))) for r, q in zip(scores, truth, strict=True)]
+        assert point["quality"] == pytest.approx(np.mean([best_of_k(*pair) for pair in pairs]), abs=1e-9)
+        assert point["first"] == pytest.approx(np.mean([best_of_first(*pair) for pair in pairs]))
         assert (point["ci95"], point["ci95_reason"]) == (None, "2 users; an interval needs at least 6")
     best = [point["quality"] for point in summary["curves"]["oracle"]]
     assert best == sorted(best)
-    assert best[-1] == pytest.approx(np.mean([each.max() for each in truth]))
-    flat = {round(point["quality"], 9) for point in summary["curves"]["random"]}
-    assert len(flat) == 1
+    assert best[-1] == pytest.approx(np.mean([own.max() for own in truth]))
+    assert len({round(point["quality"], 9) for point in summary["curves"]["random"]}) == 1
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
 
     # Killed after some rows: the same call goes on; another quality is another run.
     lines = (out / "rewards.jsonl").read_bytes().splitlines(keepends=True)
     (out / "summary.json").unlink()
     (out / "rewards.jsonl").write_bytes(b"".join(lines[:5]) + lines[5][:20])
-    again = best_of_n(samples, [str(model), "baseline:length"], out=out, progress=False)
-    assert again.summary == summary
+    assert best_of_n(samples, out, names) == summary
     assert (out / "rewards.jsonl").read_bytes() == b"".join(lines)
     with pytest.raises(prb.RunError, match='quality: "reference" -> "baseline:length"'):
-        best_of_n(
-            samples, [str(model), "baseline:length"], out=out, quality="baseline:length", progress=False
-        )
+        best_of_n(samples, out, names, quality="baseline:length")
 
 
 def test_a_reward_model_is_shown_the_whole_comparison(tmp_path: Path) -> None:
@@ -123,7 +117,7 @@ def test_a_reward_model_is_shown_the_whole_comparison(tmp_path: Path) -> None:
     run = sample_data(
         tmp_path / "policy", str(data), out=tmp_path / "run", options=options, progress=False
     ).out
-    (candidates,), _, _ = read_candidates(run, *read_drawn(run, None), None)
+    (candidates,) = read_candidates(run, None).prompts
     hinted = replace(comparison, hints="Earlier choices.")
     (rollouts,) = _asks(0, hinted, ["one", "two"])
     guided: list[prb.Comparison] = []
@@ -135,68 +129,67 @@ def test_a_reward_model_is_shown_the_whole_comparison(tmp_path: Path) -> None:
 
     policy = prb.load_policy(tmp_path / "policy")
     prompts = policy.encode([hinted], profile_posts=1, limit=200)
-    list(
-        ChunkGuide(model=Noting(), weight=1.0, candidates=2, chunk=4).draw(policy, [hinted], prompts, options)
-    )
-    for source, shown in (
-        (comparison, candidates.comparison),
-        (hinted, rollouts.comparison),
-        (hinted, guided[0]),
-    ):
+    guide = Guide(model=Noting(), weight=1.0, candidates=2, chunk=4)
+    list(guide.draw(policy, [hinted], prompts, options))
+    sources = (comparison, candidates.comparison), (hinted, rollouts.comparison), (hinted, guided[0])
+    for source, shown in sources:
         assert [getattr(shown, name) for name in carried] == [getattr(source, name) for name in carried]
         assert shown.labels is None
 
 
 def test_quality_is_a_file_or_another_model(samples: Path, tmp_path: Path) -> None:
-    rewards = ["baseline:length"]
-    by_model = best_of_n(samples, rewards, out=tmp_path / "model", quality="baseline:length", progress=False)
-    curves = by_model.summary["curves"]
-    assert [point["quality"] for point in curves["baseline:length"]] == [
-        point["quality"] for point in curves["oracle"]
+    curves = best_of_n(samples, tmp_path / "model", quality="baseline:length")["curves"]
+    by_length, oracle = (
+        [point["quality"] for point in curves[name]] for name in ("baseline:length", "oracle")
+    )
+    assert by_length == oracle
+    judged = [
+        {"id": row["id"], "sample": row["sample"], "quality": row["sample"] / 2}
+        for row in read_lines(samples / "samples.jsonl")
     ]
-    rows = [json.loads(line) for line in (samples / "samples.jsonl").read_text().splitlines()]
-    file = tmp_path / "judged.jsonl"
-    judged = [{"id": row["id"], "sample": row["sample"], "quality": row["sample"] / 2} for row in rows]
-    file.write_text("".join(json.dumps(row) + "\n" for row in judged))
-    by_file = best_of_n(samples, rewards, out=tmp_path / "file", quality=str(file), progress=False)
+    file = write_lines(tmp_path / "judged.jsonl", judged)
+    curves = best_of_n(samples, tmp_path / "file", quality=file)["curves"]
     started = next(one for one in read_behaviour(tmp_path / "file") if one.label == "baseline:random")
-    assert started.value == pytest.approx(by_file.summary["curves"]["random"][-1]["quality"])
-    assert by_file.summary["curves"]["oracle"][-1]["quality"] == 1.5
-    file.write_text("".join(json.dumps(row) + "\n" for row in judged[:-1]))
+    assert started.value == pytest.approx(curves["random"][-1]["quality"])
+    assert curves["oracle"][-1]["quality"] == 1.5
+    write_lines(tmp_path / "judged.jsonl", judged[:-1])
+    with pytest.raises(prb.DataError, match=r"expected a finite quality of sample 3 of 'q3', found None"):
+        best_of_n(samples, tmp_path / "less", quality=file)
     known = [prb.Comparison(id="h", question="?", chosen="a", rejected="b", user_id="u0")]
     with pytest.raises(prb.RunError, match=r"history: baseline:length does not adapt to users"):
-        best_of_n(samples, ["baseline:length"], out=tmp_path / "none", history=known, progress=False)
-    with pytest.raises(prb.DataError, match=r"expected a finite quality of sample 3 of 'q3', found None"):
-        best_of_n(samples, rewards, out=tmp_path / "less", quality=str(file), progress=False)
+        best_of_n(samples, tmp_path / "none", history=known)
 
 
 def test_samples_of_other_data_or_of_no_run_are_refused(samples: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other.jsonl"
-    other.write_text(json.dumps({"id": "q0", "question": "?", "chosen": "a", "rejected": "b"}) + "\n")
+    row = {"id": "q0", "question": "?", "chosen": "a", "rejected": "b"}
+    other = write_lines(tmp_path / "other.jsonl", [row])
     with pytest.raises(prb.DataError, match="its samples are of other data"):
-        best_of_n(samples, ["baseline:length"], out=tmp_path / "out", data=[str(other)], progress=False)
+        best_of_n(samples, tmp_path / "out", data=[other])
     with pytest.raises(prb.RunError, match=r"no run of `prb sample`: it has no run\.json"):
-        best_of_n(tmp_path, ["baseline:length"], out=tmp_path / "out", progress=False)
+        best_of_n(tmp_path, tmp_path / "out")
     with pytest.raises(prb.DataError, match="rewards: expected different models"):
-        best_of_n(samples, ["baseline:length"] * 2, out=tmp_path / "out", progress=False)
+        best_of_n(samples, tmp_path / "out", ["baseline:length"] * 2)
+
+
+@pytest.fixture(scope="module")
+def best(samples: Path) -> Path:
+    """A finished run of two rewards."""
+    best_of_n(samples, samples.parent / "best", ["baseline:length", "baseline:shorter"])
+    return samples.parent / "best"
 
 
 def test_the_best_sample_and_a_worse_one_are_training_data(
-    samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    samples: Path, best: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    best, out = tmp_path / "best", tmp_path / "out"
-    rewards = ["baseline:length", "baseline:shorter"]
-    best_of_n(samples, rewards, out=best, progress=False)
-    command = ["distil", str(best), "--reward", "baseline:length", "--out", str(out)]
-    assert cli.main(command) == 0
+    out = tmp_path / "out"
+    assert cli.main(["distil", str(best), "--reward", "baseline:length", "--out", str(out)]) == 0
     shown = capsys.readouterr().out
     texts: dict[str, dict[int, str]] = {}
-    for line in (samples / "samples.jsonl").read_text().splitlines():
-        row = json.loads(line)
+    for row in read_lines(samples / "samples.jsonl"):
         if row["text"].strip():
             texts.setdefault(row["id"], {})[row["sample"]] = row["text"]
     asked = {comparison.id: comparison for comparison in prb.read_comparisons(samples.parent / "pairs.jsonl")}
-    rows = [json.loads(line) for line in (out / "pairs.jsonl").read_text().splitlines()]
+    rows = read_lines(out / "pairs.jsonl")
     summary = json.loads((out / "distil.json").read_text())["summary"]
     expected = {name: own for name, own in texts.items() if len({len(text) for text in own.values()}) > 1}
     assert [row["id"] for row in rows] == list(expected)
@@ -212,12 +205,12 @@ def test_the_best_sample_and_a_worse_one_are_training_data(
         source = asked[row["id"]]
         assert (pair.user_id, pair.prompt, pair.profile) == (source.user_id, source.prompt, source.profile)
     turned = prb.distil(best, reward="baseline:shorter", out=tmp_path / "turned")
-    flipped = [json.loads(line) for line in turned.path.read_text().splitlines()]
-    assert [len(row["chosen"]) for row in flipped] == [len(row["rejected"]) for row in rows]
-    any_worse = prb.distil(best, reward="baseline:length", rejected="random", out=tmp_path / "random", seed=3)
-    for row in map(json.loads, any_worse.path.read_text().splitlines()):
-        assert len(row["chosen"]) > len(row["rejected"])
-    again = prb.distil(best, reward="baseline:length", rejected="random", out=tmp_path / "again", seed=3)
+    assert [len(row["chosen"]) for row in read_lines(turned.path)] == [len(row["rejected"]) for row in rows]
+    any_worse, again = (
+        prb.distil(best, reward="baseline:length", rejected="random", out=tmp_path / name, seed=3)
+        for name in ("random", "again")
+    )
+    assert all(len(row["chosen"]) > len(row["rejected"]) for row in read_lines(any_worse.path))
     assert again.path.read_bytes() == any_worse.path.read_bytes()
     gaps = sorted(row["margin"] for row in rows)
     wide = prb.distil(best, reward="baseline:length", margin=gaps[-1], out=tmp_path / "wide").summary
@@ -232,40 +225,34 @@ def test_the_best_sample_and_a_worse_one_are_training_data(
         ({"reward": "baseline:length", "margin": -1.0}, "margin: expected a finite number of at least 0"),
         ({"reward": "baseline:length", "margin": 1e9}, "no prompt has two samples whose rewards"),
         ({"reward": "baseline:length", "rejected": "second"}, "rejected: expected worst or random"),
-        (
-            {"reward": "baseline:length", "out": "best"},
-            r"best/pairs\.jsonl: is there already, with other contents",
-        ),
+        ({"reward": "baseline:length", "out": "other"}, r"other/pairs\.jsonl: is there already, with other"),
     ],
 )
 def test_rewards_that_give_no_training_data_are_refused(
-    samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict, message: str
+    best: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    best_of_n(samples, ["baseline:length", "baseline:shorter"], out="best", progress=False)
-    Path("best/pairs.jsonl").write_text("other\n")
+    Path("other").mkdir()
+    Path("other/pairs.jsonl").write_text("other\n")
     with pytest.raises((prb.DataError, prb.RunError), match=message):
-        prb.distil("best", **{"out": "out", **options})
+        prb.distil(best, **{"out": "out", **options})
     assert not Path("out").exists()
 
 
 def test_a_file_of_anybody_s_texts_is_chosen_from(samples: Path, tmp_path: Path) -> None:
     """The same texts with nothing but their ids give the same curves."""
-    rows = [json.loads(line) for line in (samples / "samples.jsonl").read_text().splitlines()]
+    rows, names = read_lines(samples / "samples.jsonl"), ("id", "sample", "text")
     file, data = tmp_path / "texts.jsonl", [str(samples.parent / "pairs.jsonl")]
-    file.write_text(
-        "".join(json.dumps({key: row[key] for key in ("id", "sample", "text")}) + "\n" for row in rows)
-    )
-    ours = best_of_n(samples, ["baseline:length"], out=tmp_path / "a", progress=False).summary
-    theirs = best_of_n(file, ["baseline:length"], out=tmp_path / "b", data=data, progress=False).summary
+    write_lines(file, [{key: row[key] for key in names} for row in rows])
+    ours, theirs = best_of_n(samples, tmp_path / "a"), best_of_n(file, tmp_path / "b", data=data)
     assert theirs["curves"] == ours["curves"]
     assert [theirs[name] for name in ("n", "empty", "samples_of_a_prompt")] == [4, 1, N]
-    for line, options, message in (
-        ({"id": "q0", "sample": 0, "text": "a"}, {}, "name it with --data"),
-        ({"id": "q9", "sample": 0, "text": "a"}, {"data": data}, "'q9': no comparison of .* has this id"),
-        ({"id": "q0", "sample": "0", "text": "a"}, {"data": data}, "expected a whole number as 'sample'"),
-        ({"id": "q0", "text": "a"}, {"data": data}, "expected the fields id, sample, text"),
+    for row, options, message in (
+        (("q0", 0, "a"), {}, "name it with --data"),
+        (("q9", 0, "a"), {"data": data}, "'q9': no comparison of .* has this id"),
+        (("q0", "0", "a"), {"data": data}, "expected a whole number as 'sample'"),
+        (("q0", 0), {"data": data}, "expected the fields id, sample, text"),
     ):
-        file.write_text(json.dumps(line) + "\n")
+        write_lines(file, [dict(zip(names, row, strict=False))])
         with pytest.raises(prb.PrbError, match=message):
-            best_of_n(file, ["baseline:length"], out=tmp_path / "c", progress=False, **options)
+            best_of_n(file, tmp_path / "c", **options)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,16 +11,16 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
+from prb_jax import cli
 from prb_jax.errors import RunError
-from prb_jax.judges import pairs as pair_judges
+from prb_jax.judges import judge as opening
 from prb_jax.judges import paper
 from prb_jax.judges.options import JudgeOptions
 from prb_jax.judges.pairs import pair_messages, read_verdict
 from prb_jax.judges.paper import PaperPairs, paper_first, paper_verdict
-from prb_jax.remote.options import EndpointOptions
-from prb_jax.text.prompting import prompt_texts
-from prb_jax.text.tokenizer import load_tokenizer
-from tests.judges.stand_in import stand_in
+from prb_jax.text.tokenizer import load_tokenizer, prompt_texts
+from tests.json_lines import read_lines, write_lines
+from tests.judges.stand_in import judged, stand_in
 from tests.tiny_policies import write_policy
 
 
@@ -42,10 +40,10 @@ def pairs(count: int, **fields: Any) -> list[prb.Comparison]:
     ]
 
 
-def answers(text: str) -> tuple[str, str]:
-    """The answers that a judge was shown as A and B."""
+def longer(text: str) -> str:
+    """The letter of the longer one of two answers."""
     a, _, rest = text.partition("Answer A:\n")[2].partition("\n\nAnswer B:\n")
-    return a, rest.split("\n\n")[0]
+    return "A" if len(a) > len(rest.split("\n\n")[0]) else "B"
 
 
 @pytest.mark.parametrize(
@@ -81,52 +79,37 @@ def test_our_own_parser(reply: str, verdict: str | None) -> None:
     assert read_verdict(reply) == verdict
 
 
-def test_both_orders_at_an_endpoint(tmp_path: Path) -> None:
+def test_both_orders_at_an_endpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A judge that is right but for one comparison that it cannot read and two in which it always says A."""
 
     def reply(text: str, _: int) -> str:
         if "Question 0?" in text:
             return "I cannot say."
-        if "Question 1?" in text or "Question 2?" in text:
-            return "A"
-        a, b = answers(text)
-        return "A" if len(a) > len(b) else "B"
+        return "A" if "Question 1?" in text or "Question 2?" in text else longer(text)
 
-    data = tmp_path / "data.jsonl"
-    data.write_text("".join(json.dumps(each.to_row()) + "\n" for each in pairs(8)))
-    out = tmp_path / "run"
+    data, out = write_lines(tmp_path / "data.jsonl", [one.to_row() for one in pairs(8)]), tmp_path / "run"
     with stand_in(reply) as server:
         command = [
-            sys.executable, "-m", "prb_jax", "judge", "--endpoint", server.url, "--model", "judge-1",
-            "--data", str(data), "--out", str(out), "--profile-posts", "1", "--price", "1", "2",
+            "judge", "--endpoint", server.url, "--model", "judge-1", "--data", data, "--out", str(out),
+            "--profile-posts", "1", "--price", "1", "2", "--no-progress",
         ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-        assert done.returncode == 0, done.stderr
+        assert cli.main(command) == 0
         assert len(server.asked) == 16
         assert all("I like walks" in body["messages"][-1]["content"] for _, body in server.asked)
-        again = subprocess.run(command, capture_output=True, text=True, timeout=200)
-        assert (again.returncode, len(server.asked)) == (0, 16)
-        other = prb.judge(
-            None,
-            str(data),
-            out=tmp_path / "paperless",
-            options=JudgeOptions(profile_posts=0, reason=True),
-            endpoint=EndpointOptions(url=server.url, model="judge-2", backoff=0.01),
-            progress=False,
-        )
-    assert "order consistent accuracy: 0.6250" in done.stdout
+        assert (cli.main(command), len(server.asked)) == (0, 16)
+        other = judged(server, data, tmp_path / "paperless", profile_posts=0, reason=True)
+    assert "order consistent accuracy: 0.6250" in capsys.readouterr().out
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["model"], summary["n"], summary["accuracy"], summary["ties"]) == ("judge-1", 8, 5 / 8, 3)
-    judged = summary["judge"]
-    assert judged["order_consistent_accuracy"] == judged["consistent"] == 5 / 8
-    assert (judged["unparsable"], judged["unparsable_verdicts"]) == (1, 2)
-    assert (judged["said_a"], judged["said_b"]) == (9, 5)
-    assert judged["position_bias"] == pytest.approx(4 / 14)
-    assert (judged["requests"], judged["prompt_tokens"], judged["completion_tokens"]) == (16, 160, 32)
-    assert judged["cost_dollars"] == pytest.approx((160 + 2 * 32) / 1e6)
-    rows = [json.loads(line) for line in (out / "judgements.jsonl").read_text().splitlines()]
-    assert rows[1]["verdicts"] == ["A", "A"]
-    assert rows[0]["replies"] == ["I cannot say."] * 2
+    figures = summary["judge"]
+    assert figures["order_consistent_accuracy"] == figures["consistent"] == 5 / 8
+    assert (figures["unparsable"], figures["unparsable_verdicts"]) == (1, 2)
+    assert (figures["said_a"], figures["said_b"]) == (9, 5)
+    assert figures["position_bias"] == pytest.approx(4 / 14)
+    assert (figures["requests"], figures["prompt_tokens"], figures["completion_tokens"]) == (16, 160, 32)
+    assert figures["cost_dollars"] == pytest.approx((160 + 2 * 32) / 1e6)
+    rows = read_lines(out / "judgements.jsonl")
+    assert (rows[1]["verdicts"], rows[0]["replies"]) == (["A", "A"], ["I cannot say."] * 2)
     assert other.summary["judge"]["order_consistent_accuracy"] == 5 / 8
     (pair,) = prb.compare(out, tmp_path / "paperless")["pairs"]
     assert (pair["n"], pair["difference"]) == (8, 0.0)
@@ -138,37 +121,32 @@ def test_the_paper_s_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     folder.mkdir()
     for name, text in texts.items():
         (folder / name).write_text(text + "\n")
-    options = JudgeOptions(protocol="paper", prompts=str(folder))
 
-    def judged(reply: Any, name: str) -> dict[str, Any]:
+    def by(reply: Any, name: str) -> dict[str, Any]:
         with stand_in(reply) as server:
-            endpoint = EndpointOptions(url=server.url, model="m", backoff=0.01)
-            out = tmp_path / name
-            found = prb.judge(None, pairs(10), out=out, options=options, endpoint=endpoint, progress=False)
+            found = judged(server, pairs(10), tmp_path / name, protocol="paper", prompts=str(folder))
             assert {body["messages"][0]["content"] for _, body in server.asked} == {"Judge."}
             return found.summary
 
     with pytest.raises(RunError, match="not the paper's file: expected sha256 5438903c1bb5524d"):
-        judged(lambda text, _: "A", "other")
+        by(lambda text, _: "A", "other")
     digests = {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()}
     monkeypatch.setattr(paper, "PAIR_PROMPTS", digests)
     with pytest.warns(prb.PrbWarning, match="no comparison could be judged"):
-        mute = judged(lambda text, _: "no idea", "mute")  # as if it always said A: chosen is in A in 6 of 10
+        mute = by(lambda text, _: "no idea", "mute")  # as if it always said A: chosen is in A in 6 of 10
     assert (mute["accuracy"], mute["judge"]["accuracy"], mute["judge"]["failed_parses"]) == (0.6, 0.6, 10)
-    assert (mute["judge"]["chosen_in_a"], mute["judge"]["chosen_in_b"]) == (
-        {"n": 6, "accuracy": 1.0},
-        {"n": 4, "accuracy": 0.0},
-    )
+    assert mute["judge"]["chosen_in_a"] == {"n": 6, "accuracy": 1.0}
+    assert mute["judge"]["chosen_in_b"] == {"n": 4, "accuracy": 0.0}
     assert (mute["judge"]["position_bias"], mute["judge"]["predicted_b"]) == (1.0, 0)
     with pytest.warns(prb.PrbWarning, match="A was named in 10 of 10 verdicts, whatever was shown as A"):
-        always = judged(lambda text, _: "Result: A", "always")
+        always = by(lambda text, _: "Result: A", "always")
     assert always["judge"]["warning"].startswith("A was named in 10 of 10 verdicts")
 
     def right(text: str, tries: int) -> str:
         a, b = text.split("|")[1:]
         return f"Result: {'A' if len(a) > len(b) else 'B'}"
 
-    good = judged(right, "right")
+    good = by(right, "right")
     assert (good["accuracy"], good["ties"], good["judge"]["position_bias"]) == (1.0, 0, 0.0)
     assert "warning" not in good["judge"]
 
@@ -179,21 +157,21 @@ def test_a_response_that_names_a_place_is_shown_as_it_is() -> None:
     pair = prb.Comparison(
         id="1", question="{Response_A}?", chosen="{Response_B} {question}", rejected="no {Response_A}"
     )
-    _, asked = judge.messages(pair, 0)
+    ((_, asked),) = judge.ask(pair, 0, 0)
     assert asked.content == "{Response_A}?|{Response_B} {question}|no {Response_A}|{other}"
 
 
 def test_verdicts_of_logits_are_those_of_transformers(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="the oracle")
-    folder = tmp_path / "policy"
+    folder, data = tmp_path / "policy", pairs(3)
     reference = write_policy(folder, "qwen3", num_hidden_layers=2)
-    data = pairs(3)
     every = JudgeOptions(profile_posts=1, min_mass=0.0)
     found = prb.judge(str(folder), data, out=tmp_path / "run", options=every, progress=False)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "judgements.jsonl").read_text().splitlines()]
     chat = load_tokenizer(folder)
     letters = [int(chat.tokenize([letter])[0][0]) for letter in "AB"]
-    for comparison, row, scored in zip(data, rows, found.rows, strict=True):
+    for comparison, row, scored in zip(
+        data, read_lines(tmp_path / "run" / "judgements.jsonl"), found.rows, strict=True
+    ):
         probabilities, masses = [], []
         for first in (0, 1):
             messages = pair_messages(comparison, first, profile_posts=1, reason=False)
@@ -207,19 +185,17 @@ def test_verdicts_of_logits_are_those_of_transformers(tmp_path: Path) -> None:
         share = (probabilities[0] + 1 - probabilities[1]) / 2
         assert list(scored.scores) == pytest.approx([share, 1 - share], abs=1e-5)
         assert row["verdicts"] == ["A" if p > 0.5 else "B" for p in probabilities]
-    assert found.summary["judge"]["n"] == 3
-    mass = found.summary["judge"]["mean_letter_mass"]
-    assert (found.summary["judge"]["low_letter_mass"], mass < 0.1) == (0, True)
+    figures = found.summary["judge"]
+    assert (figures["n"], figures["low_letter_mass"], figures["mean_letter_mass"] < 0.1) == (3, 0, True)
     # A random model would reply with something else: no verdict, unless the user takes every one.
-    with pytest.warns(
-        prb.PrbWarning, match="no comparison could be judged, for the model would reply with neither"
-    ):
+    unread = "no comparison could be judged, for the model would reply with neither"
+    with pytest.warns(prb.PrbWarning, match=unread):
         none = prb.judge(
             str(folder), data, out=tmp_path / "none", options=JudgeOptions(profile_posts=1), progress=False
         )
-    judged = none.summary["judge"]
-    assert (judged["unparsable"], judged["low_letter_mass"], none.summary["ties"]) == (3, 3, 3)
-    assert judged["mean_letter_mass"] == pytest.approx(mass)
+    judge = none.summary["judge"]
+    assert (judge["unparsable"], judge["low_letter_mass"], none.summary["ties"]) == (3, 3, 3)
+    assert judge["mean_letter_mass"] == pytest.approx(figures["mean_letter_mass"])
 
 
 @pytest.mark.slow
@@ -227,36 +203,24 @@ def test_a_judge_on_this_machine_replies_in_words(tmp_path: Path, monkeypatch: p
     """A random model, whose words nobody can read."""
     folder, data = tmp_path / "policy", pairs(3)
     write_policy(folder, "qwen3", eos=3, num_hidden_layers=1)
-    policy = prb.load_policy(folder)
-    monkeypatch.setattr(pair_judges, "REASON_TOKENS", 8)
+    monkeypatch.setattr(opening, "REASON_TOKENS", 8)
     reasoned = JudgeOptions(profile_posts=0, reason=True)
     with pytest.warns(prb.PrbWarning, match="no comparison could be judged"):
         found = prb.judge(str(folder), data, out=tmp_path / "words", options=reasoned, progress=False)
     assert found.summary["judge"]["unparsable"] == found.summary["ties"] == 3
-    said = [json.loads(line)["replies"] for line in (tmp_path / "words" / "judgements.jsonl").open()]
+    said = [text for row in read_lines(tmp_path / "words" / "judgements.jsonl") for text in row["replies"]]
+    orders = [(one, first) for one in data for first in (0, 1)]
     asked = [
-        [{"role": "user", "content": pair_messages(one, first, profile_posts=0, reason=True)[0].content}]
-        for one in data
-        for first in (0, 1)
+        [{"role": "user", "content": pair_messages(*order, profile_posts=0, reason=True)[0].content}]
+        for order in orders
     ]
-    expected = policy.sample(asked, temperature=0.0, max_new_tokens=8)
-    assert [text for texts in said for text in texts] == [sample.text for (sample,) in expected]
+    expected = prb.load_policy(folder).sample(asked, temperature=0.0, max_new_tokens=8)
+    assert said == [sample.text for (sample,) in expected]
 
 
 def test_what_cannot_be_judged_is_one_error(tmp_path: Path) -> None:
-    endpoint = EndpointOptions(url="http://127.0.0.1:1/v1", model="m", tries=1)
+    endpoint = prb.EndpointOptions(url="http://127.0.0.1:1/v1", model="m", tries=1)
     triple = prb.Comparison(id="t", question="?", responses=["a", "b", "c"], labels=[1, 0, 0])
-
-    def judged(data: Any = None, model: str | None = None, **options: Any) -> None:
-        prb.judge(
-            model,
-            data or pairs(1),
-            out=tmp_path,
-            options=JudgeOptions(**options),
-            endpoint=endpoint,
-            progress=False,
-        )
-
     cases: tuple[tuple[dict[str, Any], str], ...] = (
         ({"data": [triple]}, "reads 2 responses, found 3"),
         ({}, "no reply after 1 tries; the last one: ConnectError"),
@@ -268,5 +232,7 @@ def test_what_cannot_be_judged_is_one_error(tmp_path: Path) -> None:
         ({"min_mass": 0.5}, "--min-mass: belongs to a MODEL"),
     )
     for given, message in cases:
+        model, data = given.pop("model", None), given.pop("data", pairs(1))
+        options = JudgeOptions(**given)
         with pytest.raises(prb.PrbError, match=message):
-            judged(**given)
+            prb.judge(model, data, out=tmp_path, options=options, endpoint=endpoint, progress=False)

@@ -13,14 +13,11 @@ import pytest
 import prb_jax as prb
 from prb_jax.errors import RunError
 from prb_jax.judges.options import JudgeOptions
-from prb_jax.judges.rating_template import NUMBER_AFTER_REASONING, ONE_NUMBER, RatingTemplate, Scale
-from prb_jax.remote.options import EndpointOptions
-from prb_jax.text.prompting import prompt_texts
-from prb_jax.text.tokenizer import load_tokenizer
-from tests.judges.stand_in import completion, stand_in
+from prb_jax.judges.ratings import NUMBER_AFTER_REASONING, ONE_NUMBER, RatingTemplate, Scale
+from prb_jax.text.tokenizer import load_tokenizer, prompt_texts
+from tests.json_lines import read_lines
+from tests.judges.stand_in import completion, judged, shown_answer, stand_in
 from tests.tiny_policies import write_policy
-
-SCORE = JudgeOptions(protocol="score", profile_posts=1)
 
 
 def several(count: int) -> list[prb.Comparison]:
@@ -58,8 +55,7 @@ def test_places_of_a_template_are_filled_at_once_and_checked() -> None:
     template = RatingTemplate("{prompt}|{answer}|{low}-{high}")
     shown = template.conversations(comparison, Scale(0, 5), profile_posts=0)
     assert [messages[0].content for messages in shown] == [
-        "Is {answer} {low}?|{prompt}|0-5",
-        "Is {answer} {low}?|b|0-5",
+        f"Is {{answer}} {{low}}?|{answer}|0-5" for answer in ("{prompt}", "b")
     ]
     for text in (ONE_NUMBER, NUMBER_AFTER_REASONING):
         RatingTemplate(text)
@@ -76,77 +72,67 @@ def test_ratings_in_words_at_an_endpoint(tmp_path: Path) -> None:
     """A judge that is right, but for a comparison that it cannot read and one in which it rates all alike."""
 
     def reply(text: str, _: int) -> str:
-        answer = text.partition("Answer:\n")[2].split("\n\n")[0]
+        answer = shown_answer(text)
         if answer == "hardly 0":
             return "I cannot say."
         return "4" if "Question 1?" in text else "8" if answer.startswith("a long") else "2"
 
     with stand_in(reply) as server:
-        endpoint = EndpointOptions(url=server.url, model="m", backoff=0.01)
-        found = prb.judge(None, several(6), out=tmp_path, options=SCORE, endpoint=endpoint, progress=False)
+        found = judged(server, several(6), tmp_path, protocol="score", profile_posts=1)
         assert len(server.asked) == 18
         assert all("I like walks" in body["messages"][0]["content"] for _, body in server.asked)
         assert all("logprobs" not in body for _, body in server.asked)
     assert (found.summary["accuracy"], found.summary["ties"]) == (4 / 6, 2)
-    judged = found.summary["judge"]
-    assert (judged["unparsable"], judged["unparsable_ratings"], judged["ratings"]) == (1, 1, 18)
-    assert judged["mean_rating_of_better"] == pytest.approx((8 + 4 + 4 * 8) / 6)
-    assert judged["mean_rating_of_others"] == pytest.approx((2 + 2 * 4 + 8 * 2) / 11)
-    rows = [json.loads(line) for line in (tmp_path / "judgements.jsonl").read_text().splitlines()]
+    figures = found.summary["judge"]
+    assert (figures["unparsable"], figures["unparsable_ratings"], figures["ratings"]) == (1, 1, 18)
+    assert figures["mean_rating_of_better"] == pytest.approx((8 + 4 + 4 * 8) / 6)
+    assert figures["mean_rating_of_others"] == pytest.approx((2 + 2 * 4 + 8 * 2) / 11)
+    rows = read_lines(tmp_path / "judgements.jsonl")
     assert [row["ratings"] for row in rows[:3]] == [[2, 8, None], [4, 4, 4], [2, 8, 2]]
     assert [list(row.scores) for row in found.rows[:2]] == [[5, 5, 5], [4, 4, 4]]
 
 
 def test_expected_ratings_of_an_endpoint_s_probabilities(tmp_path: Path) -> None:
     def told(tokens: list[tuple[str, dict[str, float]]]) -> tuple[int, bytes, dict[str, str]]:
-        answer = json.loads(completion("".join(token for token, _ in tokens)))
-        answer["choices"][0]["logprobs"] = {
-            "content": [
-                {
-                    "token": token,
-                    "top_logprobs": [{"token": t, "logprob": math.log(p)} for t, p in others.items()],
-                }
-                for token, others in tokens
-            ]
-        }
-        return 200, json.dumps(answer).encode(), {}
+        places = [
+            {
+                "token": token,
+                "top_logprobs": [{"token": t, "logprob": math.log(p)} for t, p in others.items()],
+            }
+            for token, others in tokens
+        ]
+        text = "".join(token for token, _ in tokens)
+        return 200, completion(text, logprobs={"content": places}), {}
 
     def reply(text: str, _: int) -> Any:
         if "a long" in text:
             return told([("Score", {"Score": 0.9}), (" 8", {" 8": 0.5, "6": 0.25, "many": 0.25})])
-        return (
-            told([("none", {"none": 0.5, "3": 0.5})]) if "Question 0?" in text else told([("7", {"7": 0.8})])
-        )
+        return told([("none", {"none": 0.5, "3": 0.5}) if "Question 0?" in text else ("7", {"7": 0.8})])
 
     with stand_in(reply) as server:
-        endpoint = EndpointOptions(url=server.url, model="m", backoff=0.01)
-        options = JudgeOptions(protocol="score", top_logprobs=5)
-        found = prb.judge(
-            None, several(2), out=tmp_path / "a", options=options, endpoint=endpoint, progress=False
-        )
+        found = judged(server, several(2), tmp_path / "a", protocol="score", top_logprobs=5)
         assert all((body["logprobs"], body["top_logprobs"]) == (True, 5) for _, body in server.asked)
-        rows = [json.loads(line) for line in (tmp_path / "a" / "judgements.jsonl").read_text().splitlines()]
-        expected = (0.5 * 8 + 0.25 * 6) / 0.75
-        assert rows[0]["ratings"] == [None, pytest.approx(expected), None]
-        assert list(found.rows[1].scores) == pytest.approx([7, expected, 7])
-        assert (found.summary["accuracy"], found.summary["judge"]["unparsable"]) == (0.5, 1)
-        assert found.summary["judge"]["mean_number_mass"] == pytest.approx((0.75 + 0.75 + 0.8 + 0.8) / 4)
-    with stand_in(lambda text, tries: "7") as server:  # an endpoint that does not tell them
-        endpoint = EndpointOptions(url=server.url, model="m", backoff=0.01)
-        with pytest.raises(RunError, match=r"logprobs.content.*leave out --top-logprobs"):
-            prb.judge(
-                None, several(1), out=tmp_path / "b", options=options, endpoint=endpoint, progress=False
-            )
+    expected = (0.5 * 8 + 0.25 * 6) / 0.75
+    (first, _) = read_lines(tmp_path / "a" / "judgements.jsonl")
+    assert first["ratings"] == [None, pytest.approx(expected), None]
+    assert list(found.rows[1].scores) == pytest.approx([7, expected, 7])
+    assert (found.summary["accuracy"], found.summary["judge"]["unparsable"]) == (0.5, 1)
+    assert found.summary["judge"]["mean_number_mass"] == pytest.approx((0.75 + 0.75 + 0.8 + 0.8) / 4)
+    with (
+        stand_in(lambda text, tries: "7") as server,  # an endpoint that does not tell them
+        pytest.raises(RunError, match=r"logprobs.content.*leave out --top-logprobs"),
+    ):
+        judged(server, several(1), tmp_path / "b", protocol="score", top_logprobs=5)
 
 
 def test_expected_ratings_of_logits_are_those_of_transformers(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="the oracle")
-    folder, data = tmp_path / "policy", several(2)
+    folder, data, numbers = tmp_path / "policy", several(2), range(1, 10)
     reference = write_policy(folder, "qwen3", num_hidden_layers=2)
     chat = load_tokenizer(folder)
-    numbers = range(1, 10)
     ids = [int(chat.tokenize([str(number)])[0][0]) for number in numbers]
-    found = prb.judge(str(folder), data, out=tmp_path / "run", options=SCORE, progress=False)
+    score = JudgeOptions(protocol="score", profile_posts=1)
+    found = prb.judge(str(folder), data, out=tmp_path / "run", options=score, progress=False)
     for comparison, row in zip(data, found.rows, strict=True):
         shown = RatingTemplate(ONE_NUMBER).conversations(comparison, Scale(), profile_posts=1)
         expected = []
@@ -166,7 +152,6 @@ def test_expected_ratings_of_logits_are_those_of_transformers(tmp_path: Path) ->
 
 
 def test_what_does_not_go_together_is_one_error(tmp_path: Path) -> None:
-    endpoint = EndpointOptions(url="http://127.0.0.1:1/v1", model="m", tries=1)
     template = tmp_path / "t.txt"
     template.write_text("{prompt}")
     cases: tuple[tuple[dict[str, Any], str], ...] = (
@@ -178,9 +163,8 @@ def test_what_does_not_go_together_is_one_error(tmp_path: Path) -> None:
         ({"template": str(tmp_path / "none")}, "none: cannot be read"),
         ({"protocol": "numbers"}, "expected one of default, paper, score"),
     )
-    for given, message in cases:
-        options = JudgeOptions(**{"protocol": "score", **given})
-        with pytest.raises(RunError, match=message):
-            prb.judge(
-                None, several(1), out=tmp_path / "run", options=options, endpoint=endpoint, progress=False
-            )
+    with stand_in(lambda text, _: "1") as server:
+        for given, message in cases:
+            with pytest.raises(RunError, match=message):
+                judged(server, several(1), tmp_path / "run", **{"protocol": "score", **given})
+        assert not server.asked

@@ -13,15 +13,13 @@ import pytest
 import prb_jax as prb
 from prb_jax.errors import RunError
 from prb_jax.judges import paper
-from prb_jax.judges.open_judge import open_judge
+from prb_jax.judges.judge import open_judge
 from prb_jax.judges.options import JudgeOptions
 from prb_jax.judges.paper import paper_list, paper_number
-from prb_jax.judges.rating_template import ONE_ASPECT
-from prb_jax.remote.options import EndpointOptions
-from tests.judges.stand_in import stand_in
+from prb_jax.judges.ratings import ONE_ASPECT
+from tests.json_lines import read_lines
+from tests.judges.stand_in import judged, shown_answer, stand_in
 from tests.tiny_policies import write_policy
-
-NAN = float("nan")
 
 
 def rated_pairs(count: int = 3, **fields: Any) -> list[prb.Comparison]:
@@ -66,44 +64,30 @@ def test_the_paper_s_parser_of_lists(reply: str, mean: float | None) -> None:
 
 
 @pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A stand-in for the paper's checkout, whose texts are not the paper's."""
     folder, system, evaluation = tmp_path / "prompts", "Be fair.", "{question}|{answer}|{aspects}"
     folder.mkdir()
     (folder / "evaluation.txt").write_text(f"{evaluation}\n")
     (tmp_path / "BoN").mkdir()
-    (tmp_path / "BoN" / "score.py").write_text(
-        f'run([{{"role": "system", "content": "{system}"}}], "other")\n'
-    )
-    monkeypatch.setattr(paper, "SYSTEM_DIGEST", hashlib.sha256(system.encode()).hexdigest()[:16])
-    digest = hashlib.sha256(evaluation.encode()).hexdigest()[:16]
-    monkeypatch.setattr(paper, "RUBRIC_PROMPT", ("evaluation.txt", digest))
-    return folder
+    script = f'run([{{"role": "system", "content": "{system}"}}], "other")\n'
+    (tmp_path / "BoN" / "score.py").write_text(script)
+    digests = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in (system, evaluation)]
+    monkeypatch.setattr(paper, "SYSTEM_DIGEST", digests[0])
+    monkeypatch.setattr(paper, "RUBRIC_PROMPT", ("evaluation.txt", digests[1]))
+    return str(folder)
 
 
-def judged(server: Any, out: Path, *, data: list[prb.Comparison] | None = None, **options: Any) -> Any:
-    endpoint = EndpointOptions(url=server.url, model="m", backoff=0.01)
-    return prb.judge(
-        None,
-        data or rated_pairs(),
-        out=out,
-        options=JudgeOptions(**options),
-        endpoint=endpoint,
-        progress=False,
-    )
-
-
-def test_the_paper_s_judges_are_asked_as_their_scripts_ask(checkout: Path, tmp_path: Path) -> None:
+def test_the_paper_s_judges_are_asked_as_their_scripts_ask(checkout: str, tmp_path: Path) -> None:
     """What cannot be read counts as 0 and as 0.5; unlike there, a place within a text stays as it is."""
     with stand_in(lambda text, _: "[2, 1]" if "then" in text else "well", whole=False) as server:
-        found = judged(server, tmp_path / "rubric", protocol="paper-rubric", prompts=str(checkout))
+        found = judged(server, rated_pairs(), tmp_path / "rubric", protocol="paper-rubric", prompts=checkout)
         body = server.asked[0][1]
         assert (body["max_tokens"], body["temperature"]) == (32, 0.0)
         assert body["messages"][0] == {"role": "system", "content": "Be fair."}
-        shown = {each["messages"][1]["content"] for _, each in server.asked}
-        assert {
-            f"What now 0?|{answer}|tea, walks" for answer in ("tea, then walks", "tea {aspects}")
-        } <= shown
+        shown = {asked["messages"][1]["content"] for _, asked in server.asked}
+        answers = ("tea, then walks", "tea {aspects}")
+        assert {f"What now 0?|{answer}|tea, walks" for answer in answers} <= shown
     figures = found.summary["judge"]
     assert (figures["mean_rating"], figures["std"], figures["min"], figures["max"]) == (0.75, 0.75, 0.0, 1.5)
     assert (found.summary["accuracy"], figures["failed_parses"], figures["ratings"]) == (1.0, 3, 6)
@@ -111,13 +95,9 @@ def test_the_paper_s_judges_are_asked_as_their_scripts_ask(checkout: Path, tmp_p
 
     template = tmp_path / "ask.txt"
     template.write_text("{question}/{profile}/{answer}")
+    options = {"protocol": "paper-score", "prompts": checkout, "template": str(template)}
     with stand_in(lambda text, _: "Score: 7" if "then" in text else "0.25") as server:
-        options: dict[str, Any] = {
-            "protocol": "paper-score",
-            "prompts": str(checkout),
-            "template": str(template),
-        }
-        found = judged(server, tmp_path / "score", **options)
+        found = judged(server, rated_pairs(), tmp_path / "score", **options)
         body = server.asked[0][1]
         assert body["max_tokens"] == 10
         assert "/Post 1 (Category: ):\nSECRET post/tea" in body["messages"][1]["content"]
@@ -127,22 +107,21 @@ def test_the_paper_s_judges_are_asked_as_their_scripts_ask(checkout: Path, tmp_p
 
 def test_a_rubric_judge_is_asked_for_each_aspect_without_the_profile(tmp_path: Path) -> None:
     def reply(text: str, _: int) -> str:
-        answer = text.partition("Answer:\n")[2].split("\n\n")[0]
-        if "What now 2?" in text and "wants the following of an answer.\n\nwalks\n" in text:
+        walks = "wants the following of an answer.\n\nwalks\n" in text
+        if "What now 2?" in text and walks:
             return "perhaps"
-        wanted = "walks" if "of an answer.\n\nwalks\n" in text else "tea"
-        return "2" if wanted in answer else "0"
+        return "2" if ("walks" if walks else "tea") in shown_answer(text) else "0"
 
     system = tmp_path / "system.txt"
     system.write_text("Be strict.\n")
     with stand_in(reply) as server:
-        found = judged(server, tmp_path / "run", protocol="rubric", system=str(system))
+        found = judged(server, rated_pairs(), tmp_path / "run", protocol="rubric", system=str(system))
         assert len(server.asked) == 12
         bodies = [body for _, body in server.asked]
         assert all(body["messages"][0] == {"role": "system", "content": "Be strict."} for body in bodies)
         assert not any("SECRET" in json.dumps(body) for body in bodies)
         assert any("tea: likes it" in body["messages"][1]["content"] for body in bodies)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "judgements.jsonl").read_text().splitlines()]
+    rows = read_lines(tmp_path / "run" / "judgements.jsonl")
     assert (rows[0]["ratings"], rows[0]["numbers"]) == ([2, 1], [[2, 2], [2, 0]])
     assert rows[2]["ratings"] == [None, None]
     judge = found.summary["judge"]
@@ -152,24 +131,25 @@ def test_a_rubric_judge_is_asked_for_each_aspect_without_the_profile(tmp_path: P
 
 def test_a_rubric_judge_by_logits_is_the_mean_over_aspects(tmp_path: Path) -> None:
     """Of what the judge of single numbers says where it is asked for each aspect in the same words."""
-    folder, data = tmp_path / "policy", rated_pairs(2)
+    folder, data, template = tmp_path / "policy", rated_pairs(2), tmp_path / "t.txt"
     write_policy(folder, "qwen3", num_hidden_layers=1)
-    rubric = open_judge(folder, JudgeOptions(protocol="rubric"), cache=tmp_path).protocol
-    found = [one.scores for one in rubric.judge(data, [0, 0], profile_posts=0)]
-    expected = np.zeros((2, 2))
+
+    def rated(options: JudgeOptions, data: list[prb.Comparison] = data) -> np.ndarray:
+        judge = open_judge(folder, options, cache=tmp_path)
+        (batch,) = judge.stream(data, profile_posts=0, skip=lambda indices: False)
+        return np.asarray(batch.scores, np.float64)
+
+    found, expected = rated(JudgeOptions(protocol="rubric")), np.zeros((2, 2))
     for aspect in ("tea: likes it", "walks"):
-        template = tmp_path / "t.txt"
         template.write_text(ONE_ASPECT.replace("{aspect}", aspect))
-        options = JudgeOptions(protocol="score", template=str(template), scale=(0, 2))
-        one = open_judge(folder, options, cache=tmp_path).protocol
-        expected += [each.scores / 2 for each in one.judge(data, [0, 0], profile_posts=0)]
+        expected += rated(JudgeOptions(protocol="score", template=str(template), scale=(0, 2))) / 2
     np.testing.assert_allclose(found, expected, atol=1e-6)
     with pytest.raises(prb.DataError, match="'c0': has no rubric_aspects"):
-        rubric.judge(rated_pairs(1, rubric_aspects=[]), [0], profile_posts=0)
+        rated(JudgeOptions(protocol="rubric"), rated_pairs(1, rubric_aspects=[]))
     assert np.ptp(found) > 1e-4
 
 
-def test_what_does_not_go_together_is_one_error(checkout: Path, tmp_path: Path) -> None:
+def test_what_does_not_go_together_is_one_error(checkout: str, tmp_path: Path) -> None:
     template = tmp_path / "t.txt"
     template.write_text("{question}{answer}")
     cases: tuple[tuple[dict[str, Any], str], ...] = (
@@ -177,21 +157,18 @@ def test_what_does_not_go_together_is_one_error(checkout: Path, tmp_path: Path) 
         ({"protocol": "rubric", "controls": "blind"}, "--controls: a rubric judge"),
         ({"protocol": "rubric", "template": str(template)}, r"t.txt: expected a place \{aspect\}"),
         ({"protocol": "paper-rubric"}, "--prompts DIR: the paper's protocols need it"),
+        ({"protocol": "paper-rubric", "prompts": str(tmp_path)}, "system turn of the paper's .* in none of"),
         (
-            {"protocol": "paper-rubric", "prompts": str(tmp_path)},
-            "system turn of the paper's judges .* in none of",
-        ),
-        (
-            {"protocol": "paper-score", "prompts": str(checkout)},
+            {"protocol": "paper-score", "prompts": checkout},
             "--template FILE: --protocol paper-score needs it",
         ),
         ({"protocol": "default", "system": str(template)}, "--system: belongs to --protocol score or rubric"),
-        ({"protocol": "score", "system": str(checkout)}, "prompts: cannot be read: .* --system takes"),
+        ({"protocol": "score", "system": checkout}, "prompts: cannot be read: .* --system takes"),
     )
     with stand_in(lambda text, _: "1") as server:
         for given, message in cases:
             with pytest.raises(RunError, match=message):
-                judged(server, tmp_path / "run", **given)
+                judged(server, rated_pairs(), tmp_path / "run", **given)
         with pytest.raises(prb.DataError, match="'c0': has no rubric_aspects"):
-            judged(server, tmp_path / "run", protocol="rubric", data=rated_pairs(rubric_aspects=[]))
+            judged(server, rated_pairs(rubric_aspects=[]), tmp_path / "run", protocol="rubric")
         assert not server.asked

@@ -13,10 +13,9 @@ import numpy as np
 from scipy.special import ndtri, stdtrit
 
 from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.metrics.clusters import Clusters
+from prb_jax.metrics.clusters import Clusters, fit_correlation
 from prb_jax.metrics.paired import compare_rows
 from prb_jax.metrics.uncertainty import accuracy_interval, difference_interval, score_test
-from prb_jax.metrics.variance import fit_correlation
 
 USERS = (6, 10, 20, 50, 100)
 PAIRS = (3, 10, 60)

@@ -30,6 +30,15 @@ def within(share, low, high, *, repeats=REPEATS):
     )
 
 
+@pytest.mark.parametrize(
+    ("users", "pairs", "mean", "spread"), [(6, 10, 0.65, 0.1), (20, 60, 0.8, 0.2), (50, 3, 0.97, 0.05)]
+)
+def test_about_95_of_100_intervals_hold_the_accuracy(users, pairs, mean, spread):
+    """A few cells; the next test has all of them."""
+    share = coverage(users, pairs, mean, spread, repeats=200)
+    assert within(share, 0.93, 0.98 if users >= 20 else 1, repeats=200)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("users", USERS)
 @pytest.mark.parametrize("pairs", PAIRS)

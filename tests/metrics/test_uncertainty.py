@@ -3,12 +3,12 @@ import math
 import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
-from scipy.stats import beta, betabinom, norm, sem
+from scipy.stats import betabinom, norm, sem
 from scipy.stats import t as student
 
 from prb_jax.errors import DataError
 from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.metrics.clusters import Clusters
+from prb_jax.metrics.clusters import Clusters, fit_correlation
 from prb_jax.metrics.uncertainty import (
     accuracy_interval,
     clustered_interval,
@@ -16,7 +16,6 @@ from prb_jax.metrics.uncertainty import (
     mean_interval,
     paired_difference,
 )
-from prb_jax.metrics.variance import fit_correlation
 
 
 def test_the_correlation_is_the_most_likely_one_of_scipys_beta_binomial():
@@ -113,26 +112,6 @@ def test_one_user_with_most_rows():
     found = clustered_interval(np.array([600, 3, 2, 1, 2, 3]), np.array([1000, 5, 5, 5, 5, 5])).bounds
     assert found is not None
     assert found[1] - found[0] > 0.5  # what one user says of all is little
-
-
-def draw(rng, mean, spread, shape):
-    if spread == 0:
-        return np.full(shape, mean)
-    size = mean * (1 - mean) / spread**2 - 1
-    return beta.rvs(mean * size, (1 - mean) * size, size=shape, random_state=rng)
-
-
-@pytest.mark.parametrize(
-    ("users", "pairs", "mean", "spread"), [(6, 10, 0.65, 0.12), (20, 30, 0.8, 0.2), (40, 3, 0.97, 0.05)]
-)
-def test_about_95_of_100_intervals_hold_the_true_value(users, pairs, mean, spread):
-    """A few cells; `tests/metrics/test_simulation.py` has all of them."""
-    rng = np.random.default_rng(1)
-    hits = 0
-    for rates in draw(rng, mean, spread, (150, users)):
-        low, high = clustered_interval(rng.binomial(pairs, rates), np.full(users, pairs)).bounds or (0, 0)
-        hits += low <= mean <= high
-    assert hits / 150 >= 0.93 - 2 * math.sqrt(0.93 * 0.07 / 150)
 
 
 def rows(wins, *, users=None):

@@ -12,20 +12,15 @@ import pytest
 
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig, load_config, parse_config
-from prb_jax.models.decoder import (
-    decode_tree,
-    layout_of,
-    tree_positions,
-    tree_tokens,
-)
+from prb_jax.models.decoder import decode_tree
 from prb_jax.models.random_params import init_params
 from prb_jax.readouts.score_tree import score_tree
 from prb_jax.sharding import PARAMETER_AXES
-from prb_jax.trees.batches import TreeBatch, make_batch
-from prb_jax.trees.shapes import Bucket
+from prb_jax.trees.batches import Bucket, TreeBatch, make_batch
 from prb_jax.trees.tree import build_tree
 from tests.models.attention.compiled_shapes import largest_square
 from tests.tiny_models import FAMILIES, TINY_FAMILIES
+from tests.training.small_batches import batch_of, initial_params, random_trees, small_config
 
 # Machine code is not what is tested here, and takes most of the time.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -107,13 +102,13 @@ def test_random_parameters_have_that_tree_and_useful_sizes(family: str, tmp_path
 
 
 def test_positions_and_tokens_of_a_batch(batch: TreeBatch) -> None:
-    assert layout_of(batch).tokens == 5 + 3 * 4
-    assert tree_positions(batch).tolist() == [
+    assert batch.bucket.tokens == 5 + 3 * 4
+    assert batch.positions.tolist() == [
         [0, 0, 0, 1, 2, *[3, 4, 5, 6] * 3],
         [0, 0, 0, 0, 0, *[0, 1, 2, 3] * 3],
         [0, 0, 0, 0, 0, *[0, 1, 2, 3] * 3],
     ]
-    assert tree_tokens(batch)[0].tolist() == [0, 0, 5, 6, 7, 8, 9, 0, 0, 10, 11, 12, 0, 0, 0, 0, 0]
+    assert batch.tokens[0].tolist() == [0, 0, 5, 6, 7, 8, 9, 0, 0, 10, 11, 12, 0, 0, 0, 0, 0]
 
 
 def test_scores_are_float32_logits_at_the_read_position(small: DecoderConfig, batch: TreeBatch) -> None:
@@ -188,3 +183,24 @@ def test_no_square_of_the_prefix_in_the_whole_program(tmp_path) -> None:
     program = jit(lambda p, b: score_tree(p, b, config=config, dtype=jnp.float32))
     text = program.lower(params, batch).compile().as_text()
     assert largest_square(text) < 1024
+
+
+def test_a_soft_prompt_takes_the_place_of_the_first_tokens() -> None:
+    """Rows of the embedding given as a soft prompt change nothing; their ids then have no influence."""
+    config, trees = small_config(), random_trees(3)
+    params, batch = initial_params(config), batch_of(random_trees(3), rows=4)
+    first = np.stack([tree.prefix[:3] for tree in trees] + [np.zeros(3, np.int32)])
+    run = jax.jit(functools.partial(score_tree, config=config, dtype=jnp.dtype("float32")))
+    plain = np.asarray(run(params, batch))[:3]
+    prompt = jnp.take(params["embed"], jnp.asarray(first), axis=0)
+    np.testing.assert_array_equal(np.asarray(run(params, batch, soft_prompt=prompt))[:3], plain)
+    other = [[*tree.prefix.tolist()] for tree in trees]
+    for row, ids in enumerate(other):
+        start = batch.prefix.shape[1] - len(ids)
+        batch.prefix[row, start : start + 3] = 5
+    np.testing.assert_array_equal(np.asarray(run(params, batch, soft_prompt=prompt))[:3], plain)
+    assert np.abs(np.asarray(run(params, batch))[:3] - plain).max() > 1e-3
+    gradient = jax.grad(lambda prompt: run(params, batch, soft_prompt=prompt)[:3].sum())(prompt)
+    size = np.abs(np.asarray(gradient)).max(axis=(1, 2))
+    assert (size[:3] > 1e-3).all()
+    assert size[3] == 0

@@ -13,9 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from prb_jax.checkpoints.encoder_map import encoder_leaves, load_encoder_params, open_encoder
 from prb_jax.checkpoints.hf_map import flatten
-from prb_jax.checkpoints.load import abstract_leaves
+from prb_jax.checkpoints.load import abstract_params, load_encoder_params, open_encoder
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config.encoder import RelativePositions, parse_encoder_config
 from prb_jax.models.encoder import distance_rows, distance_scores, encode_tokens
@@ -33,27 +32,22 @@ encode = functools.partial(
     dtype=jnp.float32,
 )
 
+OWN = {"share_att_key": False}
 CASES = {
     "bert": ("BertModel", {}),
     "bert-with-prefix-and-head": ("BertForMaskedLM", {}),
     "bert-no-types-relu": ("BertModel", {"type_vocab_size": 1, "hidden_act": "relu"}),
     "bert-gelu-new": ("BertModel", {"hidden_act": "gelu_new", "layer_norm_eps": 1e-5}),
     "deberta-v3": ("DebertaV2Model", {}),
-    "deberta-own-projections": ("DebertaV2Model", {"share_att_key": False, "norm_rel_ebd": "none"}),
-    "deberta-c2p": ("DebertaV2Model", {"share_att_key": False, "pos_att_type": "c2p", "position_buckets": 6}),
+    "deberta-own-projections": ("DebertaV2Model", {**OWN, "norm_rel_ebd": "none"}),
+    "deberta-c2p": ("DebertaV2Model", {**OWN, "pos_att_type": "c2p", "position_buckets": 6}),
     "deberta-p2c-no-buckets": (
-        "DebertaV2Model",
-        {"pos_att_type": "p2c", "position_buckets": -1, "max_relative_positions": 7},
+        "DebertaV2Model", {"pos_att_type": "p2c", "position_buckets": -1, "max_relative_positions": 7},
     ),
     "deberta-positions-and-types": ("DebertaV2Model", {"position_biased_input": True, "type_vocab_size": 3}),
     "deberta-without-distances": (
         "DebertaV2Model",
-        {
-            "relative_attention": False,
-            "pos_att_type": None,
-            "position_biased_input": True,
-            "norm_rel_ebd": "none",
-        },
+        {"relative_attention": False, "pos_att_type": None, "position_biased_input": True, "norm_rel_ebd": "none"},
     ),
 }  # fmt: skip
 
@@ -86,34 +80,17 @@ def test_states_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
     types = np.random.default_rng(1).integers(0, max(found.config.type_vocab_size, 1), tokens.shape)
     expected = reference(model, tokens, lengths, types)
     inside = np.arange(tokens.shape[1])[None] < lengths[:, None]
-    states = np.asarray(
-        encode(
-            params,
-            tokens,
-            lengths=lengths,
-            config=found.config,
-            starts=np.zeros_like(lengths),
-            token_types=types.astype(np.int32),
-        )
-    )
-    np.testing.assert_allclose(states[inside], expected[inside], atol=TOLERANCE, rtol=0)
+    run = functools.partial(encode, params, lengths=lengths, config=found.config)
+    states = run(tokens, starts=np.zeros_like(lengths), token_types=types.astype(np.int32))
+    np.testing.assert_allclose(np.asarray(states)[inside], expected[inside], atol=TOLERANCE, rtol=0)
 
     # The same texts with their padding on the left: positions and distances count from the first token.
     starts = tokens.shape[1] - lengths
-    moved, moved_types = tokens.copy(), types.copy()
-    for row, start in enumerate(starts):
-        moved[row] = np.roll(tokens[row], start)
-        moved_types[row] = np.roll(types[row], start)
-    right = np.asarray(
-        encode(
-            params,
-            moved,
-            lengths=lengths,
-            config=found.config,
-            starts=starts,
-            token_types=moved_types.astype(np.int32),
-        )
+    moved, moved_types = (
+        np.stack([np.roll(row, start) for row, start in zip(rows, starts, strict=True)]).astype(np.int32)
+        for rows in (tokens, types)
     )
+    right = np.asarray(run(moved, starts=starts, token_types=moved_types))
     for row, start in enumerate(starts):
         np.testing.assert_allclose(right[row, start:], expected[row, : lengths[row]], atol=TOLERANCE, rtol=0)
 
@@ -169,7 +146,7 @@ def test_scores_of_distances_by_hand() -> None:
 def test_every_parameter_has_its_axes(case: str) -> None:
     class_name, changes = CASES[case]
     config = parse_encoder_config(random_model(class_name, **changes).config.to_dict(), where="test")
-    for path, leaf in flatten(abstract_leaves(encoder_leaves(config))).items():
+    for path, leaf in flatten(abstract_params(config)).items():
         assert len(PARAMETER_AXES["/".join(path)]) == len(leaf.shape)
 
 

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from prb_jax.checkpoints.load import load_params
-from prb_jax.checkpoints.safetensors_reader import index_folder
+from prb_jax.checkpoints.weight_index import index_folder
 from prb_jax.models.config.decoder import DecoderConfig, parse_config, read_raw_config
 from prb_jax.models.decoder import decode_tree, decode_tree_keeping
 from prb_jax.models.head import LanguageHead
 from prb_jax.readouts.score_tree import score_tree
-from prb_jax.trees.batches import make_batch
-from prb_jax.trees.shapes import Bucket
+from prb_jax.trees.batches import Bucket, make_batch
 from prb_jax.trees.tree import build_tree
 from tests.tiny_models import TINY_FAMILIES
 

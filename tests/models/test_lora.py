@@ -12,7 +12,6 @@ from prb_jax.errors import PrbError
 from prb_jax.models.layers import project
 from prb_jax.models.lora import TARGETS, LoraConfig, adapted_project, init_lora, merge_lora
 from prb_jax.readouts.score_tree import score_tree
-from prb_jax.sharding import parameter_axes
 from tests.training.small_batches import batch_of, initial_params, random_trees, small_config
 
 CONFIG = small_config()
@@ -111,15 +110,6 @@ def test_parameters_without_adapters_stay_as_they_are() -> None:
     params = initial_params(CONFIG)
     merged = merge_lora(params, scale=2.0)
     assert all(a is b for a, b in zip(jax.tree.leaves(merged), jax.tree.leaves(params), strict=True))
-
-
-def test_factors_are_split_like_their_matrix() -> None:
-    """But for the rank, which is small."""
-    assert parameter_axes("layers/q_lora_a") == (None, "model", None)
-    assert parameter_axes("layers/q_lora_b") == (None, None, "heads")
-    assert parameter_axes("layers/down_lora_a") == (None, "mlp", None)
-    assert parameter_axes("layers/down_lora_b") == (None, None, "model")
-    assert parameter_axes("layers/q") == (None, "model", "heads")
 
 
 def test_a_frozen_factor_has_no_gradient_and_a_product_has_the_right_ones() -> None:

@@ -24,7 +24,7 @@ from prb_jax.models.quantization import (
     quantized_project,
 )
 from prb_jax.readouts.score_tree import make_score_fn, score_tree
-from prb_jax.sharding import make_mesh, parameter_axes
+from prb_jax.sharding import make_mesh
 from tests.tiny_models import write_tiny_model
 from tests.training.small_batches import batch_of, initial_params, random_trees, small_config
 
@@ -208,13 +208,6 @@ def test_adapters_stay_as_they_are_and_cannot_be_merged() -> None:
     )
     with pytest.raises(CheckpointError, match="layers/q: is quantised: merge its adapter before"):
         merge_lora(narrow, scale=1.0)
-
-
-def test_scales_are_split_as_the_outputs_of_their_matrix() -> None:
-    for suffix in ("scale", "weight_scale"):
-        assert parameter_axes(f"layers/q_{suffix}") == (None, "heads")
-        assert parameter_axes(f"layers/down_{suffix}") == (None, "model")
-        assert parameter_axes(f"layers/up_{suffix}") == (None, "mlp")
 
 
 def test_forms_that_do_not_exist_or_do_not_run_here() -> None:

@@ -38,39 +38,27 @@ _SIZES: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class RowCase:
-    """One checkpoint of one row of the registry.
+    """One checkpoint of one row of the registry."""
 
-    Attributes:
-      row: name of the row.
-      body: transformers' class of the body, without ``Model``.
-      head: makes the head's tensors.
-      score: the reward of one conversation from its normalised states float64 [T, D], its ids and the head.
-      config: changes to the body's ``config.json``.
-      options: further arguments of the body's configuration class.
-      rename: the name a body's tensor has in the checkpoint.
-      folder: what the folder is called, where the row is known by that.
-      vocab: size of the vocabulary.
-      marks: ids put at the end of the prompt, and where a step ends.
-      side_files: file -> start of the names of tensors that it holds; left out there if it is a whole part.
-      pickled: the weights are in pytorch_model.bin.
-      nested: the field of ``config.json`` that holds the body's, where it is not the whole file.
-      twice: what the names of the body's tensors start with where it is in the file a second time.
-    """
-
-    row: str
-    body: str
-    head: Callable[[torch.Generator], Tensors]
-    score: Score
-    config: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    rename: Callable[[str], str] = lambda name: f"model.{name}"
-    folder: str = "model"
-    vocab: int = 256
-    marks: tuple[int, ...] = ()
+    row: str  # name of the row
+    body: str  # transformers' class of the body, without ``Model``
+    head: Callable[[torch.Generator], Tensors]  # makes the head's tensors
+    score: Score  # the reward of one conversation from its normalised states float64 [T, D], its ids and the head
+    config: Mapping[str, Any] = field(default_factory=dict)  # changes to the body's ``config.json``
+    options: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # further arguments of the body's configuration class
+    rename: Callable[[str], str] = lambda name: (
+        f"model.{name}"
+    )  # the name a body's tensor has in the checkpoint
+    folder: str = "model"  # what the folder is called, where the row is known by that
+    vocab: int = 256  # size of the vocabulary
+    marks: tuple[int, ...] = ()  # ids put at the end of the prompt, and where a step ends
     side_files: Mapping[str, str] = field(default_factory=dict)
-    pickled: bool = False
-    twice: str = ""
-    nested: str = ""
+    """File -> start of the names of tensors that it holds; left out there if it is a whole part."""
+    pickled: bool = False  # the weights are in pytorch_model.bin
+    twice: str = ""  # what the names of the body's tensors start with where it is in the file a second time
+    nested: str = ""  # the field of ``config.json`` that holds the body's, where it is not the whole file
 
 
 def matrix(generator: torch.Generator, rows: int, columns: int) -> Tensor:

@@ -11,9 +11,8 @@ from prb_jax.checkpoints.load import load_params
 from prb_jax.models.attention.blockwise import blockwise_attention
 from prb_jax.models.config.decoder import load_config
 from prb_jax.readouts.score_tree import score_stream, score_tree
-from prb_jax.trees.batches import make_batch
+from prb_jax.trees.batches import Bucket, make_batch
 from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
-from prb_jax.trees.shapes import Bucket
 from prb_jax.trees.streams import make_stream_batch
 from prb_jax.trees.tree import Tree, build_tree
 from tests.models.attention.dense import reference_attention

@@ -14,15 +14,13 @@ import numpy as np
 import pytest
 
 from prb_jax.checkpoints.load import load_params
-from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.config.layout import STANDARD
+from prb_jax.models.config.decoder import STANDARD, DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.models.head import Linear
 from prb_jax.readouts.registry import ROWS
 from prb_jax.readouts.resolve import resolve_model
 from prb_jax.readouts.score_tree import score_tree
-from prb_jax.trees.batches import TreeBatch, make_batch
-from prb_jax.trees.shapes import Bucket
+from prb_jax.trees.batches import Bucket, TreeBatch, make_batch
 from prb_jax.trees.tree import build_tree
 from tests.parity.reward_models import CASES, TOGETHER, RowCase, sequences, steps, write_case
 

@@ -16,8 +16,7 @@ import prb_jax as prb
 from prb_jax.models.decoder import decode_tree
 from prb_jax.models.layers import rms_norm
 from prb_jax.scoring.reward_model import RewardModel
-from prb_jax.trees.batches import make_batch
-from prb_jax.trees.shapes import Bucket
+from prb_jax.trees.batches import Bucket, make_batch
 from prb_jax.trees.tree import Tree, build_tree
 from tests.parity.oracle import transformers_scores
 from tests.parity.stories260k import BOS, read_pieces, write_model

@@ -35,7 +35,7 @@ def one_step(mesh: Any) -> dict[str, Any]:
     import numpy as np
 
     from prb_jax.personal.method import Users
-    from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts, step_rows
+    from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
     from prb_jax.training.objective import USER
     from tests.training.small_batches import (
         batch_of,
@@ -67,7 +67,7 @@ def one_step(mesh: Any) -> dict[str, Any]:
         dataclasses.replace(tree, prefix=np.concatenate([room, tree.prefix])) for tree in random_trees(8)
     ]
     of_users = np.array([7, 7, 0, 9_999, 10_000, 3, 0, 7])
-    chosen = step_rows(of_users, size=USERS + 1, count=ROWS)
+    chosen = method.rows_of_step(of_users, np.arange(len(of_users)), step=0)
     extras = dataclasses.replace(extras_of(trees), users=chosen.slots)
     halves = [slice(0, 4), slice(4, 8)]
     bucket_like = batch_of(trees)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,15 +19,7 @@ import pytest
 from prb_jax import Comparison
 from prb_jax.errors import DataError, MeshError
 from prb_jax.personal.method import GENERIC, Users
-from prb_jax.personal.soft_prompts import (
-    RowAdam,
-    gather_rows,
-    generic_instead,
-    init_state,
-    init_table,
-    state_shardings,
-    step_rows,
-)
+from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
 from prb_jax.sharding import make_mesh
 from tests.personal.step_programs import ROWS, TOKENS, USERS, one_step
 from tests.plain_process import plain_environment
@@ -53,41 +46,60 @@ def test_a_user_is_named_once() -> None:
         Users(("a", "b", "b"))
 
 
+def prompts(
+    users: int = 5, *, tokens: int = 4, width: int = 64, share: float = 0.0, seed: int = 1, mesh: Any = None
+) -> SoftPrompts:
+    mesh = mesh or make_mesh(devices=jax.devices()[:1])
+    adam = RowAdam(learning_rate=optax.constant_schedule(0.1))
+    names = tuple(f"{user:05}" for user in range(users))
+    return SoftPrompts(
+        table=Users(names), tokens=tokens, width=width, places=6, generic_share=share, seed=seed, optimizer=adam,
+        mesh=mesh,
+    )  # fmt: skip
+
+
 def test_the_users_of_a_step_fill_a_fixed_number_of_rows() -> None:
-    found = step_rows(np.array([5, 0, 5, 2]), size=7)
-    assert found.ids.tolist() == [0, 2, 5, 7]
+    found = prompts().rows_of_step(np.array([9, 5, 0, 5, 2]), np.array([1, 2, 3, 4]), step=0)
+    assert found.ids.tolist() == [0, 2, 5, 6, 6, 6]
     assert found.ids[found.slots].tolist() == [5, 0, 5, 2]
     assert (found.ids.dtype, found.slots.dtype) == (np.int32, np.int32)
-    assert step_rows(np.array([5, 5]), size=7, count=1).ids.tolist() == [5]
-    with pytest.raises(ValueError, match="3 distinct users do not fit 2 rows"):
-        step_rows(np.array([1, 2, 3]), size=7, count=2)
+    with pytest.raises(ValueError, match="could not broadcast"):  # more users than places
+        prompts().rows_of_step(np.arange(7), np.arange(7), step=0)
 
 
 def test_a_share_trains_the_generic_user_instead() -> None:
     rows = np.arange(1, 4001)
-    found = generic_instead(rows, share=0.3, seed=5, step=17)
+
+    def drawn(step: int, share: float = 0.3) -> np.ndarray:
+        method = replace(prompts(4000, share=share, seed=5), places=4000)
+        found = method.rows_of_step(rows, np.arange(4000), step=step)
+        return found.ids[found.slots]
+
+    found = drawn(17)
     kept = found != GENERIC
     assert 0.27 < 1 - kept.mean() < 0.33
     np.testing.assert_array_equal(found[kept], rows[kept])
-    np.testing.assert_array_equal(found, generic_instead(rows, share=0.3, seed=5, step=17))
-    assert (found != generic_instead(rows, share=0.3, seed=5, step=18)).any()
-    np.testing.assert_array_equal(generic_instead(rows, share=0.0, seed=5, step=17), rows)
+    np.testing.assert_array_equal(found, drawn(17))
+    assert (found != drawn(18)).any()
+    np.testing.assert_array_equal(rows, drawn(17, share=0.0))
+    twice = replace(prompts(share=0.5), places=6).rows_of_step(rows, np.array([3, 3, 3, 3]), step=0)
+    assert len(set(twice.slots.tolist())) == 1  # a comparison that comes twice has one row
 
 
 def test_everybody_starts_as_the_generic_user_at_the_scale_of_the_words() -> None:
-    words = 3.0 + 0.5 * np.random.default_rng(0).normal(size=(200, 64)).astype(np.float32)
-    table = np.asarray(init_table(words, users=5, tokens=4, seed=1))
+    words: Any = 3.0 + 0.5 * np.random.default_rng(0).normal(size=(200, 64)).astype(np.float32)
+    table = np.asarray(prompts().start(words)["table"])
     assert table.shape == (6, 4, 64)
     assert (table == table[0]).all()
     assert table[0].mean() == pytest.approx(3.0, abs=0.1)
     assert table[0].std() == pytest.approx(words.std(), rel=0.2)
     assert (table[0, 0] != table[0, 1]).any()
-    assert (table != np.asarray(init_table(words, users=5, tokens=4, seed=2))).any()
+    assert (table != np.asarray(prompts(seed=2).start(words)["table"])).any()
 
 
-def small_state(users: int = 5, rows: int = 6) -> dict[str, jax.Array]:
-    table = np.random.default_rng(0).normal(size=(users + 1, 2, 3)).astype(np.float32)
-    return init_state(jnp.asarray(table), rows=rows)
+def small_state() -> dict[str, jax.Array]:
+    table = np.random.default_rng(0).normal(size=(6, 2, 3)).astype(np.float32)
+    return prompts(tokens=2, width=3).start(jnp.zeros((4, 3))) | {"table": jnp.asarray(table)}
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
@@ -115,7 +127,7 @@ def test_where_every_row_is_touched_it_is_adam(clip_norm: float | None) -> None:
 
 def test_rows_that_are_not_touched_stay_and_count_for_themselves() -> None:
     adam = RowAdam(learning_rate=optax.constant_schedule(0.1))
-    before = small_state(rows=3)
+    before = small_state()
     gradient = jnp.ones((3, 2, 3))
     state = {**before, "ids": jnp.array([4, 1, 6], jnp.int32)}  # 6 is beyond the table
     state = adam.apply_rows(adam.apply_rows(state, gradient, jnp.asarray(0)), gradient, jnp.asarray(1))
@@ -130,17 +142,16 @@ def test_rows_that_are_not_touched_stay_and_count_for_themselves() -> None:
 
 
 def test_ids_beyond_the_table_give_its_last_row() -> None:
-    table = jnp.arange(12.0).reshape(3, 2, 2)
-    np.testing.assert_array_equal(gather_rows(table, jnp.array([2, 0, 3])), table[jnp.array([2, 0, 2])])
+    state = small_state()
+    rows = prompts(tokens=2, width=3).take(state, jnp.array([2, 0, 6]))["rows"]
+    np.testing.assert_array_equal(rows, state["table"][jnp.array([2, 0, 5])])
 
 
 def test_a_mesh_that_does_not_divide_the_width_is_refused() -> None:
-    mesh = make_mesh(devices=jax.devices()[:1])
-    assert set(state_shardings(mesh, width=7)) == {"table", "mu", "nu", "rows", "count", "ids"}
-
+    assert set(prompts(width=7).shardings) == {"table", "mu", "nu", "rows", "count", "ids"}
     wide: Any = SimpleNamespace(shape={"data": 1, "fsdp": 4, "sequence": 1, "tensor": 1})
     with pytest.raises(MeshError, match="width 30 is not divisible by mesh axis fsdp=4"):
-        state_shardings(wide, width=30)
+        _ = prompts(width=30, mesh=wide).shardings
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -18,10 +19,9 @@ from prb_jax import cli
 from prb_jax.errors import CheckpointError, MeshError, RunError
 from prb_jax.models.config.decoder import parse_config
 from prb_jax.models.named_shapes import read_model, shape_config
-from prb_jax.plan import Plan, plan, sweep
-from prb_jax.plan.chips import CHIPS, Slice, describe_slice, parse_topology
+from prb_jax.plan.chips import CHIPS, PlanOptions, Slice, describe_slice, parse_topology
 from prb_jax.plan.costs import Collective
-from prb_jax.plan.planner import _nothing_kept, needed_bytes, roofline
+from prb_jax.plan.planner import Plan, _nothing_kept, needed_bytes, plan, roofline, sweep
 from prb_jax.plan.program import executed_flops, forward_flops, scoring_program, training_program
 from prb_jax.plan.streams import (
     BatchShape,
@@ -212,7 +212,7 @@ def test_without_libtpu(monkeypatch, capsys):
 
     monkeypatch.setattr("jax.experimental.topologies.get_topology_desc", missing)
     with pytest.raises(RunError, match=r"planning needs libtpu.*pip install 'prb-jax\[plan\]'"):
-        plan("qwen3-40m", topology="v5e:2x2")
+        plan("qwen3-40m", PlanOptions(topology="v5e:2x2"))
     assert cli.main(["plan", "qwen3-40m", "--topology", "v5e:2x2"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -259,7 +259,8 @@ def test_a_sweep_orders_what_fits_by_speed(monkeypatch):
     """Of 4 chips: fsdp=4 up to a batch that does not fit; tensor=2 slower; tensor=4 refused."""
     asked: list[tuple[str, int]] = []
 
-    def planned(config: Any, *, mesh: str, batch: int, **_: Any) -> Plan:
+    def planned(config: Any, options: PlanOptions) -> Plan:
+        mesh, batch = str(options.mesh), options.batch or 0
         asked.append((mesh, batch))
         if mesh == "fsdp=1,tensor=4":
             raise MeshError("heads")
@@ -267,38 +268,31 @@ def test_a_sweep_orders_what_fits_by_speed(monkeypatch):
         fits = not (mesh == "fsdp=4,tensor=1" and batch > 4)
         return made(mesh, batch, fits=fits, seconds=slow if fits else None, peak=batch)
 
-    monkeypatch.setattr("prb_jax.plan.sweeping.plan", planned)
-    monkeypatch.setattr(
-        "prb_jax.plan.sweeping.describe_slice", lambda name, slices: Slice(name, CHIPS["v5e"], [None] * 4)
-    )
+    monkeypatch.setattr("prb_jax.plan.planner.plan", planned)
     seen: list[Plan] = []
-    result = sweep("qwen3-40m", topology="v5e:2x2", report=seen.append)
-    assert [(each.mesh, each.batch, each.fits) for each in result.plans] == [
+    place = Slice("v5e:2x2", CHIPS["v5e"], [None] * 4)
+    plans = sweep("qwen3-40m", PlanOptions(topology=place), report=seen.append)
+    assert [(each.mesh, each.batch, each.fits) for each in plans] == [
         ("fsdp=4,tensor=1", 4, True),
         ("fsdp=2,tensor=2", 8, True),
         ("fsdp=2,tensor=2", 4, True),
         ("fsdp=2,tensor=2", 2, True),
         ("fsdp=4,tensor=1", 8, False),
     ]
-    assert result.best is result.plans[0]
     assert ("fsdp=4,tensor=1", 16) not in asked
     assert len(seen) == 5
-    assert set(result.refused.values()) == {"heads"}
     asked.clear()
-    sweep("qwen3-40m", topology="v5e:2x2", prefix=16_000, batches=(4,))
+    sweep("qwen3-40m", PlanOptions(topology=place, prefix=16_000), batches=(4,))
     assert [mesh for mesh, _ in asked] == [
         "fsdp=4,sequence=1,tensor=1", "fsdp=2,sequence=2,tensor=1", "fsdp=1,sequence=4,tensor=1",
         "fsdp=2,sequence=1,tensor=2", "fsdp=1,sequence=2,tensor=2", "fsdp=1,sequence=1,tensor=4",
     ]  # fmt: skip
 
 
-def test_a_sweep_without_any_mesh(monkeypatch):
-    monkeypatch.setattr(
-        "prb_jax.plan.sweeping.describe_slice",
-        lambda name, slices: Slice(name, CHIPS["v5e"], jax.devices()[:1]),
-    )
+def test_a_sweep_without_any_mesh():
+    place = Slice("v5e:1x1", CHIPS["v5e"], jax.devices()[:1])
     with pytest.raises(MeshError, match=r"no mesh of v5e:1x1 can be: .*max_position_embeddings"):
-        sweep("qwen3-40m", topology="v5e:1x1", prefix=100_000)
+        sweep("qwen3-40m", PlanOptions(topology=place, prefix=100_000))
 
 
 def test_nothing_is_kept_in_the_compilation_cache():
@@ -332,14 +326,14 @@ class TestOnTpus:
     def test_two_slices_exchange_scores_alone(self, config_file, capsys):
         """Between slices scoring sends the scores of its trees, float32, and nothing else."""
         options: dict[str, Any] = {**SHAPE, "topology": "v5e:2x2", "slices": 2, "batch": 16}
-        found = plan(config_file, **options)
+        found = plan(config_file, PlanOptions(**options))
         assert (found.chips, found.mesh) == (8, "data=2,fsdp=4")
         between = {kind: each for kind, each in found.collectives.items() if kind.startswith("dcn ")}
         assert sum(each.count for each in between.values()) == 1
         assert sum(each.bytes for each in between.values()) < 16 * 1024
         inside = sum(each.bytes for kind, each in found.collectives.items() if kind not in between)
         assert found.seconds_by["links"] == pytest.approx(inside / CHIPS["v5e"].link_bandwidth)
-        asked = plan(config_file, mesh="fsdp=8,dcn=fsdp", **options)
+        asked = plan(config_file, PlanOptions(mesh="fsdp=8,dcn=fsdp", **options))
         assert asked.mesh == "fsdp=8,dcn=fsdp"
         # now every layer's matrices cross: an eighth of each chip's to the one beside it in the other slice
         layers = 3 * 256 * (2 * 256 + 2 * 128 + 3 * 512) * 2
@@ -364,7 +358,7 @@ class TestOnTpus:
     )
     def test_what_does_not_divide(self, config_file, options: dict[str, Any], message: str):
         with pytest.raises(MeshError, match=message):
-            plan(config_file, topology="v5e:2x2", **{**SHAPE, **options})
+            plan(config_file, PlanOptions(topology="v5e:2x2", **{**SHAPE, **options}))
 
     def test_a_slice_that_does_not_exist(self):
         with pytest.raises(MeshError, match="topology 'v5e:3x7': libtpu knows no such slice"):
@@ -444,19 +438,17 @@ class TestOnTpus:
     @pytest.mark.slow
     def test_eight_bits_take_half_the_arguments_and_products(self):
         """Of the layers' matrices: int8 factors are multiplied as such."""
-        found = {
-            form: plan("qwen3-0.6b", topology="v5e:2x2", mesh="fsdp=4", batch=4, prefix=128, quantize=form)
-            for form in (None, "int8")
-        }
+        asked = PlanOptions(topology="v5e:2x2", mesh="fsdp=4", batch=4, prefix=128)
+        found = {form: plan("qwen3-0.6b", replace(asked, quantize=form)) for form in (None, "int8")}
         layers = 28 * 1024 * (2 * 2048 + 2 * 1024 + 3 * 3072) * 2 / 4  # bytes a chip in bfloat16
         saved = found[None].argument_bytes_per_chip - found["int8"].argument_bytes_per_chip
         assert saved == pytest.approx(layers / 2, rel=0.02)
         seconds = {form: each.seconds_by["matrix products"] for form, each in found.items()}
         assert seconds["int8"] == pytest.approx(seconds[None] / 2, rel=0.1)
         with pytest.raises(MeshError, match="quantize: int8 is for scoring"):
-            plan("qwen3-0.6b", topology="v5e:2x2", mesh="fsdp=4", train=True, quantize="int8")
+            plan("qwen3-0.6b", replace(asked, train=True, quantize="int8"))
         with pytest.raises(CheckpointError, match="fp8 needs matrix units"):
-            plan("qwen3-0.6b", topology="v5e:2x2", mesh="fsdp=4", quantize="fp8")
+            plan("qwen3-0.6b", replace(asked, quantize="fp8"))
 
     def test_a_model_that_does_not_fit(self, tmp_path, capsys):
         """An embedding of 24 GiB a chip."""
@@ -517,7 +509,7 @@ class TestLargeModels:
     weights = 36 * 4096 * (2 * 4096 + 2 * 1024 + 3 * 12288) * 2  # bytes of the 8B shape's layers
 
     def test_8b_scoring_on_v5e(self):
-        found = plan("qwen3-8b", topology="v5e:4x4", mesh="fsdp=16", batch=32)
+        found = plan("qwen3-8b", PlanOptions(topology="v5e:4x4", mesh="fsdp=16", batch=32))
         check(found, below=2.0)
         # Nothing but weights and the embedded tokens moves, and each layer's seven matrices once.
         assert found.collectives["all-gather"].count <= 36 * 7 + 2
@@ -529,26 +521,25 @@ class TestLargeModels:
         assert found.estimated_mfu > 0.9
 
     def test_70b_scoring_on_v5e(self):
-        found = plan("llama3.1-70b", topology="v5e:4x4", mesh="fsdp=16", batch=16)
+        found = plan("llama3.1-70b", PlanOptions(topology="v5e:4x4", mesh="fsdp=16", batch=16))
         check(found, below=12.0)
         weights = 80 * 8192 * (2 * 8192 + 2 * 1024 + 3 * 28_672) * 2
         assert 0.9 < sum(each.bytes for each in found.collectives.values()) / weights < 1.1
 
     def test_long_profiles_are_split_over_the_sequence_axis(self):
-        long = {"topology": "v5e:4x4", "batch": 4, "prefix": 32_512}
-        split = plan("qwen3-8b", mesh="fsdp=4,sequence=4", **long)
+        long = PlanOptions(topology="v5e:4x4", batch=4, prefix=32_512)
+        split = plan("qwen3-8b", replace(long, mesh="fsdp=4,sequence=4"))
         check(split, below=2.5)
-        whole = plan("qwen3-8b", mesh="fsdp=4,tensor=4", **long)
+        whole = plan("qwen3-8b", replace(long, mesh="fsdp=4,tensor=4"))
         assert split.temp_bytes_per_chip < whole.temp_bytes_per_chip
 
     def test_27b_full_training_on_v5p(self):
-        found = plan("gemma2-27b", topology="v5p:4x4x4", mesh="fsdp=64", train=True, batch=64, remat="full")
-        check(found, below=32)
+        options: Any = {"mesh": "fsdp=64", "train": True, "batch": 64, "remat": "full"}
+        check(plan("gemma2-27b", PlanOptions(topology="v5p:4x4x4", **options)), below=32)
 
     def test_8b_lora_training_on_v5e(self):
-        found = plan(
-            "qwen3-8b", topology="v5e:4x4", mesh="fsdp=16", train=True, tuning="lora", batch=16, remat="full"
-        )
+        options: Any = {"mesh": "fsdp=16", "train": True, "tuning": "lora", "batch": 16, "remat": "full"}
+        found = plan("qwen3-8b", PlanOptions(topology="v5e:4x4", **options))
         check(found, below=5.0)
         # The weights move in the forward pass, and once more for the backward pass and what it computes again.
         moved = sum(each.bytes for each in found.collectives.values())

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from prb_jax import cli
-from prb_jax.plan import plan_policy
+from prb_jax.plan.chips import PlanOptions
+from prb_jax.plan.policy import plan_policy
 from prb_jax.plan.tables import policy_table
 from tests.plan.test_plan import GIB, TINY
 
@@ -93,7 +94,8 @@ class TestOnTpus:
     @pytest.mark.slow
     @pytest.mark.parametrize("trunk", ["own", "shared"])
     def test_all_weights_have_copies(self, config_file, trunk: Any):
-        found = plan_policy(config_file, topology="v5e:2x2", tuning="full", trunk=trunk, **SHAPE)
+        options = PlanOptions(topology="v5e:2x2", tuning="full", value_trunk=trunk, **SHAPE)
+        found = plan_policy(config_file, options)
         weights = 4 * (LAYERS + 2 * WORDS) / 4
         assert found.held["policy, weights"] == pytest.approx(weights, rel=0.02)
         assert found.held["reference"] == pytest.approx(2 * LAYERS / 4 + 4 * 2 * WORDS / 4, rel=0.02)
@@ -107,9 +109,9 @@ class TestOnTpus:
     @pytest.mark.slow
     def test_a_policy_that_does_not_fit(self, config_file):
         config_file.write_text(json.dumps({**TINY, "vocab_size": 100_000_000}))
-        found = plan_policy(config_file, topology="v5e:2x2", **SHAPE)
+        found = plan_policy(config_file, PlanOptions(topology="v5e:2x2", **SHAPE))
         assert found.fits is False
         assert found.peak_bytes_per_chip > 23 * GIB
-        console = Console(file=io.StringIO(), width=200)
-        console.print(policy_table(found, title="plan"))
-        assert "docs/engines.md" in console.file.getvalue()
+        shown = io.StringIO()
+        Console(file=shown, width=200).print(policy_table(found, title="plan"))
+        assert "docs/engines.md" in shown.getvalue()

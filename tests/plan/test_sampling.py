@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +12,9 @@ import pytest
 from prb_jax import cli
 from prb_jax.errors import MeshError
 from prb_jax.models.config.decoder import parse_config
-from prb_jax.plan import plan_sampling
-from prb_jax.plan.chips import CHIPS, Slice
+from prb_jax.plan.chips import CHIPS, PlanOptions, Slice
 from prb_jax.plan.program import executed_flops
-from prb_jax.plan.sampling import sampling_program, step_flops
+from prb_jax.plan.sampling import plan_sampling, sampling_program, step_flops
 from prb_jax.plan.streams import BatchShape
 from prb_jax.sharding import make_mesh
 from tests.plan.test_plan import TINY
@@ -36,10 +35,8 @@ def test_the_program_and_its_caches() -> None:
     windowed = replace(config, sliding_window=16, layer_windows=(True, False, True))
     attention = 4 * 4 * 64 * 2 * 3 * (64 + 32 - 16) * 2
     assert step_flops(config, SHAPE) - step_flops(windowed, SHAPE) == attention
-    found = plan_sampling(
-        config, topology=Slice("cpu", CHIPS["v5e"], jax.devices()[:1]), prompt=64, samples=3, new_tokens=32, batch=2,
-        dtype="float32",
-    )  # fmt: skip
+    place = Slice("cpu", CHIPS["v5e"], jax.devices()[:1])
+    found = plan_sampling(config, PlanOptions(topology=place, dtype="float32", **asdict(SHAPE)))
     assert found.plan.fits
     assert found.plan.argument_bytes_per_chip > sum(caches)
     assert found.to_json()["prefix_cache_bytes_per_chip"] == caches[0]
@@ -59,9 +56,8 @@ def test_flags_that_do_not_go_together(other: str, capsys: pytest.CaptureFixture
 def test_a_slice_of_tpus() -> None:
     pytest.importorskip("libtpu")
     config = parse_config(TINY | {"vocab_size": 1024}, where="tiny")
-    found = plan_sampling(
-        config, topology="v5e:2x2", mesh="fsdp=4", prompt=128, samples=4, new_tokens=64, batch=8
-    )
+    sizes = asdict(BatchShape(batch=8, prefix=128, responses=4, response_length=64))
+    found = plan_sampling(config, PlanOptions(topology="v5e:2x2", mesh="fsdp=4", **sizes))
     one_token = 3 * 2 * 2 * 64 * jnp.dtype("bfloat16").itemsize
     assert found.prefix_cache_bytes_per_chip == 2 * 128 * one_token
     assert found.sample_cache_bytes_per_chip == 2 * 4 * 64 * one_token

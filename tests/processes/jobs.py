@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tests.plain_process import plain_environment
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def free_port() -> int:
-    """A port on which nobody listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from tests.plain_process import ROOT, free_port, plain_environment
 
 
 @contextlib.contextmanager

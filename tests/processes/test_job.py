@@ -16,7 +16,8 @@ from prb_jax import evaluate
 from prb_jax.cli import main
 from prb_jax.errors import MeshError
 from prb_jax.processes.job import leave_job, start_job
-from tests.processes.jobs import ended, free_port, job, lines, wait_for
+from tests.plain_process import free_port
+from tests.processes.jobs import ended, job, lines, wait_for
 from tests.scoring.slow_scorer import SlowScorer, comparisons
 
 COUNT = 60

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -10,9 +9,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from prb_jax.checkpoints.fill import reads_of_shard
 from prb_jax.checkpoints.hf_map import leaf_maps
-from prb_jax.checkpoints.load import _fill, load_params
-from prb_jax.checkpoints.safetensors_reader import SliceReader, index_folder
+from prb_jax.checkpoints.load import load_params
+from prb_jax.checkpoints.weight_index import SliceReader, index_folder
 from prb_jax.models.quantization import FORMS, quantize_params
 from prb_jax.readouts.resolve import resolve_model
 from tests.parity.reward_models import write_case
@@ -46,7 +46,7 @@ def test_every_part_of_a_fused_matrix(name: str, tmp_path: Path) -> None:
     assert leaf.shape == whole.shape
     columns = whole.shape[2]
     parts = [(0, columns), (0, columns // 2), (columns // 2, columns), (3, columns - 5), (7, 9)]
-    with SliceReader(index_folder(folder)) as reader, ThreadPoolExecutor(2) as pool:
+    with SliceReader(index_folder(folder)) as reader:
         for layers in ((0, 2), (1, 2)):
             for rows in ((0, WIDTH), (5, 21)):
                 for part in parts:
@@ -54,7 +54,8 @@ def test_every_part_of_a_fused_matrix(name: str, tmp_path: Path) -> None:
                     buffer = np.full(
                         [stop - start for start, stop in (layers, rows, part)], np.nan, np.float32
                     )
-                    _fill(buffer, leaf, region, reader=reader, pool=pool)
+                    for read in reads_of_shard(buffer, leaf, region):
+                        reader.read_into(*read)
                     np.testing.assert_array_equal(buffer, whole[region])
 
 
@@ -72,8 +73,9 @@ def test_rows_of_a_vocabulary(tmp_path: Path) -> None:
     config = resolve_model(folder, readout="vocabulary:17,4").config
     (leaf,) = [leaf for leaf in leaf_maps(config) if leaf.path == ("score",)]
     matrix = load_file(folder / "model.safetensors")["lm_head.weight"]
-    with SliceReader(index_folder(folder)) as reader, ThreadPoolExecutor(1) as pool:
+    with SliceReader(index_folder(folder)) as reader:
         buffer = np.zeros((WIDTH, 2), np.float32)
-        _fill(buffer, leaf, (slice(0, WIDTH), slice(0, 2)), reader=reader, pool=pool)
+        for read in reads_of_shard(buffer, leaf, (slice(0, WIDTH), slice(0, 2))):
+            reader.read_into(*read)
         assert reader.bytes_read == 2 * WIDTH * 4
     np.testing.assert_array_equal(buffer, matrix[[17, 4]].T)

@@ -14,7 +14,7 @@ import prb_jax as prb
 from prb_jax.cli import main
 from prb_jax.data.comparison import Message
 from prb_jax.inspection.inspect import inspect
-from prb_jax.text.rules import TextRules
+from prb_jax.text.template import TextRules
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 from prb_jax.training.convert import convert
 from tests import tiny_tokenizer as tiny

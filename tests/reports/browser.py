@@ -108,25 +108,13 @@ def open_page(
     to_browser, write = os.pipe()
     read, from_browser = os.pipe()
 
-    flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--remote-debugging-pipe",
-    ]
-    flags += ["--no-first-run", "--disable-extensions", "--disable-background-networking"]
+    flags = (
+        "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --remote-debugging-pipe --no-first-run"
+    )
+    flags += " --disable-extensions --disable-background-networking"
     connected = f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}'  # they are 3 or more: none is lost
     process = subprocess.Popen(
-        [
-            "bash",
-            "-c",
-            connected,
-            BROWSER,
-            *flags,
-            f"--user-data-dir={profile}",
-            "about:blank",
-        ],
+        ["bash", "-c", connected, BROWSER, *flags.split(), f"--user-data-dir={profile}", "about:blank"],
         pass_fds=(to_browser, from_browser),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

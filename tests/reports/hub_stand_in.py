@@ -69,23 +69,15 @@ def hub() -> Iterator[Hub]:
                 state.private.setdefault(name, private)
                 return self.answer({"url": f"{state.address}/{name}"}, 409 if there else 200)
             if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/preupload/main", self.path):
-                files = [
-                    {
-                        "path": file["path"],
-                        "uploadMode": "lfs" if file["path"].endswith(".safetensors") else "regular",
-                        "shouldIgnore": False,
-                    }
-                    for file in json.loads(data)["files"]
-                ]
+                files = [{"path": file["path"], "shouldIgnore": False} for file in json.loads(data)["files"]]
+                for file in files:
+                    file["uploadMode"] = "lfs" if file["path"].endswith(".safetensors") else "regular"
                 return self.answer({"files": files})
             if self.path.endswith(".git/info/lfs/objects/batch"):
-                objects = [
-                    {
-                        **item,
-                        "actions": {"upload": {"href": f"{state.address}/large/{item['oid']}", "header": {}}},
-                    }
-                    for item in json.loads(data)["objects"]
-                ]
+                objects = json.loads(data)["objects"]
+                for item in objects:
+                    upload = {"href": f"{state.address}/large/{item['oid']}", "header": {}}
+                    item["actions"] = {"upload": upload}
                 return self.answer({"transfer": "basic", "objects": objects})
             if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commit/main", self.path):
                 message, files = "", {}
@@ -99,13 +91,8 @@ def hub() -> Iterator[Hub]:
                         files[value["path"]] = state.large[value["oid"]]
                 state.commits.append((found[1], message, files))
                 oid = f"{len(state.commits):040x}"
-                return self.answer(
-                    {
-                        "success": True,
-                        "commitUrl": f"{state.address}/{found[1]}/commit/{oid}",
-                        "commitOid": oid,
-                    }
-                )
+                url = f"{state.address}/{found[1]}/commit/{oid}"
+                return self.answer({"success": True, "commitUrl": url, "commitOid": oid})
             return self.answer({"error": f"no such path: {self.path}"}, 404)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +11,12 @@ import numpy as np
 import pytest
 import scipy.stats
 
-import prb_jax as prb
-from prb_jax import cli
+import prb_jax
+from prb_jax.errors import DataError, RunError
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.behaviour import Figure, cluster_of, figure_of, write_behaviour
 from prb_jax.scoring.load import open_scorer
+from tests.reports.conftest import Run, evaluate, write
 
 USERS, EACH, MODELS = 8, 6, 5
 
@@ -25,72 +24,72 @@ USERS, EACH, MODELS = 8, 6, 5
 def judge(model: int):
     """A reward model that is right about every (model + 2)-th comparison, and a behaviour that goes with it."""
 
-    def scores(comparison: prb.Comparison) -> list[float]:
+    def scores(comparison: prb_jax.Comparison) -> list[float]:
         right = (int(comparison.id) * 7) % 11 < 4 + model
         return [1.0, 0.0] if right else [0.0, 1.0]
 
     return scores
 
 
+def rows(count: int, users: int) -> list[dict[str, Any]]:
+    same = {"chosen": "Yes.", "rejected": "No."}
+    return [
+        {"id": str(k), "user_id": f"u{k % users}", "subset": "ab"[k % 2], "question": f"{k}?", **same}
+        for k in range(count)
+    ]
+
+
+def identity(run: Path) -> dict[str, Any]:
+    return json.loads((run / "run.json").read_text())["inputs"]["model"]
+
+
+def behaviour(
+    folder: Path, pairs: list[dict[str, Any]], figures: list[tuple[str, str, dict[str, Any], Any]]
+) -> Path:
+    """Write figures to a folder: name, label of the reward model, its identity, and the values of all rows."""
+    clusters = [cluster_of(row["user_id"], row["id"]) for row in pairs]
+    folder.mkdir()
+    found: list[Figure] = []
+    for name, label, model, values in figures:
+        about = {"name": name, "label": label, "identity": model, "setting": {}, "policy": "LlamaForX"}
+        found.append(figure_of(list(map(float, values)), clusters, **about))
+    write_behaviour(folder, found)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of `prb evaluate` of five functions and a baseline, and a behaviour of four of these and another one."""
-    top = tmp_path_factory.mktemp("runs")
-    rows = [
-        {"id": str(k), "user_id": f"u{k % USERS}", "subset": "ab"[k % 2], "question": f"{k}?", "chosen": "Yes.",
-         "rejected": "No."}
-        for k in range(USERS * EACH)
-    ]  # fmt: skip
-    data = top / "pairs.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    top, pairs = tmp_path_factory.mktemp("runs"), rows(USERS * EACH, USERS)
+    data = write(top / "pairs.jsonl", pairs)
     for model in range(MODELS):
-        prb.evaluate(judge(model), str(data), out=top / f"m{model}", name=f"m{model}", progress=False)
-    prb.evaluate("baseline:length", str(data), out=top / "length", progress=False)
-    figures = []
-    names = [f"m{model}" for model in range(1, MODELS)] + ["stranger", "baseline:length"]
-    for place, name in enumerate(names):
-        if name.startswith("baseline"):
-            identity = dict(open_scorer(name, LoadOptions()).identity())
-        else:
-            identity = {
-                **json.loads((top / "m1" / "run.json").read_text())["inputs"]["model"],
-                "function": name,
-            }
-        values = [place + 0.1 * (int(row["id"]) % 5) + (place == 2) * 2 for row in rows]
-        clusters = [cluster_of(row["user_id"], row["id"]) for row in rows]
-        figures.append(
-            figure_of(
-                values,
-                clusters,
-                name="quality",
-                label=name,
-                identity=identity,
-                setting={},
-                policy="LlamaForX",
-            )
-        )
-    (top / "behaviour").mkdir()
-    write_behaviour(top / "behaviour", figures)
+        evaluate(judge(model), data, top / f"m{model}", name=f"m{model}")
+    evaluate("baseline:length", data, top / "length")
+    models = {f"m{model}": identity(top / f"m{model}") for model in range(1, MODELS)}
+    models["stranger"] = {**models["m1"], "function": "stranger"}
+    models["baseline:length"] = dict(open_scorer("baseline:length", LoadOptions()).identity())
+    figures = [
+        ("quality", name, model, [place + 0.1 * (k % 5) + (place == 2) * 2 for k in range(len(pairs))])
+        for place, (name, model) in enumerate(models.items())
+    ]
+    behaviour(top / "behaviour", pairs, figures)
     return top
 
 
-def test_runs_are_joined_and_figures_are_those_of_the_rows(folders: Path, tmp_path: Path) -> None:
+def test_runs_are_joined_and_figures_are_those_of_the_rows(folders: Path, tmp_path: Path, prb: Run) -> None:
     scores = [folders / name for name in ("m0", "m1", "m2", "m3", "m4", "length")]
-    lineage = tmp_path / "lineage.json"
+    lineage, out = tmp_path / "lineage.json", tmp_path / "out"
     lineage.write_text(json.dumps({"m1": "Llama", "m2": "Qwen3"}))
-    out = tmp_path / "out"
-    command = [
-        sys.executable, "-m", "prb_jax", "correlate", "--scores", *map(str, scores), "--behaviour",
-        str(folders / "behaviour"), "--out", str(out), "--draws", "200", "--lineage", str(lineage),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    shown = prb(
+        "correlate", "--scores", *scores, "--behaviour", folders / "behaviour", "--out", out, "--draws", 200,
+        "--lineage", lineage,
+    )  # fmt: skip
     for said in (
         "the order is not resolved",
         "in --scores alone, left out: m0",
         "left out: stranger (quality)",
     ):
-        assert said in " ".join(done.stdout.split())
+        assert said in " ".join(shown.split())
     found = json.loads((out / "correlate.json").read_text())
     assert (out / "correlate.png").read_bytes().startswith(b"\x89PNG")
     models = {model["name"]: model for model in found["models"]}
@@ -117,90 +116,48 @@ def test_runs_are_joined_and_figures_are_those_of_the_rows(folders: Path, tmp_pa
     assert first["measures"]["spearman"]["value"] == pytest.approx(scipy.stats.spearmanr(x, y).statistic)
     assert first["measures"]["kendall"]["value"] == pytest.approx(scipy.stats.kendalltau(x, y).statistic)
     # the same from Python, and the same figures again; nothing is written without `out`
-    again = prb.correlate(scores, [folders / "behaviour"], draws=200, lineage=lineage)
-    assert json.loads(json.dumps(again)) == found
+    options: dict[str, Any] = {"behaviour": [folders / "behaviour"], "draws": 200, "lineage": lineage}
+    assert json.loads(json.dumps(prb_jax.correlate(scores, **options))) == found
     # some figures alone have the same measures
-    some = prb.correlate(
-        scores,
-        [folders / "behaviour"],
-        draws=200,
-        lineage=lineage,
-        figures=["accuracy"],
-        out=tmp_path / "some",
-    )
+    some = prb_jax.correlate(scores, **options, figures=["accuracy"], out=tmp_path / "some")
     assert some["correlations"] == found["correlations"][:1]
     assert (tmp_path / "some" / "correlate.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_an_interval_is_withheld_as_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [
-        {"id": str(k), "user_id": f"u{k % 2}", "question": f"{k}?", "chosen": "Yes.", "rejected": "No."}
-        for k in range(24)
-    ]
-    data, names, figures = tmp_path / "pairs.jsonl", ("m0", "m1", "m2"), []
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for place, name in enumerate(names):
-        prb.evaluate(judge(2 * place), str(data), out=tmp_path / name, name=name, progress=False)
-        identity = json.loads((tmp_path / name / "run.json").read_text())["inputs"]["model"]
-        clusters = [cluster_of(row["user_id"], row["id"]) for row in rows]
-        figures.append(
-            figure_of(
-                [float(place)] * len(rows), clusters, name="good", label=name, identity=identity, setting={},
-                policy=None,
-            )
-        )  # fmt: skip
-    (tmp_path / "behaviour").mkdir()
-    write_behaviour(tmp_path / "behaviour", figures)
-    scores = [str(tmp_path / name) for name in names]
-    assert cli.main(["correlate", "--scores", *scores, "--behaviour", str(tmp_path / "behaviour")]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+def test_an_interval_is_withheld_as_everywhere(tmp_path: Path, prb: Run) -> None:
+    pairs, scores = rows(24, users=2), [tmp_path / name for name in ("m0", "m1", "m2")]
+    data = write(tmp_path / "pairs.jsonl", pairs)
+    for place, run in enumerate(scores):
+        evaluate(judge(2 * place), data, run, name=run.name)
+    figures = [("good", run.name, identity(run), [place] * len(pairs)) for place, run in enumerate(scores)]
+    good = behaviour(tmp_path / "behaviour", pairs, figures)
+    shown = " ".join(prb("correlate", "--scores", *scores, "--behaviour", good).split())
     assert "no interval: 2 users; an interval needs at least 6" in shown
     assert ".." not in re.sub(r"\[\.\.\]", "", shown)  # no interval is shown
-    found = prb.correlate(scores, [tmp_path / "behaviour"], draws=100)
-    measure = found["correlations"][0]["measures"]["spearman"]
+    measure = prb_jax.correlate(scores, [good], draws=100)["correlations"][0]["measures"]["spearman"]
     assert (measure["value"], measure["ci95"]) == (1.0, None)
     assert measure["ci95_reason"] == "2 users; an interval needs at least 6"
 
 
 def test_where_the_truth_moves_nothing_no_correlation_is_shown(
-    folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folders: Path, tmp_path: Path, prb: Run
 ) -> None:
-    truth, draws = "baseline:persona-truth", np.random.default_rng(0)
-    identities: dict[str, Any] = {
-        f"m{model}": json.loads((folders / f"m{model}" / "run.json").read_text())["inputs"]["model"]
-        for model in range(MODELS)
-    }
-    identities |= {truth: dict(open_scorer(truth, LoadOptions()).identity())}
-    identities |= {"baseline:random": dict(open_scorer("baseline:random", LoadOptions()).identity())}
-    clusters = [cluster_of(f"u{k % USERS}", str(k)) for k in range(USERS * EACH)]
+    truth, chance, draws = "baseline:persona-truth", "baseline:random", np.random.default_rng(0)
+    pairs, runs = rows(USERS * EACH, USERS), [folders / f"m{model}" for model in range(MODELS)]
+    models = {run.name: identity(run) for run in runs}
+    models |= {name: dict(open_scorer(name, LoadOptions()).identity()) for name in (truth, chance)}
     figures = []
-    for behaviour, gain in (("moved", 0.3), ("unmoved", 0.0)):
-        for place, (name, identity) in enumerate(identities.items()):
-            level = {truth: gain, "baseline:random": 0.0}.get(name, 0.1 * place * gain)
-            values = level + 0.05 * draws.standard_normal(len(clusters))
-            figures.append(
-                figure_of(
-                    values.tolist(), clusters, name=behaviour, label=name, identity=identity, setting={}, policy=None
-                )
-            )  # fmt: skip
-    write_behaviour_in(tmp_path / "all", figures)
-    scores = [str(folders / f"m{model}") for model in range(MODELS)]
-    command = [
-        "correlate",
-        "--scores",
-        *scores,
-        "--behaviour",
-        str(tmp_path / "all"),
-        "--draws",
-        "200",
-        "--plan",
-    ]
-    assert cli.main([*command, "--out", str(tmp_path / "out"), "--figures", "accuracy"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+    for name, gain in (("moved", 0.3), ("unmoved", 0.0)):
+        for place, (label, model) in enumerate(models.items()):
+            level = {truth: gain, chance: 0.0}.get(label, 0.1 * place * gain)
+            figures.append((name, label, model, level + 0.05 * draws.standard_normal(len(pairs))))
+    everything = behaviour(tmp_path / "all", pairs, figures)
+    command = ["correlate", "--scores", *runs, "--behaviour", everything, "--draws", 200, "--plan"]
+    shown = " ".join(prb(*command, "--out", tmp_path / "out", "--figures", "accuracy").split())
     assert "no power: the upper bound itself moves it by" in shown
     assert "Models that find a correlation of accuracy and moved, with a power of 80 %" in shown
     found = json.loads((tmp_path / "out" / "correlate.json").read_text())
-    assert [each["behaviour"] for each in found["correlations"]] == ["moved"]
+    assert [part["behaviour"] for part in found["correlations"]] == ["moved"]
     assert found["gates"]["moved"]["passed"]
     assert found["gates"]["moved"]["improvement"] == pytest.approx(0.3, abs=0.03)
     assert found["gates"]["unmoved"]["passed"] is False
@@ -211,42 +168,28 @@ def test_where_the_truth_moves_nothing_no_correlation_is_shown(
     for count in (24, 48, 96):
         assert (needed[0.3, count] or 1001) > needed[0.5, count] > needed[0.8, count] >= 9
     assert needed[0.5, 24] >= needed[0.5, 384]  # more prompts, less noise, fewer models
-    assert "no number of them resolves" in (found["plans"]["unmoved"]["accuracy"]["reason"] or "") or (
-        found["plans"]["unmoved"]["accuracy"]["behaviour"]["spread"] < 0.02
-    )
+    unmoved = found["plans"]["unmoved"]["accuracy"]
+    assert "no number of them resolves" in (unmoved["reason"] or "") or unmoved["behaviour"]["spread"] < 0.02
 
     # a start that is given, a gain that is asked for, and an upper bound without a start
-    alone = [figure for figure in figures if figure.label != "baseline:random"]
-    write_behaviour_in(tmp_path / "alone", alone)
-    runs, behaviour = [Path(run) for run in scores], [tmp_path / "alone"]
-    options: dict[str, Any] = {"draws": 100, "figures": ["accuracy"]}
-    gates = prb.correlate(runs, behaviour, **options)["gates"]
-    assert gates["moved"]["passed"] is None
-    assert "no start: give --start" in gates["moved"]["reason"]
-    assert not prb.correlate(runs, behaviour, start=0.28, **options)["gates"]["moved"]["passed"]
-    assert prb.correlate(runs, behaviour, start=0.28, least_gain=0.001, **options)["gates"]["moved"]["passed"]
-    with pytest.raises(
-        prb.DataError, match="start: expected behaviours, some of moved, unmoved, found 'mved'"
-    ):
-        prb.correlate(runs, behaviour, start={"mved": 0.1}, **options)
-    by_name = [*command[:-1], "--figures", "accuracy", "--behaviour", str(behaviour[0]), "--start"]
-    assert cli.main([*by_name, "moved=0.28", "unmoved=-1"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+    without = [figure for figure in figures if figure[1] != chance]
+    alone = behaviour(tmp_path / "alone", pairs, without)
+
+    def moved(folder: Path = alone, **options: Any) -> dict[str, Any]:
+        return prb_jax.correlate(runs, [folder], draws=100, figures=["accuracy"], **options)["gates"]["moved"]
+
+    assert moved()["passed"] is None
+    assert "no start: give --start" in moved()["reason"]
+    assert not moved(start=0.28)["passed"]
+    assert moved(start=0.28, least_gain=0.001)["passed"]
+    with pytest.raises(DataError, match="start: expected behaviours, some of moved, unmoved, found 'mved'"):
+        moved(start={"mved": 0.1})
+    by_name = [*command[:-1], "--figures", "accuracy", "--behaviour", alone, "--start"]
+    shown = " ".join(prb(*by_name, "moved=0.28", "unmoved=-1").split())
     assert shown.count("no power: the upper bound itself moves it") == 1
-    assert cli.main([*by_name, "moved=much"]) == 2
-    assert "--start: expected X or NAME=X, found 'moved=much'" in capsys.readouterr().err
-    assert (
-        "no upper bound"
-        in prb.correlate(runs, [write_behaviour_in(tmp_path / "none", alone[:MODELS])], **options)["gates"][
-            "moved"
-        ]["reason"]
-    )
-
-
-def write_behaviour_in(folder: Path, figures: list[Figure]) -> Path:
-    folder.mkdir()
-    write_behaviour(folder, figures)
-    return folder
+    assert "--start: expected X or NAME=X, found 'moved=much'" in prb(*by_name, "moved=much", status=2)
+    none = behaviour(tmp_path / "none", pairs, without[:MODELS])
+    assert "no upper bound" in moved(none)["reason"]
 
 
 def test_names_at_points_stay_within_the_picture_and_apart(folders: Path, tmp_path: Path) -> None:
@@ -270,28 +213,26 @@ def test_names_at_points_stay_within_the_picture_and_apart(folders: Path, tmp_pa
 
 
 def test_runs_that_do_not_go_together_are_one_error(folders: Path, tmp_path: Path) -> None:
-    behaviour = [folders / "behaviour"]
-    with pytest.raises(
-        prb.RunError, match=r"at least 3 reward models .* found 1: m1; .* alone: m2, m3, m4, stranger"
+    known, own = [folders / name for name in ("m1", "m2", "m3")], [folders / "behaviour"]
+    data = folders / "pairs.jsonl"
+    evaluate("baseline:profile-overlap", data, tmp_path / "overlap")
+    evaluate(judge(1), data, tmp_path / "again", name="m1", seed=3)
+    few = r"at least 3 reward models .* found 1: m1; .* alone: m2, m3, m4, stranger"
+    undefined = r"overlap: its accuracy is not defined on these data .*leave it out"
+    for scores, figures, options, error, message in (
+        ([folders / "m0", known[0]], own, {}, RunError, few),
+        (known[:1], known[:1], {}, RunError, r"found no behaviour\.json in it"),
+        (known[:1], own * 2, {}, RunError, r"also in .*behaviour; expected it once"),
+        (
+            known,
+            own,
+            {"figures": ["rouge"]},
+            DataError,
+            r"figures: expected some of accuracy, .*, found 'rouge'",
+        ),
+        (known[:1], own, {"quantile": 0.7}, DataError, "quantile: expected above 0"),
+        ([*known, tmp_path / "overlap"], own, {}, RunError, undefined),
+        ([known[0], tmp_path / "again"], own, {}, RunError, "m1 and again: the same reward model twice"),
     ):
-        prb.correlate([folders / "m0", folders / "m1"], behaviour)
-    with pytest.raises(prb.RunError, match=r"found no behaviour\.json in it"):
-        prb.correlate([folders / "m1"], [folders / "m1"])
-    with pytest.raises(prb.RunError, match=r"also in .*behaviour; expected it once"):
-        prb.correlate([folders / "m1"], behaviour * 2)
-    with pytest.raises(prb.DataError, match=r"figures: expected some of accuracy, .*, found 'rouge'"):
-        prb.correlate([folders / "m1", folders / "m2", folders / "m3"], behaviour, figures=["rouge"])
-    with pytest.raises(prb.DataError, match="quantile: expected above 0"):
-        prb.correlate([folders / "m1"], behaviour, quantile=0.7)
-    prb.evaluate(
-        "baseline:profile-overlap", str(folders / "pairs.jsonl"), out=tmp_path / "overlap", progress=False
-    )
-    with pytest.raises(
-        prb.RunError, match=r"overlap: its accuracy is not defined on these data .*leave it out"
-    ):
-        prb.correlate([folders / "m1", folders / "m2", folders / "m3", tmp_path / "overlap"], behaviour)
-    prb.evaluate(
-        judge(1), str(folders / "pairs.jsonl"), out=tmp_path / "again", name="m1", seed=3, progress=False
-    )
-    with pytest.raises(prb.RunError, match="m1 and again: the same reward model twice"):
-        prb.correlate([folders / "m1", tmp_path / "again"], behaviour)
+        with pytest.raises(error, match=message):
+            prb_jax.correlate(scores, figures, **options)

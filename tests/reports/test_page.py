@@ -1,22 +1,22 @@
 """The page of `prb report`: one file, everything escaped, texts only where they are still what was scored."""
 
+import contextlib
 import csv
 import json
 import re
-import subprocess
-import sys
+import shutil
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
-import prb_jax as prb
+import prb_jax
+from prb_jax import cli
 from prb_jax.errors import DataError, RunError
 from prb_jax.reports.page import visible
 from prb_jax.reports.report import report
 from tests.reports.browser import BROWSER, open_page
+from tests.reports.conftest import evaluate, write
 
-ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = "</script><script>alert(1)</script> <img src=x onerror=alert(2)> & \"q\" 'q' \x00\x1b[31m \u202eabc"
 
 
@@ -35,20 +35,10 @@ def records(n: int, **more):
         }
 
 
-def write(path: Path, rows) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def prb_process(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "prb_jax", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
-
-
 class Elements(HTMLParser):
     """The elements of a page with their attributes, and the text within each kind."""
 
-    def __init__(self, page: Path) -> None:
+    def __init__(self, page) -> None:
         super().__init__()
         self.found: list[tuple[str, dict[str, str | None]]] = []
         self.texts: dict[str, str] = {}
@@ -70,27 +60,21 @@ class Elements(HTMLParser):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Two runs on hostile data, and the page that a process made of them."""
+    """Two runs on hostile data, and the page that the command line made of them."""
     folder = tmp_path_factory.mktemp("report")
     rows = list(records(60))
-    rows[0] |= {
-        "question": HOSTILE,
-        "chosen": HOSTILE,
-        "rejected": HOSTILE * 3,
-        "user_id": HOSTILE,
-        "subset": HOSTILE,
-    }
+    hostile = ("question", "chosen", "user_id", "subset")
+    rows[0] |= dict.fromkeys(hostile, HOSTILE) | {"rejected": HOSTILE * 3}
     rows[1] |= {
         "rubric_aspects": [{"aspect": "SENTINEL-ASPECT", "evidence": "e", "reason": "r"}],
         "narrative": "SENTINEL-NARRATIVE",
         "rejected": "bad " * 50,
     }
     write(folder / "pairs.jsonl", rows)
-    for name in ("length", "random"):
-        done = prb_process("evaluate", f"baseline:{name}", "--data", "pairs.jsonl", "--out", name, cwd=folder)
-        assert done.returncode == 0, done.stderr
-    done = prb_process("report", "length", "random", "--out", "page.html", cwd=folder)
-    assert (done.returncode, done.stdout) == (0, "written to page.html\n"), done.stderr
+    with contextlib.chdir(folder):
+        for name in ("length", "random"):
+            assert cli.main(["evaluate", f"baseline:{name}", "--data", "pairs.jsonl", "--out", name]) == 0
+        assert cli.main(["report", "length", "random", "--out", "page.html"]) == 0
     return folder
 
 
@@ -156,22 +140,22 @@ def test_the_same_runs_give_the_same_bytes(runs):
     assert (runs / "again.html").read_bytes() == (runs / "page.html").read_bytes()
 
 
-def test_texts_that_changed_are_not_shown(runs, tmp_path):
+def test_texts_that_changed_are_not_shown(runs, tmp_path, prb, monkeypatch):
     moved = write(tmp_path / "pairs.jsonl", records(60))
     with pytest.raises(DataError, match=r"pairs\.jsonl: not the data of the run .*length"):
         report(runs / "length", out=tmp_path / "page.html", data=moved)
-    done = prb_process("report", runs / "length", "--out", "page.html", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    assert prb("report", runs / "length", "--out", "page.html") == "written to page.html\n"
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "the data have changed since they were scored (pairs.jsonl)" in text
     assert "Question 3?" not in text
     assert "p3" in text
     moved.unlink()
-    assert prb.report(runs / "length", out=tmp_path / "page.html") == tmp_path / "page.html"
+    assert prb_jax.report(runs / "length", out=tmp_path / "page.html") == tmp_path / "page.html"
     assert "the data cannot be read now" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
-def test_what_is_no_finished_run_is_refused(runs, tmp_path):
+def test_what_is_no_finished_run_is_refused(runs, tmp_path, prb):
     begun = tmp_path / "begun"
     begun.mkdir()
     (begun / "run.json").write_bytes((runs / "length" / "run.json").read_bytes())
@@ -180,10 +164,7 @@ def test_what_is_no_finished_run_is_refused(runs, tmp_path):
         ([begun], "begun: the run is not finished: it has no summary.json"),
         ([runs / "length", runs / "length"], "length: given twice, also as"),
     ):
-        done = prb_process("report", *arguments, "--out", "page.html", cwd=tmp_path)
-        assert done.returncode == 2
-        assert len(done.stderr.splitlines()) == 1
-        assert message in done.stderr
+        assert message in prb("report", *arguments, "--out", tmp_path / "page.html", status=2)
     with pytest.raises(RunError, match=r"page\.txt: expected a name that ends in \.html"):
         report(runs / "length", out=tmp_path / "page.txt")
     assert not list(tmp_path.glob("*.html"))
@@ -192,16 +173,10 @@ def test_what_is_no_finished_run_is_refused(runs, tmp_path):
 def test_learning_curves_of_a_training_run(tmp_path):
     out = tmp_path / "trained"
     out.mkdir()
-    record = {
-        "kind": "prb_jax training",
-        "inputs": {},
-        "command": ["prb", "train", "a b.py", "--out", "trained"],
-    }
-    (out / "train.json").write_text(json.dumps(record))
-    write(
-        out / "metrics.jsonl",
-        ({"step": n, "loss": 1 / n, "accuracy": 0.5, "margin": 0.1} for n in range(1, 9)),
-    )
+    command = ["prb", "train", "a b.py", "--out", "trained"]
+    write(out / "train.json", [{"kind": "prb_jax training", "inputs": {}, "command": command}])
+    steps = ({"step": n, "loss": 1 / n, "accuracy": 0.5, "margin": 0.1} for n in range(1, 9))
+    write(out / "metrics.jsonl", steps)
     report(out, out=tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "The training run is not finished" in text
@@ -213,7 +188,7 @@ def test_a_page_of_ten_thousand_comparisons_is_small(tmp_path):
     long = {"chosen": "word & " * 200, "rejected": "<b> " * 400}
     rows = [row | {"user_id": f"u{i % 5000}"} for i, row in enumerate(records(10_000, **long))]
     write(tmp_path / "pairs.jsonl", rows)
-    prb.evaluate("baseline:random", tmp_path / "pairs.jsonl", out=tmp_path / "run", progress=False)
+    evaluate("baseline:random", tmp_path / "pairs.jsonl", tmp_path / "run")
     page = report(tmp_path / "run", out=tmp_path / "page.html")
     assert page.stat().st_size < 3_000_000
     text = page.read_text(encoding="utf-8")
@@ -285,25 +260,19 @@ def test_on_a_narrow_screen_words_stay_words_and_the_page_does_not_scroll(runs):
 
 def test_runs_of_one_model_are_told_apart_by_what_differs(tmp_path):
     data = write(tmp_path / "pairs.jsonl", records(24))
-
     for posts in (0, 2):
         out = tmp_path / f"r{posts}"
-        prb.evaluate("baseline:random", data, out=out, progress=False)
+        evaluate("baseline:random", data, out)
         record = json.loads((out / "run.json").read_text())
         record["inputs"]["profile_posts"] = posts
         (out / "run.json").write_text(json.dumps(record))
-    prb.evaluate("baseline:length", data, out=tmp_path / "length", progress=False)
+    evaluate("baseline:length", data, tmp_path / "length")
     runs = [tmp_path / name for name in ("r0", "r2", "length")]
-    elements = Elements(report(runs, out=tmp_path / "page.html"))
-    assert (
-        "All runsr0: baseline:random, 0 postsr2: baseline:random, 2 postslength: baseline:length"
-        in elements.texts["nav"].replace("\n", "")
-    )
-    assert {run["name"]: run["differs"] for run in prb.compare(*runs)["runs"]} == {
-        "r0": "0 posts",
-        "r2": "2 posts",
-        "length": "",
-    }
+    chapters = Elements(report(runs, out=tmp_path / "page.html")).texts["nav"].replace("\n", "")
+    named = "r0: baseline:random, 0 postsr2: baseline:random, 2 postslength: baseline:length"
+    assert f"All runs{named}" in chapters
+    found = {run["name"]: run["differs"] for run in prb_jax.compare(*runs)["runs"]}
+    assert found == {"r0": "0 posts", "r2": "2 posts", "length": ""}
 
 
 def test_controls_stand_beside_the_model(tmp_path):
@@ -312,28 +281,24 @@ def test_controls_stand_beside_the_model(tmp_path):
     def knows(comparison):
         return [float(len(comparison.profile)) * (k == 0) for k in range(2)]
 
-    result = prb.evaluate(knows, data, out=tmp_path / "run", name="knows", controls="blind", progress=False)
-    assert result.summary["controls"]["blind"]["accuracy"] == 0.0
+    summary = evaluate(knows, data, tmp_path / "run", name="knows", controls="blind")
+    assert summary["controls"]["blind"]["accuracy"] == 0.0
     text = Elements(report(tmp_path / "run", out=tmp_path / "page.html")).texts["main"]
     assert "knows, shown no profile" in text
     assert "Knowing this user gains +1.000" in text
 
 
 def test_a_sweep_of_posts_is_drawn(runs, tmp_path):
-    sweep = tmp_path / "sweep"
-    points = []
+    sweep, points = tmp_path / "sweep", []
     for posts, name in ((0, "length"), (4, "random")):
+        shutil.copytree(runs / name, sweep / f"posts-{posts}")
         summary = json.loads((runs / name / "summary.json").read_text())
-        (sweep / f"posts-{posts}").mkdir(parents=True)
-        for file in ("run.json", "scores.jsonl", "summary.json"):
-            (sweep / f"posts-{posts}" / file).write_bytes((runs / name / file).read_bytes())
         points.append(summary | {"profile_posts": posts, "difference": 0.25 if posts else None})
-    (sweep / "posts.json").write_text(json.dumps({"points": points}))
+    write(sweep / "posts.json", [{"points": points}])
     page = report(sweep, out=tmp_path / "page.html", data=runs / "pairs.jsonl")
     text = Elements(page).texts["main"]
-    assert "sweep: accuracy by posts shown" in text
-    assert "+0.250" in text
-    assert "posts-4: baseline:random" in text
+    for shown in ("sweep: accuracy by posts shown", "+0.250", "posts-4: baseline:random"):
+        assert shown in text
     (sweep / "posts.json").write_text("{}")
     with pytest.raises(RunError, match=r"posts\.json: not of `prb evaluate --profile-posts`"):
         report(sweep, out=tmp_path / "page.html")

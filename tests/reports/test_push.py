@@ -1,5 +1,6 @@
 """`prb push`: the files and the card that a hub gets, by a stand-in of its HTTP interface."""
 
+import contextlib
 import json
 import os
 import re
@@ -12,8 +13,10 @@ import pytest
 import yaml
 from huggingface_hub import parse_eval_result_entries
 
+from prb_jax import cli
 from prb_jax.errors import RunError
 from prb_jax.reports.push import prepare_push, push
+from tests.reports.conftest import evaluate, write
 from tests.reports.hub_stand_in import TOKEN, hub
 from tests.tiny_models import write_model_without_torch
 from tests.tiny_tokenizer import write_tokenizer
@@ -21,16 +24,11 @@ from tests.tiny_tokenizer import write_tokenizer
 
 def prb(*arguments: object, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "prb_jax", *map(str, arguments)]
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("HF_HUB_OFFLINE", "HF_TOKEN")
-    }
-    environment |= {
-        "PYTHONPATH": os.getcwd(),
-        "HF_HOME": str(cwd / "home"),
-        "HF_HUB_DISABLE_XET": "1",
-        **variables,
-    }
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=200)
+    environment = {name: os.environ[name] for name in os.environ.keys() - {"HF_HUB_OFFLINE", "HF_TOKEN"}}
+    environment |= {"PYTHONPATH": os.getcwd(), "HF_HOME": str(cwd / "home"), "HF_HUB_DISABLE_XET": "1"}
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=cwd, env=environment | variables, timeout=200
+    )
 
 
 @pytest.fixture(scope="module")
@@ -50,23 +48,18 @@ def folder(tmp_path_factory):
         },
         "sessions": [{"settings": {"data": ["my file.jsonl"], "model": "org/base"}}],
     }
-    (trained / "train.json").write_text(json.dumps(record))
     last = {"loss": 0.5, "accuracy": 0.75, "margin": 0.25}
-    summary = {"steps": 7, "exported_step": 7, "last_tenth": last, "validation": None}
-    (trained / "summary.json").write_text(json.dumps(summary))
-    pairs = [
-        {
-            "id": str(i),
-            "user_id": f"u{i % 9}",
-            "question": "a | b",
-            "chosen": "word " * (1 + i % 3),
-            "rejected": "so",
-        }
-        for i in range(18)
-    ]
-    (folder / "pairs|.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    done = prb("evaluate", "trained", "--data", "pairs|.jsonl", "--out", "scored", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    write(trained / "train.json", [record])
+    write(
+        trained / "summary.json", [{"steps": 7, "exported_step": 7, "last_tenth": last, "validation": None}]
+    )
+    same = {"question": "a | b", "rejected": "so"}
+    pairs = (
+        {"id": str(i), "user_id": f"u{i % 9}", "chosen": "word " * (1 + i % 3)} | same for i in range(18)
+    )
+    write(folder / "pairs|.jsonl", pairs)
+    with contextlib.chdir(folder):
+        assert cli.main(["evaluate", "trained", "--data", "pairs|.jsonl", "--out", "scored"]) == 0
     return folder
 
 
@@ -89,13 +82,14 @@ def test_a_run_is_published_with_its_card(folder):
         assert (found["library_name"], found["base_model"]) == ("prb_jax", "org/base")
         assert f"| this model | 18 | {summary['accuracy']:.3f}" in body
         assert "baseline:length" in body
-        digest = json.loads((folder / "scored" / "run.json").read_text())["inputs"]["data"]["sources"][0][
-            "files"
-        ]
-        assert f"pairs\\|.jsonl ({digest['pairs|.jsonl'][:19]})" in body
-        assert "    prb evaluate trained --data 'pairs|.jsonl' --out scored" in body
-        assert "    prb train c.py 'data=my file.jsonl' --out trained" in body
-        assert "| training, last tenth | 0.5000 | 0.7500 | 0.2500 |" in body
+        (source,) = json.loads((folder / "scored" / "run.json").read_text())["inputs"]["data"]["sources"]
+        for shown in (
+            f"pairs\\|.jsonl ({source['files']['pairs|.jsonl'][:19]})",
+            "    prb evaluate trained --data 'pairs|.jsonl' --out scored",
+            "    prb train c.py 'data=my file.jsonl' --out trained",
+            "| training, last tenth | 0.5000 | 0.7500 | 0.2500 |",
+        ):
+            assert shown in body
 
         again = prb("push", "trained", "people/first", "--evaluations", "scored", cwd=folder, **variables)
         assert again.returncode == 0, again.stderr
@@ -111,24 +105,18 @@ def test_a_run_is_published_with_its_card(folder):
 
 
 def test_what_has_no_model_is_refused(folder, tmp_path):
-    done = prb(
-        "evaluate", "baseline:length", "--data", folder / "pairs|.jsonl", "--out", "plain", cwd=tmp_path
-    )
-    assert done.returncode == 0
+    evaluate("baseline:length", folder / "pairs|.jsonl", tmp_path / "plain")
     begun = tmp_path / "begun"
     begun.mkdir()
     (begun / "train.json").write_bytes((folder / "trained" / "train.json").read_bytes())
+    other = shutil.copytree(folder / "scored", tmp_path / "scored")
+    no_run = "expected the folder of a run, found"
     for run, message in (
         (tmp_path / "plain", "plain: the run scored baseline:length, which has no files of a model"),
         (begun, "begun: the training run is not finished, so there is no model in it yet"),
-        (
-            folder / "pairs|.jsonl",
-            r"pairs|.jsonl: expected the folder of a run, found a file; data are not pushed",
-        ),
-        (
-            folder / "trained" / "model",
-            "model: expected the folder of a run, found no train.json and no run.json",
-        ),
+        (folder / "pairs|.jsonl", f"pairs|.jsonl: {no_run} a file; data are not pushed"),
+        (folder / "trained" / "model", f"model: {no_run} no train.json and no run.json"),
+        (other, "the run scored trained, and there is no such folder now"),
     ):
         with pytest.raises(RunError, match=re.escape(message)):
             push(run, "people/first")
@@ -136,25 +124,21 @@ def test_what_has_no_model_is_refused(folder, tmp_path):
         push(folder / "trained", "first")
     with pytest.raises(RunError, match="evaluates another model"):
         push(folder / "trained", "people/first", evaluations=[tmp_path / "plain"])
-    other = shutil.copytree(folder / "scored", tmp_path / "scored")
-    with pytest.raises(RunError, match="the run scored trained, and there is no such folder now"):
-        push(other, "people/first")
 
 
-def test_a_dry_run_shows_what_would_be_published(folder):
-    done = prb("push", "scored", "people/first", "--dry-run", cwd=folder, HF_ENDPOINT="http://127.0.0.1:1")
-    assert (done.returncode, done.stderr) == (0, "")
+def test_a_dry_run_shows_what_would_be_published(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    assert cli.main(["push", "scored", "people/first", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
     for path in (folder / "trained" / "model").iterdir():
-        assert f"{path.name}  {path.stat().st_size:,} bytes" in done.stdout
-    assert "nothing is published" in done.stdout
-    assert 'library_name: "prb_jax"' in done.stdout
-    assert "## Evaluation on" in done.stdout
+        assert f"{path.name}  {path.stat().st_size:,} bytes" in shown
+    for text in ("nothing is published", 'library_name: "prb_jax"', "## Evaluation on"):
+        assert text in shown
 
 
 def test_no_network_is_one_line(folder):
-    done = prb(
-        "push", "trained", "people/first", cwd=folder, HF_ENDPOINT="http://127.0.0.1:1", HF_TOKEN=TOKEN
-    )
+    variables = {"HF_ENDPOINT": "http://127.0.0.1:1", "HF_TOKEN": TOKEN}
+    done = prb("push", "trained", "people/first", cwd=folder, **variables)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("prb: error: people/first: the hub did not take it: ")
     assert "Traceback" not in done.stderr
@@ -171,9 +155,8 @@ def test_evaluations_of_the_hub_are_written_in_its_format(folder, tmp_path):
         inputs = {**record["inputs"], "data": data, "limit": change.get("limit")}
         places[name] = shutil.copytree(folder / "scored", tmp_path / name)
         (places[name] / "run.json").write_text(json.dumps({**record, "inputs": inputs}))
-    upload = prepare_push(
-        folder / "trained", "people/first", evaluations=list(places.values()), task_id="main"
-    )
+    runs = list(places.values())
+    upload = prepare_push(folder / "trained", "people/first", evaluations=runs, task_id="main")
     (entry,) = parse_eval_result_entries(yaml.safe_load(upload.results))
     summary = json.loads((folder / "scored" / "summary.json").read_text())
     assert (entry.dataset_id, entry.task_id, entry.value) == ("org/benchmark", "main", summary["accuracy"])
@@ -181,17 +164,8 @@ def test_evaluations_of_the_hub_are_written_in_its_format(folder, tmp_path):
     assert "split test, n 18, protocol default, profile_posts" in entry.notes
     with hub() as server:
         variables = {"HF_ENDPOINT": server.address, "HF_TOKEN": TOKEN}
-        done = prb(
-            "push",
-            "trained",
-            "a/b",
-            "--evaluations",
-            places["whole"],
-            "--task-id",
-            "main",
-            cwd=folder,
-            **variables,
-        )
+        flags = ("--evaluations", places["whole"], "--task-id", "main")
+        done = prb("push", "trained", "a/b", *flags, cwd=folder, **variables)
         assert done.returncode == 0, done.stderr
         assert server.commits[0][2][".eval_results/prb_jax.yaml"].decode() == upload.results
     assert prepare_push(folder / "trained", "a/b", evaluations=[places["file"]]).results == ""

@@ -1,12 +1,18 @@
+"""All tables have one style, and nothing in them is lost in a narrow terminal; what the tables of summaries show."""
+
+import re
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+import prb_jax
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
+from prb_jax.quickstart.tables import KEYS, quickstart_table
 from prb_jax.reports.summary import render_summary
-from prb_jax.reports.table import interval
+from prb_jax.reports.table import ResultsTable, facts_table, interval
 
 
 def rows(wins, *, users=True, subsets=True, truncated=0):
@@ -24,10 +30,14 @@ def rows(wins, *, users=True, subsets=True, truncated=0):
     ]
 
 
-def text(summaries, *, width=120, title="Result"):
+def printed(table: object, *, width=80):
     console = Console(file=StringIO(), width=width)
-    console.print(render_summary(summaries, title=title))
+    console.print(table)
     return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def text(summaries, *, width=120, title="Result"):
+    return printed(render_summary(summaries, title=title), width=width)
 
 
 WINS = [i % 4 != 0 for i in range(42)]
@@ -94,3 +104,52 @@ def test_interval():
     assert interval(-0.1, [-0.2, 0.05]) == "-0.100 [-0.200..0.050]"
     assert interval(0.5, None) == "0.500"
     assert interval(None, None) == "–"
+
+
+def test_tables_are_made_in_one_place():
+    made = [
+        path.name
+        for path in Path(prb_jax.__file__).parent.rglob("*.py")
+        if re.search(r"from rich.table import", path.read_text(encoding="utf-8"))
+    ]
+    assert made == ["table.py"]
+
+
+def test_results_side_by_side():
+    results = [
+        ("dtype", [f"float{n}" for n in range(5)]),
+        ("workload", [f"K={n} [x], 4,096" for n in range(5)]),
+    ]
+    text = printed(ResultsTable("scoring", results))
+    assert max(map(len, text.splitlines())) <= 80
+    for _, cells in results:
+        assert all(cell in text for cell in cells)
+    assert text.count("workload") == 2  # five results are two tables
+    assert (
+        printed(ResultsTable("scoring", results), width=100).count("workload") == 1
+    )  # and one where there is room
+
+
+def test_facts():
+    text = printed(facts_table([("model", "[org]/m"), ("a", "b " * 60)], title="t [x]"))
+    assert "t [x]" in text
+    assert "[org]/m" in text
+    assert " ".join(text.split()).count("b ") >= 59
+
+
+def test_the_quickstart_in_80_columns():
+    figures = dict.fromkeys(KEYS.values(), 0.5) | {f"{key}_ci95": [0.25, 0.75] for key in KEYS.values()}
+    figures |= {"served": 0.1, "train_pairs": 9100, "ms_per_pair": 0.62, "presentations": 64_000}
+    summary = {
+        "pairs": dict.fromkeys(KEYS, 10_000),
+        "models": {"user_blind": figures, "persona": figures, "baseline:profile-overlap": figures},
+        "bounds": {"best, user unknown": dict.fromkeys(KEYS.values(), 0.556)},
+    }
+    text = printed(quickstart_table(summary))
+    assert max(map(len, text.splitlines())) <= 80
+    for whole in ("coverage", "shown", "64,000", "ms/pair", "profile-overlap"):
+        assert whole in text
+    assert text.count("0.250..0.750") == 12
+    for line in text.splitlines():  # the interval has a line of its own
+        assert not ("0.250" in line and "0.500" in line)
+    assert "profile in context" in text.split("ms/pair")[1]

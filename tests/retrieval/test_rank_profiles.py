@@ -10,10 +10,9 @@ import pytest
 
 from prb_jax import cli
 from prb_jax.errors import DataError, RunError
-from prb_jax.retrieval.rank_profiles import rank_profiles
-from prb_jax.retrieval.rankers import Query, bm25, recency
+from prb_jax.retrieval.rank_profiles import Query, bm25, rank_profiles, recency
 from prb_jax.sources.reading import read_comparisons
-from tests.data.hub_layout import prb_tables, write_layout
+from tests.sources.hub_layout import prb_tables, write_layout
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 WORDS = ("tea", "Rain", "bread", "hill", "soup", "chess", "letter")

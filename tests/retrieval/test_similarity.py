@@ -12,8 +12,7 @@ import torch
 from prb_jax import cli
 from prb_jax.errors import CheckpointError
 from prb_jax.readouts.text_encoder import load_text_encoder
-from prb_jax.retrieval.rank_profiles import rank_profiles
-from prb_jax.retrieval.rankers import Query, rank_by_similarity
+from prb_jax.retrieval.rank_profiles import Query, rank_by_similarity, rank_profiles
 from tests.readouts.test_text_encoder import texts
 from tests.tiny_encoders import write_encoder
 

@@ -1,7 +1,9 @@
-"""Log-probabilities, entropies and values of tokens against transformers, whatever the padding."""
+"""What is trained on of each token: against transformers, whatever the layout; and streams against padded batches."""
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,26 +12,57 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prb_jax.rl.forward import Actor, token_logprobs, token_states
-from prb_jax.rl.learner import make_learner
-from prb_jax.rl.numbers import masked_mean
-from prb_jax.rl.rollouts import lengths_of
+from prb_jax.models.attention import splash
+from prb_jax.models.attention.choice import SPLASH_STREAM_ATTENTION
+from prb_jax.rl import learner as learning
+from prb_jax.rl.credit import credit
+from prb_jax.rl.learner import Learner
+from prb_jax.rl.rollouts import Rollouts
 from prb_jax.rl.settings import load_ppo_settings
-from prb_jax.trees.batches import make_batch
-from prb_jax.trees.shapes import Bucket
+from prb_jax.training.data import Order
+from prb_jax.training.microbatches import add_gradients
+from prb_jax.training.saved_states import Checkpoints
+from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import Tree
-from tests.rl.tiny import settings, write_tiny_policy
+from tests.rl.tiny import settings, without_rollouts, write_tiny_policy
 
 TEMPERATURE = 0.7
-LONG = tuple(np.arange(k, k + n, dtype=np.int32) for k, n in ((9, 5), (50, 1)))
-SHORT = tuple(np.full(n, n + 3, np.int32) for n in (2, 3))
-TREES = [Tree(np.arange(5, 25, dtype=np.int32), LONG, (4, 0)), Tree(np.array([7], np.int32), SHORT, (1, 2))]
+COLUMNS = 9
+
+
+def tree(prefix: np.ndarray, *lengths: int, first: int = 9) -> Tree:
+    responses = tuple(np.arange(first + k, first + k + n, dtype=np.int32) for k, n in enumerate(lengths))
+    return Tree(prefix.astype(np.int32), responses, tuple(n - 1 for n in lengths))
+
+
+LONG = np.arange(5, 85)
+TREES = [
+    tree(LONG, 5, 1),
+    tree(np.array([7]), 2, 3),
+    tree(LONG, 9, 4, first=60),
+    tree(np.arange(30, 60), 6, 6, first=40),
+]
+"""Two of them share their prompt; one begins with a single token; the responses of one are equal."""
+TREES[3] = Tree(TREES[3].prefix, (TREES[3].responses[0],) * 2, TREES[3].read)
 
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     folder = tmp_path_factory.mktemp("policy")
     return write_tiny_policy(folder, hidden_size=64, num_hidden_layers=2), folder
+
+
+def started(folder: Path, trees: list[Tree], out: Path, **changes: Any) -> Learner:
+    """A learner with the weights of the model, which has planned for the trees as one step."""
+    given, keys = settings(folder) | {"batch.prompts": len(trees), "remat": "none"}, ["data", "reward"]
+    if changes["algorithm"] in ("dpo", "sft"):
+        given, keys = without_rollouts(given), ["data"]
+    learner = Learner(load_ppo_settings(given | changes, given=keys))
+    checkpoints = Checkpoints(out)
+    learner.begin(checkpoints)
+    checkpoints.close()
+    learner.plan(trees, Order(len(trees), len(trees), seed=0))
+    return learner
 
 
 def theirs(model: Any, tree: Tree, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -43,38 +76,103 @@ def theirs(model: Any, tree: Tree, k: int) -> tuple[np.ndarray, np.ndarray]:
     return logprobs[np.arange(len(response)), response], -(np.exp(logprobs) * logprobs).sum(-1)
 
 
+@pytest.mark.parametrize(
+    ("attention", "tokens", "logits"), [("auto", None, None), ("auto", 64, 5_000), ("blockwise", None, 5_000)]
+)
 def test_tokens_are_those_of_transformers_at_the_temperature_of_the_draws(
-    policy: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
+    policy: tuple[Any, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    attention: str,
+    tokens: int | None,
+    logits: int | None,
 ) -> None:
     """Points 1 (temperature), 2 (positions beside left padding), 3 (padding in the entropy), 7 (no shift)."""
     model, folder = policy
-    given = settings(folder) | {"algorithm": "rloo", "rollout.temperature": TEMPERATURE}
-    learner = make_learner(load_ppo_settings(given, reward_given=True, data_given=True))
-    params, actor = learner._load(), learner.actor
+    if logits is not None:  # several runs of tokens instead of one
+        monkeypatch.setattr("prb_jax.rl.objective.LOGITS_AT_ONCE", logits)
+    changes = {"rollout.temperature": TEMPERATURE, "attention": attention, "batch.tokens": tokens}
+    learner = started(
+        folder, TREES, tmp_path, algorithm="rloo", **changes, **{"optimizer.learning_rate": 0.0}
+    )
+    seen = learner.look(Rollouts(TREES, COLUMNS))
+    assert seen.lengths.tolist() == [[5, 1], [2, 3], [9, 4], [6, 6]]
+    entropies = []
+    for row, one in enumerate(TREES):
+        for k, response in enumerate(one.responses):
+            expected, spread = theirs(model, one, k)
+            np.testing.assert_allclose(seen.logprobs[row, k, : len(response)], expected, atol=1e-5)
+            entropies.append(spread)
+    np.testing.assert_array_equal(seen.logprobs, seen.reference)
+    ((_, metrics),) = learner.updates(_with_scores(seen, learner), step=0)
+    assert metrics["entropy"] == pytest.approx(np.concatenate(entropies).mean(), abs=1e-5)
 
-    def found(bucket: Bucket, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        batch = make_batch(TREES, bucket, batch=rows)
 
-        @jax.jit
-        def run(params: Any) -> Any:
-            states = token_states(actor, params, batch)
-            return token_logprobs(actor, params, states[:, :, :-1], jnp.asarray(batch.responses))
+def _with_scores(batch: Rollouts, learner: Learner) -> Rollouts:
+    """Random scores, and old numbers that are not those of now."""
+    rng, shape = np.random.default_rng(0), batch.lengths.shape
+    moved = [
+        (x + 0.3 * rng.normal(size=x.shape)).astype(np.float32)
+        for x in (batch.logprobs * batch.mask, batch.reference * batch.mask, batch.values)
+    ]
+    scores = rng.normal(size=shape).astype(np.float32)
+    arrays = (scores, np.ones(shape, bool), batch.lengths, *moved)
+    found = credit(*map(jnp.asarray, arrays), jnp.float32(0.1), settings=learner.settings)
+    logprobs, reference, values = moved
+    return Rollouts(
+        batch.trees, batch.columns, logprobs=logprobs, reference=reference, values=values, scores=scores,
+        credit=found, kl=0.1,
+    )  # fmt: skip
 
-        return tuple(map(np.asarray, run(params)))  # pyright: ignore[reportReturnType]
 
-    narrow = found(Bucket(32, 2, 16), 2)
-    monkeypatch.setattr("prb_jax.rl.forward.LOGITS_AT_ONCE", 5_000)  # three runs of tokens instead of one
-    wide = found(Bucket(64, 2, 16), 3)
-    mask = (np.arange(16) < lengths_of(TREES)[:, :, None]).astype(np.float32)
-    for logprobs, entropies in (narrow, wide):
-        for row, tree in enumerate(TREES):
-            for k, response in enumerate(tree.responses):
-                expected, spread = theirs(model, tree, k)
-                np.testing.assert_allclose(logprobs[row, k, : len(response)], expected, atol=1e-5)
-                np.testing.assert_allclose(entropies[row, k, : len(response)], spread, atol=1e-5)
-        mean = float(masked_mean(jnp.asarray(entropies[:2]), jnp.asarray(mask)))
-        alone = np.concatenate([theirs(model, tree, k)[1] for tree in TREES for k in range(2)])
-        assert mean == pytest.approx(alone.mean(), abs=1e-5)
-        assert mean > 0
-    assert lengths_of(TREES).tolist() == [[5, 1], [2, 3]]
-    assert isinstance(actor, Actor)
+@pytest.mark.parametrize(
+    ("algorithm", "changes"),
+    [
+        ("ppo", {"value.trunk": "own", "tuning": "lora"}),
+        ("ppo", {"value.trunk": "shared", "loss.entropy_coefficient": 0.1}),
+        ("grpo", {"loss.ratio": "sequence", "remat": "full"}),
+        ("dpo", {}),
+        ("sft", {"tuning": "lora"}),
+    ],
+)
+def test_streams_have_the_losses_and_gradients_of_padded_batches(
+    policy: tuple[Any, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    algorithm: str,
+    changes: dict[str, Any],
+) -> None:
+    """In one stream and in several, by XLA and by the kernel for TPUs, whose steps XLA runs here."""
+    by_xla = functools.partial(splash.splash_stream_attention, interpret=True)
+    monkeypatch.setattr(splash, "splash_stream_attention", by_xla)
+    trees = (
+        [Tree(one.prefix, one.responses[:1], one.read[:1]) for one in TREES] if algorithm == "sft" else TREES
+    )
+    found = []
+    for layout in ("blockwise", "auto", "small", "kernel"):
+        attention = "blockwise" if layout == "blockwise" else "auto"
+        tokens = {"small": 64, "kernel": 128}.get(layout)
+        with monkeypatch.context() as patch:
+            if layout == "kernel":
+                patch.setattr(learning, "trained_stream_attention", lambda *_: SPLASH_STREAM_ATTENTION)
+            given = {"attention": attention, "batch.tokens": tokens, **changes}
+            learner = started(policy[1], trees, tmp_path / layout, algorithm=algorithm, **given)
+        batch = learner.look(Rollouts(trees, COLUMNS))
+        if algorithm == "dpo":  # whose margins are zero before the first update, but for rounding
+            noise = 0.3 * np.random.default_rng(0).normal(size=batch.reference.shape)
+            batch = replace(batch, reference=batch.reference + noise.astype(np.float32))
+        elif algorithm != "sft":
+            batch = _with_scores(batch, learner)
+        parts = learner.microbatches(batch, np.arange(len(trees)))
+        assert all(isinstance(part.batch, StreamBatch) == (attention == "auto") for part in parts)
+        assert (len(parts) > 1) or layout != "small"
+        state = add_gradients(learner.program, learner.state, learner.frozen or {}, parts)
+        found.append((jax.tree.map(np.asarray, state["acc"]), learner.program.update(state)[1], batch))
+    (sums, metrics, seen), *others = found
+    for ours, numbers, batch in others:
+        for name in ("logprobs", "reference", "values"):
+            np.testing.assert_allclose(getattr(batch, name), getattr(seen, name), atol=2e-5)
+        for one, expected in zip(jax.tree.leaves(ours), jax.tree.leaves(sums), strict=True):
+            assert np.linalg.norm(one - expected) <= 1e-5 * np.linalg.norm(expected) + 1e-7
+        for name, value in metrics.items():
+            assert float(numbers[name]) == pytest.approx(float(value), rel=1e-5, abs=1e-5), name

@@ -16,7 +16,7 @@ from prb_jax.rl.rewards import Reward, check_scoring, open_reward
 from prb_jax.rl.sections import JudgeSettings, ScoringSettings
 from prb_jax.rl.settings import PpoSettings, load_ppo_settings
 from tests.judges.stand_in import stand_in
-from tests.rl.tiny import comparisons, has_letter, metrics, settings, write_rows, write_tiny_policy
+from tests.rl.tiny import comparisons, has_letter, metrics, settings, write_rows
 
 TEXTS = [["a", "bb", "a"], ["ccc", "d", "d"]]
 
@@ -75,11 +75,9 @@ def test_a_reply_without_a_number_and_an_endpoint_that_fails_stop_the_step_with_
         assert found.failed == 3
 
 
-def test_a_policy_is_trained_by_a_judge_on_this_machine(tmp_path: Path) -> None:
+def test_a_policy_is_trained_by_a_judge_on_this_machine(model: Path, tmp_path: Path) -> None:
     """Its expected numbers are those of `prb judge --protocol score`; gold is a judge of the rubric."""
-    model, data = tmp_path / "policy", tmp_path / "rows.jsonl"
-    write_tiny_policy(model)
-    write_rows(data)
+    data = write_rows(tmp_path / "rows.jsonl")
     rows = [json.loads(line) for line in data.read_text().splitlines()]
     for row in rows:
         row["rubric_aspects"] = [{"aspect": "tea", "evidence": "-", "reason": "-"}]

@@ -11,11 +11,11 @@ import numpy as np
 import optax
 import pytest
 
-from prb_jax.rl import numbers
-from prb_jax.rl.objective import Targets, rollout_losses
-from prb_jax.rl.sections import KlSettings, PolicyLossSettings, UpdateSettings
+from prb_jax.rl import numbers, objective
+from prb_jax.rl.objective import POLICY, VALUE, Actor, Targets, rollout_loss, rollout_losses
+from prb_jax.rl.sections import KlSettings, PolicyLossSettings, UpdateSettings, ValueSettings
 from prb_jax.rl.settings import PpoSettings
-from prb_jax.training.optimizer import make_optimizer
+from prb_jax.training.weights import make_optimizer
 
 RNG = np.random.default_rng(3)
 LENGTHS = np.array([[5, 1, 9], [9, 4, 2]])
@@ -56,6 +56,24 @@ def test_advantages_are_the_sums_of_their_definition(gamma: float, lam: float) -
     close(found.returns, expected + values * MASK)
     returns = numbers.discounted(jnp.asarray(rewards), jnp.asarray(MASK), gamma=gamma)
     close(returns, loops(rewards, np.zeros(SHAPE), LENGTHS, gamma, 1.0))
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.37, 0.81), (0.93, 0.0)])
+def test_values_beside_the_mask_have_no_influence(gamma: float, lam: float) -> None:
+    """Rewards and values of verl's CPU tests, without the tokens in front that are no response."""
+    rewards = np.array([0.1, 0.1, 0.1, 0.1, 1.0])
+    values = np.array([4.0, 5.0, 6.0, 7.0, 9.0])
+    expected = loops(rewards[None], values[None], np.array([5]), gamma, lam)[0]
+    found = []
+    for beside in (0.0, 93.0):
+        wide = [np.append(x, [beside, -beside]) for x in (rewards, values)]
+        mask = np.array([1.0] * 5 + [0.0] * 2)
+        found.append(numbers.gae(*map(jnp.asarray, wide), jnp.asarray(mask), gamma=gamma, lam=lam))  # pyright: ignore
+    np.testing.assert_array_equal(found[0].advantages, found[1].advantages)
+    np.testing.assert_array_equal(found[0].returns, found[1].returns)
+    np.testing.assert_allclose(found[0].advantages[:5], expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found[0].returns[:5], expected + values, rtol=1e-5, atol=1e-5)
+    assert not np.asarray(found[0].advantages[5:]).any()
 
 
 def test_the_mask_of_values_may_be_one_longer_than_that_of_tokens() -> None:
@@ -165,16 +183,33 @@ def test_a_loss_in_four_modes_does_not_depend_on_microbatches() -> None:
         assert sum(parts) == pytest.approx(value, abs=1e-6)
 
 
-def test_advantages_within_groups() -> None:
-    scores = np.array([[1.0, 2.0, 4.0], [0.3, 0.3, 0.3]])
-    mean, std = scores.mean(1, keepdims=True), scores.std(1, ddof=1, keepdims=True)
-    given = jnp.asarray(scores, jnp.float32)
-    close(numbers.group_advantages(given, baseline="mean"), scores - mean)
-    close(numbers.group_advantages(given, baseline="mean", scale=True), (scores - mean) / (std + 1e-4))
-    others = scores - (scores.sum(1, keepdims=True) - scores) / 2
-    close(numbers.group_advantages(given, baseline="others"), others)
+@pytest.mark.parametrize(("responses", "prompts", "seed"), [(64, 5, 0), (128, 8, 1), (512, 10, 2)])
+def test_advantages_within_groups_of_any_size(responses: int, prompts: int, seed: int) -> None:
+    """In the sizes of verl's CPU tests (`tests/trainer/ppo/test_core_algos_on_cpu.py`), which come without results."""
+    random = np.random.default_rng(seed)
+    for size in 2 + random.multinomial(responses - 2 * prompts, np.full(prompts, 1 / prompts)):
+        scores = random.standard_normal((1, size)) * 10
+        given, mean = jnp.asarray(scores, jnp.float32), scores.mean()
+        deviation = np.sqrt(((scores - mean) ** 2).sum() / (size - 1))
+        close(numbers.group_advantages(given, baseline="mean"), scores - mean)
+        # verl adds 1e-6 to the deviation, TRL and we 1e-4
+        close(
+            numbers.group_advantages(given, baseline="mean", scale=True), (scores - mean) / (deviation + 1e-4)
+        )
+        others = scores - (scores.sum() - scores) / (size - 1)
+        close(numbers.group_advantages(given, baseline="others"), others)
+
+
+def test_groups_of_equal_scores_and_of_scores_that_hardly_differ() -> None:
     for baseline, scale in (("others", False), ("mean", True)):
-        assert (np.asarray(numbers.group_advantages(given, baseline=baseline, scale=scale))[1] == 0).all()
+        equal = numbers.group_advantages(jnp.full((1, 3), 0.3), baseline=baseline, scale=scale)
+        assert (np.asarray(equal) == 0).all()
+    scores = np.array([[1.0, 1.00001], [2.0, 2.00001]], np.float32)
+    exact = scores.astype(np.float64)
+    found = numbers.group_advantages(jnp.asarray(scores), baseline="mean", scale=True)
+    expected = (exact - exact.mean(1, keepdims=True)) / (exact.std(1, ddof=1, keepdims=True) + 1e-4)
+    # a unit in the last place of 2.0 is 2 % of their distance
+    np.testing.assert_allclose(found, expected, rtol=0.02)
 
 
 def test_dpo_and_the_explained_variance() -> None:
@@ -212,7 +247,7 @@ def targets(settings: PpoSettings, **changes: Any) -> Targets:
     zero, longer = np.zeros(SHAPE), np.zeros((*SHAPE[:2], COLUMNS + 1))
     made = {
         "weights": weights, "counts": MASK / MASK.sum(), "old": zero, "reference": zero, "advantages": zero,
-        "kl": np.full(len(MASK), settings.kl.coefficient), "value_weights": longer, "values": longer, "returns": longer,
+        "kl": np.full(SHAPE[:2], settings.kl.coefficient), "value_weights": longer, "values": longer, "returns": longer,
     }  # fmt: skip
     return Targets(**{name: jnp.asarray(value, jnp.float32) for name, value in {**made, **changes}.items()})
 
@@ -233,6 +268,57 @@ def test_the_kl_of_a_token_is_multiplied_by_no_ratio_and_stands_in_the_mean() ->
         value, gradient = jax.value_and_grad(loss)(jnp.asarray(new))
         close(value, 0.5 * (0.5 * (new - reference) ** 2 * MASK).sum() / MASK.sum())
         close(gradient, 0.5 * (new - reference) * MASK / MASK.sum())
+
+
+@pytest.mark.parametrize("trunk", ["own", "shared"])
+def test_the_whole_loss_of_ppo(monkeypatch: pytest.MonkeyPatch, trunk: Any) -> None:
+    """Policy, KL, entropy and value, each with its weight and its coefficient, from the same numbers."""
+    random = np.random.default_rng(7)
+    shape, longer = (2, 3, 4), (2, 3, 5)
+    lengths = np.array([[4, 1, 2], [3, 4, 4]])
+    mask, states = np.arange(4) < lengths[..., None], np.arange(5) < lengths[..., None]
+    new, old, reference, advantages, entropy = (random.standard_normal(shape) for _ in range(5))
+    values, before, returns = (random.standard_normal(longer) for _ in range(3))
+    settings = PpoSettings(
+        kl=KlSettings(place="loss", estimator="k3", coefficient=0.3),
+        loss=PolicyLossSettings(entropy_coefficient=0.7, value_coefficient=0.2, value_clip=0.5),
+        value=ValueSettings(trunk=trunk),
+    )
+    trunks = []
+
+    def token_states(actor: Any, params: Any, *_: Any, **__: Any) -> Any:
+        trunks.append(params["name"])
+        return jnp.zeros((1, 1, 1))
+
+    monkeypatch.setattr(objective, "token_states", token_states)
+    monkeypatch.setattr(objective, "token_logprobs", lambda *_: (jnp.asarray(new), jnp.asarray(entropy)))
+    monkeypatch.setattr(objective, "merge", lambda own, frozen: own)
+
+    arrays = {
+        "weights": mask / mask.sum(), "counts": mask / mask.sum(), "old": old, "reference": reference,
+        "advantages": advantages, "kl": np.full((2, 3), 0.3), "value_weights": states / states.sum(), "values": before,
+        "returns": returns,
+    }  # fmt: skip
+    targets = Targets(**{name: jnp.asarray(value, jnp.float32) for name, value in arrays.items()})
+    unused: Any = None
+    reads: Any = types.SimpleNamespace(by_response=lambda _: jnp.asarray(values))
+    inputs = {POLICY: {"name": "policy"}, VALUE: {"name": "value", "score": jnp.zeros((1, 1))}}
+    total, sums = rollout_loss(Actor(settings, unused, unused), inputs, {}, unused, (reads, targets))
+    assert trunks == (["policy", "value"] if trunk == "own" else ["policy"])
+
+    ratio = np.exp(new - old)
+    policy = -np.minimum(ratio * advantages, np.clip(ratio, 0.8, 1.2) * advantages)[mask].mean()
+    difference = reference - new
+    kl = 0.3 * (np.exp(difference) - 1 - difference)[mask].mean()
+    held = before + np.clip(values - before, -0.5, 0.5)
+    value = 0.5 * np.maximum((values - returns) ** 2, (held - returns) ** 2)[states].mean()
+    found = {name: float(number) for name, number in sums.values.items()}
+    assert found["policy_loss"] == pytest.approx(policy, abs=1e-5)
+    assert found["kl_loss"] == pytest.approx(kl, abs=1e-5)
+    assert found["value_loss"] == pytest.approx(value, abs=1e-5)
+    assert found["entropy"] == pytest.approx(entropy[mask].mean(), abs=1e-5)
+    assert found["old_kl"] == pytest.approx((old - new)[mask].mean(), abs=1e-5)
+    assert float(total) == pytest.approx(policy + kl - 0.7 * entropy[mask].mean() + 0.2 * value, abs=1e-5)
 
 
 def test_epsilon_is_added_to_the_root() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import prb_jax as prb
 from tests.processes.jobs import ended, job
-from tests.rl.tiny import LETTER, metrics, settings, write_rows, write_tiny_policy
+from tests.rl.tiny import LETTER, metrics, settings, write_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -26,9 +26,9 @@ def assert_same(found: Path, expected: Path) -> None:
 
 
 @pytest.mark.parametrize("tuning", ["full", "lora"])
-def test_processes_give_the_numbers_of_one_and_one_continues_them(tmp_path: Path, tuning: str) -> None:
-    model = tmp_path / "policy"
-    write_tiny_policy(model)
+def test_processes_give_the_numbers_of_one_and_one_continues_them(
+    model: Path, tmp_path: Path, tuning: str
+) -> None:
     (tmp_path / "reward.py").write_text(
         f"def score(one):\n    return [float({LETTER!r} in text) for text in one.responses]\n"
     )

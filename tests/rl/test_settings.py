@@ -72,9 +72,9 @@ def test_a_key_that_the_algorithm_does_not_use_is_refused_by_name(algorithm: str
         ({"kl.coefficient": 0.0, "kl.target": 3.0}, r"kl.target: needs a kl.coefficient above 0"),
         ({"scoring.no_end_value": 3.0}, r"scoring.no_end_value: needs scoring.no_end"),
         ({"scoring.free_tokens": 3}, r"scoring.free_tokens: needs scoring.token_penalty"),
-        ({"watch.every": 3}, r"'watch.every': needs watch.gold"),
-        ({"watch.window": 3}, r"'watch.window': needs watch.gold"),
-        ({"watch.data": "FILE"}, r"'watch.data': needs watch.gold"),
+        ({"watch.every": 3}, r"watch.every: needs watch.gold"),
+        ({"watch.window": 3}, r"watch.window: needs watch.gold"),
+        ({"watch.data": "FILE"}, r"watch.data: needs watch.gold"),
         (
             {"algorithm": "dpo", "watch.gold": "baseline:length"},
             r"'watch.gold': dpo .* expected watch.data=FILE",

@@ -24,7 +24,6 @@ from tests.rl.tiny import (
     settings,
     without_rollouts,
     write_rows,
-    write_tiny_policy,
 )
 
 
@@ -33,9 +32,7 @@ def lacks_letter(comparison: prb.Comparison) -> Sequence[float]:
     return [1.0 - score for score in has_letter(comparison)]
 
 
-def test_a_run_ends_where_gold_falls_while_the_reward_rises(tmp_path: Path) -> None:
-    model = tmp_path / "policy"
-    write_tiny_policy(model)
+def test_a_run_ends_where_gold_falls_while_the_reward_rises(model: Path, tmp_path: Path) -> None:
     given = (
         settings(model)
         | BANDIT
@@ -71,9 +68,7 @@ def test_a_run_ends_where_gold_falls_while_the_reward_rises(tmp_path: Path) -> N
         assert text in page
 
 
-def test_runs_with_gold_are_a_behaviour_that_correlate_reads(tmp_path: Path) -> None:
-    model = tmp_path / "policy"
-    write_tiny_policy(model)
+def test_runs_with_gold_are_a_behaviour_that_correlate_reads(model: Path, tmp_path: Path) -> None:
     given = settings(model) | BANDIT | {"steps": 1}
     for name, reward in {"letter": has_letter, "lack": lacks_letter, "taste": by_taste}.items():
         prb.evaluate(reward, comparisons(), out=tmp_path / "scores" / name, progress=False)
@@ -90,13 +85,12 @@ def test_runs_with_gold_are_a_behaviour_that_correlate_reads(tmp_path: Path) -> 
     assert {each["models"] for each in found["correlations"]} == {3}
 
 
-def test_held_out_prompts_are_written_for_and_seeds_are_repetitions(tmp_path: Path) -> None:
-    model, data = tmp_path / "policy", tmp_path / "held_out.jsonl"
-    write_tiny_policy(model)
+def test_held_out_prompts_are_written_for_and_seeds_are_repetitions(model: Path, tmp_path: Path) -> None:
+    data = tmp_path / "held_out.jsonl"
     new = [each | {"id": f"new{each['id']}", "subset": each["user_id"]} for each in rows(4)]
     data.write_text("".join(json.dumps(each) + "\n" for each in new))
     given = settings(model) | BANDIT | {"steps": 1, "watch.data": str(data)}
-    with pytest.raises(prb.RunError, match=r"'watch.data': needs watch.gold"):
+    with pytest.raises(prb.DataError, match=r"watch.data: needs watch.gold"):
         prb.ppo(given, out=tmp_path / "none", data=comparisons(), reward=has_letter, progress=False)
     both: dict[str, Any] = {"data": comparisons(), "reward": has_letter, "gold": by_taste, "progress": False}
     known = given | {"watch.data": str(write_rows(tmp_path / "known.jsonl", 2))}
@@ -128,10 +122,9 @@ def test_held_out_prompts_are_written_for_and_seeds_are_repetitions(tmp_path: Pa
 
 @pytest.mark.parametrize("algorithm", ["dpo", "sft"])
 def test_a_run_without_rollouts_is_watched_by_what_it_writes_at_its_end(
-    tmp_path: Path, algorithm: str
+    model: Path, tmp_path: Path, algorithm: str
 ) -> None:
-    model, data = tmp_path / "policy", tmp_path / "held_out.jsonl"
-    write_tiny_policy(model)
+    data = tmp_path / "held_out.jsonl"
     data.write_text("".join(json.dumps(each | {"id": f"new{each['id']}"}) + "\n" for each in rows(4)))
     given = without_rollouts(settings(model)) | {
         "algorithm": algorithm,

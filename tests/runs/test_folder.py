@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from prb_jax.data.writing import write_json
@@ -22,7 +23,19 @@ def rows(*names: str) -> list[ScoredRow]:
 
 
 def opened(out: Path, inputs: dict = INPUTS, *, session: dict | None = None):
-    return open_evaluation(out, inputs=inputs, session=session or {"mesh": None}, notes={"command": ["prb"]})
+    return open_evaluation(out, inputs=inputs, session=session or {"mesh": None}, notes={})
+
+
+def refused(out: Path, message: str, inputs: dict = INPUTS) -> str:
+    with pytest.raises(RunError, match=message) as caught, opened(out, inputs):
+        pass
+    return str(caught.value)
+
+
+def write(out: Path, *names: str, inputs: dict = INPUTS) -> bytes:
+    with opened(out, inputs) as run:
+        run.file.append(rows(*names))
+    return (out / "scores.jsonl").read_bytes()
 
 
 def lines(out: Path) -> list[str]:
@@ -30,22 +43,28 @@ def lines(out: Path) -> list[str]:
 
 
 def test_rows_are_appended_as_they_come_and_put_into_input_order_at_the_end(tmp_path):
-    with opened(tmp_path / "a" / "b") as run:
+    out = tmp_path / "a" / "b"
+    out.mkdir(parents=True)
+    (out / "log.txt").write_text("mine")  # is left alone
+    (out / ".run.json.tmp").write_text('{"kin')  # was left by a kill
+    with opened(out) as run:
         run.file.append(rows("c"))
         run.file.append(rows("a", "b"))
-        assert lines(run.path) == ["c", "a", "b"]
+        run.file.append(rows("a", "c"))  # they are there
+        assert lines(out) == ["c", "a", "b"]
         done = run.file.finish(["a", "b", "c"])
-    assert lines(tmp_path / "a" / "b") == ["a", "b", "c"]
-    assert [row.id for row in done] == ["a", "b", "c"]
-    assert sorted(os.listdir(run.path)) == ["run.json", "scores.jsonl"]
+    assert lines(out) == [row.id for row in done] == ["a", "b", "c"]
+    assert sorted(os.listdir(out)) == ["log.txt", "run.json", "scores.jsonl"]
+    write(out, "c", "d")
+    assert lines(out) == ["a", "b", "c", "d"]
 
 
 def test_a_row_holds_the_contract_and_float32_scores_exactly(tmp_path):
-    import numpy as np
-
     score = np.float32(0.1)
     with opened(tmp_path) as run:
         run.file.append([ScoredRow("1", None, "u", [score, 2], [1, 0], 5, {"posts_dropped": 2})])
+        with pytest.raises(RunError, match=r"comparison 'x'.*nan"):
+            run.file.append([ScoredRow("x", None, None, [float("nan"), 0.0], [1, 0])])
     row = json.loads((tmp_path / "scores.jsonl").read_text())
     assert list(row) == ["id", "subset", "user_id", "scores", "labels", "tokens", "truncated"]
     assert np.float32(row["scores"][0]) == score
@@ -54,9 +73,7 @@ def test_a_row_holds_the_contract_and_float32_scores_exactly(tmp_path):
 
 
 def test_a_torn_last_line_is_dropped_and_scored_again(tmp_path):
-    with opened(tmp_path) as run:
-        run.file.append(rows("a", "b"))
-    whole = (tmp_path / "scores.jsonl").read_bytes()
+    whole = write(tmp_path, "a", "b")
     first = whole.splitlines(keepends=True)[0]
     for cut in range(len(whole)):
         (tmp_path / "scores.jsonl").write_bytes(whole[:cut])
@@ -66,32 +83,15 @@ def test_a_torn_last_line_is_dropped_and_scored_again(tmp_path):
         assert (tmp_path / "scores.jsonl").read_bytes() == whole
 
 
-def test_a_row_that_is_there_is_not_written_twice(tmp_path):
-    with opened(tmp_path) as run:
-        run.file.append(rows("a"))
-    with opened(tmp_path) as run:
-        run.file.append(rows("a", "b"))
-        run.file.append(rows("a", "b"))
-    assert lines(tmp_path) == ["a", "b"]
-
-
-@pytest.mark.parametrize("damage", [b"{}\n", b"\0\0\0\n", b'{"id": 3}\n', b"[1]\n", b"null\n", b'"x"\n'])
+@pytest.mark.parametrize(
+    "damage", [b"{}\n", b"\0\0\0\n", b'{"id": 3}\n', b"[1]\n", b"null\n", b'"x"\n', b"again"]
+)
 def test_a_damaged_whole_line_is_an_error_naming_the_line(tmp_path, damage):
-    with opened(tmp_path) as run:
-        run.file.append(rows("a"))
+    line = write(tmp_path, "a")
     with (tmp_path / "scores.jsonl").open("ab") as file:
-        file.write(damage)
-    with pytest.raises(RunError, match=r"scores\.jsonl:2: not a row of scores"), opened(tmp_path):
-        pass
-
-
-def test_an_id_twice_on_disk_is_an_error_naming_the_line(tmp_path):
-    with opened(tmp_path) as run:
-        run.file.append(rows("a"))
-    line = (tmp_path / "scores.jsonl").read_bytes()
-    (tmp_path / "scores.jsonl").write_bytes(line + line)
-    with pytest.raises(RunError, match=r"scores\.jsonl:2: a second row for 'a'"), opened(tmp_path):
-        pass
+        file.write(line if damage == b"again" else damage)
+    expected = "a second row for 'a'" if damage == b"again" else "not a row of scores"
+    refused(tmp_path, rf"scores\.jsonl:2: {expected}")
 
 
 def test_rows_missing_or_foreign_at_the_end_are_errors(tmp_path):
@@ -103,114 +103,72 @@ def test_rows_missing_or_foreign_at_the_end_are_errors(tmp_path):
             run.file.finish(["a"])
 
 
-def test_scores_that_are_not_finite_are_refused_by_id(tmp_path):
-    with opened(tmp_path) as run, pytest.raises(RunError, match=r"comparison 'x'.*nan"):
-        run.file.append([ScoredRow("x", None, None, [float("nan"), 0.0], [1, 0])])
-    assert lines(tmp_path) == []
-
-
 def test_a_changed_run_is_refused_field_by_field(tmp_path):
-    with opened(tmp_path) as run:
-        run.file.append(rows("a"))
+    write(tmp_path, "a")
     before = (tmp_path / "run.json").read_bytes()
     changed = {"model": {"name": "m", "files": {"v": "sha256:1"}}, "profile_posts": 0, "protocol": "default"}
-    with pytest.raises(RunError) as caught, opened(tmp_path, changed):
-        pass
-    message = str(caught.value)
-    assert str(tmp_path) in message
-    assert "profile_posts: 10 -> 0" in message
-    assert 'model.files.w: "sha256:1" -> (absent)' in message
-    assert 'model.files.v: (absent) -> "sha256:1"' in message
+    message = refused(tmp_path, "holds another run", changed)
+    for part in (
+        str(tmp_path), "profile_posts: 10 -> 0", "--out",
+        'model.files.w: "sha256:1" -> (absent)', 'model.files.v: (absent) -> "sha256:1"',
+    ):  # fmt: skip
+        assert part in message
     assert "protocol" not in message
-    assert "--out" in message
+    refused(tmp_path, "and 34 more", {f"k{i}": -1 - i for i in range(50)})
     assert (tmp_path / "run.json").read_bytes() == before
     assert lines(tmp_path) == ["a"]
 
 
 def test_a_run_that_stopped_before_its_first_score_gives_way_to_another(tmp_path):
-    with opened(tmp_path):
-        pass
-    with opened(tmp_path, {**INPUTS, "profile_posts": 3}) as run:
-        run.file.append(rows("a"))
+    write(tmp_path)
+    write(tmp_path, "a", inputs={**INPUTS, "profile_posts": 3})
     written = json.loads((tmp_path / "run.json").read_text())
     assert written["inputs"]["profile_posts"] == 3
     assert len(written["sessions"]) == 1
 
 
-def test_long_differences_are_cut_short(tmp_path):
-    with opened(tmp_path, {f"k{i}": i for i in range(50)}) as run:
-        run.file.append(rows("a"))
-    with pytest.raises(RunError, match="and 30 more"), opened(tmp_path, {f"k{i}": -1 - i for i in range(50)}):
-        pass
-
-
 def test_every_session_is_recorded_and_may_differ(tmp_path):
-    with opened(tmp_path, session={"mesh": {"fsdp": 1}}):
-        pass
-    with opened(tmp_path, session={"mesh": {"fsdp": 8}}) as run:
-        write_json(run.path / "summary.json", {"n": 0})
-    with opened(tmp_path, session={"mesh": {"fsdp": 2}}):  # finished: nothing is run any more
-        pass
+    for fsdp in (1, 8, 2):
+        with opened(tmp_path, session={"mesh": {"fsdp": fsdp}}) as run:
+            if fsdp == 8:
+                run.finish({"n": 0})  # nothing is run any more
     run = json.loads((tmp_path / "run.json").read_text())
     assert [session["mesh"]["fsdp"] for session in run["sessions"]] == [1, 8]
     assert run["inputs"] == INPUTS
-    assert run["command"] == ["prb"]
-
-
-def test_foreign_files_are_left_alone(tmp_path):
-    (tmp_path / "log.txt").write_text("mine")
-    with opened(tmp_path) as run:
-        run.file.append(rows("a"))
-    assert (tmp_path / "log.txt").read_text() == "mine"
+    assert run["command"] == []  # Python called
 
 
 @pytest.mark.parametrize("name", ["scores.jsonl", "summary.json"])
 def test_outputs_without_run_json_are_not_taken_over(tmp_path, name):
     (tmp_path / name).write_text("{}\n")
-    with pytest.raises(RunError, match=rf"has {name} but no run\.json"), opened(tmp_path):
-        pass
+    refused(tmp_path, rf"has {name} but no run\.json")
     assert (tmp_path / name).read_text() == "{}\n"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "training"}', "\xff"])
 def test_a_foreign_run_json_is_not_taken_over(tmp_path, text):
     (tmp_path / "run.json").write_text(text, encoding="latin-1")
-    with pytest.raises(RunError, match=r"run\.json: not"), opened(tmp_path):
-        pass
+    refused(tmp_path, r"run\.json: not")
 
 
-def test_a_leftover_temporary_file_does_no_harm(tmp_path):
-    (tmp_path / ".run.json.tmp").write_text('{"kin')
-    with opened(tmp_path) as run:
-        run.file.append(rows("a"))
-    assert not (tmp_path / ".run.json.tmp").exists()
-
-
-def test_out_is_a_file_or_below_one(tmp_path):
+def test_out_that_is_no_folder_of_one_writer(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="is a file"), opened(tmp_path / "file"):
-        pass
-    with pytest.raises(RunError, match="file/below"), opened(tmp_path / "file" / "below"):
-        pass
+    refused(tmp_path / "file", "is a file")
+    refused(tmp_path / "file" / "below", "file/below")
+    with opened(tmp_path):
+        refused(tmp_path, "another process is writing")
+    write(tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_without_permission(tmp_path):
     tmp_path.chmod(0o500)
-    with pytest.raises(RunError, match="Permission denied"), opened(tmp_path / "x"):
-        pass
-
-
-def test_a_second_writer_is_refused_and_the_lock_ends_with_the_first(tmp_path):
-    with opened(tmp_path), pytest.raises(RunError, match="another process is writing"), opened(tmp_path):
-        pass
-    with opened(tmp_path):
-        pass
+    refused(tmp_path / "x", "Permission denied")
 
 
 def test_no_space_left_is_one_clear_error_and_the_run_goes_on_later(tmp_path, monkeypatch):
     with opened(tmp_path) as run:
-        run.file.append(rows("a"))
+        run.file.append(rows("b"))
         written = (tmp_path / "scores.jsonl").read_bytes()
         real = os.write
 
@@ -221,14 +179,24 @@ def test_no_space_left_is_one_clear_error_and_the_run_goes_on_later(tmp_path, mo
 
         monkeypatch.setattr(os, "write", lambda file, data: full(file, data[: max(10, len(data) - 10)]))
         with pytest.raises(RunError) as caught:
-            run.file.append(rows("b"))
+            run.file.append(rows("a"))
     monkeypatch.undo()
     message = str(caught.value)
     assert f"cannot write {tmp_path / 'scores.jsonl'}: No space left on device" in message
     assert "the same command continues" in message
     assert (tmp_path / "scores.jsonl").read_bytes() == written
     with opened(tmp_path) as run:
-        run.file.append(rows("b"))
+        run.file.append(rows("a"))
+
+        def refuse(source, target):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "replace", refuse)
+        with pytest.raises(RunError, match="No space left on device"):
+            run.file.finish(["a", "b"])
+        monkeypatch.undo()
+        assert sorted(os.listdir(tmp_path)) == ["run.json", "scores.jsonl"]
+        assert lines(tmp_path) == ["b", "a"]
         run.file.finish(["a", "b"])
     assert lines(tmp_path) == ["a", "b"]
 
@@ -259,21 +227,6 @@ def test_a_real_file_size_limit_leaves_whole_lines(tmp_path):
     assert 0 < len(data) <= 4000
     with opened(tmp_path, {"model": 1}) as run:
         assert len(run.file.rows) == data.count(b"\n")
-
-
-def test_no_space_for_the_final_order_keeps_the_scores(tmp_path, monkeypatch):
-    with opened(tmp_path) as run:
-        run.file.append(rows("b", "a"))
-
-        def refuse(source, target):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        monkeypatch.setattr(os, "replace", refuse)
-        with pytest.raises(RunError, match="No space left on device"):
-            run.file.finish(["a", "b"])
-        monkeypatch.undo()
-        assert sorted(os.listdir(tmp_path)) == ["run.json", "scores.jsonl"]
-        assert lines(tmp_path) == ["b", "a"]
 
 
 def test_json_is_strict(tmp_path):

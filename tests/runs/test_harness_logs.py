@@ -168,79 +168,57 @@ def test_several_tasks_filters_and_metrics(tmp_path: Path, capsys: pytest.Captur
     assert "nan" not in page
 
 
+def ones(*columns: str, **more: Any) -> Callable[[Path], Path]:
+    """Writes a log whose grades are all 1."""
+    return lambda folder: write_log(
+        folder, columns={name: lambda i: 1.0 for name in columns or ("acc,none",)}, **more
+    )
+
+
+def replaced(text: str, *, name: str = f"samples_toy_mc_{DATE}.jsonl") -> Callable[[Path], object]:
+    """Writes such a log with another file of samples."""
+    return lambda folder: (ones()(folder) / name).write_text(text)
+
+
+DOC = json.dumps({"doc_id": 1, "acc": 1.0, "doc": {}}) + "\n"
 REFUSED: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
     "several metrics": (
-        lambda f: write_log(f, columns={"acc,none": lambda i: 1.0, "f1,none": lambda i: 1.0}),
-        [],
-        "expected one metric, found 2; --metric names one of: acc,none; f1,none",
+        ones("acc,none", "f1,none"), [], "expected one metric, found 2; --metric names one of: acc,none; f1,none"
     ),
     "a metric that is not there": (
-        lambda f: write_log(f, columns={"acc,none": lambda i: 1.0}),
-        ["--metric", "f1"],
-        "expected one metric of f1, found 0; --metric names one of: acc,none",
+        ones(), ["--metric", "f1"], "expected one metric of f1, found 0; --metric names one of: acc,none"
     ),
     "a metric of the whole corpus": (
-        lambda f: write_log(f, columns={"bleu,none": lambda i: ["a", "b"]}),
-        [],
+        lambda folder: write_log(folder, columns={"bleu,none": lambda i: ["a", "b"]}), [],
         "doc 0: bleu: expected a number for each sample, found ['a', 'b']",
     ),
-    "lower is better": (
-        lambda f: write_log(f, columns={"perplexity,none": lambda i: 2.0}),
-        [],
-        "lower is better for the metric perplexity",
-    ),
+    "lower is better": (ones("perplexity,none"), [], "lower is better for the metric perplexity"),
     "a file that lost its end": (
-        lambda f: write_log(f, columns={"acc,none": lambda i: 1.0}, stated={"acc,none": 0.5}),
-        [],
+        ones(stated={"acc,none": 0.5}), [],
         "acc,none: the mean of its 96 samples is 1, its own results say 0.5: the file is not whole",
     ),
     "another doc of one id": (
-        lambda f: write_log(
-            f, columns={"acc,none": lambda i: 1.0}, more={"user_id": lambda i: f"u{i % USERS + (i == 3)}"}
-        ),
-        [],
+        ones(more={"user_id": lambda i: f"u{i % USERS + (i == 3)}"}), [],
         "good and other are runs on different data, which cannot be compared; these differ: data.samples.toy_mc/3: ",
     ),
-    "fewer docs": (
-        lambda f: write_log(f, columns={"acc,none": lambda i: 1.0}, docs=90),
-        [],
-        "data.samples.toy_mc/93: ",
-    ),
+    "fewer docs": (ones(docs=90), [], "data.samples.toy_mc/93: "),
     "no such field": (
-        lambda f: write_log(f, columns={"acc,none": lambda i: 1.0}),
-        ["--cluster", "topic"],
+        ones(), ["--cluster", "topic"],
         "no sample has the field topic to cluster by; they have question, choices, answer, user_id",
     ),
     "two runs in one folder": (
-        lambda f: (
-            write_log(f, columns={"acc,none": lambda i: 1.0})
-            / f"samples_toy_mc_{DATE.replace('02-', '03-')}.jsonl"
-        ).write_text("{}"),
-        [],
+        replaced("{}", name=f"samples_toy_mc_{DATE.replace('02-', '03-')}.jsonl"), [],
         "holds samples of 2 runs of lm-evaluation-harness",
     ),
-    "a doc twice": (
-        lambda f: (
-            write_log(f, columns={"acc,none": lambda i: 1.0}) / f"samples_toy_mc_{DATE}.jsonl"
-        ).write_text(2 * (json.dumps({"doc_id": 1, "acc": 1.0, "doc": {}}) + "\n")),
-        [],
-        "a second sample 'toy_mc/1'",
-    ),
+    "a doc twice": (replaced(2 * DOC), [], "a second sample 'toy_mc/1'"),
     "no samples": (
-        lambda f: (write_log(f, columns={"acc,none": lambda i: 1.0}) / f"samples_toy_mc_{DATE}.jsonl").rename(
-            f / "elsewhere"
-        ),
-        [],
+        lambda folder: (ones()(folder) / f"samples_toy_mc_{DATE}.jsonl").unlink(), [],
         "found no run.json in it, and no samples_TASK_DATE.jsonl",
     ),
     "no sample": (
-        lambda f: (
-            write_log(f, columns={"acc,none": lambda i: 1.0}) / f"samples_toy_mc_{DATE}.jsonl"
-        ).write_text('{"id": 1}\n'),
-        [],
-        ".jsonl:1: expected a sample of lm-evaluation-harness, an object with doc_id",
+        replaced('{"id": 1}\n'), [], ".jsonl:1: expected a sample of lm-evaluation-harness, an object with doc_id"
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax import cli
-from prb_jax.data import blocks
+from prb_jax.data import lines
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.lines import JsonLines
 from prb_jax.data.records import Placed
@@ -62,8 +62,8 @@ def read_by_windows(replace: Callable[[Any, str, Any], object] = setattr, *, blo
     def gone(self: Comparison) -> None:
         there.discard(id(self))
 
-    replace(blocks, "LARGE", 1)
-    replace(blocks, "BLOCK", block)
+    replace(lines, "LARGE", 1)
+    replace(lines, "BLOCK", block)
     replace(LargeComparisons, "placed", counted)
     replace(JsonLines, "__init__", begun)
     replace(Comparison, "__del__", gone)

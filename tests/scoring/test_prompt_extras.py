@@ -24,8 +24,7 @@ from prb_jax.scoring.prompt_extras import (
     asked_digest,
     told_of,
 )
-from prb_jax.text.protocol import TextProtocol
-from prb_jax.text.visible import visible
+from prb_jax.text.visible import TextProtocol, visible
 
 
 def record(number: int, user: str | None = "ana", **fields: Any) -> dict[str, Any]:
@@ -107,7 +106,8 @@ def test_personas_aspects_and_upper_bounds(tmp_path: Path) -> None:
 def test_planned_aspects_belong_to_the_question_and_profile_that_the_planner_saw(tmp_path: Path) -> None:
     data = [record(0), record(1)]
     first, second = (read_inputs([one]).comparisons[0] for one in data)
-    ASPECT_RUNS.start(tmp_path, {"model": {}}, notes={"command": [], "model": "p"})
+    with ASPECT_RUNS.open(tmp_path, {"model": {}}, notes={"model": "p"}):
+        pass
     rows = [
         {"id": "c0", "asked": asked_digest(first), "text": "- short"},
         {"id": "c1", "asked": asked_digest(second), "text": ""},

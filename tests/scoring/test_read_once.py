@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from prb_jax import DataError, PrbWarning, RunError, evaluate
-from prb_jax.data import blocks
+from prb_jax.data import lines as json_lines
 from prb_jax.runs.evaluation import BLOCKS, SCORES
 from prb_jax.runs.rows import RowFile
-from prb_jax.scoring import scorer
+from prb_jax.scoring import baselines
 from prb_jax.sources.prepare import prepare
 from tests.scoring.large_process import Counts, read_by_windows
 from tests.scoring.test_large import COUNT, data, files, row  # noqa: F401 - a fixture
@@ -27,7 +27,7 @@ BLOCK = 1 << 13
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Counts:
     """Every file is large, with many blocks, and scored some rows at a time."""
-    monkeypatch.setattr(scorer, "_BATCH", AT_A_TIME)
+    monkeypatch.setattr(baselines, "_BATCH", AT_A_TIME)
     return read_by_windows(partial(monkeypatch.setattr, raising=False), block=BLOCK)
 
 
@@ -99,8 +99,8 @@ def test_first_rows_come_before_the_last_block_and_each_byte_is_read_once(
     if packed:
         path = tmp_path / "data.jsonl.gz"
         path.write_bytes(gzip.compress(copy.read_bytes()))
-        monkeypatch.setattr(blocks, "BLOCK", BLOCK // 16)
-        monkeypatch.setattr("prb_jax.data.lines._PIECE", BLOCK // 16)
+        monkeypatch.setattr(json_lines, "BLOCK", BLOCK // 16)
+        monkeypatch.setattr(json_lines, "_PIECE", BLOCK // 16)
         size = path.stat().st_size
     seen.files.clear()
     out, told = tmp_path / "run", []
@@ -111,14 +111,14 @@ def test_first_rows_come_before_the_last_block_and_each_byte_is_read_once(
     assert first_bytes < size / 2
     assert first_data["comparisons"] is None
     assert first_data["sources"][0]["files"] == {path.name: None}
-    assert 1 <= first_blocks < blocks.block_count(size) / 2
+    assert 1 <= first_blocks < json_lines.block_count(size) / 2
     # The first block is looked at before.
-    assert size <= seen.bytes <= size + blocks.BLOCK
+    assert size <= seen.bytes <= size + json_lines.BLOCK
     assert seen.held <= 3 * AT_A_TIME < COUNT
     assert files(out) == files(tmp_path / "held")
     assert not (out / BLOCKS).exists()
     assert data_of(out)["comparisons"] == COUNT
-    assert data_of(out)["sources"][0]["files"] == {path.name: blocks.large_digest(path)}
+    assert data_of(out)["sources"][0]["files"] == {path.name: json_lines.large_digest(path)}
     assert set(record(out)) == set(record(tmp_path / "held"))
     again = score(path, out)
     assert again.summary["n"] == COUNT
@@ -129,7 +129,7 @@ def test_a_kill_in_the_middle_of_reading_leaves_no_trace(copy, seen, tmp_path, m
     out = tmp_path / "run"
     killed(monkeypatch, copy, out)
     assert lines(out / "scores.jsonl") == 3 * AT_A_TIME
-    assert 1 <= lines(out / BLOCKS) < blocks.block_count(copy.stat().st_size)
+    assert 1 <= lines(out / BLOCKS) < json_lines.block_count(copy.stat().st_size)
     killed(monkeypatch, copy, out, batches=2)
     assert lines(out / "scores.jsonl") == 5 * AT_A_TIME
     with (out / BLOCKS).open("ab") as file:
@@ -239,6 +239,6 @@ def test_a_part_of_the_data_is_known_by_all_of_it(copy, seen, tmp_path, monkeypa
     evaluate("baseline:length", several, out=tmp_path / "run", limit=200, progress=False)
     assert files(tmp_path / "run") == files(tmp_path / "whole")
     found = [source["files"] for source in data_of(tmp_path / "run")["sources"]]
-    assert found == [{path.name: blocks.large_digest(path)} for path in (copy, other)]
+    assert found == [{path.name: json_lines.large_digest(path)} for path in (copy, other)]
     rare = evaluate("baseline:length", str(copy), subset="rare", out=tmp_path / "rare", progress=False)
     assert rare.summary["n"] == len(range(0, COUNT, 97))

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
-from prb_jax.trees.batches import make_batch
-from prb_jax.trees.shapes import Bucket
+from prb_jax.trees.batches import Bucket, make_batch
 from tests import tiny_tokenizer as tiny
 from tests.parity.oracle import transformers_scores
 from tests.scoring.records import assert_close, record, write_model

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
-from prb_jax.scoring.stream import stream_scores
+from prb_jax.scoring.batching import stream_scores
 from prb_jax.trees.batches import TreeBatch, make_batch
 from prb_jax.trees.shapes import fixed_shapes
 from tests.scoring.records import TOLERANCE, assert_close, record

@@ -13,11 +13,12 @@ import pytest
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError
-from prb_jax.scoring.batching import SAMPLE, sample_indices
-from prb_jax.scoring.stream import (
+from prb_jax.scoring.batching import (
     FIRST_WINDOW,
+    SAMPLE,
     WAITING,
     WINDOW,
+    sample_indices,
     stream_scores,
 )
 from prb_jax.sources.large import windows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prb_jax.scoring.stream import _packed, _unpacked, encode_by_processes, encode_part
+from prb_jax.scoring.reader import encode_by_processes, encode_part, packed_trees, unpacked_trees
 from tests.processes.jobs import ended, job
 from tests.scoring.slow_scorer import comparisons
 from tests.scoring.tokenising_process import Counting, digest
@@ -44,12 +44,12 @@ def test_what_one_process_cannot_tokenise_all_refuse() -> None:
 
 def test_trees_survive_the_way() -> None:
     trees = Counting()(comparisons(9))
-    for one, two in zip(trees, _unpacked(_packed(trees)), strict=True):
+    for one, two in zip(trees, unpacked_trees(packed_trees(trees)), strict=True):
         assert (one.read, one.truncation, one.shape) == (two.read, two.truncation, two.shape)
         for k in range(len(one.responses)):
             np.testing.assert_array_equal(one.sequence(k), two.sequence(k))
             assert two.responses[k].dtype == np.int32
-    assert _unpacked(_packed([])) == []
+    assert unpacked_trees(packed_trees([])) == []
 
 
 def test_one_process_exchanges_nothing() -> None:

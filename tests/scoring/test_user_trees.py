@@ -15,8 +15,7 @@ import pytest
 import prb_jax as prb
 from prb_jax import cli
 from prb_jax.scoring.reward_model import RewardModel
-from prb_jax.trees.batches import make_batch
-from prb_jax.trees.shapes import Bucket
+from prb_jax.trees.batches import Bucket, make_batch
 from tests.scoring.large_process import read_by_windows
 from tests.scoring.records import TOLERANCE, assert_close, text
 

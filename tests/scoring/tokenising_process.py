@@ -16,7 +16,8 @@ import numpy as np
 from prb_jax import Comparison
 from prb_jax.errors import DataError
 from prb_jax.processes.job import start_job
-from prb_jax.scoring.stream import encode_by_processes, stream_scores
+from prb_jax.scoring.batching import stream_scores
+from prb_jax.scoring.reader import encode_by_processes
 from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.shapes import ShapeOptions
 from prb_jax.trees.tree import Tree, Truncation, build_tree

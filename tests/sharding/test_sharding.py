@@ -19,53 +19,25 @@ from prb_jax.sharding import (
     constrainer,
     make_mesh,
     mesh_shape,
+    parameter_axes,
     parameter_shardings,
     parse_mesh,
     partition_spec,
 )
 
 GOLDEN = {
-    "embed": "tensor, fsdp+sequence",
-    "lm_head": "fsdp+sequence, tensor",
-    "layers/q": "-, fsdp+sequence, tensor",
-    "layers/k": "-, fsdp+sequence, tensor",
-    "layers/v": "-, fsdp+sequence, tensor",
-    "layers/o": "-, tensor, fsdp+sequence",
-    "layers/q_bias": "-, tensor",
-    "layers/k_bias": "-, tensor",
-    "layers/v_bias": "-, tensor",
-    "layers/o_bias": "-, -",
-    "layers/gate": "-, fsdp+sequence, tensor",
-    "layers/up": "-, fsdp+sequence, tensor",
-    "layers/down": "-, tensor, fsdp+sequence",
-    "layers/gate_bias": "-, tensor",
-    "layers/up_bias": "-, tensor",
-    "layers/down_bias": "-, -",
-    "layers/input_norm": "-, -",
-    "layers/post_attention_norm": "-, -",
-    "layers/mlp_norm": "-, -",
-    "layers/post_mlp_norm": "-, -",
-    "layers/q_norm": "-, -",
-    "layers/k_norm": "-, -",
-    "final_norm": "-",
-    "score": "-, -",
-    "words": "-, fsdp+sequence",
-    "positions": "-, fsdp+sequence",
-    "token_types": "-, fsdp+sequence",
-    "embed_proj": "-, fsdp+sequence",
-    "embed_norm": "-",
-    "embed_norm_bias": "-",
-    "relative": "-, fsdp+sequence",
-    "relative_norm": "-",
-    "relative_norm_bias": "-",
-    "layers/relative_k": "-, fsdp+sequence, tensor",
-    "layers/relative_q": "-, fsdp+sequence, tensor",
-    "layers/relative_k_bias": "-, tensor",
-    "layers/relative_q_bias": "-, tensor",
-    "layers/post_attention_norm_bias": "-, -",
-    "layers/post_mlp_norm_bias": "-, -",
+    "tensor, fsdp+sequence": "embed",
+    "fsdp+sequence, tensor": "lm_head",
+    "-, fsdp+sequence, tensor": "layers/q layers/k layers/v layers/gate layers/up layers/relative_k layers/relative_q",
+    "-, tensor, fsdp+sequence": "layers/o layers/down",
+    "-, tensor": "layers/q_bias layers/k_bias layers/v_bias layers/gate_bias layers/up_bias layers/relative_k_bias"
+    " layers/relative_q_bias",
+    "-, -": "layers/o_bias layers/down_bias layers/input_norm layers/post_attention_norm layers/mlp_norm"
+    " layers/post_mlp_norm layers/q_norm layers/k_norm layers/post_attention_norm_bias layers/post_mlp_norm_bias score",
+    "-": "final_norm embed_norm embed_norm_bias relative_norm relative_norm_bias",
+    "-, fsdp+sequence": "words positions token_types embed_proj relative",
 }
-"""Every parameter of every family, and the mesh axis that splits each of its axes."""
+"""The mesh axis that splits each axis of a parameter, and the parameters, of every family."""
 
 
 def config(**changes: object) -> DecoderConfig:
@@ -86,14 +58,24 @@ def mesh_of(**sizes: int) -> AbstractMesh:
 
 
 def test_the_golden_table() -> None:
-    table = {
-        name: ", ".join(
-            "-" if axis is None else "+".join([axis] if isinstance(axis, str) else axis)
-            for axis in partition_spec(axes)
-        )
-        for name, axes in PARAMETER_AXES.items()
-    }
-    assert table == GOLDEN
+    found: dict[str, set[str]] = {}
+    for name, axes in PARAMETER_AXES.items():
+        shown = (axis if isinstance(axis, str) else "+".join(axis or "-") for axis in partition_spec(axes))
+        found.setdefault(", ".join(shown), set()).add(name)
+    assert found == {axes: set(names.split()) for axes, names in GOLDEN.items()}
+
+
+@pytest.mark.parametrize(
+    ("matrix", "inputs", "outputs"),
+    [("q", "model", "heads"), ("down", "mlp", "model"), ("up", "model", "mlp")],
+)
+def test_adapters_and_scales_follow_their_matrix(matrix: str, inputs: str, outputs: str) -> None:
+    """The rank of an adapter is small; scales are those of outputs."""
+    assert parameter_axes(f"layers/{matrix}") == (None, inputs, outputs)
+    assert parameter_axes(f"layers/{matrix}_lora_a") == (None, inputs, None)
+    assert parameter_axes(f"layers/{matrix}_lora_b") == (None, None, outputs)
+    for suffix in ("scale", "weight_scale"):
+        assert parameter_axes(f"layers/{matrix}_{suffix}") == (None, outputs)
 
 
 def test_trees_are_dealt_over_data_and_fsdp() -> None:
@@ -106,27 +88,13 @@ def test_shardings_of_a_model_follow_the_table() -> None:
     shapes = {
         "/".join(path): shardings[path].shard_shape(leaf.shape) for path, leaf in flatten(abstract).items()
     }
-    assert shapes == {
-        "embed": (32, 12),
-        "layers/input_norm": (2, 48),
-        "layers/q": (2, 12, 16),
-        "layers/k": (2, 12, 8),
-        "layers/v": (2, 12, 8),
-        "layers/o": (2, 16, 12),
-        "layers/q_bias": (2, 16),
-        "layers/k_bias": (2, 8),
-        "layers/v_bias": (2, 8),
-        "layers/o_bias": (2, 48),
-        "layers/mlp_norm": (2, 48),
-        "layers/gate": (2, 12, 48),
-        "layers/up": (2, 12, 48),
-        "layers/down": (2, 48, 12),
-        "layers/gate_bias": (2, 48),
-        "layers/up_bias": (2, 48),
-        "layers/down_bias": (2, 48),
-        "final_norm": (48,),
-        "score": (48, 1),
-    }
+    expected = {
+        "embed": (32, 12), "input_norm": (2, 48), "q": (2, 12, 16), "k": (2, 12, 8), "v": (2, 12, 8),
+        "o": (2, 16, 12), "q_bias": (2, 16), "k_bias": (2, 8), "v_bias": (2, 8), "o_bias": (2, 48), "mlp_norm": (2, 48),
+        "gate": (2, 12, 48), "up": (2, 12, 48), "down": (2, 48, 12), "gate_bias": (2, 48), "up_bias": (2, 48),
+        "down_bias": (2, 48), "final_norm": (48,), "score": (48, 1),
+    }  # fmt: skip
+    assert {name.removeprefix("layers/"): shape for name, shape in shapes.items()} == expected
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,7 @@ import scipy.sparse
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError
 from prb_jax.sources import personas
-from prb_jax.sources.personas import Personas
-from prb_jax.sources.personas.export import serialise
+from prb_jax.sources.personas import Personas, serialise
 from prb_jax.sources.personas.people import POSTS_SHOWN, TASTES
 from prb_jax.sources.personas.phrases import Slot, Template, compile_template, first_person
 from prb_jax.sources.personas.pools import load_pools, load_wording
@@ -485,7 +484,7 @@ def test_golden_bytes(benchmark):
 
 def test_generation_is_repeatable_in_another_process():
     code = (
-        "import hashlib; from prb_jax.sources import personas; from prb_jax.sources.personas.export import serialise;"
+        "import hashlib; from prb_jax.sources import personas; from prb_jax.sources.personas import serialise;"
         "print(hashlib.sha256(serialise(personas.load('all'))).hexdigest())"
     )
     run = subprocess.run(

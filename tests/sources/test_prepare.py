@@ -19,7 +19,7 @@ from prb_jax.sources.prepare import prepare
 from prb_jax.sources.prepared import PreparedComparisons, is_prepared
 from prb_jax.sources.reading import benchmark_of, describe_source, read_comparisons
 from tests.benchmarks.layouts import write_rewardbench, write_rm_bench
-from tests.data.hub_layout import prb_tables, write_layout
+from tests.sources.hub_layout import prb_tables, write_layout
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared" / "data"
@@ -172,14 +172,16 @@ def test_a_folder_is_prepared_by_one_process_at_a_time(many, tmp_path):
 
 
 def test_it_is_a_source_for_training(many):
-    from prb_jax.training.settings import TrainSettings
-    from prb_jax.training.splits import read_training_data
+    from prb_jax.training.config import TrainSettings
+    from prb_jax.training.data import read_training_data
 
     file, folder = many
     from_file = read_training_data(TrainSettings(data=str(file)))
     from_folder = read_training_data(TrainSettings(data=str(folder)))
-    assert from_folder.train == from_file.train
-    assert from_folder.validation == from_file.validation
+    for role in ("train", "validation"):
+        of_file, of_folder = getattr(from_file, role), getattr(from_folder, role)
+        assert list(of_folder.comparisons) == list(of_file.comparisons)
+        assert list(of_folder.known) == list(of_file.known)
 
 
 def test_several_splits(tmp_path):

@@ -1,17 +1,17 @@
 import gzip
 import json
-import sys
 import time
 from pathlib import Path
-from types import ModuleType
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.files import file_digest
 from prb_jax.errors import DataError
-from prb_jax.sources.reading import describe_source, file_digest, read_comparisons
+from prb_jax.sources import personas
+from prb_jax.sources.reading import describe_source, read_comparisons
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
@@ -191,10 +191,7 @@ def test_the_generated_benchmark_by_name(monkeypatch):
         asked.append(part)
         return [Comparison.from_row(row, where="x") for row in ROWS]
 
-    generated = ModuleType("prb_jax.sources.personas")
-    generated.load = load  # pyright: ignore[reportAttributeAccessIssue]
-    monkeypatch.setitem(sys.modules, "prb_jax.sources.personas", generated)
-    monkeypatch.setattr("prb_jax.sources.personas", generated, raising=False)
+    monkeypatch.setattr(personas, "load", load)
     assert len(read_comparisons("personas")) == 6
     assert len(read_comparisons("personas:train", subset="odd", limit=2)) == 2
     assert len(read_comparisons("personas", split="all")) == 6

@@ -16,7 +16,7 @@ from prb_jax.errors import RunError
 from prb_jax.scoring.evaluate import evaluate as inner_evaluate
 from prb_jax.storage import urls
 from prb_jax.storage.urls import localised, names_url, session, shown
-from prb_jax.training.settings import TrainSettings
+from prb_jax.training.config import TrainSettings
 from tests.storage.stores import UnreliableStore, contents, failing
 
 ROWS = [

@@ -76,14 +76,14 @@ def planted_people(
             one, other = (int(row) for row in rng.choice(len(features.table), 2, replace=False))
             if features.table[one] @ taste < features.table[other] @ taste:
                 one, other = other, one
-            comparisons.append(
-                prb.Comparison(
-                    id=f"u{user}-{number}",
-                    user_id=f"user {user}",
-                    question=f"Question {number % 4}?",
-                    chosen=f"r{one}",
-                    rejected=f"r{other}",
-                    profile=[{"id": "p", "text": f"r{user % len(features.table)} of mine"}],
-                )
-            )
+            profile = [{"id": "p", "text": f"r{user % len(features.table)} of mine"}]
+            names, question = (f"u{user}-{number}", f"user {user}"), f"Question {number % 4}?"
+            comparisons.append(choice(*names, f"r{one}", f"r{other}", question, profile=profile))
     return comparisons
+
+
+def choice(
+    id: str, user: str | None, chosen: str, rejected: str, question: str = "?", **more: Any
+) -> prb.Comparison:
+    """A comparison of two responses."""
+    return prb.Comparison(id=id, user_id=user, question=question, chosen=chosen, rejected=rejected, **more)

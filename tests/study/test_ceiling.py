@@ -12,11 +12,10 @@ from prb_jax.personal.features import open_features
 from prb_jax.personal.few_shot.bayes import BayesSettings
 from prb_jax.personal.few_shot.protocol import Fitted
 from prb_jax.reports.study import render_plan, render_study
-from prb_jax.study.ceiling import ceiling, draw_choices
 from prb_jax.study.outcomes import make_part
 from prb_jax.study.personalise import personalise
 from prb_jax.study.population import read_population
-from prb_jax.study.power import plan_study, power_of
+from prb_jax.study.simulation import ceiling, draw_choices, plan_study, power_of
 from prb_jax.study.splits import make_splits
 from prb_jax.study.write_features import write_features
 from tests.study.people import WIDTH, PlantedFeatures, planted_people

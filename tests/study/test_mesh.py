@@ -1,4 +1,7 @@
-"""A study does not depend on the mesh."""
+"""A study does not depend on the mesh.
+
+`python -m tests.study.test_mesh FOLDER` makes the same study on 1, 4 and 8 devices; it needs eight of them.
+"""
 
 import json
 import subprocess
@@ -9,9 +12,36 @@ import jax
 import numpy as np
 import pytest
 
+import prb_jax as prb
+from prb_jax.personal.few_shot.registry import read_settings
 from prb_jax.personal.saved import read_fitted, read_states
+from prb_jax.sharding import make_mesh
+from prb_jax.study.write_features import write_features
 from tests.plain_process import plain_environment
-from tests.study.mesh_studies import MESHES
+from tests.study.people import PlantedFeatures, planted_people
+
+MESHES = {"one": (1, "fsdp=1"), "four": (4, "data=2,fsdp=2"), "eight": (8, "fsdp=-1")}
+SETTINGS = ("pooled.l2=0.01", "offset.l2=0.01", "offset.spread=3", "lore_free.bases=3", "lore_free.l2=0.01",
+            "lore_free.pull=0.3", "lore_free.anchor=0.001", "vpl.steps=40", "vpl.rounds=1", "vpl.hidden=8")  # fmt: skip
+
+
+def run_studies(folder: Path) -> None:
+    """Write FOLDER/one, FOLDER/four and FOLDER/eight."""
+    source = PlantedFeatures()
+    people = planted_people(source)
+    write_features(source, people, out=folder / "store", progress=False)
+    for name, (devices, mesh) in MESHES.items():
+        prb.personalise(
+            people,
+            backbone=folder / "store",
+            out=folder / name,
+            methods=["lore_free", "vpl"],
+            shots=(0, 4),
+            settings=read_settings(SETTINGS),
+            mesh=make_mesh(mesh, devices=jax.devices()[:devices]),
+            progress=False,
+        )
+
 
 ROOT = Path(__file__).resolve().parents[2]
 VPL = {"active_units", "kl_per_dimension", "accuracy", "accuracy_z_zero", "accuracy_shuffled_context",
@@ -22,7 +52,7 @@ COSTS = {"seconds_fit", "seconds_adapt_per_user", "disk_bytes_per_user"}
 @pytest.mark.slow
 def test_a_study_is_the_same_on_four_and_on_eight_devices(tmp_path: Path) -> None:
     environment = plain_environment(devices=8) | {"JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "tests.study.mesh_studies", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.study.test_mesh", str(tmp_path)]
     subprocess.run(command, env=environment, cwd=ROOT, check=True, timeout=900)
     rows, arrays, states = {}, {}, {}
     for name in MESHES:
@@ -44,3 +74,7 @@ def test_a_study_is_the_same_on_four_and_on_eight_devices(tmp_path: Path) -> Non
         assert controls.keys() == VPL
     assert rows["four"] == rows["one"]
     assert rows["eight"] == rows["one"]
+
+
+if __name__ == "__main__":
+    run_studies(Path(sys.argv[1]))

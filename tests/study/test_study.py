@@ -6,6 +6,7 @@ import io
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,31 +19,28 @@ import prb_jax as prb
 from prb_jax.errors import DataError, RunError
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.uncertainty import paired_difference
-from prb_jax.personal.features import open_features
+from prb_jax.personal.features import FeatureOptions, open_features
 from prb_jax.personal.few_shot.registry import METHODS, method_named, read_settings
 from prb_jax.personal.model import PersonalisedModel
 from prb_jax.personal.saved import read_fitted
 from prb_jax.reports.study import render_people, render_study
 from prb_jax.reports.table import NONE
 from prb_jax.study import personalise as module
-from prb_jax.study.feature_options import FeatureOptions
-from prb_jax.study.outcomes import PLAIN, make_part, read_outcome
+from prb_jax.study.outcomes import PLAIN, Part, make_part, read_outcome
 from prb_jax.study.personalise import people_of_study
-from prb_jax.study.population import CONTRADICTED, IDENTICAL, NO_USER, REPEATED, read_population
+from prb_jax.study.population import CONTRADICTED, IDENTICAL, NO_USER, REPEATED, Population, read_population
 from prb_jax.study.splits import (
     FOLDS,
     SEEN_PART,
     SPLITS,
     UNSEEN_PART,
-    WrapperCheck,
     check_norms,
-    check_split,
     check_wrappers,
     make_splits,
     posts_of_split,
 )
 from prb_jax.study.write_features import write_features
-from tests.study.people import WIDTH, PlantedFeatures, PlantedRewards, planted_people
+from tests.study.people import WIDTH, PlantedFeatures, PlantedRewards, choice, planted_people
 
 FIELDS = {
     "method", "split", "shots", "n", "users", "accuracy", "accuracy_ci95", "user_accuracy", "user_accuracy_ci95",
@@ -69,6 +67,11 @@ def store(source: PlantedFeatures, people: list[prb.Comparison], tmp_path_factor
 
 
 @pytest.fixture(scope="module")
+def population(people: list[prb.Comparison], store: Path) -> Population:
+    return read_population(people, open_features(store))
+
+
+@pytest.fixture(scope="module")
 def study(people: list[prb.Comparison], store: Path, tmp_path_factory: Any) -> prb.Study:
     out = tmp_path_factory.mktemp("study") / "run"
     return run(people, store, out, methods=["pooled", "offset"])
@@ -82,6 +85,18 @@ def run(people: list[prb.Comparison], store: Path, out: Path, **options: Any) ->
     return prb.personalise(
         people, backbone=store, out=out, shots=(0, 8), progress=False, settings=few, **options
     )
+
+
+def population_of(people: list[prb.Comparison], tmp_path: Path) -> Population:
+    return read_population(
+        people, write_features(PlantedFeatures(), people, out=tmp_path / "store", progress=False)
+    )
+
+
+def asked_and_known(part: Part) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Of each person and fold the choices to be predicted, and those that it is adapted on."""
+    for row in range(len(part.queries.users)):
+        yield tuple(rows.places[row][rows.mask[row]] for rows in (part.queries, part.contexts))  # pyright: ignore[reportReturnType]
 
 
 def rendered(table: Any) -> str:
@@ -113,6 +128,8 @@ def test_the_offset_learns_planted_tastes_and_another_persons_state_loses_them(s
     assert row_of(study, "offset", 8).keys() >= FIELDS
     assert study.results == json.loads((study.out / "results.json").read_text())
     assert study.summary["not_above_offset"] == []
+    spread = read_fitted(study.out / "fitted" / "offset").fitted.numbers["spread"]
+    assert (spread, spread.dtype) == (3, np.float32)  # though it was given as a whole number
     assert {"length", "popularity"} <= {row["method"] for row in study.results}
     assert b"<svg" in (study.out / "curves.svg").read_bytes()
     page = prb.report(study.out, out=study.out / "page.html").read_text()
@@ -181,10 +198,7 @@ def test_the_controls_that_a_method_asks_for_are_shown(study: prb.Study) -> None
     assert "bytes of a state" in shown
 
 
-def test_figures_are_those_of_the_metrics_room(
-    study: prb.Study, people: list[prb.Comparison], store: Path
-) -> None:
-    population = read_population(people, open_features(store))
+def test_figures_are_those_of_the_metrics_room(study: prb.Study, population: Population) -> None:
     splits = make_splits(population, by="other-question", seeds=1)
     wins: dict[str, dict[int, bool]] = {}
     for name in ("pooled", "offset"):
@@ -233,14 +247,10 @@ def test_a_study_that_was_stopped_goes_on_and_another_one_is_refused(
     )
     again = run(people, store, out, methods=["pooled", "offset"])
     assert fitted == ["pooled", "again"]
-    timed = {"seconds_fit", "seconds_adapt_per_user", "disk_bytes_per_user"}
-    for ours, theirs in zip(again.results, study.results, strict=True):
-        assert {k: v for k, v in ours.items() if k not in timed} == {
-            k: v for k, v in theirs.items() if k not in timed
-        }
-    shutil.copy(
-        out / "outcomes" / "offset-0.npz", out / "outcomes" / "individual-0.npz"
-    )  # as of an earlier call
+    timed = dict.fromkeys(("seconds_fit", "seconds_adapt_per_user", "disk_bytes_per_user"))
+    assert [row | timed for row in again.results] == [row | timed for row in study.results]
+    files = (out / "outcomes" / f"{name}-0.npz" for name in ("offset", "individual"))
+    shutil.copy(*files)  # as of an earlier call
     more = run(people, store, out, methods=["pooled"])
     assert {"pooled", "offset", "individual"} <= {row["method"] for row in more.results}
     with pytest.raises(RunError, match="seeds: 1 -> 3"):
@@ -248,12 +258,12 @@ def test_a_study_that_was_stopped_goes_on_and_another_one_is_refused(
 
 
 @pytest.mark.parametrize("by", list(SPLITS))
-def test_nobody_and_no_question_is_on_two_sides(people: list[prb.Comparison], store: Path, by: str) -> None:
-    population = read_population(people, open_features(store))
+def test_nobody_and_no_question_is_on_two_sides(population: Population, by: str) -> None:
     choices, unseen = population.choices, []
     for split in make_splits(population, by=by, seeds=3):
         saved = split.to_json(population)
-        check_split(saved, where="here")
+        named = [user for name in ("seen", "validation", "unseen") for user in saved[name]]
+        assert sorted(named) == sorted(population.users)  # each person in one part
         unseen += saved["unseen"]
         users = choices.users
         assert not (split.trained & split.queries).any()
@@ -264,35 +274,20 @@ def test_nobody_and_no_question_is_on_two_sides(people: list[prb.Comparison], st
             fitted = split.trained | split.validated
             assert not set(choices.questions[fitted]) & set(choices.questions[asked])
         part = make_part(choices, split)
-        items = np.asarray(choices.items)
-        for query, context, own, known in zip(
-            part.queries.places, part.contexts.places, part.queries.mask, part.contexts.mask, strict=True
-        ):
-            assert not set(query[own]) & set(context[known])
+        pairs, texts = list(asked_and_known(part)), choices.texts
+        for query, context in pairs:
+            assert not set(query) & set(context)
             if by != "user" and split.part[choices.users[query[0]]] == UNSEEN_PART:
-                assert not set(choices.questions[query[own]]) & set(choices.questions[context[known]])
-            texts = [
-                {*items[choices.chosen[at]], *items[choices.rejected[at]]}
-                for at in (query[own], context[known])
-            ]
-            assert not texts[0] & texts[1]
+                assert not set(choices.questions[query]) & set(choices.questions[context])
+            assert not {*texts[query].flat} & {*texts[context].flat}
         if by == "user":  # each choice of an unseen person is predicted, from about two thirds of the others
             assert (asked == (split.part[users] == UNSEEN_PART)).all()
             assert len(part.queries.users) > len(np.unique(part.queries.users)) * (1 + FOLDS) / 2 - 20
             same = [
-                set(choices.questions[q[m]]) & set(choices.questions[c[k]])
-                for q, m, c, k in zip(
-                    part.queries.places,
-                    part.queries.mask,
-                    part.contexts.places,
-                    part.contexts.mask,
-                    strict=True,
-                )
+                set(choices.questions[query]) & set(choices.questions[context]) for query, context in pairs
             ]
             assert sum(map(bool, same)) > len(same) / 2
     assert len(unseen) == len(set(unseen))
-    with pytest.raises(RunError, match="user 'ana' is both validation and unseen"):
-        check_split({"seed": 0, "seen": [], "validation": ["ana"], "unseen": ["ana"]}, where="splits.json")
 
 
 def test_choices_that_say_nothing_are_counted(source: PlantedFeatures, tmp_path: Path) -> None:
@@ -300,12 +295,12 @@ def test_choices_that_say_nothing_are_counted(source: PlantedFeatures, tmp_path:
 
     a, b = people[0].responses
     more = [
-        prb.Comparison(id="x1", question=people[0].question, chosen=a, rejected=b, user_id="user 0"),
-        prb.Comparison(id="x2", question="Question 0?", chosen="r1", rejected="r1", user_id="user 0"),
-        prb.Comparison(id="x3", question="Question 0?", chosen="r1", rejected="r2", user_id="user 3"),
-        prb.Comparison(id="x4", question="Question 0?", chosen="r2", rejected="r1", user_id="user 3"),
-        prb.Comparison(id="x5", question="Question 0?", chosen="r2", rejected="r1"),
-        prb.Comparison(id="x6", question="Question 1?", chosen="r2", rejected="r1", user_id="lone"),
+        choice("x1", "user 0", a, b, people[0].question),
+        choice("x2", "user 0", "r1", "r1", "Question 0?"),
+        choice("x3", "user 3", "r1", "r2", "Question 0?"),
+        choice("x4", "user 3", "r2", "r1", "Question 0?"),
+        choice("x5", None, "r2", "r1", "Question 0?"),
+        choice("x6", "lone", "r2", "r1", "Question 1?"),
     ]
     data = people + more
     store = write_features(source, data, out=tmp_path / "store", progress=False)
@@ -343,14 +338,7 @@ def test_choices_that_say_nothing_are_counted(source: PlantedFeatures, tmp_path:
 def test_wrapping_that_tells_the_label_fails_the_run(source: PlantedFeatures, tmp_path: Path) -> None:
     people = planted_people(source)
     listed = [
-        prb.Comparison(
-            id=c.id,
-            question=c.question,
-            chosen=c.responses[0],
-            rejected=f"{c.responses[1]} ']",
-            user_id=c.user_id,
-        )
-        for c in people
+        choice(c.id, str(c.user_id), c.responses[0], f"{c.responses[1]} ']", c.question) for c in people
     ]
     write_features(source, listed, out=tmp_path / "store", progress=False)
     with pytest.raises(RunError, match="a list bracket at the end alone marks the rejected ones"):
@@ -365,41 +353,28 @@ def test_wrapping_that_tells_the_label_fails_the_run(source: PlantedFeatures, tm
         run(listed, tmp_path / "store", tmp_path / "run", methods=["pooled"], relax=["norms"])
 
 
-def test_texts_that_are_quotations_and_happen_to_be_liked_are_no_wrapping(
-    source: PlantedFeatures, tmp_path: Path
-) -> None:
+def test_texts_that_are_quotations_and_happen_to_be_liked_are_no_wrapping(tmp_path: Path) -> None:
     """Twenty texts, of which the better ones end in a quotation mark more often, are judged by everybody."""
     rng, people, quoted = np.random.default_rng(2), [], {0, 1, 3, 4, 6, 9, 12, 15, 17}
     for user in range(60):
         for number in range(10):
             better, worse = sorted(rng.choice(20, 2, replace=False))
             texts = [f'r{text} "said"' if text in quoted else f"r{text}" for text in (better, worse)]
-            people.append(
-                prb.Comparison(
-                    id=f"{user}-{number}",
-                    user_id=f"u{user}",
-                    question="?",
-                    chosen=texts[0],
-                    rejected=texts[1],
-                )
-            )
-    store = write_features(source, people, out=tmp_path / "store", progress=False)
-    population = read_population(people, store)
+            people.append(choice(f"{user}-{number}", f"u{user}", *texts))
+    population = population_of(people, tmp_path)
     split = make_splits(population, by="user", seeds=1)[0]
     check = check_wrappers(population, split)
-    assert check.accuracy > 0.53
-    assert check.detectable is not None
-    assert 0.03 <= check.detectable <= 0.5
+    assert check["wrapper_accuracy"] > 0.53
+    assert 0.03 <= check["wrapper_detectable"] <= 0.5
     alone = replace(population, clusters=replace(population.clusters, responses=None))
     with pytest.raises(RunError, match="a quotation mark at the end alone marks the preferred ones"):
         check_wrappers(alone, split)  # over people alone it would be a leak
 
 
-def test_features_that_were_made_in_two_ways_fail_the_run(people: list[prb.Comparison], store: Path) -> None:
-    population = read_population(people, open_features(store))
+def test_features_that_were_made_in_two_ways_fail_the_run(population: Population) -> None:
     split = make_splits(population, by="user", seeds=1)[0]
     features = np.array(population.choices.features)
-    assert check_wrappers(population, split) == WrapperCheck(0.5, None)
+    assert check_wrappers(population, split) == {"wrapper_accuracy": 0.5, "wrapper_detectable": None}
     assert check_norms(population, split, features) == pytest.approx(1, abs=0.1)
     unseen = split.part[population.choices.users] == UNSEEN_PART
     features[population.choices.chosen[unseen]] *= 9
@@ -411,8 +386,7 @@ def test_a_post_that_judges_an_own_candidate_is_taken_away(source: PlantedFeatur
     people = planted_people(source, users=9, each=6)
     rows = [c.to_row() | {"profile": [{"id": "v", "text": f"Agrees with: {c.responses[0]}"}]} for c in people]
     told = [prb.Comparison.from_row(row, where="here") for row in rows]
-    store = write_features(source, told, out=tmp_path / "store", progress=False)
-    population = read_population(told, store)
+    population = population_of(told, tmp_path)
     split = make_splits(population, by="user", seeds=1)[0]
     posts, removed = posts_of_split(population, split)
     assert posts is not None
@@ -420,67 +394,34 @@ def test_a_post_that_judges_an_own_candidate_is_taken_away(source: PlantedFeatur
     assert not posts.mask.any()
 
 
-def test_a_choice_that_shares_a_response_with_a_query_is_not_learned_from(
-    source: PlantedFeatures, tmp_path: Path
-) -> None:
+def test_a_choice_that_shares_a_response_with_a_query_is_not_learned_from(tmp_path: Path) -> None:
     liked, disliked = [[f"r{10 * user + k}" for user in range(12)] for k in (0, 1)]
     people = [
-        prb.Comparison(
-            id=f"{user}-{k}",
-            user_id=f"user {user}",
-            question="?",
-            chosen=liked[user],
-            rejected=f"r{120 + 5 * user + k}",
-        )
+        choice(f"{user}-{k}", f"user {user}", liked[user], f"r{120 + 5 * user + k}")
         for user in range(12)
         for k in range(5)
-    ] + [
-        prb.Comparison(
-            id=f"{user}-own",
-            user_id=f"user {user}",
-            question="?",
-            chosen=f"r{180 + user}",
-            rejected=disliked[user],
-        )
-        for user in range(12)
-    ]
-    store = write_features(source, people, out=tmp_path / "store", progress=False)
-    population = read_population(people, store)
+    ] + [choice(f"{user}-own", f"user {user}", f"r{180 + user}", disliked[user]) for user in range(12)]
+    population = population_of(people, tmp_path)
     for split in [
         one for by in ("user", "other-question") for one in make_splits(population, by=by, seeds=2)
     ]:
-        part = make_part(population.choices, split)
-        items, choices = population.choices.items, population.choices
-        assert items is not None
-        for asked, known, own, mask in zip(
-            part.queries.places, part.contexts.places, part.queries.mask, part.contexts.mask, strict=True
-        ):
-            rows = [choices.chosen, choices.rejected]
-            told = {int(items[side[p]]) for side in rows for p in known[mask]}
-            assert not told & {int(items[side[p]]) for side in rows for p in asked[own]}
+        texts = population.choices.texts
+        for query, context in asked_and_known(make_part(population.choices, split)):
+            assert not {*texts[query].flat} & {*texts[context].flat}
         assert split.told.any()
         assert not (split.told & split.trained).any()
         assert not (split.told & split.validated & ~split.queries).any()
 
 
-def test_people_whose_choices_all_share_a_response_are_fitted_on(
-    source: PlantedFeatures, tmp_path: Path
-) -> None:
+def test_people_whose_choices_all_share_a_response_are_fitted_on(tmp_path: Path) -> None:
     people = [
-        prb.Comparison(
-            id=f"{user}-{k}",
-            user_id=f"user {user}",
-            question=f"Question {user}?",
-            chosen=f"r{user}",
-            rejected=f"r{20 + 3 * user + k}",
-        )
+        choice(f"{user}-{k}", f"user {user}", f"r{user}", f"r{20 + 3 * user + k}", f"Question {user}?")
         for user in range(12)
         for k in range(3)
     ]
-    store = write_features(source, people, out=tmp_path / "store", progress=False)
-    population = read_population(people, store)
+    population = population_of(people, tmp_path)
     split = make_splits(population, by="user", seeds=1)[0]
-    seen = split.of_part(population.choices.users, SEEN_PART)
+    seen = split.part[population.choices.users] == SEEN_PART
     assert (split.trained == seen).all()
     assert split.queries[~seen].any()
     assert split.told[~seen].any()
@@ -532,14 +473,9 @@ def test_rewards_of_the_backbone_with_and_without_the_profile(
     few = ["lore_free.reference=head", "lore_free.bases=2", "lore_free.pull=1", "lore_free.anchor=1"]
     settings = read_settings([*few, "pooled.l2=0.001", "offset.l2=0.001", "offset.spread=3"])
     found = prb.personalise(
-        people,
-        backbone=tmp_path / "store",
-        out=tmp_path / "run",
-        methods=["lore_free", "profile_in_context"],
-        shots=(0,),
-        settings=settings,
-        progress=False,
-    )
+        people, backbone=tmp_path / "store", out=tmp_path / "run", methods=["lore_free", "profile_in_context"],
+        shots=(0,), settings=settings, progress=False,
+    )  # fmt: skip
     own = row_of(found, "backbone", 0)
     head = np.arange(1, WIDTH + 1)
     right = [(source.rows([one.responses[k] for k in (0, 1)]) @ head) for one in people]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
-import os
-import subprocess
-import sys
-import time
+import shutil
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from rich.console import Console
@@ -26,8 +25,6 @@ from prb_jax.rl.rewards import open_reward
 from prb_jax.rl.sections import ScoringSettings
 from prb_jax.rl.settings import PpoSettings
 from tests.tiny_encoders import WORDS, write_encoder
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def rendered(table: Any) -> str:
@@ -46,43 +43,28 @@ def rows() -> list[dict[str, Any]]:
         for number in range(8):
             words = [str(word) for word in rng.choice(WORDS[:20], 4)]
             other = [word for word in words if word not in favourites] or ["the"]
-            record = {
-                "id": f"{user}-{number}",
-                "user_id": f"user {user}",
-                "question": f"what {WORDS[number % 3]} ?",
-            }
-            record |= {"chosen": " ".join([*other, favourites[user % 4]]), "rejected": " ".join(other)}
-            found.append(record | {"profile": [{"id": "p", "text": "i read " + favourites[user % 4]}]})
+            own = favourites[user % 4]
+            record = {"id": f"{user}-{number}", "user_id": f"user {user}", "rejected": " ".join(other)}
+            record |= {"question": f"what {WORDS[number % 3]} ?", "chosen": " ".join([*other, own])}
+            found.append(record | {"profile": [{"id": "p", "text": f"i read {own}"}]})
     return found
 
 
 @pytest.fixture(scope="module")
 def work(rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an encoder, data, and a study that a process ran."""
+    """A folder with an encoder, data, and a study."""
     folder = tmp_path_factory.mktemp("use")
     write_encoder(folder / "bert")
     for name, part in (("data", rows), ("early", rows[::2]), ("late", rows[1::2])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
-    command = [
-        "personalise",
-        "--data",
-        "data.jsonl",
-        "--backbone",
-        "bert",
-        "--methods",
-        "offset",
-        "--shots",
-        "0,4",
-        "--split",
-        "other-question",
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "prb_jax", *command, "--out", "study", "--no-progress"],
-        capture_output=True, text=True, cwd=folder, timeout=240, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (folder / "shown.txt").write_text(done.stdout)
+    command = (
+        "personalise --data data.jsonl --backbone bert --methods offset --shots 0,4 --split other-question"
+    )
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as shown:
+        patch.setenv("COLUMNS", "80")
+        patch.chdir(folder)
+        assert cli.main([*command.split(), "--out", "study", "--no-progress"]) == 0
+    (folder / "shown.txt").write_text(shown.getvalue())
     return folder
 
 
@@ -110,8 +92,6 @@ def test_scores_are_those_of_the_method_on_the_stored_features(
     features = standard(store.answers.read(pairs.ravel())).reshape(*pairs.shape, -1)
     known = np.ones(4, bool)
     context = Context(Responses(features[:4, 0]), Responses(features[:4, 1]), known)
-    import jax
-
     state = method.adapt(fitted, context, jax.random.key(0))
     found = model.adapt("user 0", own[:4])
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(state), strict=True):
@@ -217,8 +197,6 @@ def test_saved_states_stand_for_the_comparisons_of_a_person(
 
 
 def test_states_of_another_method_or_fit_are_refused(work: Path, tmp_path: Path) -> None:
-    import shutil
-
     model: Any = prb.load(work / "study" / "fitted" / "offset")
     with pytest.raises(
         RunError, match="method: expected 'offset', found 'pooled': these are states of another method"
@@ -239,39 +217,7 @@ def test_states_of_another_method_or_fit_are_refused(work: Path, tmp_path: Path)
         model.load_states(folder)
 
 
-@pytest.mark.slow
-def test_a_study_that_was_killed_goes_on_with_the_next_method(work: Path) -> None:
-    command = [
-        sys.executable, "-m", "prb_jax", "personalise", "--data", "data.jsonl", "--backbone", "study/features",
-        "--methods", "individual,lore_free,pref", "--shots", "0,4", "--no-progress", "--out",
-    ]  # fmt: skip
-    options: dict[str, Any] = {"cwd": work, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
-    subprocess.run([*command, "whole"], check=True, timeout=400, stdout=subprocess.DEVNULL, **options)
-    first = work / "killed" / "outcomes" / "individual-0.npz"
-    with subprocess.Popen([*command, "killed"], stdout=subprocess.DEVNULL, **options) as process:
-        for _ in range(4000):
-            if first.exists():
-                break
-            time.sleep(0.1)
-        process.kill()
-    assert not (work / "killed" / "results.json").exists()
-    written = first.stat().st_mtime_ns
-    subprocess.run([*command, "killed"], check=True, timeout=400, stdout=subprocess.DEVNULL, **options)
-    assert first.stat().st_mtime_ns == written
-    costs = {"seconds_fit", "seconds_adapt_per_user", "disk_bytes_per_user"}
-    whole, killed = (
-        [
-            {key: value for key, value in row.items() if key not in costs}
-            for row in json.loads((work / name / "results.json").read_text())
-        ]
-        for name in ("whole", "killed")
-    )
-    assert killed == whole
-
-
 def test_a_folder_that_does_not_belong_together_is_refused(work: Path, tmp_path: Path) -> None:
-    import shutil
-
     folder = shutil.copytree(work / "study" / "fitted" / "offset", tmp_path / "copy")
     facts = json.loads((folder / "personalised.json").read_text())
     with pytest.raises(RunError, match="dtype: decided where"):
@@ -304,15 +250,8 @@ def test_ask_ranks_questions_by_what_their_answers_tell(
         for row in rows[2:12]
     ]
     (work / "ask.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
-    command = [
-        "ask",
-        str(model.fitted.path),
-        "--user",
-        str(work / "ana.jsonl"),
-        "--candidates",
-        str(work / "ask.jsonl"),
-    ]
-    assert cli.main([*command, "--top", "3", "--out", str(work / "asked.json")]) == 0
+    command = ["ask", model.fitted.path, "--user", work / "ana.jsonl", "--candidates", work / "ask.jsonl"]
+    assert cli.main([*map(str, command), "--top", "3", "--out", str(work / "asked.json")]) == 0
     assert "a question at random" in capsys.readouterr().out
     asked = json.loads((work / "asked.json").read_text())
     assert {one["id"] for one in asked} == {one["id"] for one in questions}

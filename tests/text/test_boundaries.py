@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prb_jax.text.tokenizer import common_start, independent_tokens, shared_run
+from prb_jax.text.open_tokenizer import common_start, independent_tokens, shared_run
 from tests import tiny_tokenizer as tiny
 
 

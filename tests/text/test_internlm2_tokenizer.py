@@ -13,7 +13,7 @@ import pytest
 from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError
 from prb_jax.text.internlm2_tokenizer import CONFIG, MODEL
-from prb_jax.text.rules import TextRules
+from prb_jax.text.template import TextRules
 from prb_jax.text.tokenizer import load_tokenizer
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError, PrbWarning
+from prb_jax.text.open_tokenizer import independent_tokens
 from prb_jax.text.template import choose_template
-from prb_jax.text.tokenizer import ChatTokenizer, RenderError, independent_tokens, load_tokenizer
+from prb_jax.text.tokenizer import ChatTokenizer, RenderError, load_tokenizer
 from tests import tiny_tokenizer as tiny
 from tests.text.paper import paper_ids
 
@@ -208,6 +209,7 @@ def test_template_that_refuses_a_conversation_is_named(tmp_path: Path) -> None:
         ("{{ bos_token + bos_token }}" + tiny.CHAT, "writes the BOS token .* twice"),
         ("{{ raise_exception('no') }}", "refuses the conversation.*no"),
         ("{% if %}", "refuses the conversation"),
+        ("{{ messages.__class__.__mro__ }}" + tiny.CHAT, "refuses the conversation.*unsafe"),
         ("{{ messages[0]['content'] }}", "leaves out message contents, such as 'It is an answer.'"),
         ("{{ strftime_now(messages[0]['content']) }}" + tiny.CHAT, "computed format"),
     ],

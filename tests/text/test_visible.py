@@ -8,11 +8,10 @@ import pytest
 
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import DataError
-from prb_jax.text.protocol import TextProtocol, parse_protocol
 from prb_jax.text.tokenizer import load_tokenizer
 from prb_jax.text.view import View
-from prb_jax.text.visible import OrderClaim, render_profile, visible
-from prb_jax.trees.encode import encode_comparison
+from prb_jax.text.visible import OrderClaim, TextProtocol, parse_protocol, render_profile, visible
+from prb_jax.trees.encode import encode_comparisons
 from tests import tiny_tokenizer as tiny
 
 PRIVATE = {
@@ -46,7 +45,7 @@ def comparison(**changes: object) -> Comparison:
 def test_nothing_private_is_ever_rendered(tmp_path: Path, protocol: TextProtocol, posts: int) -> None:
     chat = load_tokenizer(tiny.write_tokenizer(tmp_path))
     for max_length in (None, 90):  # the second one takes the truncating paths
-        tree = encode_comparison(comparison(), chat, view=View(posts, protocol, max_length))
+        (tree,) = encode_comparisons([comparison()], chat, view=View(posts, protocol, max_length))
         for k in range(2):
             text = chat.tokenizer.decode(tree.sequence(k))
             assert "Which way?" in text or protocol is TextProtocol.PAPER

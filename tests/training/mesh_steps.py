@@ -20,21 +20,20 @@ def one_step(mesh: Any, *, kernel: bool = False) -> dict[str, Any]:
     import numpy as np
 
     from prb_jax.models.attention.choice import SPLASH_STREAM_ATTENTION, STREAM_ATTENTION
-    from prb_jax.training.data import Examples
-    from prb_jax.training.microbatches import plan_microbatches
+    from prb_jax.training.config import BatchSettings
+    from prb_jax.training.data import Examples, Order
+    from prb_jax.training.microbatches import Microbatches
     from prb_jax.training.objective import WEIGHTS
-    from prb_jax.training.order import Order
-    from prb_jax.training.settings import BatchSettings
     from tests.training.small_batches import build_training, initial_params, small_config
-    from tests.training.test_streams import data
+    from tests.training.test_streams import of_users
 
     config = small_config()
     training, state, frozen = build_training(config, params=initial_params(config), mesh=mesh, remat="dots")
-    comparisons, trees = data()
+    comparisons, trees = of_users()
     count = len(trees)
     nobody = np.zeros(count, np.int32)
-    batches = plan_microbatches(
-        Examples(comparisons, trees, np.ones(count, np.float32), nobody),
+    batches = Microbatches(
+        Examples(comparisons, comparisons, trees=trees),
         Order(count, count, seed=0),
         config=config,
         mesh=mesh,
@@ -67,13 +66,13 @@ def main(out: str, devices: int, meshes: list[str]) -> None:
     jax.config.update("jax_num_cpu_devices", devices)
     jax.config.update("jax_disable_most_optimizations", True)
 
-    from prb_jax.models.attention import stream_splash
+    from prb_jax.models.attention import splash
     from prb_jax.sharding import make_mesh
 
     alone = make_mesh(devices=jax.devices()[:1])
     found = {"alone": one_step(alone)}
-    by_xla = functools.partial(stream_splash.splash_stream_attention, interpret=True)
-    stream_splash.splash_stream_attention = by_xla
+    by_xla = functools.partial(splash.splash_stream_attention, interpret=True)
+    splash.splash_stream_attention = by_xla
     for spec in meshes:
         mesh, _, kernel = spec.partition("/")
         found[spec] = one_step(make_mesh(mesh), kernel=bool(kernel))

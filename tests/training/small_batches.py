@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from prb_jax.models.config.decoder import DecoderConfig, parse_config
 from prb_jax.models.decoder import Params
 from prb_jax.models.lora import LoraConfig
 from prb_jax.models.random_params import init_params
+from prb_jax.personal.method import NULL, Method
 from prb_jax.sharding import make_mesh
-from prb_jax.training.groups import split_params
-from prb_jax.training.objective import (
-    USER,
-    WEIGHTS,
-    Extras,
-    RewardObjective,
-    make_reward_step,
-    make_rewards,
-    make_take,
-)
-from prb_jax.training.settings import LossSettings, OptimizerSettings
+from prb_jax.training.config import LossSettings, OptimizerSettings, TrainSettings
+from prb_jax.training.objective import Extras, RewardObjective, make_reward_step, make_rewards, make_take
 from prb_jax.training.step import TrainStep
-from prb_jax.trees.batches import TreeBatch, make_batch
-from prb_jax.trees.shapes import Bucket, round_up
+from prb_jax.trees.batches import Bucket, TreeBatch, make_batch
+from prb_jax.trees.shapes import round_up
 from prb_jax.trees.tree import Tree, build_tree
 
 LORA = LoraConfig(rank=4, alpha=8.0)
@@ -40,6 +31,7 @@ class Training(NamedTuple):
     step: TrainStep
     rewards: Any
     take: Any
+    split: Any
 
 
 def small_config(**changes: Any) -> DecoderConfig:
@@ -103,29 +95,25 @@ def build_training(
     dtype: str = "float32",
     loss: LossSettings | None = None,
     steps: int = 20,
+    method: Method = NULL,
     **options: Any,
 ) -> tuple[Training, dict[str, Any], Params]:
     """The compiled functions, a fresh state and the frozen parameters."""
-    params = initial_params(config) if params is None else params
-    trainable, frozen = split_params(params, tuning=tuning, lora=LORA)
-    objective = RewardObjective(
-        config=config,
-        mesh=mesh or make_mesh(devices=jax.devices()[:1]),
-        dtype=jnp.dtype(dtype),
+    settings = TrainSettings(
+        tuning=tuning,
+        lora=LORA,
+        dtype=dtype,  # pyright: ignore[reportArgumentType]
         loss=loss or LossSettings(center_rewards_coefficient=0.01),
-        lora_scale=LORA.scale if tuning == "lora" else 1.0,
-        **options,
-    )
-    step = make_reward_step(
-        objective,
         optimizer=OptimizerSettings(learning_rate=1e-2, weight_decay=0.01, b2=0.999, warmup_share=0.0),
-        lengths=(steps,),
-        trainable=trainable,
-        frozen=frozen,
+        **{"remat": "none", **options},
     )
+    mesh = mesh or make_mesh(devices=jax.devices()[:1])
+    objective = RewardObjective(settings=settings, config=config, mesh=mesh, method=method)
+    step = make_reward_step(objective, lengths=(steps,))
+    sources, frozen = objective.split(initial_params(config) if params is None else params)
     frozen = jax.device_put(frozen, step.frozen_shardings)
-    training = Training(step, make_rewards(objective, step), make_take(objective, step))
-    return training, step.init({WEIGHTS: trainable, USER: params["embed"]}), frozen
+    training = Training(step, make_rewards(objective, step), make_take(objective, step), objective.split)
+    return training, step.init(sources), frozen
 
 
 def build(config: DecoderConfig, **options: Any) -> tuple[TrainStep, dict[str, Any], Params]:
@@ -135,18 +123,20 @@ def build(config: DecoderConfig, **options: Any) -> tuple[TrainStep, dict[str, A
 
 
 @functools.cache
-def built(tuning: str = "full", dtype: str = "float32", remat: str = "none", layers: int = 2) -> TrainStep:
+def _built(tuning: str, layers: int) -> Training:
+    return build_training(small_config(num_hidden_layers=layers), tuning=tuning)[0]
+
+
+def built(tuning: str = "full", *, layers: int = 2) -> TrainStep:
     """As :func:`build`, once for all tests; see :func:`fresh`."""
-    return build(small_config(num_hidden_layers=layers), tuning=tuning, dtype=dtype, remat=remat)[0]
+    return _built(tuning, layers).step
 
 
-def fresh(step: TrainStep, tuning: str = "full", *, layers: int = 2) -> tuple[dict[str, Any], Params]:
-    """A new state, and the frozen parameters."""
-    params = initial_params(small_config(num_hidden_layers=layers))
-    trainable, frozen = split_params(params, tuning=cast(Any, tuning), lora=LORA)
-    return step.init({WEIGHTS: trainable, USER: params["embed"]}), jax.device_put(
-        frozen, step.frozen_shardings
-    )
+def fresh(tuning: str = "full", *, layers: int = 2) -> tuple[dict[str, Any], Params]:
+    """A new state of :func:`built`, and the frozen parameters."""
+    training = _built(tuning, layers)
+    sources, frozen = training.split(initial_params(small_config(num_hidden_layers=layers)))
+    return training.step.init(sources), jax.device_put(frozen, training.step.frozen_shardings)
 
 
 @functools.cache

@@ -7,8 +7,7 @@ from prb_jax.data.config_files import explained_settings, read_config
 from prb_jax.data.options import flat_settings, options_of
 from prb_jax.errors import DataError, RunError
 from prb_jax.rl.settings import PpoSettings
-from prb_jax.training.config import default_config, load_settings
-from prb_jax.training.settings import TrainSettings
+from prb_jax.training.config import TrainSettings, default_config, load_settings
 
 GIVEN = ["model=m", "data=d"]
 

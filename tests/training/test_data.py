@@ -1,21 +1,131 @@
-"""The order of the data, and the shapes a step is computed in."""
+"""What is held out, what must not be on both sides, the order of the data, and the shapes a step is computed in."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from prb_jax.training.data import Examples, shapes_of_steps
-from prb_jax.training.order import Order, permutation
-from prb_jax.trees.shapes import Bucket, PaddedBatch, ShapeOptions
+from prb_jax.data.comparison import Comparison
+from prb_jax.errors import DataError, RunError
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.sharding import make_mesh
+from prb_jax.training.config import BatchSettings, default_config, load_settings
+from prb_jax.training.data import Examples, Order, UserOrder, permutation, read_training_data, user_weights
+from prb_jax.training.microbatches import Microbatches, plan_layout
 from prb_jax.trees.tree import Tree
-from tests.training.tiny import comparisons
+from tests.training.small_batches import small_config
+from tests.training.tiny import comparisons, rows, write_rows
 
 
-def tree(prefix: int, *responses: int) -> Tree:
-    return Tree(
-        np.arange(prefix, dtype=np.int32),
-        tuple(np.arange(1, n + 1, dtype=np.int32) for n in responses),
-        tuple(n - 1 for n in responses),
+def read(data, *overrides):
+    return read_training_data(load_settings(default_config(), ["model=m", f"data={data}", *overrides]))
+
+
+def records(data, validation=None, *overrides):
+    settings = load_settings(None, ["model=m", "validation.fraction=0.25", *overrides], given=["data"])
+    return read_training_data(settings, data=data, validation=validation)
+
+
+def ids(examples: Examples) -> list[str]:
+    return [one.id for one in examples.known]
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_rows(tmp_path / "pairs.jsonl", rows(40))
+
+
+def test_whole_users_are_held_out_where_there_are_users_and_else_comparisons(data):
+    found = read(data, "validation.fraction=0.25")
+    assert found.split_by == "user"
+    held, left = ({c.user_id for c in part.known} for part in (found.validation, found.train))
+    assert len(held) == 2
+    assert not held & left
+    assert len(found.train) + len(found.validation) == 40
+    without = [{name: value for name, value in row.items() if name != "user_id"} for row in rows(40)]
+    found = records(without)
+    assert (found.split_by, len(found.validation)) == ("id", 10)
+
+
+def test_the_split_depends_on_names_alone_and_leaves_one_on_each_side():
+    def held(found, fraction: float = 0.25) -> set[str]:
+        by_id = ("validation.by=id", f"validation.fraction={fraction}")
+        return set(ids(records(found, None, *by_id).validation))
+
+    first = held(rows(40))
+    assert held(rows(40)[::-1]) == first
+    assert len(held(rows(80)) & first) > 5  # most stay where they were
+    for fraction in (0.01, 0.99):
+        assert len(held(rows(2), fraction)) == 1
+    with pytest.raises(DataError, match=r"validation.fraction=0 trains without"):
+        held(rows(1), 0.1)
+
+
+def test_records_are_split_as_a_file_and_known_by_their_contents(data):
+    from_file = read(data, "validation.fraction=0.25")
+    found = records(row for row in rows(40))
+    for role in ("train", "validation"):
+        assert getattr(found, role).comparisons == getattr(from_file, role).comparisons
+    assert found.sources == records(rows(40)).sources != records(rows(39)).sources
+    own = [{**row, "id": f"v{row['id']}", "user_id": "v"} for row in rows(3)]
+    assert ids(records(rows(40), own).validation) == ["vp0", "vp1", "vp2"]
+    with pytest.raises(DataError, match="training and the validation data share 3 users"):
+        records(rows(40), [{**row, "id": f"v{row['id']}"} for row in rows(3)])
+    with pytest.raises(RunError, match=r"config key 'data': names '.*pairs.jsonl', but records are given"):
+        read_training_data(load_settings(None, ["model=m", f"data={data}"]), data=rows(40))
+    with pytest.raises(RunError, match="config key 'data'"):
+        load_settings(None, ["model=m"])
+
+
+def test_a_source_of_its_own_must_not_share_ids_or_users(tmp_path, data):
+    own = write_rows(tmp_path / "own.jsonl", rows(3))
+    with pytest.raises(DataError, match=r"training and the validation data share 3 ids \('p0', 'p1', 'p2'\)"):
+        read(data, f"validation.data={own}")
+    others = [{**row, "id": f"v{row['id']}"} for row in rows(3)]
+    write_rows(own, others)
+    with pytest.raises(DataError, match=r"share 3 users \('u0', 'u1', 'u2'\).*shared_users"):
+        read(data, f"validation.data={own}")
+    assert len(read(data, f"validation.data={own}", "validation.shared_users=true").validation) == 3
+    write_rows(own, [{**row, "user_id": f"v{row['user_id']}"} for row in others])
+    found = read(data, f"validation.data={own}")
+    assert (found.split_by, len(found.train), len(found.validation)) == ("data", 40, 3)
+
+
+def test_the_test_data_must_be_disjoint(tmp_path, data):
+    test = write_rows(tmp_path / "test.jsonl", [{**row, "id": f"t{row['id']}"} for row in rows(8)])
+    with pytest.raises(DataError, match="validation and the test data share 1 users"):
+        read(data, f"validation.test={test}")
+    assert len(read(data, f"validation.test={test}", "validation.shared_users=true").validation)
+    write_rows(test, rows(40)[:1])
+    with pytest.raises(DataError, match="and the test data share 1 ids"):
+        read(data, f"validation.test={test}", "validation.shared_users=true")
+    write_rows(test, [{**row, "id": f"t{row['id']}", "user_id": "new"} for row in rows(8)])
+    read(data, f"validation.test={test}")
+
+
+def test_faults_of_sources_are_named(tmp_path, data):
+    found = rows(10)
+    found[3] = {"id": "even", "question": "q?", "responses": ["a", "b"], "labels": [1, 1]}
+    with pytest.raises(DataError, match=r"even.jsonl:4: field 'labels': all equal to 1"):
+        read(write_rows(tmp_path / "even.jsonl", found))
+    with pytest.raises(DataError, match="no subset 'Art'"):
+        read(data, "subset=Art")
+    other = write_rows(tmp_path / "other.jsonl", [{**row, "id": f"o{row['id']}"} for row in rows(5)])
+    assert len(read(f"{data},{other}", "validation.fraction=0").train) == 45
+    for again in (write_rows(other, rows(5)), data):
+        with pytest.raises(DataError, match="'p0' occurs in two of its sources"):
+            read(f"{data},{again}")
+
+
+def test_each_user_weighs_the_same():
+    def of(name: str, user: str | None) -> Comparison:
+        return Comparison(id=name, question="q", chosen="a", rejected="b", user_id=user)
+
+    weights = user_weights(
+        [of("1", "u"), of("2", "u"), of("3", "u"), of("4", "v"), of("5", None), of("6", None)]
     )
+    assert weights.mean() == pytest.approx(1)
+    np.testing.assert_allclose(weights[3:] / weights[:3].sum(), 1, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("count", "per_step"), [(10, 4), (10, 10), (3, 8), (7, 1)])
@@ -38,44 +148,94 @@ def test_a_step_is_a_function_of_seed_and_number_alone():
     np.testing.assert_array_equal(permutation(8, 0, 0), [0, 2, 1, 5, 4, 3, 6, 7])
 
 
+def test_an_epoch_of_users_sees_every_comparison_once_and_users_whole() -> None:
+    sizes = [3, 5, 1, 9, 4, 4, 2, 21]
+    found = [
+        Comparison(id=f"{user}-{k}", question="?", chosen="a", rejected="b", user_id=f"u{user}")
+        for user, size in enumerate(sizes)
+        for k in range(size)
+    ]
+    found += [replace(found[0], id=f"alone-{k}", user_id=None) for k in range(3)]
+    order = UserOrder(found, per_step=8, seed=1)
+    assert order.split == 2
+    steps, number = [], 0
+    while order.seen(number) < len(found):
+        steps.append(order.step(number))
+        number += 1
+    assert sorted(np.concatenate(steps).tolist()) == list(range(len(found)))
+    assert order.epoch_of(number) == 1.0
+    assert max(map(len, steps)) <= 8
+    assert len(steps) <= 9  # 52 comparisons: few places stay free
+    for user, size in enumerate(sizes):
+        parts = [sum(found[place].user_id == f"u{user}" for place in step) for step in steps]
+        assert sorted(part for part in parts if part) == {9: [4, 5], 21: [7, 7, 7]}.get(size, [size])
+    late = UserOrder(found, per_step=8, seed=1)
+    np.testing.assert_array_equal(late.step(3 * number), order.step(3 * number))
+    second = [order.step(number + at) for at in range(number)]
+    assert not all(np.array_equal(a, b) for a, b in zip(steps, second, strict=True))
+    with pytest.raises(DataError, match="batch_by=user: no comparison of the training data has a user_id"):
+        UserOrder(found[-3:], per_step=8, seed=1)
+
+
+def tree(prefix: int, *responses: int) -> Tree:
+    return Tree(
+        np.arange(prefix, dtype=np.int32),
+        tuple(np.arange(1, n + 1, dtype=np.int32) for n in responses),
+        tuple(n - 1 for n in responses),
+    )
+
+
+CONFIG: DecoderConfig = small_config()
+MESH = make_mesh()
+
+
 def test_dealing_puts_every_member_into_one_row_of_a_shape_that_holds_it():
     rng = np.random.default_rng(0)
     trees = [tree(int(rng.integers(0, 90)), *(int(n) for n in rng.integers(1, 40, 2))) for _ in range(60)]
     order = Order(60, 16, seed=0)
-    options = ShapeOptions(1024, divisor=4, max_buckets=3)
-    shapes = shapes_of_steps(trees, order, steps=100, options=options)
-    assert 1 <= len(shapes.rows) <= 3
+    together = [order.step(step) for step in range(12)]
+    batch = BatchSettings(tokens=1024, max_buckets=3)
+    layout = plan_layout(
+        trees, together, per_step=16, steps=100, config=CONFIG, mesh=MESH, streams=None, batch=batch
+    )
+    assert 1 <= len(layout.padded.rows) <= 3
     real = computed = 0
-    for step in range(12):
-        members = order.step(step).tolist()
-        dealt = shapes.batches([trees[member].shape for member in members], members)
-        assert sorted(member for one in dealt for member in one.members) == sorted(members)
-        for one in dealt:
-            assert one.rows == shapes.rows[one.bucket]
-            assert len(one.members) <= one.rows
-            assert one.rows % 4 == 0
-            assert one.rows * one.bucket.tokens <= 1024 or one.rows == 4
-            assert all(one.bucket.fits(trees[member].shape) for member in one.members)
-            computed += one.rows * one.bucket.tokens
-        real += sum(trees[member].tokens for member in members)
+    for members in together:
+        of_step = [trees[member] for member in members]
+        parts = list(layout.microbatches(of_step))
+        assert sorted(place for part in parts for (place,) in part.groups) == list(range(16))
+        for part in parts:
+            size = part.batch.prefix.size + part.batch.responses.size
+            assert len(part.batch.prefix) >= len(part.groups)
+            assert size <= 1024 or len(part.batch.prefix) == 1
+            assert part.tokens == sum(of_step[place].tokens for (place,) in part.groups)
+            computed += size
+        real += sum(one.tokens for one in of_step)
     assert 0 < 1 - real / computed < 0.6
 
 
 def test_a_longer_run_affords_more_shapes():
-    trees = [tree(16 * length, 5, 5) for length in range(1, 9)]
-    options, order = ShapeOptions(512, max_buckets=4), Order(8, 8, seed=0)
-    numbers = [len(shapes_of_steps(trees, order, steps=n, options=options).rows) for n in (1, 10, 1000)]
-    assert numbers == [1, 1, 4]
+    trees, order = [tree(16 * length, 5, 5) for length in range(1, 9)], Order(8, 8, seed=0)
+    options = {"config": CONFIG, "mesh": MESH, "streams": None, "batch": BatchSettings(tokens=512)}
+    numbers = [
+        len(plan_layout(trees, [order.step(0)], per_step=8, steps=n, **options).padded.rows)
+        for n in (1, 10, 100_000)
+    ]
+    assert numbers[0] == 1 <= numbers[1] < numbers[2] == 4
 
 
 def test_a_batch_masks_what_only_fills_up():
     found = comparisons(3)
     trees = [tree(4, 3, 2), tree(2, 1, 6), tree(0, 2, 2)]
-    examples = Examples(found, trees, np.asarray([1.0, 2.0, 3.0], np.float32), np.zeros(3, np.int32))
-    batch, extras = examples.batch(PaddedBatch(Bucket(8, 3, 8), 4, (2, 0)), slots={0: 1, 2: 0})
-    assert batch.prefix.shape == (4, 8)
-    np.testing.assert_array_equal(batch.prefix_lengths, [0, 4, 0, 0])
-    np.testing.assert_array_equal(extras.mask.sum(axis=1), [2, 2, 0, 0])
-    np.testing.assert_array_equal(extras.labels[0], [1, 0, 0])
-    np.testing.assert_array_equal(extras.weights, [3, 1, 0, 0])
-    np.testing.assert_array_equal(extras.users, [0, 1, 0, 0])
+    weights = np.asarray([1.0, 2.0, 3.0], np.float32)
+    examples = Examples(found, found, trees=trees, weights=weights)
+    options = {"config": CONFIG, "mesh": MESH, "streams": None, "batch": BatchSettings()}
+    run = Microbatches(examples, Order(3, 3, seed=0), steps=1, **options)
+    run.layout.padded.rows.update(dict.fromkeys(run.layout.padded.rows, 4))  # pyright: ignore
+    (part,) = run.of_step(np.asarray([2, 0]), np.asarray([0, 1]))
+    assert part.batch.prefix.shape[0] == 4
+    np.testing.assert_array_equal(part.batch.prefix_lengths, [0, 4, 0, 0])
+    np.testing.assert_array_equal(part.extras.mask.sum(axis=1), [2, 2, 0, 0])
+    np.testing.assert_array_equal(part.extras.labels[0, :2], [1, 0])
+    np.testing.assert_array_equal(part.extras.weights, [3, 1, 0, 0])
+    np.testing.assert_array_equal(part.extras.users, [0, 1, 0, 0])

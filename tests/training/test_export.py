@@ -7,28 +7,24 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
-from prb_jax.training.config import default_config
 from prb_jax.training.convert import convert
 from prb_jax.training.train import train
-from tests.training.tiny import rows, write_model, write_rows
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model") / "tiny")
+from tests.training.tiny import config, rows, write_model, write_rows
 
 
 @pytest.fixture(scope="module")
 def run(model, tmp_path_factory):
     """A LoRA run with a learning rate at which every adapter moves."""
     folder = tmp_path_factory.mktemp("runs")
-    config = default_config()
-    config.model, config.data = str(model), str(write_rows(folder / "pairs.jsonl", rows(24)))
-    config.steps, config.tuning, config.method = 6, "lora", "profile_context"
-    config.batch.comparisons, config.lora.rank = 8, 4
-    config.optimizer.learning_rate, config.validation.every = 0.03, 3
-    config.log.plot = False
-    return train(config, out=folder / "run", progress=False)
+    changes = {"steps": 6, "lora__rank": 4, "optimizer__learning_rate": 0.03, "validation__every": 3}
+    chosen = config(
+        model,
+        write_rows(folder / "pairs.jsonl", rows(24)),
+        tuning="lora",
+        method="profile_context",
+        **changes,
+    )
+    return train(chosen, out=folder / "run", progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +104,8 @@ def test_a_run_whose_starting_model_changed_is_not_converted(model, tmp_path):
     import shutil
 
     own = shutil.copytree(model, tmp_path / "own")
-    config = default_config()
-    config.model, config.data = str(own), str(write_rows(tmp_path / "pairs.jsonl", rows(16)))
-    config.steps, config.tuning, config.log.plot = 1, "head", False
-    result = train(config, out=tmp_path / "run", progress=False)
+    chosen = config(own, write_rows(tmp_path / "pairs.jsonl", rows(16)), steps=1, tuning="head")
+    result = train(chosen, out=tmp_path / "run", progress=False)
     with pytest.raises(prb.CheckpointError, match="trains no adapter"):
         convert(result.out, tmp_path / "adapter", adapter=True)
     other = write_model(tmp_path / "other", rope_theta=5e4)

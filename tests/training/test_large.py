@@ -8,25 +8,20 @@ from pathlib import Path
 import pytest
 
 import prb_jax as prb
-from prb_jax.data import blocks
+from prb_jax.data import lines
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.scoring.prepared_tokens import TokensJob, write_store
 from prb_jax.scoring.reader import Reader
-from prb_jax.scoring.write_tokens import TokensJob, write_store
 from prb_jax.sources.prepare import prepare
 from prb_jax.sources.prepared import PreparedComparisons
 from prb_jax.text.view import ViewOptions
 from prb_jax.training.config import default_config, load_settings
-from prb_jax.training.data import TreesOnDemand
-from prb_jax.training.splits import read_training_data
+from prb_jax.training.data import read_training_data
+from prb_jax.training.microbatches import TreesOnDemand
 from prb_jax.training.train import train
-from tests.training.tiny import curve, rows, stopped_at, write_model, write_rows
+from tests.training.tiny import config, curve, rows, stopped_at, write_rows
 
 COUNT, STEPS, AT_A_TIME = 300, 6, 8
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +29,9 @@ def data(tmp_path_factory) -> Path:
     return write_rows(tmp_path_factory.mktemp("data") / "pairs.jsonl", rows(COUNT, users=30))
 
 
-def config(model: Path, data: Path, **changes):
-    chosen = default_config()
-    chosen.model, chosen.data, chosen.steps, chosen.tuning = str(model), str(data), STEPS, "head"
-    chosen.method, chosen.batch.comparisons, chosen.log.plot = "profile_context", AT_A_TIME, False
-    chosen.checkpoint.every, chosen.validation.every, chosen.validation.limit = 2, 3, 10
-    for name, value in changes.items():
-        chosen[name] = value
-    return chosen
+def wanted(model: Path, data: Path, **changes):
+    given = {"steps": STEPS, "tuning": "head", "method": "profile_context", "batch__comparisons": AT_A_TIME}
+    return config(model, data, **given, validation__every=3, validation__limit=10, **changes)
 
 
 def numbers(out: Path):
@@ -51,13 +41,13 @@ def numbers(out: Path):
 @pytest.fixture(scope="module")
 def held(model, data, tmp_path_factory) -> Path:
     """The run of the same data in memory."""
-    return train(config(model, data), out=tmp_path_factory.mktemp("runs") / "held", progress=False).out
+    return train(wanted(model, data), out=tmp_path_factory.mktemp("runs") / "held", progress=False).out
 
 
 def test_a_prepared_folder_gives_the_same_curve_and_the_trees_of_a_step_are_held(
     model, data, held, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(blocks, "LARGE", 1)
+    monkeypatch.setattr(lines, "LARGE", 1)
     prepare([str(data)], out=tmp_path / "data", splits=("train",))
     most: list[int] = []
     ahead = TreesOnDemand.ahead
@@ -66,7 +56,7 @@ def test_a_prepared_folder_gives_the_same_curve_and_the_trees_of_a_step_are_held
         ahead(self, members)
         most.append(len(self._held))
 
-    chosen = config(model, tmp_path / "data")
+    chosen = wanted(model, tmp_path / "data")
     with monkeypatch.context() as patch:
         patch.setattr(TreesOnDemand, "ahead", counted)
         with stopped_at(monkeypatch, 3):
@@ -82,22 +72,22 @@ def test_a_prepared_folder_gives_the_same_curve_and_the_trees_of_a_step_are_held
 
 
 def test_raw_files_are_held_in_memory_or_refused_in_one_line(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(blocks, "LARGE", 1)
+    monkeypatch.setattr(lines, "LARGE", 1)
     given = ["model=m", "validation.fraction=0", "limit=50"]
     settings = load_settings(default_config(), [*given, f"data={data}"])
     assert len(read_training_data(settings).train) == 50
     folder = prepare([str(data)], out=tmp_path / "data", splits=("train",)).folder
-    monkeypatch.setattr(blocks, "HELD", 1)
+    monkeypatch.setattr(lines, "HELD", 1)
     with pytest.raises(prb.DataError, match=r"pairs.jsonl: too large .* `prb prepare --data .* --out DIR`"):
         read_training_data(settings)
     found = read_training_data(load_settings(default_config(), [*given, f"data={folder}"]))
-    assert not isinstance(found.train, list)
-    assert [one.id for one in found.train_part.known] == [one.id for one in found.train]
+    assert not isinstance(found.train.comparisons, list)
+    assert [one.id for one in found.train.known] == [one.id for one in found.train.comparisons]
     assert len(found.train) == 50
 
 
 def test_tokens_give_the_same_curve_and_no_text_is_read(model, data, held, tmp_path, monkeypatch):
-    view = config(model, data)
+    view = wanted(model, data)
     prepared = prepare([str(data)], out=tmp_path / "out", splits=("train",))
     job = TokensJob(
         model=str(model),
@@ -112,8 +102,8 @@ def test_tokens_give_the_same_curve_and_no_text_is_read(model, data, held, tmp_p
 
     monkeypatch.setattr(Reader, "encode_text", never)
     monkeypatch.setattr(PreparedComparisons, "__getitem__", never)
-    done = train(config(model, tmp_path / "out"), out=tmp_path / "run", progress=False)
+    done = train(wanted(model, tmp_path / "out"), out=tmp_path / "run", progress=False)
     assert numbers(done.out) == numbers(held)
     assert done.summary["truncated"] == json.loads((held / "summary.json").read_text())["truncated"]
     with pytest.raises(prb.DataError, match=r"prepared for another model or view .*profile_posts"):
-        train(config(model, tmp_path / "out", profile_posts=1), out=tmp_path / "other", progress=False)
+        train(wanted(model, tmp_path / "out", profile_posts=1), out=tmp_path / "other", progress=False)

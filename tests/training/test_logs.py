@@ -7,22 +7,21 @@ import sys
 import pytest
 
 from prb_jax.errors import RunError
-from prb_jax.training.event_file import EventFile, crc32c, event, record
-from prb_jax.training.logs import MetricsLog, read_metrics
-from prb_jax.training.settings import LogSettings
+from prb_jax.training.config import LogSettings, TrainSettings
+from prb_jax.training.logs import EventFile, MetricsLog, crc32c, event, plot_curves, read_metrics, record
 
-PLAIN = LogSettings(tensorboard=False)
+PLAIN = TrainSettings(log=LogSettings(tensorboard=False))
 
 
 def test_rows_are_whole_lines_and_a_restart_drops_what_comes_again(tmp_path):
-    log = MetricsLog(tmp_path, step=0, options=PLAIN)
+    log = MetricsLog(tmp_path, step=0, settings=PLAIN)
     for step in (1, 2, 3):
         log.write({"step": step, "loss": 1 / step})
     log.write({"step": 2, "validation_loss": 0.5})
     log.close()
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"step": 4, "lo')  # a kill in the middle of a line
-    log = MetricsLog(tmp_path, step=2, options=PLAIN)
+    log = MetricsLog(tmp_path, step=2, settings=PLAIN)
     log.write({"step": 3, "loss": 7.0})
     log.close()
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -53,14 +52,16 @@ def test_steps_that_are_missing_are_named_when_a_run_is_continued(tmp_path, step
     path.write_text("".join(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in steps))
     before = path.read_bytes()
     with pytest.raises(RunError, match=message):
-        MetricsLog(tmp_path, step=5, options=PLAIN)
+        MetricsLog(tmp_path, step=5, settings=PLAIN)
     assert path.read_bytes() == before
 
 
 def test_wandb_that_is_not_installed_is_an_error_that_says_so(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(RunError, match="wandb is not installed"):
-        MetricsLog(tmp_path, step=0, options=LogSettings(tensorboard=False, wandb="project"))
+        MetricsLog(
+            tmp_path, step=0, settings=TrainSettings(log=LogSettings(tensorboard=False, wandb="project"))
+        )
 
 
 def test_checksums_are_castagnoli():
@@ -94,8 +95,6 @@ def test_tensorboard_reads_what_was_written(tmp_path):
 
 def test_curves_are_drawn(tmp_path):
     pytest.importorskip("matplotlib")
-    from prb_jax.training.curves import plot_curves
-
     rows = [{"step": s, "loss": 0.7 - s / 100, "accuracy": 0.5, "margin": 0.1} for s in range(1, 30)]
     rows.append({"step": 20, "validation_loss": 0.6, "validation_accuracy": 0.6, "validation_margin": 0.2})
     path = plot_curves(rows, tmp_path / "curves.png", title="a run")
@@ -104,8 +103,6 @@ def test_curves_are_drawn(tmp_path):
 
 
 def test_curves_without_matplotlib_are_an_error_that_says_what_to_install(tmp_path, monkeypatch):
-    from prb_jax.training.curves import plot_curves
-
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(RunError, match=r"needs matplotlib.*pip install 'prb-jax\[report\]'"):

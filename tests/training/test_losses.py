@@ -12,8 +12,8 @@ import pytest
 
 from prb_jax.errors import PrbError
 from prb_jax.metrics.accuracy import margin as winning_margin
+from prb_jax.training.config import LossSettings
 from prb_jax.training.losses import LossParts, comparison_loss
-from prb_jax.training.settings import LossSettings
 
 
 def run(rewards, *, labels=None, mask=None, margin=None, weights=None, **config) -> LossParts:

@@ -12,8 +12,8 @@ from prb_jax.checkpoints.load import abstract_params
 from prb_jax.errors import PrbError
 from prb_jax.models.config.decoder import parse_config
 from prb_jax.models.lora import LoraConfig, init_lora
-from prb_jax.training.optimizer import decay_mask, learning_rate, make_optimizer
-from prb_jax.training.settings import OptimizerSettings
+from prb_jax.training.config import OptimizerSettings
+from prb_jax.training.weights import decay_mask, learning_rate, make_optimizer
 
 
 def rates(**options) -> list[float]:

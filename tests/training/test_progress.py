@@ -7,18 +7,18 @@ import signal
 import pytest
 
 from prb_jax.runs.progress import Speed, show_progress
-from prb_jax.training.curves import _running_mean
+from prb_jax.training.logs import _running_mean
 from prb_jax.training.loop import MEAN_STEPS, Board, watch_signals
 
 
 def test_the_line_says_all_there_is_to_say():
     now = [0.0]
     board = Board(1000, speed=Speed(lambda: now[0]))
-    board.take(10, {"loss": 0.7, "accuracy": 0.5, "margin": 0.1})
+    board.take({"step": 10, "loss": 0.7, "accuracy": 0.5, "margin": 0.1})
     now[0] += 1
     board.speed.count(steps=2, pairs=55, tokens=120e3)
-    board.take(120, {"loss": 0.6, "accuracy": 1.0, "mfu": 0.41})
-    board.take(120, {"validation_loss": 0.65, "validation_accuracy": 0.61})
+    board.take({"step": 120, "loss": 0.6, "accuracy": 1.0, "mfu": 0.41})
+    board.take({"step": 120, "validation_loss": 0.65, "validation_accuracy": 0.61})
     with show_progress("training", board, enabled=False) as display:
         lines = display.text().splitlines()
     assert lines == [
@@ -31,10 +31,10 @@ def test_the_line_says_all_there_is_to_say():
 def test_means_are_of_the_last_steps_alone():
     board = Board(100)
     for step, value in enumerate([1.0, 0.0]):
-        board.take(step, {"accuracy": value})
+        board.take({"step": step, "accuracy": value})
     assert "accuracy 0.50" in board.parts()
     for step in range(MEAN_STEPS):
-        board.take(step, {"accuracy": 0.25})
+        board.take({"step": step, "accuracy": 0.25})
     assert "accuracy 0.25" in board.parts()
 
 
@@ -56,7 +56,7 @@ def test_without_a_terminal_there_are_lines_and_with_progress_off_messages_only(
         with show_progress(
             "training", board, stream=stream, seconds_between_lines=0, enabled=enabled
         ) as display:
-            board.take(1, {"loss": 0.5})
+            board.take({"step": 1, "loss": 0.5})
             display.update()
             display.say("a message")
         assert stream.getvalue().splitlines() == [*expected, "a message"]

@@ -11,16 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, PrbError
 from prb_jax.personal.method import Users
 from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
 from prb_jax.readouts.score_tree import score_tree
 from prb_jax.sharding import make_mesh
-from prb_jax.training.groups import merge, split_params
+from prb_jax.training.config import LossSettings
 from prb_jax.training.losses import comparison_loss
 from prb_jax.training.objective import USER, WEIGHTS
-from prb_jax.training.settings import LossSettings
-from prb_jax.training.step import sums_of, without_sums
+from prb_jax.training.step import sums_of
+from prb_jax.training.weights import merge, split_params
 from prb_jax.trees.shapes import Bucket
 from prb_jax.trees.tree import build_tree
 from tests.training.small_batches import (
@@ -57,7 +57,7 @@ def test_accumulated_microbatches_equal_one_big_batch(tuning: str) -> None:
     trees = random_trees(4)
     extras = extras_of(trees)
     step = built(tuning)
-    (one, frozen), (many, _) = fresh(step, tuning), fresh(step, tuning)
+    (one, frozen), (many, _) = fresh(tuning), fresh(tuning)
     one = step.accumulate(one, frozen, *step.place(batch_of(trees), extras))
     batch = batch_of(trees[:3], bucket=Bucket(32, 2, 16))
     many = step.accumulate(many, frozen, *step.place(batch, rows_of(extras, slice(3))))
@@ -77,18 +77,19 @@ def test_accumulated_microbatches_equal_one_big_batch(tuning: str) -> None:
         assert float(ours[name]) == pytest.approx(float(theirs[name]), rel=1e-5, abs=1e-6), name
 
 
-def test_the_gradient_is_that_of_the_mean_loss() -> None:
+def test_the_gradient_is_that_of_the_mean_loss_of_every_response_by_itself() -> None:
+    """Against every response as a tree of its own, computed whole, the rewards put side by side."""
     trees = random_trees(4, responses=3)
-    extras = extras_of(trees)
-    params = initial_params(CONFIG)
-    config = LossSettings(label_smoothing=0.1)
+    alone = batch_of([build_tree([tree.sequence(k)]) for tree in trees for k in range(3)])
+    extras, params = extras_of(trees), initial_params(CONFIG)
+    config = LossSettings(label_smoothing=0.1, center_rewards_coefficient=0.01)
     step, state, frozen = build(CONFIG, params=params, loss=config)
 
     def mean_loss(params):
-        logits = score_tree(params, batch_of(trees), config=CONFIG, dtype=jnp.dtype("float32"))
+        logits = score_tree(params, alone, config=CONFIG, dtype=jnp.dtype("float32"))
         return comparison_loss(
-            logits[..., 0], labels=extras.labels, mask=jnp.asarray(extras.mask), margin=jnp.asarray(extras.margin),
-            weights=jnp.asarray(extras.weights), config=config,
+            logits[..., 0].reshape(4, 3), labels=extras.labels, mask=jnp.asarray(extras.mask),
+            margin=jnp.asarray(extras.margin), weights=jnp.asarray(extras.weights), config=config,
         ).means()["loss"]  # fmt: skip
 
     value, gradient = jax.jit(jax.value_and_grad(mean_loss))(params)
@@ -100,35 +101,11 @@ def test_the_gradient_is_that_of_the_mean_loss() -> None:
     assert float(metrics["loss"]) == pytest.approx(float(value), rel=1e-6)
 
 
-def test_sharing_the_prefix_changes_neither_loss_nor_gradient() -> None:
-    """Against every response as a tree of its own, computed whole, the rewards put side by side."""
-    trees = random_trees(5, responses=3)
-    alone = [build_tree([tree.sequence(k)]) for tree in trees for k in range(3)]
-    extras = extras_of(trees)
-    params = initial_params(CONFIG)
-
-    def loss(params, batch):
-        logits = score_tree(params, batch, config=CONFIG, dtype=jnp.dtype("float32"))
-        parts = comparison_loss(
-            logits[..., 0].reshape(5, 3), labels=extras.labels, mask=jnp.asarray(extras.mask),
-            margin=jnp.asarray(extras.margin), weights=jnp.asarray(extras.weights),
-            config=LossSettings(center_rewards_coefficient=0.01),
-        )  # fmt: skip
-        return parts.means()["loss"]
-
-    gradient = jax.jit(jax.value_and_grad(loss))
-    shared, by_tree = gradient(params, batch_of(trees))
-    whole, by_sequence = gradient(params, batch_of(alone))
-    assert float(shared) == pytest.approx(float(whole), abs=1e-6)
-    for ours, theirs in zip(jax.tree.leaves(by_tree), jax.tree.leaves(by_sequence), strict=True):
-        assert relative_difference(ours, theirs) < 1e-5
-
-
 @pytest.mark.parametrize("tuning", ["head", "lora", "full"])
 def test_only_what_is_tuned_changes_and_has_optimiser_state(tuning: str) -> None:
     params = initial_params(CONFIG)
     step = built(tuning)
-    state, frozen = fresh(step, tuning)
+    state, frozen = fresh(tuning)
     trained = names(state[WEIGHTS]["params"])
     factors = {
         f"layers/{name}_lora_{part}" for name in ("q", "k", "v", "o", "gate", "up", "down") for part in "ab"
@@ -159,7 +136,7 @@ def test_only_what_is_tuned_changes_and_has_optimiser_state(tuning: str) -> None
 def test_a_few_steps_learn_the_batch(tuning: str) -> None:
     trees = random_trees(4)
     step = built(tuning)
-    state, frozen = fresh(step, tuning)
+    state, frozen = fresh(tuning)
     placed = step.place(
         batch_of(trees), dataclasses.replace(extras_of(trees), margin=np.zeros(4, np.float32))
     )
@@ -192,49 +169,28 @@ def test_one_compile_for_each_shape_and_one_update() -> None:
     assert step.accumulate._cache_size() == 2
 
 
-def test_the_state_is_updated_in_place() -> None:
+def test_the_state_is_updated_in_place_and_its_sums_are_cleared() -> None:
     step = built()
-    state, frozen = fresh(step)
+    state, frozen = fresh()
     trees = random_trees(4)
     new = step.accumulate(state, frozen, *step.place(batch_of(trees), extras_of(trees)))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(new["acc"][WEIGHTS])) > 0
     newer, _ = step.update(new)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(new))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((newer, frozen)))
     same = jax.tree.map(lambda leaf, sharding: leaf.sharding == sharding, newer, step.state_shardings)
     assert all(jax.tree.leaves(same))
-
-
-def test_gradients_and_add_are_the_two_halves_of_accumulate() -> None:
-    step = built("lora")
-    state, frozen = fresh(step, "lora")
-    trees = random_trees(4)
-    placed = step.place(batch_of(trees), extras_of(trees))
-    more = step.gradients(without_sums(state), frozen, *placed)
-    sums = step.add(step.add(jax.tree.map(jnp.copy, sums_of(state)), more), more)
-    for _ in range(2):
-        state = step.accumulate(state, frozen, *placed)
-    assert float(sums["parts"].count) == 8
-    for ours, theirs in zip(jax.tree.leaves(sums), jax.tree.leaves(sums_of(state)), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
-
-
-def test_sums_are_cleared_by_an_update() -> None:
-    step = built()
-    state, frozen = fresh(step)
-    trees = random_trees(4)
-    placed = step.place(batch_of(trees), extras_of(trees))
-    first = step.accumulate(state, frozen, *placed)
-    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(first["acc"][WEIGHTS])) > 0
-    cleared, _ = step.update(first)
-    assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(cleared["acc"][WEIGHTS]))
-    assert float(cleared["parts"].count) == 0
-    assert float(cleared["parts"].reward_min) == np.inf
+    assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(newer["acc"][WEIGHTS]))
+    # And those of a state that comes back from a checkpoint are the same.
+    resumed = step.resume(step.kept(newer))
+    jax.tree.map(np.testing.assert_array_equal, sums_of(resumed), sums_of(newer))
+    assert (float(resumed["parts"].count), float(resumed["parts"].reward_min)) == (0, np.inf)
 
 
 def test_a_step_that_is_not_finite_changes_nothing() -> None:
     step = built("lora")
-    state, frozen = fresh(step, "lora")
+    state, frozen = fresh("lora")
     trees = random_trees(4)
     extras = extras_of(trees)
     state, _ = step.update(step.accumulate(state, frozen, *step.place(batch_of(trees), extras)))
@@ -300,7 +256,7 @@ def test_rematerialisation_changes_memory_and_not_values(tuning: str) -> None:
     for remat in ("dots", "full"):
         for ours, theirs in zip(gradients[remat], gradients["none"], strict=True):
             np.testing.assert_allclose(ours, theirs, atol=1e-5 * float(jnp.abs(theirs).max()), rtol=0)
-    with pytest.raises(ValueError, match="remat: expected one of none, dots, full, found 'some'"):
+    with pytest.raises(PrbError, match="remat: expected one of none, dots, full, found 'some'"):
         build(CONFIG, remat="some")
 
 

@@ -1,10 +1,13 @@
-"""Training over packed streams: the losses and gradients of padded batches, few programs, and steps of whole users."""
+"""Training over packed streams, by XLA and by the kernel for TPUs, whose steps XLA runs here: the losses and gradients
+of padded batches, few programs, and steps of whole users."""
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,28 +19,29 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.data.comparison import Comparison
-from prb_jax.models.attention.choice import STREAM_ATTENTION
+from prb_jax.models.attention import splash
+from prb_jax.models.attention.choice import SPLASH_STREAM_ATTENTION, STREAM_ATTENTION
+from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.personal.method import Users
 from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
 from prb_jax.sharding import make_mesh
-from prb_jax.training import microbatches
-from prb_jax.training.config import default_config
-from prb_jax.training.data import Examples
-from prb_jax.training.microbatches import Microbatches, add_gradients, plan_microbatches
+from prb_jax.training import microbatches, record, trainer
+from prb_jax.training.config import BatchSettings
+from prb_jax.training.data import Examples, Order
+from prb_jax.training.microbatches import Microbatch, Microbatches, add_gradients
 from prb_jax.training.objective import USER, WEIGHTS
-from prb_jax.training.order import Order, UserOrder
-from prb_jax.training.settings import BatchSettings
 from prb_jax.training.step import sums_of
 from prb_jax.training.train import train
+from prb_jax.trees.batches import TreeBatch
+from prb_jax.trees.kernel_tables import KernelTable
 from prb_jax.trees.packing import StreamOptions, StreamShape
 from prb_jax.trees.stream_shapes import choose_step_shapes, pack_step
 from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import Tree, build_tree
 from tests.plain_process import plain_environment
-from tests.training.small_batches import build_training, initial_params, small_config
-from tests.training.tiny import curve, rows, stopped_at, write_model, write_rows
+from tests.training.small_batches import build_training, small_config
+from tests.training.tiny import config, curve, rows, stopped_at, write_rows
 
-CONFIG = small_config()
 ROOT = Path(__file__).parents[2]
 
 
@@ -49,7 +53,20 @@ def compiled_fast():
     jax.config.update("jax_disable_most_optimizations", False)
 
 
-def data(users: int = 3, each: int = 4) -> tuple[list[Comparison], list[Tree]]:
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_xla = functools.partial(splash.splash_stream_attention, interpret=True)
+    monkeypatch.setattr(splash, "splash_stream_attention", by_xla)
+
+
+def comparison(number: int, responses: int, user: str) -> Comparison:
+    return Comparison(
+        id=str(number), question="?", responses=list("abc"[:responses]), user_id=user,
+        labels=[float(k) for k in range(responses)], margin=0.1 * number,
+    )  # fmt: skip
+
+
+def of_users(users: int = 3, each: int = 4) -> tuple[list[Comparison], list[Tree]]:
     """Comparisons of two or three responses, of people with profiles, in no order."""
     rng = np.random.default_rng(0)
     comparisons, trees = [], []
@@ -60,83 +77,155 @@ def data(users: int = 3, each: int = 4) -> tuple[list[Comparison], list[Tree]]:
             prompt = [*profile, *rng.integers(10, 64, 9).tolist()]
             ends = [[k, *rng.integers(10, 64, rng.integers(3, 11)).tolist()] for k in range(count)]
             trees.append(build_tree([prompt + end for end in ends]))
-            comparisons.append(
-                Comparison(
-                    id=f"{user}-{number}", question="?", responses=list("abc"[:count]), user_id=f"u{user}",
-                    labels=[float(k) for k in range(count)], margin=0.1 * number,
-                )
-            )  # fmt: skip
+            comparisons.append(comparison(number, count, f"u{user}"))
     order = rng.permutation(len(trees))
     return [comparisons[place] for place in order], [trees[place] for place in order]
 
 
-def examples(method: SoftPrompts) -> Examples:
-    comparisons, trees = data()
-    weights = np.random.default_rng(1).uniform(0.5, 2, len(trees)).astype(np.float32)
-    return Examples(comparisons, method.encode(trees, comparisons), weights, method.rows(comparisons))
+def uneven(count: int, longest: int = 100) -> tuple[list[Comparison], list[Tree]]:
+    """Comparisons of two or three responses of uneven lengths."""
+    rng = np.random.default_rng(0)
+    comparisons, trees = [], []
+    for number in range(count):
+        shared, responses = rng.integers(10, 64, rng.integers(5, longest)).tolist(), 2 + number % 2
+        ends = [[k, *rng.integers(10, 64, rng.integers(2, 40)).tolist()] for k in range(responses)]
+        trees.append(build_tree([shared + end for end in ends]))
+        comparisons.append(comparison(number, responses, f"u{number % 3}"))
+    return comparisons, trees
 
 
-def planned(of: Examples, *, streams: bool, prompt_tokens: int) -> Microbatches:
-    count = len(of.comparisons)
-    return plan_microbatches(
-        of,
-        Order(count, count, seed=0),
-        config=CONFIG,
-        mesh=make_mesh(devices=jax.devices()[:1]),
-        streams=STREAM_ATTENTION if streams else None,
-        batch=BatchSettings(comparisons=count, tokens=256),
+def planned(
+    examples: Examples,
+    model: DecoderConfig,
+    *,
+    streams: str | None,
+    tokens: int,
+    steps: int = 1,
+    prompt: int = 0,
+) -> Microbatches:
+    per_step = len(examples) // steps
+    return Microbatches(
+        examples,
+        Order(len(examples), per_step, seed=0),
+        prompt_tokens=prompt,
         steps=10,
-        prompt_tokens=prompt_tokens,
+        config=model,
+        mesh=make_mesh(devices=jax.devices()[:1]),
+        streams=streams,
+        batch=BatchSettings(comparisons=per_step, tokens=tokens),
     )
 
 
-@pytest.mark.parametrize("tuning", ["full", pytest.param("lora", marks=pytest.mark.slow)])
-def test_a_step_over_streams_is_that_of_padded_batches(tuning: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With soft prompts, of which some comparisons of a user have another's; in several microbatches. Of streams, one,
-    two or three are computed at a time, with the same bits and no program more."""
+WINDOWED: dict[str, Any] = {
+    "architectures": ["Gemma2ForSequenceClassification"], "model_type": "gemma2", "sliding_window": 20,
+    "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 16, "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("streams", "tuning", "remat", "changes"),
+    [
+        (STREAM_ATTENTION, "full", "none", {}),
+        pytest.param(STREAM_ATTENTION, "lora", "none", {}, marks=slow),
+        (SPLASH_STREAM_ATTENTION, "lora", "dots", {}),
+        (SPLASH_STREAM_ATTENTION, "full", "none", WINDOWED),
+        pytest.param(SPLASH_STREAM_ATTENTION, "full", "full", {}, marks=slow),
+        pytest.param(SPLASH_STREAM_ATTENTION, "full", "none", {"num_hidden_layers": 1}, marks=slow),
+    ],
+)
+def test_a_step_over_streams_is_that_of_padded_batches(
+    streams: str, tuning: str, remat: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With soft prompts, of which some comparisons of a user have another's; sliding windows and soft-caps; in several
+    microbatches. On CPUs one, two or three are computed at a time, with the same bits and no program more."""
+    kernel, model = streams == SPLASH_STREAM_ATTENTION, small_config(**changes)
     method = SoftPrompts(
         table=Users(("u0", "u1", "u2")), tokens=3, width=32, places=12, generic_share=0.4, seed=0,
         optimizer=RowAdam(learning_rate=lambda step: 0.1), mesh=make_mesh(devices=jax.devices()[:1]),
     )  # fmt: skip
-    params = initial_params(CONFIG)
-    training, first, frozen = build_training(CONFIG, tuning=tuning, params=params, method=method)
-    found = examples(method)
-    members = np.arange(len(found.comparisons))
-    step_rows = method.rows_of_step(found.rows, members, step=0)
-    assert len(np.unique(step_rows.slots)) == 4
-    sums, metrics = [], []
-    for streams in (False, True):
+    training, first, frozen = build_training(model, tuning=tuning, method=method, remat=remat)
+    comparisons, trees = uneven(12) if kernel else of_users()
+    weights = np.random.default_rng(1).uniform(0.5, 2, len(trees)).astype(np.float32)
+    examples = Examples(
+        comparisons,
+        comparisons,
+        trees=method.encode(trees, comparisons),
+        weights=weights,
+        rows=method.rows(comparisons),
+    )
+    members = np.arange(len(trees))
+    step_rows = method.rows_of_step(examples.rows, members, step=0)
+    table = np.random.default_rng(2).normal(size=(4, 3, 32)).astype(np.float32)
+    alone = sum(tree.tokens for tree in examples.trees)
+
+    def added(batches: Sequence[Microbatch], count: int | None = None) -> Any:
+        """One after the other, or so many at a time."""
+        of_count = lambda mesh, held=None: 1 if count is None else count if held else 4  # noqa: E731
+        monkeypatch.setattr(microbatches, "lanes", of_count)
+        return add_gradients(training.step, jax.tree.map(jnp.copy, state), frozen, batches)
+
+    sums, metrics, programs = [], [], []
+    for layout in (None, streams):
         state = jax.tree.map(jnp.copy, first)
-        table = np.random.default_rng(2).normal(size=(4, 3, 32)).astype(np.float32)
         state[USER]["table"] = jax.device_put(table, method.shardings["table"])
         state = training.take(state, step_rows.ids)
-        batches = planned(found, streams=streams, prompt_tokens=3).of_step(members, step_rows.slots)
+        run = planned(examples, model, streams=layout, tokens=512 if kernel else 256, prompt=3)
+        batches = run.of_step(members, step_rows.slots)
         assert len(batches) > 1
-        assert all(isinstance(each.batch, StreamBatch) == streams for each in batches)
-        if streams:  # a profile is computed once, and again for those with the generic prompt
-            alone = sum(tree.tokens for tree in found.trees)
-            assert sum(each.tokens for each in batches) < 0.8 * alone
-            found_sums = []
-            for count in (1, 2, 3):
-                monkeypatch.setattr(microbatches, "lanes", lambda mesh, held=None, n=count: n if held else 4)
-                own = add_gradients(training.step, jax.tree.map(jnp.copy, state), frozen, batches)
-                found_sums.append([np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(sums_of(own))])
-            assert found_sums[0] == found_sums[1] == found_sums[2]
-            shapes = {each.batch.tokens.shape for each in batches}
-            assert training.step.gradients._cache_size() == len(shapes)
+        assert all(isinstance(part.batch, StreamBatch) == (layout is not None) for part in batches)
+        computed = sum(part.tokens for part in batches)
+        if (
+            layout == STREAM_ATTENTION
+        ):  # a profile is computed once, and again for those with the generic prompt
+            assert len(np.unique(step_rows.slots)) == 4
+            assert computed < 0.8 * alone
+            done = [added(batches, count) for count in (1, 2, 3)]
+            bits = [[np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(sums_of(one))] for one in done]
+            assert bits[0] == bits[1] == bits[2]
+            assert training.step.gradients._cache_size() == len({part.batch.tokens.shape for part in batches})
             assert training.step.add._cache_size() == 1
-            state = own
         else:
-            monkeypatch.setattr(microbatches, "lanes", lambda mesh: 1)
-            state = add_gradients(training.step, state, frozen, batches)
-        sums.append(jax.tree.map(np.asarray, state["acc"]))
-        metrics.append(training.step.update(state)[1])
+            assert computed == alone
+            done = [added(batches)]
+        programs.append(training.step.accumulate._cache_size())
+        sums.append(jax.tree.map(np.asarray, done[-1]["acc"]))
+        metrics.append(training.step.update(done[-1])[1])
+    assert programs[1] == programs[0] + kernel
     assert set(sums[0]) == {WEIGHTS, USER}
     assert np.linalg.norm(sums[0][USER]) > 0.1
+    tolerance = 1e-4 if kernel else 1e-5
     for ours, theirs in zip(jax.tree.leaves(sums[1]), jax.tree.leaves(sums[0]), strict=True):
-        assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
+        assert np.linalg.norm(ours - theirs) <= tolerance * np.linalg.norm(theirs)
     for name, value in metrics[0].items():
-        assert float(metrics[1][name]) == pytest.approx(float(value), rel=1e-5, abs=1e-6), name
+        assert float(metrics[1][name]) == pytest.approx(float(value), rel=tolerance, abs=tolerance), name
+
+
+def test_a_run_by_the_kernel_has_one_shape_and_what_does_not_fit_is_padded() -> None:
+    """A tree that is longer than the streams, and one of more responses than they have places."""
+    comparisons, trees = uneven(48, longest=60)
+    usual = Examples(comparisons, comparisons, trees=trees)
+    run = planned(usual, small_config(), streams=SPLASH_STREAM_ATTENTION, tokens=512, steps=4)
+    (shape,) = run.layout.shapes
+    rng = np.random.default_rng(0)
+    trees[4] = build_tree([[k, *rng.integers(10, 64, 400)] for k in range(2)])
+    trees[7] = build_tree([[9, k, 3] for k in range(2 * shape.reads)])
+    count = len(trees[7].responses)
+    comparisons[7] = replace(comparisons[7], responses=["a"] * count, labels=[float(k) for k in range(count)])
+    found: list[Microbatch] = []
+    for step in range(4):
+        members = np.arange(12 * step, 12 * step + 12)
+        batches = run.of_step(members, np.zeros(12, np.int32))
+        assert sum(part.tokens for part in batches) == sum(trees[member].tokens for member in members)
+        found += batches
+    padded = [part for part in found if isinstance(part.batch, TreeBatch)]
+    assert sorted(int((part.extras.weights > 0).sum()) for part in padded) == [1, 1]
+    streams = [part.batch for part in found if isinstance(part.batch, StreamBatch)]
+    assert sum(int((part.extras.weights > 0).sum()) for part in found) == 48
+    assert {batch.tokens.shape for batch in streams} == {(1, shape.tokens)}
+    assert len({jax.tree.structure(batch) for batch in streams}) == 1
+    assert all(isinstance(batch.blocks, KernelTable) for batch in streams)
+    assert len({batch.blocks.keys.shape for batch in streams if batch.blocks is not None}) == 1
 
 
 def test_a_run_has_one_or_two_shapes_and_the_streams_of_a_step_are_full() -> None:
@@ -183,12 +272,7 @@ def test_the_streams_of_a_step_are_as_full_as_each_other() -> None:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory):
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = rows(60, users=9)
     for row in found[:13]:
         row["user_id"] = "many"
@@ -197,42 +281,42 @@ def file(tmp_path_factory):
     return write_rows(tmp_path_factory.mktemp("data") / "pairs.jsonl", found)
 
 
-def config(model, file, **changes: Any) -> Any:
-    chosen: Any = default_config()
-    chosen.model, chosen.data, chosen.steps = str(model), str(file), 6
-    chosen.method, chosen.batch.comparisons = "profile_context", 8
-    chosen.checkpoint.every, chosen.validation.every, chosen.validation.by = 2, 3, "id"
-    chosen.optimizer.learning_rate, chosen.log.plot = 1e-3, False
-    for name, value in changes.items():
-        chosen[name] = value
-    return chosen
-
-
 @pytest.mark.slow
-def test_runs_over_streams_and_over_padded_batches_are_alike(model, file, tmp_path):
-    """And what is computed again changes nothing."""
-    found = {}
-    for name, changes in {
-        "auto": {},
-        "blockwise": {"attention": "blockwise"},
-        "remat": {"remat": "full"},
-    }.items():
-        out = train(config(model, file, **changes), out=tmp_path / name, progress=False).out
-        found[name] = (
-            np.asarray(curve(out, "loss", "margin", "grad_norm")),
-            np.asarray(curve(out, "validation_loss")),
-        )
-        (session,) = json.loads((out / "train.json").read_text())["sessions"]
-        assert (session["attention"] == STREAM_ATTENTION) == (name != "blockwise")
-    for name in ("blockwise", "remat"):
-        for ours, theirs in zip(found["auto"], found[name], strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+def test_runs_over_streams_and_over_padded_batches_are_alike_and_are_resumed(
+    model: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is computed again changes nothing. The record names what attended."""
+    names = ("loss", "margin", "grad_norm")
+
+    def run(name: str, **changes: Any) -> tuple[Any, ...]:
+        given = {"steps": 6, "validation__every": 3, "validation__by": "id", "method": "profile_context"}
+        wanted = config(model, file, **given, **changes)
+        out = train(wanted, out=tmp_path / name, progress=False).out
+        attention = json.loads((out / "train.json").read_text())["sessions"][-1]["attention"]
+        return np.asarray(curve(out, *names)), np.asarray(curve(out, "validation_loss")), attention
+
+    padded, streams, again = run("padded", attention="blockwise"), run("streams"), run("again", remat="full")
+    for module in (trainer, record):
+        monkeypatch.setattr(module, "trained_stream_attention", lambda *_: SPLASH_STREAM_ATTENTION)
+    kernel = run("kernel")
+    with stopped_at(monkeypatch, 2):
+        run("stopped")
+    for ours, theirs in zip(run("stopped"), kernel, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    for found, tolerance in ((streams, 1e-5), (again, 1e-5), (kernel, 1e-4)):
+        for ours, theirs in zip(found[:2], padded[:2], strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=1e-5)
+    assert [found[2] for found in (streams, again, kernel)] == [
+        STREAM_ATTENTION, STREAM_ATTENTION, SPLASH_STREAM_ATTENTION
+    ]  # fmt: skip
+    assert padded[2] not in (STREAM_ATTENTION, SPLASH_STREAM_ATTENTION)
 
 
 def test_steps_of_whole_users_are_resumed_and_a_large_user_is_split(
     model, file, tmp_path, monkeypatch, capsys
 ):
-    chosen = config(model, file, batch_by="user", tuning="head")
+    given = {"steps": 6, "validation__every": 3, "validation__by": "id", "method": "profile_context"}
+    chosen = config(model, file, **given, batch_by="user", tuning="head")
     whole = train(chosen, out=tmp_path / "whole", progress=False)
     with stopped_at(monkeypatch, 3):
         train(chosen, out=tmp_path / "stopped", progress=False)
@@ -246,38 +330,7 @@ def test_steps_of_whole_users_are_resumed_and_a_large_user_is_split(
     counted = sum(number for _, number in curve(whole.out, "comparisons"))
     assert whole.summary["pairs_seen"] == counted < 6 * 8
     with pytest.raises(prb.RunError, match="batch_by"):
-        train(config(model, file, tuning="head"), out=tmp_path / "whole", progress=False)
-
-
-def test_an_epoch_of_users_sees_every_comparison_once_and_users_whole() -> None:
-    sizes = [3, 5, 1, 9, 4, 4, 2, 21]
-    found = [
-        Comparison(id=f"{user}-{k}", question="?", chosen="a", rejected="b", user_id=f"u{user}")
-        for user, size in enumerate(sizes)
-        for k in range(size)
-    ]
-    found += [replace(found[0], id=f"alone-{k}", user_id=None) for k in range(3)]
-    order = UserOrder(found, per_step=8, seed=1)
-    assert order.split == 2
-    steps, number = [], 0
-    while order.seen(number) < len(found):
-        steps.append(order.step(number))
-        number += 1
-    assert sorted(np.concatenate(steps).tolist()) == list(range(len(found)))
-    assert order.epoch_of(number) == 1.0
-    assert max(map(len, steps)) <= 8
-    assert len(steps) <= 9  # 52 comparisons: few places stay free
-    for user, size in enumerate(sizes):
-        parts = [sum(found[place].user_id == f"u{user}" for place in step) for step in steps]
-        assert sorted(part for part in parts if part) == {9: [4, 5], 21: [7, 7, 7]}.get(size, [size])
-    late = UserOrder(found, per_step=8, seed=1)
-    np.testing.assert_array_equal(late.step(3 * number), order.step(3 * number))
-    second = [order.step(number + at) for at in range(number)]
-    assert not all(np.array_equal(a, b) for a, b in zip(steps, second, strict=True))
-    with pytest.raises(
-        prb.DataError, match="batch_by=user: no comparison of the training data has a user_id"
-    ):
-        UserOrder(found[-3:], per_step=8, seed=1)
+        train(config(model, file, **given, tuning="head"), out=tmp_path / "whole", progress=False)
 
 
 @pytest.mark.slow

@@ -7,45 +7,17 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
-from prb_jax.training.config import default_config
-from prb_jax.training.settings import TrainSettings
+from prb_jax.training.config import TrainSettings, load_settings
+from prb_jax.training.data import read_training_data
 from prb_jax.training.train import train
-from tests.training.tiny import (
-    curve,
-    rows,
-    stopped_at,
-    write_causal_model,
-    write_model,
-    write_rows,
-)
+from tests.training.tiny import config, curve, rows, stopped_at, write_causal_model, write_model, write_rows
 
 STEPS = 8
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_rows(tmp_path_factory.mktemp("data") / "pairs.jsonl", rows(40))
-
-
-def config(model, data, **changes):
-    chosen = default_config()
-    chosen.model, chosen.data, chosen.steps = str(model), str(data), STEPS
-    chosen.batch.comparisons = 8
-    chosen.checkpoint.every, chosen.validation.every = 2, 4
-    chosen.optimizer.learning_rate = 1e-3
-    chosen.log.plot = False
-    for name, value in changes.items():
-        chosen[name] = value
-    return chosen
-
-
 def numbers(out):
-    return curve(out, "loss", "accuracy", "margin", "grad_norm"), curve(out, "validation_loss")
+    names = ("loss", "accuracy", "margin", "grad_norm", "reward_min", "reward_max")
+    return curve(out, *names), curve(out, "validation_loss")
 
 
 @pytest.fixture(scope="module")
@@ -85,25 +57,17 @@ def test_records_train_as_a_file_does(model, whole, tmp_path):
         train(wanted, out=tmp_path / "run", data=rows(39), progress=False)
 
 
-def test_a_run_is_a_model_and_scores_as_it_did_in_validation(whole, data):
+def test_a_run_is_a_model_and_scores_as_it_did_in_validation(whole):
     rm = prb.load(whole.out)
     assert rm.name == str(whole.out)
-    comparisons = prb.read_comparisons(data)
-    held = [c for c in comparisons if c.user_id in held_out_users(whole)]
+    run = json.loads((whole.out / "train.json").read_text())
+    settings = load_settings({**run["inputs"]["settings"], **run["sessions"][0]["settings"]})
+    held = read_training_data(settings).validation.comparisons
     scores = rm.score(held, profile_posts=0)
     accuracy = np.mean([row[0] > row[1] for row in scores])
     assert accuracy == pytest.approx(whole.summary["validation"]["accuracy"])
     loss = np.mean([np.log1p(np.exp(row[1] - row[0])) for row in scores])
     assert loss == pytest.approx(whole.summary["validation"]["loss"], rel=1e-5)
-
-
-def held_out_users(whole):
-    from prb_jax.training.config import load_settings
-    from prb_jax.training.splits import read_training_data
-
-    run = json.loads((whole.out / "train.json").read_text())
-    settings = load_settings({**run["inputs"]["settings"], **run["sessions"][0]["settings"]})
-    return {c.user_id for c in read_training_data(settings).validation}
 
 
 @pytest.mark.parametrize("step", [3, pytest.param(6, marks=pytest.mark.slow)])
@@ -145,8 +109,7 @@ def test_a_finished_run_is_not_run_again(model, data, whole):
 
 
 def test_a_changed_run_is_refused_with_every_difference(model, data, whole, tmp_path):
-    changed = config(model, data, steps=9)
-    changed.optimizer.b2 = 0.9
+    changed = config(model, data, steps=9, optimizer__b2=0.9)
     with pytest.raises(prb.RunError) as caught:
         train(changed, out=whole.out, progress=False)
     assert "settings.optimizer.b2: 0.95 -> 0.9" in str(caught.value)
@@ -155,8 +118,7 @@ def test_a_changed_run_is_refused_with_every_difference(model, data, whole, tmp_
     with pytest.raises(prb.RunError, match=r"data\.sources\.data"):
         train(config(model, other), out=whole.out, progress=False)
     # What is kept and where things lie decides nothing.
-    moved = config(shutil.copytree(model, tmp_path / "moved"), data)
-    moved.checkpoint.keep_last = 7
+    moved = config(shutil.copytree(model, tmp_path / "moved"), data, checkpoint__keep_last=7)
     assert train(moved, out=whole.out, progress=False).summary == whole.summary
 
 
@@ -195,14 +157,9 @@ def test_more_steps_lengthen_a_run_wherever_it_stands(model, data, whole, tmp_pa
 
 
 def test_a_constant_rate_has_no_seam(model, data, tmp_path):
-    def constant(steps):
-        chosen = config(model, data, steps=steps)
-        chosen.optimizer.schedule, chosen.optimizer.warmup_share = "constant", 0.0
-        return chosen
-
-    train(constant(4), out=tmp_path / "two", progress=False)
-    train(constant(8), out=tmp_path / "two", progress=False)
-    train(constant(8), out=tmp_path / "one", progress=False)
+    constant = {"optimizer__schedule": "constant", "optimizer__warmup_share": 0.0}
+    for name, steps in (("two", 4), ("two", 8), ("one", 8)):
+        train(config(model, data, steps=steps, **constant), out=tmp_path / name, progress=False)
     for found, expected in zip(numbers(tmp_path / "two"), numbers(tmp_path / "one"), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -225,9 +182,7 @@ def test_folders_of_something_else_are_refused(model, data, tmp_path):
 
 
 def test_training_learns_what_can_be_learned(model, data, tmp_path):
-    chosen = config(model, data, steps=40)
-    chosen.optimizer.learning_rate = 3e-3
-    chosen.validation.fraction = 0.0
+    chosen = config(model, data, steps=40, optimizer__learning_rate=3e-3, validation__fraction=0.0)
     result = train(chosen, out=tmp_path / "learns", progress=False)
     losses = [loss for _, loss in curve(result.out, "loss")]
     assert np.mean(losses[-5:]) < 0.2 < np.mean(losses[:3])
@@ -239,9 +194,8 @@ def test_training_learns_what_can_be_learned(model, data, tmp_path):
 def test_frozen_weights_stay_as_they_are(model, data, tmp_path, tuning):
     from safetensors.numpy import load_file
 
-    chosen = config(model, data, tuning=tuning, method="profile_context", steps=3)
-    chosen.lora.targets = ("q", "down")
-    chosen.lora.rank = 4
+    lora = {"lora__targets": ("q", "down"), "lora__rank": 4}
+    chosen = config(model, data, tuning=tuning, method="profile_context", steps=3, **lora)
     result = train(chosen, out=tmp_path / tuning, progress=False)
     before, after = (load_file(path / "model.safetensors") for path in (model, result.out / "model"))
     assert before.keys() == after.keys()
@@ -282,9 +236,7 @@ def test_the_tokenizer_of_another_model_is_refused(model, data, tmp_path):
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_comparisons(model, tmp_path):
     found = rows(12)
     found[5]["margin"] = 3e38
-    data = write_rows(tmp_path / "huge.jsonl", found)
-    chosen = config(model, data)
-    chosen.validation.fraction = 0.0
+    chosen = config(model, write_rows(tmp_path / "huge.jsonl", found), validation__fraction=0.0)
     with pytest.raises(prb.RunError) as caught:
         train(chosen, out=tmp_path / "run", progress=False)
     assert "not finite" in str(caught.value)
@@ -294,9 +246,14 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_comparisons(model
 
 
 def test_from_scratch_with_a_tokenizer_of_its_own(data, tmp_path):
-    chosen = config("scratch", data, steps=2)
-    chosen.scratch.hidden_size, chosen.scratch.intermediate_size, chosen.scratch.vocab_size = 16, 32, 300
-    chosen.scratch.num_hidden_layers, chosen.scratch.head_dim = 1, 8
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "vocab_size": 300,
+        "num_hidden_layers": 1,
+        "head_dim": 8,
+    }
+    chosen = config("scratch", data, steps=2, **{f"scratch__{name}": size for name, size in sizes.items()})
     result = train(chosen, out=tmp_path / "scratch", progress=False)
     rm = prb.load(result.out)
     assert rm.config.hidden_size == 16

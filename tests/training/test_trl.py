@@ -15,8 +15,8 @@ from prb_jax.checkpoints.hf_map import flatten, leaf_maps
 from prb_jax.checkpoints.load import load_params
 from prb_jax.models.config.decoder import load_config
 from prb_jax.models.decoder import Params
+from prb_jax.training.config import LossSettings
 from prb_jax.training.objective import USER, WEIGHTS, Extras
-from prb_jax.training.settings import LossSettings
 from prb_jax.training.step import TrainStep
 from prb_jax.trees.tree import Tree, build_tree
 from tests.tiny_models import write_tiny_model

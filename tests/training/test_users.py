@@ -8,18 +8,13 @@ import pytest
 import prb_jax as prb
 from prb_jax.cli import main
 from prb_jax.personal.prompts import load_prompts
-from prb_jax.training.config import default_config, load_settings
+from prb_jax.training.config import load_settings
 from prb_jax.training.convert import convert
-from prb_jax.training.splits import read_training_data
+from prb_jax.training.data import read_training_data
 from prb_jax.training.train import train
-from tests.training.tiny import curve, rows, stopped_at, write_model, write_rows
+from tests.training.tiny import config, curve, rows, stopped_at, write_rows
 
 STEPS = 160
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 def opposed(count: int = 64):
@@ -32,21 +27,18 @@ def opposed(count: int = 64):
 
 
 @pytest.fixture(scope="module")
-def config(model, tmp_path_factory):
-    chosen = default_config()
-    chosen.model = str(model)
-    chosen.data = str(write_rows(tmp_path_factory.mktemp("data") / "opposed.jsonl", opposed()))
-    chosen.method, chosen.steps, chosen.batch.comparisons = "persona_embedding", STEPS, 16
-    chosen.optimizer.learning_rate = 1e-2
-    chosen.user_embedding.tokens, chosen.user_embedding.generic_share = 2, 0.1
-    chosen.validation.by, chosen.validation.every, chosen.checkpoint.every = "id", 80, 40
-    chosen.log.plot = False
-    return chosen
+def wanted(model, tmp_path_factory):
+    data = write_rows(tmp_path_factory.mktemp("data") / "opposed.jsonl", opposed())
+    changes = {
+        "steps": STEPS, "batch__comparisons": 16, "optimizer__learning_rate": 1e-2, "user_embedding__tokens": 2,
+        "user_embedding__generic_share": 0.1, "validation__every": 80, "checkpoint__every": 40,
+    }  # fmt: skip
+    return config(model, data, method="persona_embedding", validation__by="id", **changes)
 
 
 @pytest.fixture(scope="module")
-def whole(config, tmp_path_factory):
-    return train(config, out=tmp_path_factory.mktemp("runs") / "whole", progress=False)
+def whole(wanted, tmp_path_factory):
+    return train(wanted, out=tmp_path_factory.mktemp("runs") / "whole", progress=False)
 
 
 def test_users_are_told_apart_and_others_get_the_generic_prompt(whole):
@@ -68,18 +60,18 @@ def test_users_are_told_apart_and_others_get_the_generic_prompt(whole):
 def test_the_exported_model_scores_as_it_did_in_validation(whole):
     run = json.loads((whole.out / "train.json").read_text())
     settings = load_settings({**run["inputs"]["settings"], **run["sessions"][0]["settings"]})
-    held = read_training_data(settings).validation
+    held = read_training_data(settings).validation.comparisons
     scores = prb.load(whole.out).score(held, profile_posts=0)
     loss = np.mean([np.log1p(np.exp(row[1] - row[0])) for row in scores])
     assert loss == pytest.approx(whole.summary["validation"]["loss"], rel=1e-4)
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_ends_with_the_same_bytes_users_included(config, whole, tmp_path, monkeypatch):
+def test_an_interrupted_run_ends_with_the_same_bytes_users_included(wanted, whole, tmp_path, monkeypatch):
     out = tmp_path / "stopped"
     with stopped_at(monkeypatch, 100):
-        train(config, out=out, progress=False)
-    train(config, out=out, progress=False)
+        train(wanted, out=out, progress=False)
+    train(wanted, out=out, progress=False)
     assert curve(out, "loss", "user_grad_norm") == curve(whole.out, "loss", "user_grad_norm")
     for name in ("model.safetensors", "users.safetensors", "users.json"):
         assert (out / "model" / name).read_bytes() == (whole.out / "model" / name).read_bytes()
@@ -93,8 +85,8 @@ def test_a_run_is_converted_with_its_users(whole, tmp_path):
         assert (again / name).read_bytes() == (whole.model / name).read_bytes()
 
 
-def test_a_run_that_would_lose_soft_prompts_is_refused(config, whole, tmp_path):
-    chosen = config.copy_and_resolve_references()
+def test_a_run_that_would_lose_soft_prompts_is_refused(wanted, whole, tmp_path):
+    chosen = wanted.copy_and_resolve_references()
     chosen.model, chosen.method = str(whole.out), "user_blind"
     with pytest.raises(
         prb.CheckpointError, match=r"holds soft prompts of users \(users\.safetensors\), which a new"
@@ -103,8 +95,8 @@ def test_a_run_that_would_lose_soft_prompts_is_refused(config, whole, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_an_adapter_without_its_soft_prompts_is_refused(config, tmp_path, capsys):
-    chosen = config.copy_and_resolve_references()
+def test_an_adapter_without_its_soft_prompts_is_refused(wanted, tmp_path, capsys):
+    chosen = wanted.copy_and_resolve_references()
     chosen.tuning, chosen.steps = "lora", 1
     run = train(chosen, out=tmp_path / "run", progress=False).out
     assert main(["convert", str(run), str(tmp_path / "adapter"), "--adapter"]) == 2
@@ -114,10 +106,10 @@ def test_an_adapter_without_its_soft_prompts_is_refused(config, tmp_path, capsys
     assert not (tmp_path / "adapter").exists()
 
 
-def test_with_a_frozen_model_only_head_and_prompts_move(config, model, tmp_path):
+def test_with_a_frozen_model_only_head_and_prompts_move(wanted, model, tmp_path):
     from safetensors.numpy import load_file
 
-    chosen = config.copy_and_resolve_references()
+    chosen = wanted.copy_and_resolve_references()
     chosen.tuning, chosen.steps = "head", 3
     result = train(chosen, out=tmp_path / "head", progress=False)
     before, after = (load_file(path / "model.safetensors") for path in (model, result.model))
@@ -128,8 +120,8 @@ def test_with_a_frozen_model_only_head_and_prompts_move(config, model, tmp_path)
     assert result.summary["trained_parameters"] == 32 + 5 * 2 * 32
 
 
-def test_data_without_users_is_refused(config, tmp_path):
-    chosen = config.copy_and_resolve_references()
+def test_data_without_users_is_refused(wanted, tmp_path):
+    chosen = wanted.copy_and_resolve_references()
     without = [{name: value for name, value in row.items() if name != "user_id"} for row in rows(8)]
     chosen.data = str(write_rows(tmp_path / "without.jsonl", without))
     with pytest.raises(prb.DataError, match="no comparison of the training data has a user_id"):

@@ -83,6 +83,21 @@ def comparisons(count: int = 40, *, users: int = 8, seed: int = 0) -> list[Compa
     return [Comparison.from_row(row, where="test") for row in rows(count, users=users, seed=seed)]
 
 
+def config(model: str | Path, data: Path, **changes: Any) -> Any:
+    """The config of a short run; `optimizer__b2` is the key `optimizer.b2`."""
+    from prb_jax.training.config import default_config
+
+    chosen: Any = default_config()
+    given = {
+        "model": str(model), "data": str(data), "steps": 8, "batch.comparisons": 8, "checkpoint.every": 2,
+        "validation.every": 4, "optimizer.learning_rate": 1e-3, "log.plot": False,
+    }  # fmt: skip
+    chosen.update_from_flattened_dict(
+        given | {name.replace("__", "."): value for name, value in changes.items()}
+    )
+    return chosen
+
+
 def curve(out: Path, *names: str) -> list[tuple[float, ...]]:
     """The named numbers of every row that has them, by step."""
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

@@ -6,8 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from prb_jax.trees.batches import TreeBatch, make_batch
-from prb_jax.trees.shapes import Bucket
+from prb_jax.trees.batches import Bucket, make_batch
 from prb_jax.trees.tree import Tree, build_tree
 
 
@@ -51,12 +50,6 @@ def test_every_tree_can_be_read_back() -> None:
             assert batch.read[row, k] == tree.read[k]
 
 
-def test_an_empty_prefix_is_allowed() -> None:
-    batch = make_batch([build_tree([[1, 2], [3]])], Bucket(2, 2, 2), batch=1)
-    assert batch.prefix.tolist() == [[0, 0]]
-    assert batch.prefix_lengths.tolist() == [0]
-
-
 def test_what_does_not_fit_is_refused() -> None:
     tree = build_tree([[1, 2, 3], [1, 2, 4]])
     for bucket in (Bucket(1, 2, 1), Bucket(2, 1, 1)):
@@ -66,11 +59,3 @@ def test_what_does_not_fit_is_refused() -> None:
             make_batch([tree], bucket, batch=1)
     with pytest.raises(ValueError, match="2 trees do not fit a batch of 1 rows"):
         make_batch([tree, tree], Bucket(2, 2, 1), batch=1)
-
-
-def test_a_batch_is_a_pytree() -> None:
-    batch = make_batch(trees(3), Bucket(320, 4, 64), batch=4)
-    assert len(jax.tree.leaves(batch)) == 5
-    doubled = jax.jit(lambda b: jax.tree.map(lambda leaf: 2 * leaf, b))(batch)
-    assert isinstance(doubled, TreeBatch)
-    np.testing.assert_array_equal(doubled.prefix, 2 * np.asarray(batch.prefix))

@@ -7,6 +7,7 @@ import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +16,10 @@ from hypothesis import strategies as st
 
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import DataError
-from prb_jax.text.protocol import TextProtocol
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 from prb_jax.text.view import View
-from prb_jax.text.visible import visible
-from prb_jax.trees.encode import encode_comparison, encode_comparisons, last_non_pad
+from prb_jax.text.visible import TextProtocol, visible
+from prb_jax.trees.encode import encode_comparisons, last_non_pad
 from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import Tree
 from tests import tiny_tokenizer as tiny
@@ -79,6 +79,11 @@ def alone(chat: ChatTokenizer, record: Comparison, posts: int) -> list[list[int]
         )
         for response in record.responses
     ]
+
+
+def encode_comparison(record: Comparison, chat: ChatTokenizer, **options: Any) -> Tree:
+    (tree,) = encode_comparisons([record], chat, **options)
+    return tree
 
 
 def assert_same(a: Tree, b: Tree) -> None:

@@ -11,16 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prb_jax.trees.batches import Bucket
 from prb_jax.trees.shape_search import split_by_k
-from prb_jax.trees.shapes import (
-    Bucket,
-    PaddedBatch,
-    ShapeOptions,
-    Shapes,
-    choose_shapes,
-    fixed_shapes,
-    length_steps,
-)
+from prb_jax.trees.shapes import PaddedBatch, ShapeOptions, Shapes, choose_shapes, fixed_shapes, length_steps
 
 OPTIONS = ShapeOptions(tokens_per_batch=16_384)
 Shape = tuple[int, int, int]

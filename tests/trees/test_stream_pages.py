@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prb_jax.trees.stream_pages import MOST_ENTRIES, most_sequences, page_size, page_table
+from prb_jax.trees.stream_tables import MOST_ENTRIES, most_sequences, page_size, page_table
 from tests.trees.forests import random_forest
 
 

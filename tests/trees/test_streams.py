@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from prb_jax.trees.packing import LEAST_SHARED, StreamOptions, StreamShape, divide, pack_streams, sort_trees
-from prb_jax.trees.stream_blocks import BLOCK
 from prb_jax.trees.stream_shapes import choose_stream_shape
+from prb_jax.trees.stream_tables import BLOCK
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree, build_tree
 

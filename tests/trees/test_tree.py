@@ -37,26 +37,7 @@ def test_concatenation_gives_every_sequence_back(
     assert len({sequence[length] for sequence in sequences}) > 1 or 0 in tree.read
     assert tree.tokens == length + sum(len(sequence) - length for sequence in sequences)
     assert tree.shape == (length, len(sequences), max(len(sequence) - length for sequence in sequences))
-
-
-def test_equal_sequences_keep_their_last_token() -> None:
-    tree = build_tree([[5, 6, 7], [5, 6, 7]])
-    assert tree.prefix.tolist() == [5, 6]
-    assert [response.tolist() for response in tree.responses] == [[7], [7]]
-
-
-def test_one_sequence_being_the_start_of_another() -> None:
-    tree = build_tree([[5, 6, 7], [5, 6, 7, 8, 9]])
-    assert tree.prefix.tolist() == [5, 6]
-    assert [response.tolist() for response in tree.responses] == [[7], [7, 8, 9]]
-    assert tree.read == (0, 2)
-
-
-def test_nothing_shared() -> None:
-    tree = build_tree([[1, 2], [3]])
-    assert tree.prefix.shape == (0,)
-    assert tree.prefix.dtype == tree.responses[0].dtype == np.int32
-    assert tree.shape == (0, 2, 2)
+    assert {ids.dtype for ids in (tree.prefix, *tree.responses)} == {np.dtype(np.int32)}
 
 
 def test_a_tree_owns_its_arrays() -> None:

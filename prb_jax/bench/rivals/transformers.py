@@ -1,4 +1,9 @@
-"""The usual ways of transformers, for comparison: padded batches, a script with the cache of a prefix, `generate`."""
+"""The usual ways of transformers, for comparison.
+
+Padded batches of conversations, a script with the cache of a prefix, `generate`, and the ranking of profiles as the
+ranking script of Personalised RewardBench runs it: one question after the other, alone, then its posts in the order
+of the profile, 16 at a time, padded to the longest of the 16.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +17,20 @@ from typing import Any
 import numpy as np
 
 from prb_jax.errors import RunError
+from prb_jax.readouts.text_encoder import Pooling
+from prb_jax.retrieval.rank_profiles import Query
 from prb_jax.trees.tree import Tree, build_tree
 
 BATCH = 8
 """Conversations of a call, or texts that are drawn at a time, unless a single prompt has more samples."""
 
+RANKED_AT_ONCE = 16
+"""Posts of a call."""
+
 
 @dataclass(frozen=True)
 class PaddedRun:
-    """One timed pass.
-
-    Attributes:
-      seconds: wall time.
-      sequences: conversations scored.
-      tokens: real tokens of these conversations.
-      padded_tokens: tokens computed.
-      scores: float64 [sequences].
-    """
+    """One timed pass: conversations scored, their real tokens and those computed, and scores, float64 [sequences]."""
 
     seconds: float
     sequences: int
@@ -87,30 +89,53 @@ def torch_peak(dtype: str, *, seconds: float = 1.0) -> float:
     return best
 
 
+def _device() -> str:
+    return "cuda" if import_torch().cuda.is_available() else "cpu"
+
+
+def _open(auto: str, model: Path | Mapping[str, Any], *, dtype: str, left_out: Sequence[str] = ()) -> Any:
+    """A model of a folder; or of the contents of a ``config.json``, with random weights, on the CPU or the GPU."""
+    torch = import_torch()
+    import transformers
+
+    kind, device = getattr(transformers, auto), _device()
+    options: dict[str, Any] = {"dtype": getattr(torch, dtype), "attn_implementation": "sdpa"}
+    if isinstance(model, Path):
+        built = kind.from_pretrained(model, **options)
+    else:
+        unused = ("torch_dtype", "dtype", *left_out)
+        fields = {name: value for name, value in model.items() if name not in unused}
+        with torch.device(device):
+            built = kind.from_config(transformers.AutoConfig.for_model(**fields), **options)
+    return built.to(device).eval()
+
+
+def _padded(
+    sequences: Sequence[np.ndarray], *, before: int = 0, left: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ids [B, L] and the mask [B, before + L] of sequences, padded by id 0, at the left or at the right."""
+    longest = max(map(len, sequences))
+    ids = np.zeros((len(sequences), longest), np.int64)
+    mask = np.zeros((len(sequences), before + longest), np.int64)
+    mask[:, :before] = 1
+    for row, sequence in enumerate(sequences):
+        start = longest - len(sequence) if left else 0
+        ids[row, start : start + len(sequence)] = sequence
+        mask[row, before + start : before + start + len(sequence)] = 1
+    return ids, mask
+
+
 class TransformersScorer:
     """A classifier of transformers, scoring padded batches on the CPU or the GPU."""
 
     def __init__(self, model: Path | Mapping[str, Any], *, dtype: str) -> None:
         """From a folder; or from the contents of a ``config.json``, with random weights."""
-        torch = import_torch()
-        import transformers
-
-        self._torch: Any = torch
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.version = f"transformers {transformers.__version__}, torch {torch.__version__}, sdpa"
+        self._torch: Any = import_torch()
+        self.device = _device()
         self.same_weights = isinstance(model, Path)
-        options: dict[str, Any] = {"dtype": getattr(torch, dtype), "attn_implementation": "sdpa"}
-        classifier = transformers.AutoModelForSequenceClassification
-        if isinstance(model, Path):
-            built = classifier.from_pretrained(model, **options)
-        else:
-            fields = {name: value for name, value in model.items() if name not in ("torch_dtype", "dtype")}
-            config = transformers.AutoConfig.for_model(**fields)
-            with torch.device(self.device):
-                built = classifier.from_config(config, **options)
-        self.model: Any = built.to(self.device).eval()
+        self.model: Any = _open("AutoModelForSequenceClassification", model, dtype=dtype)
         # transformers reads a score at the last token that is not padding: id 0 ends no response here.
-        self.pad = self.model.config.pad_token_id = 0
+        self.model.config.pad_token_id = 0
 
     def run(self, batches: Sequence[Sequence[np.ndarray]]) -> PaddedRun:
         """Scores the batches one after another."""
@@ -120,12 +145,7 @@ class TransformersScorer:
         start = time.perf_counter()
         with torch.inference_mode():
             for batch in batches:
-                longest = max(len(ids) for ids in batch)
-                ids = np.full((len(batch), longest), self.pad, np.int64)
-                mask = np.zeros((len(batch), longest), np.int64)
-                for row, sequence in enumerate(batch):
-                    ids[row, : len(sequence)] = sequence
-                    mask[row, : len(sequence)] = 1
+                ids, mask = _padded(batch)
                 logits = self.model(
                     input_ids=torch.from_numpy(ids).to(self.device),
                     attention_mask=torch.from_numpy(mask).to(self.device),
@@ -150,18 +170,12 @@ class CachedScorer:
     """A classifier of transformers that computes each tree's prefix once."""
 
     def __init__(self, model: Path | Mapping[str, Any], *, dtype: str, responses: int | None = None) -> None:
-        """A model of a folder; or of the contents of a ``config.json``, with random weights.
+        """As a `TransformersScorer`, with so many responses in one padded batch; all of a tree if None.
 
-        Args:
-          model: its place, or its contents.
-          dtype: of weights and activations.
-          responses: of one padded batch; all of a tree if None. Each has a copy of the prefix's keys and values.
+        Each response of a batch has a copy of the prefix's keys and values.
         """
-        self.responses = responses
-        plain = TransformersScorer(model, dtype=dtype)
-        self._torch, self.device = plain._torch, plain.device
-        self.version = f"{plain.version}, with the cache of the prefix"
-        self.same_weights = plain.same_weights
+        self.responses, plain = responses, TransformersScorer(model, dtype=dtype)
+        self._torch, self.device, self.same_weights = plain._torch, plain.device, plain.same_weights
         self.model: Any = plain.model
         self.body: Any = getattr(plain.model, plain.model.base_model_prefix)
 
@@ -192,14 +206,8 @@ class CachedScorer:
         return self.body(input_ids=ids, use_cache=True).past_key_values
 
     def _score(self, cache: Any, prefix: int, responses: Sequence[np.ndarray]) -> np.ndarray:
-        torch = self._torch
-        count, longest = len(responses), max(map(len, responses))
-        ids = np.zeros((count, longest), np.int64)
-        mask = np.zeros((count, prefix + longest), np.int64)
-        mask[:, :prefix] = 1
-        for row, response in enumerate(responses):
-            ids[row, : len(response)] = response
-            mask[row, prefix : prefix + len(response)] = 1
+        torch, count = self._torch, len(responses)
+        ids, mask = _padded(responses, before=prefix)
         if cache is not None:
             cache.batch_repeat_interleave(count)
         states = self.body(
@@ -214,13 +222,7 @@ class CachedScorer:
 
 @dataclass(frozen=True)
 class GeneratedRun:
-    """One timed pass.
-
-    Attributes:
-      seconds: wall time.
-      tokens: drawn.
-      ids: [sequences, new tokens] of each call.
-    """
+    """One timed pass: the tokens drawn, and the ids of each call, [sequences, new tokens]."""
 
     seconds: float
     tokens: int
@@ -232,23 +234,11 @@ class TransformersSampler:
 
     def __init__(self, model: Path | Mapping[str, Any], *, dtype: str) -> None:
         """From a folder; or from the contents of a ``config.json``, with random weights."""
-        torch = import_torch()
-        import transformers
-
-        self._torch: Any = torch
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._torch: Any = import_torch()
+        self.device = _device()
         self.same_weights = isinstance(model, Path)
-        options: dict[str, Any] = {"dtype": getattr(torch, dtype), "attn_implementation": "sdpa"}
-        causal = transformers.AutoModelForCausalLM
-        if isinstance(model, Path):
-            built: Any = causal.from_pretrained(model, **options)
-        else:
-            left_out = ("torch_dtype", "dtype", "architectures", "num_labels")
-            fields = {name: value for name, value in model.items() if name not in left_out}
-            config = transformers.AutoConfig.for_model(**fields)
-            with torch.device(self.device):
-                built = causal.from_config(config, **options)
-        self.model: Any = built.to(self.device).eval()
+        left_out = ("architectures", "num_labels")
+        self.model: Any = _open("AutoModelForCausalLM", model, dtype=dtype, left_out=left_out)
 
     def run(
         self, prompts: Sequence[np.ndarray], *, samples: int, tokens: int, temperature: float
@@ -262,12 +252,7 @@ class TransformersSampler:
         start = time.perf_counter()
         with torch.inference_mode():
             for first in range(0, len(prompts), size):
-                batch = prompts[first : first + size]
-                longest = max(map(len, batch))
-                ids = np.zeros((len(batch), longest), np.int64)
-                mask = np.zeros((len(batch), longest), np.int64)
-                for row, prompt in enumerate(batch):
-                    ids[row, longest - len(prompt) :], mask[row, longest - len(prompt) :] = prompt, 1
+                ids, mask = _padded(prompts[first : first + size], left=True)
                 out = self.model.generate(
                     torch.from_numpy(ids).to(self.device),
                     attention_mask=torch.from_numpy(mask).to(self.device),
@@ -278,5 +263,81 @@ class TransformersSampler:
                     eos_token_id=None,
                     **drawing,
                 )
-                found.append(out[:, longest:].cpu().numpy())
+                found.append(out[:, ids.shape[1] :].cpu().numpy())
         return GeneratedRun(time.perf_counter() - start, sum(ids.size for ids in found), found)
+
+
+@dataclass(frozen=True)
+class PaddedRanking:
+    """One timed pass: posts ranked, equal ones counted each time, their real tokens and those computed.
+
+    Attributes:
+      orders: for each query all positions of its posts, the best one first.
+      scores: for each query the dot products of its posts, float32 [posts], in the order of the profile.
+    """
+
+    seconds: float
+    posts: int
+    tokens: int
+    padded_tokens: int
+    orders: list[list[int]]
+    scores: list[np.ndarray]
+
+
+class TransformersRanker:
+    """An encoder of transformers in float32, on the CPU or the GPU."""
+
+    def __init__(self, folder: Path, *, pooling: Pooling, max_length: int) -> None:
+        """From a folder; texts are cut, lower-cased and pooled as our side does.
+
+        Raises:
+          RunError: torch is not installed.
+        """
+        torch = import_torch()
+        from transformers import AutoModel, AutoTokenizer
+
+        self._torch: Any = torch
+        self.device = _device()
+        self._pooling, self._max_length = pooling, max_length
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self._model: Any = AutoModel.from_pretrained(folder, dtype=torch.float32).to(self.device).eval()
+
+    def run(self, queries: Sequence[Query]) -> PaddedRanking:
+        """Ranks the posts of one query after another."""
+        torch = self._torch
+        tokens = padded = 0
+        orders: list[list[int]] = []
+        scores: list[np.ndarray] = []
+        start = time.perf_counter()
+        with torch.inference_mode():
+            for query in queries:
+                posts = [post["text"] for post in query.posts]
+                batches = [
+                    posts[first : first + RANKED_AT_ONCE] for first in range(0, len(posts), RANKED_AT_ONCE)
+                ]
+                embedded = [self._embed(batch) for batch in ([query.question], *batches)]
+                (question, *parts), masks = zip(*embedded, strict=True)
+                found = torch.cat(parts) @ question[0]
+                orders.append(torch.argsort(found, descending=True, stable=True).tolist())
+                scores.append(found.cpu().numpy())
+                tokens += sum(int(mask.sum()) for mask in masks)
+                padded += sum(mask.numel() for mask in masks)
+        seconds = time.perf_counter() - start
+        return PaddedRanking(seconds, sum(map(len, orders)), tokens, padded, orders, scores)
+
+    def _embed(self, texts: Sequence[str]) -> tuple[Any, Any]:
+        """Vectors [B, D] and the mask [B, L] of one batch."""
+        if self._pooling.lowercase:
+            texts = [text.lower() for text in texts]
+        inputs = self._tokenizer(
+            list(texts), padding=True, truncation=True, max_length=self._max_length, return_tensors="pt"
+        )
+        ids, mask = inputs["input_ids"].to(self.device), inputs["attention_mask"].to(self.device)
+        states = self._model(input_ids=ids, attention_mask=mask).last_hidden_state
+        if self._pooling.mode == "cls":
+            vectors = states[:, 0]
+        else:
+            vectors = (states * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)
+        if self._pooling.normalised:
+            vectors = self._torch.nn.functional.normalize(vectors, dim=-1)
+        return vectors, mask

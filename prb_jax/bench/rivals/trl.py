@@ -12,6 +12,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
+from prb_jax.bench.options import BenchOptions
 from prb_jax.bench.workload import KL_COEFFICIENT, LEARNING_RATE, OPTIMIZER, TimedStep
 from prb_jax.checkpoints.hf_map import flatten, leaf_maps
 from prb_jax.errors import RunError
@@ -28,14 +29,6 @@ class Trl:
     transformers: Any
     trl: Any
     device: str
-
-    @property
-    def version(self) -> str:
-        """The packages' versions."""
-        return (
-            f"trl {self.trl.__version__}, transformers {self.transformers.__version__}, "
-            f"torch {self.torch.__version__}"
-        )
 
     def arguments(self, folder: tempfile.TemporaryDirectory[str]) -> dict[str, Any]:
         """Return arguments of every trainer: its step is timed without reports, and without gradient checkpointing."""
@@ -64,19 +57,14 @@ class Trl:
 
 
 def open_trl() -> Trl:
-    """Import the packages.
-
-    Raises:
-      RunError: one of them is not installed.
-    """
+    """Import the packages; RunError where one of them is not installed."""
     try:
         import torch
         import transformers
         import trl
     except ImportError as error:
-        raise RunError(
-            f"the comparison with TRL needs {error.name}, which is not installed: pip install trl"
-        ) from error
+        text = f"the comparison with TRL needs {error.name}, which is not installed: pip install trl"
+        raise RunError(text) from error
     return Trl(torch, transformers, trl, "cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -93,25 +81,15 @@ class TrlTrainer:
     """
 
     def __init__(self, config: DecoderConfig, params: Params, *, dtype: str, pairs: int | None) -> None:
-        """A classifier of transformers with our weights.
+        """Make a classifier of transformers with our weights, and activations in a dtype.
 
-        Args:
-          config: architecture.
-          params: its weights.
-          dtype: of activations.
-          pairs: of a microbatch; two on CPUs and eight on GPUs if not given.
-
-        Raises:
-          RunError: torch or TRL is not installed.
+        A microbatch has so many pairs; two on CPUs and eight on GPUs if not given.
         """
-        self._trl = open_trl()
-        self.device, self.version = self._trl.device, self._trl.version
+        self._trl, self._dtype = open_trl(), dtype
+        self.device = self._trl.device
         self.pairs = pairs or _PAIRS[self.device]
-        self._dtype = dtype
-        self._clip = OPTIMIZER.clip_norm
-        fields = {
-            name: value for name, value in config.original.items() if name not in ("torch_dtype", "dtype")
-        }
+        unused = ("torch_dtype", "dtype")
+        fields = {name: value for name, value in config.original.items() if name not in unused}
         torch, transformers = self._trl.torch, self._trl.transformers
         model: Any = transformers.AutoModelForSequenceClassification.from_config(
             transformers.AutoConfig.for_model(**fields), dtype=torch.float32, attn_implementation="sdpa"
@@ -141,9 +119,8 @@ class TrlTrainer:
         start = time.perf_counter()
         for at in range(0, len(trees), self.pairs):
             some = trees[at : at + self.pairs]
-            rows = [
-                {"chosen_ids": t.sequence(0).tolist(), "rejected_ids": t.sequence(1).tolist()} for t in some
-            ]
+            both = ((tree.sequence(0).tolist(), tree.sequence(1).tolist()) for tree in some)
+            rows = [{"chosen_ids": chosen, "rejected_ids": rejected} for chosen, rejected in both]
             batch = {name: value.to(self.device) for name, value in trainer.data_collator(rows).items()}
             tokens += int(batch["attention_mask"].sum())
             padded += batch["attention_mask"].numel()
@@ -151,7 +128,7 @@ class TrlTrainer:
                 loss = trainer.compute_loss(trainer.model, batch) * (len(some) / len(trees))
             loss.backward()
             total += float(loss.detach())
-        self._trl.update(trainer.model, self._optimizer, clip=self._clip)
+        self._trl.update(trainer.model, self._optimizer, clip=OPTIMIZER.clip_norm)
         return TimedStep(time.perf_counter() - start, total, padded, tokens)
 
 
@@ -204,45 +181,26 @@ class TrlPolicyTrainer:
     float32 weights under autocast.
     """
 
-    def __init__(
-        self,
-        model: str,
-        texts: Sequence[str],
-        *,
-        samples: int,
-        new_tokens: int,
-        dtype: str,
-        rows: int | None,
-    ) -> None:
-        """Load the model.
-
-        Args:
-          model: folder of a causal language model.
-          texts: the user's turns.
-          samples: of each.
-          new_tokens: of a sample, at most.
-          dtype: of activations.
-          rows: samples of a microbatch; chosen by device if not given.
+    def __init__(self, texts: Sequence[str], options: BenchOptions, *, dtype: str) -> None:
+        """Load the model of the options, for the texts of user's turns; activations are in a dtype.
 
         Raises:
-          RunError: torch or TRL is not installed, or the rows do not divide the samples of a step.
+          RunError: torch or TRL is not installed, or the rows of a microbatch do not divide the samples of a step.
         """
         from datasets import Dataset
 
         self._trl = open_trl()
         self.device = self._trl.device
-        self._dtype, self._samples = dtype, samples
-        whole = len(texts) * samples
-        self._rows = rows or next(
-            size for size in range(min(_ROWS[self.device], whole), 0, -1) if whole % size == 0
-        )
-        if whole % self._rows:
-            raise RunError(
-                f"--against-rows: expected a divisor of the {whole} rollouts of a step, found {rows}"
-            )
+        self._dtype, self._samples = dtype, options.samples
+        whole = len(texts) * options.samples
+        sizes = range(min(_ROWS[self.device], whole), 0, -1)
+        rows = options.against_rows or next(size for size in sizes if whole % size == 0)
+        if whole % rows:
+            expected = f"expected a divisor of the {whole} rollouts of a step, found {rows}"
+            raise RunError(f"--against-rows: {expected}")
         self._prompts = [[{"role": "user", "content": text}] for text in texts]
         self._folder = tempfile.TemporaryDirectory()
-        parts = whole // self._rows
+        model, parts = options.model, whole // rows
         torch, transformers = self._trl.torch, self._trl.transformers
         policy: Any = transformers.AutoModelForCausalLM.from_pretrained(
             model, dtype=torch.float32, attn_implementation="sdpa"
@@ -254,9 +212,9 @@ class TrlPolicyTrainer:
                 **self._trl.arguments(self._folder),
                 beta=KL_COEFFICIENT,
                 temperature=1.0,
-                num_generations=samples,
-                max_completion_length=new_tokens,
-                per_device_train_batch_size=self._rows,
+                num_generations=options.samples,
+                max_completion_length=options.new_tokens,
+                per_device_train_batch_size=rows,
                 gradient_accumulation_steps=parts,
                 steps_per_generation=parts,
             ),

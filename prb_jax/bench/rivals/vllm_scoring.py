@@ -28,12 +28,7 @@ class VllmScorer:
     same_weights = False
 
     def __init__(self, model: Path | Mapping[str, Any], *, dtype: str, longest: int) -> None:
-        """From a folder; or from the contents of a ``config.json``, with random weights.
-
-        Args:
-          model: folder or configuration.
-          dtype: of weights and activations.
-          longest: conversation in tokens.
+        """From a folder, or from the contents of a ``config.json``, with random weights, for conversations of a length.
 
         Raises:
           RunError: vLLM is not installed.
@@ -52,7 +47,6 @@ class VllmScorer:
             folder = self._folder.name
             (Path(folder) / "config.json").write_text(json.dumps(dict(model)))
             options["load_format"] = "dummy"
-        self.version = f"vllm {vllm.__version__}"
         self._engine: Any = vllm.LLM(
             model=folder,
             runner="pooling",

@@ -12,7 +12,7 @@ from prb_jax.building.settings import GateSettings
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import short_repr
 from prb_jax.metrics.clusters import Clusters
-from prb_jax.metrics.equivalence import smallest_shift, tost
+from prb_jax.metrics.paired import smallest_shift, tost
 from prb_jax.metrics.uncertainty import difference_interval
 from prb_jax.scoring.comparison_table import clusters_of
 
@@ -25,10 +25,9 @@ VERDICTS: Final = (LEAK_FOUND, SOUND, CANNOT_TELL)
 
 @dataclass(frozen=True)
 class Pair:
-    """A pair that was built.
+    """A pair that was built, the chosen answer first, with the aspects that it follows.
 
     Attributes:
-      comparison: the chosen answer first, with the aspects that it follows.
       finishes: why the two answers end, as of the replies of a language model.
       provenance: how it came about.
     """
@@ -75,15 +74,9 @@ class Leak:
 
 @dataclass(frozen=True)
 class Figure:
-    """The figure of a gate.
+    """The figure of a gate, of n pairs; its value is None where there is nothing to measure.
 
-    Attributes:
-      value: the figure; None where there is nothing to measure.
-      n: pairs that it is of.
-      interval: of a figure that must be 0.5 but for chance.
-      passed: whether it is as it must be.
-      note: what else is to be said of it.
-      leak: of a figure with an interval, what the gate can say of a leak.
+    One that must be 0.5 but for chance has an interval, and what the gate can say of a leak.
     """
 
     value: float | None
@@ -100,12 +93,9 @@ class Figure:
 
 @dataclass(frozen=True)
 class GateResult:
-    """The result of one gate.
+    """The result of one gate: its figure, of what the generator wrote first and of the pairs that are kept.
 
     Attributes:
-      name: of the gate, and `definition` of its figure, as `prb_jax.building.settings.DEFINITIONS` has them.
-      before: of what the generator wrote first; None where that was not measured.
-      after: of the pairs that are kept.
       dropped: pairs that were left out for it.
       relaxed: whether it may fail.
       tried: whether anything was given to try it.
@@ -162,19 +152,14 @@ def chance_figure(
     """Return the mean of verdicts, which must be 0.5 within its interval over users, and the leak that it allows for.
 
     Args:
-      values: [n] of the pairs: 1 where the chosen answer was told, 0 where the other one was, 0.5 for neither.
-      pairs: [n].
-      gates: level of the interval, margin of a sound benchmark, and whether it must be shown to be sound.
+      values: [n] of the n > 0 pairs: 1 where the chosen answer was told, 0 where the other one was, 0.5 for neither.
       either_way: whether less than 0.5 fails too; a classifier that was fitted to other pairs may only be too good.
-      note: goes with the figure.
       planted: the leak that `detectable` is of, in words.
       wider: factor of the standard error, of a classifier: its verdicts depend on each other beyond users.
       detectable: of a classifier, the smallest leak that it finds; of any other gate the closed form says it.
     """
     from scipy.special import stdtrit  # scipy takes long to import
 
-    if not pairs:
-        return Figure(None, 0, passed=False, note="no pairs")
     numbers = np.asarray(values, np.float64)
     users = clusters_of([pair.comparison for pair in pairs]).users
     found = difference_interval(np.rint(2 * numbers - 1), Clusters(users), level=gates.level)

@@ -8,17 +8,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from prb_jax.building import prompts
 from prb_jax.building.gates.gate import Figure, Pair, chance_figure
-from prb_jax.building.prompts import blind_messages, prompts_digest, rubric_messages
 from prb_jax.building.settings import GateSettings
-from prb_jax.data.comparison import Comparison, Message
 from prb_jax.judges.chat import ChatModel
 from prb_jax.judges.pairs import LETTER_TOKENS, read_verdict
 from prb_jax.runs.rows import Row, RowKind
@@ -27,63 +26,43 @@ JUDGEMENTS: Final = "judgements.jsonl"
 BLIND: Final = "blind"
 RUBRIC: Final = "rubric"
 
+_COUNTED: Final = ("tries", "prompt_tokens", "completion_tokens")
 _JUDGEMENTS: Final = RowKind(
     JUDGEMENTS,
     "judgements",
     key=itemgetter("kind", "pair"),
-    fields=("kind", "pair", "id", "verdicts", "replies", "tries", "prompt_tokens", "completion_tokens"),
+    fields=("kind", "pair", "id", "verdicts", "replies", *_COUNTED),
 )
 _TOGETHER: Final = 32
-_MESSAGES: Final[Mapping[str, Callable[[Comparison, int], tuple[Message, ...]]]] = {
-    BLIND: blind_messages,
-    RUBRIC: rubric_messages,
-}
-
-
-@dataclass(frozen=True)
-class Verdicts:
-    """A judge's verdicts on one pair.
-
-    Attributes:
-      letters: with the chosen answer as A, and with the rejected one as A; None for a reply without a verdict.
-    """
-
-    letters: tuple[str | None, str | None]
-
-    @property
-    def share(self) -> float:
-        """1 where the chosen answer is preferred in both orders, 0 where the other one is, else 0.5."""
-        return {("A", "B"): 1.0, ("B", "A"): 0.0}.get(self.letters, 0.5)  # pyright: ignore[reportCallIssue, reportArgumentType]
+_TEMPLATES: Final = {BLIND: prompts.BLIND, RUBRIC: prompts.RUBRIC}
+_SHARES: Final[Mapping[tuple[str | None, ...], float]] = {("A", "B"): 1.0, ("B", "A"): 0.0}
+"""By the verdicts with the chosen answer as A, and as B, how far it is preferred; 0.5 for any others."""
 
 
 def judge_pairs(
     pairs: Sequence[Pair], kind: str, judge: ChatModel, *, folder: Path, advance: Callable[[int], None]
-) -> dict[str, Verdicts]:
-    """Return the verdicts on pairs by id; those that are in the folder's file already are not asked for again.
+) -> dict[str, float]:
+    """Return by the id of a pair 1 where the chosen answer is preferred in both orders, 0 where the other is, else 0.5.
 
-    Args:
-      pairs: to be judged.
-      kind: "blind" or "rubric".
-      judge: who is asked.
-      folder: of the build, held by this process.
-      advance: called with the number of pairs that were done.
+    Verdicts that are in the file of the build's folder, which this process holds, are not asked for again. ``kind`` is
+    "blind" or "rubric"; ``advance`` is called with the number of pairs that were done.
 
     Raises:
       RunError: the judge cannot be asked, or the file cannot be read or written.
     """
-    identity = json.dumps([dict(judge.identity()), prompts_digest()], sort_keys=True)
-
-    def digest(pair: Pair) -> str:
-        text = identity + json.dumps(pair.comparison.to_row(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:24]
-
-    keys = {pair.id: digest(pair) for pair in pairs}
+    identity = json.dumps([dict(judge.identity()), prompts.prompts_digest()], sort_keys=True)
+    texts = {pair.id: identity + json.dumps(pair.comparison.to_row(), sort_keys=True) for pair in pairs}
+    keys = {name: hashlib.sha256(text.encode()).hexdigest()[:24] for name, text in texts.items()}
     with _JUDGEMENTS.open(folder) as file:
         left = [pair for pair in pairs if (kind, keys[pair.id]) not in file.rows]
         advance(len(pairs) - len(left))
         for start in range(0, len(left), _TOGETHER):
             part = left[start : start + _TOGETHER]
-            asked = [_MESSAGES[kind](pair.comparison, first) for pair in part for first in (0, 1)]
+            asked = [
+                prompts.judge_messages(_TEMPLATES[kind], pair.comparison, first)
+                for pair in part
+                for first in (0, 1)
+            ]
             replies = judge.replies(asked, max_new_tokens=LETTER_TOKENS)
             file.append(
                 {
@@ -92,14 +71,13 @@ def judge_pairs(
                     "id": pair.id,
                     "verdicts": [read_verdict(reply.text) for reply in both],
                     "replies": [reply.text for reply in both],
-                    "tries": [reply.tries for reply in both],
-                    "prompt_tokens": [reply.prompt_tokens for reply in both],
-                    "completion_tokens": [reply.completion_tokens for reply in both],
+                    **{name: [getattr(reply, name) for reply in both] for name in _COUNTED},
                 }
                 for pair, both in zip(part, zip(replies[::2], replies[1::2], strict=True), strict=True)
             )
             advance(len(part))
-        return {name: Verdicts(tuple(file.rows[kind, key]["verdicts"])) for name, key in keys.items()}
+        verdicts = {name: tuple(file.rows[kind, key]["verdicts"]) for name, key in keys.items()}
+    return {name: _SHARES.get(both, 0.5) for name, both in verdicts.items()}
 
 
 def read_judgements(folder: Path) -> list[Row]:
@@ -107,25 +85,22 @@ def read_judgements(folder: Path) -> list[Row]:
     return list(_JUDGEMENTS.read(folder).values()) if (folder / JUDGEMENTS).exists() else []
 
 
-def find_unseparated(pairs: Sequence[Pair], verdicts: Mapping[str, Verdicts]) -> dict[str, str]:
+def find_unseparated(pairs: Sequence[Pair], shares: Mapping[str, float]) -> dict[str, str]:
     """Return the pairs that the judge who knows the aspects does not separate, or separates the other way round."""
     reasons = {
         0.0: "the judge prefers the rejected answer in both orders",
         0.5: "the judge does not separate the answers in both orders",
     }
-    shares = {pair.id: verdicts[pair.id].share for pair in pairs}
-    return {name: f"{name}: {reasons[share]}" for name, share in shares.items() if share in reasons}
+    return {pair.id: f"{pair.id}: {reasons[shares[pair.id]]}" for pair in pairs if shares[pair.id] in reasons}
 
 
-def measure_blind_judge(
-    pairs: Sequence[Pair], verdicts: Mapping[str, Verdicts], *, gates: GateSettings
-) -> Figure:
+def measure_blind_judge(pairs: Sequence[Pair], shares: Mapping[str, float], *, gates: GateSettings) -> Figure:
     """Return how often the judge who knows no user prefers the chosen answer: 0.5 within its interval over users."""
-    shares = [verdicts[pair.id].share for pair in pairs]
-    decided = sum(share != 0.5 for share in shares)
+    values = [shares[pair.id] for pair in pairs]
+    decided = sum(share != 0.5 for share in values)
     note = f"{decided:,} of {len(pairs):,} pairs decided in both orders"
     planted = "the judge prefers the chosen answer more often, or the rejected one"
-    return chance_figure(shares, pairs, gates=gates, either_way=True, note=note, planted=planted)
+    return chance_figure(values, pairs, gates=gates, either_way=True, note=note, planted=planted)
 
 
 def reward_model_wins(
@@ -133,14 +108,7 @@ def reward_model_wins(
 ) -> dict[str, dict[str, float]]:
     """Return by model, and by the id of a pair, 1 where the chosen answer scores higher, 0.5 for a tie, else 0.
 
-    Args:
-      pairs: to be scored, without profiles.
-      models: as `prb_jax.evaluate` takes them.
-      folder: for the runs of the evaluations, which are continued.
-      progress: shows progress on standard error.
-
-    Raises:
-      PrbError: a model cannot be loaded, or cannot score a pair.
+    No user is shown. The runs of the evaluations lie in a folder, and are continued; errors as of `prb_jax.evaluate`.
     """
     from prb_jax.scoring.controls import without_users
     from prb_jax.scoring.evaluate import evaluate  # it is slow to import
@@ -166,22 +134,15 @@ def measure_blind_rewards(
     """
     wider = replace(gates, level=1 - (1 - gates.level) / len(wins))
     planted = "the model that is farthest from 0.5 prefers the chosen answer more often, or the rejected one"
-    figures = [
-        chance_figure(
-            [of_model[pair.id] for pair in pairs],
-            pairs,
-            gates=wider,
-            either_way=True,
-            note=model,
-            planted=planted,
+    figures = []
+    for model, of_model in wins.items():
+        values = [of_model[pair.id] for pair in pairs]
+        figures.append(
+            chance_figure(values, pairs, gates=wider, either_way=True, note=model, planted=planted)
         )
-        for model, of_model in wins.items()
-    ]
     worst = max(figures, key=lambda figure: (not figure.passed, abs((figure.value or 0.0) - 0.5)))
     if worst.interval is None:
         return worst
     leaks = [figure.leak for figure in figures if figure.leak is not None]
-    leak = max(leaks, key=lambda leak: leak.excluded)
-    return replace(
-        worst, note=", ".join(f"{figure.note} {figure.value:.3f}" for figure in figures), leak=leak
-    )
+    note = ", ".join(f"{figure.note} {figure.value:.3f}" for figure in figures)
+    return replace(worst, note=note, leak=max(leaks, key=lambda leak: leak.excluded))

@@ -17,8 +17,8 @@ import numpy as np
 
 from prb_jax.building.gates.gate import Figure, Pair, chance_figure
 from prb_jax.building.settings import GateSettings
+from prb_jax.metrics.clusters import variance_of_sums
 from prb_jax.metrics.texts import SURFACE, WRAPPERS, count_words, surface_features
-from prb_jax.metrics.variance import variance_of_sums
 from prb_jax.scoring.comparison_table import clusters_of
 
 _FOLDS: Final = 5
@@ -41,12 +41,10 @@ _NUMBERS: Final = 2_000_000
 
 def measure_length(pairs: Sequence[Pair], *, gates: GateSettings) -> Figure:
     """Return the share of pairs whose chosen answer is longer, which must be 0.5 within its interval over users."""
-    words = np.array([[count_words(pair.chosen), count_words(pair.rejected)] for pair in pairs]).reshape(
-        -1, 2
-    )
+    words = np.array([[count_words(pair.chosen), count_words(pair.rejected)] for pair in pairs])
     values = (np.sign(words[:, 0] - words[:, 1]) + 1) / 2
-    means = words.mean(0) if pairs else (0.0, 0.0)
-    note = f"{means[0]:.1f} words chosen, {means[1]:.1f} rejected"
+    chosen, rejected = words.mean(0)
+    note = f"{chosen:.1f} words chosen, {rejected:.1f} rejected"
     planted = "the longer answer is the chosen one more often, or the shorter one"
     return chance_figure(values.tolist(), pairs, gates=gates, either_way=True, note=note, planted=planted)
 
@@ -54,8 +52,6 @@ def measure_length(pairs: Sequence[Pair], *, gates: GateSettings) -> Figure:
 def measure_style(pairs: Sequence[Pair], *, gates: GateSettings) -> Figure:
     """Return the accuracy of a classifier of the surface, which must not be above 0.5 beyond its interval."""
     planted = "the longer answer is the chosen one more often"
-    if not pairs:
-        return chance_figure([], pairs, gates=gates, either_way=False, planted=planted)
     chosen, rejected = _sides(pairs)
     deltas = chosen - rejected
     scale = np.sqrt((deltas**2).mean(0))
@@ -67,8 +63,6 @@ def measure_style(pairs: Sequence[Pair], *, gates: GateSettings) -> Figure:
 def measure_histogram(pairs: Sequence[Pair], *, gates: GateSettings) -> Figure:
     """Return the accuracy of a classifier of each answer's places in histograms of the surface, as `measure_style`."""
     planted = "the answer whose length is nearer to the middle one of all is the chosen one more often"
-    if not pairs:
-        return chance_figure([], pairs, gates=gates, either_way=False, planted=planted)
     chosen, rejected = _sides(pairs)
     columns, labels = [np.zeros((len(pairs), 0))], list[str]()
     for column, name in enumerate(SURFACE):
@@ -91,9 +85,9 @@ def measure_histogram(pairs: Sequence[Pair], *, gates: GateSettings) -> Figure:
 
 def _sides(pairs: Sequence[Pair]) -> tuple[np.ndarray, np.ndarray]:
     """The surface of the chosen and of the rejected answers, [n, columns] each."""
-    return surface_features([pair.chosen for pair in pairs]), surface_features(
-        [pair.rejected for pair in pairs]
-    )
+    both = ([pair.comparison.responses[side] for pair in pairs] for side in (0, 1))
+    chosen, rejected = map(surface_features, both)
+    return chosen, rejected
 
 
 def _range(name: str, counts: np.ndarray) -> str:
@@ -115,9 +109,12 @@ def _measure(
     """
     from scipy.special import stdtrit  # scipy takes long to import
 
-    names_of_users = _users(pairs)
-    users = {name: number for number, name in enumerate(_in_folds(names_of_users))}
-    of_user = np.array([users[name] for name in names_of_users])
+    users = clusters_of([pair.comparison for pair in pairs]).users
+    users = [f"pair {pair.id}" if user is None else user for user, pair in zip(users, pairs, strict=True)]
+    # in an order that says nothing of the users, equal parts of which are the folds
+    in_folds = sorted(set(users), key=lambda name: hashlib.sha256(name.encode()).digest())
+    numbers = {name: number for number, name in enumerate(in_folds)}
+    of_user = np.array([numbers[name] for name in users])
     order = np.argsort(of_user, kind="stable")
     pairs, columns, side = [pairs[place] for place in order], columns[order], side[order]
     classifier = _Classifier(columns, of_user[order])
@@ -125,9 +122,8 @@ def _measure(
     weights = _solve(columns.T @ columns) @ columns.sum(0)
     strength = np.abs(weights) * np.abs(columns).mean(0)
     strongest = int(np.argmax(strength)) if strength.size else 0
-    note = (
-        f"tells most: chosen answers {names[int(weights[strongest] < 0)][strongest]}" if weights.any() else ""
-    )
+    tells = names[int(weights[strongest] < 0)][strongest] if weights.any() else ""
+    note = f"tells most: chosen answers {tells}" if tells else ""
     usual = float(stdtrit(max(classifier.effective - 1, 1.0), (1 + gates.level) / 2))
     by_chance = np.concatenate([(means - 0.5) / errors for means, errors in classifier.by_chance()])
     wider = max(float(np.quantile(by_chance, (1 + gates.level) / 2)) / usual, 1.0)
@@ -233,13 +229,3 @@ def _blocks(total: int, rows: int) -> Iterator[int]:
 def _solve(gram: np.ndarray) -> np.ndarray:
     """The inverse of the products of columns [P, P], shrunk."""
     return np.linalg.inv(gram + _PENALTY * np.eye(len(gram)))
-
-
-def _users(pairs: Sequence[Pair]) -> list[str]:
-    users = clusters_of([pair.comparison for pair in pairs]).users
-    return [user if user is not None else f"pair {pair.id}" for user, pair in zip(users, pairs, strict=True)]
-
-
-def _in_folds(names: Sequence[str]) -> list[str]:
-    """All users, in an order that says nothing of them: equal parts of it are the folds."""
-    return sorted(set(names), key=lambda name: hashlib.sha256(name.encode()).digest())

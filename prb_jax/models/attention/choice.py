@@ -22,39 +22,26 @@ from prb_jax.trees.streams import StreamBatch
 Attention = Callable[..., jax.Array]
 """Takes the arguments of :func:`prb_jax.models.attention.blockwise.blockwise_attention`."""
 
+# The names of implementations in logs and reports.
 STREAM_ATTENTION = "block-wise XLA over packed streams"
-"""What :mod:`prb_jax.models.attention.streams` is called in logs and reports."""
-
 SPLASH_STREAM_ATTENTION = "splash kernel (Pallas) over packed streams"
-"""What :mod:`prb_jax.models.attention.stream_splash` is called in logs and reports."""
-
 PAGED_ATTENTION = "ragged paged kernel (Pallas) over packed streams"
-"""What :mod:`prb_jax.models.attention.paged` is called in logs and reports."""
-
-
 CUDNN = "cuDNN"
-"""What the attention of :mod:`prb_jax.models.attention.cudnn` is called."""
 
 
 @dataclass(frozen=True)
 class AttentionChoice:
-    """An implementation of attention.
+    """An implementation of attention over padded trees."""
 
-    Attributes:
-        name: in logs and reports.
-        attend: the implementation.
-        refused: the reason why it is not cuDNN's, where it would have been; None elsewhere.
-    """
-
-    name: str
+    name: str  # in logs and reports
     attend: Attention
-    refused: str | None = None
+    refused: str | None = None  # the reason why it is not cuDNN's, where it would have been
 
 
 def choose_attention(
     mesh: Mesh | None, dtype: jnp.dtype, wanted: str = "auto", *, scored: DecoderConfig | None = None
 ) -> AttentionChoice:
-    """The implementation for programs on ``mesh``, whose devices need not be present.
+    """The implementation for padded trees in programs on ``mesh``, whose devices need not be present.
 
     By itself ("auto") it is, in bfloat16, the splash kernel on TPUs and cuDNN on GPUs for scoring, and a block-wise
     program everywhere else: in float32 the splash kernel would round the factors of its products to bfloat16, and cuDNN
@@ -65,7 +52,7 @@ def choose_attention(
         dtype: of activations.
         wanted: one of :data:`ATTENTIONS`: "blockwise" is the block-wise program on any machine, "kernel" what
             "auto" is with a kernel, or an error. "paged" is a kernel for scoring over packed streams on
-            TPUs; this function checks that it can be, and gives the implementation for trees in buckets beside it.
+            TPUs; this function checks that it can be, and gives the implementation for padded trees beside it.
         scored: the model, where the program only scores; None where gradients are taken, or before a model is known.
 
     Raises:
@@ -77,18 +64,19 @@ def choose_attention(
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     if wanted == "paged":
         _check_paged(platform, dtype, mesh, scored)
-    if platform == "tpu" and dtype == jnp.bfloat16 and wanted != "blockwise":
-        # Only here: the kernel's package takes a while to import, and knows TPUs alone.
-        from prb_jax.models.attention.splash import splash_attention
-
-        return AttentionChoice("splash kernel (Pallas)", functools.partial(splash_attention, mesh=mesh))
     refused = None
-    if platform == "gpu" and dtype == jnp.bfloat16 and wanted != "blockwise" and scored is not None:
-        from prb_jax.models.attention.cudnn import cudnn_attention, cudnn_refusal
+    if dtype == jnp.bfloat16 and wanted != "blockwise":
+        if platform == "tpu":
+            # Only here: the kernel's package takes a while to import, and knows TPUs alone.
+            from prb_jax.models.attention.splash import splash_attention
 
-        refused = cudnn_refusal(scored, mesh=mesh, dtype=dtype)
-        if refused is None:
-            return AttentionChoice(CUDNN, functools.partial(cudnn_attention, mesh=mesh))
+            return AttentionChoice("splash kernel (Pallas)", functools.partial(splash_attention, mesh=mesh))
+        if platform == "gpu" and scored is not None:
+            from prb_jax.models.attention.cudnn import cudnn_attention, cudnn_refusal
+
+            refused = cudnn_refusal(scored, mesh=mesh, dtype=dtype)
+            if refused is None:
+                return AttentionChoice(CUDNN, functools.partial(cudnn_attention, mesh=mesh))
     if wanted == "kernel":
         reason = (
             f"cuDNN does not take this model ({refused})"
@@ -102,6 +90,24 @@ def choose_attention(
     order = "head by head" if in_turn else "all heads at once"
     attend = functools.partial(blockwise_attention, sequential=in_turn)
     return AttentionChoice(f"block-wise XLA, {order}", attend, refused)
+
+
+def wanted_attention(
+    mesh: Mesh | None, dtype: jnp.dtype, wanted: str, *, scored: DecoderConfig | None = None
+) -> Attention | None:
+    """What :func:`prb_jax.readouts.score_tree.score_tree` is given: None where it is to choose by itself.
+
+    Arguments and errors as of :func:`choose_attention`. Where cuDNN refuses a model, a warning says why.
+    """
+    choice = choose_attention(mesh, dtype, wanted, scored=scored)
+    if choice.refused is not None:
+        warnings.warn(
+            f"attention: cuDNN does not take this model ({choice.refused}): scored by {choice.name}, "
+            "which is slower",
+            PrbWarning,
+            stacklevel=3,
+        )
+    return None if wanted in ("auto", "paged") and choice.name != CUDNN else choice.attend
 
 
 def stream_attention_name(mesh: Mesh, wanted: str = "auto") -> str | None:
@@ -125,11 +131,20 @@ def trained_stream_attention(mesh: Mesh, dtype: jnp.dtype, wanted: str = "auto")
         mesh, dtype, wanted: as of :func:`choose_attention`, which has checked them.
     """
     platform = mesh.devices.flat[0].platform
-    if wanted != "auto" or platform not in ("cpu", "tpu"):
-        return None
-    if platform == "cpu":
+    if wanted == "auto" and platform == "cpu":
         return STREAM_ATTENTION
-    return SPLASH_STREAM_ATTENTION if dtype == jnp.bfloat16 and mesh.shape["sequence"] == 1 else None
+    kernel = wanted == "auto" and platform == "tpu" and dtype == jnp.bfloat16 and mesh.shape["sequence"] == 1
+    return SPLASH_STREAM_ATTENTION if kernel else None
+
+
+def attention_over(batch: StreamBatch, mesh: Mesh | None) -> Attention:
+    """Return the attention of (q, k, v, window, softcap) for which packed streams were laid out."""
+    attend: Attention = stream_attention
+    if isinstance(batch.blocks, KernelTable):
+        from prb_jax.models.attention.splash import splash_stream_attention as attend
+    elif batch.pages is not None:
+        from prb_jax.models.attention.paged import paged_attention as attend
+    return functools.partial(attend, batch=batch, mesh=mesh)
 
 
 def _check_paged(platform: str, dtype: jnp.dtype, mesh: Mesh | None, scored: DecoderConfig | None) -> None:
@@ -155,46 +170,3 @@ def _check_paged(platform: str, dtype: jnp.dtype, mesh: Mesh | None, scored: Dec
             "attention: 'paged' takes 1, 2, 4 or a multiple of 8 key-value heads on a device, "
             f"found num_key_value_heads={heads} with tensor={parts}: use 'auto'"
         )
-
-
-def attention_over(batch: StreamBatch, mesh: Mesh | None) -> Attention:
-    """Return the attention of (q, k, v, window, softcap) for which packed streams were laid out."""
-    if isinstance(batch.blocks, KernelTable):
-        from prb_jax.models.attention.stream_splash import splash_stream_attention
-
-        def attend(
-            q: jax.Array,
-            k: jax.Array,
-            v: jax.Array,
-            *,
-            window: int | None = None,
-            softcap: float | None = None,
-        ) -> jax.Array:
-            table = batch.blocks if window is None else batch.window_blocks
-            assert isinstance(table, KernelTable)
-            return splash_stream_attention(q, k, v, table=table, window=window, softcap=softcap, mesh=mesh)
-
-        return attend
-    if batch.pages is None:
-        return functools.partial(stream_attention, batch=batch, mesh=mesh)
-    from prb_jax.models.attention.paged import paged_attention
-
-    return functools.partial(paged_attention, table=batch.pages, mesh=mesh)
-
-
-def wanted_attention(
-    mesh: Mesh | None, dtype: jnp.dtype, wanted: str, *, scored: DecoderConfig | None = None
-) -> Attention | None:
-    """What :func:`prb_jax.readouts.score_tree.score_tree` is given: None where it is to choose by itself.
-
-    Arguments and errors as of :func:`choose_attention`. Where cuDNN refuses a model, a warning says why.
-    """
-    choice = choose_attention(mesh, dtype, wanted, scored=scored)
-    if choice.refused is not None:
-        warnings.warn(
-            f"attention: cuDNN does not take this model ({choice.refused}): scored by {choice.name}, "
-            "which is slower",
-            PrbWarning,
-            stacklevel=3,
-        )
-    return None if wanted in ("auto", "paged") and choice.name != CUDNN else choice.attend

@@ -17,11 +17,12 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
+from prb_jax.models.attention.blocks import divisor
+from prb_jax.models.attention.streams import over_mesh
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.sharding import RULES
-from prb_jax.trees.mask import TreeLayout
+from prb_jax.trees.batches import Bucket
 
 COPIED_TOKENS = 65_536
 """The most keys of copied prefixes and of responses that exist at a time: 256 MiB at 8 heads of 128 numbers."""
@@ -34,7 +35,7 @@ def cudnn_attention(
     k: jax.Array,
     v: jax.Array,
     *,
-    layout: TreeLayout,
+    bucket: Bucket,
     prefix_lengths: jax.Array,
     window: int | None = None,
     softcap: float | None = None,
@@ -57,20 +58,19 @@ def cudnn_attention(
     """
     if softcap is not None:
         raise NotImplementedError(f"cuDNN's attention knows no softcap, found {softcap:g}")
-    attend: Any = functools.partial(
-        _attend, layout=layout, window=window, copied_tokens=copied_tokens, implementation=implementation
-    )
-    if mesh is not None and mesh.size > 1:
-        # Every device calls cuDNN for its own trees and heads.
-        split = PartitionSpec(RULES["batch"], None, RULES["heads"])
-        attend = jax.shard_map(
-            attend,
-            mesh=mesh,
-            in_specs=(split, split, split, PartitionSpec(RULES["batch"])),
-            out_specs=split,
-            check_vma=False,
-        )
-    return attend(q, k, v, prefix_lengths.astype(jnp.int32))
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.Array:
+        call = functools.partial(jax.nn.dot_product_attention, scale=1.0, implementation=implementation)
+        prefix, parts = bucket.prefix, []
+        if prefix:
+            parts.append(_prefixes(call, q[:, :prefix], k[:, :prefix], v[:, :prefix], lengths, window=window))
+        if bucket.tokens > prefix:
+            options: Any = {"bucket": bucket, "window": window, "copied_tokens": copied_tokens}
+            parts.append(_responses(call, q, k, v, lengths, **options))
+        return jnp.concatenate(parts, axis=1)
+
+    # Every device calls cuDNN for its own trees and heads.
+    return over_mesh(attend, mesh)(q, k, v, prefix_lengths.astype(jnp.int32))
 
 
 def cudnn_refusal(config: DecoderConfig, *, mesh: Mesh | None, dtype: jnp.dtype) -> str | None:
@@ -96,12 +96,12 @@ def cudnn_refusal(config: DecoderConfig, *, mesh: Mesh | None, dtype: jnp.dtype)
 def _refusal(
     heads: int, kv_heads: int, head_dim: int, softcap: float | None, slides: bool, dtype: str
 ) -> str | None:
-    layout = TreeLayout(64, 2, 32)
-    q, k = (jax.ShapeDtypeStruct((1, layout.tokens, n, head_dim), dtype) for n in (heads, kv_heads))
+    bucket = Bucket(64, 2, 32)
+    q, k = (jax.ShapeDtypeStruct((1, bucket.tokens, n, head_dim), dtype) for n in (heads, kv_heads))
     lengths = jax.ShapeDtypeStruct((1,), jnp.int32)
 
     def program(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> list[jax.Array]:
-        attend = functools.partial(cudnn_attention, layout=layout, prefix_lengths=lengths, softcap=softcap)
+        attend = functools.partial(cudnn_attention, bucket=bucket, prefix_lengths=lengths, softcap=softcap)
         return [attend(q, k, v, window=window) for window in ((None, 48) if slides else (None,))]
 
     try:
@@ -109,29 +109,6 @@ def _refusal(
     except (NotImplementedError, RuntimeError, ValueError) as error:
         return str(error).strip().partition("\n")[0] or type(error).__name__
     return None
-
-
-def _attend(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    lengths: jax.Array,
-    *,
-    layout: TreeLayout,
-    window: int | None,
-    copied_tokens: int,
-    implementation: Literal["cudnn", "xla"],
-) -> jax.Array:
-    """As :func:`cudnn_attention`, of the trees and heads of one device."""
-    call = functools.partial(jax.nn.dot_product_attention, scale=1.0, implementation=implementation)
-    prefix = layout.prefix
-    parts: list[jax.Array] = []
-    if prefix:
-        parts.append(_prefixes(call, q[:, :prefix], k[:, :prefix], v[:, :prefix], lengths, window=window))
-    if layout.tokens > prefix:
-        rest = _responses(call, q, k, v, lengths, layout=layout, window=window, copied_tokens=copied_tokens)
-        parts.append(rest)
-    return jnp.concatenate(parts, axis=1)
 
 
 def _prefixes(
@@ -159,12 +136,12 @@ def _responses(
     v: jax.Array,
     lengths: jax.Array,
     *,
-    layout: TreeLayout,
+    bucket: Bucket,
     window: int | None,
     copied_tokens: int,
 ) -> jax.Array:
     """Responses with themselves and their prefixes: [B, T, N or G, H] -> [B, K * R, N, H]."""
-    rows, prefix, count, length = len(q), layout.prefix, layout.responses, layout.response_length
+    rows, (prefix, count, length) = len(q), bucket.sides
     # A window never reaches further back into the prefix than from a response's first token.
     near = prefix if window is None else min(prefix, window - 1)
     lengths = jnp.minimum(lengths, near)
@@ -172,7 +149,7 @@ def _responses(
     filling = -(length + near) % COLUMNS
     mask = _response_mask(length, near, lengths, window=window)
     mask = jnp.pad(mask, ((0, 0), (0, 0), (0, 0), (0, filling)))
-    at_once = _divisor(count, max(1, copied_tokens // (rows * (length + near))))
+    at_once = divisor(count, max(1, copied_tokens // (rows * (length + near))))
     rounds = count // at_once
 
     def some(arrays: tuple[jax.Array, ...]) -> jax.Array:
@@ -229,8 +206,3 @@ def _moved_left(x: jax.Array, places: jax.Array) -> jax.Array:
         return x
     index = (jnp.arange(size)[None] + places[:, None]) % size
     return jnp.take_along_axis(x, index[:, :, None, None], axis=1)
-
-
-def _divisor(number: int, most: int) -> int:
-    """The largest divisor of ``number`` that is at most ``most``."""
-    return max(size for size in range(1, min(number, most) + 1) if number % size == 0)

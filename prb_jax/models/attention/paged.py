@@ -1,12 +1,11 @@
 """Attention over packed streams on TPUs, for scoring: JAX's Pallas kernel for ragged batches and paged caches.
 
 A stream falls into sequences of the kernel, and the keys of each are its conversation's pages
-(:mod:`prb_jax.trees.stream_pages`), which sequences share. The kernel has no backward pass.
+(:mod:`prb_jax.trees.stream_tables`), which sequences share. The kernel has no backward pass.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -17,7 +16,8 @@ from jax.sharding import Mesh
 
 from prb_jax.models.attention.streams import one_by_one, over_mesh
 from prb_jax.trees.kernel_tables import LANES
-from prb_jax.trees.stream_pages import PageTable
+from prb_jax.trees.stream_tables import PageTable
+from prb_jax.trees.streams import StreamBatch
 
 QUERIES = 64
 """Queries of a block. Every block reads all keys of its conversations, so few queries wait for memory; with many, a
@@ -35,7 +35,7 @@ def paged_attention(
     k: jax.Array,
     v: jax.Array,
     *,
-    table: PageTable,
+    batch: StreamBatch,
     window: int | None = None,
     softcap: float | None = None,
     mesh: Mesh | None = None,
@@ -46,10 +46,27 @@ def paged_attention(
 
     Args:
         q, k, v, window, softcap, mesh: as given there.
-        table: the pages of the streams.
+        batch: the streams, with their pages.
     """
-    attend = functools.partial(_attend, window=window, softcap=softcap)
-    return over_mesh(attend, mesh)(q, k, v, table)
+    table = batch.pages
+    assert table is not None
+    tokens, head_dim = q.shape[1], q.shape[-1]
+
+    def stream(args: tuple[jax.Array, jax.Array, jax.Array, PageTable]) -> jax.Array:
+        table = args[-1]
+        out = ragged_paged_attention(
+            *kernel_arguments(*args),
+            sliding_window=window,
+            soft_cap=softcap,
+            num_kv_pages_per_block=_keys_of_block(table) // table.tokens.shape[-1],
+            num_queries_per_block=min(QUERIES, tokens),
+            vmem_limit_bytes=FAST_MEMORY,
+        )
+        # The kernel leaves anything at padding, also what is no number.
+        real = jnp.arange(tokens) < jnp.asarray(table.starts)[-1]
+        return jnp.where(real[:, None, None], out[..., :head_dim], 0)
+
+    return over_mesh(lambda *arrays: one_by_one(stream, arrays), mesh)(q, k, v, table)
 
 
 def kernel_arguments(
@@ -81,27 +98,3 @@ def visited_blocks(table: PageTable) -> int:
 def _keys_of_block(table: PageTable) -> int:
     page, pages = table.tokens.shape[-1], table.pages.shape[-1]
     return page * max(1, min(KEYS // page, pages))
-
-
-def _attend(
-    q: jax.Array, k: jax.Array, v: jax.Array, table: PageTable, *, window: int | None, softcap: float | None
-) -> jax.Array:
-    """As :func:`paged_attention`, on one device."""
-    tokens, head_dim = q.shape[1], q.shape[-1]
-    pages = _keys_of_block(table) // table.tokens.shape[-1]
-
-    def stream(args: tuple[jax.Array, jax.Array, jax.Array, PageTable]) -> jax.Array:
-        table = args[-1]
-        out = ragged_paged_attention(
-            *kernel_arguments(*args),
-            sliding_window=window,
-            soft_cap=softcap,
-            num_kv_pages_per_block=pages,
-            num_queries_per_block=min(QUERIES, tokens),
-            vmem_limit_bytes=FAST_MEMORY,
-        )
-        # The kernel leaves anything at padding, also what is no number.
-        real = jnp.arange(tokens) < jnp.asarray(table.starts)[-1]
-        return jnp.where(real[:, None, None], out[..., :head_dim], 0)
-
-    return one_by_one(stream, (q, k, v, table))

@@ -1,11 +1,14 @@
-"""Attention over trees on TPUs: JAX's Pallas splash kernel with the tree's mask, forward and backward.
+"""Attention on TPUs by JAX's Pallas splash kernel, over padded trees and over packed streams, forward and backward.
 
-The mask is computed inside the kernel from the indices of its block, and blocks that nobody sees (later
+Of trees the mask is computed inside the kernel from the indices of its block, and blocks that nobody sees (later
 ones, siblings, those outside the window) are never visited. Padding left of the prefix is a segment of
-its own. Nothing of the size T x T exists at any time.
+its own. Nothing of the size T x T exists at any time. Kernels are opaque to the partitioner, so on a mesh every device
+runs its own: trees are split over the axes of the batch, heads over ``tensor`` and queries over ``sequence``, where
+every device has all keys.
 
-Kernels are opaque to the partitioner, so on a mesh every device runs its own: trees are split over the
-axes of the batch, heads over ``tensor`` and queries over ``sequence``, where every device has all keys.
+The tables of blocks to visit are fixed for one shape of trees; those of streams come with each batch
+(:mod:`prb_jax.trees.kernel_tables`): the kernel visits the blocks in which tokens of the streams see each other, and no
+others, and nothing is moved into padded rows and back.
 """
 
 from __future__ import annotations
@@ -20,12 +23,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask_info import MaskInfo
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from prb_jax.models.attention.blockwise import ATTENTION_RESULTS
+from prb_jax.models.attention.streams import one_by_one, over_mesh
 from prb_jax.sharding import RULES
-from prb_jax.trees.kernel_tables import BLOCK, LANES
-from prb_jax.trees.mask import TreeLayout, TreeMask
+from prb_jax.trees.batches import Bucket, TreeMask
+from prb_jax.trees.kernel_tables import BLOCK, LANES, KernelLayout, KernelTable
+from prb_jax.trees.streams import StreamBatch
 
 
 def splash_attention(
@@ -33,7 +39,7 @@ def splash_attention(
     k: jax.Array,
     v: jax.Array,
     *,
-    layout: TreeLayout,
+    bucket: Bucket,
     prefix_lengths: jax.Array,
     window: int | None = None,
     softcap: float | None = None,
@@ -51,48 +57,170 @@ def splash_attention(
         interpret: run the kernel's steps by XLA, on any machine, to test it.
     """
     shards = 1 if mesh is None else mesh.shape["sequence"]
-    block = _block_size(layout.tokens, block, shards)
+    block = _block_size(bucket.tokens, block, shards)
     heads = q.shape[2] // (1 if mesh is None else mesh.shape["tensor"])
-    kernel = _kernel(TreeMask(layout, window), heads, softcap, block, shards, interpret)
+    kernel = _tree_kernel(TreeMask(bucket, window), heads, softcap, block, shards, interpret)
 
-    tokens = _tokens(layout.tokens, block, shards)
-    padding = ((0, 0), (0, tokens - layout.tokens), (0, 0), (0, 0))
+    tokens = _tokens(bucket.tokens, block, shards)
+    padding = ((0, 0), (0, tokens - bucket.tokens), (0, 0), (0, 0))
     by_head = [jnp.pad(x, padding).transpose(0, 2, 1, 3) for x in (q, k, v)]
     # Real tokens are segment 1; padding sees and is seen by padding alone, so no softmax is empty.
     index = jnp.arange(tokens)
-    segments = index[None] >= layout.prefix - prefix_lengths[:, None]
-    segments = (segments & (index < layout.tokens)).astype(jnp.int32)
+    segments = index[None] >= bucket.prefix - prefix_lengths[:, None]
+    segments = (segments & (index < bucket.tokens)).astype(jnp.int32)
 
-    attend: Any = _attend
+    def attend(
+        kernel: Any, q: jax.Array, k: jax.Array, v: jax.Array, mine: jax.Array, others: jax.Array
+    ) -> Any:
+        """q [B, N, t, H], k and v [B, G, T, H], segments [B, t] and [B, T] -> [B, N, t, H]: t of the T queries."""
+        return jax.vmap(lambda q, k, v, *ids: kernel(q, k, v, splash.SegmentIds(*ids)))(q, k, v, mine, others)
+
+    run: Any = attend
     if mesh is not None and mesh.size > 1:
         rows, split = RULES["batch"], RULES["heads"]
         of_queries = PartitionSpec(rows, split, RULES["tokens"])
         of_keys = PartitionSpec(rows, split)
         of_kernel = kernel.manual_sharding_spec(NamedSharding(mesh, PartitionSpec(None, RULES["tokens"])))
         segment_specs = (PartitionSpec(rows, RULES["tokens"]), PartitionSpec(rows))
-        attend = jax.shard_map(
-            _attend,
+        run = jax.shard_map(
+            attend,
             mesh=mesh,
             in_specs=(of_kernel, of_queries, of_keys, of_keys, *segment_specs),
             out_specs=of_queries,
             check_vma=False,  # the kernel does not say over which axes its results vary
         )
-    out = attend(kernel, *by_head, segments, segments)
-    return out.transpose(0, 2, 1, 3)[:, : layout.tokens].astype(q.dtype)
+    out = run(kernel, *by_head, segments, segments)
+    return out.transpose(0, 2, 1, 3)[:, : bucket.tokens].astype(q.dtype)
 
 
-def _attend(
-    kernel: Any, q: jax.Array, k: jax.Array, v: jax.Array, query_segments: jax.Array, key_segments: jax.Array
+def visited_share(mask: TreeMask, *, block: int = BLOCK) -> float:
+    """The share of the steps of the kernel's grid that have anything to compute.
+
+    The grid has a row for each block of queries, as wide as the row with the most blocks of keys.
+    """
+    block = _block_size(mask.bucket.tokens, block, 1)
+    table = np.asarray(_tree_kernel(mask, 1, None, block, 1, False).fwd_mask_info.block_mask)
+    return np.count_nonzero(table) / table.size
+
+
+def _block_size(tokens: int, largest: int, shards: int) -> int:
+    """A smaller block where the largest one would be mostly empty."""
+    return min(largest, LANES * math.ceil(tokens / (shards * LANES)))
+
+
+def _tokens(tokens: int, block: int, shards: int) -> int:
+    """``tokens`` rounded up to whole blocks on every shard."""
+    return math.ceil(tokens / (block * shards)) * block * shards
+
+
+@functools.lru_cache(maxsize=256)
+def _tree_kernel(
+    mask: TreeMask, heads: int, softcap: float | None, block: int, shards: int, interpret: bool
+) -> Any:
+    """The kernel with its tables of blocks to visit, which depend on shapes only.
+
+    Tokens that were appended to fill the last block see themselves. For each query the kernel hands one number to the
+    mask's function, so column and place inside the response are packed into one.
+    """
+    bucket = mask.bucket
+    tokens = _tokens(bucket.tokens, block, shards)
+    column = np.arange(tokens, dtype=np.int32)
+    inside = np.where(column < bucket.tokens, bucket.inside(column), column - bucket.tokens)
+    low = tokens.bit_length()
+    if low + int(inside.max()).bit_length() > 31:
+        raise ValueError(
+            f"attention over {tokens} tokens with responses of {bucket.response_length}: "
+            "index and place inside the response do not fit into 31 bits"
+        )
+
+    def sees(packed: Any, key: Any) -> Any:
+        query = packed & ((1 << low) - 1)
+        visible = mask.sees(query, key, packed >> low)
+        if tokens == bucket.tokens:
+            return visible
+        return visible & ((query < bucket.tokens) | (key >= bucket.tokens))
+
+    keyed = _KeyedMask((mask, tokens), sees, (column | inside << low).astype(np.int32))
+    return _make_kernel(keyed, heads, softcap, block, shards=shards, interpret=interpret)
+
+
+def splash_stream_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    batch: StreamBatch,
+    window: int | None = None,
+    softcap: float | None = None,
+    mesh: Mesh | None = None,
+    interpret: bool = False,
 ) -> jax.Array:
-    """q [B, N, t, H], k and v [B, G, T, H], segments [B, t] and [B, T] -> [B, N, t, H]: t of the T queries."""
+    """As :func:`prb_jax.models.attention.streams.stream_attention`, by a kernel for TPUs.
 
-    def one(q: jax.Array, k: jax.Array, v: jax.Array, mine: jax.Array, others: jax.Array) -> jax.Array:
-        return kernel(q, k, v, splash.SegmentIds(mine, others))
+    Products have factors of q's dtype and float32 sums, the softmax is float32. Padding sees itself alone.
 
-    return jax.vmap(one)(q, k, v, query_segments, key_segments)
+    Args:
+        q, k, v, window, softcap, mesh: as given there.
+        batch: the streams, with the table of a kernel for this window.
+        interpret: run the kernel's steps by XLA, on any machine, to test it.
+    """
+    table = batch.table(window)
+    assert isinstance(table, KernelTable)
+    tokens = q.shape[1]
+
+    def stream(args: tuple[jax.Array, jax.Array, jax.Array, KernelTable]) -> jax.Array:
+        q, k, v, tables = args
+
+        def visited(numbers: Any, steps: Any) -> MaskInfo:
+            return MaskInfo(
+                data_next=numbers[None],
+                mask_next=None,
+                block_mask=steps[None],
+                partial_mask_blocks=None,
+                q_sequence=tables.packed,  # pyright: ignore[reportArgumentType]
+            )
+
+        options = _stream_options(table.layout, tokens, q.shape[1], window, softcap, interpret)
+        forward, backward = (
+            visited(tables.keys, tables.key_steps),
+            visited(tables.queries, tables.query_steps),
+        )
+        kernel = splash.SplashAttentionKernel(forward, forward, backward, **options)
+        trees: Any = tables.trees
+        out: Any = kernel(*(x.transpose(1, 0, 2) for x in (q, k, v)), splash.SegmentIds(trees, trees))
+        return out.transpose(1, 0, 2).astype(q.dtype)
+
+    return over_mesh(lambda *arrays: one_by_one(stream, arrays), mesh)(q, k, v, table)
 
 
-class KeyedMask(masks._ComputableMask):
+@functools.lru_cache(maxsize=256)
+def _stream_options(
+    layout: KernelLayout, tokens: int, heads: int, window: int | None, softcap: float | None, interpret: bool
+) -> dict[str, Any]:
+    """All that a kernel is told but its tables: those of a kernel for a single block."""
+    places = np.arange(layout.block, dtype=np.int32)
+    mask = _KeyedMask((layout, tokens, window), tree_sight(layout, tokens, window), places)
+    return _make_kernel(mask, heads, softcap, layout.block, shards=1, interpret=interpret).kwargs
+
+
+def tree_sight(layout: KernelLayout, tokens: int, window: int | None) -> Callable[[Any, Any], Any]:
+    """Return a function of (packed queries, places of keys), bool: the query sees the key, if it is of the same tree.
+
+    Args:
+        layout, tokens: static facts of a stream.
+        window: a token sees only the ``window`` last tokens of its conversation, itself included; None for all.
+    """
+
+    def sees(packed: Any, key: Any) -> Any:
+        place, own, hidden = layout.unpack(packed, tokens)
+        before = key < own - hidden
+        visible = (key <= place) & (before | (key >= own))
+        return visible if window is None else visible & (place - key - before * hidden < window)
+
+    return sees
+
+
+class _KeyedMask(masks._ComputableMask):
     """A mask that is computed in the kernel; equal where what it is made of is.
 
     Args:
@@ -113,94 +241,22 @@ class KeyedMask(masks._ComputableMask):
         return hash(self.key)
 
 
-class _KernelMask(KeyedMask):
-    """A tree's mask as the kernel wants it; tokens that were appended to fill the last block see themselves.
-
-    For each query the kernel hands one number to the mask's function, so index and place inside the
-    response are packed into one.
-    """
-
-    def __init__(self, mask: TreeMask, tokens: int) -> None:
-        layout = mask.layout
-        index = np.arange(tokens, dtype=np.int32)
-        inside = np.where(index < layout.tokens, layout.inside(index), index - layout.tokens)
-        low = tokens.bit_length()
-        if low + int(inside.max()).bit_length() > 31:
-            raise ValueError(
-                f"attention over {tokens} tokens with responses of {layout.response_length}: "
-                "index and place inside the response do not fit into 31 bits"
-            )
-
-        def sees(packed: Any, key: Any) -> Any:
-            query = packed & ((1 << low) - 1)
-            visible = mask.sees(query, key, packed >> low)
-            return (
-                visible
-                if tokens == layout.tokens
-                else visible & ((query < layout.tokens) | (key >= layout.tokens))
-            )
-
-        super().__init__((mask, tokens), sees, (index | inside << low).astype(np.int32))
-
-
-@functools.lru_cache(maxsize=256)
-def _kernel(
-    mask: TreeMask, heads: int, softcap: float | None, block: int, shards: int, interpret: bool
+def _make_kernel(
+    mask: _KeyedMask, heads: int, softcap: float | None, block: int, *, shards: int, interpret: bool
 ) -> Any:
-    """The kernel with its tables of blocks to visit, which depend on shapes only."""
-    tokens = _tokens(mask.layout.tokens, block, shards)
-    return make_kernel(_KernelMask(mask, tokens), heads, softcap, block, shards=shards, interpret=interpret)
+    """JAX's kernel with the tables of blocks of this mask, the same for each of the query ``heads``.
 
-
-def make_kernel(
-    mask: KeyedMask, heads: int, softcap: float | None, block: int, *, shards: int, interpret: bool
-) -> Any:
-    """Return JAX's kernel, with tables of the blocks of this mask.
-
-    Args:
-        mask: of every head.
-        heads: of queries.
-        softcap: scores s become ``softcap * tanh(s / softcap)`` before masking.
-        block: queries, and keys, of a step.
-        shards: parts into which a mesh splits the queries.
-        interpret: run the kernel's steps by XLA, on any machine, to test it.
+    A step takes ``block`` queries and as many keys; a mesh splits the queries into ``shards`` parts.
     """
-    sizes = splash.BlockSizes(
-        block_q=block,
-        block_kv=block,
-        block_q_dkv=block,
-        block_kv_dkv=block,
-        block_q_dq=block,
-        block_kv_dq=block,
-    )
+    sides = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")
     # The tables are data, not part of whatever is being traced.
     with jax.ensure_compile_time_eval():
         return splash.make_splash_mha(
             masks.MultiHeadMask([mask] * heads),
-            block_sizes=sizes,
+            block_sizes=splash.BlockSizes(**dict.fromkeys(sides, block)),
             head_shards=1,
             q_seq_shards=shards,
             attn_logits_soft_cap=softcap,
             residual_checkpoint_name=ATTENTION_RESULTS[0],
             interpret=interpret,
         )
-
-
-def _block_size(tokens: int, largest: int, shards: int) -> int:
-    """A smaller block where the largest one would be mostly empty."""
-    return min(largest, LANES * math.ceil(tokens / (shards * LANES)))
-
-
-def _tokens(tokens: int, block: int, shards: int) -> int:
-    """``tokens`` rounded up to whole blocks on every shard."""
-    return math.ceil(tokens / (block * shards)) * block * shards
-
-
-def visited_share(mask: TreeMask, *, block: int = BLOCK) -> float:
-    """The share of the steps of the kernel's grid that have anything to compute.
-
-    The grid has a row for each block of queries, as wide as the row with the most blocks of keys.
-    """
-    block = _block_size(mask.layout.tokens, block, 1)
-    table = np.asarray(_kernel(mask, 1, None, block, 1, False).fwd_mask_info.block_mask)
-    return np.count_nonzero(table) / table.size

@@ -1,14 +1,23 @@
 """Attention over packed streams (:mod:`prb_jax.trees.streams`) for any machine, and its derivative.
 
-:mod:`prb_jax.models.attention.stream_head` walks through the blocks of one head of one stream. Here are all heads, one
-after the other, and the attention of the read places alone.
+The query heads of a kv head are computed together, a block of queries at a time. All is held the other way round,
+keys by queries, so that the products are plain ones and the maximum and the sum of a softmax run over the leading
+axis, which machines do many at a time. A block of queries walks through the blocks of keys that its table lists
+(:mod:`prb_jax.trees.stream_tables`) and keeps a running maximum, sum and result; only blocks that some query does not
+see wholly are compared with the mask. The loops' bounds are data: one program serves any trees.
+
+The backward pass is written by hand. It keeps the output and, for every query, the logarithm of its softmax's
+denominator, walks through the same blocks, and computes the weights of each again: memory is that of one block.
+
+Letters: S streams of N tokens, G kv heads, H head dim; a row is one token of a block of one of the query heads of a kv
+head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,20 +25,50 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, PartitionSpec
 
-from prb_jax.models.attention.blocks import MASKED
+from prb_jax.models.attention.blocks import MASKED, divisor
 from prb_jax.models.attention.blockwise import ATTENTION_RESULTS
-from prb_jax.models.attention.stream_head import Facts, attend_head, attend_head_backward
-from prb_jax.models.layers import float32_einsum, soft_capped
+from prb_jax.models.layers import product, soft_capped
 from prb_jax.sharding import RULES
-from prb_jax.trees.stream_blocks import BLOCK, BlockTable
+from prb_jax.trees.stream_tables import BLOCK, BlockTable
 from prb_jax.trees.streams import StreamBatch
 
 HEADS = 2
 """Query heads that share their kv head and are computed together, at most: what more of them need falls out of the
 caches."""
 
-READS = 64
-"""Read places whose scores with all keys of a stream are held at a time."""
+
+class Facts(NamedTuple):
+    """Which token of a stream sees which, int32."""
+
+    keys: jax.Array  # the stream's table, see :class:`prb_jax.trees.stream_tables.BlockTable`
+    counts: jax.Array
+    until: jax.Array  # [N], see :class:`prb_jax.trees.streams.StreamBatch`
+    positions: jax.Array
+
+    @property
+    def real(self) -> jax.Array:
+        """How many blocks of queries there are; those of padding, behind all others, have no keys."""
+        return (self.counts.sum(axis=1) > 0).sum()
+
+    def walk(self, number: jax.Array, step: Callable[..., Any], carry: Any) -> Any:
+        """step(start, masked, carry) for every block of keys of a block of queries."""
+
+        def at(index: jax.Array, carry: Any, *, masked: bool) -> Any:
+            return step(self.keys[number, index] * BLOCK, masked, carry)
+
+        whole, partly = self.counts[number, 0], self.counts[number, 1]
+        carry = lax.fori_loop(0, whole, partial(at, masked=False), carry)
+        return lax.fori_loop(whole, whole + partly, partial(at, masked=True), carry)
+
+    def seen(self, number: jax.Array, rows: int, start: jax.Array, window: int | None) -> jax.Array:
+        """bool [BLOCK, rows]: which keys of the block at ``start`` each row of a block of queries sees."""
+        place = number * BLOCK + jnp.arange(rows) // (rows // BLOCK)
+        key = (start + jnp.arange(BLOCK))[:, None]
+        seen = (key <= place) & (place < lax.dynamic_slice_in_dim(self.until, start, BLOCK)[:, None])
+        if window is not None:
+            back = self.positions[place] - lax.dynamic_slice_in_dim(self.positions, start, BLOCK)[:, None]
+            seen &= back < window
+        return seen
 
 
 def stream_attention(
@@ -54,7 +93,7 @@ def stream_attention(
         softcap: scores s become ``softcap * tanh(s / softcap)`` before masking.
         mesh: over which streams and heads are split; None for one device.
     """
-    table = batch.blocks if window is None else batch.window_blocks
+    table = batch.table(window)
     if not isinstance(table, BlockTable):
         raise ValueError(f"these streams have no table of blocks for a window of {window}")
     given = (table.keys, table.counts, batch.until, batch.positions)
@@ -72,7 +111,7 @@ def _attend(
 def _attend_forward(
     window: int | None, softcap: float | None, q: jax.Array, k: jax.Array, v: jax.Array, facts: Facts
 ) -> tuple[jax.Array, tuple[Any, ...]]:
-    head, parts = partial(attend_head, window=window, softcap=softcap), _parts(q, k)
+    head, parts = partial(_attend_head, window=window, softcap=softcap), _parts(q, k)
     keys, values = (jnp.repeat(x, parts, axis=1) for x in (k.transpose(0, 2, 1, 3), v.transpose(0, 2, 3, 1)))
     out, log = _each_head(head, facts, _blocks(q, k.shape[2] * parts), keys, values)
     out = _from_blocks(out, q.shape)
@@ -89,7 +128,7 @@ def _attend_backward(
     # The softmax's derivative needs of a row only the sum of weight times derivative by weight.
     inner = jnp.sum(cotangent.astype(jnp.float32) * out.astype(jnp.float32), axis=-1, keepdims=True)
     to_q, to_k, to_v = _each_head(
-        partial(attend_head_backward, window=window, softcap=softcap),
+        partial(_attend_head_backward, window=window, softcap=softcap),
         facts,
         _blocks(q, runs),
         _blocks(cotangent, runs),
@@ -112,7 +151,7 @@ _attend.defvjp(_attend_forward, _attend_backward)
 def _parts(q: jax.Array, k: jax.Array) -> int:
     """Into how many runs the query heads of a kv head are parted, of at most :data:`HEADS` each."""
     group = q.shape[2] // k.shape[2]
-    return group // max(size for size in range(1, HEADS + 1) if group % size == 0)
+    return group // divisor(group, HEADS)
 
 
 def _blocks(x: jax.Array, runs: int) -> jax.Array:
@@ -139,48 +178,98 @@ def _each_head(head: Callable[..., Any], facts: Facts, *arrays: jax.Array) -> An
     return lax.map(stream, (facts, arrays))
 
 
-def attend_from_stream_reads(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    *,
-    batch: StreamBatch,
-    window: int | None = None,
-    softcap: float | None = None,
-) -> jax.Array:
-    """As :func:`stream_attention`, for the tokens at the read places alone.
+def _attend_head(
+    facts: Facts, q: jax.Array, k: jax.Array, v: jax.Array, *, window: int | None, softcap: float | None
+) -> tuple[jax.Array, jax.Array]:
+    """Output and softmax denominators of the query heads that share a kv head.
 
     Args:
-        q: [S, M, heads, H], already scaled.
-        k, v: [S, N, G, H].
-        batch: the streams.
+        facts: of the stream.
+        q: [blocks, H, rows], already scaled.
+        k: [N, H].
+        v: [H, N].
         window, softcap: as of :func:`stream_attention`.
 
     Returns:
-        [S, M, heads, H] in q's dtype.
+        [blocks, H, rows] in q's dtype; float32 [blocks, rows], the logarithm of each softmax's denominator. Blocks of
+        padding hold zeros.
     """
-    streams, reads, heads, head_dim = q.shape
-    tokens, kv_heads = k.shape[1:3]
-    chunk = next(size for size in range(min(READS, reads), 0, -1) if reads % size == 0)
-    until, positions = (jnp.asarray(x)[:, None] for x in (batch.until, batch.positions))
+    blocks, head_dim, rows = q.shape
 
-    def some(args: tuple[jax.Array, jax.Array]) -> jax.Array:
-        queries, places = args  # [S, c, G, group, H], [S, c]
-        scores = soft_capped(float32_einsum("scgnh,stgh->sgnct", queries, k), softcap)
-        key, place = jnp.arange(tokens), places[:, :, None]
-        seen = (key <= place) & (place < until)
-        if window is not None:
-            seen &= jnp.take_along_axis(positions, place, axis=2) - positions < window
-        weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, MASKED), axis=-1).astype(q.dtype)
-        return float32_einsum("sgnct,stgh->scgnh", weights, v).astype(q.dtype)
+    def block(number: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        out, log = carry
+        query = q[number]
 
-    folded = q.reshape(streams, reads // chunk, chunk, kv_heads, heads // kv_heads, head_dim).swapaxes(0, 1)
-    places = jnp.asarray(batch.reads).reshape(streams, reads // chunk, chunk).swapaxes(0, 1)
-    if chunk == reads:
-        out = some((folded[0], places[0]))[None]
-    else:  # a backward pass computes each part's weights again: all at once would be reads times tokens
-        out = lax.map(jax.checkpoint(some, prevent_cse=False), (folded, places))
-    return out.swapaxes(0, 1).reshape(q.shape)
+        def step(start: jax.Array, masked: bool, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            top, total, result = carry
+            scores = soft_capped(product(lax.dynamic_slice_in_dim(k, start, BLOCK, 0), query), softcap)
+            if masked:
+                scores = jnp.where(facts.seen(number, rows, start, window), scores, MASKED)
+            higher = jnp.maximum(top, scores.max(axis=0))
+            weights, fading = jnp.exp(scores - higher), jnp.exp(top - higher)
+            values = lax.dynamic_slice_in_dim(v, start, BLOCK, 1)
+            result = result * fading + product(values, weights.astype(v.dtype))
+            return higher, total * fading + weights.sum(axis=0), result
+
+        # Above a masked score, so that a row that sees nothing of a block gives it no weight.
+        first = jnp.full(rows, MASKED / 10, jnp.float32)
+        nothing = (jnp.zeros(shape, jnp.float32) for shape in (rows, (head_dim, rows)))
+        top, total, result = facts.walk(number, step, (first, *nothing))
+        out = lax.dynamic_update_index_in_dim(out, (result / total).astype(q.dtype), number, 0)
+        return out, lax.dynamic_update_index_in_dim(log, top + jnp.log(total), number, 0)
+
+    empty = jnp.zeros_like(q), jnp.zeros((blocks, rows), jnp.float32)
+    return lax.fori_loop(0, facts.real, block, empty)
+
+
+def _attend_head_backward(
+    facts: Facts, q: jax.Array, pulled: jax.Array, k: jax.Array, v: jax.Array, log: jax.Array, inner: jax.Array,
+    *, window: int | None, softcap: float | None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
+    """Gradients by q [blocks, H, rows] in its dtype, and by k and v, float32 [N, H].
+
+    Args:
+        facts, q, window, softcap: as of :func:`_attend_head`.
+        pulled: [blocks, H, rows], the gradient by its output.
+        k, v: [N, H].
+        log: what it returned.
+        inner: float32 [blocks, rows], the inner product of output and ``pulled``.
+    """
+    _, head_dim, rows = q.shape
+    turned_k = k.T
+
+    def block(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        to_q, to_k, to_v = carry
+        query, towards = q[number], pulled[number]
+        turned_query, turned_towards = query.T, towards.T
+        logs, inners = log[number], inner[number]
+
+        def step(start: jax.Array, masked: bool, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            to_query, to_k, to_v = carry
+            capped = soft_capped(product(lax.dynamic_slice_in_dim(k, start, BLOCK, 0), query), softcap)
+            weights = jnp.exp(capped - logs)
+            if masked:
+                weights = jnp.where(facts.seen(number, rows, start, window), weights, 0.0)
+            gradient = weights * (product(lax.dynamic_slice_in_dim(v, start, BLOCK, 0), towards) - inners)
+            if softcap is not None:
+                gradient = gradient * (1.0 - jnp.square(capped / softcap))
+            weights, gradient = weights.astype(q.dtype), gradient.astype(q.dtype)
+            to_query = to_query + product(lax.dynamic_slice_in_dim(turned_k, start, BLOCK, 1), gradient)
+            to_k = _add_rows(to_k, product(gradient, turned_query), start)
+            return to_query, to_k, _add_rows(to_v, product(weights, turned_towards), start)
+
+        first = jnp.zeros((head_dim, rows), jnp.float32)
+        to_query, to_k, to_v = facts.walk(number, step, (first, to_k, to_v))
+        return lax.dynamic_update_index_in_dim(to_q, to_query.astype(q.dtype), number, 0), to_k, to_v
+
+    nothing = jnp.zeros(k.shape, jnp.float32)
+    return lax.fori_loop(0, facts.real, block, (jnp.zeros_like(q), nothing, nothing))
+
+
+def _add_rows(total: jax.Array, more: jax.Array, start: jax.Array) -> jax.Array:
+    """``total`` [N, H] with ``more`` [size, H] added to the rows from ``start`` on."""
+    rows = lax.dynamic_slice_in_dim(total, start, len(more), 0) + more
+    return lax.dynamic_update_slice_in_dim(total, rows, start, 0)
 
 
 def over_mesh(attend: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:

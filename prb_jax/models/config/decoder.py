@@ -5,7 +5,10 @@ here an unknown architecture, rope type, or field value that would change number
 names it. Absent fields take the value that transformers gives them for that family.
 """
 
+from __future__ import annotations
+
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,109 +16,94 @@ from typing import Any, Literal
 from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, short_repr
 from prb_jax.models.config.families import FAMILIES, Family
-from prb_jax.models.config.fields import LARGEST_EPSILON, MOST_LAYERS, FieldReader
-from prb_jax.models.config.layout import STANDARD, Layout
-from prb_jax.models.config.rope import ROPE_TYPES, RopeConfig, parse_rope, parse_rope_per_layer_type
-from prb_jax.models.config.shared import (
+from prb_jax.models.config.fields import (
+    LARGEST_EPSILON,
+    MOST_LAYERS,
     WITHOUT_EFFECT,
+    FieldReader,
     choose_dtype,
-    parse_architectures,
-    parse_dtype,
-    parse_num_labels,
-    refuse_unless_neutral,
 )
 from prb_jax.models.head import LINEAR, Head
+from prb_jax.models.layers import Activation
+from prb_jax.models.rope import RopeConfig, parse_ropes
 
-__all__ = ["ROPE_TYPES", "DecoderConfig", "RopeConfig", "load_config", "parse_config"]
-
-Activation = Literal["silu", "gelu_pytorch_tanh"]
-_ACTIVATIONS: dict[str, Activation] = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu_pytorch_tanh": "gelu_pytorch_tanh",
-}
+_ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh",
+}  # fmt: skip
 _SLIDES = {"full_attention": False, "sliding_attention": True}
-# Fields that would change scores unless they have one of these values (or are null).
-_ONLY_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "partial_rotary_factor": (1, 1.0),
-    "per_layer_config": ({},),
-    "use_bidirectional_attention": (False,),
-    "is_causal": (True,),
-    "is_encoder_decoder": (False,),
-    "add_cross_attention": (False,),
-    "pruned_heads": ({},),
-}
+# Fields that would change scores unless they have this value (or are null).
+_ONLY_NEUTRAL: Mapping[str, Any] = {
+    "partial_rotary_factor": 1, "per_layer_config": {}, "use_bidirectional_attention": False, "is_causal": True,
+    "is_encoder_decoder": False, "add_cross_attention": False, "pruned_heads": {},
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Names of a checkpoint's tensors."""
+
+    style: Literal["transformers", "internlm2"] = "transformers"  # the code base whose names the body has
+    prefix: str = "model."  # what the body's names start with
+    side_files: tuple[tuple[str, str], ...] = ()
+    """Files beside the weights that hold further tensors, each with what is put before the names in it. Any of those
+    that exist are read."""
+    ignored: tuple[tuple[str, str], ...] = ()
+    """Regular expressions of names that are left aside, each with the reason."""
+
+
+STANDARD = Layout()
+"""What transformers writes for a ``*ForSequenceClassification``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """One decoder with a score head. Hashable; ``original`` takes no part in comparison.
+    """One decoder with a score head. Hashable; ``original`` takes no part in comparison."""
 
-    Attributes:
-      model_type: family, e.g. ``llama``.
-      vocab_size, hidden_size, intermediate_size, num_hidden_layers: V, D, F, number of layers.
-      num_attention_heads, num_key_value_heads, head_dim: N, G, H.
-      rms_norm_eps: added to the mean square in every norm.
-      hidden_activation: of the gated mlp.
-      attention_bias: q, k and v have biases.
-      attention_output_bias: o has a bias.
-      mlp_bias: gate, up and down have biases.
-      qk_norm: each head of q and k is normalised before rope.
-      norm_plus_one: norms multiply by 1 + w.
-      norm_scale_after_cast: norms cast to the activations' dtype first and multiply by w then
-        (llama); False multiplies in float32 and casts the product (gemma).
-      post_norms: norms also after attention and after the mlp.
-      embedding_scale: multiplies the embeddings (transformers rounds it to the weights' dtype); None for 1.
-      attention_scale: multiplies q k^T.
-      attn_logit_softcapping: c in c tanh(logits / c); None for no cap.
-      final_logit_softcapping: the same for the logits of the vocabulary, where a read-out takes those.
-      sliding_window: w: a sliding layer sees keys at distance 0 to w - 1. None when there is none.
-      layer_windows: for each layer, whether it slides.
-      rope: (full layers, sliding layers); the second is None where both are the same.
-      max_position_embeddings: context length in tokens.
-      num_labels: outputs of the score head.
-      pad_token_id, tie_word_embeddings, architectures: as in the file.
-      torch_dtype: dtype the weights were saved in, or None.
-      ignored_keys: fields that have no meaning for this family, in transformers as here; to be reported.
-      original: the raw JSON object.
-      head: the read-out; as parsed, the linear one of ``*ForSequenceClassification``
-        (:func:`prb_jax.readouts.resolve.resolve_model` finds others).
-      layout: names of the checkpoint's tensors.
-    """
-
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
+    model_type: str  # family, e.g. ``llama``
+    vocab_size: int  # V
+    hidden_size: int  # D
+    intermediate_size: int  # F
     num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    hidden_activation: Activation
-    attention_bias: bool
-    attention_output_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-    norm_plus_one: bool
+    num_attention_heads: int  # N
+    num_key_value_heads: int  # G
+    head_dim: int  # H
+    rms_norm_eps: float  # added to the mean square in every norm
+    hidden_activation: Activation  # of the gated mlp
+    attention_bias: bool  # q, k and v have biases
+    attention_output_bias: bool  # o has a bias
+    mlp_bias: bool  # gate, up and down have biases
+    qk_norm: bool  # each head of q and k is normalised before rope
+    norm_plus_one: bool  # norms multiply by 1 + w
     norm_scale_after_cast: bool
-    post_norms: bool
+    """Norms cast to the activations' dtype first and multiply by w then (llama); False multiplies in float32 and casts
+    the product (gemma)."""
+    post_norms: bool  # norms also after attention and after the mlp
     embedding_scale: float | None
-    attention_scale: float
-    attn_logit_softcapping: float | None
-    final_logit_softcapping: float | None
-    sliding_window: int | None
-    layer_windows: tuple[bool, ...]
-    rope: tuple[RopeConfig, RopeConfig | None]
-    max_position_embeddings: int
-    num_labels: int
+    """Multiplies the embeddings (transformers rounds it to the weights' dtype); None for 1."""
+    attention_scale: float  # multiplies q k^T
+    attn_logit_softcapping: float | None  # c in c tanh(logits / c); None for no cap
+    final_logit_softcapping: (
+        float | None
+    )  # the same for the logits of the vocabulary, where a read-out takes those
+    sliding_window: (
+        int | None
+    )  # w: a sliding layer sees keys at distance 0 to w - 1; None where there is none
+    layer_windows: tuple[bool, ...]  # for each layer, whether it slides
+    rope: tuple[
+        RopeConfig, RopeConfig | None
+    ]  # (full, sliding layers); the second is None where both are the same
+    max_position_embeddings: int  # context length in tokens
+    num_labels: int  # outputs of the score head
     pad_token_id: int | None
     tie_word_embeddings: bool
     architectures: tuple[str, ...]
-    torch_dtype: str | None
+    torch_dtype: str | None  # in which the weights were saved, if the file says it
     ignored_keys: tuple[str, ...] = ()
-    original: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """Fields that have no meaning for this family, in transformers as here; to be reported."""
+    original: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # the raw JSON object
     head: Head = LINEAR
+    """The read-out; as parsed, the linear one of ``*ForSequenceClassification``
+    (:func:`prb_jax.readouts.resolve.resolve_model` finds others)."""
     layout: Layout = STANDARD
 
     __repr__ = short_repr
@@ -187,27 +175,37 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
       CheckpointError: unknown architecture or rope type, quantised weights, a field that is missing,
         mistyped or inconsistent, or one that would change numbers in a way this decoder does not follow.
     """
-    fields = FieldReader(raw, where=where)
+    fields = FieldReader(raw, where)
     family = _family(fields)
-    refuse_unless_neutral(fields, _ONLY_NEUTRAL)
-    defaults = family.defaults
+    fields.refuse_unless(_ONLY_NEUTRAL)
+    absent = family.defaults
 
     hidden_size = fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
     layers = fields.integer("num_hidden_layers", maximum=MOST_LAYERS)
-    kv_heads = (
-        fields.optional_integer("num_key_value_heads", default=defaults["num_key_value_heads"]) or heads
-    )
+    kv_heads = fields.optional_integer("num_key_value_heads", default=absent["num_key_value_heads"]) or heads
     if heads % kv_heads:
         raise fields.error(
             "num_key_value_heads", f"a divisor of num_attention_heads ({heads})", found=kv_heads
         )
-    head_dim = _head_dim(fields, family, hidden_size=hidden_size, heads=heads)
-    max_positions = fields.integer("max_position_embeddings", default=defaults["max_position_embeddings"])
+    head_dim = fields.optional_integer("head_dim", default=absent["head_dim"])
+    if head_dim is None and hidden_size % heads:
+        raise fields.error(
+            "hidden_size", f"a multiple of num_attention_heads ({heads}), as head_dim is not given"
+        )
+    head_dim = head_dim or hidden_size // heads
+    longest = fields.integer("max_position_embeddings", default=absent["max_position_embeddings"])
     sliding_window, layer_windows = _layer_windows(fields, family, layers=layers)
-    attention_bias = (
-        fields.flag("attention_bias", default=False) if family.bias == "field" else family.bias == "qkv"
-    )
+    has_bias = family.bias == "qkv"
+    if family.bias == "field":
+        has_bias = fields.flag("attention_bias", default=False)
+    attention_scale, final_cap = head_dim, None
+    if family.post_norms:
+        attention_scale = fields.number("query_pre_attn_scalar", default=absent["query_pre_attn_scalar"])
+    if family.softcaps_vocabulary:
+        final_cap = fields.optional_number(
+            "final_logit_softcapping", default=absent["final_logit_softcapping"]
+        )
 
     return DecoderConfig(
         model_type=fields.text("model_type"),
@@ -218,32 +216,34 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=fields.number("rms_norm_eps", default=defaults["rms_norm_eps"], maximum=LARGEST_EPSILON),
+        rms_norm_eps=fields.number("rms_norm_eps", default=absent["rms_norm_eps"], maximum=LARGEST_EPSILON),
         hidden_activation=_activation(fields, family),
-        attention_bias=attention_bias,
-        attention_output_bias=attention_bias and family.bias == "field",
+        attention_bias=has_bias,
+        attention_output_bias=has_bias and family.bias == "field",
         mlp_bias=family.mlp_bias_field and fields.flag("mlp_bias", default=False),
         qk_norm=family.qk_norm,
         norm_plus_one=family.gemma,
         norm_scale_after_cast=not family.gemma,
         post_norms=family.post_norms,
         embedding_scale=hidden_size**0.5 if family.gemma else None,
-        attention_scale=_attention_scale(fields, family, head_dim=head_dim),
-        attn_logit_softcapping=_softcap(fields, family),
-        final_logit_softcapping=fields.optional_number(
-            "final_logit_softcapping", default=family.defaults["final_logit_softcapping"]
-        )
-        if family.softcaps_vocabulary
-        else None,
+        attention_scale=attention_scale**-0.5,
+        attn_logit_softcapping=_attention_softcap(fields, family),
+        final_logit_softcapping=final_cap,
         sliding_window=sliding_window,
         layer_windows=layer_windows,
-        rope=_rope(fields, family, head_dim=head_dim, max_position_embeddings=max_positions),
-        max_position_embeddings=max_positions,
-        num_labels=parse_num_labels(fields),
-        pad_token_id=fields.optional_integer("pad_token_id", default=defaults["pad_token_id"], minimum=None),
-        tie_word_embeddings=fields.flag("tie_word_embeddings", default=defaults["tie_word_embeddings"]),
-        architectures=parse_architectures(fields),
-        torch_dtype=parse_dtype(fields),
+        rope=parse_ropes(
+            fields,
+            head_dim=head_dim,
+            longest=longest,
+            theta=absent["rope_theta"],
+            local_theta=absent["rope_local_base_freq"] if family.local_rope else None,
+        ),
+        max_position_embeddings=longest,
+        num_labels=fields.num_labels(),
+        pad_token_id=fields.optional_integer("pad_token_id", default=absent["pad_token_id"], minimum=None),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", default=absent["tie_word_embeddings"]),
+        architectures=fields.architectures(),
+        torch_dtype=fields.dtype(),
         ignored_keys=tuple(sorted(set(raw) - fields.read - WITHOUT_EFFECT)),
         original=copy.deepcopy(raw),
     )
@@ -251,38 +251,24 @@ def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
 
 def _family(fields: FieldReader) -> Family:
     model_type = fields.text("model_type")
-    architectures = parse_architectures(fields)
-    supported = ", ".join(family.architecture for family in FAMILIES.values())
-    named = architectures[0] if architectures else None
+    named = next(iter(fields.architectures()), None)
     family = FAMILIES.get(model_type)
     if family is None:
+        supported = ", ".join(family.architecture for family in FAMILIES.values())
         raise CheckpointError(
             f"{fields.where}: unknown architecture: model_type '{model_type}'"
             f"{f' ({named})' if named else ''}. Supported: {supported}"
         )
     if named not in (None, family.architecture, family.language_model):
+        code = (
+            " (code of its repository, which auto_map names, is never run)" if fields.has("auto_map") else ""
+        )
         raise CheckpointError(
             f"{fields.where}: unknown architecture '{named}' for model_type '{model_type}': "
             f"expected '{family.architecture}', or a class of the table of reward models; if you know that its "
-            "head is one of that table, name the row with --readout"
-            + (
-                " (code of its repository, which auto_map names, is never run)"
-                if fields.has("auto_map")
-                else ""
-            )
+            f"head is one of that table, name the row with --readout{code}"
         )
     return family
-
-
-def _head_dim(fields: FieldReader, family: Family, *, hidden_size: int, heads: int) -> int:
-    head_dim = fields.optional_integer("head_dim", default=family.defaults["head_dim"])
-    if head_dim is not None:
-        return head_dim
-    if hidden_size % heads:
-        raise fields.error(
-            "hidden_size", f"a multiple of num_attention_heads ({heads}), as head_dim is not given"
-        )
-    return hidden_size // heads
 
 
 def _activation(fields: FieldReader, family: Family) -> Activation:
@@ -296,13 +282,7 @@ def _activation(fields: FieldReader, family: Family) -> Activation:
     return _ACTIVATIONS[found]
 
 
-def _attention_scale(fields: FieldReader, family: Family, *, head_dim: int) -> float:
-    if not family.post_norms:
-        return head_dim**-0.5
-    return fields.number("query_pre_attn_scalar", default=family.defaults["query_pre_attn_scalar"]) ** -0.5
-
-
-def _softcap(fields: FieldReader, family: Family) -> float | None:
+def _attention_softcap(fields: FieldReader, family: Family) -> float | None:
     name = "attn_logit_softcapping"
     if family.softcaps_attention:
         return fields.optional_number(name, default=family.defaults[name])
@@ -310,26 +290,6 @@ def _softcap(fields: FieldReader, family: Family) -> float | None:
         # transformers stores it for Gemma 3 but never applies it: which one the weights want is unknown.
         raise fields.error(name, "null, as transformers does not apply it in this family")
     return None
-
-
-def _rope(
-    fields: FieldReader, family: Family, *, head_dim: int, max_position_embeddings: int
-) -> tuple[RopeConfig, RopeConfig | None]:
-    if not family.local_rope:
-        only = parse_rope(
-            fields,
-            head_dim=head_dim,
-            max_position_embeddings=max_position_embeddings,
-            default_theta=family.defaults["rope_theta"],
-        )
-        return only, None
-    return parse_rope_per_layer_type(
-        fields,
-        head_dim=head_dim,
-        max_position_embeddings=max_position_embeddings,
-        default_theta=family.defaults["rope_theta"],
-        default_local=family.defaults["rope_local_base_freq"],
-    )
 
 
 def _layer_windows(

@@ -9,18 +9,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from prb_jax.errors import CheckpointError, short_repr
-from prb_jax.models.config.fields import LARGEST_EPSILON, MOST_LAYERS, FieldReader
-from prb_jax.models.config.shared import (
-    WITHOUT_EFFECT,
-    parse_architectures,
-    parse_dtype,
-    parse_num_labels,
-    refuse_unless_neutral,
-)
+from prb_jax.models.config.fields import LARGEST_EPSILON, MOST_LAYERS, WITHOUT_EFFECT, FieldReader
 from prb_jax.models.head import Head
 from prb_jax.models.layers import ACTIVATIONS, EncoderActivation
 
@@ -28,49 +20,32 @@ MODEL_TYPES = ("bert", "deberta-v2")
 """Values of ``model_type`` that are encoders; DeBERTa-v3 calls itself v2."""
 
 # Fields that cannot change an embedding: dropout, and what BERT's config keeps of other tasks.
-_WITHOUT_EFFECT = WITHOUT_EFFECT | frozenset(
-    "|".join(
-        (
-            "attention_probs_dropout_prob|hidden_dropout_prob|classifier_dropout|pooler_dropout|cls_dropout",
-            "gradient_checkpointing|directionality|pooler_fc_size|pooler_num_attention_heads",
-            "pooler_num_fc_layers|pooler_size_per_head|pooler_type|legacy|tie_word_embeddings|num_labels|id2label",
-            "architectures|summary_type|summary_use_proj|summary_activation|summary_first_dropout",
-            "pooler_hidden_size|pooler_hidden_act|is_decoder|conv_act|conv_groups|pooling",
-        )
-    ).split("|")
-)
-_ONLY_NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
-    {
-        "is_decoder": (False,),
-        "is_encoder_decoder": (False,),
-        "add_cross_attention": (False,),
-        "pruned_heads": ({},),
-        "position_embedding_type": ("absolute",),
-        # The convolution beside the first layer of DeBERTa-v2-xlarge and -xxlarge.
-        "conv_kernel_size": (0,),
-    }
-)
+_OTHER_TASKS = """
+attention_probs_dropout_prob hidden_dropout_prob classifier_dropout pooler_dropout cls_dropout gradient_checkpointing
+directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type legacy
+tie_word_embeddings num_labels id2label architectures summary_type summary_use_proj summary_activation
+summary_first_dropout pooler_hidden_size pooler_hidden_act is_decoder conv_act conv_groups pooling
+"""
+_WITHOUT_EFFECT = WITHOUT_EFFECT | frozenset(_OTHER_TASKS.split())
+_ONLY_NEUTRAL: Mapping[str, Any] = {
+    "is_decoder": False, "is_encoder_decoder": False, "add_cross_attention": False, "pruned_heads": {},
+    "position_embedding_type": "absolute",
+    # The convolution beside the first layer of DeBERTa-v2-xlarge and -xxlarge.
+    "conv_kernel_size": 0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class RelativePositions:
-    """DeBERTa's disentangled attention (He et al., 2021): scores from distances beside those from contents.
-
-    Attributes:
-      buckets: distances beyond half of this share an embedding by their logarithm; 0: every distance has
-        its own.
-      max_distance: at and beyond which all distances are one.
-      content_to_position, position_to_content: which of the two terms there are.
-      shared: distances are projected by the query and key matrices of the contents.
-      normed: a layer norm over the embeddings of distances.
-    """
+    """DeBERTa's disentangled attention (He et al., 2021): scores from distances beside those from contents."""
 
     buckets: int
-    max_distance: int
-    content_to_position: bool
+    """Distances beyond half of this share an embedding by their logarithm; 0: every distance has its own."""
+    max_distance: int  # at and beyond which all distances are one
+    content_to_position: bool  # which of the two terms there are
     position_to_content: bool
-    shared: bool
-    normed: bool
+    shared: bool  # distances are projected by the query and key matrices of the contents
+    normed: bool  # a layer norm over the embeddings of distances
 
     @property
     def span(self) -> int:
@@ -80,49 +55,30 @@ class RelativePositions:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """One encoder: layer norms behind each block, attention in both directions. Hashable.
+    """One encoder: layer norms behind each block, attention in both directions. Hashable."""
 
-    Attributes:
-      model_type: ``bert`` or ``deberta-v2``.
-      vocab_size, embedding_size, hidden_size, intermediate_size: V, E, D, F.
-      num_hidden_layers, num_attention_heads: number of layers, N.
-      layer_norm_eps: added to the variance in every norm.
-      hidden_activation: of the mlp.
-      max_position_embeddings: longest text in tokens.
-      absolute_positions: there is an embedding of each position.
-      type_vocab_size: number of token types; 0 for none.
-      relative: distances in attention; None where there are none.
-      pad_token_id, architectures, torch_dtype: as in the file.
-      num_labels: outputs of the head; 0 without one.
-      ignored_keys: fields that have no meaning here; to be reported.
-      original: the raw JSON object.
-      head: the read-out of a reward model; None for an encoder of single texts.
-      prefix: what the names of the body's tensors start with.
-      norm_names: how the two tensors of a layer norm are called.
-    """
-
-    model_type: str
-    vocab_size: int
-    embedding_size: int
-    hidden_size: int
-    intermediate_size: int
+    model_type: str  # ``bert`` or ``deberta-v2``
+    vocab_size: int  # V
+    embedding_size: int  # E
+    hidden_size: int  # D
+    intermediate_size: int  # F
     num_hidden_layers: int
-    num_attention_heads: int
-    layer_norm_eps: float
-    hidden_activation: EncoderActivation
-    max_position_embeddings: int
-    absolute_positions: bool
-    type_vocab_size: int
-    relative: RelativePositions | None
+    num_attention_heads: int  # N
+    layer_norm_eps: float  # added to the variance in every norm
+    hidden_activation: EncoderActivation  # of the mlp
+    max_position_embeddings: int  # longest text in tokens
+    absolute_positions: bool  # there is an embedding of each position
+    type_vocab_size: int  # number of token types; 0 for none
+    relative: RelativePositions | None  # distances in attention; None where there are none
     pad_token_id: int | None
-    num_labels: int
+    num_labels: int  # outputs of the head; 0 without one
     architectures: tuple[str, ...]
     torch_dtype: str | None
-    ignored_keys: tuple[str, ...] = ()
-    original: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    head: Head | None = None
-    prefix: str = ""
-    norm_names: tuple[str, str] = ("weight", "bias")
+    ignored_keys: tuple[str, ...] = ()  # fields that have no meaning here; to be reported
+    original: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # the raw JSON object
+    head: Head | None = None  # the read-out of a reward model; None for an encoder of single texts
+    prefix: str = ""  # what the names of the body's tensors start with
+    norm_names: tuple[str, str] = ("weight", "bias")  # how the two tensors of a layer norm are called
 
     __repr__ = short_repr
 
@@ -185,11 +141,11 @@ def parse_encoder_config(raw: Mapping[str, Any], *, where: str) -> EncoderConfig
       CheckpointError: another architecture, or a field that is missing, mistyped, inconsistent, or that
         would change numbers in a way that is not followed here.
     """
-    fields = FieldReader(raw, where=where)
+    fields = FieldReader(raw, where)
     model_type = fields.text("model_type")
     if model_type not in MODEL_TYPES:
         raise fields.error("model_type", f"an encoder, one of {', '.join(MODEL_TYPES)}")
-    refuse_unless_neutral(fields, _ONLY_NEUTRAL)
+    fields.refuse_unless(_ONLY_NEUTRAL)
     bert = model_type == "bert"
     hidden_size = fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
@@ -222,9 +178,9 @@ def parse_encoder_config(raw: Mapping[str, Any], *, where: str) -> EncoderConfig
         type_vocab_size=fields.integer("type_vocab_size", default=2 if bert else 0, minimum=0),
         relative=relative,
         pad_token_id=fields.optional_integer("pad_token_id", default=0, minimum=None),
-        num_labels=parse_num_labels(fields),
-        architectures=parse_architectures(fields),
-        torch_dtype=parse_dtype(fields),
+        num_labels=fields.num_labels(),
+        architectures=fields.architectures(),
+        torch_dtype=fields.dtype(),
         ignored_keys=tuple(sorted(set(raw) - fields.read - _WITHOUT_EFFECT)),
         original=copy.deepcopy(dict(raw)),
     )

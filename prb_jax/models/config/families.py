@@ -9,46 +9,30 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
-#: Which linear layers of attention have a bias: those of q, k, v (``qkv``), as ``attention_bias`` says
-#: for q, k, v and o (``field``), or none.
-BiasRule = Literal["none", "qkv", "field"]
-#: Which layers slide: none, every one, by ``use_sliding_window`` and ``max_window_layers``, or every
-#: layer but each n-th.
-WindowRule = Literal["none", "every", "upper", "pattern"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Facts about one ``model_type``.
+    """Facts about one ``model_type``."""
 
-    Attributes:
-      architecture: name of the class with a score head, as in ``architectures``.
-      defaults: transformers' values for absent fields (None: derived from other fields).
-      bias: which attention projections have biases.
-      windows: which layers see only a sliding window.
-      window_period: for ``pattern``: each layer whose number (from 1) this divides is a full one.
-      mlp_bias_field: ``mlp_bias`` says whether gate, up and down have biases (else they have none).
-      qk_norm: RMSNorm over each head of q and k, before rope.
-      gemma: Gemma's norms (1 + w, multiplied in float32), embeddings scaled by sqrt(D), gelu.
-      post_norms: norms after attention and mlp, and attention scaled by ``query_pre_attn_scalar`` (Gemma
-        since 2).
-      local_rope: sliding layers have their own rope.
-      softcaps_attention: ``attn_logit_softcapping`` is honoured.
-      softcaps_vocabulary: ``final_logit_softcapping`` is, in the logits of a vocabulary.
-    """
-
-    architecture: str
-    defaults: Mapping[str, Any]
-    bias: BiasRule
-    windows: WindowRule
-    window_period: int = 0
-    mlp_bias_field: bool = False
-    qk_norm: bool = False
-    gemma: bool = False
+    architecture: str  # name of the class with a score head, as in ``architectures``
+    defaults: Mapping[str, Any]  # transformers' values for absent fields (None: derived from other fields)
+    bias: Literal["none", "qkv", "field"]
+    """Which linear layers of attention have a bias: those of q, k, v (``qkv``), as ``attention_bias`` says for q, k, v
+    and o (``field``), or none."""
+    windows: Literal["none", "every", "upper", "pattern"]
+    """Which layers see only a sliding window: none, every one, by ``use_sliding_window`` and ``max_window_layers``, or
+    every layer but each n-th."""
+    window_period: int = 0  # for ``pattern``: each layer whose number (from 1) this divides is a full one
+    mlp_bias_field: bool = (
+        False  # ``mlp_bias`` says whether gate, up and down have biases (else they have none)
+    )
+    qk_norm: bool = False  # RMSNorm over each head of q and k, before rope
+    gemma: bool = False  # Gemma's norms (1 + w, multiplied in float32), embeddings scaled by sqrt(D), gelu
     post_norms: bool = False
-    local_rope: bool = False
-    softcaps_attention: bool = False
-    softcaps_vocabulary: bool = False
+    """Norms after attention and mlp, and attention scaled by ``query_pre_attn_scalar`` (Gemma since 2)."""
+    local_rope: bool = False  # sliding layers have their own rope
+    softcaps_attention: bool = False  # ``attn_logit_softcapping`` is honoured
+    softcaps_vocabulary: bool = False  # ``final_logit_softcapping`` is, in the logits of a vocabulary
 
     @property
     def language_model(self) -> str:
@@ -58,111 +42,49 @@ class Family:
         )
 
 
-def _defaults(**values: Any) -> Mapping[str, Any]:
-    shared = {
-        "head_dim": None,
-        "pad_token_id": None,
-        "tie_word_embeddings": False,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10_000.0,
-    }
-    return MappingProxyType(shared | values)
+_SHARED = {
+    "head_dim": None, "pad_token_id": None, "tie_word_embeddings": False, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0,
+}  # fmt: skip
+_QWEN = {
+    "max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28,
+}  # fmt: skip
+_GEMMA = {"max_position_embeddings": 8192, "head_dim": 256, "pad_token_id": 0, "tie_word_embeddings": True}
+_LATER_GEMMA = _GEMMA | {"num_key_value_heads": 4, "query_pre_attn_scalar": 256, "sliding_window": 4096}
 
 
-_GEMMA = {
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "pad_token_id": 0,
-    "tie_word_embeddings": True,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-}
+def _family(name: str, *defaults: Mapping[str, Any], **facts: Any) -> Family:
+    merged = dict(_SHARED)
+    for values in defaults:
+        merged |= values
+    return Family(architecture=f"{name}ForSequenceClassification", defaults=MappingProxyType(merged), **facts)
+
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
-        "llama": Family(
-            architecture="LlamaForSequenceClassification",
-            defaults=_defaults(max_position_embeddings=2048, num_key_value_heads=None),
-            bias="field",
-            mlp_bias_field=True,
-            windows="none",
+        "llama": _family(
+            "Llama", {"max_position_embeddings": 2048, "num_key_value_heads": None},
+            bias="field", mlp_bias_field=True, windows="none",
         ),
-        "mistral": Family(
-            architecture="MistralForSequenceClassification",
-            defaults=_defaults(max_position_embeddings=4096 * 32, num_key_value_heads=8, sliding_window=4096),
-            bias="none",
-            windows="every",
+        "mistral": _family(
+            "Mistral", {"max_position_embeddings": 4096 * 32, "num_key_value_heads": 8, "sliding_window": 4096},
+            bias="none", windows="every",
         ),
-        "qwen2": Family(
-            architecture="Qwen2ForSequenceClassification",
-            defaults=_defaults(
-                max_position_embeddings=32768,
-                num_key_value_heads=32,
-                sliding_window=4096,
-                max_window_layers=28,
-            ),
-            bias="qkv",
-            windows="upper",
+        "qwen2": _family("Qwen2", _QWEN, bias="qkv", windows="upper"),
+        "qwen3": _family("Qwen3", _QWEN, {"head_dim": 128}, bias="field", windows="upper", qk_norm=True),
+        "gemma": _family("Gemma", _GEMMA, {"num_key_value_heads": 16}, bias="field", windows="none", gemma=True),
+        "gemma2": _family(
+            "Gemma2", _LATER_GEMMA, {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+            bias="field", windows="pattern", window_period=2, gemma=True, post_norms=True,
+            softcaps_attention=True, softcaps_vocabulary=True,
         ),
-        "qwen3": Family(
-            architecture="Qwen3ForSequenceClassification",
-            defaults=_defaults(
-                max_position_embeddings=32768,
-                num_key_value_heads=32,
-                head_dim=128,
-                sliding_window=4096,
-                max_window_layers=28,
-            ),
-            bias="field",
-            windows="upper",
-            qk_norm=True,
-        ),
-        "gemma": Family(
-            architecture="GemmaForSequenceClassification",
-            defaults=_defaults(
-                max_position_embeddings=8192,
-                num_key_value_heads=16,
-                head_dim=256,
-                pad_token_id=0,
-                tie_word_embeddings=True,
-            ),
-            bias="field",
-            windows="none",
-            gemma=True,
-        ),
-        "gemma2": Family(
-            architecture="Gemma2ForSequenceClassification",
-            defaults=_defaults(
-                **_GEMMA,
-                max_position_embeddings=8192,
-                attn_logit_softcapping=50.0,
-                final_logit_softcapping=30.0,
-            ),
-            bias="field",
-            windows="pattern",
-            window_period=2,
-            gemma=True,
-            post_norms=True,
-            softcaps_attention=True,
-            softcaps_vocabulary=True,
-        ),
-        "gemma3_text": Family(
-            architecture="Gemma3TextForSequenceClassification",
-            defaults=_defaults(
-                **_GEMMA,
-                max_position_embeddings=131_072,
-                rope_theta=1_000_000.0,
-                rope_local_base_freq=10_000.0,
-                final_logit_softcapping=None,
-            ),
-            bias="field",
-            windows="pattern",
-            window_period=6,
-            qk_norm=True,
-            gemma=True,
-            post_norms=True,
-            local_rope=True,
-            softcaps_vocabulary=True,
+        "gemma3_text": _family(
+            "Gemma3Text", _LATER_GEMMA,
+            {
+                "max_position_embeddings": 131_072, "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0,
+                "final_logit_softcapping": None,
+            },
+            bias="field", windows="pattern", window_period=6, qk_norm=True, gemma=True, post_norms=True,
+            local_rope=True, softcaps_vocabulary=True,
         ),
     }
-)
+)  # fmt: skip

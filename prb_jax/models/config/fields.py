@@ -1,9 +1,13 @@
 """Typed access to the fields of a raw ``config.json``: every error names the file and the field."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from prb_jax.errors import CheckpointError, quote
+from prb_jax.models import DTYPES
 
 MOST_LAYERS = 4096
 """Tables with an entry a layer are made before the layers of the weights are counted."""
@@ -12,25 +16,33 @@ LARGEST_NUMBER = 3.4028234663852886e38  # of float32
 LARGEST_EPSILON = 1.0
 """A larger one would drown the values that a norm divides by."""
 
+_STORED_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
+# Fields that cannot change a score of any model: initialisation, training, generation, bookkeeping.
+_BOOKKEEPING = """
+_name_or_path name_or_path transformers_version finetuning_task torchscript return_dict initializer_range
+attention_dropout hidden_dropout problem_type label2id pretraining_tp use_cache cache_implementation output_attentions
+output_hidden_states chunk_size_feed_forward bos_token_id eos_token_id sep_token_id decoder_start_token_id
+final_logit_softcapping attn_implementation _attn_implementation _attn_implementation_autoset use_sliding_window
+max_window_layers sliding_window_pattern _sliding_window_pattern rope_local_base_freq hidden_act hidden_activation
+"""
+WITHOUT_EFFECT = frozenset(_BOOKKEEPING.split())
+
+
+@dataclass(frozen=True)
 class FieldReader:
     """Reads fields of one JSON object and remembers which ones were read.
 
-    Args:
-      raw: the JSON object.
-      where: what messages start with, e.g. ``/models/x/config.json``.
-      prefix: put before field names, for an object inside another (``rope_parameters.``).
-
-    In every method ``default`` is returned when the field is absent, or present and null; without
-    a default an absent or null field raises :class:`CheckpointError`. A value of another type always
-    raises. ``null_default`` separates the two cases for formats in which null has its own meaning.
+    Without a default a field must be there. A null is taken for an absent field, but for the ``optional_`` readers,
+    of which null has its own meaning.
     """
 
-    def __init__(self, raw: Mapping[str, Any], *, where: str, prefix: str = "") -> None:
-        self.raw = raw
-        self.where = where
-        self.prefix = prefix
-        self.read: set[str] = set()
+    raw: Mapping[str, Any]
+    where: str
+    """What messages start with, usually the path."""
+    prefix: str = ""
+    """What is put before the names of fields in messages."""
+    read: set[str] = field(default_factory=set)
 
     def error(self, name: str, expected: str, *, found: Any = None) -> CheckpointError:
         """The error for field ``name``; ``found`` defaults to the value in the file."""
@@ -43,15 +55,14 @@ class FieldReader:
             f"{self.where}: field '{self.prefix}{name}': expected {expected}, found {quote(value)}"
         )
 
-    def has(self, name: str) -> bool:
-        """Whether the field is present and not null; it then counts as read."""
-        self.read.add(name)
-        return self.raw.get(name) is not None
-
     def value(self, name: str) -> Any:
         """The field as it stands, or None."""
         self.read.add(name)
         return self.raw.get(name)
+
+    def has(self, name: str) -> bool:
+        """Whether the field is present and not null; it then counts as read."""
+        return self.value(name) is not None
 
     def integer(
         self,
@@ -64,7 +75,7 @@ class FieldReader:
         """An integer of at least ``minimum`` (no bound when None) and at most ``maximum``."""
         expected = "an integer" if minimum is None else f"an integer of at least {minimum}"
         value = self._present(name, default, expected)
-        if isinstance(value, bool) or not isinstance(value, int) or (minimum is not None and value < minimum):
+        if type(value) is not int or (minimum is not None and value < minimum):
             raise self.error(name, expected)
         if value > maximum:
             raise self.error(name, f"{expected} and at most {maximum}")
@@ -87,9 +98,7 @@ class FieldReader:
         """A finite number of at most ``maximum`` (an integer is one too), by default above zero."""
         expected = "a number above 0" if positive else "a number"
         value = self._present(name, default, expected)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-            raise self.error(name, expected)
-        if positive and value <= 0:
+        if type(value) not in (int, float) or value != value or (positive and value <= 0):
             raise self.error(name, expected)
         if abs(value) > maximum:
             raise self.error(name, f"{expected} and at most {maximum:g}")
@@ -113,15 +122,75 @@ class FieldReader:
             raise self.error(name, "a string")
         return value
 
+    def architectures(self) -> tuple[str, ...]:
+        """The names of the checkpoint's classes; empty where it names none."""
+        names = self.value("architectures")
+        if names is not None and not (
+            isinstance(names, list) and all(isinstance(name, str) for name in names)
+        ):
+            raise self.error("architectures", "a list of class names")
+        return tuple(names or ())
+
+    def num_labels(self) -> int:
+        """From ``id2label`` or ``num_labels``; transformers writes neither for its default of 2."""
+        labels = self.value("id2label")
+        if labels is None:
+            return self.integer("num_labels", default=2)
+        if not isinstance(labels, Mapping) or not labels:
+            raise self.error("id2label", "an object with one entry a label")
+        count = self.integer("num_labels", default=len(labels))
+        if count != len(labels):
+            raise self.error("num_labels", f"{len(labels)}, the number of entries of id2label")
+        return count
+
+    def dtype(self) -> str | None:
+        """``dtype`` (transformers 5) or ``torch_dtype``; the first wins, as in transformers."""
+        names = [name for name in ("dtype", "torch_dtype") if self.has(name)]
+        if not names:
+            return None
+        found = self.text(names[0]).removeprefix("torch.")
+        if found not in _STORED_DTYPES:
+            raise self.error(names[0], f"one of {', '.join(_STORED_DTYPES)}")
+        return found
+
+    def refuse_unless(self, neutral: Mapping[str, Any]) -> None:
+        """Refuse fields that would change numbers in a way that is not followed here.
+
+        Args:
+          neutral: the only value that each such field may have.
+
+        Raises:
+          CheckpointError: quantised weights, or another value; names the field.
+        """
+        for name in ("quantization_config", "compression_config"):
+            if self.has(name):
+                raise CheckpointError(
+                    f"{self.where}: field '{name}': quantised weights are not supported; "
+                    "use the checkpoint in its original precision"
+                )
+        for name, value in neutral.items():
+            if self.has(name) and self.value(name) != value:
+                raise self.error(name, f"{value!r} or no such field, as another value is not followed here")
+
     def _given(self, name: str, default: Any) -> bool:
         self.read.add(name)
         return self.raw.get(name, default) is not None
 
     def _present(self, name: str, default: Any, expected: str) -> Any:
-        self.read.add(name)
-        value = self.raw.get(name)
-        if value is not None:
-            return value
-        if default is None:
+        value = self.value(name)
+        if value is None and default is None:
             raise self.error(name, expected)
-        return default
+        return default if value is None else value
+
+
+def choose_dtype(asked: str | None, stored: str | None, *, where: str) -> str:
+    """The dtype to compute in: the one asked for, else the checkpoint's (bfloat16 for float16 ones).
+
+    Raises:
+      CheckpointError: one that is not of :data:`DTYPES` was asked for.
+    """
+    if asked is None:
+        return "float32" if stored in (None, "float32", "float64") else "bfloat16"
+    if asked not in DTYPES:
+        raise CheckpointError(f"{where}: dtype: expected {' or '.join(DTYPES)}, found {quote(asked)}")
+    return asked

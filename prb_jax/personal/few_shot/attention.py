@@ -29,7 +29,7 @@ from prb_jax.personal.few_shot.choices import Array, Context, Responses
 from prb_jax.personal.few_shot.episodes import EpisodeSettings, People, draw, fit_episodes, people_of
 from prb_jax.personal.few_shot.fitting import FitData, define, mean_loss, minimise
 from prb_jax.personal.few_shot.pooled import PooledSettings
-from prb_jax.personal.few_shot.protocol import Fitted, State
+from prb_jax.personal.few_shot.protocol import Fitted, Floats, State
 
 OWN_WORDS, VOTE, COMPARISON = range(KINDS := 3)
 MOST_DRAWS = 32
@@ -44,8 +44,8 @@ class AttentionSettings(EpisodeSettings):
     """Settings of bilinear attention."""
 
     width: int = option(32, "h, the rank of both similarities, at most D", least=1)
-    l2: tuple[float, ...] = same_option(PooledSettings, "l2")
-    gain_l2: tuple[float, ...] = option(
+    l2: Floats = same_option(PooledSettings, "l2")
+    gain_l2: Floats = option(
         (1e-3, 1e-1), "penalties of the gains at the start, of similarities of variance 1; likewise", above=0
     )
 

@@ -44,32 +44,28 @@ from prb_jax.personal.few_shot.fitting import (
     pairs_of,
 )
 from prb_jax.personal.few_shot.offset import precision_of
-from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, State, adapt_users
+from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, Ints, State, adapt_users
 
 
 @dataclass(frozen=True, kw_only=True)
 class BayesSettings(FewShotSettings):
     """Settings of empirical Bayes; of each tuple the validation part chooses one entry."""
 
-    l2: tuple[float, ...] = option(
-        (1e-4, 1e-3, 1e-2, 1e-1, 1.0), "penalties of the pooled direction", above=0
-    )
-    item_precision: tuple[float, ...] = option(
+    l2: Floats = option((1e-4, 1e-3, 1e-2, 1e-1, 1.0), "penalties of the pooled direction", above=0)
+    item_precision: Floats = option(
         (1.0, 10.0), "precisions of the effects of texts; no effects are tried too", above=0
     )
-    rank: tuple[int, ...] = option(
-        (1, 2, 4, 8), "how many directions of taste keep their own variance", least=1
-    )
-    scale: tuple[float, ...] = option(
+    rank: Ints = option((1, 2, 4, 8), "how many directions of taste keep their own variance", least=1)
+    scale: Floats = option(
         (0.3, 1.0, 3.0, 10.0), "factors of the estimated covariance; nothing personal is tried too", above=0
     )
-    spread: tuple[float, ...] = option(
+    spread: Floats = option(
         (0.3, 0.6, 1.0),
         "standard deviations of the part of a margin that comes from tastes in all directions alike; no such part is "
         "tried too",
         above=0,
     )
-    profile_l2: tuple[float, ...] = option(
+    profile_l2: Floats = option(
         (10.0, 100.0, 1000.0),
         "penalties of the regression on profiles, in people; no regression is tried too",
         above=0,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import jax
 import numpy as np
@@ -46,10 +46,18 @@ class Backbone(Protocol):
         ...
 
 
+class Table:
+    """Arrays that share their leading axes."""
+
+    def take(self, rows: Array) -> Self:
+        """Return the ``rows`` (int32, any shape) of a table with one leading axis."""
+        return jax.tree.map(lambda leaf: leaf[rows], self)
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Responses:
-    """Responses with the facts that a method may use of each; all fields share their leading axes.
+class Responses(Table):
+    """Responses with the facts that a method may use of each.
 
     Attributes:
       features: float32 [..., D], the backbone's state at the read position of the response given the question.
@@ -65,14 +73,10 @@ class Responses:
     in_context: Array | None = None
     prompts: Array | None = None
 
-    def take(self, rows: Array) -> Responses:
-        """Return the responses ``rows`` (int32, any shape) of a table with one leading axis."""
-        return jax.tree.map(lambda leaf: leaf[rows], self)
-
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Posts:
+class Posts(Table):
     """The posts of a profile, padded; a table of users has a leading axis U.
 
     Attributes:
@@ -87,10 +91,6 @@ class Posts:
     mask: Array
     signs: Array | None = None
     items: Array | None = None
-
-    def take(self, users: Array) -> Posts:
-        """Return the posts of ``users`` (int32, any shape) of a table of users."""
-        return jax.tree.map(lambda leaf: leaf[users], self)
 
 
 @jax.tree_util.register_dataclass
@@ -132,13 +132,8 @@ class UserRows:
     mask: np.ndarray
 
     def first(self, count: int, *, width: int | None = None) -> UserRows:
-        """Return the first ``count`` comparisons of every user.
-
-        Args:
-          count: k, 0 or more.
-          width: places for each user, ``count`` by default and at least 1; one width for several counts means one
-            compiled program for all of them.
-        """
+        """Return the first ``count`` comparisons of every user, in ``width`` places: at least 1, and ``count`` if not
+        given. One width for several counts means one compiled program for all of them."""
         width = max(1, count if width is None else width)
         spare = max(0, width - self.places.shape[1])
         places, mask = (np.pad(table, ((0, 0), (0, spare)))[:, :width] for table in (self.places, self.mask))
@@ -264,15 +259,8 @@ class Choices:
         return replace(self, chosen=self.rejected, rejected=self.chosen, in_context=shown)
 
     def require(self, method: str, needs: Sequence[str]) -> None:
-        """Raise one clear error where the data lack a thing that a method needs.
-
-        Args:
-          method: its name, for the message.
-          needs: names of fields; ``posts.signs`` and ``posts.items`` are those of the posts.
-
-        Raises:
-          DataError: one of them is missing, or nobody chose anything.
-        """
+        """Raise one clear DataError where nobody chose anything, or the data lack a field that a method needs; fields
+        of the posts are named as ``posts.signs``."""
         if not len(self):
             raise DataError(f"{method}: expected at least one comparison, found none")
         for name in needs:
@@ -297,12 +285,9 @@ assert set(_MEANING) >= {field.name for field in fields(Responses)} - {"features
 
 
 def group(choices: Choices, among: np.ndarray | None = None, *, seed: int | None = None) -> UserRows:
-    """Group choices by user, padded to the largest number of one user.
+    """Group choices, all or those in ``among`` (bool [n]), by user, padded to the largest number of one user.
 
-    Args:
-      choices: n choices.
-      among: bool [n], the choices to take; None takes all. Users without any are left out.
-      seed: of the order of each user's choices; None keeps the order of the data.
+    The ``seed`` is of the order of each user's choices; without one it is that of the data.
     """
     places = np.arange(len(choices)) if among is None else np.flatnonzero(among)
     if seed is not None:
@@ -340,11 +325,8 @@ def halves(choices: Choices, *, seed: int) -> np.ndarray:
 def contexts_and_queries(choices: Choices, *, seed: int) -> tuple[UserRows, UserRows]:
     """Return the comparisons to adapt on, in a random order, and those to predict, of the users who have any of these.
 
-    A comparison that shares a response with a query of the same user tells its label: nobody is adapted on it.
-
-    Args:
-      choices: of a validation part; its ``queries`` if it has them, otherwise `halves`.
-      seed: of the order and of the halves.
+    A comparison that shares a response with a query of the same user tells its label: nobody is adapted on it. The
+    queries are those of ``choices``, or `halves`.
     """
     asked = halves(choices, seed=seed) if choices.queries is None else np.asarray(choices.queries)
     fold = np.where(asked, 0, -1) if asked.dtype == bool else asked

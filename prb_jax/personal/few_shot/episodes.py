@@ -22,7 +22,7 @@ import optax
 from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Posts, Responses, group
 from prb_jax.personal.few_shot.fitting import FitData
-from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Method
+from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, Method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class EpisodeSettings(FewShotSettings):
     most: int = option(
         64, "choices of one person that training sees; of people with more, a random part", least=2
     )
-    l2: tuple[float, ...] = option(
+    l2: Floats = option(
         (1e-3, 1e-2, 1e-1, 1.0),
         "penalties of the pooled direction, of which the validation part chooses one",
         above=0,

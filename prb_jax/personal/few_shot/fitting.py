@@ -15,7 +15,7 @@ import optax
 from jax.sharding import Mesh
 
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses, contexts_and_queries
-from prb_jax.personal.few_shot.protocol import Fitted, Method, State, adapt_users, score_users
+from prb_jax.personal.few_shot.protocol import Fitted, Floats, Method, State, adapt_users, score_users
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,14 @@ class FitData:
         return np.random.default_rng(np.asarray(jax.random.key_data(self.key)))
 
     def fitted(self, arrays: Mapping[str, Any], numbers: Mapping[str, Any]) -> Fitted:
-        """Return a candidate; its numbers become int32 and float32."""
-        whole = {name: isinstance(value, int | np.integer) for name, value in numbers.items()}
-        scalars = {name: (np.int32 if whole[name] else np.float32)(value) for name, value in numbers.items()}
+        """Return a candidate; integers of numpy among its numbers become int32, all others float32."""
+        scalars = {
+            name: np.int32(value) if isinstance(value, np.integer) else np.float32(value)
+            for name, value in numbers.items()
+        }
         return Fitted(dict(arrays), scalars, self.settings)
 
-    def pooled(self, l2: tuple[float, ...] = (), *, steps: int = 100) -> tuple[np.ndarray, np.float32]:
+    def pooled(self, l2: Floats = (), *, steps: int = 100) -> tuple[np.ndarray, np.float32]:
         """Return the direction of pooled Bradley-Terry, float32 [D], and its penalty: the one of the lowest loss on the
         validation part among ``l2``, or the setting of this name."""
         pairs, held = pairs_of(self.seen), self.validation.deltas
@@ -135,14 +137,8 @@ def mean_loss(margins: Array, weights: Array) -> jax.Array:
 
 
 def minimise(loss: Callable[[Any], jax.Array], start: Any, *, steps: int, tolerance: float = 1e-6) -> Any:
-    """Return the parameters at the minimum of a smooth loss, by L-BFGS with a line search.
-
-    Args:
-      loss: of the parameters.
-      start: parameters.
-      steps: at most.
-      tolerance: the norm of the gradient at which it stops.
-    """
+    """Return the parameters at the minimum of a smooth loss, by so many steps of L-BFGS with a line search at most; it
+    stops where the norm of the gradient is below the tolerance."""
     solver = optax.lbfgs()
     value_and_gradient = optax.value_and_grad_from_state(loss)
 
@@ -169,10 +165,8 @@ def fit_direction(pairs: Pairs, l2: Array, start: Array, *, steps: int) -> jax.A
 
 
 def two_weights(first: np.ndarray, second: np.ndarray) -> tuple[np.float32, np.float32]:
-    """Return the weights of two margins float32 [n] of the chosen response, by logistic regression on their sum.
-
-    They are fitted on a validation part, where two scores of different scales are added to one.
-    """
+    """Return the weights of two margins float32 [n] of the chosen response, by logistic regression on their sum: of a
+    validation part, where two scores of different scales are added to one."""
     both = np.stack([first, second], axis=1)
     scale = np.sqrt(np.mean(both**2, axis=0)) + 1e-6
     pairs = Pairs(

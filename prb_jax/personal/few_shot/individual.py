@@ -18,14 +18,14 @@ from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Context, Responses
 from prb_jax.personal.few_shot.fitting import FitData, define, most_probable
 from prb_jax.personal.few_shot.offset import precision_of
-from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, State
+from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, State
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndividualSettings(FewShotSettings):
     """Settings of individual Bradley-Terry."""
 
-    spread: tuple[float, ...] = option(
+    spread: Floats = option(
         (0.3, 1.0, 3.0, 10.0),
         "standard deviations of a margin under the prior, of which the validation part chooses one; the precision is "
         "the mean of |delta|^2 over its square",

@@ -31,7 +31,7 @@ from prb_jax.errors import DataError
 from prb_jax.personal.few_shot import offset
 from prb_jax.personal.few_shot.choices import Adapter, Backbone, Choices, Context, Responses, group
 from prb_jax.personal.few_shot.fitting import FitData, define
-from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, State, adapt_users
+from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, Ints, State, adapt_users
 
 _MOST = 64
 """Comparisons of a person that decide the first group."""
@@ -53,7 +53,7 @@ class AdapterSettings(FewShotSettings):
         "learning rate at its peak; 0 for that of `prb train`, which goes by the width of the model",
         least=0,
     )
-    sharpness: tuple[float, ...] = option(
+    sharpness: Floats = option(
         (0.1, 0.3, 1.0),
         "factors of the log-likelihood of a person's comparisons, of which the validation part chooses one: below 1 "
         "where adapters are surer than they are right",
@@ -70,7 +70,7 @@ class AdapterSettings(FewShotSettings):
 class LoraSettings(AdapterSettings):
     """Settings of adapters of groups."""
 
-    clusters: tuple[int, ...] = option(
+    clusters: Ints = option(
         (2, 4),
         "numbers of groups, of which the validation part chooses one, or a single adapter for everybody",
         least=2,
@@ -96,7 +96,7 @@ def fit(data: FitData, *, grouping: Grouping) -> Fitted:
     best, kept = np.inf, None
     for adapters, prior, rewards, rounds in _trained(data, grouping):
         judge = replace(data, validation=replace(data.validation, features=rewards))
-        numbers = {"clusters": len(prior), "rounds": rounds}
+        numbers = {"clusters": np.int32(len(prior)), "rounds": np.int32(rounds)}
         for sharpness in data.settings.sharpness:
             arrays = {"prior": prior.astype(np.float32), "adapters": adapters}
             candidate = data.fitted(arrays, {**numbers, "sharpness": sharpness})

@@ -30,26 +30,22 @@ from prb_jax.errors import DataError
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
 from prb_jax.personal.few_shot.fitting import FitData, Pairs, alike, define, minimise, most_probable, pairs_of
 from prb_jax.personal.few_shot.networks import adapt_by_descent
-from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, State
+from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, Ints, State
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoReFreeSettings(FewShotSettings):
     """Settings of LoRe with free weights; of each tuple the validation part chooses one entry."""
 
-    bases: tuple[int, ...] = option((4, 8), "B, the number of directions", least=2)
-    anchor: tuple[float, ...] = option(
-        (1e-2, 1e-1, 1.0), "a, the pull of the basis to its reference", least=0
-    )
-    pull: tuple[float, ...] = option(
+    bases: Ints = option((4, 8), "B, the number of directions", least=2)
+    anchor: Floats = option((1e-2, 1e-1, 1.0), "a, the pull of the basis to its reference", least=0)
+    pull: Floats = option(
         (0.3, 1.0, 3.0, 10.0, 30.0, 100.0), "of a new person's weights to the mean weights", above=0
     )
     reference: Literal["head", "pooled"] = option(
         "pooled", "head, the score head of the backbone (from base_scores, which it must explain), or pooled"
     )
-    l2: tuple[float, ...] = option(
-        (1e-4, 1e-3, 1e-2, 1e-1, 1.0), "penalties of the pooled direction", above=0
-    )
+    l2: Floats = option((1e-4, 1e-3, 1e-2, 1e-1, 1.0), "penalties of the pooled direction", above=0)
     steps: int = option(150, "updates of the solver at most", least=1)
 
 
@@ -155,7 +151,7 @@ def fit(data: FitData, *, simplex: bool) -> Fitted:
         mean = np.zeros(bases) if simplex else np.eye(bases)[0]
         every = np.ones(bases) if simplex else mean
         arrays = {"basis": np.outer(pooled, every).astype(np.float32), "mean": mean.astype(np.float32)}
-        numbers = {"bases": bases, "anchor": max(settings.anchor), "l2": l2}
+        numbers = {"bases": np.int32(bases), "anchor": max(settings.anchor), "l2": l2}
         yield data.fitted(arrays, {**numbers, "pull": alike(seen.deltas @ pooled)})
         for bases in settings.bases:
             basis, weights = _start(data, reference, bases, simplex=simplex)
@@ -163,8 +159,8 @@ def fit(data: FitData, *, simplex: bool) -> Fitted:
                 parts = (pairs, share, reference, np.float32(anchor), basis, weights)
                 basis, weights = _fit(*parts, steps=settings.steps, simplex=simplex)
                 arrays = _kept(np.asarray(basis), np.asarray(weights), simplex=simplex)
-                for pull in settings.pull:
-                    yield data.fitted(arrays, {"bases": bases, "anchor": anchor, "l2": l2, "pull": pull})
+                numbers |= {"bases": np.int32(bases), "anchor": anchor}
+                yield from (data.fitted(arrays, {**numbers, "pull": pull}) for pull in settings.pull)
 
     return data.best(candidates())
 

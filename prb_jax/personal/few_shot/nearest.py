@@ -23,22 +23,22 @@ from prb_jax.data.options import option
 from prb_jax.errors import DataError
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
 from prb_jax.personal.few_shot.fitting import FitData, define, two_weights
-from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, State
+from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, Ints, State
 
 
 @dataclass(frozen=True, kw_only=True)
 class NearestSettings(FewShotSettings):
     """Settings of nearest users; of each tuple the validation part chooses one entry."""
 
-    neighbours: tuple[int, ...] = option((20, 200), "N; everybody where there are fewer seen people", least=1)
-    shrink: tuple[float, ...] = option(
+    neighbours: Ints = option((20, 200), "N; everybody where there are fewer seen people", least=1)
+    shrink: Floats = option(
         (1.0, 8.0), "c, which keeps people with few common texts from being near", above=0
     )
-    prior: tuple[float, ...] = option(
+    prior: Floats = option(
         (0.3, 1.0, 3.0), "lambda, how many votes the popularity of a text counts for", above=0
     )
     mix: bool = option(True, "the pooled direction is added")
-    l2: tuple[float, ...] = option((1e-3, 1e-2, 1e-1, 1.0), "penalties of the pooled direction", above=0)
+    l2: Floats = option((1e-3, 1e-2, 1e-1, 1.0), "penalties of the pooled direction", above=0)
 
 
 def fit(data: FitData) -> Fitted:
@@ -57,10 +57,10 @@ def fit(data: FitData) -> Fitted:
         "popularity": (mean.sum(0) / (judges + 1.0)).astype(np.float32),
         "direction": np.zeros(data.seen.features.shape[1], np.float32),
     }
-    names, tried = ("neighbours", "shrink", "prior"), (settings.neighbours, settings.shrink, settings.prior)
     alone = {"vote_weight": 1.0, "pooled_weight": 0.0}
     best = data.best(
-        data.fitted(arrays, dict(zip(names, values, strict=True)) | alone) for values in product(*tried)
+        data.fitted(arrays, {"neighbours": np.int32(count), "shrink": shrink, "prior": prior, **alone})
+        for count, shrink, prior in product(settings.neighbours, settings.shrink, settings.prior)
     )
     if not settings.mix:
         return best

@@ -16,7 +16,7 @@ import optax
 from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Context, Responses
 from prb_jax.personal.few_shot.fitting import FitData
-from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted
+from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, Ints
 
 
 def init_linear(
@@ -51,13 +51,8 @@ def mlp(params: Any, x: Array, activation: Callable[[Array], Array]) -> jax.Arra
 
 
 def attend(queries: Array, keys: Array, values: Array, mask: Array) -> jax.Array:
-    """Return softmax(q k^T / sqrt(h)) v over the keys that ``mask`` allows.
-
-    Args:
-      queries: float32 [..., Q, h].
-      keys, values: float32 [..., T, h].
-      mask: bool [T]; at least one is True.
-    """
+    """Return softmax(q k^T / sqrt(h)) v of queries [..., Q, h] over the keys and values [..., T, h] that ``mask``, bool
+    [T], allows: at least one."""
     logits = queries @ keys.swapaxes(-1, -2) / np.sqrt(queries.shape[-1])
     weights = jax.nn.softmax(jnp.where(mask, logits, -1e30), axis=-1)
     return weights @ values
@@ -73,12 +68,7 @@ def train(
 ) -> Any:
     """Return the parameters after ``steps`` of Adam with a cosine schedule and gradients clipped to norm 1.
 
-    Args:
-      loss: ``(params, key, progress)``; progress runs from 0 to 1.
-      start: parameters.
-      steps: number of updates.
-      rate: the learning rate at the start.
-      key: split over the steps.
+    The loss is a function ``(params, key, progress)``: the key is new in each step, and progress runs from 0 to 1.
     """
     solver = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(optax.cosine_decay_schedule(rate, steps)))
 
@@ -94,15 +84,8 @@ def train(
 def adapt_by_descent(
     fitted: Fitted, context: Context, start: Array, margins: Callable[[Array], Array]
 ) -> jax.Array:
-    """Return a person's parameters w after ``adapt_steps`` of Adam from ``start``, the mean of the seen people, on
-    sum_i softplus(-margin_i(w)) + (pull / 2) |w - start|^2.
-
-    Args:
-      fitted: with ``pull`` among its numbers, and ``adapt_steps`` and ``adapt_rate`` among its settings.
-      context: the k comparisons of the person.
-      start: the parameters at k = 0.
-      margins: of parameters, float32 [k].
-    """
+    """Return a person's parameters w after ``adapt_steps`` of Adam from ``start``, those at k = 0, on
+    sum_i softplus(-margin_i(w)) + (pull / 2) |w - start|^2, where ``margins`` of w are float32 [k]."""
 
     def loss(own: Array, key: jax.Array, progress: Array) -> jax.Array:
         told = margins(own)
@@ -117,15 +100,15 @@ def adapt_by_descent(
 class JointSettings(FewShotSettings):
     """Settings of joint training and of adapting a new person by gradient; of a tuple the validation part chooses."""
 
-    steps: tuple[int, ...] = option((400, 800), "updates: more of them fit the seen people's noise", least=1)
+    steps: Ints = option((400, 800), "updates: more of them fit the seen people's noise", least=1)
     batch: int = option(512, "choices in an update", least=1)
     rate: float = option(3e-3, "learning rate of Adam at the start of a cosine schedule", above=0)
-    pull: tuple[float, ...] = option(
+    pull: Floats = option(
         (0.1, 0.3, 1.0, 3.0), "penalties that pull a new person's parameters to the start", above=0
     )
     adapt_steps: int = option(100, "updates of a new person's parameters", least=1)
     adapt_rate: float = option(0.1, "their learning rate", above=0)
-    l2: tuple[float, ...] = option((1e-3, 1e-2, 1e-1, 1.0), "penalties of the pooled direction", above=0)
+    l2: Floats = option((1e-3, 1e-2, 1e-1, 1.0), "penalties of the pooled direction", above=0)
 
 
 PairLoss = Callable[[Any, Responses, Array, Any], jax.Array]
@@ -156,7 +139,7 @@ def fit_jointly(
     rows = (np.stack([data.seen.chosen, data.seen.rejected], axis=1), data.seen.person)
 
     def candidates() -> Iterator[Fitted]:
-        yield data.fitted(nobody, {"l2": l2, "steps": 0, "pull": max(settings.pull)})
+        yield data.fitted(nobody, {"l2": l2, "steps": np.int32(0), "pull": max(settings.pull)})
         for steps in settings.steps:
             trained = _train(
                 start, data.seen.table, *rows, data.key, loss=loss, settings=settings, steps=steps
@@ -164,7 +147,7 @@ def fit_jointly(
             arrays = jax.tree.map(np.asarray, trained)
             arrays |= mean(arrays.pop("people"))
             for pull in settings.pull:
-                yield data.fitted(arrays, {"l2": l2, "steps": steps, "pull": pull})
+                yield data.fitted(arrays, {"l2": l2, "steps": np.int32(steps), "pull": pull})
 
     return data.best(candidates())
 

@@ -29,17 +29,15 @@ from prb_jax.personal.few_shot.fitting import (
     most_probable,
     pairs_of,
 )
-from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, State
+from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, State
 
 
 @dataclass(frozen=True, kw_only=True)
 class OffsetSettings(FewShotSettings):
     """Settings of pooled Bradley-Terry with offsets; of each tuple the validation part chooses one entry."""
 
-    l2: tuple[float, ...] = option(
-        (1e-4, 1e-3, 1e-2, 1e-1, 1.0), "penalties of the pooled direction", above=0
-    )
-    spread: tuple[float, ...] = option(
+    l2: Floats = option((1e-4, 1e-3, 1e-2, 1e-1, 1.0), "penalties of the pooled direction", above=0)
+    spread: Floats = option(
         (0.1, 0.3, 1.0, 3.0),
         "standard deviations of the personal part of a margin under the prior; the precision is the mean of |delta|^2 "
         "over its square. No offsets are tried too",

@@ -14,14 +14,14 @@ import jax
 from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Context, Responses
 from prb_jax.personal.few_shot.fitting import FitData, define
-from prb_jax.personal.few_shot.protocol import Fitted, MethodSettings, State
+from prb_jax.personal.few_shot.protocol import Fitted, Floats, MethodSettings, State
 
 
 @dataclass(frozen=True, kw_only=True)
 class PooledSettings(MethodSettings):
     """Settings of pooled Bradley-Terry."""
 
-    l2: tuple[float, ...] = option(
+    l2: Floats = option(
         (1e-4, 1e-3, 1e-2, 1e-1, 1.0), "penalties, of which the validation part chooses one", above=0
     )
     steps: int = option(100, "updates of the solver at most", least=1)

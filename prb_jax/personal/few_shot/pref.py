@@ -39,7 +39,7 @@ from prb_jax.personal.few_shot.fitting import (
     most_probable,
     pairs_of,
 )
-from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, State
+from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +47,12 @@ class PReFSettings(FewShotSettings):
     """Settings of PReF; of each tuple the validation part chooses one entry."""
 
     rank: int = option(6, "J", least=1)
-    beta: tuple[float, ...] = option((0.3, 1.0, 3.0, 10.0), "the penalty of the people's weights", above=0)
+    beta: Floats = option((0.3, 1.0, 3.0, 10.0), "the penalty of the people's weights", above=0)
     pull_to: tuple[Literal["zero", "mean"], ...] = option(
         ("zero", "mean"), "where a new person's weights are pulled to"
     )
-    l2: tuple[float, ...] = option((1e-3, 1e-2, 1e-1), "the penalty of F, in the mean loss", above=0)
-    pooled_l2: tuple[float, ...] = option(
+    l2: Floats = option((1e-3, 1e-2, 1e-1), "the penalty of F, in the mean loss", above=0)
+    pooled_l2: Floats = option(
         (1e-3, 1e-2, 1e-1, 1.0),
         "penalties of the pooled direction, which is tried as the only factor",
         above=0,
@@ -151,17 +151,8 @@ def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
 def next_question(
     fitted: Fitted, state: State, context: Context, first: Responses, second: Responses
 ) -> jax.Array:
-    """Return how much each question of a pool tells by PReF's rule; the next question is the largest.
-
-    Args:
-      fitted: fitted by this method.
-      state: of the person, from ``context``.
-      context: the k comparisons that the person has answered.
-      first, second: the two responses of each of Q questions.
-
-    Returns:
-      float32 [Q].
-    """
+    """Return how much each of Q questions, of ``first`` and ``second`` responses, tells of a person by PReF's rule,
+    float32 [Q], where ``context`` is what the person has answered; the next question is the largest."""
     factors, weights = fitted.arrays["factors"], state["weights"]
 
     def slope(rows: Array) -> jax.Array:

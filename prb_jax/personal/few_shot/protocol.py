@@ -23,6 +23,10 @@ from prb_jax.errors import DataError
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Posts, Responses, UserRows
 from prb_jax.sharding import batch_sharding, mesh_shape, replicated, to_global
 
+Floats = tuple[float, ...]
+Ints = tuple[int, ...]
+"""Types of settings with several values, of which the validation part chooses one."""
+
 State = Any
 """What a method knows of one user: a tree of arrays, the same shapes for all users."""
 
@@ -55,7 +59,7 @@ class MethodSettings(Options):
 class FewShotSettings(MethodSettings):
     """Settings of every method that chooses numbers on the validation part."""
 
-    validation_shots: tuple[int, ...] = option(
+    validation_shots: Ints = option(
         (),
         "comparisons of each person of the validation part that are adapted on while numbers are chosen; the losses of "
         "these counts are averaged. Not given: in a study its own numbers of shots, else 2 and 8",
@@ -135,18 +139,13 @@ def adapt_users(
     key: jax.Array,
     mesh: Mesh | None = None,
 ) -> State:
-    """Adapt a method to many users.
+    """Adapt a method to many users, and return their states, each leaf with a leading axis U, on the host.
 
     Args:
-      method: the method.
-      fitted: fitted by it.
       choices: the tables, and the choices to which ``contexts`` refers.
       contexts: the k comparisons of each of U users.
       key: of methods that draw; every user has an own key, whatever the mesh.
       mesh: devices over which the users are split.
-
-    Returns:
-      the states of all users, each leaf with a leading axis U, numpy arrays of the host.
 
     Raises:
       DataError: the data lack a thing that the method needs.
@@ -167,15 +166,7 @@ def score_users(
     *,
     mesh: Mesh | None = None,
 ) -> np.ndarray:
-    """Score the comparisons of many users.
-
-    Args:
-      method: the method.
-      fitted: fitted by it.
-      states: of U users, as `adapt_users` returns them.
-      choices: the tables, and the choices to which ``queries`` refers.
-      queries: the comparisons of the same U users.
-      mesh: devices over which the users are split.
+    """Score the comparisons ``queries`` of U users under their ``states``, as of `adapt_users`.
 
     Returns:
       float32 [U, q, 2]: the score of the chosen and of the rejected response; NaN where there is no comparison.

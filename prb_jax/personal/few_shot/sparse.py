@@ -24,7 +24,7 @@ from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
 from prb_jax.personal.few_shot.fitting import FitData, Pairs, alike, define, fit_direction, most_probable
 from prb_jax.personal.few_shot.networks import train
-from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, State
+from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +33,10 @@ class SparseSettings(FewShotSettings):
 
     features: int = option(64, "F", least=1)
     active: int = option(8, "s, the features of one difference that are not zero", least=1)
-    spread: tuple[float, ...] = option(
+    spread: Floats = option(
         (0.1, 0.3, 1.0, 3.0), "standard deviations of the personal part of a margin under the prior", above=0
     )
-    l2: tuple[float, ...] = option((1e-4, 1e-3, 1e-2, 1e-1), "penalties of beta", above=0)
+    l2: Floats = option((1e-4, 1e-3, 1e-2, 1e-1), "penalties of beta", above=0)
     steps: int = option(1000, "updates of the autoencoder", least=1)
     batch: int = option(512, "differences in an update", least=1)
     rate: float = option(3e-3, "its learning rate", above=0)

@@ -19,16 +19,35 @@ The private fields ``rubric_aspects`` and ``narrative`` tell the reasons for a c
 
 from __future__ import annotations
 
+import gzip
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.lines import Row
+from prb_jax.data.writing import whole_file
 from prb_jax.errors import DataError, quote
-from prb_jax.sources.personas.ceilings import Ceilings
-from prb_jax.sources.personas.export import export
-from prb_jax.sources.personas.generate import PARTS, Personas, generate
+from prb_jax.sources.personas.design import Ceilings
+from prb_jax.sources.personas.generate import PARTS, SINGLE_PARTS, Personas, generate
 from prb_jax.sources.personas.satisfaction import satisfaction, shown_levels
+from prb_jax.sources.source import Digest, Source
 
 __all__ = ["PARTS", "Ceilings", "Personas", "generate", "load", "satisfaction", "shown_levels", "write"]
+
+
+class PersonasSource(Source):
+    """One part of the benchmark."""
+
+    kind = "generated"
+
+    def rows(self, *, subset: str | None, split: str) -> Iterator[Row]:
+        for number, comparison in enumerate(load(self.name), start=1):
+            yield Row(f"personas:{self.name}: row {number}", comparison)
+
+    def describe(self, *, split: str, digest: Digest) -> dict[str, Any]:
+        return {"kind": self.kind, "name": "personas", "part": self.name}
 
 
 def load(part: str = "test") -> list[Comparison]:
@@ -43,5 +62,26 @@ def load(part: str = "test") -> list[Comparison]:
 
 
 def write(folder: str | Path, *, seed: int = 0) -> dict[str, Path]:
-    """Write every part (not the unions) to ``FOLDER/PART.jsonl.gz`` and return the paths by part."""
-    return export(generate(seed), folder)
+    """Write every part (not the unions) to ``FOLDER/PART.jsonl.gz`` and return the paths by part.
+
+    No time stamp or file name enters the compressed bytes.
+
+    Raises:
+      DataError: if a file cannot be written.
+    """
+    parts = generate(seed).parts
+    paths = {part: Path(folder) / f"{part}.jsonl.gz" for part in SINGLE_PARTS}
+    for part, path in paths.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(path) as file:
+                file.write(gzip.compress(serialise(parts[part]), compresslevel=6, mtime=0))
+        except OSError as error:
+            raise DataError(f"{path}: cannot write the generated records: {error.strerror}") from error
+    return paths
+
+
+def serialise(comparisons: Sequence[Comparison]) -> bytes:
+    """The records as UTF-8 JSON lines; equal records give equal bytes."""
+    lines = (json.dumps(c.to_row(), ensure_ascii=False) for c in comparisons)
+    return "".join(line + "\n" for line in lines).encode("utf-8")

@@ -6,34 +6,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Final
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.sources.personas import rationale
-from prb_jax.sources.personas.answers import write_contrast, write_question
-from prb_jax.sources.personas.ceilings import Ceilings, measure_ceilings
-from prb_jax.sources.personas.design import SLIP_SHARE, Group, plan_groups
-from prb_jax.sources.personas.draws import Draws
-from prb_jax.sources.personas.flaws import all_flaws, write_flawed_pair
+from prb_jax.sources.personas.answers import TEXTUAL_FLAWS, write_contrast, write_flawed_pair, write_question
+from prb_jax.sources.personas.design import SLIP_SHARE, Ceilings, Group, measure_ceilings, plan_groups
 from prb_jax.sources.personas.people import Persona, make_people, make_strangers, reword, show_profile
-from prb_jax.sources.personas.phrases import Topic
+from prb_jax.sources.personas.phrases import Draws, T, Topic
 from prb_jax.sources.personas.pools import Pools, load_pools, load_wording
 
-T = TypeVar("T")
-
-PERSONAL_PARTS: Mapping[str, int] = {"train": 7600, "test-seen": 1200, "test-unseen": 1200}
-WORDING_PART = "test-unseen-wording"
+WORDING_PART: Final = "test-unseen-wording"
 """Other people, whose posts and answers are phrased as nothing in any other part is."""
-WORDING_RECORDS = 1200
-MORE_WORDING_PART = "train-more-wording"
+MORE_WORDING_PART: Final = "train-more-wording"
 """The people of the training part, whose posts and answers are phrased in a third way, with many more words."""
-MORE_WORDING_RECORDS = 3800
-GENERIC_PARTS: Mapping[str, int] = {"generic-train": 1500, "generic-test": 500}
-UNIONS: Mapping[str, tuple[str, ...]] = {
+PERSONAL_PARTS: Final[Mapping[str, int]] = {"train": 7600, "test-seen": 1200, "test-unseen": 1200}
+GENERIC_PARTS: Final[Mapping[str, int]] = {"generic-train": 1500, "generic-test": 500}
+WORDING_PARTS: Final[Mapping[str, int]] = {WORDING_PART: 1200, MORE_WORDING_PART: 3800}
+"""Made last, and from streams of their own: the other parts stay what they were before there were these ones."""
+UNIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "test": ("test-seen", "test-unseen"),
     "all": (*PERSONAL_PARTS, *GENERIC_PARTS),
 }
-PARTS = (*PERSONAL_PARTS, *GENERIC_PARTS, WORDING_PART, MORE_WORDING_PART, *UNIONS)
+SINGLE_PARTS: Final = (*PERSONAL_PARTS, *GENERIC_PARTS, *WORDING_PARTS)
+PARTS: Final = (*SINGLE_PARTS, *UNIONS)
+_STREAMS: Final = (1, 2, 3, 4, 5, 50, 51)
 
 
 @dataclass(frozen=True)
@@ -78,40 +75,35 @@ def generate(seed: int = 0) -> Personas:
     """
     if seed < 0:
         raise ValueError(f"seed: expected 0 or more, found {seed}")
-    pools = load_pools()
-    streams = (Draws(seed * 100 + number) for number in range(100))  # one for each part
-    people = make_people(next(streams), pools)
-    seen = [person for person in people if person.seen]
-    unseen = [person for person in people if not person.seen]
+    pools, new, more = load_pools(), load_wording("new"), load_wording("more")
+    streams = {part: Draws(seed * 100 + n) for part, n in zip(SINGLE_PARTS, _STREAMS, strict=True)}
+    people = make_people(Draws(seed * 100), pools)
+    seen = tuple(person for person in people if person.seen)
+    strangers = make_strangers(streams[WORDING_PART], new, people)
+    crowds = dict.fromkeys(SINGLE_PARTS, seen) | {
+        "test-unseen": tuple(person for person in people if not person.seen),
+        "generic-test": people,
+        WORDING_PART: strangers,
+        MORE_WORDING_PART: reword(streams[MORE_WORDING_PART], more, seen),
+    }
+    people = (*people, *strangers)
     written: set[str] = set()
     parts: dict[str, tuple[Comparison, ...]] = {}
     groups: dict[str, list[Group]] = {}
     levels: dict[str, tuple[int, ...]] = {}
-    for part, records in PERSONAL_PARTS.items():
-        draws = next(streams)
-        crowd = unseen if part == "test-unseen" else seen
-        topics = pools.topics_of("train" if part == "train" else "test")
+    for part, records in (PERSONAL_PARTS | GENERIC_PARTS | WORDING_PARTS).items():  # pyright: ignore[reportOperatorIssue]
+        draws, crowd = streams[part], crowds[part]
+        words = {WORDING_PART: new, MORE_WORDING_PART: more}.get(part, pools)
+        topics = words.topics_of("train" if "train" in part else "test")
+        if part in GENERIC_PARTS:
+            parts[part] = tuple(_generic_records(draws, words, part, records, crowd, topics, written))
+            continue
         groups[part] = plan_groups(draws, crowd, records=records)
-        judgements = _judge(draws, pools, crowd, topics, groups[part], written)
-        parts[part] = _personal_records(draws, pools, part, judgements, levels)
-    for part, records in GENERIC_PARTS.items():
-        crowd, split = (seen, "train") if part == "generic-train" else (people, "test")
-        topics = pools.topics_of(split)
-        parts[part] = tuple(_generic_records(next(streams), pools, part, records, crowd, topics, written))
-    # last, and from streams of their own: the parts above stay what they were before there were these ones
-    new_draws, new = Draws(seed * 100 + 50), load_wording("new")
-    strangers = make_strangers(new_draws, new, people)
-    more_draws, more = Draws(seed * 100 + 51), load_wording("more")
-    for part, draws, pool, crowd, topics, records in (
-        (WORDING_PART, new_draws, new, strangers, "test", WORDING_RECORDS),
-        (MORE_WORDING_PART, more_draws, more, reword(more_draws, more, seen), "train", MORE_WORDING_RECORDS),
-    ):
-        groups[part] = plan_groups(draws, crowd, records=records)
-        judgements = _judge(draws, pool, crowd, pool.topics_of(topics), groups[part], written)
-        parts[part] = _personal_records(draws, pool, part, judgements, levels)
-    people = (*people, *strangers)
+        judgements = _judge(draws, words, crowd, topics, groups[part], written)
+        parts[part] = tuple(_personal_record(draws, words, part, i, j) for i, j in enumerate(judgements))
+        levels |= {record.id: j.levels for record, j in zip(parts[part], judgements, strict=True)}
     parts |= {name: tuple(c for part in union for c in parts[part]) for name, union in UNIONS.items()}
-    measured = {part: (part,) for part in (*PERSONAL_PARTS, WORDING_PART, MORE_WORDING_PART)}
+    measured = {part: (part,) for part in groups}
     measured |= {"test": UNIONS["test"], "personal": tuple(PERSONAL_PARTS)}
     ceilings = {
         name: measure_ceilings(
@@ -157,14 +149,10 @@ def _judge(
 def _write_pair(draws: Draws, pools: Pools, topic: Topic, group: Group, written: set[str]) -> tuple[str, str]:
     """Two answers with the levels of the group and their opposite, unlike all written before."""
     majority = 1 if len(group.first) >= len(group.second) else -1
-    manners = [
-        [
-            axis.pole(sign * level)
-            for axis, level in zip(pools.axes, group.levels, strict=True)
-            for _ in range(abs(level))
-        ]
-        for sign in (1, -1)
+    axes = [
+        (axis, level) for axis, level in zip(pools.axes, group.levels, strict=True) for _ in range(abs(level))
     ]
+    manners = [[axis.pole(sign * level) for axis, level in axes] for sign in (1, -1)]
     while True:
         first, second = write_contrast(draws, pools, topic, *manners)
         longer = (len(first) - len(second)) * majority
@@ -175,22 +163,10 @@ def _write_pair(draws: Draws, pools: Pools, topic: Topic, group: Group, written:
             return first, second
 
 
-def _personal_records(
-    draws: Draws,
-    pools: Pools,
-    part: str,
-    judgements: Sequence[_Judgement],
-    levels: dict[str, tuple[int, ...]],
-) -> tuple[Comparison, ...]:
-    """The records of a part; adds their levels to ``levels``."""
-    records = tuple(_personal_record(draws, pools, part, i, j) for i, j in enumerate(judgements))
-    levels |= {record.id: j.levels for record, j in zip(records, judgements, strict=True)}
-    return records
-
-
 def _personal_record(draws: Draws, pools: Pools, part: str, index: int, judgement: _Judgement) -> Comparison:
     person, topic, levels = judgement.person, judgement.topic, judgement.levels
     profile = show_profile(draws, person)
+    seen = "unseen-wording" if part == WORDING_PART else "seen" if person.seen else "unseen"
     return Comparison(
         id=f"{part}-{index:04d}",
         question=judgement.question,
@@ -199,16 +175,10 @@ def _personal_record(draws: Draws, pools: Pools, part: str, index: int, judgemen
         user_id=person.id,
         profile=profile,
         category=topic.domain,
-        subset=_subset(part, person),
+        subset=f"personal-{seen}",
         rubric_aspects=rationale.personal_aspects(draws, pools, person, profile, levels),
         narrative=rationale.personal_narrative(draws, pools, person, topic, levels),
     )
-
-
-def _subset(part: str, person: Persona) -> str:
-    if part == WORDING_PART:
-        return "personal-unseen-wording"
-    return "personal-seen" if person.seen else "personal-unseen"
 
 
 def _generic_records(
@@ -221,20 +191,19 @@ def _generic_records(
     written: set[str],
 ) -> Iterator[Comparison]:
     """Pairs of a proper and a flawed answer; flaws, people, topics and lengths in equal shares."""
-    flaws, people = _in_rounds(draws, all_flaws(pools)), _in_rounds(draws, crowd)
+    flaws, people = _in_rounds(draws, pools.flaws + TEXTUAL_FLAWS), _in_rounds(draws, crowd)
     subjects, lengths = _in_rounds(draws, topics), _in_rounds(draws, (1, -1))
     for index in range(records):
-        topic, flaw, person = next(subjects), next(flaws), next(people)
-        longer = next(lengths)
-        pair = write_flawed_pair(draws, pools, topic, flaw, longer=longer)
-        while pair.good in written or pair.bad in written:
-            pair = write_flawed_pair(draws, pools, topic, flaw, longer=longer)
-        written.update((pair.good, pair.bad))
+        topic, flaw, person, longer = next(subjects), next(flaws), next(people), next(lengths)
+        good = bad = ""
+        while not good or good in written or bad in written:
+            good, bad = write_flawed_pair(draws, pools, topic, flaw, longer=longer)
+        written.update((good, bad))
         yield Comparison(
             id=f"{part}-{index:04d}",
             question=write_question(draws, pools, topic),
-            chosen=pair.good,
-            rejected=pair.bad,
+            chosen=good,
+            rejected=bad,
             user_id=person.id,
             profile=show_profile(draws, person),
             category=topic.domain,

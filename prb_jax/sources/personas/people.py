@@ -8,8 +8,7 @@ from functools import cached_property
 from operator import mul
 
 from prb_jax.data.comparison import Post
-from prb_jax.sources.personas.draws import Draws
-from prb_jax.sources.personas.phrases import Supply, Template, Topic
+from prb_jax.sources.personas.phrases import Draws, Supply, Template, Topic
 from prb_jax.sources.personas.pools import Pools
 
 SEEN = 40

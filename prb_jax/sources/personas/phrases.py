@@ -1,4 +1,4 @@
-"""Sentence templates: ``[one|another]`` is a choice, ``{name}`` is filled from the topic at hand.
+"""Seeded draws, and sentence templates: ``[one|another]`` is a choice, ``{name}`` is filled from the topic at hand.
 
 A capital initial (``{Fact}``) asks for a capital in the text. ``{s}``, ``{t}`` and ``{m}`` each take a
 task of the topic that this text has not used yet: as it is, one that addresses nobody (fit for "people
@@ -8,17 +8,20 @@ the order that the topic gives them, so that what is called second does come sec
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final, TypeVar
 
-from prb_jax.sources.personas.draws import Draws
+T = TypeVar("T")
 
-TASK_SLOTS = ("s", "t", "m")
-_TOKEN = re.compile(r"\[([^\]{}]*)\]|\{(\w+)\}")
-_ADDRESS = re.compile(r"\byou(r|rs|rself)?\b")
-_FIRST_PERSON = (
+TASK_SLOTS: Final = ("s", "t", "m")
+_ONCE: Final = ("woe", "trap", "fact")
+_TOKEN: Final = re.compile(r"\[([^\]{}]*)\]|\{(\w+)\}")
+_ADDRESS: Final = re.compile(r"\byou(r|rs|rself)?\b")
+_FIRST_PERSON: Final = (
     (re.compile(r"\byou are\b"), "I am"),
     (re.compile(r"\byourself\b"), "myself"),
     (re.compile(r"\byour\b"), "my"),
@@ -27,17 +30,46 @@ _FIRST_PERSON = (
 )
 
 
+class Draws:
+    """A stream of random choices, the same on every platform and Python version.
+
+    Only ``random.Random.random`` is used, the one method that Python promises to keep stable for an integer seed.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._uniform = random.Random(seed).random
+
+    def below(self, n: int) -> int:
+        """A whole number from 0 to n - 1."""
+        return int(self._uniform() * n)
+
+    def chance(self, probability: float) -> bool:
+        """True with the given probability."""
+        return self._uniform() < probability
+
+    def pick(self, items: Sequence[T]) -> T:
+        """One of the items."""
+        return items[self.below(len(items))]
+
+    def shuffled(self, items: Sequence[T]) -> list[T]:
+        """The items in a random order (Fisher-Yates); the argument is left as it is."""
+        result = list(items)
+        for last in range(len(result) - 1, 0, -1):
+            other = self.below(last + 1)
+            result[last], result[other] = result[other], result[last]
+        return result
+
+    def some(self, items: Sequence[T], n: int) -> list[T]:
+        """``n`` different items in a random order."""
+        left = list(items)
+        for place in range(n):
+            other = place + self.below(len(left) - place)
+            left[place], left[other] = left[other], left[place]
+        return left[:n]
+
+
 class RunOut(Exception):
     """The topic has nothing left for a slot; the caller writes the text anew."""
-
-
-@dataclass(frozen=True, eq=False)
-class Template:
-    """A compiled sentence: literal text (str), choices (tuple) and slots (Slot) in order."""
-
-    source: str
-    parts: tuple[str | tuple[str, ...] | Slot, ...]
-    tasks: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -48,7 +80,16 @@ class Slot:
     capital: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Template:
+    """A compiled sentence: literal text (str), choices (tuple) and slots in order; ``tasks`` are its task slots."""
+
+    source: str
+    parts: tuple[str | tuple[str, ...] | Slot, ...]
+    tasks: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Topic:
     """What can be said about one subject, in phrases of fixed grammatical form.
 
@@ -80,18 +121,18 @@ class Topic:
 def compile_template(source: str) -> Template:
     """Read the notation described at the top of this module."""
     parts: list[str | tuple[str, ...] | Slot] = []
-    end = 0
-    for token in _TOKEN.finditer(source):
-        if token.start() > end:
-            parts.append(source[end : token.start()])
-        choices, name = token.groups()
-        if name is None:
+    texts = [
+        *_TOKEN.split(source),
+        None,
+        None,
+    ]  # a literal, choices or None, a slot or None, the next literal ...
+    for literal, choices, name in zip(texts[::3], texts[1::3], texts[2::3], strict=True):
+        if literal:
+            parts.append(literal)
+        if choices is not None:
             parts.append(tuple(choices.split("|")))
-        else:
+        elif name is not None:
             parts.append(Slot(name.lower(), name[0].isupper()))
-        end = token.end()
-    if end < len(source):
-        parts.append(source[end:])
     tasks = tuple(p.name for p in parts if isinstance(p, Slot) and p.name in TASK_SLOTS)
     return Template(source, tuple(parts), tasks)
 
@@ -116,12 +157,11 @@ class Supply:
         order: Sequence[int] | None = None,
         fixed: Mapping[str, str] | None = None,
     ) -> None:
-        self._draws = draws
-        self._topic = topic
+        self._draws, self._topic = draws, topic
         self._tasks = list(order or task_order(draws, topic))
-        self._values = {"thing": topic.thing, "goal": topic.goal, **(fixed or {})}
+        self._fixed = {"thing": topic.thing, "goal": topic.goal, **(fixed or {})}
+        self._once = {name: getattr(topic, name) for name in _ONCE}
         self._left: dict[str, list[Template]] = {}
-        self._once = {"woe": topic.woe, "trap": topic.trap, "fact": topic.fact}
 
     def fill(self, template: Template) -> str:
         """The template as text. Raises RunOut where nothing is left for a slot."""
@@ -138,8 +178,7 @@ class Supply:
         return "".join(words)
 
     def _take_tasks(self, slots: tuple[str, ...]) -> list[str]:
-        strict = "t" in slots
-        usable = [i for i in self._tasks if not strict or i in self._topic.impersonal]
+        usable = [i for i in self._tasks if "t" not in slots or i in self._topic.impersonal]
         if len(usable) < len(slots):
             raise RunOut
         taken = sorted(usable[: len(slots)])
@@ -148,9 +187,9 @@ class Supply:
         return [first_person(text) if slot == "m" else text for slot, text in zip(slots, texts, strict=True)]
 
     def _value(self, name: str) -> str:
-        if name in self._values:
-            return self._values[name]
-        if name in ("woe", "trap", "fact"):
+        if name in self._fixed:
+            return self._fixed[name]
+        if name in _ONCE:
             if name not in self._once:
                 raise RunOut
             return self._once.pop(name)

@@ -11,7 +11,7 @@ from typing import Any
 from prb_jax.sources.personas.phrases import Template, Topic, compile_template
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Pole:
     """One of the two sides of an axis of taste.
 
@@ -37,7 +37,7 @@ class Axis:
     """A matter of taste; level +1 is the more popular pole ``poles[0]``, level -1 is ``poles[1]``."""
 
     key: str
-    poles: tuple[Pole, Pole]
+    poles: tuple[Pole, ...]
 
     def pole(self, level: int) -> Pole:
         """The side that a level of +1 or -1 stands for."""
@@ -50,10 +50,10 @@ class Flaw:
 
     key: str
     trait: str
-    sentences: tuple[Template, ...]
+    sentences: tuple[Template, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Pools:
     """Everything that texts are written from."""
 
@@ -73,21 +73,17 @@ class Pools:
 @cache
 def load_pools() -> Pools:
     """Read and compile all material."""
-    root = resources.files("prb_jax.sources.personas") / "text"
-
-    def read(*path: str) -> Any:
-        return json.loads(root.joinpath(*path).read_text(encoding="utf-8"))
-
-    domains = sorted(entry.name for entry in (root / "domains").iterdir() if entry.name.endswith(".json"))
-    frames = read("frames.json")
+    domains = (_TEXT / "domains").iterdir()
+    topics = (
+        _topics(name) for name in sorted(entry.name for entry in domains if entry.name.endswith(".json"))
+    )
     return Pools(
-        axes=tuple(_axis(raw) for raw in read("axes.json")),
-        topics=tuple(topic for name in domains for topic in _topics(read("domains", name))),
-        questions=_compile(frames["questions"]),
-        neutral=_compile(frames["neutral"]),
-        contexts=_compile(frames["contexts"]),
-        backgrounds=tuple(frames["backgrounds"]),
-        flaws=tuple(Flaw(raw["key"], raw["trait"], _compile(raw["sentences"])) for raw in read("flaws.json")),
+        axes=tuple(Axis(axis["key"], tuple(map(_pole, axis["poles"]))) for axis in _read("axes.json")),
+        topics=tuple(topic for domain in topics for topic in domain),
+        **_frames(_read("frames.json")),
+        flaws=tuple(
+            Flaw(raw["key"], raw["trait"], _compile(raw["sentences"])) for raw in _read("flaws.json")
+        ),
     )
 
 
@@ -98,60 +94,48 @@ def load_wording(name: str) -> Pools:
     Args:
       name: "more", of `train-more-wording`, or "new", of `test-unseen-wording`, which has people of its own.
     """
-    pools = load_pools()
-    text = resources.files("prb_jax.sources.personas") / "text" / f"{name}_wording.json"
-    found = json.loads(text.read_text(encoding="utf-8"))
+    pools, found = load_pools(), _read(f"{name}_wording.json")
 
     def reworded(pole: Pole) -> Pole:
-        words = found["poles"][pole.key]
-        sentences, posts = _compile(words["sentences"]), _compile(words["posts"])
-        return replace(pole, sentences=sentences, continuations=frozenset(), posts=posts)
+        words = {key: _compile(sources) for key, sources in found["poles"][pole.key].items()}
+        return replace(pole, continuations=frozenset(), **words)
 
-    return replace(
-        pools,
-        axes=tuple(Axis(axis.key, (reworded(axis.poles[0]), reworded(axis.poles[1]))) for axis in pools.axes),
-        questions=_compile(found["questions"]),
-        neutral=_compile(found["neutral"]),
-        contexts=_compile(found["contexts"]),
-        backgrounds=tuple(found.get("backgrounds", pools.backgrounds)),
-    )
+    axes = tuple(replace(axis, poles=tuple(map(reworded, axis.poles))) for axis in pools.axes)
+    return replace(pools, axes=axes, **_frames(found))
+
+
+_TEXT = resources.files("prb_jax.sources.personas") / "text"
+
+
+def _read(*path: str) -> Any:
+    return json.loads(_TEXT.joinpath(*path).read_text(encoding="utf-8"))
 
 
 def _compile(sources: list[str]) -> tuple[Template, ...]:
-    return tuple(compile_template(source) for source in sources)
+    return tuple(map(compile_template, sources))
 
 
-def _axis(raw: dict[str, Any]) -> Axis:
-    first, second = (_pole(pole) for pole in raw["poles"])
-    return Axis(raw["key"], (first, second))
+def _frames(raw: dict[str, list[str]]) -> dict[str, Any]:
+    """Questions, neutral sentences and contexts, and backgrounds if there are any."""
+    names = ("questions", "neutral", "contexts", "backgrounds")
+    frames = {name: raw[name] for name in names if name in raw}
+    return {name: tuple(t) if name == "backgrounds" else _compile(t) for name, t in frames.items()}
 
 
 def _pole(raw: dict[str, Any]) -> Pole:
     continuations = _compile(raw["continuations"])
-    return Pole(
-        key=raw["key"],
-        label=raw["label"],
-        trait=raw["trait"],
-        wish=raw["wish"],
-        sentences=_compile(raw["sentences"]) + continuations,
-        continuations=frozenset(continuations),
-        posts=_compile(raw["posts"]),
-    )
+    words = {
+        "sentences": _compile(raw["sentences"]) + continuations,
+        "continuations": frozenset(continuations),
+        "posts": _compile(raw["posts"]),
+    }
+    return Pole(**(raw | words))
 
 
-def _topics(raw: dict[str, Any]) -> list[Topic]:
-    phrases = {name: _compile(sources) for name, sources in raw["phrases"].items()}
+def _topics(name: str) -> list[Topic]:
+    raw = _read("domains", name)
+    phrases = {slot: _compile(sources) for slot, sources in raw["phrases"].items()}
     return [
-        Topic(
-            domain=raw["domain"],
-            thing=topic["thing"],
-            goal=topic["goal"],
-            woe=topic["woe"],
-            trap=topic["trap"],
-            fact=topic["fact"],
-            tasks=tuple(topic["steps"]),
-            phrases=phrases,
-            split=topic["split"],
-        )
+        Topic(domain=raw["domain"], phrases=phrases, tasks=tuple(topic.pop("steps")), **topic)
         for topic in raw["topics"]
     ]

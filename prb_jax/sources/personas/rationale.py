@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prb_jax.data.comparison import Post, RubricAspect
-from prb_jax.sources.personas.draws import Draws
 from prb_jax.sources.personas.people import Persona
-from prb_jax.sources.personas.phrases import Topic
+from prb_jax.sources.personas.phrases import Draws, Topic
 from prb_jax.sources.personas.pools import Flaw, Pools
 
 OTHER_ASPECTS = 2

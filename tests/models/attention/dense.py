@@ -11,13 +11,13 @@ import numpy as np
 import scipy.special
 
 from prb_jax.models.attention.blocks import MASKED
-from prb_jax.trees.mask import TreeLayout, TreeMask
+from prb_jax.trees.batches import Bucket, TreeMask
 
 
 def tree_mask(mask: TreeMask, prefix_lengths: Any) -> Any:
     """Return the whole mask, bool [B, T, T]: True where a query may see a key."""
-    index = (np if isinstance(prefix_lengths, np.ndarray) else jnp).arange(mask.layout.tokens)
-    real = index[None, :] >= mask.layout.prefix - prefix_lengths[:, None]
+    index = (np if isinstance(prefix_lengths, np.ndarray) else jnp).arange(mask.bucket.tokens)
+    real = index[None, :] >= mask.bucket.prefix - prefix_lengths[:, None]
     return mask.sees(index[:, None], index[None, :])[None] & real[:, None, :]
 
 
@@ -26,7 +26,7 @@ def reference_attention(
     k: Any,
     v: Any,
     *,
-    layout: TreeLayout,
+    bucket: Bucket,
     prefix_lengths: Any,
     window: int | None = None,
     softcap: float | None = None,
@@ -42,7 +42,7 @@ def reference_attention(
     k, v = (x.astype(np.float32).transpose(0, 2, 1, 3)[:, :, None] for x in (k, v))
     scores = xp.matmul(grouped, k.swapaxes(-1, -2), **exact)
     scores = scores if softcap is None else softcap * xp.tanh(scores / softcap)
-    mask = tree_mask(TreeMask(layout, window), prefix_lengths)
+    mask = tree_mask(TreeMask(bucket, window), prefix_lengths)
     weights = softmax(xp.where(mask[:, None, None], scores, MASKED), axis=-1)
     out = xp.matmul(weights, v, **exact)
     return out.transpose(0, 3, 1, 2, 4).reshape(q.shape).astype(q.dtype)

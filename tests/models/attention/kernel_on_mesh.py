@@ -49,26 +49,26 @@ def main(kernel: str) -> None:
     from prb_jax.models.attention.cudnn import cudnn_attention
     from prb_jax.models.attention.splash import splash_attention
     from prb_jax.sharding import make_mesh, partition_spec
-    from prb_jax.trees.mask import TreeLayout
+    from prb_jax.trees.batches import Bucket
 
     enable_compilation_cache()
     rng = np.random.default_rng(0)
     options: dict[str, Any]
     if kernel == "splash":
-        layout, lengths, window, head_dim = TreeLayout(192, 2, 96), [192, 60], 120, 32
+        bucket, lengths, window, head_dim = Bucket(192, 2, 96), [192, 60], 120, 32
         function, options = splash_attention, {"block": 128}
         mesh, axes = make_mesh("data=2,sequence=2,tensor=2"), ("batch", "tokens", "heads", None)
     else:
-        layout, lengths, window, head_dim = TreeLayout(64, 2, 24), [64, 20, 0, 33], 40, 16
+        bucket, lengths, window, head_dim = Bucket(64, 2, 24), [64, 20, 0, 33], 40, 16
         mesh, axes = make_mesh("data=2,fsdp=2,tensor=2"), ("batch", None, "heads", None)
         function, options = _by_xla(cudnn_attention), {}
     q, k, v = (
-        jnp.asarray(rng.normal(size=(len(lengths), layout.tokens, heads, head_dim)), jnp.float32) / 4
+        jnp.asarray(rng.normal(size=(len(lengths), bucket.tokens, heads, head_dim)), jnp.float32) / 4
         for heads in (4, 2, 2)
     )
     towards = jnp.asarray(rng.normal(size=q.shape), jnp.float32)
     attend = functools.partial(
-        function, layout=layout, prefix_lengths=jnp.asarray(lengths), window=window, **options
+        function, bucket=bucket, prefix_lengths=jnp.asarray(lengths), window=window, **options
     )
 
     def both(q, k, v, mesh, interpret):
@@ -91,7 +91,7 @@ def main(kernel: str) -> None:
         "shard": out.addressable_shards[0].data.shape,
     }
     if kernel == "cudnn":
-        found["calls"] = _calls_of_cudnn(cudnn_attention, placed, mesh, layout, window)
+        found["calls"] = _calls_of_cudnn(cudnn_attention, placed, mesh, bucket, window)
     print(json.dumps(found))
 
 
@@ -104,7 +104,7 @@ def _by_xla(function: Any) -> Any:
     return attend
 
 
-def _calls_of_cudnn(function: Any, placed: Any, mesh: Any, layout: Any, window: int) -> int:
+def _calls_of_cudnn(function: Any, placed: Any, mesh: Any, bucket: Any, window: int) -> int:
     import jax
     import jax.numpy as jnp
     from jax._src.cudnn import fused_attention_stablehlo
@@ -112,7 +112,7 @@ def _calls_of_cudnn(function: Any, placed: Any, mesh: Any, layout: Any, window: 
     fused_attention_stablehlo.check_cudnn_version = lambda: 91_000
 
     def program(q, k, v, lengths):
-        return function(q, k, v, layout=layout, prefix_lengths=lengths, window=window, mesh=mesh)
+        return function(q, k, v, bucket=bucket, prefix_lengths=lengths, window=window, mesh=mesh)
 
     shapes = [jax.ShapeDtypeStruct(x.shape, jnp.bfloat16, sharding=x.sharding) for x in placed]
     lengths = jax.ShapeDtypeStruct(placed[0].shape[:1], jnp.int32)

@@ -16,7 +16,7 @@ from prb_jax.models.attention import cudnn
 from prb_jax.models.attention.choice import choose_attention, wanted_attention
 from prb_jax.models.attention.cudnn import cudnn_attention, cudnn_refusal
 from prb_jax.readouts.score_tree import score_tree
-from prb_jax.trees.mask import TreeLayout
+from prb_jax.trees.batches import Bucket
 from tests.models.attention.compiled_shapes import largest_square
 from tests.models.attention.kernel_on_mesh import devices, on_mesh
 from tests.models.attention.test_blockwise import FLOAT32_TOLERANCE, Case, jit
@@ -26,15 +26,15 @@ from tests.training.small_batches import batch_of, initial_params, random_trees,
 # token, many responses and one; no place for a prefix; windows of one token, inside a response, across the edge of the
 # prefix and beyond everything.
 CASES = [
-    Case(TreeLayout(96, 2, 32), (0, 1, 50, 96)),
-    Case(TreeLayout(40, 16, 8), (40, 7), heads=8, kv_heads=1),
-    Case(TreeLayout(33, 1, 20), (33, 0), heads=3, kv_heads=3, head_dim=24),
-    Case(TreeLayout(32, 16, 1), (32, 0), head_dim=64),
-    Case(TreeLayout(0, 3, 20), (0, 0)),
-    Case(TreeLayout(24, 2, 10), (24, 9, 0), window=1),
-    Case(TreeLayout(96, 3, 40), (96, 30, 0), window=33, heads=8, kv_heads=2),
-    Case(TreeLayout(70, 2, 50), (33, 70, 0), window=60, head_dim=128),
-    Case(TreeLayout(24, 2, 10), (24, 9), window=1000),
+    Case(Bucket(96, 2, 32), (0, 1, 50, 96)),
+    Case(Bucket(40, 16, 8), (40, 7), heads=8, kv_heads=1),
+    Case(Bucket(33, 1, 20), (33, 0), heads=3, kv_heads=3, head_dim=24),
+    Case(Bucket(32, 16, 1), (32, 0), head_dim=64),
+    Case(Bucket(0, 3, 20), (0, 0)),
+    Case(Bucket(24, 2, 10), (24, 9, 0), window=1),
+    Case(Bucket(96, 3, 40), (96, 30, 0), window=33, heads=8, kv_heads=2),
+    Case(Bucket(70, 2, 50), (33, 70, 0), window=60, head_dim=128),
+    Case(Bucket(24, 2, 10), (24, 9), window=1000),
 ]
 
 
@@ -80,12 +80,12 @@ def test_bfloat16_is_within_its_roundings(case: Case) -> None:
 def test_lowered_for_cuda(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two calls of cuDNN, the second in a loop over responses; masks of one response, and nothing of T x T."""
     _with_cudnn(monkeypatch)
-    layout, rows = TreeLayout(2000, 24, 100), 2
-    q, k = (jax.ShapeDtypeStruct((rows, layout.tokens, heads, 128), jnp.bfloat16) for heads in (8, 2))
+    bucket, rows = Bucket(2000, 24, 100), 2
+    q, k = (jax.ShapeDtypeStruct((rows, bucket.tokens, heads, 128), jnp.bfloat16) for heads in (8, 2))
     lengths = jax.ShapeDtypeStruct((rows,), jnp.int32)
 
     def program(q, k, v, lengths):
-        return cudnn_attention(q, k, v, layout=layout, prefix_lengths=lengths, window=window)
+        return cudnn_attention(q, k, v, bucket=bucket, prefix_lengths=lengths, window=window)
 
     names = ("__cudnn$fmhaSoftmax", "__cudnn$fmhaScaleBiasSoftmax")
     export = jax.export.export(
@@ -190,19 +190,15 @@ def test_chosen_by_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
         chosen("tpu", "bfloat16", "kernel") == chosen("tpu", "bfloat16", "auto") == "splash kernel (Pallas)"
     )
+    assert chosen("tpu", "float32", "auto") == at_once
+    assert choose_attention(None, BFLOAT16).name == (by_head if jax.default_backend() == "cpu" else at_once)
     monkeypatch.setattr(cudnn, "_refusal", lambda *sizes: None)
     assert choose_attention(GPU, BFLOAT16, "kernel", scored=small_config()).name == "cuDNN"
 
 
 def test_what_no_kernel_can_do_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    places = (
-        ("tpu", "float32"),
-        ("cpu", "bfloat16"),
-        ("cpu", "float32"),
-        ("gpu", "float32"),
-        ("gpu", "bfloat16"),
-    )
-    for platform, dtype in places:
+    places = "tpu float32, cpu bfloat16, cpu float32, gpu float32, gpu bfloat16"
+    for platform, dtype in (place.split() for place in places.split(", ")):
         with pytest.raises(CheckpointError, match=f"attention: .* found {platform} in {dtype}"):
             chosen(platform, dtype, "kernel")
     with pytest.raises(

@@ -25,8 +25,8 @@ from prb_jax.plan.planner import _nothing_kept
 from prb_jax.readouts.score_tree import score_stream, score_tree
 from prb_jax.sharding import make_mesh, partition_spec
 from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
-from prb_jax.trees.stream_pages import PageTable, most_sequences, page_size, page_table
-from prb_jax.trees.streams import make_stream_batch
+from prb_jax.trees.stream_tables import PageTable, most_sequences, page_size, page_table
+from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import build_tree
 from tests.models.attention.kernel_on_mesh import devices
 from tests.models.attention.test_blockwise import FLOAT32_TOLERANCE, jit
@@ -130,9 +130,11 @@ def test_compiles_for_tpus(topology: str) -> None:
             )
         )  # pyright: ignore[reportArgumentType]
     )
+    nothing: Any = None
+    batch = StreamBatch(*[nothing] * 8, pages=table)
     run = jax.jit(functools.partial(paged_attention, window=4096, softcap=50.0, mesh=mesh))
     with _nothing_kept(), jax.set_mesh(mesh):
-        text = run.lower(q, k, k, table=table).compile().as_text()
+        text = run.lower(q, k, k, batch=batch).compile().as_text()
     assert "ragged_paged_attention_kernel" in (text or "")
 
 

@@ -9,14 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prb_jax.models.attention.blockwise import attend_from_reads, take_places
+from prb_jax.models.attention.reads import attend_from_reads, take_places
 from prb_jax.models.config.decoder import load_config
 from prb_jax.models.decoder import decode_tree
 from prb_jax.models.random_params import init_params
 from prb_jax.readouts.score_tree import score_tree
-from prb_jax.trees.batches import make_batch
-from prb_jax.trees.mask import TreeLayout
-from prb_jax.trees.shapes import Bucket
+from prb_jax.trees.batches import Bucket, make_batch
 from prb_jax.trees.tree import build_tree
 from tests.models.attention.dense import reference_attention
 from tests.tiny_models import TINY_FAMILIES
@@ -26,7 +24,7 @@ SIZES = {
     "vocab_size": 96, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 1,
     "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "num_labels": 1,
 }  # fmt: skip
-LAYOUT = TreeLayout(12, 3, 7)
+BUCKET = Bucket(12, 3, 7)
 LENGTHS = jnp.asarray([12, 5, 0])
 INSIDE = np.asarray([[6, 0, 3], [1, 5, 2], [0, 0, 0]])
 PLACES = jnp.asarray(12 + 7 * np.arange(3) + INSIDE, jnp.int32)
@@ -36,14 +34,14 @@ PLACES = jnp.asarray(12 + 7 * np.arange(3) + INSIDE, jnp.int32)
 @pytest.mark.parametrize("softcap", [None, 3.0])
 def test_equals_the_oracle_at_these_places(window: int | None, softcap: float | None) -> None:
     rng = np.random.default_rng(0)
-    q = jnp.asarray(rng.normal(size=(3, LAYOUT.tokens, 4, 8)), jnp.float32)
-    k, v = (jnp.asarray(rng.normal(size=(3, LAYOUT.tokens, 2, 8)), jnp.float32) for _ in range(2))
-    options = {"layout": LAYOUT, "prefix_lengths": LENGTHS, "window": window, "softcap": softcap}
+    q = jnp.asarray(rng.normal(size=(3, BUCKET.tokens, 4, 8)), jnp.float32)
+    k, v = (jnp.asarray(rng.normal(size=(3, BUCKET.tokens, 2, 8)), jnp.float32) for _ in range(2))
+    options = {"bucket": BUCKET, "prefix_lengths": LENGTHS, "window": window, "softcap": softcap}
     whole = reference_attention(
         *map(np.asarray, (q, k, v)), **options | {"prefix_lengths": np.asarray(LENGTHS)}
     )
-    expected = take_places(whole.reshape(3, LAYOUT.tokens, 32), PLACES)
-    queries = take_places(q.reshape(3, LAYOUT.tokens, 32), PLACES).reshape(3, 3, 4, 8)
+    expected = take_places(whole.reshape(3, BUCKET.tokens, 32), PLACES)
+    queries = take_places(q.reshape(3, BUCKET.tokens, 32), PLACES).reshape(3, 3, 4, 8)
     found = attend_from_reads(queries, k, v, places=PLACES, **options)
     np.testing.assert_allclose(found.reshape(3, 3, 32), expected, atol=2e-6)
     narrow = attend_from_reads(*(x.astype(jnp.bfloat16) for x in (queries, k, v)), places=PLACES, **options)

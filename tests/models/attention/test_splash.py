@@ -9,23 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.attention.splash import splash_attention, visited_share
-from prb_jax.trees.mask import TreeLayout, TreeMask
+from prb_jax.trees.batches import Bucket, TreeMask
 from tests.models.attention.dense import reference_attention
 from tests.models.attention.kernel_on_mesh import on_mesh
-from tests.models.attention.test_blockwise import FLOAT32_TOLERANCE, Case
-from tests.models.attention.test_gradients import gradients
+from tests.models.attention.test_blockwise import FLOAT32_TOLERANCE, Case, gradients
 
 # Ragged prefixes, one empty and one full; several blocks; T a multiple of the block and not; groups of one
 # and of eight; windows within a block, across blocks and across the edge of the prefix; soft caps.
 CASES = [
-    Case(TreeLayout(96, 2, 32), (0, 1, 50, 96), head_dim=64),
-    Case(TreeLayout(320, 3, 64), (320, 7), heads=8, kv_heads=1),
-    Case(TreeLayout(200, 2, 100), (150, 200), head_dim=128, window=90, softcap=3.0),
-    Case(TreeLayout(130, 16, 9), (130, 64), heads=5, kv_heads=5, window=20),
-    Case(TreeLayout(256, 1, 128), (256, 130), heads=2, kv_heads=1, head_dim=256, softcap=0.5),
-    Case(TreeLayout(16, 4, 1), (16, 0)),
+    Case(Bucket(96, 2, 32), (0, 1, 50, 96), head_dim=64),
+    Case(Bucket(320, 3, 64), (320, 7), heads=8, kv_heads=1),
+    Case(Bucket(200, 2, 100), (150, 200), head_dim=128, window=90, softcap=3.0),
+    Case(Bucket(130, 16, 9), (130, 64), heads=5, kv_heads=5, window=20),
+    Case(Bucket(256, 1, 128), (256, 130), heads=2, kv_heads=1, head_dim=256, softcap=0.5),
+    Case(Bucket(16, 4, 1), (16, 0)),
 ]
 splash = functools.partial(splash_attention, block=128, interpret=True)
 
@@ -62,9 +60,9 @@ def test_bfloat16_is_as_good_as_rounding_allows() -> None:
 
 def test_blocks_that_nobody_sees_are_not_visited() -> None:
     # 8 blocks of 512: 28 of the 64 lie above the diagonal, and the responses are in one block.
-    assert visited_share(TreeMask(TreeLayout(3840, 2, 128))) == 36 / 64
+    assert visited_share(TreeMask(Bucket(3840, 2, 128))) == 36 / 64
     # Each of 8 responses fills a block: it sees the prefix's 2 and itself. The grid is as wide as the most.
-    siblings = TreeLayout(256, 8, 128)
+    siblings = Bucket(256, 8, 128)
     assert visited_share(TreeMask(siblings), block=128) == (1 + 2 + 8 * 3) / (10 * 3)
     assert visited_share(TreeMask(siblings, window=128), block=128) == (1 + 2 + 8 * 2) / (10 * 2)
 
@@ -73,17 +71,3 @@ def test_on_meshes_trees_heads_and_queries_are_split() -> None:
     found = on_mesh("splash")
     assert max(found["differences"]) < 2e-5
     assert found["shard"] == [1, 192, 2, 32]
-
-
-def test_chosen_by_machine_and_dtype() -> None:
-    here = choose_attention(None, jnp.dtype(jnp.bfloat16))
-    assert here.name == "block-wise XLA, head by head"
-
-    class Device:
-        platform = "tpu"
-
-    class Mesh:
-        devices = np.asarray([Device()], object)
-
-    assert choose_attention(Mesh(), jnp.dtype(jnp.bfloat16)).name == "splash kernel (Pallas)"  # pyright: ignore[reportArgumentType]
-    assert choose_attention(Mesh(), jnp.dtype(jnp.float32)).name == "block-wise XLA, all heads at once"  # pyright: ignore[reportArgumentType]

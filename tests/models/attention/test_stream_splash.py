@@ -10,13 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prb_jax.models.attention.stream_splash import splash_stream_attention, tree_sight
+from prb_jax.models.attention.splash import splash_stream_attention, tree_sight
 from prb_jax.trees.kernel_tables import KernelLayout, KernelTable, choose_unit
 from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree, build_tree
-from tests.models.attention.test_stream_gradients import gradients, off
-from tests.models.attention.test_streams import dense
+from tests.models.attention.test_streams import dense, gradients, off
 
 
 def uneven_trees() -> list[Tree]:
@@ -102,9 +101,7 @@ def test_output_and_gradients_equal_those_of_the_whole_mask(
     )
     real = jnp.asarray(real_tokens(batch))
     options: dict[str, Any] = {"window": window, "softcap": softcap}
-    ours = functools.partial(
-        splash_stream_attention, table=table_of(batch, window), interpret=True, **options
-    )
+    ours = functools.partial(splash_stream_attention, batch=batch, interpret=True, **options)
     whole = functools.partial(dense, batch=batch, **options)
     out = jax.jit(ours)(q, k, v)
     assert np.isfinite(out).all()

@@ -11,86 +11,50 @@ import numpy as np
 import pytest
 
 from prb_jax.errors import CheckpointError
-from prb_jax.models.config.decoder import DecoderConfig, RopeConfig, load_config, parse_config
-from prb_jax.models.rope import inverse_frequencies
+from prb_jax.models.config.decoder import DecoderConfig, load_config, parse_config
+from prb_jax.models.rope import RopeConfig, inverse_frequencies
 from tests.tiny_models import FAMILIES, write_tiny_model
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 128,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
+    "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2,
-}
+}  # fmt: skip
 LLAMA3_SCALING = {
-    "factor": 8.0,
-    "high_freq_factor": 4.0,
-    "low_freq_factor": 1.0,
-    "original_max_position_embeddings": 8192,
+    "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
     "rope_type": "llama3",
-}
+}  # fmt: skip
+LINEAR = {"type": "linear", "factor": 2.0}
 
 # As transformers 4 writes them, and as older files on the hub look (fields absent, nulls, type for rope_type).
 OLD_FILES: dict[str, dict[str, Any]] = {
     "llama-2": {"model_type": "llama", "rms_norm_eps": 1e-5, "torch_dtype": "float16", "pretraining_tp": 1},
     "llama-3.1": {
-        "model_type": "llama",
-        "attention_bias": False,
-        "rope_theta": 500000.0,
-        "rope_scaling": LLAMA3_SCALING,
-        "max_position_embeddings": 131072,
-        "num_labels": 1,
-        "torch_dtype": "bfloat16",
+        "model_type": "llama", "attention_bias": False, "rope_theta": 500000.0, "rope_scaling": LLAMA3_SCALING,
+        "max_position_embeddings": 131072, "num_labels": 1, "torch_dtype": "bfloat16",
     },
     "llama-3.2": {
-        "model_type": "llama",
-        "head_dim": 16,
-        "rope_theta": 500000.0,
-        "rope_scaling": LLAMA3_SCALING | {"factor": 32.0},
-        "max_position_embeddings": 131072,
-        "id2label": {"0": "LABEL_0"},
-        "tie_word_embeddings": True,
+        "model_type": "llama", "head_dim": 16, "rope_theta": 500000.0, "max_position_embeddings": 131072,
+        "rope_scaling": LLAMA3_SCALING | {"factor": 32.0}, "id2label": {"0": "LABEL_0"}, "tie_word_embeddings": True,
     },
-    "llama-linear": {
-        "model_type": "llama",
-        "rope_scaling": {"type": "linear", "factor": 2.0},
-        "num_key_value_heads": None,
-    },
+    "llama-linear": {"model_type": "llama", "rope_scaling": LINEAR, "num_key_value_heads": None},
     "llama-yarn": {
-        "model_type": "llama",
+        "model_type": "llama", "max_position_embeddings": 65536, "mlp_bias": True, "attention_bias": True,
         "rope_scaling": {"type": "yarn", "factor": 16.0, "original_max_position_embeddings": 4096},
-        "max_position_embeddings": 65536,
-        "mlp_bias": True,
-        "attention_bias": True,
     },
     "llama-null-scaling": {"model_type": "llama", "rope_scaling": None, "rope_theta": 1000000},
     "mistral-v0.1": {"model_type": "mistral", "sliding_window": 4096, "rope_theta": 10000.0},
-    "mistral-v0.2": {
-        "model_type": "mistral",
-        "sliding_window": None,
-        "rope_theta": 1000000.0,
-        "head_dim": None,
-    },
+    "mistral-v0.2": {"model_type": "mistral", "sliding_window": None, "rope_theta": 1000000.0, "head_dim": None},
     "mistral-absent": {"model_type": "mistral"},
     "qwen2": {
-        "model_type": "qwen2",
-        "rope_theta": 1000000.0,
-        "sliding_window": 131072,
-        "max_window_layers": 2,
+        "model_type": "qwen2", "rope_theta": 1000000.0, "sliding_window": 131072, "max_window_layers": 2,
         "use_sliding_window": False,
     },
     "qwen2-window": {
-        "model_type": "qwen2",
-        "sliding_window": 512,
-        "max_window_layers": 3,
-        "use_sliding_window": True,
+        "model_type": "qwen2", "sliding_window": 512, "max_window_layers": 3, "use_sliding_window": True,
         "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"},
     },
     "qwen2-layer-types": {
-        "model_type": "qwen2",
-        "sliding_window": 512,
-        "use_sliding_window": True,
+        "model_type": "qwen2", "sliding_window": 512, "use_sliding_window": True,
         "layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"],
     },
     "qwen3": {"model_type": "qwen3", "rope_theta": 1000000, "attention_bias": True, "id2label": {"0": "a"}},
@@ -98,30 +62,22 @@ OLD_FILES: dict[str, dict[str, Any]] = {
     "gemma": {"model_type": "gemma", "hidden_act": "gelu", "head_dim": 16, "rope_theta": 10000.0},
     "gemma-absent": {"model_type": "gemma"},
     "gemma-2": {
-        "model_type": "gemma2",
-        "hidden_act": "gelu_pytorch_tanh",
-        "hidden_activation": "gelu_pytorch_tanh",
-        "head_dim": 32,
-        "query_pre_attn_scalar": 144,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
-        "sliding_window": 4096,
-        "cache_implementation": "hybrid",
-        "rope_theta": 10000.0,
+        "model_type": "gemma2", "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
+        "head_dim": 32, "query_pre_attn_scalar": 144, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+        "sliding_window": 4096, "cache_implementation": "hybrid", "rope_theta": 10000.0,
     },
     "gemma-2-absent": {"model_type": "gemma2", "attn_logit_softcapping": None},
     "gemma-3": {
-        "model_type": "gemma3_text",
-        "head_dim": 32,
-        "rope_theta": 1000000,
-        "rope_local_base_freq": 20000,
-        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
-        "sliding_window": 512,
-        "sliding_window_pattern": 2,
+        "model_type": "gemma3_text", "head_dim": 32, "rope_theta": 1000000, "rope_local_base_freq": 20000,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 512, "sliding_window_pattern": 2,
         "query_pre_attn_scalar": 168,
     },
     "gemma-3-absent": {"model_type": "gemma3_text"},
-}
+}  # fmt: skip
+SAME_AS_IN_TRANSFORMERS = """
+model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads
+rms_norm_eps max_position_embeddings num_labels pad_token_id tie_word_embeddings
+"""
 
 
 def hf_config(raw: dict[str, Any]) -> Any:
@@ -144,20 +100,7 @@ def assert_rope_is(rope: RopeConfig, hf: Any, layer_type: str | None) -> None:
 
 
 def assert_is_what_transformers_resolves(config: DecoderConfig, hf: Any) -> None:
-    for name in (
-        "model_type",
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "rms_norm_eps",
-        "max_position_embeddings",
-        "num_labels",
-        "pad_token_id",
-        "tie_word_embeddings",
-    ):
+    for name in SAME_AS_IN_TRANSFORMERS.split():
         assert getattr(config, name) == getattr(hf, name), name
     assert config.head_dim == (getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads)
     gemma = config.model_type.startswith("gemma")
@@ -265,111 +208,63 @@ def test_unknown_fields_are_listed() -> None:
     assert parse_config(raw, where="c").ignored_keys == ("auto_map", "mean")
 
 
-BAD_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
-    "model type": ({"model_type": "mamba"}, "unknown architecture.*'mamba'.*LlamaForSequenceClassification"),
-    "no model type": ({"model_type": None}, "'model_type'"),
-    "class": ({"architectures": ["INFORMForSequenceClassification"]}, "unknown architecture 'INFORM"),
-    "class of another family": ({"architectures": ["Qwen2ForSequenceClassification"]}, "expected 'Llama"),
-    "classes mistyped": ({"architectures": "LlamaForSequenceClassification"}, "'architectures'.*list"),
-    "multimodal": ({"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}, "'gemma3'"),
-    "rope type": ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'rope_scaling.type'.*'dynamic'"),
-    "rope type, new": (
-        {"rope_parameters": {"rope_type": "longrope"}},
-        "'rope_parameters.rope_type'.*longrope",
-    ),
-    "rope types differ": (
-        {"rope_scaling": {"type": "linear", "rope_type": "llama3", "factor": 2.0}},
-        "'rope_scaling.type'",
-    ),
-    "rope field": (
-        {"rope_scaling": {"type": "linear", "factor": 2.0, "beta": 1}},
-        "'rope_scaling.beta'.*'linear'",
-    ),
-    "rope field of another type": (
-        {"rope_parameters": {"factor": 2.0}},
-        "'rope_parameters.factor'.*'default'",
-    ),
-    "rope factor": ({"rope_scaling": {"type": "linear"}}, "'rope_scaling.factor' is missing"),
-    "rope factor mistyped": (
-        {"rope_scaling": {"type": "linear", "factor": "2"}},
-        "'rope_scaling.factor'.*'2'",
-    ),
-    "rope bands": ({"rope_scaling": LLAMA3_SCALING | {"high_freq_factor": 1.0}}, "high_freq_factor"),
-    "both spellings": (
-        {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_theta": 5.0}},
-        "both 'rope_scaling' and 'rope_parameters'",
-    ),
-    "thetas differ": ({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 1e6}}, "rope_theta.*1000000"),
-    "original lengths differ": (
-        {"rope_scaling": LLAMA3_SCALING, "original_max_position_embeddings": 4096},
-        "original_max_position_embeddings",
-    ),
-    "rope per layer type": ({"rope_parameters": {"full_attention": {}}}, "one object for all layers"),
-    "rope not an object": ({"rope_scaling": "linear"}, "'rope_scaling'.*object"),
-    "partial rotary": ({"partial_rotary_factor": 0.5}, "'partial_rotary_factor'"),
-    "partial rotary, inner": ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
-    "quantised": ({"quantization_config": {"quant_method": "gptq"}}, "'quantization_config'.*quantised"),
-    "layer overrides": ({"per_layer_config": {"0": {}}}, "per_layer_config"),
-    "missing size": ({"hidden_size": None}, "'hidden_size'"),
-    "mistyped size": ({"hidden_size": "64"}, "'hidden_size': expected an integer.*'64'"),
-    "boolean size": ({"num_hidden_layers": True}, "'num_hidden_layers'"),
-    "zero size": ({"vocab_size": 0}, "'vocab_size'.*at least 1"),
-    "heads": ({"num_key_value_heads": 3}, "'num_key_value_heads': expected a divisor"),
-    "head dim": ({"hidden_size": 66}, "'hidden_size'.*multiple"),
-    "odd head dim": ({"head_dim": 15}, "even head_dim.*15"),
-    "activation": ({"hidden_act": "relu"}, "'hidden_act'.*'relu'"),
-    "dtype": ({"torch_dtype": "int8"}, "'torch_dtype'.*'int8'"),
-    "labels": ({"num_labels": 2, "id2label": {"0": "a"}}, "'num_labels': expected 1"),
-    "no labels": ({"id2label": {}}, "'id2label'"),
-    "not finite": ({"rms_norm_eps": float("nan")}, "'rms_norm_eps'"),
-    "drowns every value": (
-        {"rms_norm_eps": 1e300},
-        "'rms_norm_eps': expected a number above 0 and at most 1, found 1e\\+300",
-    ),
-    "beyond float32": (
-        {"rope_theta": 1e300},
-        "'rope_theta': expected a number above 0 and at most 3.40282e\\+38",
-    ),
-    "mistral layer types": (
-        {"model_type": "mistral", "layer_types": ["full_attention"] * 4},
-        "'layer_types'.*sliding_attention",
-    ),
-    "window without width": (
-        {"model_type": "qwen2", "layer_types": ["sliding_attention"] * 4},
-        "'sliding_window'",
-    ),
-    "layer type": ({"model_type": "qwen3", "layer_types": ["linear_attention"] * 4}, "'layer_types'"),
-    "number of layer types": (
-        {"model_type": "qwen3", "layer_types": ["full_attention"]},
-        "4 entries.*1 entries",
-    ),
-    "gemma window": ({"model_type": "gemma2", "sliding_window": None}, "'sliding_window'"),
-    "bidirectional": (
-        {"model_type": "gemma3_text", "use_bidirectional_attention": True},
-        "use_bidirectional",
-    ),
-    "gemma 3 soft-cap": (
-        {"model_type": "gemma3_text", "attn_logit_softcapping": 50.0},
-        "attn_logit_softcapping",
-    ),
-    "gemma 3 flat rope": (
-        {"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 1e6}},
-        "full_attention",
-    ),
-    "gemma 3 rope spelled type": (
-        {"model_type": "gemma3_text", "rope_scaling": {"type": "linear", "factor": 8.0}},
-        "'rope_scaling.rope_type' is missing",
-    ),
-    "gemma 3 local rope": (
-        {"model_type": "gemma3_text", "rope_parameters": {"sliding_attention": {"rope_type": "dynamic"}}},
+ROPE, OF_LAYERS = "rope_scaling", "rope_parameters"
+BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"model_type": "mamba"}, "unknown architecture.*'mamba'.*LlamaForSequenceClassification"),
+    ({"model_type": None}, "'model_type'"),
+    ({"architectures": ["INFORMForSequenceClassification"]}, "unknown architecture 'INFORM"),
+    ({"architectures": ["Qwen2ForSequenceClassification"]}, "expected 'Llama"),
+    ({"architectures": "LlamaForSequenceClassification"}, "'architectures'.*list"),
+    ({"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}, "'gemma3'"),
+    ({ROPE: {"type": "dynamic", "factor": 2.0}}, "'rope_scaling.type'.*'dynamic'"),
+    ({OF_LAYERS: {"rope_type": "longrope"}}, "'rope_parameters.rope_type'.*longrope"),
+    ({ROPE: LINEAR | {"rope_type": "llama3"}}, "'rope_scaling.type'"),
+    ({ROPE: LINEAR | {"beta": 1}}, "'rope_scaling.beta'.*'linear'"),
+    ({OF_LAYERS: {"factor": 2.0}}, "'rope_parameters.factor'.*'default'"),
+    ({ROPE: {"type": "linear"}}, "'rope_scaling.factor' is missing"),
+    ({ROPE: {"type": "linear", "factor": "2"}}, "'rope_scaling.factor'.*'2'"),
+    ({ROPE: LLAMA3_SCALING | {"high_freq_factor": 1.0}}, "high_freq_factor"),
+    ({ROPE: LINEAR, OF_LAYERS: {"rope_theta": 5.0}}, "both 'rope_scaling' and 'rope_parameters'"),
+    ({"rope_theta": 1e4, OF_LAYERS: {"rope_theta": 1e6}}, "rope_theta.*1000000"),
+    ({ROPE: LLAMA3_SCALING, "original_max_position_embeddings": 4096}, "original_max_position_embeddings"),
+    ({OF_LAYERS: {"full_attention": {}}}, "one object for all layers"),
+    ({ROPE: "linear"}, "'rope_scaling'.*object"),
+    ({"partial_rotary_factor": 0.5}, "'partial_rotary_factor'"),
+    ({OF_LAYERS: {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    ({"quantization_config": {"quant_method": "gptq"}}, "'quantization_config'.*quantised"),
+    ({"per_layer_config": {"0": {}}}, "per_layer_config"),
+    ({"hidden_size": None}, "'hidden_size'"),
+    ({"hidden_size": "64"}, "'hidden_size': expected an integer.*'64'"),
+    ({"num_hidden_layers": True}, "'num_hidden_layers'"),
+    ({"vocab_size": 0}, "'vocab_size'.*at least 1"),
+    ({"num_key_value_heads": 3}, "'num_key_value_heads': expected a divisor"),
+    ({"hidden_size": 66}, "'hidden_size'.*multiple"),
+    ({"head_dim": 15}, "even head_dim.*15"),
+    ({"hidden_act": "relu"}, "'hidden_act'.*'relu'"),
+    ({"torch_dtype": "int8"}, "'torch_dtype'.*'int8'"),
+    ({"num_labels": 2, "id2label": {"0": "a"}}, "'num_labels': expected 1"),
+    ({"id2label": {}}, "'id2label'"),
+    ({"rms_norm_eps": float("nan")}, "'rms_norm_eps'"),
+    ({"rms_norm_eps": 1e300}, "'rms_norm_eps': expected a number above 0 and at most 1, found 1e\\+300"),
+    ({"rope_theta": 1e300}, "'rope_theta': expected a number above 0 and at most 3.40282e\\+38"),
+    ({"model_type": "mistral", "layer_types": ["full_attention"] * 4}, "'layer_types'.*sliding_attention"),
+    ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 4}, "'sliding_window'"),
+    ({"model_type": "qwen3", "layer_types": ["linear_attention"] * 4}, "'layer_types'"),
+    ({"model_type": "qwen3", "layer_types": ["full_attention"]}, "4 entries.*1 entries"),
+    ({"model_type": "gemma2", "sliding_window": None}, "'sliding_window'"),
+    ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional"),
+    ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+    ({"model_type": "gemma3_text", OF_LAYERS: {"rope_theta": 1e6}}, "full_attention"),
+    ({"model_type": "gemma3_text", ROPE: LINEAR}, "'rope_scaling.rope_type' is missing"),
+    (
+        {"model_type": "gemma3_text", OF_LAYERS: {"sliding_attention": {"rope_type": "dynamic"}}},
         "'rope_parameters.sliding_attention.rope_type'",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("name", BAD_FIELDS)
-def test_what_cannot_be_honoured_is_an_error_that_names_it(name: str) -> None:
-    changes, message = BAD_FIELDS[name]
+@pytest.mark.parametrize(("changes", "message"), BAD_FIELDS)
+def test_what_cannot_be_honoured_is_an_error_that_names_it(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message) as caught:
         parse_config(SMALL | {"model_type": "llama"} | changes, where="folder/config.json")
     assert str(caught.value).startswith("folder/config.json: ")

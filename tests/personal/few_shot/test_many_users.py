@@ -1,4 +1,7 @@
-"""Many users at once: the same states on every mesh, and a hundred thousand of them."""
+"""Many users at once: the same states on every mesh, and a hundred thousand of them.
+
+`python -m tests.personal.few_shot.test_many_users OUT` needs eight devices.
+"""
 
 import subprocess
 import sys
@@ -10,19 +13,70 @@ import numpy as np
 import pytest
 
 from prb_jax.personal.few_shot.choices import Choices, UserRows
-from prb_jax.personal.few_shot.protocol import Fitted, adapt_users, bytes_per_user
+from prb_jax.personal.few_shot.protocol import Fitted, adapt_users, bytes_per_user, score_users
 from prb_jax.personal.few_shot.registry import method_named
-from tests.personal.few_shot.mesh_states import MESHES
+from prb_jax.personal.saved import UserStates, read_states, save_states
+from prb_jax.sharding import batch_sharding, make_mesh
+from tests.personal.few_shot.planted import world
 from tests.plain_process import plain_environment
 
 ROOT = Path(__file__).resolve().parents[3]
+SETTINGS = {
+    "bases": (2,),
+    "pull": (1.0,),
+    "anchor": (1e-3,),
+    "l2": (1e-2,),
+    "steps": 40,
+    "validation_shots": (9,),
+}
+MESHES = {"four": "data=2,fsdp=2", "eight": "fsdp=-1"}
+SIZES = {"eight": 8, "four": 4}
+
+
+def write_states(out: str) -> None:
+    """States, scores and fits of a method on meshes of 1, 4 and 8 devices."""
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(50, 4)).astype(np.float32)
+    rewards = rng.normal(size=(19, 4)) @ features.T
+    made = world(features, rewards, seen=9, validation=5, choices=9, new_choices=18)
+    method, key = method_named("lore_free"), jax.random.key(0)
+    found = {}
+    for place, text in {"none": None, **MESHES}.items():
+        mesh = None if text is None else make_mesh(text, devices=jax.devices()[: 4 if place == "four" else 8])
+        fitted = method.fit(
+            made.seen, made.validation, settings=method.settings(**SETTINGS), key=key, mesh=mesh
+        )
+        states = adapt_users(method, fitted, made.new, made.contexts, key=key, mesh=mesh)
+        scores = score_users(method, fitted, states, made.new, made.queries, mesh=mesh)
+        found |= {f"{place}/basis": fitted.arrays["basis"], f"{place}/weights": states["weights"]}
+        if place == "eight":
+            found |= saved_states(states["weights"], Path(out).parent)
+        found |= {
+            f"{place}/scores": scores[made.queries.mask],
+            f"{place}/loss": fitted.numbers["validation_loss"],
+        }
+    np.savez(out, **found)
+
+
+def saved_states(weights: np.ndarray, folder: Path) -> dict[str, np.ndarray]:
+    """States that eight devices write, each its part, as four devices read them."""
+    eight, four = (make_mesh(MESHES[name], devices=jax.devices()[:count]) for name, count in SIZES.items())
+    rows = np.resize(weights, (16, weights.shape[1]))
+    names = tuple(f"user {number}" for number in range(16))
+    states = {"weights": jax.device_put(rows, batch_sharding(eight, 2))}
+    save_states(folder / "states", UserStates(names, states), method="lore_free", fitted="x")
+    read = read_states(folder / "states", method="lore_free", fitted="x", mesh=four)
+    leaf = read.states["weights"]
+    assert read.users == names
+    assert {len(part.data) for part in leaf.addressable_shards} == {4}
+    return {"rows": rows, "saved": np.asarray(leaf)}
 
 
 def test_fits_and_scores_do_not_depend_on_the_mesh(tmp_path):
     environment = plain_environment(devices=8) | {"JAX_PLATFORMS": "cpu"}
     out = tmp_path / "states.npz"
     subprocess.run(
-        [sys.executable, "-m", "tests.personal.few_shot.mesh_states", out],
+        [sys.executable, "-m", "tests.personal.few_shot.test_many_users", out],
         env=environment,
         cwd=ROOT,
         check=True,
@@ -71,3 +125,7 @@ def test_a_hundred_thousand_users_are_adapted(name, size):
     few = UserRows(contexts.users[-3:], contexts.places[-3:], contexts.mask[-3:])
     alone = adapt_users(method, fitted, choices, few, key=jax.random.key(0))
     np.testing.assert_allclose(states["weights"][-3:], alone["weights"], atol=1e-5)
+
+
+if __name__ == "__main__":
+    write_states(sys.argv[1])

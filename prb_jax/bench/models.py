@@ -1,0 +1,199 @@
+"""The models that are timed: of a folder, or with random weights, without a tokenizer or with one of made-up words."""
+
+from __future__ import annotations
+
+import itertools
+import string
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from prb_jax.bench.options import BenchOptions
+from prb_jax.checkpoints.load import abstract_params, load_params
+from prb_jax.checkpoints.save import save_params
+from prb_jax.generation.policy import Policy
+from prb_jax.generation.programs import make_program
+from prb_jax.models.attention.choice import choose_attention, stream_attention_name
+from prb_jax.models.config.decoder import DecoderConfig, load_config, parse_config
+from prb_jax.models.config.families import FAMILIES
+from prb_jax.models.decoder import Params
+from prb_jax.models.head import LanguageHead
+from prb_jax.models.named_shapes import has_no_weights, read_model, shape_config
+from prb_jax.models.quantization import quantization_form, quantize_params
+from prb_jax.models.random_params import init_params
+from prb_jax.readouts.heads import choose_readout
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.readouts.open_model import open_language_model
+from prb_jax.readouts.score_tree import make_score_fn, make_stream_fn
+from prb_jax.scoring.reader import Reader
+from prb_jax.scoring.reward_model import RewardModel
+from prb_jax.sharding import check_heads, make_mesh, parameter_shardings
+
+_PAD, _UNKNOWN, _END, _USER, _ASSISTANT = "<|pad|>", "<|unknown|>", "<|end|>", "<|user|>", "<|assistant|>"
+_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def bench_source(name: str) -> Path | DecoderConfig:
+    """Return the folder of this name; or the configuration, of a ``config.json`` or a shape, for random weights.
+
+    Raises:
+      CheckpointError: the configuration cannot be used.
+    """
+    return read_model(name) if has_no_weights(name) else Path(name)
+
+
+def load_for_bench(source: Path | DecoderConfig, options: BenchOptions) -> RewardModel:
+    """Return a reward model without a tokenizer: token ids go in."""
+    config = source if isinstance(source, DecoderConfig) else load_config(source)
+    devices, quantize = make_mesh(options.mesh), options.quantize
+    check_heads(devices, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
+    chosen = options.dtype or config.default_dtype
+    kind = jnp.dtype(chosen)
+    form = None if quantize is None else quantization_form(quantize, mesh=devices)
+    shardings = parameter_shardings(abstract_params(config, quantize=quantize), devices)
+    name = config.model_type if isinstance(source, DecoderConfig) else str(source)
+    readout = choose_readout(
+        None if config.num_labels == 1 else "first-logit", num_labels=config.num_labels, where=name
+    )
+    if isinstance(source, Path):
+        loading: Any = {"head_dtype": jnp.float32, "shardings": shardings, "quantize": quantize}
+        params = load_params(source, config, dtype=kind, **loading).params
+    else:
+
+        def make() -> Params:
+            made = init_params(config, dtype=kind)
+            return made if form is None else quantize_params(made, form)
+
+        params = jax.jit(make, out_shardings=shardings)()
+        params["score"] = params["score"].astype(jnp.float32)
+    shown = stream_attention_name(devices, options.attention)
+    making: Any = {"mesh": devices, "dtype": kind, "readout": readout, "shardings": shardings}
+    making["attention"] = options.attention
+    return RewardModel(
+        reader=Reader(name=name, config=config, tokenizer=cast(Any, None)),
+        params=params,
+        score_fn=make_score_fn(config, **making),
+        stream_fn=None if shown is None else make_stream_fn(config, **making),
+        mesh=devices,
+        dtype=chosen,
+        readout=readout,
+        quantize=quantize,
+        attention=shown or choose_attention(devices, kind, options.attention, scored=config).name,
+    )
+
+
+def silent_policy(source: Path | DecoderConfig, options: BenchOptions) -> Policy:
+    """Return a policy without a tokenizer: token ids go in, and nobody reads the texts."""
+    if isinstance(source, Path):
+        loading = LoadOptions(mesh=options.mesh, dtype=options.dtype, attention=options.attention)
+        opened = open_language_model(source, loading)
+        config, devices, chosen = opened.decoder.config, opened.mesh, opened.dtype
+    else:
+        config = replace(source, head=LanguageHead(True, source.final_logit_softcapping))
+        devices, chosen = make_mesh(options.mesh), options.dtype or source.default_dtype
+    kind = jnp.dtype(chosen)
+    check_heads(devices, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
+    shardings = parameter_shardings(abstract_params(config), devices)
+    if isinstance(source, Path):
+        params = load_params(source, config, dtype=kind, shardings=shardings).params
+    else:
+
+        def make() -> Params:
+            made = init_params(config, dtype=kind)
+            return {name: value for name, value in made.items() if name != "score"}
+
+        params = jax.jit(make, out_shardings=shardings)()
+    return Policy(
+        name=str(source) if isinstance(source, Path) else config.model_type,
+        program=make_program(config, mesh=devices, dtype=kind, attention=options.attention),
+        params=params,
+        tokenizer=cast(Any, _Silent()),
+        stop_ids=(),
+        mesh=devices,
+        dtype=chosen,
+    )
+
+
+class _Silent:
+    """In the place of a tokenizer."""
+
+    def __init__(self) -> None:
+        self.tokenizer = self
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        return ""
+
+
+def make_model(shape: str, folder: Path, *, policy: bool) -> Path:
+    """Write a model of a named shape with random weights, unless the folder holds it already; return the folder.
+
+    It is a reward model, or a policy: a causal language model with an output matrix of its own, so that it does not
+    repeat its last token.
+    """
+    if (folder / "config.json").exists():  # written last
+        return folder
+    for old in folder.glob("model*.safetensors*"):  # of a start that was interrupted
+        old.unlink()
+    raw = shape_config(shape)
+    _write_tokenizer(folder, size=raw["vocab_size"])
+    raw |= {"bos_token_id": None, "eos_token_id": 2}
+    config = parse_config(raw, where=shape)
+    if policy:
+        raw |= {"architectures": [FAMILIES[config.model_type].language_model]}
+        config = parse_config(raw, where=shape)
+        config = replace(config, head=LanguageHead(False, config.final_logit_softcapping))
+    kind = jnp.dtype(config.default_dtype)
+
+    def make() -> Params:
+        params = init_params(config, dtype=kind)
+        if policy:
+            params.pop("score", None)
+            size = (config.hidden_size, config.vocab_size)
+            output = jax.random.normal(jax.random.key(1), size) / config.hidden_size**0.5
+            params["lm_head"] = output.astype(kind)
+        return params
+
+    return save_params(jax.jit(make)(), config, folder, raw_config=raw)
+
+
+def _write_tokenizer(folder: Path, *, size: int) -> None:
+    """A short word for every id, so that whatever is drawn is text."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    special = [_PAD, _UNKNOWN, _END, _USER, _ASSISTANT, "<|system|>"]
+    letters = itertools.product(string.ascii_lowercase, repeat=4)
+    names = itertools.islice(map("".join, letters), size - len(special))
+    vocabulary = {word: number for number, word in enumerate([*special, *names])}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=_UNKNOWN))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=_END,
+        pad_token=_PAD,
+        unk_token=_UNKNOWN,
+        additional_special_tokens=special[3:],
+        chat_template=_TEMPLATE,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(folder)
+
+
+def random_texts(tokenizer: Any, *, count: int, tokens: int) -> list[str]:
+    """Return texts of about so many tokens, of words that are tokens of a tokenizer of transformers."""
+    words = sorted(word for word in tokenizer.get_vocab() if word.isascii() and word.isalpha())
+    random = np.random.default_rng(0)
+
+    def text(length: int) -> str:
+        return " ".join(random.choice(words, length))
+
+    for_each = len(tokenizer(text(1000), add_special_tokens=False)["input_ids"]) / 1000
+    return [text(max(1, round(tokens / for_each))) for _ in range(count)]

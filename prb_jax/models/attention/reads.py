@@ -1,0 +1,108 @@
+"""Attention from the read places alone: of the last layer nothing else is needed."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from prb_jax.models.attention.blocks import MASKED, divisor
+from prb_jax.models.layers import float32_einsum, soft_capped
+from prb_jax.trees.batches import Bucket, TreeMask
+from prb_jax.trees.streams import StreamBatch
+
+READS = 64
+"""Read places whose scores with all keys of a stream are held at a time."""
+
+
+def take_places(x: jax.Array, places: jax.Array) -> jax.Array:
+    """x [B, T, D] at places int32 [B, K]: [B, K, D]."""
+    return jnp.take_along_axis(x, places[:, :, None], axis=1)
+
+
+def attend_from_reads(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    places: jax.Array,
+    bucket: Bucket,
+    prefix_lengths: jax.Array,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> jax.Array:
+    """As :func:`prb_jax.models.attention.blockwise.blockwise_attention`, for one query of each response.
+
+    Args:
+        q: [B, K, N, H], already scaled.
+        k, v, bucket, prefix_lengths, window, softcap: as given there.
+        places: int32 [B, K], where in T the query of each response stands.
+
+    Returns:
+        [B, K, N, H] in q's dtype.
+    """
+    rows, responses, _, head_dim = q.shape
+    kv_heads = k.shape[2]
+    prefix, length = bucket.prefix, bucket.response_length
+    grouped = q.reshape(rows, responses, kv_heads, -1, head_dim)
+    own_k, own_v = (x[:, prefix:].reshape(rows, responses, length, kv_heads, head_dim) for x in (k, v))
+
+    scores = jnp.concatenate(
+        [
+            float32_einsum("bkgnh,bpgh->bkgnp", grouped, k[:, :prefix]),
+            float32_einsum("bkgnh,bkrgh->bkgnr", grouped, own_k),
+        ],
+        axis=-1,
+    )
+    scores = soft_capped(scores, softcap)
+    # The prefix, and each query's own response.
+    own = prefix + length * jnp.arange(responses)[:, None] + jnp.arange(length)
+    keys = jnp.concatenate([jnp.broadcast_to(jnp.arange(prefix), (responses, prefix)), own], axis=1)
+    visible = TreeMask(bucket, window).sees(places[:, :, None], keys)
+    visible &= keys >= (prefix - prefix_lengths)[:, None, None]
+    weights = jax.nn.softmax(jnp.where(visible[:, :, None, None], scores, MASKED), axis=-1).astype(q.dtype)
+    out = float32_einsum("bkgnp,bpgh->bkgnh", weights[..., :prefix], v[:, :prefix])
+    out = out + float32_einsum("bkgnr,bkrgh->bkgnh", weights[..., prefix:], own_v)
+    return out.astype(q.dtype).reshape(q.shape)
+
+
+def attend_from_stream_reads(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    batch: StreamBatch,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> jax.Array:
+    """As :func:`prb_jax.models.attention.streams.stream_attention`, for the tokens at the read places alone.
+
+    Args:
+        q: [S, M, heads, H], already scaled.
+        k, v, batch, window, softcap: as given there.
+
+    Returns:
+        [S, M, heads, H] in q's dtype.
+    """
+    streams, reads, _, head_dim = q.shape
+    tokens, kv_heads = k.shape[1:3]
+    chunk = divisor(reads, READS)
+    until, positions = (jnp.asarray(x)[:, None] for x in (batch.until, batch.positions))
+
+    def some(args: tuple[jax.Array, jax.Array]) -> jax.Array:
+        queries, places = args  # [S, c, G, group, H], [S, c]
+        scores = soft_capped(float32_einsum("scgnh,stgh->sgnct", queries, k), softcap)
+        key, place = jnp.arange(tokens), places[:, :, None]
+        seen = (key <= place) & (place < until)
+        if window is not None:
+            seen &= jnp.take_along_axis(positions, place, axis=2) - positions < window
+        weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, MASKED), axis=-1).astype(q.dtype)
+        return float32_einsum("sgnct,stgh->scgnh", weights, v).astype(q.dtype)
+
+    folded = q.reshape(streams, reads // chunk, chunk, kv_heads, -1, head_dim).swapaxes(0, 1)
+    places = jnp.asarray(batch.reads).reshape(streams, reads // chunk, chunk).swapaxes(0, 1)
+    if chunk == reads:
+        out = some((folded[0], places[0]))[None]
+    else:  # a backward pass computes each part's weights again: all at once would be reads times tokens
+        out = lax.map(jax.checkpoint(some, prevent_cse=False), (folded, places))
+    return out.swapaxes(0, 1).reshape(q.shape)

@@ -1,0 +1,257 @@
+"""What a study can find, by simulation from the prior of tastes that `bayes` estimated.
+
+The ceiling: how much k choices can tell on these data, on the same people, pairs and contexts; it says whether "no
+gain" means a poor method or poor data. `prb personalise --plan`: how many people a study needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from prb_jax.data.writing import held_folder, refuse_file, write_json
+from prb_jax.errors import DataError, RunError, quote
+from prb_jax.metrics.clusters import Clusters
+from prb_jax.personal.few_shot.bayes import METHOD, pooled_margins
+from prb_jax.personal.few_shot.choices import Choices, UserRows, group
+from prb_jax.personal.few_shot.protocol import Fitted, adapt_users, repeated, score_users
+from prb_jax.personal.few_shot.registry import POOLED, method_named
+from prb_jax.runs.progress import Count, show_progress
+from prb_jax.scoring.inputs import Data, read_inputs
+from prb_jax.sharding import make_mesh
+from prb_jax.study.backbone import features_of
+from prb_jax.study.outcomes import NO_USER, PLAIN, Part, fit_method, make_part, run_method, standardised
+from prb_jax.study.population import Population, read_population
+from prb_jax.study.results import results
+from prb_jax.study.splits import PARTS, SEEN_PART, UNSEEN_PART, make_splits
+
+KNOWN: Final = "person known"
+DRAWS: Final = 8
+PLAN: Final = "plan.json"
+SHARES: Final = (0.25, 0.5, 1.0, 2.0)
+REPEATS: Final = 3
+PRIOR_SPLITS: Final = 5
+"""The prior is estimated on all but a fifth of the people, on whom it is tested."""
+
+
+def draw_choices(
+    prior: Fitted, choices: Choices, *, rng: np.random.Generator, mesh: Mesh | None = None
+) -> tuple[Choices, np.ndarray]:
+    """Draw people's tastes from the prior of `bayes`, and their choices between the same responses.
+
+    Returns:
+      the choices as they then are, and the true margin of each drawn choice, float64 [n].
+    """
+    users = np.arange(choices.number_of_users, dtype=np.int32)
+    nothing = np.zeros((len(users), 1), np.int32)
+    rows = UserRows(users, nothing, nothing > 0)
+    means = adapt_users(METHOD, prior, choices, rows, key=jax.random.key(0), mesh=mesh)["weights"]
+    tastes = (means + rng.standard_normal(means.shape)) @ np.asarray(prior.arrays["basis"]).T
+    tastes += np.sqrt(float(prior.numbers["isotropic"])) * rng.standard_normal(tastes.shape)
+    margins = np.asarray(pooled_margins(prior, choices), np.float64)
+    margins += np.einsum("nd,nd->n", choices.deltas, tastes[choices.users])
+    turned = rng.random(len(choices)) > 1 / (1 + np.exp(-margins))
+    drawn = replace(
+        choices,
+        chosen=np.where(turned, choices.rejected, choices.chosen).astype(np.int32),
+        rejected=np.where(turned, choices.chosen, choices.rejected).astype(np.int32),
+        in_context=None,
+    )
+    return drawn, np.where(turned, -margins, margins)
+
+
+def ceiling(
+    prior: Fitted, part: Part, *, shots: Sequence[int], mesh: Mesh | None = None
+) -> list[dict[str, Any]]:
+    """Return the expected figures of `bayes` where its prior is the truth, with k choices, of nobody, and of one who
+    knows each person's taste; for unseen and for seen people.
+
+    Args:
+      prior: `bayes`, as it was fitted.
+      part: of the split that it was fitted on.
+      shots: numbers of choices.
+      mesh: devices over which people are split.
+    """
+    rng, mask = np.random.default_rng([part.split.seed, 11]), part.queries.mask
+    places, width = part.queries.places[mask], max(1, *shots)
+    nobody = repeated(METHOD.empty_state(prior), len(part.queries.users))
+    sums: dict[tuple[str, int], Any] = {}
+    for _ in range(DRAWS):
+        drawn, truth = draw_choices(prior, part.choices, rng=rng, mesh=mesh)
+        margins = {(KNOWN, max(shots)): truth[places]}
+        for key in ((NO_USER, 0), *((PLAIN, count) for count in shots)):
+            states = nobody
+            if key[0] != NO_USER:
+                rows = part.contexts.first(key[1], width=width)
+                states = adapt_users(METHOD, prior, drawn, rows, key=jax.random.key(0), mesh=mesh)
+            scores = score_users(METHOD, prior, states, drawn, part.queries, mesh=mesh)[mask]
+            margins[key] = (scores[:, 0] - scores[:, 1]).astype(np.float64)
+        sure = 1 / (1 + np.exp(-truth[places]))
+        for key, margin in margins.items():
+            right = np.where(margin > 0, sure, np.where(margin < 0, 1 - sure, 0.0))
+            loss = sure * np.logaddexp(0, -margin) + (1 - sure) * np.logaddexp(0, margin)
+            sums[key] = sums.get(key, 0) + np.stack([right, loss]) / DRAWS
+    part_of = part.split.part[part.choices.users[places]]
+    return [
+        {"known": known, "shots": count, "split": PARTS[number], "n": int((part_of == number).sum())}
+        | dict(zip(("accuracy", "log_loss"), found[:, part_of == number].mean(axis=1).tolist(), strict=True))
+        for number in (UNSEEN_PART, SEEN_PART)
+        if (part_of == number).any()
+        for (known, count), found in sums.items()
+    ]
+
+
+def plan_study(
+    data: Data,
+    *,
+    backbone: str | Path,
+    out: str | Path,
+    people: Sequence[int] = (),
+    shots: int = 8,
+    seeds: int = 1,
+    split: str = "user",
+    repeats: int = REPEATS,
+    settings: Any = None,
+    subset: str | None = None,
+    limit: int | None = None,
+    mesh: str | Mesh | None = None,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Say what a study of more or fewer people of this kind would find.
+
+    The prior of tastes is that of `bayes` on the data. For each number of people, people of the data are drawn with
+    replacement, each with new tastes from the prior and so with new choices between the same responses; `bayes` and
+    pooled Bradley-Terry are fitted, and compared on unseen people. Profiles are left out.
+
+    Args:
+      data: of :func:`prb_jax.personalise`.
+      backbone: a folder of `prb features`, or a model, whose features are then written to ``out/features``.
+      out: the folder; ``plan.json`` holds what is returned.
+      people: numbers of people; a quarter, a half, once and twice as many as the data have if not given.
+      shots: comparisons that a person is adapted on.
+      seeds, split: of the studies.
+      repeats: simulated studies of each number of people.
+      settings: of `bayes`, instead of its defaults.
+      subset, limit: as of :func:`prb_jax.evaluate`.
+      mesh: as of :func:`prb_jax.load`.
+      progress: shows progress on standard error.
+
+    Returns:
+      "ceiling": the expected gain in accuracy over knowing nobody, of the data's people with `shots` choices
+      ("choices") and of the whole person ("person"); "rows": for each number of people "people", "choices", "gain" and
+      "ci95_half", means over the repeats of the difference to pooled and of the half width of its interval, and
+      "power", the chance that the interval lies above 0, by the normal approximation.
+
+    Raises:
+      PrbError: the data cannot be used, or hold nothing personal that could be planned for.
+    """
+    folder = Path(out)
+    refuse_file(out)
+    if shots < 1 or repeats < 1 or any(count < 8 for count in people):
+        raise RunError("plan: expected shots and repeats of at least 1, and at least 8 people")
+    inputs = read_inputs(data, subset=subset, limit=limit)
+    store = features_of(backbone, inputs, folder, None, limit=limit, progress=progress)
+    population = read_population(inputs.comparisons, store)
+    devices = mesh if isinstance(mesh, Mesh) else make_mesh(mesh)
+    settings = settings or METHOD.settings()
+    first = make_splits(population, by=split, seeds=PRIOR_SPLITS)[0]
+    population = replace(population, choices=standardised(population.choices, first)[0])
+    part = make_part(population.choices, first)
+    counts = tuple(people) or tuple(max(8, round(share * len(population.users))) for share in SHARES)
+    done = Count(1 + len(counts) * repeats, unit="studies")
+    with held_folder(folder), show_progress("plan", done, enabled=progress) as display:
+        prior = fit_method(METHOD, settings, part, mesh=devices)
+        display.advance(1)
+        if not (prior.numbers["scale"] or prior.numbers["spread"]):
+            raise DataError(
+                f"{quote(METHOD.name)} found nothing personal in these data: the validation part chose no spread of "
+                "tastes, so that there is no gain to plan for"
+            )
+        expected = ceiling(prior, part, shots=(shots,), mesh=devices)
+        best = {row["known"]: row["accuracy"] for row in expected if row["split"] == "unseen"}
+        rows = []
+        for number in counts:
+            found = []
+            for repeat in range(repeats):
+                drawn = _draw_people(
+                    population, prior, number, np.random.default_rng([number, repeat]), devices
+                )
+                found.append(_gain(drawn, settings, shots=shots, seeds=seeds, split=split, mesh=devices))
+                display.advance(1)
+            rows.append({"people": number, **power_of(found)})
+        plan = {
+            "people": len(population.users),
+            "shots": shots,
+            "split": split,
+            "seeds": seeds,
+            "repeats": repeats,
+            "prior": {name: float(value) for name, value in prior.numbers.items()},
+            "ceiling": {"choices": best[PLAIN] - best[NO_USER], "person": best[KNOWN] - best[NO_USER]},
+            "rows": rows,
+        }
+        write_json(folder / PLAN, plan)
+    return plan
+
+
+def _draw_people(
+    population: Population, prior: Fitted, number: int, rng: np.random.Generator, mesh: Mesh
+) -> Population:
+    """People of the population, drawn with replacement, who choose by new tastes."""
+    grouped = group(population.choices)
+    drawn = rng.integers(len(grouped.users), size=number)
+    places = [grouped.places[row][grouped.mask[row]] for row in drawn]
+    kept = np.concatenate(places)
+    users = np.repeat(np.arange(number, dtype=np.int32), [len(own) for own in places])
+    names = tuple(f"person {user}" for user in range(number))
+    choices = replace(population.choices.only(kept), users=users, number_of_users=number, posts=None)
+    old = population.clusters.responses
+    responses = None if old is None else tuple(old[place] for place in kept)
+    return replace(
+        population,
+        choices=draw_choices(prior, choices, rng=rng, mesh=mesh)[0],
+        profile_of=population.profile_of[kept],
+        users=names,
+        ids=tuple(population.ids[place] for place in kept),
+        subsets=tuple(population.subsets[place] for place in kept),
+        clusters=Clusters(tuple(names[user] for user in users), responses),
+    )
+
+
+def _gain(
+    population: Population, settings: Any, *, shots: int, seeds: int, split: str, mesh: Mesh
+) -> dict[str, Any]:
+    """The row of `bayes` on unseen people of a simulated study."""
+    splits, pooled = make_splits(population, by=split, seeds=seeds), method_named(POOLED)
+    parts = [make_part(population.choices, one) for one in splits]
+    outcomes = {}
+    for method, chosen in ((pooled, pooled.settings()), (METHOD, settings)):
+        fits = [(fit_method(method, chosen, part, mesh=mesh), part) for part in parts]
+        outcomes[method.name] = [
+            run_method(method, fitted, part, shots=(shots,), mesh=mesh)[0] for fitted, part in fits
+        ]
+    wanted = (METHOD.name, "unseen", shots)
+    rows = results(population, splits, outcomes)
+    return next(row for row in rows if (row["method"], row["split"], row["shots"]) == wanted)
+
+
+def power_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Means over simulated studies, and the chance that an interval lies above 0."""
+    from scipy.special import ndtr  # scipy takes long to import
+
+    known = [row for row in rows if row["diff_to_pooled_ci95"] is not None]
+    if not known:
+        return {"choices": rows[0]["n"], "gain": None, "ci95_half": None, "power": None}
+    gain = float(np.mean([row["diff_to_pooled"] for row in known]))
+    half = float(np.mean([np.ptp(row["diff_to_pooled_ci95"]) / 2 for row in known]))
+    return {
+        "choices": int(np.mean([row["n"] for row in known])),
+        "gain": gain,
+        "ci95_half": half,
+        "power": float(ndtr(1.96 * (gain / half - 1))),
+    }

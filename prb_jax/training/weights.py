@@ -1,0 +1,173 @@
+"""The weights of a model in training: which ones are trained, and how AdamW changes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding
+
+from prb_jax.errors import quote
+from prb_jax.models.decoder import Params
+from prb_jax.models.lora import LoraConfig, init_lora
+from prb_jax.sharding import parameter_shardings, replicated
+from prb_jax.training import TUNINGS, Tuning
+from prb_jax.training.config import OptimizerSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """Weights under AdamW, as a group of parameters. The state: ``params`` (float32) and ``opt``.
+
+    Attributes:
+        optimizer: how they are trained, with a `learning_rate`.
+        lengths: of the run: see :func:`learning_rate`.
+        trainable: of :func:`split_params`; only shapes are looked at.
+        mesh: devices.
+    """
+
+    optimizer: OptimizerSettings
+    lengths: Sequence[int]
+    trainable: Params
+    mesh: Mesh
+
+    @property
+    def learning_rate(self) -> optax.Schedule:
+        """The rate as a function of the updates made so far."""
+        return learning_rate(self.optimizer, lengths=self.lengths)
+
+    @property
+    def _transformation(self) -> optax.GradientTransformation:
+        return make_optimizer(self.optimizer, lengths=self.lengths)
+
+    @property
+    def shardings(self) -> dict[str, Any]:
+        """Moments are split like their parameter."""
+        weights = parameter_shardings(self.trainable, self.mesh)
+        everywhere = replicated(self.mesh)
+        abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), self.trainable)
+        transformation = self._transformation
+        opt = optax.tree_utils.tree_map_params(
+            transformation,
+            lambda _, sharding: sharding,
+            jax.eval_shape(transformation.init, abstract),
+            weights,
+            transform_non_params=lambda _: everywhere,
+            is_leaf=lambda leaf: isinstance(leaf, NamedSharding),
+        )
+        return {"params": weights, "opt": opt}
+
+    def start(self, source: Params) -> dict[str, Any]:
+        """A new state, from the trainable part of :func:`split_params`."""
+        weights = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), source)
+        return {"params": weights, "opt": self._transformation.init(weights)}
+
+    def inputs(self, state: Mapping[str, Any]) -> Params:
+        return state["params"]
+
+    def update(
+        self, state: Mapping[str, Any], gradient: Params, *, step: jax.Array, learn: jax.Array
+    ) -> dict[str, Any]:
+        changes, opt = self._transformation.update(gradient, state["opt"], state["params"])
+        new = {"params": optax.apply_updates(state["params"], changes), "opt": opt}
+        return jax.tree.map(lambda a, b: jnp.where(learn, a, b), new, dict(state))
+
+    def kept(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(state)
+
+    def resume(self, kept: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(kept)
+
+
+def learning_rate(options: OptimizerSettings, *, lengths: Sequence[int]) -> optax.Schedule:
+    """Return the rate as a function of the number of updates made so far, float32 [].
+
+    Args:
+      options: with a `learning_rate`, the peak.
+      lengths: updates of the whole run, ascending; several of a run that was lengthened. Updates before an earlier
+        end follow the schedule of that length, and those after it the schedule of the next one. The warm-up is
+        that of the first length.
+    """
+    assert options.learning_rate is not None
+    peak, final = options.learning_rate, options.learning_rate * options.final_share
+    warmup = round(options.warmup_share * lengths[0])
+
+    def course(step: jax.Array, length: int) -> jax.Array:
+        """The rate after the warm-up in a run of this length."""
+        after_warmup = length - warmup
+        if options.schedule == "constant":
+            return jnp.full_like(step, peak)
+        if options.schedule == "wsd":
+            # A fall that is longer than what the warm-up leaves starts right after it.
+            falling = max(1, min(max(1, round(length * options.decay_share)), after_warmup))
+            share = jnp.clip((step - (length - falling)) / falling, 0.0, 1.0)
+        else:
+            share = jnp.clip((step - warmup) / max(1, after_warmup), 0.0, 1.0)
+            if options.schedule == "cosine":
+                share = 0.5 * (1.0 - jnp.cos(jnp.pi * share))
+        return peak + (final - peak) * share
+
+    def rate(step: Any) -> jax.Array:
+        step = jnp.asarray(step, jnp.float32)
+        value = course(step, lengths[-1])
+        for length in reversed(lengths[:-1]):
+            value = jnp.where(step < length, course(step, length), value)
+        if warmup:
+            value = jnp.where(step < warmup, peak * (step + 1.0) / warmup, value)
+        return value
+
+    return rate
+
+
+def make_optimizer(options: OptimizerSettings, *, lengths: Sequence[int]) -> optax.GradientTransformation:
+    """Clipping by global norm, AdamW and the schedule. The state holds two float32 moments for each leaf."""
+    parts = [] if options.clip_norm is None else [optax.clip_by_global_norm(options.clip_norm)]
+    return optax.chain(
+        *parts,
+        optax.scale_by_adam(b1=options.b1, b2=options.b2, eps=options.eps),
+        optax.add_decayed_weights(options.weight_decay, mask=decay_mask),
+        optax.scale_by_learning_rate(learning_rate(options, lengths=lengths)),
+    )
+
+
+def decay_mask(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Which leaves of a nested dict of parameters decay: all but norms and biases."""
+    return {
+        name: decay_mask(leaf) if isinstance(leaf, Mapping) else not name.endswith(("norm", "bias"))
+        for name, leaf in tree.items()
+    }
+
+
+def split_params(
+    params: Params, *, tuning: Tuning, lora: LoraConfig | None = None, seed: int = 0
+) -> tuple[Params, Params]:
+    """(trainable, frozen): two nested dicts that :func:`merge` puts together again.
+
+    Args:
+        params: of the decoder, without adapters.
+        tuning: ``head`` trains the score head, ``lora`` the head and new adapters, ``full`` everything.
+        lora: rank and targets; the defaults if not given.
+        seed: of the adapters.
+    """
+    if tuning == "full":
+        return dict(params), {}
+    head = {name: leaf for name, leaf in params.items() if name.startswith("score")}
+    frozen = {name: leaf for name, leaf in params.items() if name not in head}
+    if tuning == "head":
+        return head, frozen
+    if tuning == "lora":
+        return {**init_lora(params, lora or LoraConfig(), seed=seed), **head}, frozen
+    raise ValueError(f"tuning: expected one of {', '.join(TUNINGS)}, found {quote(tuning)}")
+
+
+def merge(trainable: Mapping[str, Any], frozen: Mapping[str, Any]) -> Params:
+    """The two parts of :func:`split_params` as one tree for the decoder."""
+    merged = dict(frozen)
+    for name, leaf in trainable.items():
+        both = isinstance(leaf, Mapping) and isinstance(merged.get(name), Mapping)
+        merged[name] = merge(leaf, merged[name]) if both else leaf
+    return merged

@@ -1,0 +1,40 @@
+"""Pairs in a file, `prb evaluate` of a baseline on them in this process, and the environment of other processes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from prb_jax import cli
+from tests.plain_process import plain_environment
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    pairs = [
+        {"id": i, "user_id": f"u{i % 3}", "question": "?", "chosen": "long " * (i % 4), "rejected": "short 2"}
+        for i in range(1, 12)
+        if i % 4
+    ]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    return path
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Of processes that keep their compiled programs in a folder of this module."""
+    cache = tmp_path_factory.mktemp("cache")
+    return plain_environment() | {"JAX_PLATFORMS": "cpu", "PRB_JAX_CACHE": str(cache)}
+
+
+@pytest.fixture
+def evaluate(data: Path, tmp_path: Path) -> Callable[..., int]:
+    """Gives the exit status; the run lies in the folder "run" unless the words name another."""
+
+    def run(*words: object, model: str = "baseline:length") -> int:
+        command = ["evaluate", model, "--data", data, "--out", tmp_path / "run", *words]
+        return cli.main(list(map(str, command)))
+
+    return run

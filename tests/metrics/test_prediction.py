@@ -1,0 +1,189 @@
+"""Measures of prediction are those of scipy and scikit-learn, of brute force and of published examples."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from prb_jax.metrics.prediction import (
+    MEASURES,
+    Sample,
+    extrapolated_overlap,
+    kendall,
+    ndcg,
+    noise_and_spread,
+    pearson,
+    permutation_test,
+    plan_models,
+    rbo,
+    spearman,
+    tau_error,
+    weighted_tau,
+)
+
+SCIPY = {
+    pearson: scipy.stats.pearsonr,
+    spearman: scipy.stats.spearmanr,
+    kendall: scipy.stats.kendalltau,
+    weighted_tau: scipy.stats.weightedtau,
+}
+
+
+def lists(count: int, models: int, *, levels: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two arrays [count, models] of numbers that go together somewhat; with few levels there are ties."""
+    rng = np.random.default_rng(models)
+    x = rng.normal(size=(count, models))
+    y = x + rng.normal(size=x.shape)
+    return (np.round(x * levels) / levels, np.round(y * levels) / levels) if levels else (x, y)
+
+
+@pytest.mark.parametrize("levels", [0, 1])
+@pytest.mark.parametrize("models", [3, 6, 17])
+def test_correlations_are_those_of_scipy(models: int, levels: int) -> None:
+    x, y = lists(20, models, levels=levels)
+    for ours, theirs in SCIPY.items():
+        found = ours(x, y)
+        assert found.shape == (20,)
+        for row in range(20):
+            if min(np.ptp(x[row]), np.ptp(y[row])) == 0:
+                assert math.isnan(found[row])
+            else:
+                expected = theirs(x[row], y[row]).statistic
+                assert found[row] == pytest.approx(expected, abs=1e-12), ours.__name__
+
+
+@pytest.mark.parametrize("levels", [0, 1])
+def test_ndcg_is_that_of_scikit_learn(levels: int) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    x, y = lists(20, 7, levels=levels)
+    for one, other in zip(x, y, strict=True):
+        gain = (other - other.min()) / np.ptp(other)
+        assert ndcg(one, other) == pytest.approx(metrics.ndcg_score([gain], [one]), abs=1e-12)
+
+
+def overlap_by_definition(first: list[int], second: list[int], p: float) -> float:
+    """Webber et al. 2010, equation 30, of two lists without ties."""
+    size = len(first)
+    shared = [len({*first[:d]} & {*second[:d]}) for d in range(1, size + 1)]
+    seen = sum(x / d * p**d for d, x in enumerate(shared, start=1))
+    return shared[-1] / size * p**size + (1 - p) / p * seen
+
+
+def test_rank_biased_overlap_is_its_definition_and_the_mean_over_the_orders_of_ties() -> None:
+    x, y = np.array([5.0, 3, 3, 3, 1]), np.array([2.0, 2, 4, 1, 0])
+    every = [
+        [
+            list(order)
+            for order in itertools.permutations(range(5))
+            if np.all(np.diff(values[list(order)]) <= 0)
+        ]
+        for values in (x, y)
+    ]
+    assert [len(orders) for orders in every] == [6, 2]
+    expected = np.mean([overlap_by_definition(a, b, 0.9) for a in every[0] for b in every[1]])
+    assert rbo(x, y) == pytest.approx(expected, abs=1e-12)
+    assert rbo(x, x * 2 + 1, p=0.5) < 1  # ties are drawn for either list on its own
+    assert rbo(np.arange(4), np.arange(4) * 3) == pytest.approx(1)
+
+
+def test_rank_biased_overlap_equals_published_examples() -> None:
+    # Webber, Moffat and Zobel (2010), section 3: agreements of <a b c d e f g> and <z c a v w x y>
+    first, second = "abcdefg", "zcavwxy"
+    agreements = [len({*first[:d]} & {*second[:d]}) / d for d in range(1, 8)]
+    assert np.round(agreements, 3).tolist() == [0, 0, 0.667, 0.5, 0.4, 0.333, 0.286]
+    means = np.cumsum(agreements) / np.arange(1, 8)
+    assert np.round(means, 3).tolist() == [0, 0, 0.222, 0.292, 0.313, 0.317, 0.312]
+    # Corsi and Urbano (SIGIR 2024): ties, lists of 5 and 7, p = 0.95; their RBO^a is the mean over the orders of ties
+    red, blue, green, yellow, pink, white, black, purple = range(8)
+    one = [[red], [blue, green], [yellow], [pink]]
+    other = [[blue, red], [white], [yellow, black, purple], [green]]
+
+    def orders(groups: list[list[int]]) -> list[list[int]]:
+        products = itertools.product(*map(itertools.permutations, groups))
+        return [list(itertools.chain(*each)) for each in products]
+
+    rows = []
+    for a, b in itertools.product(orders(one), orders(other)):
+        shared = [len({*a[:d]} & {*b[:d]}) for d in range(1, 8)]
+        # behind the end of the shorter list its agreement is taken to go on: equation 32
+        rows.append(
+            [x / d + (shared[4] * (d - 5) / (5 * d) if d > 5 else 0) for d, x in enumerate(shared, 1)]
+        )
+    assert extrapolated_overlap(np.array(rows), p=0.95).mean() == pytest.approx(0.6922853, abs=5e-8)
+    # Webber et al., section 4.4: with p = 0.9 the first ten ranks hold 86 % of the weight
+    p, depth = 0.9, 10
+    tail = math.log(1 / (1 - p)) - sum(p**i / i for i in range(1, depth))
+    assert round(1 - p ** (depth - 1) + (1 - p) / p * depth * tail, 2) == 0.86
+
+
+def test_exact_permutation_tests() -> None:
+    x, y = lists(1, 6, levels=0)
+    for name in MEASURES:
+        p, chance = permutation_test(name, x[0], y[0])
+        values = np.array(
+            [MEASURES[name](x[0], y[0][list(order)]) for order in itertools.permutations(range(6))]
+        )
+        assert chance == pytest.approx(values.mean())
+        found = values[0]
+        far = values >= found - 1e-12 if name in ("ndcg", "rbo") else abs(values) >= abs(found) - 1e-12
+        assert p == pytest.approx(far.mean())
+    theirs = scipy.stats.kendalltau(x[0], y[0], method="exact").pvalue
+    assert permutation_test("kendall", x[0], y[0])[0] == pytest.approx(theirs)
+    # of more models a random choice of the orders: near the asymptotic p, and the same again
+    x, y = lists(1, 30, levels=0)
+    p, _ = permutation_test("pearson", x[0], y[0] - x[0])
+    assert p == permutation_test("pearson", x[0], y[0] - x[0])[0]
+    assert p == pytest.approx(scipy.stats.pearsonr(x[0], y[0] - x[0]).pvalue, abs=0.02)
+    assert permutation_test("pearson", np.zeros(4), np.arange(4)) == (None, None)
+
+
+def test_the_headline_figures_of_the_paper_are_those_of_six_models_in_nearly_any_order() -> None:
+    """The worked example of docs/behaviour.md."""
+    benchmark = np.array([6, 5, 4, 3, 2, 1])
+    for behaviour, rho, expected in (
+        ([4, 6, 2, 3, 1, 5], "0.2571", 0.66),
+        ([4, 6, 1, 5, 2, 3], "0.3714", 0.50),
+    ):
+        outcome = np.array(behaviour)
+        assert f"{spearman(benchmark, outcome):.4f}" == rho
+        p, _ = permutation_test("spearman", benchmark, outcome)
+        assert p is not None
+        assert round(p, 2) == expected
+    values = {round(float(spearman(benchmark, np.array(o))), 4) for o in itertools.permutations(range(6))}
+    assert {0.2571, 0.3714} <= values
+    for others in (4, 5, 7):  # no other small number of models without ties has both
+        top = np.arange(others)
+        found = {round(float(spearman(top, np.array(o))), 4) for o in itertools.permutations(range(others))}
+        assert not {0.2571, 0.3714} <= found
+
+
+def test_the_error_of_tau_by_chance() -> None:
+    assert [round(tau_error(models), 2) for models in (8, 10, 12)] == [0.29, 0.25, 0.22]
+
+
+@pytest.mark.parametrize(
+    ("correlation", "noise"), [(0.3, (0.0, 0.0)), (0.5, (0.0, 0.0)), (0.8, (0.0, 0.0)), (0.8, (0.5, 1.0))]
+)
+def test_a_plan_asks_for_as_many_models_as_fishers_z(correlation: float, noise: tuple[float, float]) -> None:
+    """Without noise the closed form is known; noise makes of a correlation a smaller one."""
+    seen = correlation / np.sqrt((1 + noise[0] ** 2) * (1 + noise[1] ** 2))
+    expected = ((1.959964 + 0.841621) / np.arctanh(seen)) ** 2 + 3
+    needed, power = plan_models(correlation, noise=noise, models=round(expected))
+    assert needed == pytest.approx(expected, rel=0.05, abs=1)
+    above = np.arctanh(seen) * np.sqrt(round(expected) - 3) - 1.959964
+    assert power == pytest.approx(scipy.stats.norm.cdf(above), abs=0.04)
+
+
+def test_noise_that_all_models_share_is_none_and_is_taken_from_the_spread() -> None:
+    rng = np.random.default_rng(0)
+    true = rng.normal(size=400)
+    draws = true + 0.5 * rng.normal(size=(500, 400)) + 3 * rng.normal(size=(500, 1))
+    noise, spread = noise_and_spread(Sample(draws[0], draws))
+    assert noise == pytest.approx(0.5, rel=0.02)
+    assert spread == pytest.approx(np.std(true), rel=0.1)
+    assert noise_and_spread(Sample(np.zeros(3), draws[:, :3]))[1] == 0
+    assert plan_models(0.3, noise=(3.0, 3.0), models=3)[0] is None
