@@ -202,9 +202,7 @@ def make_mesh(text: str | None = None, *, devices: Sequence[Any] | None = None) 
     axis_types = (AxisType.Auto,) * len(MESH_AXES)
     if slices == 1:
         mesh = jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=axis_types, devices=found)
-        if found[0].platform == "cpu" and jax.distributed.is_initialized() and found == all_devices():
-            _meet(mesh)
-        return mesh
+        return meet(mesh)
     crossing = crossing_axis(text) or "data"
     outer = {name: slices if name == crossing else 1 for name in MESH_AXES}
     layout = mesh_utils.create_hybrid_device_mesh(
@@ -216,12 +214,19 @@ def make_mesh(text: str | None = None, *, devices: Sequence[Any] | None = None) 
     return Mesh(layout, MESH_AXES, axis_types=axis_types)
 
 
-def _meet(mesh: Mesh) -> None:
-    """Let the CPUs of several processes exchange something over every combination of the mesh's axes.
+def meet(mesh: Mesh) -> Mesh:
+    """Let the CPUs of several processes exchange something over every combination of the mesh's axes; return the mesh.
 
     Devices that exchange something for the first time wait 30 seconds for each other, and then fail or wait forever;
     later there is no such limit. The first time would be behind a compile, which may take one process longer than that.
     """
+    devices = mesh.devices.flatten().tolist()
+    if (
+        devices[0].platform != "cpu"
+        or not jax.distributed.is_initialized()
+        or len(devices) < jax.device_count()
+    ):
+        return mesh
     split = [name for name in MESH_AXES if mesh.shape[name] > 1]
     sharding = NamedSharding(mesh, PartitionSpec(tuple(split)))
     one_each = jax.make_array_from_callback(
@@ -237,6 +242,7 @@ def _meet(mesh: Mesh) -> None:
                 out_specs=rest,
             )
             jax.block_until_ready(jax.jit(sums)(one_each))
+    return mesh
 
 
 def mesh_shape(mesh: Mesh) -> MeshShape:

@@ -10,13 +10,17 @@ import itertools
 import json
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from prb_jax import errors
-from prb_jax.errors import PrbError
+from prb_jax.errors import PrbError, RunError
 
 if TYPE_CHECKING:
     import numpy as np
+
+NO_ENDPOINT: Final = "an endpoint is asked by one process alone: leave --distributed out"
+NO_PART: Final = "part: jobs of parts know nothing of each other: leave --distributed or --part out"
+"""Why several processes together refuse an endpoint as the model, and a part of a run."""
 
 
 def process_index() -> int:
@@ -46,9 +50,10 @@ def share_json(value: Any) -> Any:
     text = json.dumps(value).encode() if process_index() == 0 else b""
     # The length goes first: a broadcast needs one shape everywhere.
     length = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
-    buffer = np.zeros(length, np.uint8)
+    # Powers of two: each length of its own would be a program of its own.
+    buffer = np.zeros(1 << length.bit_length(), np.uint8)
     buffer[: len(text)] = np.frombuffer(text, np.uint8)
-    return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(buffer)).tobytes())
+    return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(buffer))[:length].tobytes())
 
 
 def gather_int32(own: np.ndarray) -> list[np.ndarray]:
@@ -59,7 +64,6 @@ def gather_int32(own: np.ndarray) -> list[np.ndarray]:
     from jax.experimental import multihost_utils
 
     lengths = np.asarray(multihost_utils.process_allgather(np.int32(len(own))))
-    # Powers of two: each length of its own would be a program of its own.
     padded = np.zeros(1 << int(lengths.max()).bit_length(), np.int32)
     padded[: len(own)] = own
     rows = np.asarray(multihost_utils.process_allgather(padded))
@@ -111,3 +115,9 @@ def on_first_process(action: Callable[[], Any]) -> Any:
         kind, text = outcome["error"]
         raise getattr(errors, kind)(f"process 0: {text}")
     return outcome["value"]
+
+
+def refuse_processes(reason: str) -> None:
+    """Raise RunError with the reason in a job of several processes."""
+    if process_count() > 1:
+        raise RunError(f"--distributed: {reason}")

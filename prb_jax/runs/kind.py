@@ -20,8 +20,9 @@ from prb_jax.data.reading import read_json
 from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import RunError, quote
 from prb_jax.processes.agreement import differences
+from prb_jax.processes.sharing import on_first_process
 from prb_jax.runs.command_line import command_line
-from prb_jax.runs.rows import RowFile, RowKind
+from prb_jax.runs.rows import RowFile, RowKind, share_rows
 from prb_jax.storage.urls import shown
 
 RUN = "run.json"
@@ -158,6 +159,38 @@ class RunKind:
             record = self.record(path, found, inputs=wanted, session=session, notes=notes or {})
             file = None if self.rows is None else stack.enter_context(self.rows.open(path, rows))
             yield RunFolder(path, self, record, cast("RowFile[Any]", file))
+
+    def check_together(self, out: str | Path) -> Path:
+        """Return the path as :meth:`check` does, which process 0 alone makes. A collective; errors in every process."""
+        on_first_process(lambda: str(self.check(out)))
+        return Path(out)
+
+    @contextlib.contextmanager
+    def open_together(
+        self,
+        out: str | Path,
+        inputs: Inputs,
+        *,
+        notes: Mapping[str, Any] | None = None,
+        session: Mapping[str, Any] | None = None,
+    ) -> Iterator[RunFolder]:
+        """Open the folder in every process of a job, as :meth:`open` does in one; a collective.
+
+        Process 0 alone holds and writes it. The others know what is finished, and keep the rows that they append in
+        memory alone; only process 0 may finish the rows and the run. Errors are raised in every process.
+        """
+        with contextlib.ExitStack() as stack:
+            opened: list[RunFolder] = []
+
+            def open_folder() -> Mapping[str, Any]:
+                folder = self.open(out, inputs, notes=notes, session=session)
+                opened.append(stack.enter_context(folder))
+                return opened[0].record
+
+            record = on_first_process(open_folder)
+            assert self.rows is not None
+            file = share_rows(self.rows, Path(out), opened[0].file if opened else None)
+            yield opened[0] if opened else RunFolder(Path(out), self, record, file)
 
     def record(
         self,

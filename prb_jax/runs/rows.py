@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Generic, TypeVar
 
@@ -17,11 +18,15 @@ from prb_jax.data.reading import parse_json
 from prb_jax.data.writing import json_line, whole_file, writing
 from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.rows import RowView
+from prb_jax.processes.sharing import on_first_process, process_count, share_json
 
 Row = Mapping[str, Any]
 AnyRow = TypeVar("AnyRow")
 
 _SECONDS_BETWEEN_SYNCS: Final = 1.0
+
+_SHARED: Final = 1_000
+"""Rows that are told to the other processes at a time."""
 
 
 def _same(row: Any) -> Any:
@@ -113,10 +118,24 @@ class RowKind(Generic[AnyRow]):
         finally:
             os.close(file)
 
+    @contextlib.contextmanager
+    def open_together(self, folder: Path) -> Iterator[RowFile[AnyRow]]:
+        """Open the file on process 0, which alone writes it; the others keep its rows in memory. A collective.
+
+        Raises:
+          RunError: as :meth:`open`, in every process.
+        """
+        with contextlib.ExitStack() as stack:
+            opened: list[RowFile[AnyRow]] = []
+            on_first_process(lambda: opened.append(stack.enter_context(self.open(folder))))
+            yield share_rows(self, folder, next(iter(opened), None))
+
 
 @dataclass(frozen=True)
 class RowFile(Generic[AnyRow]):
     """An open file of rows.
+
+    Of several processes only process 0 has the file itself: rows that another one appends are kept in memory alone.
 
     Attributes:
       path: of the file.
@@ -126,7 +145,7 @@ class RowFile(Generic[AnyRow]):
     path: Path
     kind: RowKind[AnyRow] = field(repr=False)
     rows: MutableMapping[Any, AnyRow] = field(repr=False)
-    _file: int = field(repr=False)
+    _file: int | None = field(repr=False)
     _synced: list[float] = field(default_factory=lambda: [time.monotonic()], repr=False)
 
     __repr__ = short_repr
@@ -141,6 +160,9 @@ class RowFile(Generic[AnyRow]):
         """
         new = {self.kind.key(row): row for row in rows if self.kind.key(row) not in self.rows}
         if not new:
+            return
+        if self._file is None:
+            self.rows.update(new)
             return
         data = b"".join(json_line(self.kind.encode(row)) for row in new.values())
         with writing(self.path):
@@ -159,7 +181,7 @@ class RowFile(Generic[AnyRow]):
         self.rows.update(new)
 
     def finish(self, keys: Sequence[Any]) -> Sequence[AnyRow]:
-        """Put the rows into the order of ``keys``, and return them.
+        """Put the rows into the order of ``keys``, and return them; for process 0.
 
         Raises:
           RunError: a row is missing, or belongs to nothing here.
@@ -178,12 +200,27 @@ class RowFile(Generic[AnyRow]):
                 "them, or start again in another folder"
             )
         ordered: Any = RowView(self.rows, keys)  # pyright: ignore[reportArgumentType]
+        assert self._file is not None
         with writing(self.path):
             os.fsync(self._file)
             if any(here != there for here, there in zip(self.rows, keys)):
                 with whole_file(self.path) as file:
                     file.writelines(json_line(self.kind.encode(row)) for row in ordered)
         return ordered
+
+
+def share_rows(kind: RowKind[AnyRow], folder: Path, file: RowFile[AnyRow] | None) -> RowFile[AnyRow]:
+    """Return the file of process 0 as each process has it: elsewhere ``file`` is None. A collective."""
+    if process_count() == 1 and file is not None:
+        return file
+    rows = kind.table() if file is None else file.rows
+    for start in range(0, share_json(len(rows)), _SHARED):
+        some = islice(rows.values(), start, start + _SHARED) if file is not None else ()
+        for shared in share_json([kind.encode(row) for row in some]):
+            if file is None:
+                row = kind.decode(shared)
+                rows[kind.key(row)] = row
+    return RowFile(folder / kind.file, kind, rows, None) if file is None else file
 
 
 def _whole_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:

@@ -7,7 +7,6 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,19 +14,17 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowTable, RowView
-from prb_jax.processes.sharing import on_first_process, process_count, process_index, share_json
-from prb_jax.runs.evaluation import EvaluationFolder, open_evaluation
+from prb_jax.processes.sharing import on_first_process, process_count, process_index
+from prb_jax.runs.evaluation import SCORE_ROWS, EvaluationFolder, open_evaluation
 from prb_jax.runs.parts import Part, Skip
 from prb_jax.runs.progress import Count, show_progress
+from prb_jax.runs.rows import share_rows
 from prb_jax.scoring import Scorer
 from prb_jax.scoring.comparison_table import ComparisonTable
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.sources.large import LargeComparisons
 from prb_jax.text.view import View
 from prb_jax.version import versions
-
-_SHARED = 10_000
-"""Rows that are told to the other processes at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,25 +148,18 @@ def open_scored_run(
     with contextlib.ExitStack() as stack:
         opened: list[EvaluationFolder] = []
 
-        def open_folder() -> tuple[int, list[list[str]]]:
+        def open_folder() -> list[list[str]]:
             folder = open_evaluation(
                 out, inputs=job.decided, session=session, notes=notes, by_blocks=bool(reading)
             )
             opened.append(stack.enter_context(folder))
-            return len(opened[0].file.rows), opened[0].known_blocks()
+            return opened[0].known_blocks()
 
-        count, blocks = on_first_process(open_folder)
+        blocks = on_first_process(open_folder)
         for file, digests in zip(reading, blocks, strict=False):
             file.expect(digests)
-        if opened:
-            rows = cast(RowTable, opened[0].file.rows)
-            for start in range(0, count, _SHARED) if process_count() > 1 else ():
-                share_json([asdict(row) for row in islice(rows.values(), start, start + _SHARED)])
-        else:
-            rows = RowTable()
-            for _ in range(0, count, _SHARED):
-                rows.update((row["id"], ScoredRow(**row)) for row in share_json(None))
-        yield ScoredRun(job, opened[0] if opened else None, rows)
+        file = share_rows(SCORE_ROWS, Path(out), opened[0].file if opened else None)
+        yield ScoredRun(job, opened[0] if opened else None, cast(RowTable, file.rows))
 
 
 def _estimate(count: Count, comparisons: Sequence[Comparison]) -> None:
