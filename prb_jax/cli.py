@@ -21,6 +21,7 @@ from prb_jax.commands.process import (
 from prb_jax.errors import PrbError, RunError, printable
 from prb_jax.plugins import import_plugins
 from prb_jax.processes.job import INTERRUPTED, INTERRUPTED_BY_USER, leave_job
+from prb_jax.processes.sharing import NO_ENDPOINT, NO_PART
 from prb_jax.runs.command_line import set_command_line
 from prb_jax.storage.urls import localise_options, names_url, session, shown, urls_in_output
 from prb_jax.version import __version__
@@ -109,6 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             urls_in_output(),
             until_terminated(options),
         ):
+            _check_distributed(options)
             _localise(options)
             status = options.run(options) or 0
             storage.finish = status == 0
@@ -137,6 +139,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         set_command_line(())
 
 
+def _check_distributed(options: argparse.Namespace) -> None:
+    """Refuse what several processes cannot do together."""
+    if not options.distributed or options.words[0] == "evaluate":
+        return
+    for flag, reason in (("endpoint", NO_ENDPOINT), ("part", NO_PART)):
+        if getattr(options, flag, None) is not None:
+            raise RunError(f"--distributed: {reason}")
+
+
 def _localise(options: argparse.Namespace) -> None:
     """Put local paths in the places of URLs of object storage."""
     given = {name: value for name, value in vars(options).items() if name != "words" and names_url(value)}
@@ -146,7 +157,7 @@ def _localise(options: argparse.Namespace) -> None:
             f"audit: {options.folder}: its judgements are a database that needs a local file system: give a local "
             "folder, and copy its exports"
         )
-    if options.distributed and verb != "evaluate" and "out" in given:
+    if options.distributed and verb in ("train", "ppo") and "out" in given:
         raise RunError(
             f"--distributed: every process of prb {verb} writes a part of each checkpoint, so --out must be a folder "
             f"that all of them see, as a mounted bucket; found {options.out}"

@@ -8,6 +8,7 @@ from prb_jax.commands.arguments import Parser, call, chosen, not_negative, numbe
 from prb_jax.commands.process import print_table, start
 from prb_jax.data.options import Option
 from prb_jax.errors import counted
+from prb_jax.processes.sharing import process_index
 from prb_jax.readouts.load_options import LoadOptions
 
 
@@ -26,6 +27,7 @@ def add(sub: Parser) -> None:
     sub.fields(LoadOptions, without="readout", make="loading")
     sub.part("draw")
     sub.no_progress()
+    sub.distributed()
 
 
 def run(options: argparse.Namespace) -> None:
@@ -35,6 +37,8 @@ def run(options: argparse.Namespace) -> None:
     from prb_jax.generation.sample import sample_data
 
     result = call(sample_data, options, model=options.policy)
+    if process_index() > 0:
+        return
     found = result.summary
     if options.part is not None:
         print(f"part {options.part}: {counted(found['n'], 'sample')}, written to {result.out}")
@@ -78,6 +82,7 @@ def add_guide(sub: Parser) -> None:
     sub.prompt(of="policy", rows="text")
     sub.fields(LoadOptions, without="readout", make="policy_loading")
     sub.no_progress()
+    sub.distributed()
 
 
 def run_guide(options: argparse.Namespace) -> None:
@@ -88,6 +93,8 @@ def run_guide(options: argparse.Namespace) -> None:
     from prb_jax.reports.table import facts_table, interval
 
     result = call(guide, options, loading=chosen(options, LoadOptions).devices)
+    if process_index() > 0:
+        return
     found = result.summary
     facts = [(TEXT_LABELS[name], interval(one["value"], one["ci95"])) for name, one in found["text"].items()]
     facts.append((TEXT_LABELS["corpus_bleu"], f"{found['corpus_bleu']:.2f}"))
@@ -127,6 +134,7 @@ def add_policy_accuracy(sub: Parser) -> None:
     sub.option("--seed N", "of the split", not_negative, default=0)
     sub.fields(LoadOptions, without="readout", make="policy_loading")
     sub.no_progress()
+    sub.distributed()
 
 
 def run_policy_accuracy(options: argparse.Namespace) -> None:
@@ -136,6 +144,8 @@ def run_policy_accuracy(options: argparse.Namespace) -> None:
 
     loading = chosen(options, LoadOptions).devices
     result = call(policy_accuracy, options, strengths=options.lambdas, loading=loading)
+    if process_index() > 0:
+        return
     _print_accuracy(result.summary)
     print(f"written to {result.out}")
 

@@ -7,7 +7,7 @@ texts are to the preferred responses, and ``behaviour.json`` the figure that `pr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,11 +22,13 @@ from prb_jax.generation.rules import SampleOptions
 from prb_jax.generation.sample import RUNS, SampleRun, read_samples, sample_data
 from prb_jax.metrics.texts import TEXT_DEFINITIONS, TEXT_FIGURES, corpus_bleu, text_figures
 from prb_jax.metrics.uncertainty import mean_interval
+from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.behaviour import cluster_of, figure_of, reward_identity, write_behaviour
 from prb_jax.runs.kind import SUMMARY
 from prb_jax.scoring.inputs import Data, read_inputs
 from prb_jax.scoring.load import open_scorer, read_history
+from prb_jax.scoring.together import check_same_choices
 
 FIGURES: Final = ("rouge1", "rougeL")
 """The figures that stand for the behaviour: ROUGE-1 is the headline of Personalised RewardBench."""
@@ -55,7 +57,7 @@ def guide(
 ) -> SampleRun:
     """Write guided texts for every comparison's prompt, and how near they are to the preferred responses.
 
-    A run that was killed is continued by the same call.
+    A run that was killed is continued by the same call. Several processes draw together, and process 0 writes.
 
     Args:
       policy: a policy, or what :func:`prb_jax.load_policy` takes.
@@ -82,9 +84,19 @@ def guide(
     """
     need_extra("texts", "ROUGE and BLEU of prb guide")
     options = options or SampleOptions(temperature=0.0, max_new_tokens=128)
+    guidance = {"weight": weight, "candidates": candidates} | ({} if chunk is None else {"chunk": chunk})
+    named = {"policy": (policy, policy_loading), "reward": (reward, loading), "quality": (quality, loading)}
+    models = {what: one for what, one in named.items() if isinstance(one[0], str | Path)}
+    asked = {
+        **guidance,
+        "sampling": asdict(options),
+        "posts": profile_posts,
+        "max_length": max_length,
+        "rows": rows,
+    }
+    check_same_choices("guide", models, asked)
     opened, loading = open_policy(policy, policy_loading or LoadOptions()), loading or LoadOptions()
     model, guiding = None, None
-    guidance = {"weight": weight, "candidates": candidates} | ({} if chunk is None else {"chunk": chunk})
     if reward is not None:
         model: Any = open_scorer(reward, loading, history=read_history(history))
         guiding = Guide(model=model, weight=weight, candidates=candidates, chunk=chunk)
@@ -107,54 +119,64 @@ def guide(
         progress=progress,
     )
     comparisons = read_inputs(data, subset=subset, limit=limit).comparisons
-    samples, references = read_samples(result.out), list[str]()
-    for comparison in comparisons:
-        assert comparison.labels is not None
-        best = comparison.responses[int(np.argmax(comparison.labels))]
-        if not best.strip():
-            raise DataError(
-                f"comparison {quote(comparison.id)}: expected a preferred response with a word, found none"
-            )
-        references += [best] * options.n
-    texts = [samples[one.id, number]["text"] for one in comparisons for number in range(options.n)]
-    clusters = [cluster_of(one.user_id, one.id) for one in comparisons for _ in range(options.n)]
-    by_text = [text_figures(text, reference) for text, reference in zip(texts, references, strict=True)]
-    values = {name: [figures[name] for figures in by_text] for name in TEXT_FIGURES}
-    summary = result.summary | {
-        "text": {name: _mean(values[name], clusters) for name in TEXT_FIGURES},
-        "corpus_bleu": corpus_bleu(texts, references),
-        "text_definitions": dict(TEXT_DEFINITIONS),
-    }
-    behaviour: dict[str, tuple[Sequence[float], list[str], dict[str, Any]]] = {
-        f"guided {name}": (values[name], clusters, {}) for name in FIGURES
-    }
-    if judge is not None:
-        judged = _judged(judge, comparisons, texts, options.n)
-        scored = np.flatnonzero(np.isfinite(judged))
-        good, good_clusters = judged[scored].tolist(), [clusters[place] for place in scored]
-        mean, empty = _mean(good, good_clusters), len(texts) - len(scored)
-        summary["quality"] = {"model": judge.name, **mean, "empty": empty}
-        of_quality = {"quality": reward_identity(judge.identity())}
-        behaviour["guided quality"] = (good, good_clusters, of_quality)
-    if model is not None:
-        summary |= {"reward_model": model.name, **guidance}
-        inputs = RUNS.read_finished(result.out)["inputs"]
-        setting = {key: value for key, value in inputs.items() if key not in ("guide", "versions")}
-        figures = [
-            figure_of(
-                numbers,
-                users,
-                name=name,
-                label=model.name,
-                identity=model.identity(),
-                setting=setting | guidance | more,
-                policy=inputs["model"].get("architecture"),
-            )
-            for name, (numbers, users, more) in behaviour.items()
-        ]
-        write_behaviour(result.out, figures)
-    write_json(result.out / SUMMARY, summary)
-    return SampleRun(result.out, summary)
+    keys = [(one.id, number) for one in comparisons for number in range(options.n)]
+    texts = on_first_process(lambda: _texts(result.out, keys))
+    judged = None if judge is None else _judged(judge, comparisons, texts, options.n)
+
+    def finish() -> dict[str, Any]:
+        references = list[str]()
+        for comparison in comparisons:
+            assert comparison.labels is not None
+            best = comparison.responses[int(np.argmax(comparison.labels))]
+            if not best.strip():
+                raise DataError(
+                    f"comparison {quote(comparison.id)}: expected a preferred response with a word, found none"
+                )
+            references += [best] * options.n
+        clusters = [cluster_of(one.user_id, one.id) for one in comparisons for _ in range(options.n)]
+        by_text = [text_figures(text, reference) for text, reference in zip(texts, references, strict=True)]
+        values = {name: [figures[name] for figures in by_text] for name in TEXT_FIGURES}
+        summary = result.summary | {
+            "text": {name: _mean(values[name], clusters) for name in TEXT_FIGURES},
+            "corpus_bleu": corpus_bleu(texts, references),
+            "text_definitions": dict(TEXT_DEFINITIONS),
+        }
+        behaviour: dict[str, tuple[Sequence[float], list[str], dict[str, Any]]] = {
+            f"guided {name}": (values[name], clusters, {}) for name in FIGURES
+        }
+        if judged is not None:
+            scored = np.flatnonzero(np.isfinite(judged))
+            good, good_clusters = judged[scored].tolist(), [clusters[place] for place in scored]
+            mean, empty = _mean(good, good_clusters), len(texts) - len(scored)
+            summary["quality"] = {"model": judge.name, **mean, "empty": empty}
+            of_quality = {"quality": reward_identity(judge.identity())}
+            behaviour["guided quality"] = (good, good_clusters, of_quality)
+        if model is not None:
+            summary |= {"reward_model": model.name, **guidance}
+            inputs = RUNS.read_finished(result.out)["inputs"]
+            setting = {key: value for key, value in inputs.items() if key not in ("guide", "versions")}
+            figures = [
+                figure_of(
+                    numbers,
+                    users,
+                    name=name,
+                    label=model.name,
+                    identity=model.identity(),
+                    setting=setting | guidance | more,
+                    policy=inputs["model"].get("architecture"),
+                )
+                for name, (numbers, users, more) in behaviour.items()
+            ]
+            write_behaviour(result.out, figures)
+        write_json(result.out / SUMMARY, summary)
+        return summary
+
+    return SampleRun(result.out, on_first_process(finish))
+
+
+def _texts(out: Path, keys: Sequence[tuple[str, int]]) -> list[str]:
+    samples = read_samples(out)
+    return [samples[key]["text"] for key in keys]
 
 
 def _mean(values: Sequence[float], clusters: Sequence[str]) -> dict[str, Any]:

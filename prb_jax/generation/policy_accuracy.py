@@ -38,6 +38,8 @@ from prb_jax.metrics.policy_scores import (
     values_of_test,
 )
 from prb_jax.metrics.uncertainty import mean_interval
+from prb_jax.processes.agreement import check_agreement
+from prb_jax.processes.sharing import on_first_process, process_index
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
 from prb_jax.runs.kind import RunKind
@@ -47,6 +49,7 @@ from prb_jax.scoring.controls import with_other_users
 from prb_jax.scoring.inputs import read_inputs
 from prb_jax.scoring.load import open_scorer, read_history, with_history
 from prb_jax.scoring.run import computing_versions
+from prb_jax.scoring.together import check_same_choices
 from prb_jax.sharding import mesh_shape
 from prb_jax.text.view import ViewOptions
 
@@ -96,9 +99,9 @@ def policy_accuracy(
 ) -> PolicyAccuracy:
     """Score given responses under a policy that is guided by each reward model, and write how often it is right.
 
-    A run that was killed is continued by the same call. Every score of :mod:`prb_jax.metrics.policy_scores` is
-    computed, and every control. A reward model without rewards of single tokens (an encoder, a head that reads several
-    tokens, another tokenizer, a baseline) has ``seq_score`` alone.
+    A run that was killed is continued by the same call. Several processes score together, and process 0 writes. Every
+    score of :mod:`prb_jax.metrics.policy_scores` is computed, and every control. A reward model without rewards of
+    single tokens (an encoder, a head that reads several tokens, another tokenizer, a baseline) has ``seq_score`` alone.
 
     Args:
       policy: a policy, or what :func:`prb_jax.load_policy` takes.
@@ -120,7 +123,7 @@ def policy_accuracy(
     Raises:
       PrbError: models, data, choices or folder cannot be used.
     """
-    path = RUNS.check(out)
+    path = RUNS.check_together(out)
     if not rewards or len(set(rewards)) != len(rewards):
         raise DataError(f"rewards: expected different models, at least one, found {quote(list(rewards))}")
     lambdas = _checked(strengths, candidates=candidates, score=score, validation=validation)
@@ -128,6 +131,16 @@ def policy_accuracy(
     comparisons = list(inputs.comparisons)
     clusters = [cluster_of(comparison.user_id, comparison.id) for comparison in comparisons]
     held_out = split_clusters(clusters, share=validation, seed=seed)
+    models: dict[str, Any] = {name: (name, loading) for name in rewards}
+    if not isinstance(policy, Policy):
+        models["policy"] = (policy, policy_loading)
+    chosen = {
+        "candidates": candidates,
+        "posts": profile_posts,
+        "max_length": max_length,
+        "strengths": lambdas,
+    }
+    check_same_choices("policy-accuracy", models, chosen, inputs=inputs)
     opened = open_policy(policy, policy_loading or LoadOptions())
     candidates = min(candidates, opened.config.vocab_size)
     longest = opened.context if max_length is None else max_length
@@ -156,65 +169,72 @@ def policy_accuracy(
     swapped, why_not = _swapped(comparisons, seed=seed)
     controls = {"": comparisons} | ({} if swapped is None else {_SWAP: swapped})
     keys = [(name, control, one.id) for name in scorers for control in controls for one in comparisons]
-    with RUNS.open(path, decided, notes=notes) as run:
+    check_agreement(decided | {"score": score, "validation": validation})
+    with RUNS.open_together(path, decided, notes=notes) as run:
         for name, control in [(name, control) for name in scorers for control in controls]:
             known = sum((name, control, comparison.id) in run.file.rows for comparison in comparisons)
             label = f"{name}, another user" if control else name
-            with show_progress(label, Count(len(comparisons), known), enabled=progress) as display:
+            shown, count = progress and process_index() == 0, Count(len(comparisons), known)
+            with show_progress(label, count, enabled=shown) as display:
                 for rows in scoring.missing_rows(run.file, name, control, scorers[name], controls[control]):
                     run.file.append(rows)
                     display.advance(len(rows), sum(sum(row["tokens"]) for row in rows))
-        rows = iter(run.file.finish(keys))
-        judged = {
-            (name, control): [
-                _judged(next(rows), comparison, cluster)
-                for comparison, cluster in zip(comparisons, clusters, strict=True)
-            ]
-            for name in scorers
-            for control in controls
-        }
-        figures, behaviour = {}, []
-        for name, scorer in scorers.items():
-            swap = judged.get((name, _SWAP))
-            figures[name] = found = _figures(judged[name, ""], swap, lambdas=lambdas, validation=held_out)
-            fallback = SEQUENCE + (LENNORM if score.endswith(LENNORM) else "")
-            headline = score if score in found["scores"] else fallback
-            found |= {"token_level": why_not_token_level(scorer, opened), "headline": headline}
-            strength = lambdas.index(found["scores"][headline]["lambda"])
-            behaviour.append(
-                figure_of(
-                    values_of_test(judged[name, ""], headline, strength, held_out),
-                    [row.cluster for row in judged[name, ""] if row.cluster not in held_out],
-                    name=f"policy accuracy ({headline})",
-                    label=name,
-                    identity=scorer.identity(),
-                    setting=setting | {"validation": validation},
-                    policy=identity.get("architecture"),
+
+        def finish() -> dict[str, Any]:
+            rows = iter(run.file.finish(keys))
+            judged = {
+                (name, control): [
+                    _judged(next(rows), comparison, cluster)
+                    for comparison, cluster in zip(comparisons, clusters, strict=True)
+                ]
+                for name in scorers
+                for control in controls
+            }
+            figures, behaviour = {}, []
+            for name, scorer in scorers.items():
+                swap = judged.get((name, _SWAP))
+                figures[name] = found = _figures(judged[name, ""], swap, lambdas=lambdas, validation=held_out)
+                fallback = SEQUENCE + (LENNORM if score.endswith(LENNORM) else "")
+                headline = score if score in found["scores"] else fallback
+                found |= {"token_level": why_not_token_level(scorer, opened), "headline": headline}
+                strength = lambdas.index(found["scores"][headline]["lambda"])
+                behaviour.append(
+                    figure_of(
+                        values_of_test(judged[name, ""], headline, strength, held_out),
+                        [row.cluster for row in judged[name, ""] if row.cluster not in held_out],
+                        name=f"policy accuracy ({headline})",
+                        label=name,
+                        identity=scorer.identity(),
+                        setting=setting | {"validation": validation},
+                        policy=identity.get("architecture"),
+                    )
                 )
-            )
-        test = [row for row in judged[rewards[0], ""] if row.cluster not in held_out]
-        alone = lambdas.index(0.0)
-        summary = {
-            "policy": policy_name,
-            "data": list(inputs.sources),
-            "n": len(comparisons),
-            "n_test": len(test),
-            "users": len(set(clusters)),
-            "users_validation": len(held_out),
-            "candidates": candidates,
-            "strengths": lambdas,
-            "headline": score,
-            "lambda_0": {
-                "sum": _accuracy(test, lambda row: row.at(SEQUENCE, alone)),
-                "lennorm": _accuracy(test, lambda row: row.at(SEQUENCE + LENNORM, alone)),
-            },
-            "length": _accuracy(test, lambda row: list(map(float, row.tokens))),
-            "another_user": why_not,
-            "rewards": figures,
-            "definitions": dict(POLICY_DEFINITIONS),
-        }
-        write_behaviour(path, behaviour)
-        run.finish(summary)
+            test = [row for row in judged[rewards[0], ""] if row.cluster not in held_out]
+            alone = lambdas.index(0.0)
+            summary = {
+                "policy": policy_name,
+                "data": list(inputs.sources),
+                "n": len(comparisons),
+                "n_test": len(test),
+                "users": len(set(clusters)),
+                "users_validation": len(held_out),
+                "candidates": candidates,
+                "strengths": lambdas,
+                "headline": score,
+                "lambda_0": {
+                    "sum": _accuracy(test, lambda row: row.at(SEQUENCE, alone)),
+                    "lennorm": _accuracy(test, lambda row: row.at(SEQUENCE + LENNORM, alone)),
+                },
+                "length": _accuracy(test, lambda row: list(map(float, row.tokens))),
+                "another_user": why_not,
+                "rewards": figures,
+                "definitions": dict(POLICY_DEFINITIONS),
+            }
+            write_behaviour(path, behaviour)
+            run.finish(summary)
+            return summary
+
+        summary = on_first_process(finish)
     return PolicyAccuracy(path, summary)
 
 

@@ -23,7 +23,7 @@ from prb_jax.models.cache import PrefixCache, SuffixCache, empty_prefix, empty_s
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.runs.progress import compiling
-from prb_jax.sharding import MESH_AXES, check_heads, mesh_shape, parameter_shardings, partition_spec
+from prb_jax.sharding import MESH_AXES, check_heads, meet, mesh_shape, parameter_shardings, partition_spec
 from prb_jax.trees.shapes import round_up
 
 ROWS = {"cpu": 16, "gpu": 256, "tpu": 256}
@@ -57,7 +57,7 @@ def decoding_mesh(config: DecoderConfig, mesh: Mesh) -> Mesh:
             parameter_shardings(abstract, split)
         except MeshError:
             continue
-        return split
+        return meet(split)
     return mesh
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import sha256
 from operator import itemgetter
@@ -22,6 +22,8 @@ from prb_jax.generation.guided import Guide
 from prb_jax.generation.policy import Policy, open_policy
 from prb_jax.generation.prompts import Prompt
 from prb_jax.generation.rules import SampleOptions
+from prb_jax.processes.agreement import check_agreement
+from prb_jax.processes.sharing import NO_ENDPOINT, NO_PART, on_first_process, process_index, refuse_processes
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.endpoint import Endpoint
 from prb_jax.remote.options import EndpointOptions
@@ -31,6 +33,7 @@ from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowKind
 from prb_jax.scoring.inputs import Data, check_unchanged, read_inputs
 from prb_jax.scoring.run import computing_versions, session_facts
+from prb_jax.scoring.together import check_same_choices
 from prb_jax.text.visible import TextProtocol, visible
 
 SAMPLES = "samples.jsonl"
@@ -81,7 +84,8 @@ def sample_data(
     """Draw samples for every comparison's prompt, and write them to a run folder.
 
     A run that was killed is continued by the same call, and ends with the same bytes. It is refused where anything
-    differs that decides the samples.
+    differs that decides the samples. Several processes draw every sample together, on the devices of all, and process 0
+    writes.
 
     Args:
       model: a policy, or what :func:`prb_jax.load_policy` takes; None for an endpoint.
@@ -104,7 +108,11 @@ def sample_data(
     """
     if profile_posts < 0:
         raise DataError(f"profile_posts: expected 0 or more, found {profile_posts}")
-    path, share = RUNS.check(out), None if part is None else parse_part(part)
+    if endpoint is not None:
+        refuse_processes(NO_ENDPOINT)
+    if part is not None:
+        refuse_processes(NO_PART)
+    path, share = RUNS.check_together(out), None if part is None else parse_part(part)
     inputs = read_inputs(data, subset=subset, limit=limit)
     if endpoint is not None and model is None:
         given = {"max_length": max_length, "rows": rows, "guide": guide} | (loading.given if loading else {})
@@ -114,6 +122,14 @@ def sample_data(
     elif endpoint is not None or model is None:
         raise RunError("sample: expected either a MODEL, or --endpoint URL and --model NAME")
     else:
+        if not isinstance(model, Policy):
+            chosen = {
+                "sampling": asdict(options),
+                "posts": profile_posts,
+                "max_length": max_length,
+                "rows": rows,
+            }
+            check_same_choices("sample", {"model": (model, loading)}, chosen, inputs=inputs)
         policy = open_policy(model, loading or LoadOptions())
         guide = None if guide is None else guide.checked(policy)
         most = policy.limit(options, max_length)
@@ -135,20 +151,26 @@ def sample_data(
     notes = {"model": name, "data": list(inputs.sources)}
     session = session_facts(sampler.device, None) | {"rows": rows}  # pyright: ignore[reportArgumentType] - of its mesh
     session.pop("batch_tokens")
-    with RUNS.open(path, decided, session=session, notes=notes) as run:
+    check_agreement(decided | {"rows": rows})
+    with RUNS.open_together(path, decided, session=session, notes=notes) as run:
         keys = [(one.id, sample) for one in inputs.comparisons for sample in range(options.n)]
         count = Count(len(keys), len(run.file.rows), unit="samples")
-        with show_progress(name, count, enabled=progress) as display:
+        with show_progress(name, count, enabled=progress and process_index() == 0) as display:
             for new in sampler.rows(run.file.rows, share):
                 run.file.append(new)
                 display.advance(len(new), sum(_tokens(row) or 0 for row in new))
-        check_unchanged(inputs)
-        if share is not None:
-            drawn = finish_part(path, share, rows=len(run.file.rows), files=[SAMPLES])
-            return SampleRun(path, {"model": name, **drawn})
-        summary = {"model": name, "data": list(inputs.sources)}
-        summary |= _summary(run.file.finish(keys), options, sampler)
-        run.finish(summary)
+
+        def finish() -> dict[str, Any]:
+            check_unchanged(inputs)
+            if share is not None:
+                drawn = finish_part(path, share, rows=len(run.file.rows), files=[SAMPLES])
+                return {"model": name, **drawn}
+            summary = {"model": name, "data": list(inputs.sources)}
+            summary |= _summary(run.file.finish(keys), options, sampler)
+            run.finish(summary)
+            return summary
+
+        summary = on_first_process(finish)
     return SampleRun(path, summary)
 
 

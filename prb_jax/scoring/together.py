@@ -1,0 +1,57 @@
+"""What the processes of one job must have been asked alike, for the verbs that several processes run together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from prb_jax.data.options import options_of
+from prb_jax.processes.agreement import check_agreement
+from prb_jax.processes.sharing import NO_ENDPOINT, process_count, refuse_processes
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.remote import is_url
+from prb_jax.scoring.inputs import Inputs
+from prb_jax.scoring.load import Model, model_contents
+from prb_jax.scoring.run import computing_versions
+
+
+def check_same_choices(
+    verb: str,
+    models: Mapping[str, tuple[Model, LoadOptions | None]],
+    chosen: Mapping[str, Any],
+    *,
+    inputs: Inputs | None = None,
+) -> None:
+    """Compare the choices of several processes before a model is loaded: unequal ones may wait for ever.
+
+    Args:
+      verb: that is run.
+      models: that it will load, and how, by what they are for.
+      chosen: everything else that was chosen, JSON-ready; of files their contents.
+      inputs: the data.
+
+    Raises:
+      RunError: in every process: a model behind a server, which one process alone asks; or the first process that
+        differs from process 0, and the fields.
+    """
+    if process_count() == 1:
+        return
+    if any(is_url(model) for model, _ in models.values()):
+        refuse_processes(NO_ENDPOINT)
+    alike = [name for name, choice in options_of(LoadOptions).items() if choice.effect == "result"]
+    asked = {what: (model, loading or LoadOptions()) for what, (model, loading) in models.items()}
+    check_agreement(
+        {
+            "verb": verb,
+            **chosen,
+            "data": None if inputs is None else inputs.to_json(whole=False),
+            "models": {
+                what: {
+                    "contents": model_contents(model, loading.revision),
+                    **{name: str(getattr(loading, name)) for name in alike},
+                }
+                for what, (model, loading) in asked.items()
+            },
+            "versions": computing_versions(plain=False),
+        }
+    )
