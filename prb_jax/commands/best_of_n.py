@@ -4,6 +4,7 @@ import argparse
 
 from prb_jax.commands.arguments import Parser, call, not_negative
 from prb_jax.commands.process import print_table, start
+from prb_jax.processes.sharing import process_index
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.text.view import ViewOptions
 
@@ -39,6 +40,7 @@ def add(sub: Parser) -> None:
     sub.option("--template FILE", "of judge:MODEL, as of `prb judge`")
     sub.fields(LoadOptions, make="loading")
     sub.no_progress()
+    sub.distributed()
 
 
 def run(options: argparse.Namespace) -> None:
@@ -50,6 +52,8 @@ def run(options: argparse.Namespace) -> None:
 
     asked = JudgeOptions(prompts=options.prompts, template=options.template)
     result = call(best_of_n, options, judge=None if asked == JudgeOptions() else asked)
+    if process_index() > 0:
+        return
     found, curves = result.summary, result.summary["curves"]
     first = next(iter(curves.values()))
     columns = [("selector", list(curves))]

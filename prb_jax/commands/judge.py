@@ -4,6 +4,7 @@ import argparse
 
 from prb_jax.commands.arguments import Parser, call, not_negative, positive
 from prb_jax.commands.process import print_table, start
+from prb_jax.processes.sharing import process_index
 from prb_jax.readouts.load_options import LoadOptions
 
 
@@ -22,6 +23,7 @@ def add(sub: Parser) -> None:
     sub.fields(LoadOptions, without="readout", make="loading")
     sub.part("judge")
     sub.no_progress()
+    sub.distributed()
 
 
 def run(options: argparse.Namespace) -> None:
@@ -32,6 +34,8 @@ def run(options: argparse.Namespace) -> None:
     from prb_jax.reports.summary import render_summary
 
     result = call(judge, options, model=options.judge)
+    if process_index() > 0:
+        return
     if options.part is not None:
         print(f"part {options.part}: {result.summary['n']:,} judgements, written to {result.out}")
         return

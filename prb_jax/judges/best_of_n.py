@@ -26,6 +26,8 @@ from prb_jax.judges.scorer import JudgeScorer
 from prb_jax.metrics.best_of import Point, curve, sizes_up_to
 from prb_jax.metrics.texts import rouge_l
 from prb_jax.metrics.uncertainty import mean_interval
+from prb_jax.processes.agreement import check_agreement
+from prb_jax.processes.sharing import on_first_process, process_index
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.endpoint import REPLIES
 from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
@@ -37,6 +39,7 @@ from prb_jax.scoring.baselines import baseline_scorer
 from prb_jax.scoring.inputs import Data
 from prb_jax.scoring.load import open_scorer, read_history, with_history
 from prb_jax.scoring.run import computing_versions
+from prb_jax.scoring.together import check_same_choices
 
 REWARDS = "rewards.jsonl"
 CURVES = "curves.png"
@@ -93,7 +96,7 @@ def best_of_n(
 ) -> BestOfN:
     """Score samples with reward models, and write how good the best of k is for each of them.
 
-    A run that was killed is continued by the same call.
+    A run that was killed is continued by the same call. Several processes score together, and process 0 writes.
 
     Args:
       samples: the run folder of `prb sample`; or a JSON-lines file of {id, sample, text}, texts of anybody for the
@@ -115,14 +118,14 @@ def best_of_n(
       RunError: a folder that cannot be used.
       CheckpointError, MeshError: a model cannot be loaded.
     """
-    path = RUNS.check(out)
+    path = RUNS.check_together(out)
     if not rewards or len(set(rewards)) != len(rewards):
         raise DataError(f"rewards: expected different models, at least one, found {quote(list(rewards))}")
     if quality == REFERENCE:
         need_extra("texts", f"the quality {REFERENCE!r}")
     drawn = read_candidates(Path(samples), data)
-    run, prompts, left_out = drawn.run, drawn.prompts, drawn.left_out
-    qualities = _read_qualities(quality, prompts) if quality.endswith((".jsonl", ".json")) else None
+    run = drawn.run
+    qualities = _read_qualities(quality, drawn.prompts) if quality.endswith((".jsonl", ".json")) else None
     computed = qualities is None and quality != REFERENCE
     view = {"profile_posts": profile_posts, "protocol": protocol, "max_length": max_length}
     names = list(dict.fromkeys([*rewards, quality] if computed else rewards))
@@ -130,6 +133,14 @@ def best_of_n(
         raise RunError(
             "--prompts, --template: belong to a judge among --rewards or as --quality: leave them out"
         )
+    judges = {name: parse_judge(name) for name in names if is_judge(name)}
+    models = {
+        name: (judges[name].url or judges[name].model if name in judges else name, loading) for name in names
+    }
+    texts = [[prompt.id, *prompt.comparison.responses] for prompt in drawn.prompts]
+    check_same_choices(
+        "best-of-n", models, {"quality": quality, "view": view, "samples": run["inputs"], "texts": texts}
+    )
     scorers = with_history(
         {name: _open(name, loading or LoadOptions(), judge, cache=path / REPLIES) for name in names},
         read_history(history),
@@ -142,64 +153,70 @@ def best_of_n(
         "view": view,
         "versions": computing_versions(plain=False),
     }
-    with RUNS.open(path, decided, notes={"samples": str(samples)}) as opened:
+    check_agreement(decided)
+    with RUNS.open_together(path, decided, notes={"samples": str(samples)}) as opened:
         for name, scorer in scorers.items():
-            _score(opened.file, name, scorer, prompts, view=view, progress=progress)
-        keys = [(name, prompt.id) for name in scorers for prompt in prompts]
-        rows = zip(keys, opened.file.finish(keys), strict=True)
-        numbers = {key: np.asarray(row["scores"], np.float64) for key, row in rows}
-        if qualities is not None:
-            numbers |= {(quality, name): values for name, values in qualities.items()}
-        prompts, numbers, unread = _readable(prompts, numbers)
-        left_out += sorted(unread.keys() - {prompt.id for prompt in prompts})
-        truth = [
-            np.asarray([rouge_l(text, prompt.reference) for text in prompt.comparison.responses])
-            if quality == REFERENCE
-            else numbers[quality, prompt.id]
-            for prompt in prompts
-        ]
-        sizes = sizes_up_to(max(len(prompt.numbers) for prompt in prompts))
-        selectors = {name: [numbers[name, prompt.id] for prompt in prompts] for name in rewards}
-        selectors |= {ORACLE: truth, RANDOM: [np.zeros(len(values)) for values in truth]}
-        curves = {name: curve(scores, truth, sizes) for name, scores in selectors.items()}
-        users = [prompt.comparison.user_id for prompt in prompts]
+            _score(opened.file, name, scorer, drawn.prompts, view=view, progress=progress)
 
-        def summed_up(point: Point) -> dict[str, Any]:
-            interval = mean_interval(point.by_prompt, users).to_json()
-            return {"k": point.k, "quality": point.quality, **interval, "first": point.first}
+        def finish() -> dict[str, Any]:
+            keys = [(name, prompt.id) for name in scorers for prompt in drawn.prompts]
+            rows = zip(keys, opened.file.finish(keys), strict=True)
+            numbers = {key: np.asarray(row["scores"], np.float64) for key, row in rows}
+            if qualities is not None:
+                numbers |= {(quality, name): values for name, values in qualities.items()}
+            prompts, numbers, unread = _readable(drawn.prompts, numbers)
+            left_out = [*drawn.left_out, *sorted(unread.keys() - {prompt.id for prompt in prompts})]
+            truth = [
+                np.asarray([rouge_l(text, prompt.reference) for text in prompt.comparison.responses])
+                if quality == REFERENCE
+                else numbers[quality, prompt.id]
+                for prompt in prompts
+            ]
+            sizes = sizes_up_to(max(len(prompt.numbers) for prompt in prompts))
+            selectors = {name: [numbers[name, prompt.id] for prompt in prompts] for name in rewards}
+            selectors |= {ORACLE: truth, RANDOM: [np.zeros(len(values)) for values in truth]}
+            curves = {name: curve(scores, truth, sizes) for name, scores in selectors.items()}
+            users = [prompt.comparison.user_id for prompt in prompts]
 
-        summary = {
-            "samples": str(samples),
-            "policy": run.get("model"),
-            "quality": quality,
-            "n": len(prompts),
-            "samples_of_a_prompt": run["inputs"]["sampling"]["n"],
-            "empty": drawn.empty,
-            "unread": sum(unread.values()),
-            "left_out": left_out,
-            "curves": {name: [summed_up(point) for point in points] for name, points in curves.items()},
-            "definitions": _DEFINITIONS,
-        }
-        setting = {name: decided.get(name) for name in ("samples", "quality", "quality_sha256")}
-        identities = {name: scorers[name].identity() for name in rewards}
-        # any sample is the start, which the upper bound is measured against
-        identities.setdefault(CHANCE, baseline_scorer(CHANCE).identity())
-        figures = [
-            figure_of(
-                curves[name if name in rewards else RANDOM][-1].by_prompt.tolist(),
-                [cluster_of(prompt.comparison.user_id, prompt.id) for prompt in prompts],
-                name=f"best-of-{sizes[-1]}",
-                label=name,
-                identity=identity,
-                setting=setting,
-                policy=run["inputs"]["model"].get("architecture"),
-            )
-            for name, identity in identities.items()
-        ]
-        write_behaviour(path, figures)
-        if has_extra("report", CURVES):
-            _draw(path / CURVES, summary)
-        opened.finish(summary)
+            def summed_up(point: Point) -> dict[str, Any]:
+                interval = mean_interval(point.by_prompt, users).to_json()
+                return {"k": point.k, "quality": point.quality, **interval, "first": point.first}
+
+            summary = {
+                "samples": str(samples),
+                "policy": run.get("model"),
+                "quality": quality,
+                "n": len(prompts),
+                "samples_of_a_prompt": run["inputs"]["sampling"]["n"],
+                "empty": drawn.empty,
+                "unread": sum(unread.values()),
+                "left_out": left_out,
+                "curves": {name: [summed_up(point) for point in points] for name, points in curves.items()},
+                "definitions": _DEFINITIONS,
+            }
+            setting = {name: decided.get(name) for name in ("samples", "quality", "quality_sha256")}
+            identities = {name: scorers[name].identity() for name in rewards}
+            # any sample is the start, which the upper bound is measured against
+            identities.setdefault(CHANCE, baseline_scorer(CHANCE).identity())
+            figures = [
+                figure_of(
+                    curves[name if name in rewards else RANDOM][-1].by_prompt.tolist(),
+                    [cluster_of(prompt.comparison.user_id, prompt.id) for prompt in prompts],
+                    name=f"best-of-{sizes[-1]}",
+                    label=name,
+                    identity=identity,
+                    setting=setting,
+                    policy=run["inputs"]["model"].get("architecture"),
+                )
+                for name, identity in identities.items()
+            ]
+            write_behaviour(path, figures)
+            if has_extra("report", CURVES):
+                _draw(path / CURVES, summary)
+            opened.finish(summary)
+            return summary
+
+        summary = on_first_process(finish)
     return BestOfN(path, summary)
 
 
@@ -266,7 +283,9 @@ def _score(
 ) -> None:
     """Score the missing prompts; every batch is on disk before the next one is waited for."""
     known = [(name, prompt.id) in file.rows for prompt in prompts]
-    with show_progress(name, Count(len(prompts), sum(known), unit="prompts"), enabled=progress) as display:
+    with show_progress(
+        name, Count(len(prompts), sum(known), unit="prompts"), enabled=progress and process_index() == 0
+    ) as display:
         for batch in scorer.stream(
             [prompt.comparison for prompt in prompts],
             skip=lambda indices: all(known[index] for index in indices),

@@ -204,6 +204,7 @@ class ByLogits:
             encode=lambda part: list(cast(Sequence[Tree], part)),
             dispatch=self.model.dispatch,
             options=self.model.batch_options(),
+            divide=False,
         ):
             for index, row in zip(batch.indices, batch.scores, strict=True):
                 values[index] = row

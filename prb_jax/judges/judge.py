@@ -14,6 +14,7 @@ from prb_jax.judges.pairs import LETTER_TOKENS, MIN_MASS, REASON_TOKENS, Pairs, 
 from prb_jax.judges.paper import open_paper_judge
 from prb_jax.judges.ratings import RUBRIC_SCALE, Ratings, Scale, load_numbers, read_template
 from prb_jax.judges.scorer import JudgeProtocol, JudgeScorer
+from prb_jax.processes.sharing import NO_ENDPOINT, NO_PART, refuse_processes
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.endpoint import REPLIES
 from prb_jax.remote.options import KEY, EndpointOptions
@@ -21,6 +22,7 @@ from prb_jax.runs.evaluation import JUDGEMENTS
 from prb_jax.scoring.evaluate import Evaluation, evaluate
 from prb_jax.scoring.inputs import Data, Inputs, read_inputs
 from prb_jax.scoring.prompt_extras import ORACLE, UPPER_BOUND, add_prompt_extras
+from prb_jax.scoring.together import check_same_choices
 from prb_jax.text.visible import TextProtocol
 
 
@@ -125,6 +127,8 @@ def judge(
 ) -> Evaluation:
     """Judge comparisons, and write a run folder as `prb_jax.evaluate` does, with the judgements beside the scores.
 
+    Several processes judge together with a model on this machine, and process 0 writes.
+
     Args:
       model: folder or hub id of a causal language model; None for an endpoint.
       data, out, subset, limit, name, part, progress: as of `prb_jax.evaluate`.
@@ -138,6 +142,13 @@ def judge(
       DataError: a comparison that is no pair (but for "score"), or too long.
     """
     options, folder = options or JudgeOptions(), Path(out)
+    if endpoint is not None:
+        refuse_processes(NO_ENDPOINT)
+    if part is not None:
+        refuse_processes(NO_PART)
+    if model is not None:
+        asked = {"protocol": options.protocol, "reason": options.reason, "posts": options.posts}
+        check_same_choices("judge", {"model": (model, loading)}, asked)
     scorer = open_judge(model, options, endpoint=endpoint, loading=loading, cache=folder / REPLIES)
     result = evaluate(
         replace(scorer, folder=folder, name=name),

@@ -172,7 +172,7 @@ class JudgeScorer:
         else:
             judge = self.protocol
             firsts = judge.firsts(comparisons)
-            kept = JUDGEMENT_ROWS.open(self.folder)
+            kept = JUDGEMENT_ROWS.open_together(self.folder)
         if posts and not judge.shows_profile:
             raise RunError(
                 "profile_posts: the paper's judge is shown no profile: expected 0, or leave it out"
