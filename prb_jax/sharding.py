@@ -221,11 +221,8 @@ def meet(mesh: Mesh) -> Mesh:
     later there is no such limit. The first time would be behind a compile, which may take one process longer than that.
     """
     devices = mesh.devices.flatten().tolist()
-    if (
-        devices[0].platform != "cpu"
-        or not jax.distributed.is_initialized()
-        or len(devices) < jax.device_count()
-    ):
+    several = devices[0].platform == "cpu" and jax.distributed.is_initialized()
+    if not several or set(devices) != set(all_devices()):
         return mesh
     split = [name for name in MESH_AXES if mesh.shape[name] > 1]
     sharding = NamedSharding(mesh, PartitionSpec(tuple(split)))

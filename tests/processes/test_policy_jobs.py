@@ -188,6 +188,18 @@ def test_processes_that_draw_otherwise_are_refused(policy: Path, data: str, tmp_
     assert not (tmp_path / "run").exists()
 
 
+def test_a_judge_behind_an_endpoint_is_refused_by_several_processes(data: str, tmp_path: Path) -> None:
+    samples = write_lines(tmp_path / "samples.jsonl", [{"id": "q0", "sample": 0, "text": "Tea."}])
+    command = ["-m", "prb_jax", "best-of-n", "--samples", samples, "--data", data, "--out", tmp_path / "run"]
+    rewards = ["--rewards", "baseline:length", "judge:http://127.0.0.1:9/v1#m", "--distributed"]
+    with job([*command, *rewards], count=2) as started:
+        found = ended(started)
+    for status, _, errors in found:
+        assert status == 2, found
+        assert "error: --distributed: an endpoint is asked by one process alone" in errors
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
