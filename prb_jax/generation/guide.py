@@ -144,7 +144,7 @@ def guide(
         behaviour: dict[str, tuple[Sequence[float], list[str], dict[str, Any]]] = {
             f"guided {name}": (values[name], clusters, {}) for name in FIGURES
         }
-        if judged is not None:
+        if judge is not None and judged is not None:
             scored = np.flatnonzero(np.isfinite(judged))
             good, good_clusters = judged[scored].tolist(), [clusters[place] for place in scored]
             mean, empty = _mean(good, good_clusters), len(texts) - len(scored)

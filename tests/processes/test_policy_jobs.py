@@ -74,6 +74,7 @@ def processes_of(out: Path) -> list[int]:
     return [session["devices"]["processes"] for session in sessions]
 
 
+@pytest.mark.slow
 def test_sample(policy: Path, data: str, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     command = ("sample", policy, "--data", data, "--n", 2, "--max-new-tokens", 16, "--rows", 4)
@@ -96,6 +97,7 @@ def begin(out: Path, whole: Path, *, rows: str, keep: int) -> None:
         (out / name).unlink(missing_ok=True)
 
 
+@pytest.mark.slow
 def test_best_of_n(reward: Path, policy: Path, data: str, tmp_path: Path) -> None:
     samples = [
         {"id": f"q{k}", "sample": s, "text": f"Tea {k} {s} " * s + "."} for k in range(12) for s in range(3)
@@ -113,6 +115,7 @@ def test_best_of_n(reward: Path, policy: Path, data: str, tmp_path: Path) -> Non
     assert_same_files(two, one, "rewards.jsonl", "summary.json", "behaviour.json")
 
 
+@pytest.mark.slow
 def test_policy_accuracy(reward: Path, policy: Path, data: str, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     command = (
@@ -143,6 +146,7 @@ def test_judge(policy: Path, data: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", [("--candidates", 3), ("--chunk", 3, "--candidates", 2, "--temperature", 1)])
 def test_guide(by: tuple[object, ...], reward: Path, policy: Path, data: str, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
