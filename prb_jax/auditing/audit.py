@@ -36,7 +36,6 @@ if TYPE_CHECKING:  # starlette comes with an extra
 INVITATION = "PRB_AUDIT_TOKEN"
 """The environment variable with the token that must come with a name that is typed."""
 
-
 LIMITS = Limits(bytes=100_000, seconds=30.0)
 """For the clients of the page, who send nothing longer than an answer."""
 
@@ -152,18 +151,13 @@ def make_app(
     limits: Limits,
     worker: ThreadPoolExecutor,
 ) -> Starlette:
-    """Return the application.
+    """Return the application, whose session works in the one thread of ``worker``.
 
     Args:
-      session: the audit at work.
-      title: of the page.
       allowed: who may judge, each with a link; None for anybody who joins by typing a name.
       invitation: that must be given with a name; None where none is needed.
       hosts: names by which clients may call the server; None for any.
-      limits: for clients.
-      worker: the one thread in which the session works.
     """
-
     from starlette.responses import JSONResponse, Response
 
     from prb_jax.auditing.session import LONGEST_NAME, ClosedError
@@ -214,17 +208,11 @@ def make_app(
             raise RefusedError(403, f"{annotator} is not among the annotators of this audit now")
         return work(annotator, body)
 
-    async def about(request: Request) -> Response:
-        return JSONResponse(
-            {
-                "title": title,
-                "by_name": allowed is None,
-                "criteria": CRITERIA,
-                "points": POINTS,
-                "longest_name": LONGEST_NAME,
-                "longest_comment": LONGEST_COMMENT,
-            }
-        )
+    about = {"title": title, "by_name": allowed is None, "criteria": CRITERIA, "points": POINTS}
+    about |= {"longest_name": LONGEST_NAME, "longest_comment": LONGEST_COMMENT}
+
+    async def describe(request: Request) -> Response:
+        return JSONResponse(about)
 
     def posted(work: Callable[[Request, Body], dict[str, Any]]) -> Handler:
         async def answer(request: Request) -> Response:
@@ -244,7 +232,7 @@ def make_app(
         return answer
 
     routes = {path: ("GET", served(*page)) for path, page in _PAGES.items()}
-    routes["/api/about"] = ("GET", about)
+    routes["/api/about"] = ("GET", describe)
     routes["/api/join"] = ("POST", posted(lambda request, body: join(body)))
     for work in (task, draft, submit, undo):
         routes[f"/api/{work.__name__}"] = ("POST", posted(partial(known, work)))

@@ -108,13 +108,8 @@ class Database:
     """An open database; all calls from one thread at a time."""
 
     def __init__(self, path: Path, *, audit: str, settings: str, write: bool) -> None:
-        """Open a database, of this audit and with this digest of its settings, and check that it is whole.
-
-        One process may ``write`` at a time, while others read.
-
-        Raises:
-          RunError: there is none, it is of another audit, or it was changed by something else.
-        """
+        """Open a database, of this audit and with this digest of its settings, and check that it is whole; RunError
+        where it is not. One process may ``write`` at a time, while others read."""
         self.path = path
         if not path.is_file():
             raise RunError(f"{path}: no such file; the judgements of the audit are in it: {_HINT}")

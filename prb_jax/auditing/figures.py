@@ -47,8 +47,10 @@ class FirstJudgements:
 
     def numbers(self, value: Callable[[Judged], int | None]) -> np.ndarray:
         """Return a table [items, annotators] of a number of each judgement, ``MISSING`` for None."""
-        found = [[value(row[name]) if name in row else None for name in self.annotators] for row in self.rows]
-        numbers = [[MISSING if number is None else number for number in line] for line in found]
+        values = [
+            [value(row[name]) if name in row else None for name in self.annotators] for row in self.rows
+        ]
+        numbers = [[MISSING if number is None else number for number in line] for line in values]
         return np.array(numbers, np.int64).reshape(len(self.rows), len(self.annotators))
 
 
@@ -117,20 +119,16 @@ def quality_figures(table: FirstJudgements, *, margin: float, seed: int) -> dict
     return {"overall": _difference(table, CRITERIA, margin), "criteria": figures}
 
 
-def attention_figures(state: AuditState) -> list[dict[str, Any]]:
-    """Return of every annotator how much was judged, and how attentively."""
-    return [_attention(state, name) for name in dict.fromkeys(judged.annotator for judged in state.judged)]
-
-
-def _attention(state: AuditState, name: str) -> dict[str, Any]:
-    own = [judged for judged in state.judged if judged.annotator == name]
+def attention_figures(state: AuditState, name: str) -> dict[str, Any]:
+    """Return how much an annotator judged, and how attentively."""
+    judgements = [judged for judged in state.judged if judged.annotator == name]
     checks = [judged for judged in state.checks if judged.annotator == name]
     gold = [judged for judged in checks if judged.item.kind == GOLD]
-    first = {judged.item.number: judged for judged in own if judged.showing == 0}
+    first = {judged.item.number: judged for judged in judgements if judged.showing == 0}
     again = [
         (first[check.item.number], check) for check in checks if check.showing and check.item.number in first
     ]
-    known = [judged for judged in own if judged.fit is not None]
+    known = [judged for judged in judgements if judged.fit is not None]
     chose_a = sum((judged.fit == 1) == judged.swapped for judged in known)
     ratings = [
         abs(x - y)
@@ -141,8 +139,8 @@ def _attention(state: AuditState, name: str) -> dict[str, Any]:
     ]
     return {
         "name": name,
-        "judgements": len(own),
-        "cannot_tell": len(own) - len(known),
+        "judgements": len(judgements),
+        "cannot_tell": len(judgements) - len(known),
         "gold_right": sum(judged.fit == 0 for judged in gold),
         "gold": len(gold),
         "again_same": sum(before.fit == after.fit for before, after in again),
@@ -151,7 +149,7 @@ def _attention(state: AuditState, name: str) -> dict[str, Any]:
         "chose_a": chose_a,
         "chose": len(known),
         "chose_a_p": float(mcnemar_p(chose_a, len(known) - chose_a)) if known else None,  # of a fair coin
-        "median_seconds": statistics.median(judged.at - judged.opened for judged in own),
+        "median_seconds": statistics.median(judged.at - judged.opened for judged in judgements),
     }
 
 

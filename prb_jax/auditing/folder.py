@@ -89,8 +89,8 @@ def open_folder(
         if given.get(name, least) < least:
             raise RunError(f"{name}: expected {least} or more, found {given[name]}")
     if not 0 < given.get("margin", 1) < 4:
-        found = f"{given['margin']:g}"
-        raise RunError(f"margin: expected a number of points above 0 and below 4, found {found}")
+        margin = f"{given['margin']:g}"
+        raise RunError(f"margin: expected a number of points above 0 and below 4, found {margin}")
     folder = _read(path)
     if folder is None:
         if data is None:
@@ -101,7 +101,7 @@ def open_folder(
     asked = {**folder.inputs, **given}
     for field, source in (("data", data), ("gold", gold)):
         if source is not None:
-            asked[field] = _described(_read_pairs(field, source, asked))
+            asked[field] = _read_pairs(field, source, asked).to_json()
     _refuse_differences(folder, as_recorded(asked))
     staged = path / _STAGED
     if staged.exists() and not folder.database.exists():  # killed while the audit was made
@@ -118,11 +118,11 @@ def read_folder(path: str | Path) -> AuditFolder:
       DataError: the data changed since the audit began.
     """
     refuse_file(path)
-    found = _read(Path(path))
-    if found is None:
+    folder = _read(Path(path))
+    if folder is None:
         raise RunError(f"{path}: no audit in it: it has no {AUDIT}")
-    _check_sources(found)
-    return found
+    _check_sources(folder)
+    return folder
 
 
 def read_secret(path: Path) -> bytes:
@@ -168,7 +168,7 @@ def _make(path: Path, data: Data, gold: Data | None, settings: Mapping[str, Any]
     checks = None if gold is None else _read_pairs("gold", gold, settings)
     gold_pairs = () if checks is None else checks.comparisons
     items = make_items(pairs.comparisons, gold_pairs, sample=settings["sample"], seed=settings["seed"])
-    inputs = {"data": _described(pairs), "gold": None if checks is None else _described(checks), **settings}
+    inputs = {"data": pairs.to_json(), "gold": None if checks is None else checks.to_json(), **settings}
     record = {
         "kind": _AUDITS.name,
         "format": 1,
@@ -184,9 +184,9 @@ def _make(path: Path, data: Data, gold: Data | None, settings: Mapping[str, Any]
     write_json(path / AUDIT, record)
     with writing(path / DATABASE):
         (path / _STAGED).replace(path / DATABASE)
-    found = _read(path)
-    assert found is not None
-    return found
+    folder = _read(path)
+    assert folder is not None
+    return folder
 
 
 def _read_pairs(field: str, data: Data, settings: Mapping[str, Any]) -> Inputs:
@@ -198,10 +198,6 @@ def _read_pairs(field: str, data: Data, settings: Mapping[str, Any]) -> Inputs:
 
 def _digest(inputs: Mapping[str, Any]) -> str:
     return sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
-
-
-def _described(inputs: Inputs) -> dict[str, Any]:
-    return as_recorded(inputs.to_json())
 
 
 def _refuse_differences(folder: AuditFolder, asked: Mapping[str, Any]) -> None:

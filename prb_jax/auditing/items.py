@@ -44,10 +44,10 @@ def check_answer(value: object, *, where: str, complete: bool) -> dict[str, Any]
     """
 
     def known(value: object, name: str, names: Sequence[str]) -> Mapping[str, Any]:
-        found = fields.mapping(value, where, name)
-        for unknown in found.keys() - set(names):
+        entries = fields.mapping(value, where, name)
+        for unknown in entries.keys() - set(names):
             fields.fail(where, f"{name}.{unknown}", f"unknown; expected {', '.join(names)}")
-        return found
+        return entries
 
     def choice(value: object, name: str, choices: Sequence[Any]) -> Any:
         if value is None and not complete:

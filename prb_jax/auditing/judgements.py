@@ -171,13 +171,13 @@ def _csv(rows: list[dict[str, Any]]) -> str:
     writer.writerow(names)
     for row in rows:
         cells = row | {column: row["quality"][name][side] for column, (name, side) in ratings.items()}
-        writer.writerow(_no_formula(cells[name]) for name in names)
+        for (
+            name,
+            value,
+        ) in cells.items():  # no cell is a formula, though annotators and data may hold any text
+            if isinstance(value, str) and (
+                value[:1] in tuple("\t\r\n") or value.lstrip()[:1] in tuple("=+-@")
+            ):
+                cells[name] = f"'{value}"
+        writer.writerow(cells[name] for name in names)
     return file.getvalue()
-
-
-def _no_formula(value: Any) -> Any:
-    """A cell that no spreadsheet computes: annotators and data may hold any text."""
-    formula = isinstance(value, str) and (
-        value[:1] in ("\t", "\r", "\n") or value.lstrip()[:1] in tuple("=+-@")
-    )
-    return f"'{value}" if formula else value

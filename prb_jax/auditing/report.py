@@ -81,7 +81,10 @@ def audit_report(folder: str | Path) -> dict[str, Any]:
         "margin": inputs["margin"],
         "fit": fit_figures(table, seed=inputs["seed"]),
         "quality": quality_figures(table, margin=inputs["margin"], seed=inputs["seed"]),
-        "annotators": attention_figures(state),
+        "annotators": [
+            attention_figures(state, name)
+            for name in dict.fromkeys(judged.annotator for judged in state.judged)
+        ],
         "adjudication": adjudication_queue(table),
     }
     report["sentence"] = sentence(report)
@@ -123,28 +126,29 @@ def _fit(report: Mapping[str, Any]) -> str:
 
 
 def _agreement(report: Mapping[str, Any]) -> str:
-    found = report["fit"]["agreement"]
-    if found["observed"]["value"] is None:
+    agreement = report["fit"]["agreement"]
+    if agreement["observed"]["value"] is None:
         return "No pair has two judgements of personal fit, so that nothing is known about agreement."
     named = {"alpha": "Krippendorff's alpha", "fleiss": "Fleiss' kappa", "ac1": "Gwet's AC1"}
-    shown = [f"{name} {_shown(found[key], report, '{:.2f}')}" for key, name in named.items()]
+    shown = [f"{name} {_shown(agreement[key], report, '{:.2f}')}" for key, name in named.items()]
     return (
-        f"Two judgements of personal fit were equal in {100 * found['observed']['value']:.1f} % of the cases: "
+        f"Two judgements of personal fit were equal in {100 * agreement['observed']['value']:.1f} % of the cases: "
         f"{', '.join(shown)}."
     )
 
 
 def _quality(report: Mapping[str, Any]) -> str:
-    found = report["quality"]["overall"]
-    if found["difference"] is None:
+    overall = report["quality"]["overall"]
+    if overall["difference"] is None:
         return "No pair has ratings of both responses."
-    text = f"In general quality (1 to 5), the chosen response was rated {found['difference']:+.2f} points"
-    if found["ci90"] is None:
-        return f"{text} against the rejected one; equivalence cannot be tested ({found['reason']})."
-    low, high = found["ci90"]
+    text = f"In general quality (1 to 5), the chosen response was rated {overall['difference']:+.2f} points"
+    if overall["ci90"] is None:
+        return f"{text} against the rejected one; equivalence cannot be tested ({overall['reason']})."
+    low, high = overall["ci90"]
     text += f" against the rejected one (90 % interval over {report['over']} {low:+.2f} to {high:+.2f}), "
-    margin = f"within {report['margin']:g} points (two one-sided t tests, p {_p(found['p'])})"
-    if found["equivalent"]:
+    p = "< 0.001" if overall["p"] < 0.001 else f"= {overall['p']:.3f}"
+    margin = f"within {report['margin']:g} points (two one-sided t tests, p {p})"
+    if overall["equivalent"]:
         return f"{text}equivalent {margin}."
     return f"{text}which is not shown to be equivalent {margin}."
 
@@ -179,7 +183,3 @@ def _shown(figure: Mapping[str, Any], report: Mapping[str, Any], form: str, scal
         return text
     low, high = (form.removesuffix(" %").format(scale * end) for end in bounds)
     return f"{text} (95 % interval over {over} {low} to {high})"
-
-
-def _p(value: float) -> str:
-    return "< 0.001" if value < 0.001 else f"= {value:.3f}"

@@ -64,15 +64,10 @@ class Session:
         secret: bytes,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Read what was done so far.
+        """Read what was done so far from a database that is open to write; the settings are those of the audit.
 
-        Args:
-          database: open to write.
-          settings: of the audit: "per_item" people judge each item; one judgement in "check_every" is a check, on
-            average (0: none); "seed" of orders, sides and checks.
-          lease: seconds for which an item is held for an annotator of whom nothing is heard.
-          secret: the key of the tokens.
-          clock: seconds since 1970.
+        ``lease`` are the seconds for which an item is held for an annotator of whom nothing is heard, ``secret`` is the
+        key of the tokens, and ``clock`` gives the seconds since 1970.
         """
         self._database, self._settings, self._lease, self._clock = database, settings, lease, clock
         self._secret = secret
@@ -120,15 +115,26 @@ class Session:
     def current(self, annotator: str) -> Shown:
         """Return what the annotator is to judge now: the item that is open, or the next one."""
         now = self._clock()
-        for task in self._open(annotator):
-            if task.draft is not None or task.expires > now or self._needs(task, now):
+        newest_first = [task for task in reversed(self._tasks.values()) if task.annotator == annotator]
+        for task in newest_first:
+            others = self._judged[task.item] + self._leased(annotator, now)[task.item]
+            is_check = task.showing > 0 or self._kind(task.item) == GOLD
+            needed = is_check or others < self._settings["per_item"]
+            if task.draft is not None or task.expires > now or needed:
                 self._hold(task, task.draft, now)
                 return self._shown(annotator, self._tasks[task.number], now)
             self._database.remove_task(task.number)
             del self._tasks[task.number]
-        chosen = self._check(annotator) or self._next(annotator, now)
-        if chosen is None:
-            return self._shown(annotator, None, now)
+        if (chosen := self._check(annotator)) is None:
+            # Items that others have judged or hold come first, so that as many as possible are complete at any time.
+            # Among equal ones every annotator has an order of his own.
+            free = self._free(annotator, now)
+            if not free:
+                return self._shown(annotator, None, now)
+            most = max(free.values())
+            equal = [number for number, people in free.items() if people == most]
+            rng = self._random("item", annotator, len(self._events.get(annotator, [])))
+            chosen = rng.choice(equal), 0
         task = Task(self._last_task + 1, annotator, *chosen, now, now + self._lease, None)
         self._database.add_task(task)
         self._last_task = task.number
@@ -213,20 +219,6 @@ class Session:
         item = rng.choice(choices)
         return item, counts[item]
 
-    def _next(self, annotator: str, now: float) -> tuple[int, int] | None:
-        """An item that is new to the annotator; None where nothing is left.
-
-        Items that others have judged or hold come first, so that as many items as possible are complete at any time.
-        Among equal ones every annotator has an order of his own.
-        """
-        free = self._free(annotator, now)
-        if not free:
-            return None
-        most = max(free.values())
-        equal = [number for number, people in free.items() if people == most]
-        rng = self._random("item", annotator, len(self._events.get(annotator, [])))
-        return rng.choice(equal), 0
-
     def _free(self, annotator: str, now: float) -> dict[int, int]:
         """The items that this annotator could still be given, and how many others have judged or hold each."""
         known = {event.item for event in self._events.get(annotator, [])}
@@ -240,10 +232,6 @@ class Session:
 
     def _random(self, *parts: object) -> random.Random:
         return random.Random(repr((self._settings["seed"], *parts)))
-
-    def _open(self, annotator: str) -> list[Task]:
-        """The tasks of an annotator, the newest first."""
-        return [task for task in reversed(self._tasks.values()) if task.annotator == annotator]
 
     def _task(self, annotator: str, number: object) -> Task:
         task = self._tasks.get(number) if type(number) is int else None
@@ -267,11 +255,6 @@ class Session:
             for task in self._tasks.values()
             if task.annotator != annotator and task.showing == 0 and task.expires > now
         )
-
-    def _needs(self, task: Task, now: float) -> bool:
-        others = self._judged[task.item] + self._leased(task.annotator, now)[task.item]
-        is_check = task.showing > 0 or self._kind(task.item) == GOLD
-        return is_check or others < self._settings["per_item"]
 
     def _shown(self, annotator: str, task: Task | None, now: float) -> Shown:
         done = len(self._events.get(annotator, []))

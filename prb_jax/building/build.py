@@ -110,7 +110,10 @@ def build(
         gated.warn()
         if not gated.kept:
             raise RunError(f"{folder}: no pair is left of {len(records):,} records; {GATES_FILE} says why")
-        product = settings.product
+        product, command = settings.product, run.record["command"]
+        if command:  # that repeats the build: the first one, with the gates that were relaxed later
+            later = sorted(set(relaxed) - set(run.record["sessions"][0]["relax"]))
+            command = [*command, *(word for name in later for word in ("--relax", name))]
         parts = split_parts(
             gated.kept, name=product.name, private_share=product.private_share, seed=settings.seed
         )
@@ -122,7 +125,7 @@ def build(
             parts,
             inputs,
             folder=folder,
-            command=_repeating(run.record, relaxed),
+            command=command,
         )
         reasons = {name: ("generator", reason) for name, reason in none.items()} | gated.dropped
         dropped = [
@@ -142,23 +145,11 @@ def build(
     return Build(folder, summary)
 
 
-def _repeating(run: Mapping[str, Any], relaxed: Sequence[str]) -> list[str]:
-    """The command line that repeats a build: its first one, with the gates that were relaxed later; [] for none."""
-    later = set(relaxed) - set(run["sessions"][0]["relax"])
-    return run["command"] and [
-        *run["command"],
-        *(word for name in sorted(later) for word in ("--relax", name)),
-    ]
-
-
 def _write_all(
     records: Sequence[Record], writer: Writer, settings: BuildSettings, file: RowFile[Row], *, progress: bool
 ) -> Sequence[Row]:
-    """Write what has no row yet, some records at a time.
-
-    Raises:
-      RunError: records that were not answered for, or a generator that gives nothing that could be used.
-    """
+    """Write what has no row yet, some records at a time; RunError for records that were not answered for, or for a
+    generator that gives nothing for the first records and so is not asked about all others."""
     together, folder = settings.writing.together, file.path.parent
     count = Count(len(records), len(file.rows), unit="records")
     with show_progress("build", count, enabled=progress) as display:
@@ -170,15 +161,25 @@ def _write_all(
                 written = write_rows(unit, writer, settings)
                 file.append(row for row in written.values() if not isinstance(row, NoReplyError))
                 lost = {name: str(error) for name, error in written.items() if name not in file.rows}
-                _note_failures(folder, lost)
+                if lost:
+                    now = datetime.now(UTC).isoformat()
+                    with _FAILURES.open(folder) as noted:
+                        noted.append({"id": name, "at": now, "error": error} for name, error in lost.items())
                 failures |= lost
                 display.advance(len(new) - len(lost))
                 if len(lost) == len(unit):
                     break  # nothing was answered: the rest would fare no better
             if start == 0:
-                _check_first(
-                    [(record, file.rows[record.id]) for record in unit if record.id in file.rows], settings
-                )
+                pairs = [(record, file.rows[record.id]) for record in unit if record.id in file.rows]
+                faults = [
+                    row["over"] or lacking(read_candidates(row, record, settings)) for record, row in pairs
+                ]
+                if faults and all(faults):
+                    named = listed(sorted(set(filter(None, faults))))
+                    raise RunError(
+                        f"the generator gave no pair for any of the first {len(faults)} records: {named}; {ROWS} has "
+                        "its replies"
+                    )
         if failures:
             name, error = next(iter(failures.items()))
             raise RunError(
@@ -187,24 +188,6 @@ def _write_all(
                 "command asks for them again"
             )
         return file.finish([record.id for record in records])
-
-
-def _note_failures(folder: Path, errors: Mapping[str, str]) -> None:
-    if not errors:
-        return
-    now = datetime.now(UTC).isoformat()
-    with _FAILURES.open(folder) as file:
-        file.append({"id": name, "at": now, "error": error} for name, error in errors.items())
-
-
-def _check_first(written: Sequence[tuple[Record, Row]], settings: BuildSettings) -> None:
-    """A generator that gives nothing for the first records is not asked about all others."""
-    faults = [row["over"] or lacking(read_candidates(row, record, settings)) for record, row in written]
-    if faults and all(faults):
-        told = listed(sorted(set(filter(None, faults))))
-        raise RunError(
-            f"the generator gave no pair for any of the first {len(faults)} records: {told}; {ROWS} has its replies"
-        )
 
 
 def _pairs(

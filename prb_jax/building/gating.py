@@ -60,9 +60,9 @@ class Gated:
         """Warn of the gates that let the pairs through only because there are few of them."""
         small = [result for result in self.results if result.verdict == CANNOT_TELL and not result.relaxed]
         if small:
-            told = "; ".join(f"{result.name}: {leak_in_words(result.after.leak)}" for result in small)
+            named = "; ".join(f"{result.name}: {leak_in_words(result.after.leak)}" for result in small)
             warnings.warn(
-                f"{len(small)} gates found no leak, but cannot tell at this size whether there is one: {told}. More "
+                f"{len(small)} gates found no leak, but cannot tell at this size whether there is one: {named}. More "
                 "pairs tell; gates.require_sound=true makes such gates fail",
                 PrbWarning,
                 stacklevel=3,

@@ -94,29 +94,23 @@ class PolicyWriter:
 
 def open_writer(settings: ChatModelSettings, *, cache: Path) -> EndpointWriter | PolicyWriter:
     """Return the generator that settings name; errors as of :func:`prb_jax.load_policy`."""
-    if settings.endpoint is not None:
-        return EndpointWriter(_endpoint(settings, cache))
-    return PolicyWriter(_policy(settings))
+    model = _open(settings, cache)
+    return EndpointWriter(model) if isinstance(model, Endpoint) else PolicyWriter(model)
 
 
 def open_judge(settings: ChatModelSettings, *, cache: Path) -> ChatModel:
     """Return the judge that settings name; errors as of :func:`prb_jax.load_policy`."""
-    if settings.endpoint is not None:
-        return ChatModel(_endpoint(settings, cache))
-    return ChatModel(_policy(settings))
+    return ChatModel(_open(settings, cache))
 
 
-def _policy(settings: ChatModelSettings) -> Policy:
-    from prb_jax.generation.policy import load_policy
+def _open(settings: ChatModelSettings, cache: Path) -> Endpoint | Policy:
+    """The endpoint of settings, with the key of the environment; or the model on this machine."""
+    if settings.endpoint is None:
+        from prb_jax.generation.policy import load_policy
 
-    assert settings.model is not None
-    names = ("mesh", "dtype", "revision", "tokenizer", "chat_template")
-    return load_policy(settings.model, **{name: getattr(settings, name) for name in names})
-
-
-def _endpoint(settings: ChatModelSettings, cache: Path) -> Endpoint:
-    """The endpoint of settings, with the key of the environment."""
-    assert settings.endpoint is not None
+        assert settings.model is not None
+        names = ("mesh", "dtype", "revision", "tokenizer", "chat_template")
+        return load_policy(settings.model, **{name: getattr(settings, name) for name in names})
     assert settings.name is not None
     names = ("concurrency", "tries", "seconds", "backoff", "prices")
     asked: dict[str, Any] = {name: getattr(settings, name) for name in names}

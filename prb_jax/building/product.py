@@ -65,9 +65,17 @@ def split_parts(
     for ids in order:
         if len(held) + len(ids) <= private_share * len(pairs):
             held |= set(ids)
+
+    def part(part_name: str, of_part: tuple[Pair, ...]) -> BenchmarkPart:
+        # the number of the canary follows from the texts, so that equal builds have equal bytes
+        texts = "\0".join(text for pair in of_part for text in (pair.id, *pair.comparison.responses))
+        digest = hashlib.sha256(texts.encode()).hexdigest()
+        number = uuid.uuid5(uuid.NAMESPACE_URL, f"{name}\0{part_name}\0{digest}")
+        about = f"BENCHMARK DATA ({part_name} part of {name}) SHOULD NEVER APPEAR IN TRAINING CORPORA."
+        return BenchmarkPart(part_name, of_part, f"{about} canary GUID {number}")
+
     public = tuple(pair for pair in pairs if pair.id not in held)
-    private = tuple(pair for pair in pairs if pair.id in held)
-    return (_part("public", public, benchmark=name), _part("private", private, benchmark=name))
+    return part("public", public), part("private", tuple(pair for pair in pairs if pair.id in held))
 
 
 def _groups(pairs: Sequence[Pair]) -> list[str]:
@@ -85,15 +93,6 @@ def _groups(pairs: Sequence[Pair]) -> list[str]:
                 together.join(this, f"pair {other}")
             index.add(pair.id, text)
     return [str(together.root(f"pair {pair.id}")) for pair in pairs]
-
-
-def _part(name: str, pairs: tuple[Pair, ...], *, benchmark: str) -> BenchmarkPart:
-    """A part with its canary, whose number follows from the texts, so that equal builds have equal bytes."""
-    texts = "\0".join(text for pair in pairs for text in (pair.id, *pair.comparison.responses))
-    digest = hashlib.sha256(texts.encode()).hexdigest()
-    number = uuid.uuid5(uuid.NAMESPACE_URL, f"{benchmark}\0{name}\0{digest}")
-    about = f"BENCHMARK DATA ({name} part of {benchmark}) SHOULD NEVER APPEAR IN TRAINING CORPORA."
-    return BenchmarkPart(name, pairs, f"{about} canary GUID {number}")
 
 
 def write_product(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, Final
+from typing import Final
 
 from prb_jax.benchmarks.prb import short_name
 from prb_jax.building.settings import BuildSettings
@@ -30,12 +30,8 @@ _EMPTY: Final = frozenset(
 
 @dataclass(frozen=True)
 class Record:
-    """A question of a user, and what the user wanted.
-
-    Attributes:
-      where: its place, for messages.
-      comparison: the record with a placeholder instead of answers.
-    """
+    """A question of a user, and what the user wanted: a comparison with a placeholder instead of answers, and its place
+    for messages."""
 
     where: str
     comparison: Comparison
@@ -71,31 +67,29 @@ def read_records(settings: BuildSettings) -> list[Record]:
     """
     assert settings.data is not None
     subset = settings.subset
-    found: list[Record] = []
+    records: list[Record] = []
     seen: dict[str, str] = {}
     for row in each_row(settings.data, subset=subset, split=settings.split):
         value = row.value.to_row() if isinstance(row.value, Comparison) else row.value
         if not isinstance(value, Mapping):
             raise DataError(f"{row.where}: expected an object with fields, found {quote(value)}")
-        record = Record(row.where, _without_answers(value, row.where))
+        rest = {name: part for name, part in value.items() if name not in _ANSWERS} | {
+            "responses": [_PLACEHOLDER]
+        }
+        record = Record(row.where, Comparison.from_row(rest, where=row.where, labelled=False))
         if subset is not None and short_name(record.comparison.subset or "") != short_name(subset):
             continue
         before = seen.setdefault(record.id, row.where)
         if before is not row.where:
             raise DataError(f"{row.where}: field 'id': {quote(record.id)} was already used at {before}")
         _check(record, derive=settings.aspects)
-        found.append(record)
-        if len(found) == settings.limit:
+        records.append(record)
+        if len(records) == settings.limit:
             break
-    if not found:
+    if not records:
         named = f" of subset {quote(subset)}" if subset else ""
         raise DataError(f"{settings.data}: no records in it{named}")
-    return found
-
-
-def _without_answers(row: Mapping[str, Any], where: str) -> Comparison:
-    rest = {name: value for name, value in row.items() if name not in _ANSWERS}
-    return Comparison.from_row({**rest, "responses": [_PLACEHOLDER]}, where=where, labelled=False)
+    return records
 
 
 def _check(record: Record, *, derive: bool) -> None:
@@ -112,10 +106,11 @@ def _check(record: Record, *, derive: bool) -> None:
     for number, aspect in enumerate(record.aspects):
         if not aspect.aspect.strip():
             raise DataError(f"{record.where}: field 'rubric_aspects[{number}].aspect': empty")
-    if found := contradiction(record.aspects):
+    if contradicting := contradiction(record.aspects):
+        first, second = map(quote, contradicting)
         raise DataError(
-            f"{record.where}: field 'rubric_aspects': {quote(found[0])} and {quote(found[1])} contradict each other; "
-            "no answer can follow both: remove one of them"
+            f"{record.where}: field 'rubric_aspects': {first} and {second} contradict each other; no answer can follow "
+            "both: remove one of them"
         )
 
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -45,20 +45,15 @@ class Candidate:
 
 @dataclass
 class _Draft:
-    """A record while it is written: plans by kind, candidates by side, and all replies.
-
-    Attributes:
-      over: why there will be no pair.
-      failure: why nothing was said.
-    """
+    """A record while it is written: plans by kind, candidates by side, and all replies."""
 
     record: Record
     aspects: tuple[RubricAspect, ...]
     plan: dict[str, str] = field(default_factory=dict)
     candidates: dict[str, list[Candidate]] = field(default_factory=lambda: {side: [] for side in SIDES})
     replies: list[Reply] = field(default_factory=list)
-    over: str | None = None
-    failure: NoReplyError | None = None
+    over: str | None = None  # why there will be no pair
+    failure: NoReplyError | None = None  # why there was no reply
 
     @property
     def open(self) -> bool:
@@ -88,7 +83,22 @@ def write_rows(
     _plan(drafts, writer, settings)
     for number in range(settings.writing.rounds):
         _write(drafts, writer, settings, number)
-    return {draft.record.id: draft.failure or _row(draft) for draft in drafts}
+    return {
+        draft.record.id: draft.failure
+        or {
+            "id": draft.record.id,
+            "over": draft.over,
+            "aspects": [asdict(aspect) for aspect in draft.aspects],
+            "aspects_derived": bool(draft.aspects) and not draft.record.aspects,
+            "plan": draft.plan,
+            "candidates": {side: list(map(asdict, draft.candidates[side])) for side in SIDES},
+            "requests": len(draft.replies),
+            "tries": sum(reply.tries for reply in draft.replies),
+            "prompt_tokens": total([reply.prompt_tokens for reply in draft.replies]),
+            "completion_tokens": total([reply.completion_tokens for reply in draft.replies]),
+        }
+        for draft in drafts
+    }
 
 
 def seed_of(seed: int, *names: object) -> int:
@@ -205,22 +215,6 @@ def _write(drafts: Sequence[_Draft], writer: Writer, settings: BuildSettings, nu
         draft.candidates[request.kind].append(Candidate(text, request.seed, reply.finish, fault))
 
 
-def _row(draft: _Draft) -> Row:
-    replies = draft.replies
-    return {
-        "id": draft.record.id,
-        "over": draft.over,
-        "aspects": [asdict(aspect) for aspect in draft.aspects],
-        "aspects_derived": bool(draft.aspects) and not draft.record.aspects,
-        "plan": draft.plan,
-        "candidates": {side: [asdict(candidate) for candidate in draft.candidates[side]] for side in SIDES},
-        "requests": len(replies),
-        "tries": sum(reply.tries for reply in replies),
-        "prompt_tokens": total([reply.prompt_tokens for reply in replies]),
-        "completion_tokens": total([reply.completion_tokens for reply in replies]),
-    }
-
-
 def total(counts: Sequence[int | None]) -> int | None:
     """Return a sum; None where a number is not known."""
     known = [count for count in counts if count is not None]
@@ -230,12 +224,15 @@ def total(counts: Sequence[int | None]) -> int | None:
 def read_candidates(row: Row, record: Record, settings: BuildSettings) -> dict[str, list[Candidate]]:
     """Return the candidates of a row by side, with the faults that they have under these settings."""
     aspects = [RubricAspect(**aspect) for aspect in row["aspects"]]
-
-    def judged(stored: Mapping[str, Any]) -> Candidate:
-        fault = _fault(stored["text"], stored["finish"], record, aspects, settings)
-        return Candidate(**{**stored, "fault": fault})
-
-    return {side: list(map(judged, row["candidates"][side])) for side in SIDES}
+    return {
+        side: [
+            Candidate(
+                **stored | {"fault": _fault(stored["text"], stored["finish"], record, aspects, settings)}
+            )
+            for stored in row["candidates"][side]
+        ]
+        for side in SIDES
+    }
 
 
 def _fault(

@@ -110,9 +110,9 @@ def _agreement(
     together = _over_units(drawn, rated * scale, rated)
     diagonal = np.arange(shape[-1])
     together[:, diagonal, diagonal] -= _over_units(drawn, itself * scale, np.ones((*shape[:2], 1)))[..., 0]
-    found = {"alpha": _alpha(together, level)}
+    coefficients = {"alpha": _alpha(together, level)}
     if level == ORDINAL:
-        return found
+        return coefficients
     agreeing = (rated**2 - itself).sum(axis=-1) * of_pair
     some = ratings > 0
     share = rated / np.where(some, ratings, 1)[..., None]
@@ -125,8 +125,8 @@ def _agreement(
         "ac1": (shares * (1 - shares)).sum(axis=-1) / max(shape[-1] - 1, 1),
     }
     for name, expected in by_chance.items():
-        found[name] = _beyond_chance(observed, expected, sums[:, 1] > 0)
-    return found | {"observed": observed}
+        coefficients[name] = _beyond_chance(observed, expected, sums[:, 1] > 0)
+    return coefficients | {"observed": observed}
 
 
 def _over_units(drawn: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -239,9 +239,9 @@ def cohen_with_interval(
     value = float(cohen(first, second, categories=categories)[0])
     units = _draw_units(names, draws, np.random.default_rng(seed))
     resampled = {"ci95": cohen(first, second, categories=categories, units=units)}
-    found = _estimate(value, resampled, len(set(names)), LEAST_CLUSTERS, over)
-    reasons = {name: reason for name, reason in found.reasons.items() if name != "ci95_annotators"}
-    return replace(found, reasons=reasons)
+    estimate = _estimate(value, resampled, len(set(names)), LEAST_CLUSTERS, over)
+    reasons = {name: reason for name, reason in estimate.reasons.items() if name != "ci95_annotators"}
+    return replace(estimate, reasons=reasons)
 
 
 def too_few(clusters: int, annotators: int, *, over: str) -> dict[str, str]:
@@ -273,7 +273,7 @@ def _estimate(
         reason = "no two annotators judged the same item" if clusters == 0 else "all judgements are equal"
         return Estimate(None, reasons={"value": reason})
     reasons = too_few(clusters, annotators, over=over)
-    found: dict[str, tuple[float, float]] = {}
+    intervals: dict[str, tuple[float, float]] = {}
     for name, values in resampled.items():
         defined = values[~np.isnan(values)]
         if name in reasons:
@@ -282,5 +282,5 @@ def _estimate(
             reasons[name] = f"not defined in {len(values) - len(defined):,} of {len(values):,} resamples"
             continue
         low, high = np.quantile(defined, [0.025, 0.975])
-        found[name] = (float(low), float(high))
-    return Estimate(value, **found, reasons=reasons)
+        intervals[name] = (float(low), float(high))
+    return Estimate(value, **intervals, reasons=reasons)

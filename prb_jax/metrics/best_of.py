@@ -17,8 +17,8 @@ from prb_jax.errors import DataError
 
 def sizes_up_to(samples: int) -> list[int]:
     """Return 1, 2, 4, ... up to ``samples``, which is the last one."""
-    found = [1 << power for power in range(samples.bit_length()) if 1 << power < samples]
-    return [*found, samples]
+    sizes = [1 << power for power in range(samples.bit_length()) if 1 << power < samples]
+    return [*sizes, samples]
 
 
 def subset_weights(samples: int, size: int) -> np.ndarray:
@@ -50,8 +50,7 @@ def best_of_k(rewards: np.ndarray, quality: np.ndarray, size: int) -> float:
     rewards, quality = _checked(rewards, quality)
     weights = subset_weights(len(rewards), size)
     order = np.argsort(rewards, kind="stable")
-    values, first, counts = np.unique(rewards[order], return_index=True, return_counts=True)
-    del values
+    _, first, counts = np.unique(rewards[order], return_index=True, return_counts=True)
     group = np.repeat(np.arange(len(counts)), counts)
     mass = np.add.reduceat(weights, first)
     means = np.bincount(group, weights=quality[order]) / counts
@@ -86,9 +85,9 @@ def curve(rewards: Sequence[np.ndarray], quality: Sequence[np.ndarray], sizes: S
     points = []
     for size in sizes:
         pairs = list(zip(rewards, quality, strict=True))
-        own = np.asarray([best_of_k(r, q, min(size, len(r))) for r, q in pairs])
+        by_prompt = np.asarray([best_of_k(r, q, min(size, len(r))) for r, q in pairs])
         first = np.asarray([best_of_first(r, q, min(size, len(r))) for r, q in pairs])
-        points.append(Point(size, float(own.mean()), float(first.mean()), own))
+        points.append(Point(size, float(by_prompt.mean()), float(first.mean()), by_prompt))
     return points
 
 

@@ -49,10 +49,10 @@ def calibration(rows: Sequence[ScoredRow], *, bins: int = 20) -> dict[str, Any]:
 def calibration_of(confidence: np.ndarray, right: np.ndarray, *, bins: int = 20) -> dict[str, Any]:
     """Return what :func:`calibration` does, from the confidence [n] of each pick and whether it is right [n]."""
     place = np.minimum((confidence * bins).astype(np.int64), bins - 1)
-    found = []
+    parts = []
     for number in np.unique(place):
         members = place == number
-        found.append(
+        parts.append(
             {
                 "low": float(number / bins),
                 "high": float((number + 1) / bins),
@@ -62,10 +62,10 @@ def calibration_of(confidence: np.ndarray, right: np.ndarray, *, bins: int = 20)
             }
         )
     return {
-        "ece": math.fsum(part["n"] * abs(part["right"] - part["confidence"]) for part in found) / len(right),
+        "ece": math.fsum(part["n"] * abs(part["right"] - part["confidence"]) for part in parts) / len(right),
         "confidence": math.fsum(confidence) / len(right),
         "right": math.fsum(right) / len(right),
-        "bins": found,
+        "bins": parts,
     }
 
 

@@ -82,7 +82,7 @@ def crossed_keys(sets: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
     for keys in whole:
         for key in keys:
             of_response.setdefault(key, set()).add(keys)
-    mixed = any(len(found) > 1 for found in of_response.values())
+    mixed = any(len(sets_of_response) > 1 for sets_of_response in of_response.values())
     if mixed and all(len(keys) == 2 for keys in whole):
         return tuple(whole)
     return tuple(("\n".join(keys),) for keys in whole)

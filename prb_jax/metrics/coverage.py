@@ -67,11 +67,11 @@ def coverage(users: Sequence[str], wins: Sequence[bool], chances: Sequence[float
 
 def benjamini_hochberg(values: Sequence[float]) -> np.ndarray:
     """Return p-values adjusted so that the share of false discoveries is controlled (Benjamini and Hochberg 1995)."""
-    found = np.asarray(values, np.float64)
-    order = np.argsort(found)[::-1]
-    ranks = np.arange(len(found), 0, -1)
-    adjusted = np.empty_like(found)
-    adjusted[order] = np.minimum(np.minimum.accumulate(found[order] * len(found) / ranks), 1.0)
+    p = np.asarray(values, np.float64)
+    order = np.argsort(p)[::-1]
+    ranks = np.arange(len(p), 0, -1)
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum(np.minimum.accumulate(p[order] * len(p) / ranks), 1.0)
     return adjusted
 
 

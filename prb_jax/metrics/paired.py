@@ -88,14 +88,14 @@ def compare_rows(
     """
     if len(runs) < 2:
         raise DataError(f"runs: expected at least two to compare, found {len(runs)}")
-    found, users = _matched(runs)
+    matched, users = _matched(runs)
     clusters = clusters or Clusters(tuple(users))
     known = len({user for user in clusters.users if user is not None})
-    names = sorted(runs, key=lambda name: (-found[name].grades.sum(), name))
-    bounded = all(run.grades.min() >= 0 and run.grades.max() <= 1 for run in found.values())
+    names = sorted(runs, key=lambda name: (-matched[name].grades.sum(), name))
+    bounded = all(run.grades.min() >= 0 and run.grades.max() <= 1 for run in matched.values())
     pairs = []
     for a, b in itertools.combinations(names, 2):
-        gains = found[a].grades - found[b].grades
+        gains = matched[a].grades - matched[b].grades
         interval = (
             difference_interval(gains, clusters)
             if bounded
@@ -112,8 +112,8 @@ def compare_rows(
                 "p_mcnemar": float(mcnemar_p(int((gains > 0).sum()), int((gains < 0).sum()))),
                 "n": len(gains),
                 "users": known,
-                "flips": int((found[a].verdicts != found[b].verdicts).sum()),
-                "scores": _score_differences(found[a].scores, found[b].scores),
+                "flips": int((matched[a].verdicts != matched[b].verdicts).sum()),
+                "scores": _score_differences(matched[a].scores, matched[b].scores),
             }
         )
     tested = [pair for pair in pairs if pair["p"] is not None]
@@ -123,8 +123,8 @@ def compare_rows(
     standings = [
         {
             "name": name,
-            "accuracy": float(found[name].grades.mean()),
-            "ci95": grade_interval(found[name].grades, clusters).bounds,
+            "accuracy": float(matched[name].grades.mean()),
+            "ci95": grade_interval(matched[name].grades, clusters).bounds,
             "rank_group": groups[name],
         }
         for name in names
@@ -134,12 +134,11 @@ def compare_rows(
 
 @dataclass(frozen=True)
 class _Run:
-    """Of n rows: their grades (1 for a win, else 0), verdicts (win 1, tie 0, loss -1), and scores of all responses.
-    Each is the grade where rows are graded."""
+    """Of n rows; each is the grade where rows are graded."""
 
-    grades: np.ndarray
-    verdicts: np.ndarray
-    scores: np.ndarray
+    grades: np.ndarray  # 1 for a win, else 0
+    verdicts: np.ndarray  # win 1, tie 0, loss -1
+    scores: np.ndarray  # of all responses
 
 
 def _run(rows: Sequence[ScoredRow]) -> _Run:
@@ -156,11 +155,11 @@ def _matched(runs: Mapping[str, Sequence[ScoredRow]]) -> tuple[dict[str, _Run], 
     place = _places(first, rows)
     result = {first: _run(rows)}
     for name, theirs in others:
-        found = _places(name, theirs)
-        if odd := found.keys() ^ place.keys():
-            one, other = (name, first) if min(odd) in found else (first, name)
+        places = _places(name, theirs)
+        if odd := places.keys() ^ place.keys():
+            one, other = (name, first) if min(odd) in places else (first, name)
             raise DataError(f"comparison {quote(min(odd))} is in {one} only, and not in {other}")
-        matched = [theirs[found[row.id]] for row in rows]
+        matched = [theirs[places[row.id]] for row in rows]
         for ours, row in zip(rows, matched, strict=True):
             if ours.user_id != row.user_id or list(ours.labels) != list(row.labels):
                 raise DataError(

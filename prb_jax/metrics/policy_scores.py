@@ -98,17 +98,17 @@ def response_scores(facts: TokenFacts, strength: float) -> dict[str, list[float 
     base = np.cumsum(logprobs)
     whole = float(base[-1]) + strength * facts.reward
     if facts.rewards is None:
-        own = [float(base[size - 1]) if strength == 0 else None for size in sizes]
-        return {SEQUENCE: [*own[:-1], whole]}
+        sums = [float(base[size - 1]) if strength == 0 else None for size in sizes]
+        return {SEQUENCE: [*sums[:-1], whole]}
     rewards = np.asarray(facts.rewards, np.float64)
     added = strength * rewards
-    found = {"token_score_sum": np.cumsum(logprobs + added)[sizes - 1].tolist()}
-    found[SEQUENCE] = [*(base + added)[sizes - 1][:-1].tolist(), whole]
+    scores = {"token_score_sum": np.cumsum(logprobs + added)[sizes - 1].tolist()}
+    scores[SEQUENCE] = [*(base + added)[sizes - 1][:-1].tolist(), whole]
     if facts.tried_rewards is not None:
         over_all, over_tried = _normalisers(facts, rewards, strength)
-        found["seq_logprob"] = np.cumsum(logprobs + added - over_all)[sizes - 1].tolist()
-        found["seq_logprob_topk"] = np.cumsum(logprobs + added - over_tried)[sizes - 1].tolist()
-    return found
+        scores["seq_logprob"] = np.cumsum(logprobs + added - over_all)[sizes - 1].tolist()
+        scores["seq_logprob_topk"] = np.cumsum(logprobs + added - over_tried)[sizes - 1].tolist()
+    return scores
 
 
 def _normalisers(facts: TokenFacts, rewards: np.ndarray, strength: float) -> tuple[np.ndarray, np.ndarray]:
@@ -117,9 +117,9 @@ def _normalisers(facts: TokenFacts, rewards: np.ndarray, strength: float) -> tup
     assert facts.listed is not None
     known = np.asarray(facts.tried_logprobs, np.float64)
     tilted = known + strength * np.asarray(facts.tried_rewards, np.float64)
-    own = np.where(facts.listed, -np.inf, facts.logprobs)
-    known = np.concatenate([known, own[:, None]], axis=1)
-    tilted = np.concatenate([tilted, (own + strength * rewards)[:, None]], axis=1)
+    unlisted = np.where(facts.listed, -np.inf, facts.logprobs)
+    known = np.concatenate([known, unlisted[:, None]], axis=1)
+    tilted = np.concatenate([tilted, (unlisted + strength * rewards)[:, None]], axis=1)
     over_tried = np.logaddexp.reduce(tilted, axis=1)
     if strength == 0:
         return np.zeros(len(rewards)), over_tried
@@ -146,8 +146,8 @@ class Judged:
 
     def value(self, scores: Sequence[float]) -> float:
         """Return 1 where the preferred response has the highest score, 0.5 for a tie, else 0."""
-        found = margin(scores, self.labels, id=self.id)
-        return 0.5 if found == 0 else float(found > 0)
+        difference = margin(scores, self.labels, id=self.id)
+        return 0.5 if difference == 0 else float(difference > 0)
 
     def at(self, name: str, strength: int, prefix: int = -1) -> list[float] | None:
         """Return the scores [K] of a name of ``NAMES``, or None where they are not known."""
@@ -226,9 +226,9 @@ def _mean(rows: Sequence[Judged], name: str, place: int, prefix: int = -1) -> fl
 
 
 def _known(row: Judged, name: str, place: int, prefix: int = -1) -> list[float]:
-    found = row.at(name, place, prefix)
-    assert found is not None
-    return found
+    scores = row.at(name, place, prefix)
+    assert scores is not None
+    return scores
 
 
 def _length_correlation(rows: Sequence[Judged], name: str, place: int) -> float | None:

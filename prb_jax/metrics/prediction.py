@@ -46,7 +46,7 @@ _LEAST_DEFINED: Final = 0.5  # share of the draws in which a measure has to be d
 
 def pearson(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return Pearson's correlation."""
-    x, y = (each - each.mean(axis=-1, keepdims=True) for each in (_float(x), _float(y)))
+    x, y = (values - values.mean(axis=-1, keepdims=True) for values in (_float(x), _float(y)))
     scale = np.sqrt((x**2).sum(axis=-1) * (y**2).sum(axis=-1))
     return _divide((x * y).sum(axis=-1), scale, where=_varies(x) & _varies(y))
 
@@ -85,9 +85,9 @@ def ndcg(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     discount = 1 / np.log2(2 + np.arange(x.shape[-1]))
     total = np.concatenate([[0.0], np.cumsum(discount)])
     above, equal = _counts(x)
-    found = (gain * (total[above + equal] - total[above]) / equal).sum(axis=-1)
+    gained = (gain * (total[above + equal] - total[above]) / equal).sum(axis=-1)
     best = (-np.sort(-gain, axis=-1) * discount).sum(axis=-1)
-    return _divide(found, best, where=_varies(y))
+    return _divide(gained, best, where=_varies(y))
 
 
 def rbo(x: np.ndarray, y: np.ndarray, *, p: float = RBO_P) -> np.ndarray:
@@ -99,8 +99,8 @@ def rbo(x: np.ndarray, y: np.ndarray, *, p: float = RBO_P) -> np.ndarray:
     x, y = np.broadcast_arrays(_float(x), _float(y))
     depth = np.arange(1, x.shape[-1] + 1)
     shares = []
-    for each in (x, y):
-        above, equal = _counts(each)  # the share of the orders in which a model is among the first d
+    for values in (x, y):
+        above, equal = _counts(values)  # the share of the orders in which a model is among the first d
         shares.append(np.clip((depth - above[..., None]) / equal[..., None], 0, 1))
     agreement = (shares[0] * shares[1]).sum(axis=-2) / depth
     return extrapolated_overlap(agreement, p=p)
@@ -138,8 +138,8 @@ def permutation_test(
     random orders are at least as far out. Nones where the measure is not defined.
     """
     measure, models = MEASURES[name], len(y)
-    found = float(measure(x, y))
-    if math.isnan(found):
+    value = float(measure(x, y))
+    if math.isnan(value):
         return None, None
     if models <= EXACT_UP_TO:
         orders = np.array(list(itertools.permutations(range(models))))
@@ -147,9 +147,9 @@ def permutation_test(
         orders = np.random.default_rng(seed).permuted(np.tile(np.arange(models), (draws, 1)), axis=1)
     values = in_parts(measure, np.broadcast_to(_float(x), orders.shape), _float(y)[orders])
     if name in ONE_SIDED:
-        far = values >= found - 1e-12
+        far = values >= value - 1e-12
     else:
-        far = np.abs(values) >= abs(found) - 1e-12
+        far = np.abs(values) >= abs(value) - 1e-12
     p = far.mean() if models <= EXACT_UP_TO else (far.sum() + 1) / (draws + 1)
     return float(p), float(values.mean())
 
@@ -157,8 +157,7 @@ def permutation_test(
 def in_parts(measure: Measure, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return a measure of many lists [N, M], a part of them at a time, for it holds arrays [N, M, M]."""
     size = max(1, 4_000_000 // x.shape[-1] ** 2)
-    parts = [measure(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
-    return np.concatenate(parts)
+    return np.concatenate([measure(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)])
 
 
 def tau_error(models: int) -> float:
@@ -180,8 +179,8 @@ def _divide(above: np.ndarray, below: np.ndarray, *, where: np.ndarray) -> np.nd
 
 def _counts(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """How many of the numbers are larger than each, and how many equal it, itself included."""
-    own, other = _float(values)[..., :, None], _float(values)[..., None, :]
-    return (other > own).sum(axis=-1), (other == own).sum(axis=-1)
+    number, other = _float(values)[..., :, None], _float(values)[..., None, :]
+    return (other > number).sum(axis=-1), (other == number).sum(axis=-1)
 
 
 def _mean_ranks(values: np.ndarray) -> np.ndarray:
@@ -191,7 +190,7 @@ def _mean_ranks(values: np.ndarray) -> np.ndarray:
 
 def _places(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """The place of each model, from 0, by the first number and then the second one, the largest first."""
-    a, b = (_float(each) for each in np.broadcast_arrays(first, second))
+    a, b = (_float(values) for values in np.broadcast_arrays(first, second))
     above = a[..., None, :] > a[..., :, None]
     level = a[..., None, :] == a[..., :, None]
     more = b[..., None, :] > b[..., :, None]
@@ -201,9 +200,9 @@ def _places(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def _weighted_tau(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    signs = [np.sign(_float(each)[..., :, None] - _float(each)[..., None, :]) for each in (x, y)]
-    together, *own = ((weight * a * b).sum(axis=(-2, -1)) for a, b in (signs, signs[:1] * 2, signs[1:] * 2))
-    return _divide(together, np.sqrt(own[0] * own[1]), where=(own[0] > 0) & (own[1] > 0))
+    signs = [np.sign(_float(values)[..., :, None] - _float(values)[..., None, :]) for values in (x, y)]
+    together, *alone = ((weight * a * b).sum(axis=(-2, -1)) for a, b in (signs, signs[:1] * 2, signs[1:] * 2))
+    return _divide(together, np.sqrt(alone[0] * alone[1]), where=(alone[0] > 0) & (alone[1] > 0))
 
 
 @dataclass(frozen=True)
@@ -217,7 +216,7 @@ class Sample:
 
     def intervals(self) -> list[list[float] | None]:
         """Return the 95 % percentile interval over users of each model."""
-        return [percentiles(own) for own in self.draws.T]
+        return [percentiles(of_model) for of_model in self.draws.T]
 
 
 @dataclass(frozen=True)
@@ -243,18 +242,18 @@ def pooled(cells: Cells, weights: np.ndarray) -> Sample:
 
 def cluster_mean(cells: Cells, weights: np.ndarray) -> Sample:
     """Return the mean over clusters of their own means."""
-    means = _means(cells)
+    means = cells.sums / cells.counts
     total = weights.sum(axis=1, keepdims=True)
     return Sample(means.mean(axis=0), np.where(total > 0, weights @ means / np.maximum(total, 1), np.nan))
 
 
 def cluster_quantile(cells: Cells, weights: np.ndarray, *, quantile: float) -> Sample:
     """Return a quantile over clusters of their own means."""
-    means = _means(cells)
+    means = cells.sums / cells.counts
     places, rows = np.arange(len(means)), np.full((len(weights), means.shape[1]), np.nan)
-    for row, own in enumerate(weights.astype(np.int64)):
-        if own.any():
-            rows[row] = np.quantile(means[np.repeat(places, own)], quantile, axis=0)
+    for row, times in enumerate(weights.astype(np.int64)):
+        if times.any():
+            rows[row] = np.quantile(means[np.repeat(places, times)], quantile, axis=0)
     return Sample(np.quantile(means, quantile, axis=0), rows)
 
 
@@ -271,22 +270,22 @@ def predict(benchmark: Sample, behaviour: Sample, *, seed: int) -> dict[str, dic
     """
     draws, models = benchmark.draws.shape
     chosen = np.random.default_rng((seed, 1)).integers(models, size=(draws, models))
-    x, y = (np.take_along_axis(each.draws, chosen, axis=1) for each in (benchmark, behaviour))
+    x, y = (np.take_along_axis(sample.draws, chosen, axis=1) for sample in (benchmark, behaviour))
     defined = np.isfinite(x).all(axis=1) & np.isfinite(y).all(axis=1)
-    found = {}
+    figures = {}
     for name, measure in MEASURES.items():
         value = float(measure(benchmark.values, behaviour.values))
         p, chance = permutation_test(name, benchmark.values, behaviour.values, seed=seed)
         resampled = np.full(draws, np.nan)
         if defined.any():
             resampled[defined] = in_parts(measure, x[defined], y[defined])
-        found[name] = {
+        figures[name] = {
             "value": None if np.isnan(value) else value,
             "ci95": None if np.isnan(value) else percentiles(resampled),
             "p": p,
             "chance": chance,
         }
-    return found
+    return figures
 
 
 PREDICTION_DEFINITIONS: Final[Mapping[str, str]] = {
@@ -304,10 +303,6 @@ PREDICTION_DEFINITIONS: Final[Mapping[str, str]] = {
     "one-sided; all orders for at most 8 models, else 9,999 random ones",
     "chance": "mean of the measure over these orders",
 }
-
-
-def _means(cells: Cells) -> np.ndarray:
-    return cells.sums / cells.counts
 
 
 def _ratio(cells: Cells, weights: np.ndarray) -> np.ndarray:
@@ -350,21 +345,21 @@ def plan_models(
     # somewhat more models than Fisher's z asks for; nothing is known of the correlation beyond them
     guess = 20 + 1.4 * ((ndtri(0.975) + ndtri(power)) / math.atanh(seen)) ** 2
     most = max(int(min(guess, MOST_MODELS)), models)
-    rng, found = np.random.default_rng(seed), np.zeros(most + 1)
+    rng, rejected = np.random.default_rng(seed), np.zeros(most + 1)
     counts = np.arange(1, most + 1)
     degrees = np.maximum(counts - 2, 1)
     limit = stdtrit(degrees, 0.975)
     limit = limit / np.sqrt(degrees + limit**2)
     for start in range(0, repeats, _STUDIES):
         size = (min(_STUDIES, repeats - start), most)
-        x, own = rng.standard_normal(size), rng.standard_normal(size)
-        y = correlation * x + math.sqrt(1 - correlation**2) * own
+        x, independent = rng.standard_normal(size), rng.standard_normal(size)
+        y = correlation * x + math.sqrt(1 - correlation**2) * independent
         x, y = x + noise[0] * rng.standard_normal(size), y + noise[1] * rng.standard_normal(size)
         sums = [np.cumsum(part, axis=1) for part in (x, y, x * y, x * x, y * y)]
         shared = sums[2] - sums[0] * sums[1] / counts
         scale = np.sqrt((sums[3] - sums[0] ** 2 / counts) * (sums[4] - sums[1] ** 2 / counts))
-        found[1:] += (shared > limit * scale).sum(axis=0) * (counts >= LEAST_MODELS)
-    share = found / repeats
+        rejected[1:] += (shared > limit * scale).sum(axis=0) * (counts >= LEAST_MODELS)
+    share = rejected / repeats
     below = np.flatnonzero(share < power)
     needed = int(below[-1]) + 1
     return (None if needed > most else needed), float(share[min(models, most)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from operator import eq
 from typing import Any, Final, overload
 
 import numpy as np
@@ -24,9 +25,9 @@ class Names:
     @classmethod
     def of(cls, names: Sequence[str | None], rows: np.ndarray) -> Names:
         """Return the names of rows that are numbered already."""
-        found = cls()
-        found.names, found._rows = list(names), rows
-        return found
+        table = cls()
+        table.names, table._rows = list(names), rows
+        return table
 
     def numbers(self) -> np.ndarray:
         """int32: the place of each row's name among the names."""
@@ -53,9 +54,9 @@ class Lists:
     @classmethod
     def of(cls, values: np.ndarray, starts: np.ndarray) -> Lists:
         """Return lists that follow one another in an array."""
-        found = cls()
-        found._values, found._starts = values, starts
-        return found
+        lists = cls()
+        lists._values, lists._starts = values, starts
+        return lists
 
     def values(self) -> np.ndarray:
         """float64: all lists, one after another."""
@@ -149,10 +150,6 @@ class RowView(Sequence[ScoredRow]):
         return self._table[self._ids[index]]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(_equal, self, other))
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
-
-
-def _equal(first: object, second: object) -> bool:
-    return first == second

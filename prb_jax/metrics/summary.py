@@ -114,18 +114,24 @@ def summarise(
     seen = _go_through(rows)
     summary = _figures(seen, clusters, undefined=undefined)
     compared: dict[str, Any] = {}
-    for name, found in baselines.items():
+    for name, of_baseline in baselines.items():
         none = {"difference": None, "ci95": None}
-        if isinstance(found, str):
-            figures, difference = _figures(seen, clusters, undefined=found), none | {"ci95_reason": found}
+        if isinstance(of_baseline, str):
+            figures, difference = (
+                _figures(seen, clusters, undefined=of_baseline),
+                none | {"ci95_reason": of_baseline},
+            )
         else:
             own_rows, over, wins = rows, clusters, seen.result.wins
             if name in partial:
                 positions = {row.id: i for i, row in enumerate(rows)}
-                index = [positions[row.id] for row in found]
+                index = [positions[row.id] for row in of_baseline]
                 own_rows, over, wins = [rows[i] for i in index], clusters.take(index), wins[index]
-            own = _go_through(match_rows(own_rows, found))
-            figures, difference = _figures(own, over), difference_of_wins(wins, own.result.wins, over)
+            baseline = _go_through(match_rows(own_rows, of_baseline))
+            figures, difference = (
+                _figures(baseline, over),
+                difference_of_wins(wins, baseline.result.wins, over),
+            )
             if name == model or undefined is not None:
                 difference = none | {"ci95_reason": undefined or ITSELF}
         for key in ("truncated", "truncation", "crossed"):  # a baseline reads the whole text of the same rows
@@ -192,21 +198,20 @@ def summarise_grades(rows: Sequence[ScoredRow], clusters: Clusters) -> dict[str,
     }
     if users:
         means = np.array([math.fsum(values) / len(values) for values in users.values()])
-        found = mean_interval(means, tuple(users))
-        summary |= {"user_accuracy": float(means.mean()), **found.to_json("user_accuracy_ci95")}
+        of_users = mean_interval(means, tuple(users))
+        summary |= {"user_accuracy": float(means.mean()), **of_users.to_json("user_accuracy_ci95")}
     return summary
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """What the figures need of n rows, which may be made one by one when they are asked for: who won, subsets [n], the
-    probability that scores without meaning win a row [n], how many rows were cut, and how much by kind."""
+    """What the figures need of n rows, which may be made one by one when they are asked for."""
 
     result: Outcomes
     subsets: Sequence[str | None]
-    chances: np.ndarray
-    truncated: int
-    truncation: Mapping[str, int]
+    chances: np.ndarray  # [n] the probability that scores without meaning win a row
+    truncated: int  # how many rows were cut
+    truncation: Mapping[str, int]  # how much by kind
 
 
 def _go_through(rows: Sequence[ScoredRow]) -> _Seen:

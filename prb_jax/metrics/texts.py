@@ -43,13 +43,13 @@ def text_figures(text: str, reference: str) -> dict[str, float]:
     ``TEXT_FIGURES``."""
     from sacrebleu.metrics.bleu import BLEU
 
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for stemmed in (False, True):
         scores = _scorer(stemmed).score(reference, text)
-        found |= {kind + STEMMED * stemmed: float(scores[kind].fmeasure) for kind in KINDS}
-    found["bleu"] = float(BLEU(effective_order=True).sentence_score(text, [reference]).score)
-    found["length_ratio"] = len(text.split()) / max(len(reference.split()), 1)
-    return found
+        figures |= {kind + STEMMED * stemmed: float(scores[kind].fmeasure) for kind in KINDS}
+    figures["bleu"] = float(BLEU(effective_order=True).sentence_score(text, [reference]).score)
+    figures["length_ratio"] = len(text.split()) / max(len(reference.split()), 1)
+    return figures
 
 
 def rouge_l(text: str, reference: str) -> float:

@@ -94,7 +94,7 @@ def clustered_interval(
     wins, rows = np.asarray(wins, np.int64), np.asarray(rows, np.int64)
     clusters = len(rows)
     if clusters < LEAST_CLUSTERS:
-        return _none(_too_few(clusters, what), SCORE, clusters)
+        return _too_few(clusters, what, method=SCORE)
     estimate, excess = score_test(wins, rows, per_cluster=per_cluster, level=level)
     return Interval(_end(excess, estimate, 0.0), _end(excess, estimate, 1.0), None, SCORE, clusters)
 
@@ -140,16 +140,16 @@ def accuracy_interval(
     n, won = len(wins), int(np.sum(wins))
     if min(won, n - won) < _LEAST_SIDE:
         return alone  # nearly everything is won or lost: the wider interval, over users alone
-    found = crossed_variance(np.asarray(wins, np.int64), clusters)
-    if found.clusters < LEAST_CLUSTERS:
-        return _none(_too_few(found.clusters, _CROSSED), TWO_WAY, found.clusters)
-    estimate, degrees = won / n, _degrees(found.effective)
+    crossed = crossed_variance(np.asarray(wins, np.int64), clusters)
+    if crossed.clusters < LEAST_CLUSTERS:
+        return _too_few(crossed.clusters, _CROSSED, method=TWO_WAY)
+    estimate, degrees = won / n, _degrees(crossed.effective)
     # Wilson's interval, with the number of independent rows that would give this variance
-    rate = _quantile(degrees, level) ** 2 * found.variance / (estimate * (1 - estimate))
+    rate = _quantile(degrees, level) ** 2 * crossed.variance / (estimate * (1 - estimate))
     centre = (estimate + rate / 2) / (1 + rate)
     half = math.sqrt(rate * estimate * (1 - estimate) + rate**2 / 4) / (1 + rate)
     return Interval(
-        centre - half, centre + half, None, TWO_WAY, found.clusters, math.sqrt(found.variance), degrees
+        centre - half, centre + half, None, TWO_WAY, crossed.clusters, math.sqrt(crossed.variance), degrees
     )
 
 
@@ -206,8 +206,8 @@ def paired_difference(
 def difference_of_wins(wins_a: np.ndarray, wins_b: np.ndarray, clusters: Clusters) -> dict[str, Any]:
     """As :func:`paired_difference`, from who won [n] bool; the clusters are of the same rows."""
     gains = wins_a.astype(np.int64) - wins_b.astype(np.int64)
-    found = difference_interval(gains, clusters)
-    return {"difference": int(gains.sum()) / len(gains), **found.to_json()}
+    interval = difference_interval(gains, clusters)
+    return {"difference": int(gains.sum()) / len(gains), **interval.to_json()}
 
 
 def match_rows(rows_a: Sequence[ScoredRow], rows_b: Sequence[ScoredRow]) -> Sequence[ScoredRow]:
@@ -216,7 +216,12 @@ def match_rows(rows_a: Sequence[ScoredRow], rows_b: Sequence[ScoredRow]) -> Sequ
     Raises:
       DataError: if the two do not hold the same comparisons, each once, or there are none.
     """
-    if _stand_alike(rows_a, rows_b):
+    ids = set[str]()
+    for a, b in zip(rows_a, rows_b):
+        if a.id != b.id or a.user_id != b.user_id or list(a.labels) != list(b.labels):
+            break
+        ids.add(a.id)
+    if 0 < len(ids) == len(rows_a) == len(rows_b):
         return rows_b
     by_id = {row.id: row for row in rows_b}
     ids_a = {row.id for row in rows_a}
@@ -234,43 +239,30 @@ def match_rows(rows_a: Sequence[ScoredRow], rows_b: Sequence[ScoredRow]) -> Sequ
     return matched
 
 
-def _stand_alike(rows_a: Sequence[ScoredRow], rows_b: Sequence[ScoredRow]) -> bool:
-    """Whether both hold the same comparisons in the same order, each once."""
-    ids = set[str]()
-    for a, b in zip(rows_a, rows_b):
-        if a.id != b.id or a.user_id != b.user_id or list(a.labels) != list(b.labels):
-            return False
-        ids.add(a.id)
-    return 0 < len(ids) == len(rows_a) == len(rows_b)
-
-
 def _t_interval(values: np.ndarray, clusters: Clusters, *, method: str, level: float) -> Interval:
     """Return the interval of t standard errors on either side of a mean, within what is possible."""
     values, n, paired = np.asarray(values, np.float64), len(values), method == PAIRED
     if clusters.responses is None:
-        found, what = one_way_variance(values, user_keys(clusters.users)), clusters.over
+        spread, what = one_way_variance(values, user_keys(clusters.users)), clusters.over
     else:
         least = {} if paired else {"least": 0.0}
-        found, what = crossed_variance(values, clusters, **least), _CROSSED
-    if found.clusters < LEAST_CLUSTERS:
-        return _none(_too_few(found.clusters, what), method, found.clusters)
-    estimate, degrees = float(values.sum()) / n, _degrees(found.effective)
-    error = math.sqrt(found.variance + (_FURTHER_ROWS / n**2 if paired else 0.0))
+        spread, what = crossed_variance(values, clusters, **least), _CROSSED
+    if spread.clusters < LEAST_CLUSTERS:
+        return _too_few(spread.clusters, what, method=method)
+    estimate, degrees = float(values.sum()) / n, _degrees(spread.effective)
+    error = math.sqrt(spread.variance + (_FURTHER_ROWS / n**2 if paired else 0.0))
     half = _quantile(degrees, level) * error
     low, high = estimate - half, estimate + half
     if paired:
         low, high = max(low, -1.0), min(high, 1.0)
-    return Interval(low, high, None, method, found.clusters, error, degrees)
+    return Interval(low, high, None, method, spread.clusters, error, degrees)
 
 
-def _none(reason: str, method: str, clusters: int) -> Interval:
-    return Interval(None, None, reason, method, clusters)
-
-
-def _too_few(clusters: int, what: str) -> str:
+def _too_few(clusters: int, what: str, *, method: str) -> Interval:
     if what == OVER_COMPARISONS and clusters == 1:
         what = "comparison"
-    return f"{clusters} {what}; an interval needs at least {LEAST_CLUSTERS}"
+    reason = f"{clusters} {what}; an interval needs at least {LEAST_CLUSTERS}"
+    return Interval(None, None, reason, method, clusters)
 
 
 def _degrees(effective: float) -> float:

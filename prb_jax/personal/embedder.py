@@ -21,13 +21,8 @@ Advance = Callable[[int, int], object]
 
 @dataclass(frozen=True)
 class Embedded:
-    """Features of texts.
-
-    Attributes:
-      features: float32 [n, D].
-      truncated: how many texts lost a part because they are too long for the model.
-      rewards: float32 [n], the model's own reward of each text; None for a model that gives none.
-    """
+    """The features of texts, float32 [n, D], and the model's own reward of each, float32 [n], where it gives one;
+    ``truncated`` texts lost a part because they are too long for the model."""
 
     features: np.ndarray
     truncated: int
@@ -148,7 +143,15 @@ class EmbeddedTexts:
         self, known: Sequence[tuple[tuple[Comparison, ...], tuple[Post, ...]]], *, most: int
     ) -> Context:
         """Return what is known of people, comparisons (the latest ``most`` pairs of them) and posts, padded."""
-        pairs = [[pair for one in context for pair in _pairs(one)][-most:] for context, _ in known]
+        pairs = [
+            [
+                ((one, better), (one, worse))
+                for one in context
+                for better, worse in preferred_pairs(one)
+                if one.responses[better] != one.responses[worse]  # equal texts say nothing
+            ][-most:]
+            for context, _ in known
+        ]
         width = next_power(max(1, *map(len, pairs)))
         mask = np.array([[place < len(row) for place in range(width)] for row in pairs])
         filler = next((row[0] for row in pairs if row), None)
@@ -183,36 +186,25 @@ def pad_posts(
     return Posts(rows, mask, signs, known)
 
 
-def _pairs(comparison: Comparison) -> list[tuple[tuple[Comparison, int], tuple[Comparison, int]]]:
-    """The pairs of a comparison; equal texts say nothing."""
-    texts = comparison.responses
-    return [
-        ((comparison, better), (comparison, worse))
-        for better, worse in preferred_pairs(comparison)
-        if texts[better] != texts[worse]
-    ]
-
-
 @dataclass(frozen=True, eq=False)
 class TextFeatures:
-    """Features of an encoder of single texts."""
+    """An :class:`Embedder` that is an encoder of single texts."""
 
     encoder: TextEncoder
     source: Mapping[str, Any]
     responses_alone: bool
 
+    gives_rewards = False
+
     @property
     def name(self) -> str:
-        """The folder or hub id of the model."""
         return self.encoder.name
 
     @property
     def width(self) -> int:
-        """D."""
         return self.encoder.config.hidden_size
 
     def identity(self) -> dict[str, Any]:
-        """As of :class:`Embedder`."""
         return {
             **self.source,
             "reads": "the response alone" if self.responses_alone else "prompt and response as one text",
@@ -221,7 +213,6 @@ class TextFeatures:
         }
 
     def answers(self, comparisons: Sequence[Comparison], *, advance: Advance) -> Embedded:
-        """As of :class:`Embedder`."""
         texts = []
         for comparison in comparisons:
             shown = visible(comparison, profile_posts=0, protocol=TextProtocol.DEFAULT)
@@ -230,8 +221,5 @@ class TextFeatures:
         return self.posts(texts, advance=advance)
 
     def posts(self, texts: Sequence[str], *, advance: Advance) -> Embedded:
-        """As of :class:`Embedder`."""
-        found = self.encoder.embed(texts, advance=advance)
-        return Embedded(found.vectors, int(found.truncated.sum()))
-
-    gives_rewards = False
+        embedded = self.encoder.embed(texts, advance=advance)
+        return Embedded(embedded.vectors, int(embedded.truncated.sum()))

@@ -117,12 +117,12 @@ class FeatureTable:
     def read(self, rows: Iterable[int]) -> np.ndarray:
         """Return the features of these rows, float32 [n, D]."""
         wanted = np.fromiter(rows, np.int64)
-        found = np.empty((len(wanted), self.parts[0].shape[1] if self.parts else 0), np.float32)
+        features = np.empty((len(wanted), self.parts[0].shape[1] if self.parts else 0), np.float32)
         part_of, row_of = np.divmod(wanted, max(1, len(self.parts[0]))) if self.parts else (wanted, wanted)
         for number in np.unique(part_of):
             here = part_of == number
-            found[here] = self.parts[number][row_of[here]]
-        return found
+            features[here] = self.parts[number][row_of[here]]
+        return features
 
     def find(self, keys: Iterable[bytes], lacking: Callable[[int], str]) -> list[int]:
         """Return the rows of digests.
@@ -175,10 +175,10 @@ class FeatureStore:
         recorded = {name: self.facts["inputs"].get(name) for name in wanted}
         changed = differences(recorded, dict(wanted))
         if changed:
-            name, (found, expected) = next(iter(changed.items()))
+            name, (stored, expected) = next(iter(changed.items()))
             raise RunError(
                 f"{self.path}: these features are of another {name.split('.')[0]}: {name}: expected "
-                f"{quote(expected)}, found {quote(found)}; `prb features` writes features of this one"
+                f"{quote(expected)}, found {quote(stored)}; `prb features` writes features of this one"
             )
 
     def answer_rows(self, comparison: Comparison) -> list[int]:
@@ -276,12 +276,12 @@ def _open_table(
 
 def _load(path: Path, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     try:
-        found = np.load(path, mmap_mode="r" if shape[0] else None, allow_pickle=False)
+        array = np.load(path, mmap_mode="r" if shape[0] else None, allow_pickle=False)
     except (OSError, ValueError) as error:
         raise RunError(f"{path}: cannot be read: {error}; `prb features` writes it again") from error
-    if found.dtype != dtype or found.shape != shape:
+    if array.dtype != dtype or array.shape != shape:
         raise RunError(
-            f"{path}: expected {dtype} {list(shape)}, found {found.dtype} {list(found.shape)}; remove it, and the same "
+            f"{path}: expected {dtype} {list(shape)}, found {array.dtype} {list(array.shape)}; remove it, and the same "
             "`prb features` command writes it again"
         )
-    return found
+    return array

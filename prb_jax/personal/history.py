@@ -53,7 +53,7 @@ def by_user(history: Iterable[Comparison]) -> dict[str, tuple[Comparison, ...]]:
         if comparison.user_id is None:
             raise DataError(f"history: comparison {quote(comparison.id)} names no user (field 'user_id')")
         groups.setdefault(comparison.user_id, []).append(comparison)
-    return {user: tuple(found) for user, found in groups.items()}
+    return {user: tuple(comparisons) for user, comparisons in groups.items()}
 
 
 def refuse_told(known: Iterable[Comparison], query: Comparison) -> None:

@@ -123,8 +123,8 @@ class PersonalisedModel:
         """
         if not self.contexts:
             raise RunError("states: nobody is known: adapt to people first")
-        self._texts.embed([one for own in self.contexts.values() for one in own])
-        states = self._states([(own, _profile(own)) for own in self.contexts.values()])
+        self._texts.embed([one for known in self.contexts.values() for one in known])
+        states = self._states([(known, _profile(known)) for known in self.contexts.values()])
         return save_states(folder, UserStates(tuple(self.contexts), states), **self._fit)
 
     def load_states(self, folder: str | Path) -> tuple[str, ...]:
@@ -150,8 +150,8 @@ class PersonalisedModel:
         states = self._states([(context, _profile(context)) for context in contexts])
         pairs = self._texts.responses([[(query, 0), (query, 1)] for query in queries])
         run = partial(score_table, self.fitted.method, self.fitted.fitted, pairs)
-        found = in_batches(run, (states, np.arange(len(contexts))))
-        return found[..., 0] - found[..., 1]
+        scores = in_batches(run, (states, np.arange(len(contexts))))
+        return scores[..., 0] - scores[..., 1]
 
     def pref_rule(self, context: tuple[Comparison, ...], queries: Sequence[Comparison]) -> np.ndarray | None:
         """Return how much each question tells by the rule of PReF, float32 [queries]; None for another method."""
@@ -164,8 +164,8 @@ class PersonalisedModel:
             self._texts.responses([[(query, k)] for query in queries]).take((slice(None), 0)) for k in (0, 1)
         )
         known = self._texts.contexts([(context, ())], most=MOST)
-        state, own = jax.tree.map(lambda leaf: leaf[0], (self._states([(context, ())]), known))
-        return np.asarray(next_question(self.fitted.fitted, state, own, first, second))
+        state, context_of_person = jax.tree.map(lambda leaf: leaf[0], (self._states([(context, ())]), known))
+        return np.asarray(next_question(self.fitted.fitted, state, context_of_person, first, second))
 
     def unknown(self, comparisons: Sequence[Comparison]) -> set[str]:
         """Return the users of the comparisons of whom nothing is known, no other comparison and no post."""
@@ -205,9 +205,9 @@ class PersonalisedModel:
         Raises:
           RunError: as of :meth:`load_states`.
         """
-        found = replace(self, contexts={}, earlier=False, left_out={})
-        found.load_states(folder)
-        return found
+        model = replace(self, contexts={}, earlier=False, left_out={})
+        model.load_states(folder)
+        return model
 
     def with_other_states(self, comparisons: Sequence[Comparison]) -> PersonalisedModel:
         """Return the same model for a control that names another user for each person.
@@ -222,7 +222,7 @@ class PersonalisedModel:
 
     def identity(self) -> dict[str, Any]:
         """Return everything that decides the scores, JSON-ready."""
-        facts, known = self.fitted.facts, [c for own in self.contexts.values() for c in own]
+        facts, known = self.fitted.facts, [c for of_user in self.contexts.values() for c in of_user]
         alone = "the history alone" if self.saved is None else "saved states alone"
         return {
             "name": self.name,
@@ -250,14 +250,16 @@ class PersonalisedModel:
             for index in indices:
                 one = comparisons[index]
                 known = self.contexts.get(str(one.user_id), ())
-                own = before.setdefault(one.user_id, []) if one.user_id is not None and self.earlier else []
+                of_user = (
+                    before.setdefault(one.user_id, []) if one.user_id is not None and self.earlier else []
+                )
                 if self.swapped is None:
                     refuse_told(known, one)
-                    latest = own[-MOST:]
-                    own.append(one)
+                    latest = of_user[-MOST:]
+                    of_user.append(one)
                 else:
                     person = self.swapped[index].user_id
-                    latest = own[: made[person]][-MOST:]
+                    latest = of_user[: made[person]][-MOST:]
                     made[person] += 1
                 shown.append((str(one.user_id), without_told((*known, *latest), one), one))
             if not skip(indices):

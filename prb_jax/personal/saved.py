@@ -215,8 +215,8 @@ def _read(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
     """What the file of a folder says; of another kind of folder or of another format it is refused."""
     facts = read_object(path, error=RunError)
     for name, expected in wanted.items():
-        if (found := facts.get(name)) != expected:
-            raise RunError(f"{path}: {name}: expected {quote(expected)}, found {quote(found)}")
+        if (value := facts.get(name)) != expected:
+            raise RunError(f"{path}: {name}: expected {quote(expected)}, found {quote(value)}")
     return facts
 
 
@@ -256,7 +256,7 @@ def read_tree(
         shardings = sharding and {
             name: sharding(tuple(one["shape"])) for name, one in facts["arrays"].items()
         }
-        found = read_arrays(folder, facts["arrays"], shardings=shardings)
-        return jax.tree.map(lambda name: found[name], facts["tree"])
+        arrays = read_arrays(folder, facts["arrays"], shardings=shardings)
+        return jax.tree.map(lambda name: arrays[name], facts["tree"])
     except (KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{folder}: is not described by the file beside it: {error}") from error

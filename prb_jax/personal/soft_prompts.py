@@ -145,8 +145,8 @@ class SoftPrompts(Method):
     def rows_of(self, batch: TreeBatch) -> np.ndarray:
         prefix, lengths = np.asarray(batch.prefix), np.asarray(batch.prefix_lengths)
         first = np.minimum(prefix.shape[1] - lengths, prefix.shape[1] - 1)
-        found = np.where(lengths > 0, np.take_along_axis(prefix, first[:, None], axis=1)[:, 0], 0)
-        return found.astype(np.int32)
+        rows = np.where(lengths > 0, np.take_along_axis(prefix, first[:, None], axis=1)[:, 0], 0)
+        return rows.astype(np.int32)
 
     def kept(self, state: Mapping[str, Any]) -> dict[str, Any]:
         return {name: state[name] for name in SAVED}

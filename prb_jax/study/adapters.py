@@ -61,7 +61,23 @@ class TrainableBackbone:
             )
             for number, (chosen, rejected) in enumerate(pairs.tolist())
         ]
-        wanted, out = self._settings(settings, steps=steps, seed=seed), Path(self.model)
+        if unknown := [name for name in self.loading.given if name not in TRAINED_WITH]:
+            raise RunError(f"{', '.join(unknown)}: adapters cannot be trained so: leave it out")
+        embedder, out = self._embedder, Path(self.model)
+        given = {name: value for name, value in self.loading.given.items() if name not in ("mesh", "dtype")}
+        wanted = TrainSettings(
+            model=self.model,
+            steps=steps,
+            seed=seed,
+            dtype=embedder.model.dtype,  # pyright: ignore[reportArgumentType]
+            tuning="lora",
+            max_length=embedder.view.max_length,
+            init_head=not (embedder.gives_rewards and is_one_row(embedder.model.decoder.head)),
+            optimizer=OptimizerSettings(learning_rate=settings.rate or None),
+            lora=LoraConfig(rank=settings.rank, alpha=settings.alpha),
+            batch=BatchSettings(comparisons=settings.batch),
+            **given,
+        )
         start = start_from(wanted, comparisons, out=out)
         trainer = RewardTrainer(wanted, start, mesh=self.mesh, data=comparisons, out=out)
         return AdapterTraining(trainer, Examples(comparisons, comparisons))
@@ -75,34 +91,10 @@ class TrainableBackbone:
     def _embedder(self) -> StateFeatures:
         return check_trainable(open_embedder(self.model, self.loading, view=self.view))
 
-    def _settings(self, settings: AdapterSettings, *, steps: int, seed: int) -> TrainSettings:
-        if unknown := [name for name in self.loading.given if name not in TRAINED_WITH]:
-            raise RunError(f"{', '.join(unknown)}: adapters cannot be trained so: leave it out")
-        embedder = self._embedder
-        given = {name: value for name, value in self.loading.given.items() if name not in ("mesh", "dtype")}
-        own_head = embedder.gives_rewards and is_one_row(embedder.model.decoder.head)
-        return TrainSettings(
-            model=self.model,
-            steps=steps,
-            seed=seed,
-            dtype=embedder.model.dtype,  # pyright: ignore[reportArgumentType]
-            tuning="lora",
-            max_length=embedder.view.max_length,
-            init_head=not own_head,
-            optimizer=OptimizerSettings(learning_rate=settings.rate or None),
-            lora=LoraConfig(rank=settings.rank, alpha=settings.alpha),
-            batch=BatchSettings(comparisons=settings.batch),
-            **given,
-        )
-
 
 class AdapterTraining:
-    """Trains adapters one after another with the same compiled step.
-
-    Args:
-      trainer: of the model, without weights yet.
-      pairs: of which each training sees some.
-    """
+    """Trains adapters one after another with the same compiled step, each on some of the pairs; the trainer of the
+    model has no weights yet."""
 
     def __init__(self, trainer: RewardTrainer, pairs: Examples) -> None:
         self._trainer, settings = trainer, trainer.settings
@@ -117,11 +109,8 @@ class AdapterTraining:
         )
 
     def __call__(self, members: np.ndarray, start: Adapter | None = None) -> Adapter:
-        """As of :class:`prb_jax.personal.few_shot.choices.AdapterTrainer`.
-
-        Raises:
-          RunError: the loss or its gradient is not finite.
-        """
+        """As of :data:`prb_jax.personal.few_shot.choices.AdapterTrainer`; RunError where the loss or its gradient is
+        not finite."""
         trainer = self._trainer
         trainer.begin_anew(start)
         order, finite = self._order(len(members)), []

@@ -80,25 +80,30 @@ def ask(
         raise DataError(f"candidates: expected at least 2 questions, found {len(pool)}")
     kept, left_out = that_tell(known)
     if left_out:
-        odd = next(one for one in known if all(one is not each for each in kept))
+        odd = next(one for one in known if all(one is not other for other in kept))
         raise DataError(
             f"user: comparison {quote(odd.id)} tells nothing: {', '.join(left_out)}; leave it out"
         )
     for one in pool:
         if len(one.responses) != 2 or one.responses[0] == one.responses[1]:
-            found = len(one.responses) if len(one.responses) != 2 else "2 equal ones"
+            count = len(one.responses) if len(one.responses) != 2 else "2 equal ones"
             raise DataError(
-                f"candidates: comparison {quote(one.id)}: expected 2 different responses, found {found}"
+                f"candidates: comparison {quote(one.id)}: expected 2 different responses, found {count}"
             )
     places = sorted({int(place) for place in np.linspace(0, len(pool) - 1, min(POOL, len(pool))).round()})
     asked = [pool[place] for place in places]
-    answered = [(*known, _answered(one, best)) for best in (0, 1) for one in pool]
+    answered = [(*known, replace(one, labels=labels)) for labels in ((1.0, 0.0), (0.0, 1.0)) for one in pool]
     margins = rm.margins([known, *answered], asked)  # [1 + 2 Q, J]
-    own = rm.margins([known], pool)[0]
-    told = _divergence(margins[1:], margins[0]).reshape(2, len(pool), len(asked))
-    told[:, places, np.arange(len(places))] = np.nan  # what a question tells about itself is its answer
-    chance = 1 / (1 + np.exp(-own))
-    information = chance * np.nanmean(told[0], axis=1) + (1 - chance) * np.nanmean(told[1], axis=1)
+    before, after = margins[0].astype(np.float64), margins[1:].astype(np.float64)
+    # KL of two Bernoulli distributions with these log odds, in nats
+    p = 1 / (1 + np.exp(-after))
+    divergence = p * (after - before) + np.logaddexp(0, before) - np.logaddexp(0, after)
+    divergence = divergence.reshape(2, len(pool), len(asked))
+    divergence[:, places, np.arange(len(places))] = np.nan  # of a question itself it is the answer
+    chance = 1 / (1 + np.exp(-rm.margins([known], pool)[0]))
+    information = chance * np.nanmean(divergence[0], axis=1) + (1 - chance) * np.nanmean(
+        divergence[1], axis=1
+    )
     rule = rm.pref_rule(known, pool)
     questions = [
         Question(one.id, float(information[q]), float(chance[q]), None if rule is None else float(rule[q]))
@@ -118,22 +123,10 @@ def write_questions(questions: Sequence[Question], out: str | Path) -> Path:
     return path
 
 
-def _divergence(after: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """KL of two Bernoulli distributions with these log odds, in nats."""
-    after, before = after.astype(np.float64), before.astype(np.float64)
-    p = 1 / (1 + np.exp(-after))
-    return p * (after - before) + np.logaddexp(0, before) - np.logaddexp(0, after)
-
-
-def _answered(question: Comparison, best: int) -> Comparison:
-    labels = (1.0, 0.0) if best == 0 else (0.0, 1.0)
-    return replace(question, labels=labels)
-
-
 def _read(data: str | Path | Records, *, labelled: bool) -> Sequence[Comparison]:
     if isinstance(data, str | Path):
-        found = [placed.comparison for placed in read_records(read_rows(Path(data)), labelled=labelled)]
-        if not found:
+        comparisons = [placed.comparison for placed in read_records(read_rows(Path(data)), labelled=labelled)]
+        if not comparisons:
             raise DataError(f"{data}: no comparisons in it")
-        return found
+        return comparisons
     return as_comparisons(data, labelled=labelled)

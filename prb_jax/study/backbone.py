@@ -32,15 +32,15 @@ def check_backbone(backbone: str | Path, methods: Sequence[Method], options: Fea
     if not training:
         return
     if _holds_features(backbone):
-        found = f"the folder of features {backbone}"
+        named = f"the folder of features {backbone}"
     else:
         revision = None if options is None else options.loading.revision
         folder = locate(backbone, revision=revision)
         if not is_encoder(read_raw_config(folder.path)):
             return
-        found = f"the encoder {folder.name}"
+        named = f"the encoder {folder.name}"
     raise RunError(
-        f"{', '.join(training)}: trains the backbone: expected a decoder as --backbone MODEL, found {found}"
+        f"{', '.join(training)}: trains the backbone: expected a decoder as --backbone MODEL, found {named}"
     )
 
 

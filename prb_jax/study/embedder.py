@@ -22,7 +22,7 @@ from prb_jax.checkpoints.load import abstract_params, encoder_shardings
 from prb_jax.checkpoints.locate import ModelFolder, describe, locate
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, RunError, quote
-from prb_jax.models.config.decoder import DecoderConfig, read_raw_config
+from prb_jax.models.config.decoder import read_raw_config
 from prb_jax.models.config.encoder import EncoderConfig, is_encoder
 from prb_jax.models.head import Head, HeadTensor, Shapes, States
 from prb_jax.models.lora import merge_lora
@@ -52,13 +52,8 @@ POST_PROMPT: Final = "Write something that is typical of you."
 
 @dataclass(frozen=True)
 class ReadStates:
-    """The state itself at the read position, float32 [B, K, D] after the last norm, as features for other code; with a
-    head also the reward that it gives there, float32 [B, K, D + 1]: one pass for both.
-
-    Attributes:
-      head: of the model, if its reward is asked for.
-      readout: the rule that turns its values into one reward, see :func:`choose_readout`.
-    """
+    """A head that gives the state itself at the read position, float32 [B, K, D] after the last norm; and with the
+    ``head`` of a model also the reward that its values give by the rule ``readout``, float32 [B, K, D + 1]."""
 
     head: Head | None = None
     readout: str = "logit"
@@ -81,67 +76,31 @@ class ReadStates:
         return jnp.concatenate([states.read(), rewards[..., None].astype(jnp.float32)], axis=-1)
 
 
-@dataclass(frozen=True)
-class StateFns:
-    """Pure jitted functions that give the states at the read positions, float32 with D as last dimension; with the
-    reward behind each state the last dimension is D + 1.
+@dataclass(frozen=True, eq=False)
+class StateFeatures:
+    """An :class:`Embedder`, and a :class:`prb_jax.personal.embedder.RewardEmbedder` where it ``gives_rewards``: the
+    state of a model of conversations at the read position, after the last norm.
 
     Attributes:
-      tree: of a :class:`TreeBatch`, [B, K, D].
+      tree: gives the states of a :class:`TreeBatch`, float32 [B, K, D]; with the reward behind each, D + 1.
       stream: of a :class:`StreamBatch`, [S, M, D]; None for an encoder, which reads no streams.
     """
 
+    model: RewardModel
     tree: ScoreFn
     stream: StreamFn | None
-
-
-def make_state_fns(
-    config: DecoderConfig | EncoderConfig,
-    *,
-    mesh: Mesh,
-    dtype: jnp.dtype,
-    readout: str | None = None,
-    quantize: str | None = None,
-    attention: str = "auto",
-) -> StateFns:
-    """Return the functions that read states for a model, whatever its head is.
-
-    Args:
-      config, mesh, dtype, attention: as of :func:`make_score_fn`.
-      readout: how the head's values become the reward that is given too; None for the states alone.
-      quantize: the form in which the parameters are held.
-    """
-    head = ReadStates() if readout is None else ReadStates(config.head, readout)
-    options: dict[str, Any] = {"mesh": mesh, "dtype": dtype, "readout": None}
-    if isinstance(config, EncoderConfig):
-        reading, shardings = replace(config, head=head), encoder_shardings(config, mesh)
-        return StateFns(make_score_fn(reading, shardings=shardings, **options), None)
-    options["shardings"] = parameter_shardings(abstract_params(config, quantize=quantize), mesh)
-    reading, options["attention"] = replace(config, head=head), attention
-    return StateFns(make_score_fn(reading, **options), make_stream_fn(reading, **options))
-
-
-@dataclass(frozen=True, eq=False)
-class StateFeatures:
-    """Features of a model of conversations: the state at the read position, after the last norm."""
-
-    model: RewardModel
-    fns: StateFns
     view: View
     gives_rewards: bool
 
     @property
     def name(self) -> str:
-        """The folder or hub id of the model."""
         return self.model.name
 
     @property
     def width(self) -> int:
-        """D."""
         return self.model.config.hidden_size
 
     def identity(self) -> dict[str, Any]:
-        """As of :class:`Embedder`."""
         known = {key: value for key, value in self.model.identity().items() if key not in ("name", "readout")}
         return {
             **known,
@@ -151,24 +110,22 @@ class StateFeatures:
         }
 
     def answers(self, comparisons: Sequence[Comparison], *, advance: Advance) -> Embedded:
-        """As of :class:`Embedder`."""
-        found = np.empty((len(comparisons), self.width + self.gives_rewards), np.float32)
+        rows = np.empty((len(comparisons), self.width + self.gives_rewards), np.float32)
         truncated = 0
         for batch in stream_scores(
             comparisons,
             encode=functools.partial(self.model.reader.encode, view=self.view),
-            dispatch=lambda batch: self.model.run(batch, self.fns.tree, self.fns.stream),
+            dispatch=lambda batch: self.model.run(batch, self.tree, self.stream),
             options=self.model.batch_options(),
         ):
             for index, states in zip(batch.indices, batch.scores, strict=True):
-                found[index] = states[0]
-            truncated += _cut(batch)
+                rows[index] = states[0]
+            truncated += _count_cut(batch)
             advance(len(batch.indices), sum(batch.tokens))
-        rewards = found[:, self.width] if self.gives_rewards else None
-        return Embedded(found[:, : self.width], truncated, rewards)
+        rewards = rows[:, self.width] if self.gives_rewards else None
+        return Embedded(rows[:, : self.width], truncated, rewards)
 
     def posts(self, texts: Sequence[str], *, advance: Advance) -> Embedded:
-        """As of :class:`Embedder`."""
         as_answers = [
             Comparison(id=f"post {text[:40]!r}", prompt=POST_PROMPT, responses=[text]) for text in texts
         ]
@@ -178,8 +135,8 @@ class StateFeatures:
         refused = [place for place, tree in zip(long, encoded, strict=True) if isinstance(tree, TooLongError)]
         for place in refused:
             as_answers[place] = self._cut_end(as_answers[place])
-        found = self.answers(as_answers, advance=advance)
-        return replace(found, truncated=found.truncated + len(refused))
+        embedded = self.answers(as_answers, advance=advance)
+        return replace(embedded, truncated=embedded.truncated + len(refused))
 
     def _cut_end(self, post: Comparison) -> Comparison:
         """The longest beginning of a post that the model can read, after the whole prompt if that leaves it any."""
@@ -188,10 +145,10 @@ class StateFeatures:
             return replace(post, responses=(post.responses[0][:length],))
 
         def fits(length: int) -> bool:
-            (found,) = self.model.reader.encode_each([with_length(length)], view=self.view)
-            return not isinstance(found, TooLongError) and (
-                cut_prompt or not found.truncation.prompt_tokens_dropped
-            )
+            (tree,) = self.model.reader.encode_each([with_length(length)], view=self.view)
+            if isinstance(tree, TooLongError):
+                return False
+            return cut_prompt or not tree.truncation.prompt_tokens_dropped
 
         cut_prompt = False
         cut_prompt = not fits(1)
@@ -204,21 +161,20 @@ class StateFeatures:
     def shown(
         self, comparisons: Sequence[Comparison], *, profile_posts: int, advance: Advance
     ) -> tuple[np.ndarray, int]:
-        """As of :class:`prb_jax.personal.embedder.RewardEmbedder`."""
-        found, truncated = np.empty(len(comparisons), np.float32), 0
+        rewards, truncated = np.empty(len(comparisons), np.float32), 0
         view = ViewOptions(
             profile_posts=profile_posts, protocol=self.view.protocol.value, max_length=self.view.max_length
         )
         for batch in self.model.stream(comparisons, **asdict(view)):
-            found[list(batch.indices)] = [rewards[0] for rewards in batch.scores]
-            truncated += _cut(batch)
+            rewards[list(batch.indices)] = [scores[0] for scores in batch.scores]
+            truncated += _count_cut(batch)
             advance(len(batch.indices), sum(batch.tokens))
-        return found, truncated
+        return rewards, truncated
 
 
 @dataclass(frozen=True, eq=False)
 class AdaptedRewards:
-    """The rewards of C adapters, one forward pass for each.
+    """An :class:`Embedder` whose features are the rewards of C adapters, one forward pass for each.
 
     An adapter is merged into a copy of the weights, in their dtype, while its rewards are computed.
 
@@ -236,30 +192,26 @@ class AdaptedRewards:
 
     @property
     def name(self) -> str:
-        """The folder or hub id of the backbone."""
         return self.base.name
 
     @property
     def width(self) -> int:
-        """C."""
         return len(self.adapters["score"])
 
     def identity(self) -> dict[str, Any]:
-        """As of :class:`Embedder`: that of the backbone."""
         return self.base.identity()
 
     def answers(self, comparisons: Sequence[Comparison], *, advance: Advance) -> Embedded:
-        """As of :class:`Embedder`: float32 [n, C]."""
-        found, truncated = np.empty((len(comparisons), self.width), np.float32), 0
+        rewards, truncated = np.empty((len(comparisons), self.width), np.float32), 0
         for number, (head, embedder) in enumerate(self._adapted()):
             last = number == self.width - 1
             embedded = embedder.answers(comparisons, advance=advance if last else lambda done, tokens: None)
-            found[:, number] = embedded.features @ head
+            rewards[:, number] = embedded.features @ head
             truncated = embedded.truncated
-        return Embedded(found, truncated)
+        return Embedded(rewards, truncated)
 
     def posts(self, texts: Sequence[str], *, advance: Advance) -> Embedded:
-        """As of :class:`Embedder`: zeros, since methods on adapters read no posts."""
+        # methods on adapters read no posts
         return Embedded(np.zeros((len(texts), self.width), np.float32), 0)
 
     def _adapted(self) -> Iterator[tuple[np.ndarray, StateFeatures]]:
@@ -311,7 +263,11 @@ def open_embedder(
     if str(model).startswith("baseline:"):
         raise RunError(f"{model}: has no features; expected the folder or hub id of a model")
     folder = locate(model, revision=options.revision)
-    if is_encoder(raw := read_raw_config(folder.path)) and not _reads_pairs(raw):
+    raw = read_raw_config(folder.path)
+    classes = set(raw.get("architectures") or ())
+    # an encoder that is a reward model reads a prompt and a response as a pair of texts
+    reads_pairs = any(isinstance(row.head, Pooled) and classes & set(row.classes) for row in REGISTRY)
+    if is_encoder(raw) and not reads_pairs:
         return _text_features(folder, options, view=view, responses_alone=responses_alone)
     if responses_alone:
         raise RunError(
@@ -326,36 +282,32 @@ def open_embedder(
     ).view
     named = opened.labels_named or chosen.protocol is TextProtocol.PAPER
     readout = opened.labels if named and not plain else None
-    fns = make_state_fns(
-        loaded.config,
-        mesh=loaded.mesh,
-        dtype=jnp.dtype(loaded.dtype),
-        readout=readout,
-        quantize=loaded.quantize,
-        attention=options.attention,
-    )
-    return StateFeatures(loaded, fns, chosen, readout is not None)
+    config, mesh = loaded.config, loaded.mesh
+    head = ReadStates() if readout is None else ReadStates(config.head, readout)
+    settings: dict[str, Any] = {"mesh": mesh, "dtype": jnp.dtype(loaded.dtype), "readout": None}
+    if isinstance(config, EncoderConfig):
+        reading, shardings = replace(config, head=head), encoder_shardings(config, mesh)
+        tree, stream = make_score_fn(reading, shardings=shardings, **settings), None
+    else:
+        reading, settings["attention"] = replace(config, head=head), options.attention
+        params = abstract_params(config, quantize=loaded.quantize)
+        settings["shardings"] = parameter_shardings(params, mesh)
+        tree, stream = make_score_fn(reading, **settings), make_stream_fn(reading, **settings)
+    return StateFeatures(loaded, tree, stream, chosen, readout is not None)
 
 
-def _cut(batch: ScoredBatch) -> int:
+def _count_cut(batch: ScoredBatch) -> int:
     """How many texts of a batch lost a part."""
     return sum(
-        bool(each.posts_dropped or each.prompt_tokens_dropped or each.response_tokens_dropped)
-        for each in batch.truncation
+        bool(cut.posts_dropped or cut.prompt_tokens_dropped or cut.response_tokens_dropped)
+        for cut in batch.truncation
     )
-
-
-def _reads_pairs(raw: Mapping[str, Any]) -> bool:
-    """Whether an encoder is a reward model, which reads a prompt and a response as a pair of texts."""
-    named = set(raw.get("architectures") or ())
-    return any(isinstance(row.head, Pooled) and named & set(row.classes) for row in REGISTRY)
 
 
 def _text_features(
     folder: ModelFolder, options: LoadOptions, *, view: ViewOptions, responses_alone: bool
 ) -> TextFeatures:
-    given = options.given
-    unused = [name for name in given if name not in ("mesh", "dtype", "revision")]
+    unused = [name for name in options.given if name not in ("mesh", "dtype", "revision")]
     if view.protocol not in (None, TextProtocol.DEFAULT):
         unused.append("protocol")
     if unused:
@@ -397,14 +349,13 @@ def load_personalised(folder: str | Path, *, mesh: str | Mesh | None = None) -> 
     view = ViewOptions(protocol=opened.pop("protocol", None), max_length=opened.pop("max_length", None))
     loading = LoadOptions(**opened, mesh=mesh)
     embedder = open_embedder(backbone["model"], loading, view=view, responses_alone=alone)
-    changed = differences(backbone["identity"], embedder.identity())
-    if changed:
+    if changed := differences(backbone["identity"], embedder.identity()):
         name, (before, now) = next(iter(changed.items()))
         raise RunError(
             f"{folder}: fitted on features of another model than {backbone['model']} is now: {name}: expected "
             f"{quote(before)}, found {quote(now)}"
         )
     if fitted.method.trains_backbone:
-        own = fitted.fitted
-        embedder = AdaptedRewards(check_trainable(embedder), own.arrays["adapters"], own.settings.scale)
+        adapters, scale = fitted.fitted.arrays["adapters"], fitted.fitted.settings.scale
+        embedder = AdaptedRewards(check_trainable(embedder), adapters, scale)
     return PersonalisedModel(fitted, embedder)

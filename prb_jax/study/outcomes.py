@@ -84,8 +84,8 @@ def read_outcome(path: Path) -> Outcome:
       RunError: the file is damaged.
     """
     try:
-        with np.load(path, allow_pickle=False) as found:
-            arrays = {name: found[name] for name in found.files}
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
         facts = json.loads(arrays["facts"].tobytes())
         names = [(str(control), int(shots)) for control, shots in facts["margins"]]
         margins = dict(zip(names, arrays["margins"], strict=True))
@@ -152,11 +152,8 @@ def run_method(
 ) -> tuple[Outcome, Any]:
     """Adapt a fitted method to every person with each number of shots, and predict their queries.
 
-    Args:
-      method, fitted: the method.
-      part: of the split that it was fitted on, with the features that it reads.
-      shots: numbers of comparisons; a person who has fewer is adapted on all of them.
-      mesh: devices over which people are split.
+    The part is of the split that the method was fitted on, with the features that it reads; a person who has fewer
+    comparisons than shots is adapted on all of them. People are split over the mesh.
 
     Returns:
       the outcome, and the states of the rows of ``part.queries`` after the largest number of shots.
@@ -174,18 +171,19 @@ def run_method(
         rows = contexts.first(count, width=width)
         return adapt_users(method, fitted, shown, rows, key=key, mesh=mesh)
 
-    users, other = len(queries.users), _other_users(part)
+    users, donors = len(queries.users), _other_users(part)
     margins = {(NO_USER, 0): judge(repeated(method.empty_state(fitted), users))}
     for count in shots:
         states = adapt(count)
         margins[PLAIN, count] = judge(states)
-        margins[SHUFFLED, count] = judge(jax.tree.map(lambda leaf: np.asarray(leaf)[other], states))
+        margins[SHUFFLED, count] = judge(jax.tree.map(lambda leaf: np.asarray(leaf)[donors], states))
     start = time.perf_counter()
     states = adapt(max(shots))  # compiled already
     seconds = time.perf_counter() - start
     if choices.posts is not None and not any(need.startswith("posts") for need in method.needs):
         blind = replace(choices, posts=None)
-        if not _equal(states, adapt(width, blind)):  # it reads posts
+        pairs = zip(jax.tree.leaves(states), jax.tree.leaves(adapt(width, blind)), strict=True)
+        if not all(np.array_equal(leaf, other) for leaf, other in pairs):  # it reads posts
             for count in shots:
                 margins[NO_PROFILE, count] = judge(adapt(count, blind), blind)
     controls: Mapping[str, float] = {}
@@ -199,12 +197,6 @@ def run_method(
         "controls": {name: float(value) for name, value in controls.items()},
     }
     return Outcome.of(part, margins, figures), states
-
-
-def _equal(states: Any, others: Any) -> bool:
-    """Whether the states of all people are the same."""
-    pairs = zip(jax.tree.leaves(states), jax.tree.leaves(others), strict=True)
-    return all(np.array_equal(one, other) for one, other in pairs)
 
 
 def _other_users(part: Part) -> np.ndarray:

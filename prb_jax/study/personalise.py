@@ -264,7 +264,7 @@ class _Running:
             paths = [self._file(name, split) for split in splits]
             if name not in outcomes and name not in left_out and all(path.exists() for path in paths):
                 outcomes[name] = [read_outcome(path) for path in paths]
-        figures = {name: [outcome.figures for outcome in found] for name, found in outcomes.items()}
+        figures = {name: [outcome.figures for outcome in of_splits] for name, of_splits in outcomes.items()}
         return outcomes, {
             "users": len(population.users),
             "choices": len(choices),
@@ -277,15 +277,17 @@ class _Running:
             "users_with_one_choice": int((np.bincount(choices.users) == 1).sum()),
             "excluded": dict(population.excluded),
             "left_out_methods": left_out,
-            "choices_that_tell_a_query": [int(split.told.sum()) for split in splits],
+            "choices_that_tell_a_query": [int(split.leaking.sum()) for split in splits],
             "posts_that_judge_a_candidate": removed,
             "checks": checks,
             "relaxed": [WRAPPER] * self.relaxed,
-            "numbers": {name: [one.get("numbers", {}) for one in found] for name, found in figures.items()},
+            "numbers": {
+                name: [one.get("numbers", {}) for one in of_splits] for name, of_splits in figures.items()
+            },
             "controls": {
-                name: [one["controls"] for one in found]
-                for name, found in figures.items()
-                if found[0].get("controls")
+                name: [one["controls"] for one in of_splits]
+                for name, of_splits in figures.items()
+                if of_splits[0].get("controls")
             },
             "definitions": dict(DEFINITIONS),
         }

@@ -78,7 +78,7 @@ def read_population(comparisons: Sequence[Comparison], store: FeatureStore) -> P
       DataError: no comparison names a user, nothing is left, or a text has no features in the store.
     """
     texts, prompts = [""] * len(store.answers), [tuple[Message, ...]()] * len(store.answers)
-    found = list[_Choice]()
+    candidates = list[_Choice]()
     excluded: Counter[str] = Counter(dict.fromkeys(EXCLUDED, 0))
     for comparison in comparisons:
         if comparison.user_id is None:
@@ -88,26 +88,39 @@ def read_population(comparisons: Sequence[Comparison], store: FeatureStore) -> P
         for row, text in zip(rows, comparison.responses, strict=True):
             texts[row], prompts[row] = text, comparison.prompt
         pairs = preferred_pairs(comparison)
-        found += [_Choice(comparison, [*sides], [rows[side] for side in sides]) for sides in pairs]
-    if not found:
+        candidates += [_Choice(comparison, [*sides], [rows[side] for side in sides]) for sides in pairs]
+    if not candidates:
         raise DataError(
             "no comparison names a user (field 'user_id'): methods of personalisation learn from the comparisons of "
             "each person"
         )
-    kept = _kept(found, excluded)
+    preferred: dict[Any, set[int]] = {}
+    for choice in candidates:
+        preferred.setdefault(choice.pair, set()).add(choice.rows[0])
+    first_of = dict[Any, _Choice]()
+    for choice in candidates:
+        pair = choice.pair
+        if len(pair[1]) == 1:
+            excluded[IDENTICAL] += 1
+        elif len(preferred[pair]) > 1:
+            excluded[CONTRADICTED] += 1
+        elif first_of.setdefault(pair, choice) is not choice:
+            excluded[REPEATED] += 1
+    kept = list(first_of.values())
     if not kept:
         reasons = ", ".join(f"{reason}: {count:,}" for reason, count in excluded.items() if count)
         raise DataError(f"no comparison is left to learn from ({reasons})")
-    own = [choice.comparison for choice in kept]
-    used = {id(one): one for one in own}
-    place = {key: number for number, key in enumerate(used)}
-    shown = {key: store.shown_rewards(one) for key, one in used.items()}
+    chosen_from = [choice.comparison for choice in kept]
+    distinct = {id(one): one for one in chosen_from}
+    place = {key: number for number, key in enumerate(distinct)}
+    shown = {key: store.shown_rewards(one) for key, one in distinct.items()}
     in_context = [
         None if (rewards := shown[id(one.comparison)]) is None else rewards[one.sides] for one in kept
     ]
-    users, user_of = _numbered(str(one.user_id) for one in own)
-    _, questions = _numbered("\n".join(f"{said.role}: {said.content}" for said in one.prompt) for one in own)
-    profiles, profile_of = _numbered(one.profile for one in own)
+    users, user_of = _numbered(str(one.user_id) for one in chosen_from)
+    prompt_texts = ("\n".join(f"{m.role}: {m.content}" for m in one.prompt) for one in chosen_from)
+    _, questions = _numbered(prompt_texts)
+    profiles, profile_of = _numbered(one.profile for one in chosen_from)
     items, item_of = _numbered(post_key(text) for text in texts)
     every = range(len(store.answers))
     choices = Choices(
@@ -132,12 +145,12 @@ def read_population(comparisons: Sequence[Comparison], store: FeatureStore) -> P
         posts=store.posts.read(range(len(store.posts))),
         profile_of=profile_of,
         users=tuple(users),
-        ids=tuple(one.id for one in own),
-        subsets=tuple(one.subset for one in own),
+        ids=tuple(one.id for one in chosen_from),
+        subsets=tuple(one.subset for one in chosen_from),
         texts=tuple(texts),
         prompts=tuple(prompts),
         item_keys=np.frombuffer(b"".join(items), np.uint8).reshape(len(items), -1),
-        clusters=clusters_of([*used.values()]).take([place[id(one)] for one in own]),
+        clusters=clusters_of([*distinct.values()]).take([place[id(one)] for one in chosen_from]),
         excluded=dict(excluded),
     )
 
@@ -147,20 +160,3 @@ def _numbered(values: Iterable[Hashable]) -> tuple[list[Any], np.ndarray]:
     numbers: dict[Any, int] = {}
     rows = [numbers.setdefault(value, len(numbers)) for value in values]
     return list(numbers), np.array(rows, np.int32)
-
-
-def _kept(found: Sequence[_Choice], excluded: Counter[str]) -> list[_Choice]:
-    """The choices that say something, each once; the others are counted."""
-    ways: dict[Any, set[int]] = {}
-    for choice in found:
-        ways.setdefault(choice.pair, set()).add(choice.rows[0])
-    kept = dict[Any, _Choice]()
-    for choice in found:
-        pair = choice.pair
-        if len(pair[1]) == 1:
-            excluded[IDENTICAL] += 1
-        elif len(ways[pair]) > 1:
-            excluded[CONTRADICTED] += 1
-        elif kept.setdefault(pair, choice) is not choice:
-            excluded[REPEATED] += 1
-    return list(kept.values())

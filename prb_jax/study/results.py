@@ -71,21 +71,13 @@ DEFINITIONS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class _Asked:
-    """The m choices of a part of the people that are predicted, each in the first split that asks for it.
+    """The m choices of a part of the people that are predicted, each in the first split that asks for it."""
 
-    Attributes:
-      part: "unseen" or "seen".
-      users: int [m], of the choices.
-      short: int [m], how many comparisons the person of each choice can be adapted on.
-      clusters: of the choices.
-      margins: float [m] of each (name, control, shots).
-    """
-
-    part: str
-    users: np.ndarray
-    short: np.ndarray
+    part: str  # "unseen" or "seen"
+    users: np.ndarray  # int [m], of the choices
+    short: np.ndarray  # int [m], how many comparisons the person of each choice can be adapted on
     clusters: Clusters
-    margins: Mapping[tuple[str, str, int], np.ndarray]
+    margins: Mapping[tuple[str, str, int], np.ndarray]  # float [m] of each (name, control, shots)
 
 
 def results(
@@ -195,17 +187,21 @@ def _row(asked: _Asked, outcomes: Sequence[Outcome], key: tuple[str, str, int]) 
     add_loss("log_loss", _losses(margins))
     sure = 1 / (1 + np.exp(-np.abs(margins.astype(np.float64))))
     row["ece"] = calibration_of(sure, wins + 0.5 * (margins == 0))["ece"] if probable else None
-    baseline, found = name in (POOLED, *BASELINES), asked.margins
+    baseline = name in (POOLED, *BASELINES)
 
     def same(other: str) -> np.ndarray | None:
         """The margins of another method with the same shots."""
-        return None if other == name else found.get((other, PLAIN, shots), found.get((other, NO_USER, 0)))
+        if other == name:
+            return None
+        return asked.margins.get((other, PLAIN, shots), asked.margins.get((other, NO_USER, 0)))
 
     others = {
         "diff_to_pooled": same(POOLED),
         "diff_to_offset": None if baseline else same(STRONG),
-        "diff_to_no_user": None if baseline or control == NO_USER else found.get((name, NO_USER, 0)),
-        "gain_from_user": found.get((name, SHUFFLED, shots)) if control in (PLAIN, NO_PROFILE) else None,
+        "diff_to_no_user": None if baseline or control == NO_USER else asked.margins.get((name, NO_USER, 0)),
+        "gain_from_user": asked.margins.get((name, SHUFFLED, shots))
+        if control in (PLAIN, NO_PROFILE)
+        else None,
     }
     for field, other in others.items():
         interval = None
@@ -238,16 +234,10 @@ def _losses(margins: np.ndarray) -> np.ndarray:
 def _ceiling_rows(
     simulated: Sequence[Sequence[Mapping[str, Any]]], fields: Sequence[str], part: str
 ) -> list[dict[str, Any]]:
-    """The rows of the simulated ceiling of a part of the people, means over the splits.
-
-    Args:
-      simulated: of each split, what :func:`prb_jax.study.simulation.ceiling` says; nothing in outcomes of an earlier
-        version.
-      fields: of a row; a simulation has few of them, and null for the others.
-      part: "unseen" or "seen".
-    """
+    """The rows of the simulated ceiling of a part of the people, means over the splits: of each what
+    :func:`prb_jax.study.simulation.ceiling` says (nothing in outcomes of an earlier version); other fields are null."""
     of_splits = [[row for row in rows if row["split"] == part] for rows in simulated if rows]
-    found: list[dict[str, Any]] = []
+    ceilings: list[dict[str, Any]] = []
     for group in zip(*of_splits, strict=True):
         counts, known = [row["n"] for row in group], group[0]["known"]
         row: dict[str, Any] = dict.fromkeys(fields) | {
@@ -259,10 +249,10 @@ def _ceiling_rows(
         }
         for name in ("accuracy", "log_loss"):
             row[name] = float(np.average([one[name] for one in group], weights=counts))
-        found.append(row)
-    nobody = next((row for row in found if row["method"] == f"{CEILING}, {NO_USER}"), None)
-    for row in found:
+        ceilings.append(row)
+    nobody = next((row for row in ceilings if row["method"] == f"{CEILING}, {NO_USER}"), None)
+    for row in ceilings:
         if nobody is not None and row is not nobody:
             row["diff_to_no_user"] = row["accuracy"] - nobody["accuracy"]
             row["log_loss_diff_to_no_user"] = row["log_loss"] - nobody["log_loss"]
-    return found
+    return ceilings

@@ -72,11 +72,7 @@ def ceiling(
     """Return the expected figures of `bayes` where its prior is the truth, with k choices, of nobody, and of one who
     knows each person's taste; for unseen and for seen people.
 
-    Args:
-      prior: `bayes`, as it was fitted.
-      part: of the split that it was fitted on.
-      shots: numbers of choices.
-      mesh: devices over which people are split.
+    ``prior`` is `bayes` as it was fitted on the split of the part; people are split over the mesh.
     """
     rng, mask = np.random.default_rng([part.split.seed, 11]), part.queries.mask
     places, width = part.queries.places[mask], max(1, *shots)
@@ -100,10 +96,10 @@ def ceiling(
     part_of = part.split.part[part.choices.users[places]]
     return [
         {"known": known, "shots": count, "split": PARTS[number], "n": int((part_of == number).sum())}
-        | dict(zip(("accuracy", "log_loss"), found[:, part_of == number].mean(axis=1).tolist(), strict=True))
+        | dict(zip(("accuracy", "log_loss"), total[:, part_of == number].mean(axis=1).tolist(), strict=True))
         for number in (UNSEEN_PART, SEEN_PART)
         if (part_of == number).any()
-        for (known, count), found in sums.items()
+        for (known, count), total in sums.items()
     ]
 
 
@@ -177,14 +173,14 @@ def plan_study(
         best = {row["known"]: row["accuracy"] for row in expected if row["split"] == "unseen"}
         rows = []
         for number in counts:
-            found = []
+            studies = []
             for repeat in range(repeats):
                 drawn = _draw_people(
                     population, prior, number, np.random.default_rng([number, repeat]), devices
                 )
-                found.append(_gain(drawn, settings, shots=shots, seeds=seeds, split=split, mesh=devices))
+                studies.append(_gain(drawn, settings, shots=shots, seeds=seeds, split=split, mesh=devices))
                 display.advance(1)
-            rows.append({"people": number, **power_of(found)})
+            rows.append({"people": number, **power_of(studies)})
         plan = {
             "people": len(population.users),
             "shots": shots,
@@ -207,11 +203,12 @@ def _draw_people(
     drawn = rng.integers(len(grouped.users), size=number)
     places = [grouped.places[row][grouped.mask[row]] for row in drawn]
     kept = np.concatenate(places)
-    users = np.repeat(np.arange(number, dtype=np.int32), [len(own) for own in places])
+    users = np.repeat(np.arange(number, dtype=np.int32), list(map(len, places)))
     names = tuple(f"person {user}" for user in range(number))
     choices = replace(population.choices.only(kept), users=users, number_of_users=number, posts=None)
-    old = population.clusters.responses
-    responses = None if old is None else tuple(old[place] for place in kept)
+    responses = population.clusters.responses
+    if responses is not None:
+        responses = tuple(responses[place] for place in kept)
     return replace(
         population,
         choices=draw_choices(prior, choices, rng=rng, mesh=mesh)[0],

@@ -54,8 +54,8 @@ class Split:
       fold: int8 [n]: 0 and up for the choices to be predicted, those of one person and fold together, from the
         person's choices that are not of this fold; -1 for the others. Of seen people nothing is fitted on those to be
         predicted.
-      told: bool [n]: choices with a response that the same person judges in another fold, so that they tell its label:
-        nothing is fitted on them, and nobody is adapted on them to predict it.
+      leaking: bool [n]: choices with a response that the same person judges in another fold, so that they tell its
+        label: nothing is fitted on them, and nobody is adapted on them to predict it.
       trained: bool [n]: the choices of seen people that methods are fitted on.
       validated: bool [n]: the choices of people of the validation part, none on a question of the test.
     """
@@ -63,7 +63,7 @@ class Split:
     seed: int
     part: np.ndarray
     fold: np.ndarray
-    told: np.ndarray
+    leaking: np.ndarray
     trained: np.ndarray
     validated: np.ndarray
 
@@ -82,7 +82,7 @@ class Split:
         }
         choices = {
             name: [population.ids[place] for place in np.flatnonzero(places)]
-            for name, places in (("queries", self.queries), ("told", self.told))
+            for name, places in (("queries", self.queries), ("told", self.leaking))
         }
         return {"seed": self.seed, **people, **choices}
 
@@ -149,7 +149,7 @@ def _split(
     part[unseen] = UNSEEN_PART
     others = rng.permutation(np.flatnonzero(part == SEEN_PART))
     part[others[: max(1, int(len(others) * VALIDATION))]] = VALIDATION_PART
-    # On a question of the test.
+    # on a question of the test
     new = np.zeros(len(choices), bool) if asked is None else np.isin(choices.questions, asked)
     part_of = part[choices.users]
     fold = np.where((part_of == SEEN_PART) & new, 0, -1).astype(np.int8)
@@ -157,43 +157,45 @@ def _split(
     questions = np.arange(len(choices)) if plain else choices.questions
     grouped, texts = group(choices), choices.texts
     for user, places, mask in zip(grouped.users, grouped.places, grouped.mask, strict=True):
-        own = places[mask]
-        if part[user] == SEEN_PART and asked is None and len(own) > 1:
-            most = max(1, len(own) // 5)
+        of_user = places[mask]
+        if part[user] == SEEN_PART and asked is None and len(of_user) > 1:
+            most = max(1, len(of_user) // 5)
             if plain:
-                held = rng.permutation(own)[:most]
+                held = rng.permutation(of_user)[:most]
             else:
-                question = rng.choice(np.unique(questions[own]))
-                held = rng.permutation(own[questions[own] == question])[:most]
-            rest = texts[np.setdiff1d(own, held)]
+                question = rng.choice(np.unique(questions[of_user]))
+                held = rng.permutation(of_user[questions[of_user] == question])[:most]
+            rest = texts[np.setdiff1d(of_user, held)]
             nothing_left = np.isin(rest, texts[held]).any(axis=1).all()
             fold[held] = -1 if nothing_left else 0
         elif part[user] != SEEN_PART and plain:
-            fold[rng.permutation(own)] = np.arange(len(own)) % FOLDS
+            fold[rng.permutation(of_user)] = np.arange(len(of_user)) % FOLDS
         elif part[user] == VALIDATION_PART:
-            fold[_third(own[~new[own]], own[~new[own]], questions, rng)] = 0
+            fold[_third(of_user[~new[of_user]], of_user[~new[of_user]], questions, rng)] = 0
         elif part[user] == UNSEEN_PART:
-            fold[_third(own, own if asked is None else own[new[own]], questions, rng)] = 0
-    told = np.zeros(len(choices), bool)
+            fold[_third(of_user, of_user if asked is None else of_user[new[of_user]], questions, rng)] = 0
+    leaking = np.zeros(len(choices), bool)
     for number in range(fold.max(initial=-1) + 1):
-        told |= shares_response(choices, fold == number) & (fold != number)
+        leaking |= shares_response(choices, fold == number) & (fold != number)
     queries = fold >= 0
-    trained = (part_of == SEEN_PART) & ~queries & ~told
-    validated = (part_of == VALIDATION_PART) & ~new & (queries | ~told)
-    return Split(seed, part, fold, told, trained, validated)
+    trained = (part_of == SEEN_PART) & ~queries & ~leaking
+    validated = (part_of == VALIDATION_PART) & ~new & (queries | ~leaking)
+    return Split(seed, part, fold, leaking, trained, validated)
 
 
-def _third(own: np.ndarray, new: np.ndarray, questions: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _third(
+    of_user: np.ndarray, new: np.ndarray, questions: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
     """Which of a person's choices, of those that may be, are predicted: whole questions where there are several."""
     if not len(new):
         return new
-    all_, candidates = np.unique(questions[own]), rng.permutation(np.unique(questions[new]))
+    all_, candidates = np.unique(questions[of_user]), rng.permutation(np.unique(questions[new]))
     if len(all_) > 1:
         count = max(1, round(len(all_) / 3))
         if len(candidates) < len(all_):  # the others, which are fitted on elsewhere, are for the context
             count = len(candidates)
         return new[np.isin(questions[new], candidates[:count])]
-    return rng.permutation(new)[: -(-len(own) // 3)]
+    return rng.permutation(new)[: -(-len(of_user) // 3)]
 
 
 def posts_of_split(population: Population, split: Split) -> tuple[Posts | None, int]:
@@ -212,10 +214,10 @@ def posts_of_split(population: Population, split: Split) -> tuple[Posts | None, 
     assert posts.items is not None  # profiles read from comparisons name the judged items
     count = len(population.item_keys)
     judged = choices.users[:, None].astype(np.int64) * count + choices.texts
-    told = posts.mask & (posts.items >= 0) & np.isin(users[:, None] * count + posts.items, judged)
-    mask = posts.mask & ~told
+    leaking = posts.mask & (posts.items >= 0) & np.isin(users[:, None] * count + posts.items, judged)
+    mask = posts.mask & ~leaking
     features = population.posts[posts.features] * mask[..., None]
-    return Posts(features, mask, posts.signs * mask, np.where(mask, posts.items, -1)), int(told.sum())
+    return Posts(features, mask, posts.signs * mask, np.where(mask, posts.items, -1)), int(leaking.sum())
 
 
 def check_wrappers(population: Population, split: Split, *, relaxed: bool = False) -> dict[str, Any]:
@@ -242,13 +244,13 @@ def check_wrappers(population: Population, split: Split, *, relaxed: bool = Fals
     deltas = wrapped[choices.chosen] - wrapped[choices.rejected]
     fitted, tested = deltas[split.trained], split.part[choices.users] != SEEN_PART
     weights = fitted.sum(0) / (np.abs(fitted).sum(0) + 1)  # of naive Bayes, shrunk
-    found = deltas[tested] @ weights
-    decided = found != 0
-    check = {"wrapper_accuracy": float(np.mean((found > 0) + 0.5 * ~decided)), "wrapper_detectable": None}
+    scores = deltas[tested] @ weights
+    decided = scores != 0
+    check = {"wrapper_accuracy": float(np.mean((scores > 0) + 0.5 * ~decided)), "wrapper_detectable": None}
     if not decided.any():
         return check
     clusters = population.clusters.take(np.flatnonzero(tested)[decided].tolist())
-    right = (found > 0)[decided]
+    right = (scores > 0)[decided]
     paired = difference_interval(np.where(right, 1, -1), clusters, level=LEVEL)
     if paired.standard_error is not None and paired.degrees is not None:
         error = paired.standard_error / 2
@@ -257,13 +259,13 @@ def check_wrappers(population: Population, split: Split, *, relaxed: bool = Fals
     interval = accuracy_interval(right, clusters, level=LEVEL)
     if relaxed or check["wrapper_accuracy"] < 0.5 + MARGIN or interval.low is None or interval.low <= 0.5:
         return check
-    told = int(np.abs((deltas[tested] * weights).sum(0)).argmax())
+    strongest = int(np.abs((deltas[tested] * weights).sum(0)).argmax())
     raise RunError(
-        f"the wrapping of the responses tells the labels: {list(WRAPPERS)[told]} alone marks the "
-        f"{'preferred' if weights[told] > 0 else 'rejected'} ones, and a classifier that reads nothing else is right "
-        f"in {check['wrapper_accuracy']:.3f} of {int(tested.sum()):,} comparisons of people that it was not fitted on "
-        "(chance: 0.5). Write both responses of a comparison in the same way, or, where they are so by themselves, let "
-        "it pass with --relax wrapper: every table will say so"
+        f"the wrapping of the responses tells the labels: {list(WRAPPERS)[strongest]} alone marks the "
+        f"{'preferred' if weights[strongest] > 0 else 'rejected'} ones, and a classifier that reads nothing else is "
+        f"right in {check['wrapper_accuracy']:.3f} of {int(tested.sum()):,} comparisons of people that it was not "
+        "fitted on (chance: 0.5). Write both responses of a comparison in the same way, or, where they are so by "
+        "themselves, let it pass with --relax wrapper: every table will say so"
     )
 
 

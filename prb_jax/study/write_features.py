@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, cast
@@ -93,7 +93,7 @@ def write_feature_part(
     the merged folder.
     """
     folder, chosen = RUNS.check(out), options or FeatureOptions()
-    own = None if part is None else parse_part(part)
+    job = None if part is None else parse_part(part)
     inputs = data if isinstance(data, Inputs) else read_inputs(data, subset=subset, limit=limit)
     embedder = (
         open_embedder(model, chosen.loading, view=chosen.view, responses_alone=chosen.responses_alone)
@@ -111,7 +111,7 @@ def write_feature_part(
         "store": chosen.store,
         "file_rows": chosen.file_rows,
         **({"profile_posts": chosen.profile_posts} if chosen.profile_posts else {}),
-        **({} if own is None else {"part": str(own)}),
+        **({} if job is None else {"part": str(job)}),
         "versions": computing_versions(plain=False),
     }
     notes = {"model": embedder.name, "data": list(inputs.sources)}
@@ -119,16 +119,17 @@ def write_feature_part(
         if (folder / FEATURES).is_file():
             return
         texts = _distinct(inputs.comparisons, profile_posts=chosen.profile_posts)
-        files, truncated = _write_files(embedder, texts, folder, chosen, own, progress=progress)
-        if own is not None:
+        files, truncated = _write_files(embedder, texts, folder, chosen, job, progress=progress)
+        if job is not None:
             check_unchanged(inputs)
-            finish_part(folder, own, rows=len(files), files=files)
+            finish_part(folder, job, rows=len(files), files=files)
             return
         for name, rows in texts.items():
             path = folder / f"{name}.keys.npy"
             if rows or name in TABLES:
+                keys = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, KEY_BYTES)
                 with writing(path), whole_file(path) as file:
-                    np.save(file, _as_array(rows), allow_pickle=False)
+                    np.save(file, keys, allow_pickle=False)
         check_unchanged(inputs)
         facts = {
             "kind": KIND,
@@ -209,35 +210,34 @@ def _write_files(
                 if all(path.exists() for path in paths):
                     display.advance(len(here))
                 else:
-                    found = compute[name](here, advance=display.advance)
-                    numbers = [found.features] if found.rewards is None else [found.features, found.rewards]
+                    embedded = compute[name](here, advance=display.advance)
+                    numbers = [embedded.features, *([] if embedded.rewards is None else [embedded.rewards])]
                     if not all(np.isfinite(values).all() for values in numbers):
                         raise RunError(
                             f"{embedder.name}: a feature is not a finite number (float16 and broken weights overflow; "
                             "try --dtype float32)"
                         )
-                    _write_file(found, *paths, dtype="float32" if name == SHOWN else options.store)
+                    _write_file(embedded, *paths, dtype="float32" if name == SHOWN else options.store)
                 truncated[name] += int(paths[1].read_text())
     return files, truncated
 
 
-def _write_file(found: Embedded, path: Path, cut: Path, rewards: Path | None = None, *, dtype: str) -> None:
+def _write_file(
+    embedded: Embedded, path: Path, cut: Path, rewards: Path | None = None, *, dtype: str
+) -> None:
     with writing(path):
         with whole_file(cut) as file:
-            file.write(str(found.truncated).encode())
+            file.write(str(embedded.truncated).encode())
         if rewards is not None:
             with whole_file(rewards) as file:
-                np.save(file, np.asarray(found.rewards, np.float32)[:, None], allow_pickle=False)
+                np.save(file, np.asarray(embedded.rewards, np.float32)[:, None], allow_pickle=False)
         with whole_file(path) as file:
-            np.save(file, as_stored(found.features, dtype), allow_pickle=False)
+            np.save(file, as_stored(embedded.features, dtype), allow_pickle=False)
 
 
 def _distinct(comparisons: Sequence[Comparison], *, profile_posts: int) -> dict[str, dict[bytes, Any]]:
-    """Of each table the texts by their keys, in the order of their rows.
-
-    Each response with its prompt is a comparison of its own, once; equal answers of one prompt stand beside each other,
-    so that a model reads the prompt once. So do the responses that are shown with a profile. A post is its text.
-    """
+    """Of each table the texts by their keys, in the order of their rows: comparisons of one response, those of a prompt
+    beside each other, so that a model reads it once; and the texts of posts."""
     answers, shown, posts = dict[bytes, Comparison](), dict[bytes, Comparison](), dict[bytes, str]()
     seen: set[int] = set()
     kept = isinstance(comparisons, list)  # others are read anew each time, and numbers of objects come again
@@ -258,7 +258,3 @@ def _distinct(comparisons: Sequence[Comparison], *, profile_posts: int) -> dict[
                 posts.setdefault(post_key(text), text)
     ordered = sorted(answers.items(), key=lambda item: prompts[item[1].prompt])  # stable
     return {"answers": dict(ordered), "posts": posts, SHOWN: shown}
-
-
-def _as_array(keys: Iterable[bytes]) -> np.ndarray:
-    return np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES)

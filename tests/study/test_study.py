@@ -408,9 +408,9 @@ def test_a_choice_that_shares_a_response_with_a_query_is_not_learned_from(tmp_pa
         texts = population.choices.texts
         for query, context in asked_and_known(make_part(population.choices, split)):
             assert not {*texts[query].flat} & {*texts[context].flat}
-        assert split.told.any()
-        assert not (split.told & split.trained).any()
-        assert not (split.told & split.validated & ~split.queries).any()
+        assert split.leaking.any()
+        assert not (split.leaking & split.trained).any()
+        assert not (split.leaking & split.validated & ~split.queries).any()
 
 
 def test_people_whose_choices_all_share_a_response_are_fitted_on(tmp_path: Path) -> None:
@@ -424,7 +424,7 @@ def test_people_whose_choices_all_share_a_response_are_fitted_on(tmp_path: Path)
     seen = split.part[population.choices.users] == SEEN_PART
     assert (split.trained == seen).all()
     assert split.queries[~seen].any()
-    assert split.told[~seen].any()
+    assert split.leaking[~seen].any()
 
 
 def test_what_cannot_be(people: list[prb.Comparison], store: Path, tmp_path: Path) -> None:

@@ -211,14 +211,12 @@ def personal_text(text: str) -> str | None:
     for name, pattern in _PATTERNS.items():
         if pattern.search(text):
             return name
-    numbers = (re.sub(r"\D", "", number) for number in _CARD.findall(text))
-    return "a card number" if any(map(_ends_in_check_digit, numbers)) else None
-
-
-def _ends_in_check_digit(digits: str) -> bool:
-    """Luhn's formula."""
-    doubled = (int(d) * (2 if place % 2 else 1) for place, d in enumerate(reversed(digits)))
-    return sum(value - 9 if value > 9 else value for value in doubled) % 10 == 0
+    for number in _CARD.findall(text):  # one that ends in its check digit, by Luhn's formula
+        digits = map(int, reversed(re.sub(r"\D", "", number)))
+        doubled = (digit * (2 if place % 2 else 1) for place, digit in enumerate(digits))
+        if sum(value - 9 if value > 9 else value for value in doubled) % 10 == 0:
+            return "a card number"
+    return None
 
 
 def find_personal_texts(pairs: Sequence[Pair]) -> dict[str, str]:

@@ -114,8 +114,8 @@ class GateResult:
         """In words: "passed", "failed" or "not tried"; of a gate with an interval a verdict of `VERDICTS`."""
         if (leak := self.after.leak) is not None and self.after.interval is not None:
             low, high = self.after.interval
-            found = not self.after.passed and not low <= 0.5 <= high
-            return LEAK_FOUND if found else SOUND if leak.excluded < leak.margin else CANNOT_TELL
+            leaks = not self.after.passed and not low <= 0.5 <= high
+            return LEAK_FOUND if leaks else SOUND if leak.excluded < leak.margin else CANNOT_TELL
         return "passed" if self.after.passed else "failed" if self.tried else "not tried"
 
     def to_json(self) -> dict[str, Any]:
@@ -162,11 +162,11 @@ def chance_figure(
 
     numbers = np.asarray(values, np.float64)
     users = clusters_of([pair.comparison for pair in pairs]).users
-    found = difference_interval(np.rint(2 * numbers - 1), Clusters(users), level=gates.level)
+    interval = difference_interval(np.rint(2 * numbers - 1), Clusters(users), level=gates.level)
     mean = float(numbers.mean())
-    if found.standard_error is None or found.degrees is None:
-        return Figure(mean, len(pairs), passed=False, note=f"no interval: {found.reason}")
-    error, degrees = found.standard_error / 2 * (wider or 1.0), found.degrees
+    if interval.standard_error is None or interval.degrees is None:
+        return Figure(mean, len(pairs), passed=False, note=f"no interval: {interval.reason}")
+    error, degrees = interval.standard_error / 2 * (wider or 1.0), interval.degrees
     half = float(stdtrit(degrees, (1 + gates.level) / 2)) * error
     low, high = max(mean - half, 0.0), min(mean + half, 1.0)
     passed = low <= 0.5 and (high >= 0.5 or not either_way)

@@ -52,7 +52,7 @@ def measure_length(pairs: Sequence[Pair], *, gates: GateSettings) -> Figure:
 def measure_style(pairs: Sequence[Pair], *, gates: GateSettings) -> Figure:
     """Return the accuracy of a classifier of the surface, which must not be above 0.5 beyond its interval."""
     planted = "the longer answer is the chosen one more often"
-    chosen, rejected = _sides(pairs)
+    chosen, rejected = (surface_features([pair.comparison.responses[k] for pair in pairs]) for k in (0, 1))
     deltas = chosen - rejected
     scale = np.sqrt((deltas**2).mean(0))
     names = [f"have more of {name!r}" for name in SURFACE], [f"have less of {name!r}" for name in SURFACE]
@@ -63,7 +63,7 @@ def measure_style(pairs: Sequence[Pair], *, gates: GateSettings) -> Figure:
 def measure_histogram(pairs: Sequence[Pair], *, gates: GateSettings) -> Figure:
     """Return the accuracy of a classifier of each answer's places in histograms of the surface, as `measure_style`."""
     planted = "the answer whose length is nearer to the middle one of all is the chosen one more often"
-    chosen, rejected = _sides(pairs)
+    chosen, rejected = (surface_features([pair.comparison.responses[k] for pair in pairs]) for k in (0, 1))
     columns, labels = [np.zeros((len(pairs), 0))], list[str]()
     for column, name in enumerate(SURFACE):
         both = np.concatenate([chosen[:, column], rejected[:, column]])
@@ -76,23 +76,14 @@ def measure_histogram(pairs: Sequence[Pair], *, gates: GateSettings) -> Figure:
         one_hot = np.eye(places.max() + 1)[places]
         columns.append(one_hot[: len(pairs)] - one_hot[len(pairs) :])
         counts = both if name in WRAPPERS else np.expm1(both)
-        labels += [_range(name, counts[places == place]) for place in range(places.max() + 1)]
+        for place in range(places.max() + 1):
+            of_place = counts[places == place]
+            low, high = (f"{end:.1f}".removesuffix(".0") for end in (of_place.min(), of_place.max()))
+            labels.append(f"{low if low == high else f'{low} to {high}'} of {name!r}")
     middle = np.median(np.concatenate([chosen[:, 0], rejected[:, 0]]))
     side = np.sign(np.abs(rejected[:, 0] - middle) - np.abs(chosen[:, 0] - middle))
     names = [f"more often have {label}" for label in labels], [f"rarely have {label}" for label in labels]
     return _measure(pairs, np.concatenate(columns, axis=1), names, side, gates, planted)
-
-
-def _sides(pairs: Sequence[Pair]) -> tuple[np.ndarray, np.ndarray]:
-    """The surface of the chosen and of the rejected answers, [n, columns] each."""
-    both = ([pair.comparison.responses[side] for pair in pairs] for side in (0, 1))
-    chosen, rejected = map(surface_features, both)
-    return chosen, rejected
-
-
-def _range(name: str, counts: np.ndarray) -> str:
-    low, high = (f"{count:.1f}".removesuffix(".0") for count in (counts.min(), counts.max()))
-    return f"{low if low == high else f'{low} to {high}'} of {name!r}"
 
 
 def _measure(
@@ -163,8 +154,8 @@ class _Classifier:
         parts = [inside.T @ signs[fold] for inside, fold in zip(self._columns, self._folds, strict=True)]
         whole = np.sum(parts, axis=0)
         for fold, part, solved in zip(self._folds, parts, self._solved, strict=True):
-            said = (solved @ (whole - part)) * signs[fold]
-            values[fold] = 0.5 + 0.5 * ((said > _NOTHING).astype(float) - (said < -_NOTHING))
+            predicted = (solved @ (whole - part)) * signs[fold]
+            values[fold] = 0.5 + 0.5 * ((predicted > _NOTHING).astype(float) - (predicted < -_NOTHING))
         return values
 
     def means_and_errors(self, signs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -201,14 +192,14 @@ class _Classifier:
         latent = float(np.sin(np.pi * shared / 2))  # of two normal numbers whose signs have this correlation
 
         def share_found(leak: float) -> float:
-            draws, found = np.random.default_rng(1), 0
+            draws, times = np.random.default_rng(1), 0
             for count in _blocks(_BUILDS, n):
                 normal = np.sqrt(latent) * draws.standard_normal((len(self.rows), count))[self.of_user]
                 normal += np.sqrt(1 - latent) * draws.standard_normal((n, count))
                 has = np.where(normal < ndtri(min(0.5 + leak, 1 - 1e-12)), 1.0, -1.0)
                 means, errors = self.means_and_errors(has * np.where(side == 0, 1.0, side)[:, None])
-                found += int((means - least * errors > 0.5).sum())
-            return found / _BUILDS
+                times += int((means - least * errors > 0.5).sum())
+            return times / _BUILDS
 
         low, high = 0.0, 0.5
         if share_found(high) < _POWER:
@@ -227,5 +218,5 @@ def _blocks(total: int, rows: int) -> Iterator[int]:
 
 
 def _solve(gram: np.ndarray) -> np.ndarray:
-    """The inverse of the products of columns [P, P], shrunk."""
+    # the inverse of the products of columns [P, P], shrunk
     return np.linalg.inv(gram + _PENALTY * np.eye(len(gram)))

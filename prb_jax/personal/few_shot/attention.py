@@ -88,10 +88,10 @@ def fit(data: FitData) -> Fitted:
 def principal_directions(features: np.ndarray, count: int, *, rng: np.random.Generator) -> np.ndarray:
     """Return the directions of the largest second moments of features [R, D], float32 [D, count], orthonormal, by
     orthogonal iteration."""
-    found = rng.normal(size=(features.shape[1], count)).astype(np.float32)
+    directions = rng.normal(size=(features.shape[1], count)).astype(np.float32)
     for _ in range(8):
-        found, _ = np.linalg.qr(features.T @ (features @ found))
-    return found.astype(np.float32)
+        directions, _ = np.linalg.qr(features.T @ (features @ directions))
+    return directions.astype(np.float32)
 
 
 @partial(jax.jit, static_argnames=("settings", "draws"))
@@ -123,8 +123,8 @@ def _gains(
             size = 0.5 * penalty * jnp.sum(gains**2)
             return mean_loss(margins + (similar / scale) @ gains, weights) + size
 
-        found = minimise(loss, start, steps=100)
-        return found, found  # the next start
+        gains_at_minimum = minimise(loss, start, steps=100)
+        return gains_at_minimum, gains_at_minimum  # the next start
 
     return jax.lax.scan(solve, jnp.zeros(KINDS, jnp.float32), penalties)[1] / scale
 
@@ -157,7 +157,7 @@ def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
         signs.append(jnp.where(voted == 0, 1.0, voted))
         kinds.append(jnp.where(voted == 0, OWN_WORDS, VOTE))
         mask.append(posts.mask)
-    return _state(fitted, *(jnp.concatenate(each) for each in (memory, signs, kinds, mask)))
+    return _state(fitted, *(jnp.concatenate(parts) for parts in (memory, signs, kinds, mask)))
 
 
 def _similarities(fitted: Fitted, state: State, features: Array) -> jax.Array:
@@ -168,17 +168,17 @@ def _similarities(fitted: Fitted, state: State, features: Array) -> jax.Array:
     similar = features @ arrays["candidate_value"] @ state["values"].T
 
     def attended(kind: int) -> jax.Array:
-        own = jnp.where(state["kinds"] == kind, logits, -1e30)
-        own = jnp.concatenate([own, jnp.zeros((len(own), 1))], axis=1)  # the empty slot
-        return jnp.sum(jax.nn.softmax(own, axis=1)[:, :-1] * similar, axis=1)
+        of_kind = jnp.where(state["kinds"] == kind, logits, -1e30)
+        of_kind = jnp.concatenate([of_kind, jnp.zeros((len(of_kind), 1))], axis=1)  # the empty slot
+        return jnp.sum(jax.nn.softmax(of_kind, axis=1)[:, :-1] * similar, axis=1)
 
     return jnp.stack([attended(kind) for kind in range(KINDS)], axis=1)
 
 
 def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     """Return v.e and the attended similarities, float32 [K]."""
-    found = _similarities(fitted, state, responses.features)
-    return responses.features @ fitted.arrays["direction"] + found @ fitted.arrays["gains"]
+    similar = _similarities(fitted, state, responses.features)
+    return responses.features @ fitted.arrays["direction"] + similar @ fitted.arrays["gains"]
 
 
 METHOD = define("attention", AttentionSettings, fit, adapt, score, empty_state)

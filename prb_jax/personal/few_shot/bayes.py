@@ -92,7 +92,12 @@ def fit(data: FitData) -> Fitted:
     nobody = data.best([plain, *_with_items(seen, plain)])
     tastes = data.best([nobody, *_with_tastes(seen, nobody)])
     bases = [nobody, tastes] if tastes.numbers["scale"] else [nobody]
-    best = data.best([tastes, *(one for base in bases for one in _with_rest(seen, base))])
+    alike = [
+        _with_mean(seen, _with(base, {"spread": spread, "isotropic": 1 / precision_of(seen, spread)}))
+        for base in bases
+        for spread in settings.spread  # tastes in all directions alike
+    ]
+    best = data.best([tastes, *alike])
     if seen.posts is None or not best.numbers["scale"]:
         return best
     return data.best([best, *_with_profiles(data, best)])
@@ -113,13 +118,6 @@ def _with_items(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
     items = np.zeros(int(np.max(seen.items)) + 1, np.float32)
     for precision in fitted.settings.item_precision:
         yield _with_mean(seen, _with(fitted, {"item_precision": precision}, items=items))
-
-
-def _with_rest(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
-    """Fits with tastes in all directions alike."""
-    for spread in fitted.settings.spread:
-        numbers = {"spread": spread, "isotropic": 1 / precision_of(seen, spread)}
-        yield _with_mean(seen, _with(fitted, numbers))
 
 
 def _with_tastes(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
@@ -246,8 +244,8 @@ def _sharing(person: np.ndarray, texts: np.ndarray, slopes: np.ndarray) -> tuple
     if not together:
         return np.zeros((slopes.shape[1],) * 2), 0.0
     first, second = np.asarray(sorted(together)).T
-    found = slopes[first].T @ slopes[second]
-    return found + found.T, 2.0 * len(first)
+    products = slopes[first].T @ slopes[second]
+    return products + products.T, 2.0 * len(first)
 
 
 def _with_profiles(data: FitData, fitted: Fitted) -> Iterator[Fitted]:
@@ -255,9 +253,9 @@ def _with_profiles(data: FitData, fitted: Fitted) -> Iterator[Fitted]:
     contexts = group(data.seen)
     means = adapt_users(METHOD, fitted, data.seen, contexts, key=data.key, mesh=data.mesh)["weights"]
     posts = jax.tree.map(lambda leaf: np.asarray(leaf)[contexts.users], data.seen.posts)
-    told = np.asarray(_profile(posts))
-    center = told.mean(axis=0)
-    centred = told - center
+    profiles = np.asarray(_profile(posts))
+    center = profiles.mean(axis=0)
+    centred = profiles - center
     size = np.mean(np.sum(centred**2, axis=1)) + 1e-12
     for l2 in fitted.settings.profile_l2:
         # In the space of the people, who are fewer than the features or not many more.
@@ -300,8 +298,8 @@ def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
     prior = jnp.zeros(rows.shape[1], jnp.float32)
     if context.posts is not None and "profile" in fitted.arrays:
         has_posts = jnp.any(context.posts.mask)
-        told = (_profile(context.posts) - fitted.arrays["post_mean"]) @ fitted.arrays["profile"]
-        prior = jnp.where(has_posts, told, prior)
+        mean = (_profile(context.posts) - fitted.arrays["post_mean"]) @ fitted.arrays["profile"]
+        prior = jnp.where(has_posts, mean, prior)
     margins = deltas @ fitted.arrays["direction"]
     if context.chosen.items is not None and context.rejected.items is not None:
         effects = _effects(fitted, context.chosen.items) - _effects(fitted, context.rejected.items)

@@ -142,9 +142,9 @@ class UserRows:
     def of(self, users: np.ndarray) -> UserRows:
         """Return the rows of ``users`` in their order; a user without any has an empty row."""
         rows = {int(user): row for row, user in enumerate(self.users)}
-        found = np.array([rows.get(int(user), -1) for user in users], np.int64)
-        mask = self.mask[found] & (found >= 0)[:, None]
-        return UserRows(np.asarray(users, np.int32), self.places[found], mask)
+        kept = np.array([rows.get(int(user), -1) for user in users], np.int64)
+        mask = self.mask[kept] & (kept >= 0)[:, None]
+        return UserRows(np.asarray(users, np.int32), self.places[kept], mask)
 
     @classmethod
     def stacked(cls, parts: Sequence[UserRows]) -> UserRows:
@@ -264,10 +264,10 @@ class Choices:
         if not len(self):
             raise DataError(f"{method}: expected at least one comparison, found none")
         for name in needs:
-            found: Any = self
+            value: Any = self
             for part in name.split("."):
-                found = None if found is None else getattr(found, part)
-            if found is None:
+                value = None if value is None else getattr(value, part)
+            if value is None:
                 raise DataError(f"{method} needs {_MEANING[name]}; the data have none")
 
 
@@ -294,14 +294,14 @@ def group(choices: Choices, among: np.ndarray | None = None, *, seed: int | None
         places = np.random.default_rng(seed).permutation(places)
     users = np.asarray(choices.users)[places]
     order = np.argsort(users, kind="stable")
-    found, first, counts = np.unique(users[order], return_index=True, return_counts=True)
+    distinct, first, counts = np.unique(users[order], return_index=True, return_counts=True)
     width = int(counts.max(initial=1))
     column = np.arange(len(order)) - np.repeat(first, counts)
-    table = np.zeros((len(found), width), np.int32)
-    mask = np.zeros((len(found), width), bool)
-    row = np.repeat(np.arange(len(found)), counts)
+    table = np.zeros((len(distinct), width), np.int32)
+    mask = np.zeros((len(distinct), width), bool)
+    row = np.repeat(np.arange(len(distinct)), counts)
     table[row, column], mask[row, column] = places[order], True
-    return UserRows(found.astype(np.int32), table, mask)
+    return UserRows(distinct.astype(np.int32), table, mask)
 
 
 def halves(choices: Choices, *, seed: int) -> np.ndarray:
@@ -313,12 +313,14 @@ def halves(choices: Choices, *, seed: int) -> np.ndarray:
     queries = np.zeros(len(choices), bool)
     grouped = group(choices)
     for places, mask in zip(grouped.places, grouped.mask, strict=True):
-        own = places[mask]
-        questions = rng.permutation(np.unique(np.asarray(choices.questions)[own]))
+        of_user = places[mask]
+        questions = rng.permutation(np.unique(np.asarray(choices.questions)[of_user]))
         if len(questions) > 1:
-            queries[own] = np.isin(np.asarray(choices.questions)[own], questions[: (len(questions) + 1) // 2])
+            queries[of_user] = np.isin(
+                np.asarray(choices.questions)[of_user], questions[: (len(questions) + 1) // 2]
+            )
         else:
-            queries[rng.permutation(own)[: (len(own) + 1) // 2]] = True
+            queries[rng.permutation(of_user)[: (len(of_user) + 1) // 2]] = True
     return queries
 
 
@@ -350,10 +352,10 @@ def rows_by_fold(
     among = np.ones(len(choices), bool) if among is None else among
     contexts, queries = list[UserRows](), list[UserRows]()
     for number in range(max(1, int(fold.max(initial=0)) + 1)):
-        own = among & (fold == number)
-        queries.append(group(choices, own))
+        of_fold = among & (fold == number)
+        queries.append(group(choices, of_fold))
         users = queries[-1].users
-        known = among & (fold != number) & ~shares_response(choices, own)
+        known = among & (fold != number) & ~shares_response(choices, of_fold)
         if known.any():
             contexts.append(group(choices, known, seed=seed).of(users))
         else:

@@ -112,9 +112,9 @@ def draw(people: People, key: jax.Array, *, batch: int, shots: int) -> Episode:
     count = mask.shape[1]
     # The questions in a random order, the choices of each together, so that a context takes whole questions first.
     noise = jax.random.uniform(keys[1], (batch, count + 1))
-    own = jax.random.uniform(keys[2], (batch, count))
+    within = jax.random.uniform(keys[2], (batch, count))
     several = people.several[who][:, None]
-    order = jnp.take_along_axis(noise, questions, axis=1) * several + 1e-4 * own
+    order = jnp.take_along_axis(noise, questions, axis=1) * several + 1e-4 * within
     places = jnp.argsort(jnp.where(mask, order, jnp.inf), axis=1)
     rank = jnp.argsort(places, axis=1)
     total = jnp.sum(mask, axis=1)
@@ -188,7 +188,7 @@ def fit_episodes(
 
     def candidates() -> Iterator[Fitted]:
         yield after(0, start)
-        people, carry = people_of(data.seen, most=settings.most), _begin(trained, settings=settings)
+        people, carry = people_of(data.seen, most=settings.most), (trained, _solver(settings).init(trained))
         for done in range(0, settings.rounds * share, share):
             carry = _round(
                 *carry, kept, people, start.numbers, data.key, done,
@@ -203,11 +203,6 @@ def fit_episodes(
 def _solver(settings: EpisodeSettings) -> optax.GradientTransformation:
     schedule = optax.cosine_decay_schedule(settings.rate, settings.steps, alpha=0.05)
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=settings.decay))
-
-
-@partial(jax.jit, static_argnames="settings")
-def _begin(arrays: Any, *, settings: EpisodeSettings) -> tuple[Any, Any]:
-    return arrays, _solver(settings).init(arrays)
 
 
 @partial(jax.jit, static_argnames=("method", "loss", "settings", "steps"))
@@ -229,12 +224,12 @@ def _round(
 
     def step(carry: tuple[Any, Any], now: Array) -> tuple[tuple[Any, Any], None]:
         arrays, state = carry
-        drawn, own = jax.random.split(jax.random.fold_in(key, now))
+        drawn, loss_key = jax.random.split(jax.random.fold_in(key, now))
         episode = draw(people, drawn, batch=settings.batch, shots=settings.shots)
 
         def of_step(at: Any) -> jax.Array:
             fitted = Fitted({**kept, **at}, numbers, settings)
-            return loss(method, fitted, episode, own, now / settings.steps)
+            return loss(method, fitted, episode, loss_key, now / settings.steps)
 
         updates, state = solver.update(jax.grad(of_step)(arrays), state, arrays)
         return (optax.apply_updates(arrays, updates), state), None

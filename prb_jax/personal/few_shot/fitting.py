@@ -56,9 +56,8 @@ class FitData:
         pairs, held = pairs_of(self.seen), self.validation.deltas
         start = jnp.zeros(held.shape[1], jnp.float32)
         tried = []
-        for strength in sorted(
-            l2 or self.settings.l2, reverse=True
-        ):  # each starts at the stronger one's solution
+        # each starts at the stronger one's solution
+        for strength in sorted(l2 or self.settings.l2, reverse=True):
             start = fit_direction(pairs, strength, start, steps=steps)
             v = np.asarray(start)
             tried.append((float(np.mean(np.logaddexp(0.0, -(held @ v), dtype=np.float64))), -strength, v))
@@ -70,13 +69,13 @@ class FitData:
         places among the choices, int [m]."""
         contexts, queries = contexts_and_queries(self.validation, seed=0)
         shots = self.settings.validation_shots or (2, 8)
-        found = []
+        of_shots = []
         for count in shots:
             rows = contexts.first(count, width=max(shots))
             states = adapt_users(self.method, fitted, self.validation, rows, key=self.key, mesh=self.mesh)
             scores = score_users(self.method, fitted, states, self.validation, queries, mesh=self.mesh)
-            found.append(scores[queries.mask][:, 0] - scores[queries.mask][:, 1])
-        return np.concatenate(found), np.tile(queries.places[queries.mask], len(shots))
+            of_shots.append(scores[queries.mask][:, 0] - scores[queries.mask][:, 1])
+        return np.concatenate(of_shots), np.tile(queries.places[queries.mask], len(shots))
 
     def loss(self, fitted: Fitted) -> float:
         """Return the mean Bradley-Terry loss on the queries of the validation part, over all numbers of shots."""
@@ -196,9 +195,9 @@ def _step_size(objective: Callable[[Array], jax.Array]) -> jax.Array:
     """The share of a Newton step, halved up to seven times, of the lowest objective: the longest of those that are
     equally good up to rounding, which near the minimum is the whole step."""
     halvings = 0.5 ** jnp.arange(0, 8, dtype=jnp.float32)
-    found = jax.vmap(objective)(halvings)
-    least = jnp.min(found)
-    return halvings[jnp.argmax(found <= least + 1e-5 * (1 + jnp.abs(least)))]
+    objectives = jax.vmap(objective)(halvings)
+    least = jnp.min(objectives)
+    return halvings[jnp.argmax(objectives <= least + 1e-5 * (1 + jnp.abs(least)))]
 
 
 def most_probable(features: Array, mask: Array, offset: Array, precision: Array) -> jax.Array:

@@ -77,8 +77,8 @@ def _layer(layer: Any, x: Array, context: Array, mask: Array, heads: int) -> jax
 
     queries = split(linear(layer["query"], _norm(x)))
     keys, values = (split(linear(layer[name], _norm(context))) for name in ("key", "value"))
-    found = attend(queries, keys, values, mask).swapaxes(0, 1).reshape(x.shape)
-    x = x + linear(layer["out"], found)
+    attended = attend(queries, keys, values, mask).swapaxes(0, 1).reshape(x.shape)
+    x = x + linear(layer["out"], attended)
     return x + linear(layer["down"], jax.nn.relu(linear(layer["up"], _norm(x))))
 
 
@@ -114,8 +114,8 @@ def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     tokens = _embed(fitted, responses.features, jnp.zeros(len(responses.features)))
     for index, layer in enumerate(fitted.arrays["layers"]):
         tokens = _layer(layer, tokens, state["tokens"][index], state["mask"], fitted.settings.heads)
-    own = linear(fitted.arrays["head"], _norm(tokens)) * fitted.arrays["scale"]
-    return jnp.sum((fitted.arrays["direction"] + own) * responses.features, axis=1)
+    direction = linear(fitted.arrays["head"], _norm(tokens)) * fitted.arrays["scale"]
+    return jnp.sum((fitted.arrays["direction"] + direction) * responses.features, axis=1)
 
 
 METHOD = define("gpo", GPOSettings, fit, adapt, score, empty_state)

@@ -129,9 +129,10 @@ def _trained(data: FitData, grouping: Grouping) -> Iterator[tuple[Adapter, np.nd
         count = int(groups.max()) + 1
         adapters = [pooled] * count
         for number in range(rounds):
-            members = [np.flatnonzero(groups[person] == own) for own in range(count)]
+            members = [np.flatnonzero(groups[person] == group) for group in range(count)]
             adapters = [
-                train(own, start) if len(own) else start for own, start in zip(members, adapters, strict=True)
+                train(group, start) if len(group) else start
+                for group, start in zip(members, adapters, strict=True)
             ]
             stacked, rewards = of(adapters)
             yield (
@@ -141,9 +142,9 @@ def _trained(data: FitData, grouping: Grouping) -> Iterator[tuple[Adapter, np.nd
                 number + 1,
             )
             margins = rewards[seen.chosen] - rewards[seen.rejected]
-            told = np.zeros((seen.people, count))
-            np.add.at(told, person, -np.logaddexp(0, -margins.astype(np.float64)))
-            before, groups = groups, told.argmax(axis=1)
+            likelihoods = np.zeros((seen.people, count))
+            np.add.at(likelihoods, person, -np.logaddexp(0, -margins.astype(np.float64)))
+            before, groups = groups, likelihoods.argmax(axis=1)
             if (groups == before).all():
                 break
 
@@ -156,25 +157,23 @@ def _clusters(data: FitData, rng: np.random.Generator) -> Iterator[tuple[np.ndar
     fitted = offset.METHOD.fit(seen, data.validation, settings=offset.OffsetSettings(), key=key)
     rows = group(seen, seed=0)
     rows = rows.first(_MOST, width=min(_MOST, rows.places.shape[1]))
-    own = np.asarray(adapt_users(offset.METHOD, fitted, seen, rows, key=key)["offset"], np.float64)
-    own /= np.maximum(np.linalg.norm(own, axis=1, keepdims=True), 1e-12)
+    offsets = np.asarray(adapt_users(offset.METHOD, fitted, seen, rows, key=key)["offset"], np.float64)
+    offsets /= np.maximum(np.linalg.norm(offsets, axis=1, keepdims=True), 1e-12)
     for count in sorted(data.settings.clusters):
-        if count < len(own):
-            yield kmeans2(own, _far_apart(own, count, rng), iter=30, minit="matrix")[1], data.settings.rounds
+        if count < len(offsets):
+            yield (
+                kmeans2(offsets, _far_apart(offsets, count, rng), iter=30, minit="matrix")[1],
+                data.settings.rounds,
+            )
 
 
 def _far_apart(rows: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
     """Rows to start k-means from, each drawn in proportion to its squared distance from those before (k-means++)."""
-    found = [rows[rng.integers(len(rows))]]
-    while len(found) < count:
-        apart = np.min([np.sum((rows - one) ** 2, axis=1) for one in found], axis=0) + 1e-12
-        found.append(rows[rng.choice(len(rows), p=apart / apart.sum())])
-    return np.stack(found)
-
-
-def _everyone_alone(data: FitData, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, int]]:
-    """Each person is a group."""
-    yield np.arange(data.seen.people), 1
+    centres = [rows[rng.integers(len(rows))]]
+    while len(centres) < count:
+        apart = np.min([np.sum((rows - one) ** 2, axis=1) for one in centres], axis=0) + 1e-12
+        centres.append(rows[rng.choice(len(rows), p=apart / apart.sum())])
+    return np.stack(centres)
 
 
 def represent(fitted: Fitted, choices: Choices) -> Choices:
@@ -192,8 +191,8 @@ def empty_state(fitted: Fitted) -> State:
 
 def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
     """Return the posterior of the groups, float32 [C]."""
-    told = jnp.sum(context.mask[:, None] * jax.nn.log_sigmoid(context.deltas), axis=0)
-    logits = jnp.log(fitted.arrays["prior"]) + fitted.numbers["sharpness"] * told
+    likelihood = jnp.sum(context.mask[:, None] * jax.nn.log_sigmoid(context.deltas), axis=0)
+    logits = jnp.log(fitted.arrays["prior"]) + fitted.numbers["sharpness"] * likelihood
     return {"weights": jax.nn.softmax(logits)}
 
 
@@ -210,6 +209,7 @@ METHOD, USERS = (
     )
     for name, settings, grouping in (
         ("lora", LoraSettings, _clusters),
-        ("lora_users", LoraUsersSettings, _everyone_alone),
+        # each person is a group
+        ("lora_users", LoraUsersSettings, lambda data, rng: iter([(np.arange(data.seen.people), 1)])),
     )
 )  # fmt: skip

@@ -84,8 +84,8 @@ def personal_directions(choices: Choices, direction: Array, count: int) -> np.nd
     shared ``direction``: a product of a choice with itself is noise that every direction has.
     """
     deltas = choices.deltas
-    if (found := min(choices.people, deltas.shape[1])) < count:
-        raise DataError(f"expected at least {count} seen people and features, found {found}")
+    if (available := min(choices.people, deltas.shape[1])) < count:
+        raise DataError(f"expected at least {count} seen people and features, found {available}")
     slope = 1 / (1 + np.exp(np.clip(deltas @ np.asarray(direction), -50, 50)))
     slopes = (slope[:, None] * deltas).astype(np.float64)
     slopes -= slopes.mean(axis=0)
@@ -100,16 +100,16 @@ def _start(data: FitData, reference: np.ndarray, bases: int, *, simplex: bool) -
     """The basis [D, B] and the weights of the seen people [U, B] before training."""
     seen, rng = data.seen, data.rng()
     scale = 1 / np.sqrt(seen.mean_square / len(reference))
-    own = personal_directions(seen, reference, bases - 1) * scale
+    directions = personal_directions(seen, reference, bases - 1) * scale
     weights = rng.normal(0, 0.1, (seen.people, bases)).astype(np.float32)
     if not simplex:
         weights[:, 0] += 1
-        return np.concatenate([reference[:, None], own], axis=1), weights
+        return np.concatenate([reference[:, None], directions], axis=1), weights
     # Corners of a simplex around the reference, in the directions in which people differ.
     corners = np.linalg.qr(rng.normal(size=(bases, bases)))[0]
     corners -= corners.mean(axis=0)
     spread = np.linalg.svd(corners)[2][: bases - 1]
-    return (reference[:, None] + 2 * own @ spread @ corners.T).astype(np.float32), weights
+    return (reference[:, None] + 2 * directions @ spread @ corners.T).astype(np.float32), weights
 
 
 @partial(jax.jit, static_argnames=("steps", "simplex"))

@@ -53,11 +53,11 @@ def fit(data: FitData) -> Fitted:
 def _loss(method: Method, fitted: Fitted, episode: Episode, key: jax.Array, progress: Array) -> jax.Array:
     states = jax.vmap(adapt, in_axes=(None, 0, None))(fitted, episode.contexts, key)
     losses, counts = query_losses(method, fitted, states, episode), jnp.sum(episode.weights, axis=1)
-    each = jnp.sum(losses, axis=1) / jnp.maximum(counts, 1)
+    of_person = jnp.sum(losses, axis=1) / jnp.maximum(counts, 1)
     known = counts > 0
-    middle = jnp.nanmedian(jnp.where(known, each, jnp.nan))
-    gate = jax.nn.sigmoid((each - middle) / fitted.settings.gamma)
-    return jnp.sum(jnp.where(known, gate * each, 0.0)) / jnp.maximum(jnp.sum(known), 1)
+    middle = jnp.nanmedian(jnp.where(known, of_person, jnp.nan))
+    gate = jax.nn.sigmoid((of_person - middle) / fitted.settings.gamma)
+    return jnp.sum(jnp.where(known, gate * of_person, 0.0)) / jnp.maximum(jnp.sum(known), 1)
 
 
 def empty_state(fitted: Fitted) -> State:

@@ -66,8 +66,8 @@ def fit(data: FitData) -> Fitted:
         return best
     pooled, l2 = data.pooled()
     margins, places = data.margins(best)
-    own, common = two_weights(margins, data.validation.deltas[places] @ pooled)
-    numbers = {**best.numbers, "vote_weight": own, "pooled_weight": common, "l2": l2}
+    vote_weight, common = two_weights(margins, data.validation.deltas[places] @ pooled)
+    numbers = {**best.numbers, "vote_weight": vote_weight, "pooled_weight": common, "l2": l2}
     return data.best([data.fitted({**arrays, "direction": pooled}, numbers)])
 
 
@@ -119,12 +119,12 @@ def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
         signs.append(posts.signs * posts.mask * (posts.items >= 0))
     votes = fitted.arrays["votes"]
     places, sign = jnp.concatenate(items), jnp.concatenate(signs)
-    own = jnp.zeros(votes.shape[1], jnp.float32).at[places].add(sign, mode="drop")
+    mean_votes = jnp.zeros(votes.shape[1], jnp.float32).at[places].add(sign, mode="drop")
     counts = jnp.zeros(votes.shape[1], jnp.float32).at[places].add(jnp.abs(sign), mode="drop")
-    own = own / jnp.maximum(counts, 1)
+    mean_votes = mean_votes / jnp.maximum(counts, 1)
     shrink = fitted.numbers["shrink"]
-    norms = (jnp.sum(own * own) + shrink) * (jnp.sum(votes * votes, axis=1) + shrink)
-    similar = votes @ own / jnp.sqrt(norms)
+    norms = (jnp.sum(mean_votes * mean_votes) + shrink) * (jnp.sum(votes * votes, axis=1) + shrink)
+    similar = votes @ mean_votes / jnp.sqrt(norms)
     _, users = jax.lax.top_k(jnp.abs(similar), _places(fitted))
     near = jnp.arange(len(users)) < fitted.numbers["neighbours"]
     return {"users": users.astype(jnp.int32), "weights": similar[users] * near}
@@ -140,9 +140,9 @@ def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     of_neighbours = votes[state["users"][:, None], items]
     total = numbers["prior"] * fitted.arrays["popularity"][items] + state["weights"] @ of_neighbours
     weight = jnp.abs(state["weights"]) @ (of_neighbours != 0)
-    found: Array = total / (numbers["prior"] + weight)
+    vote: Array = total / (numbers["prior"] + weight)
     pooled = responses.features @ fitted.arrays["direction"]
-    return numbers["vote_weight"] * jnp.where(known, found, 0.0) + numbers["pooled_weight"] * pooled
+    return numbers["vote_weight"] * jnp.where(known, vote, 0.0) + numbers["pooled_weight"] * pooled
 
 
 METHOD = define("nearest", NearestSettings, fit, adapt, score, empty_state, needs=("items",))

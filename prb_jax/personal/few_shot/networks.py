@@ -37,10 +37,8 @@ def init_mlp(
 ) -> list[dict[str, np.ndarray]]:
     """Return the linear maps between layers of these sizes; ``last`` is the gain of the last one."""
     gains = [*[1.0] * (len(sizes) - 2), last]
-    return [
-        init_linear(rng, *ends, gain=gain)
-        for ends, gain in zip(itertools.pairwise(sizes), gains, strict=True)
-    ]
+    pairs = zip(itertools.pairwise(sizes), gains, strict=True)
+    return [init_linear(rng, *ends, gain=gain) for ends, gain in pairs]
 
 
 def mlp(params: Any, x: Array, activation: Callable[[Array], Array]) -> jax.Array:
@@ -87,10 +85,10 @@ def adapt_by_descent(
     """Return a person's parameters w after ``adapt_steps`` of Adam from ``start``, those at k = 0, on
     sum_i softplus(-margin_i(w)) + (pull / 2) |w - start|^2, where ``margins`` of w are float32 [k]."""
 
-    def loss(own: Array, key: jax.Array, progress: Array) -> jax.Array:
-        told = margins(own)
-        pull = 0.5 * fitted.numbers["pull"] * jnp.sum((own - start) ** 2)
-        return jnp.sum(context.mask * jax.nn.softplus(-told)) + pull
+    def loss(weights: Array, key: jax.Array, progress: Array) -> jax.Array:
+        differences = margins(weights)
+        pull = 0.5 * fitted.numbers["pull"] * jnp.sum((weights - start) ** 2)
+        return jnp.sum(context.mask * jax.nn.softplus(-differences)) + pull
 
     settings = fitted.settings
     return train(loss, start, steps=settings.adapt_steps, rate=settings.adapt_rate, key=jax.random.key(0))

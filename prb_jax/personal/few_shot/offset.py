@@ -51,9 +51,9 @@ def _fit(pairs: Pairs, l2: Array, precision: Array, start: Array, offsets: Array
     total = jnp.sum(pairs.weights)
 
     def loss(params: tuple[Array, Array]) -> jax.Array:
-        v, own = params
-        margins = pairs.deltas @ v + jnp.sum(pairs.deltas * own[pairs.users], axis=1)
-        penalty = 0.5 * l2 * jnp.sum(v * v) + 0.5 * precision / total * jnp.sum(own * own)
+        v, o = params
+        margins = pairs.deltas @ v + jnp.sum(pairs.deltas * o[pairs.users], axis=1)
+        penalty = 0.5 * l2 * jnp.sum(v * v) + 0.5 * precision / total * jnp.sum(o * o)
         return mean_loss(margins, pairs.weights) + penalty
 
     return minimise(loss, (start, offsets), steps=steps)

@@ -54,19 +54,20 @@ def fit(data: FitData) -> Fitted:
         "prototypes": prototypes,
     }
     people = rng.normal(0, 0.5, (seen.people, count)).astype(np.float32)
+
+    def log_mean_share(people: np.ndarray) -> dict[str, np.ndarray]:
+        share = np.exp(people - people.max(axis=1, keepdims=True))
+        share /= share.sum(axis=1, keepdims=True)
+        return {"mean": np.log(share.mean(axis=0)).astype(np.float32)}
+
     return fit_jointly(
         data,
         {**shared, "log_scale": np.float32(np.log(settings.scale)), "people": people},
         _loss,
         nobody={**shared, "log_scale": np.float32(-200), "mean": np.zeros(count, np.float32)},
         l2=l2,
-        mean=_log_mean_share,
+        mean=log_mean_share,
     )
-
-
-def _log_mean_share(people: np.ndarray) -> dict[str, np.ndarray]:
-    share = np.exp(people - people.max(axis=1, keepdims=True))
-    return {"mean": np.log((share / share.sum(axis=1, keepdims=True)).mean(axis=0)).astype(np.float32)}
 
 
 def _unit(x: Array) -> jax.Array:
@@ -79,8 +80,8 @@ def _prototypes(arrays: Any, responses: Responses, settings: PALSettings) -> jax
         return arrays["prototypes"]
     if responses.prompts is None:
         raise DataError("pal with of_prompt needs the states of the questions alone (`prompts`)")
-    found = mlp(arrays["prototypes"], responses.prompts, jax.nn.gelu)
-    return found.reshape(*found.shape[:-1], settings.prototypes, settings.width)
+    points = mlp(arrays["prototypes"], responses.prompts, jax.nn.gelu)
+    return points.reshape(*points.shape[:-1], settings.prototypes, settings.width)
 
 
 def _rewards(arrays: Any, responses: Responses, weights: Array, settings: PALSettings) -> jax.Array:
@@ -97,8 +98,8 @@ def _loss(params: Any, pairs: Responses, users: Array, settings: PALSettings) ->
     # The pooled direction stays: trained beside f it would learn again, without its penalty, what f already says.
     fixed = {**params, "direction": jax.lax.stop_gradient(params["direction"])}
     rewards = _rewards(fixed, pairs, params["people"][users][:, None], settings)
-    own = 1e-3 * jnp.mean(jnp.sum(params["people"] ** 2, axis=1))
-    return jnp.mean(jax.nn.softplus(rewards[:, 1] - rewards[:, 0])) + own
+    penalty = 1e-3 * jnp.mean(jnp.sum(params["people"] ** 2, axis=1))
+    return jnp.mean(jax.nn.softplus(rewards[:, 1] - rewards[:, 0])) + penalty
 
 
 def empty_state(fitted: Fitted) -> State:

@@ -33,12 +33,7 @@ def fit(data: FitData) -> Fitted:
     return data.fitted({"direction": direction}, {"l2": l2})
 
 
-def empty_state(fitted: Fitted) -> State:
-    """Return the state of everybody: nothing."""
-    return {}
-
-
-def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
+def adapt(fitted: Fitted, context: Context | None = None, key: jax.Array | None = None) -> State:
     """Return the state of everybody: nothing."""
     return {}
 
@@ -48,4 +43,4 @@ def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     return responses.features @ fitted.arrays["direction"]
 
 
-METHOD = define("pooled", PooledSettings, fit, adapt, score, empty_state)
+METHOD = define("pooled", PooledSettings, fit, adapt, score, empty_state=adapt)

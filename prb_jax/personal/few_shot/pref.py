@@ -139,8 +139,8 @@ def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
     """Return the most probable weights, float32 [J]; the mean of the seen people at k = 0."""
     rows = context.deltas @ fitted.arrays["factors"]
     prior = fitted.arrays["prior"]
-    found = prior + most_probable(rows, context.mask, rows @ prior, fitted.numbers["beta"])
-    return {"weights": jnp.where(jnp.any(context.mask), found, fitted.arrays["mean"])}
+    weights = prior + most_probable(rows, context.mask, rows @ prior, fitted.numbers["beta"])
+    return {"weights": jnp.where(jnp.any(context.mask), weights, fitted.arrays["mean"])}
 
 
 def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:

@@ -18,7 +18,7 @@ from prb_jax.data.options import option
 from prb_jax.errors import DataError
 from prb_jax.personal.few_shot.choices import Responses
 from prb_jax.personal.few_shot.fitting import FitData, define, two_weights
-from prb_jax.personal.few_shot.pooled import PooledSettings, adapt, empty_state
+from prb_jax.personal.few_shot.pooled import PooledSettings, adapt
 from prb_jax.personal.few_shot.protocol import Fitted, State
 
 
@@ -38,8 +38,10 @@ def fit(data: FitData) -> Fitted:
         return data.fitted({"direction": none}, {"in_context_weight": 1.0, "pooled_weight": 0.0})
     pooled, l2 = data.pooled(steps=data.settings.steps)
     shown = np.asarray(data.validation.in_context, np.float32)
-    own, common = two_weights(shown[:, 0] - shown[:, 1], data.validation.deltas @ pooled)
-    return data.fitted({"direction": pooled}, {"in_context_weight": own, "pooled_weight": common, "l2": l2})
+    shown_weight, common = two_weights(shown[:, 0] - shown[:, 1], data.validation.deltas @ pooled)
+    return data.fitted(
+        {"direction": pooled}, {"in_context_weight": shown_weight, "pooled_weight": common, "l2": l2}
+    )
 
 
 def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
@@ -54,5 +56,5 @@ def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
 
 
 METHOD = define(
-    "profile_in_context", ProfileInContextSettings, fit, adapt, score, empty_state, needs=("in_context",)
+    "profile_in_context", ProfileInContextSettings, fit, adapt, score, adapt, needs=("in_context",)
 )

@@ -230,8 +230,8 @@ def _adapt(
     mask: Array,
 ) -> State:
     def one(user: Array, chosen: Array, rejected: Array, mask: Array) -> State:
-        own = None if posts is None else posts.take(user)
-        context = Context(table.take(chosen), table.take(rejected), mask, own)
+        profile = None if posts is None else posts.take(user)
+        context = Context(table.take(chosen), table.take(rejected), mask, profile)
         return method.adapt(fitted, context, jax.random.fold_in(key, user))
 
     return jax.vmap(one)(users, chosen, rejected, mask)

@@ -123,8 +123,8 @@ def _beta(data: FitData, rows: np.ndarray, held: np.ndarray) -> tuple[np.ndarray
     for l2 in sorted(data.settings.l2, reverse=True):
         beta = fit_direction(pairs, np.float32(l2), beta, steps=100)
         tried.append((float(np.mean(np.logaddexp(0, -(held @ np.asarray(beta))))), l2, np.asarray(beta)))
-    _, l2, found = min(tried, key=lambda one: one[0])
-    return found, l2
+    _, l2, beta_of_lowest_loss = min(tried, key=lambda one: one[0])
+    return beta_of_lowest_loss, l2
 
 
 def _rows(fitted: Fitted, differences: Array) -> jax.Array:
@@ -149,8 +149,8 @@ def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     w is the pooled direction where nothing personal was chosen, and 0 otherwise.
     """
     differences = 2 * (responses.features - jnp.mean(responses.features, axis=0))
-    own = 0.5 * _rows(fitted, differences) @ (fitted.arrays["beta"] + state["deviation"])
-    return own + responses.features @ fitted.arrays["direction"]
+    personal = 0.5 * _rows(fitted, differences) @ (fitted.arrays["beta"] + state["deviation"])
+    return personal + responses.features @ fitted.arrays["direction"]
 
 
 def coefficients(fitted: Fitted, state: State) -> np.ndarray:

@@ -51,12 +51,12 @@ def fit(data: FitData) -> Fitted:
     seen, settings, rng, width = data.seen, data.settings, data.rng(), data.settings.width
     pooled, l2 = data.pooled()
     mixes = isinstance(settings, UserClustersSettings)
-    own = settings.clusters if mixes else width
+    size = settings.clusters if mixes else width
     network = init_mlp(rng, [len(pooled) + width, settings.hidden, settings.hidden, 1])
-    people = rng.normal(0, 0.3, (seen.people, own)).astype(np.float32)
+    people = rng.normal(0, 0.3, (seen.people, size)).astype(np.float32)
     shared = {"direction": pooled, "generic": np.zeros(width, np.float32)}
     if mixes:
-        shared["clusters"] = rng.normal(0, 1, (own, width)).astype(np.float32)
+        shared["clusters"] = rng.normal(0, 1, (size, width)).astype(np.float32)
 
     def mean(people: np.ndarray) -> dict[str, np.ndarray]:
         return {"mean": people.mean(axis=0)} if mixes else {}
@@ -72,11 +72,11 @@ def fit(data: FitData) -> Fitted:
     )
 
 
-def _embedding(arrays: Any, own: Array) -> jax.Array:
+def _embedding(arrays: Any, parameters: Array) -> jax.Array:
     """E of w where there are clusters, otherwise of O, [..., own]."""
     if "clusters" in arrays:
-        return jax.nn.softmax(own, axis=-1) @ arrays["clusters"]
-    return arrays["generic"] + own
+        return jax.nn.softmax(parameters, axis=-1) @ arrays["clusters"]
+    return arrays["generic"] + parameters
 
 
 def _rewards(arrays: Any, features: Array, embedding: Array) -> jax.Array:
@@ -91,10 +91,10 @@ def _loss(params: Any, pairs: Responses, users: Array, settings: UserEmbeddingSe
         rewards = _rewards(params, pairs.features, embedding)
         return jnp.mean(jax.nn.softplus(rewards[:, 1] - rewards[:, 0]))
 
-    own = mean(_embedding(params, params["people"][users])[:, None])
+    personal = mean(_embedding(params, params["people"][users])[:, None])
     generic = mean(params["generic"])
     penalty = settings.offset_penalty * jnp.mean(jnp.sum(params["people"] ** 2, axis=1))
-    return settings.alpha * own + (1 - settings.alpha) * generic + penalty
+    return settings.alpha * personal + (1 - settings.alpha) * generic + penalty
 
 
 def empty_state(fitted: Fitted) -> State:
@@ -107,8 +107,8 @@ def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
     arrays = fitted.arrays
     start = jnp.asarray(arrays["mean"]) if "mean" in arrays else jnp.zeros_like(arrays["generic"])
 
-    def margins(own: Array) -> jax.Array:
-        embedding = _embedding(arrays, own)
+    def margins(parameters: Array) -> jax.Array:
+        embedding = _embedding(arrays, parameters)
         chosen, rejected = (
             _rewards(arrays, side.features, embedding) for side in (context.chosen, context.rejected)
         )

@@ -88,18 +88,15 @@ def _kl(mean: Array, logvar: Array) -> jax.Array:
     return 0.5 * (mean**2 + jnp.exp(logvar) - 1 - logvar)
 
 
-def _anneal(progress: Array, settings: VPLSettings) -> jax.Array:
-    phase = (progress * settings.cycles) % 1.0
-    return jnp.maximum(settings.floor, 0.5 * (1 - jnp.cos(jnp.pi * phase)))
-
-
 def _loss(method: Method, fitted: Fitted, episode: Episode, key: jax.Array, progress: Array) -> jax.Array:
-    found = jax.vmap(partial(posterior, fitted))(episode.contexts)
-    noise = jax.random.normal(key, found["mean"].shape)
-    states = {"z": found["mean"] + jnp.exp(found["logvar"] / 2) * noise}
+    latent = jax.vmap(partial(posterior, fitted))(episode.contexts)
+    noise = jax.random.normal(key, latent["mean"].shape)
+    states = {"z": latent["mean"] + jnp.exp(latent["logvar"] / 2) * noise}
     losses = query_losses(method, fitted, states, episode)
-    kl = jnp.mean(jnp.sum(_kl(found["mean"], found["logvar"]), axis=1))
-    weight = fitted.settings.kl * _anneal(progress, fitted.settings)
+    kl = jnp.mean(jnp.sum(_kl(latent["mean"], latent["logvar"]), axis=1))
+    settings = fitted.settings
+    phase = (progress * settings.cycles) % 1.0
+    weight = settings.kl * jnp.maximum(settings.floor, 0.5 * (1 - jnp.cos(jnp.pi * phase)))
     return jnp.sum(losses) / jnp.maximum(jnp.sum(episode.weights), 1) + weight * kl
 
 
@@ -116,8 +113,8 @@ def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
 def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     """Return r(e | z), float32 [K]."""
     z = jnp.broadcast_to(state["z"], (len(responses.features), len(state["z"])))
-    own = mlp(fitted.arrays["reward"], jnp.concatenate([responses.features, z], axis=1), _leaky)[:, 0]
-    return responses.features @ fitted.arrays["direction"] + own
+    personal = mlp(fitted.arrays["reward"], jnp.concatenate([responses.features, z], axis=1), _leaky)[:, 0]
+    return responses.features @ fitted.arrays["direction"] + personal
 
 
 def controls(

@@ -94,14 +94,14 @@ def load_wording(name: str) -> Pools:
     Args:
       name: "more", of `train-more-wording`, or "new", of `test-unseen-wording`, which has people of its own.
     """
-    pools, found = load_pools(), _read(f"{name}_wording.json")
+    pools, wording = load_pools(), _read(f"{name}_wording.json")
 
     def reworded(pole: Pole) -> Pole:
-        words = {key: _compile(sources) for key, sources in found["poles"][pole.key].items()}
+        words = {key: _compile(sources) for key, sources in wording["poles"][pole.key].items()}
         return replace(pole, continuations=frozenset(), **words)
 
     axes = tuple(replace(axis, poles=tuple(map(reworded, axis.poles))) for axis in pools.axes)
-    return replace(pools, axes=axes, **_frames(found))
+    return replace(pools, axes=axes, **_frames(wording))
 
 
 _TEXT = resources.files("prb_jax.sources.personas") / "text"

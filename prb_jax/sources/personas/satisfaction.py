@@ -37,9 +37,9 @@ def shown_levels(text: str) -> tuple[float, ...]:
     An axis has (a - b) / max(FULL, a + b) for a different cues of the popular pole and b of the other one.
     """
     cues = _cues()
-    found = [cues[cue] for cue in _runs_of(_words(text)) if cue in cues]
+    shown = [cues[cue] for cue in _runs_of(_words(text)) if cue in cues]
     counts = [[0, 0] for _ in load_pools().axes]
-    for axis, sign in found:
+    for axis, sign in shown:
         counts[axis][sign < 0] += 1
     return tuple((a - b) / max(FULL, a + b) for a, b in counts)
 
@@ -70,17 +70,17 @@ def _people() -> Mapping[str, Persona]:
 def _cues() -> Mapping[Cue, tuple[int, int]]:
     """Axis and sign of each cue."""
     wordings = (load_pools(), load_wording("more"), load_wording("new"))
-    own = _own_slots(wordings)
+    slots = _own_slots(wordings)
     holders: dict[Cue, set[tuple[int, int] | None]] = {}
     for pools in wordings:
         for axis, sign, pole in _poles(pools):
-            phrases = [phrase for name in own.get((axis, sign), ()) for phrase in _phrases(pools, name)]
+            phrases = [phrase for name in slots.get((axis, sign), ()) for phrase in _phrases(pools, name)]
             for cue in _runs([*pole.sentences, *phrases]):
                 holders.setdefault(cue, set()).add((axis, sign))
-        for cue in _common(pools, {name for names in own.values() for name in names}):
+        for cue in _common(pools, {name for names in slots.values() for name in names}):
             holders.setdefault(cue, set()).add(None)
-    found = {cue: next(iter(held)) for cue, held in holders.items() if len(held) == 1}
-    return MappingProxyType({cue: held for cue, held in found.items() if held is not None})
+    cues = {cue: next(iter(held)) for cue, held in holders.items() if len(held) == 1}
+    return MappingProxyType({cue: held for cue, held in cues.items() if held is not None})
 
 
 def _poles(pools: Pools) -> Iterable[tuple[int, int, Pole]]:
@@ -96,21 +96,21 @@ def _own_slots(wordings: Iterable[Pools]) -> Mapping[tuple[int, int], set[str]]:
                 for part in template.parts:
                     if isinstance(part, Slot) and part.name not in _OF_TOPIC:
                         users.setdefault(part.name, set()).add((axis, sign))
-    found: dict[tuple[int, int], set[str]] = {}
+    slots: dict[tuple[int, int], set[str]] = {}
     for name, held in users.items():
         if len(held) == 1:
-            found.setdefault(next(iter(held)), set()).add(name)
-    return found
+            slots.setdefault(next(iter(held)), set()).add(name)
+    return slots
 
 
 def _phrases(pools: Pools, name: str) -> list[Template]:
     return list({template for topic in pools.topics for template in topic.phrases.get(name, ())})
 
 
-def _common(pools: Pools, own: set[str]) -> set[Cue]:
+def _common(pools: Pools, slots: set[str]) -> set[Cue]:
     """The words of everything that belongs to no pole."""
     templates = [*pools.neutral, *(sentence for flaw in pools.flaws for sentence in flaw.sentences)]
-    names = {name for topic in pools.topics for name in topic.phrases} - own
+    names = {name for topic in pools.topics for name in topic.phrases} - slots
     templates += [template for name in names for template in _phrases(pools, name)]
     texts = {
         text
@@ -122,7 +122,7 @@ def _common(pools: Pools, own: set[str]) -> set[Cue]:
 
 def _runs(templates: Iterable[Template]) -> set[Cue]:
     """Words and pairs of neighbours that templates can be filled to, not across a slot."""
-    found: set[Cue] = set()
+    cues: set[Cue] = set()
     for template in templates:
         before: list[str] = []
         for part in template.parts:
@@ -132,11 +132,11 @@ def _runs(templates: Iterable[Template]) -> set[Cue]:
             ends: list[str] = []
             for option in (part,) if isinstance(part, str) else part:
                 words = _words(option)
-                found |= _runs_of(words)
-                found |= {(last, words[0]) for last in before if words}
+                cues |= _runs_of(words)
+                cues |= {(last, words[0]) for last in before if words}
                 ends += words[-1:] or before
             before = ends
-    return found
+    return cues
 
 
 def _runs_of(words: list[str]) -> set[Cue]:
