@@ -23,25 +23,18 @@ LABELS: Final = ("chosen", "rejected")
 
 @dataclass(frozen=True)
 class Judged:
-    """One judgement, by the responses of the item, whichever of them was A.
-
-    Attributes:
-      showing: how often the annotator had judged the item before.
-      swapped: whether response A was the one with the lower label.
-      fit: 0 for the response with the higher label, 1 for the other one, None for "can't tell".
-      quality: by criterion, the ratings of both responses in this order; None for "can't tell".
-      opened, at: when the item was given out and the judgement submitted, in seconds since 1970.
-    """
+    """One judgement, by the responses of the item, whichever of them was A."""
 
     item: Item
     annotator: str
-    showing: int
-    swapped: bool
-    fit: int | None
+    showing: int  # how often the annotator had judged the item before
+    swapped: bool  # whether response A was the one with the lower label
+    fit: int | None  # 0 for the response with the higher label, 1 for the other one, None for "can't tell"
+    # by criterion, the ratings of both responses in this order; None for "can't tell"
     quality: Mapping[str, tuple[int | None, int | None]]
     comment: str
-    opened: float
-    at: float
+    opened: float  # when the item was given out and the judgement submitted, in seconds since 1970
+    at: float  # when the item was given out and the judgement submitted, in seconds since 1970
 
     __repr__ = short_repr
 

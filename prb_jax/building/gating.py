@@ -28,17 +28,14 @@ Measure = Callable[[Sequence[Pair]], Figure]
 
 @dataclass
 class Gated:
-    """Pairs on their way through the gates: those that are left, and the results of the gates in their order.
-
-    Attributes:
-      dropped: by id, the gate and the reason for which a pair is left out.
-      let_through: by id, the reason of each relaxed gate.
-    """
+    """Pairs on their way through the gates: those that are left, and the results of the gates in their order."""
 
     settings: BuildSettings
     kept: list[Pair]
+    # by id, the gate and the reason for which a pair is left out
     dropped: dict[str, tuple[str, str]] = field(default_factory=dict)
     results: list[GateResult] = field(default_factory=list)
+    # by id, the reason of each relaxed gate
     let_through: dict[str, dict[str, str]] = field(default_factory=dict)
 
     __repr__ = short_repr

@@ -18,23 +18,15 @@ from prb_jax.errors import DataError, quote, short_repr
 
 @dataclass(frozen=True, slots=True)
 class ScoredRow:
-    """One comparison with its scores, as a line of ``scores.jsonl``.
+    """One comparison with its scores, as a line of ``scores.jsonl``."""
 
-    Attributes:
-      id: of the comparison.
-      subset, user_id: of the comparison, or None.
-      scores: [K] rewards; of a graded row the one grade.
-      labels: [K] numbers, higher is better, not all equal; [1.0] of a graded row.
-      tokens: how many tokens the model read for this row.
-      truncated: how much of the text was cut: a count, or counts by kind (posts, tokens).
-    """
-
-    id: str
-    subset: str | None
-    user_id: str | None
-    scores: Sequence[float]
-    labels: Sequence[float]
-    tokens: int = 0
+    id: str  # of the comparison
+    subset: str | None  # of the comparison, or None
+    user_id: str | None  # of the comparison, or None
+    scores: Sequence[float]  # [K] rewards; of a graded row the one grade
+    labels: Sequence[float]  # [K] numbers, higher is better, not all equal; [1.0] of a graded row
+    tokens: int = 0  # how many tokens the model read for this row
+    # how much of the text was cut: a count, or counts by kind (posts, tokens)
     truncated: int | Mapping[str, int] = 0
 
     __repr__ = short_repr
@@ -54,13 +46,9 @@ class ScoredRow:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What came of n rows, in their order.
+    """What came of n rows, in their order."""
 
-    Attributes:
-      margins: [n] float64, best score among the highest labels minus the best of the others.
-    """
-
-    margins: np.ndarray
+    margins: np.ndarray  # [n] float64, best score among the highest labels minus the best of the others
 
     __repr__ = short_repr
 

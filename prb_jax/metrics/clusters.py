@@ -26,19 +26,14 @@ _FINE_STEPS = 16
 
 @dataclass(frozen=True)
 class Clusters:
-    """For n rows, in their order, what makes them depend on each other.
+    """For n rows, in their order, what makes them depend on each other."""
 
-    Attributes:
-      users: [n] the user of each row; None for a row that is a cluster of its own.
-      responses: [n] keys of the responses that are judged in each row, where several users judge the same ones
-        (crossed data): one key for the whole set of responses, or two for a pair whose responses also occur
-        in other pairs. None where the data are not crossed.
-      derived: whether the users were derived from shared posts, because the data name none.
-    """
-
-    users: tuple[str | None, ...]
+    users: tuple[str | None, ...]  # [n] the user of each row; None for a row that is a cluster of its own
+    # [n] keys of the responses that are judged in each row, where several users judge the same ones (crossed
+    # data): one key for the whole set of responses, or two for a pair whose responses also occur in other
+    # pairs. None where the data are not crossed
     responses: tuple[tuple[str, ...], ...] | None = None
-    derived: bool = False
+    derived: bool = False  # whether the users were derived from shared posts, because the data name none
 
     __repr__ = short_repr
 
@@ -148,20 +143,14 @@ def crossed_variance(values: np.ndarray, clusters: Clusters, *, least: float = 0
 
 @dataclass(frozen=True)
 class OneWayVariance:
-    """The variance of a mean, clustered one way.
+    """The variance of a mean, clustered one way."""
 
-    Attributes:
-      raw: the sum of the squared sums of residuals by cluster, over n squared.
-      factor: makes ``raw`` unbiased where all variance is that of clusters: 1 / (1 - 2 sum w^3 / sum w^2 + sum w^2) for
-        clusters with the shares w of the rows, which is G / (G - 1) for G clusters of one size.
-      clusters: G.
-      effective: the effective number of clusters, 1 / sum w^2 (Kish 1965): G for clusters of one size.
-    """
-
-    raw: float
+    raw: float  # the sum of the squared sums of residuals by cluster, over n squared
+    # makes ``raw`` unbiased where all variance is that of clusters: 1 / (1 - 2 sum w^3 / sum w^2 + sum w^2)
+    # for clusters with the shares w of the rows, which is G / (G - 1) for G clusters of one size
     factor: float
-    clusters: int
-    effective: float
+    clusters: int  # G
+    effective: float  # the effective number of clusters, 1 / sum w^2 (Kish 1965): G for clusters of one size
 
     @property
     def variance(self) -> float:

@@ -60,24 +60,16 @@ POLICY_DEFINITIONS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class TokenFacts:
-    """What is known of a response of T tokens.
+    """What is known of a response of T tokens."""
 
-    Attributes:
-      logprobs: float [T], log pi(y_t | x, y_<t).
-      reward: of the whole response, as the reward model reads it alone.
-      rewards: float [T], r(x, y_<=t); None where the reward model gives no rewards of prefixes.
-      start: r(x), of the prompt without any token.
-      tried_logprobs, tried_rewards: float [T, C], of likely tokens of each step.
-      listed: bool [T], whether y_t is one of these.
-    """
-
-    logprobs: np.ndarray
-    reward: float
+    logprobs: np.ndarray  # float [T], log pi(y_t | x, y_<t)
+    reward: float  # of the whole response, as the reward model reads it alone
+    # float [T], r(x, y_<=t); None where the reward model gives no rewards of prefixes
     rewards: np.ndarray | None = None
-    start: float = 0.0
-    tried_logprobs: np.ndarray | None = None
-    tried_rewards: np.ndarray | None = None
-    listed: np.ndarray | None = None
+    start: float = 0.0  # r(x), of the prompt without any token
+    tried_logprobs: np.ndarray | None = None  # float [T, C], of likely tokens of each step
+    tried_rewards: np.ndarray | None = None  # float [T, C], of likely tokens of each step
+    listed: np.ndarray | None = None  # bool [T], whether y_t is one of these
 
     __repr__ = short_repr
 

@@ -88,19 +88,12 @@ NEW_ITEM: Final = 1 << 30
 
 @dataclass(frozen=True, eq=False)
 class EmbeddedTexts:
-    """The standardised features of comparisons and posts as a method reads them, each text computed once.
+    """The standardised features of comparisons and posts as a method reads them, each text computed once."""
 
-    Attributes:
-      embedder: the source of the features.
-      standard: of the features on which the method was fitted.
-      items: the number of each text that was judged then, by its digest.
-      features: float32 [D] of each text, by its digest.
-    """
-
-    embedder: Embedder
-    standard: Callable[[np.ndarray], np.ndarray]
-    items: Mapping[bytes, int]
-    features: dict[bytes, np.ndarray] = field(default_factory=dict)
+    embedder: Embedder  # the source of the features
+    standard: Callable[[np.ndarray], np.ndarray]  # of the features on which the method was fitted
+    items: Mapping[bytes, int]  # the number of each text that was judged then, by its digest
+    features: dict[bytes, np.ndarray] = field(default_factory=dict)  # float32 [D] of each text, by its digest
 
     def embed(self, comparisons: Sequence[Comparison]) -> None:
         """Compute the features of texts that are not known yet."""

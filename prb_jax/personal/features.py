@@ -101,15 +101,11 @@ def post_key(text: str) -> bytes:
 
 @dataclass(frozen=True)
 class FeatureTable:
-    """Rows of features by the digests of their texts.
+    """Rows of features by the digests of their texts."""
 
-    Attributes:
-      parts: arrays [n, D], memory-mapped, one after another, all but the last one of the same length.
-      rows: the row of each digest.
-    """
-
+    # arrays [n, D], memory-mapped, one after another, all but the last one of the same length
     parts: Sequence[np.ndarray]
-    rows: Mapping[bytes, int] = field(repr=False)
+    rows: Mapping[bytes, int] = field(repr=False)  # the row of each digest
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -38,13 +38,9 @@ GENERIC = 0
 
 @dataclass(frozen=True)
 class Users:
-    """The users of a table, in the order of its rows.
+    """The users of a table, in the order of its rows."""
 
-    Attributes:
-      names: distinct user ids; ``names[i]`` has row i + 1.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # distinct user ids; ``names[i]`` has row i + 1
     _rows: dict[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -82,16 +78,12 @@ MethodState = dict[str, jax.Array]
 
 @dataclass(frozen=True)
 class StepRows:
-    """The users of one step.
+    """The users of one step."""
 
-    Attributes:
-      ids: int32 [M], their distinct rows in the table; filled up with numbers beyond the table, which
-        nothing is written to. Empty where a step trains nothing of users.
-      slots: int32 [n], for each comparison of the step its place in ``ids``.
-    """
-
+    # int32 [M], their distinct rows in the table; filled up with numbers beyond the table, which nothing is
+    # written to. Empty where a step trains nothing of users
     ids: np.ndarray
-    slots: np.ndarray
+    slots: np.ndarray  # int32 [n], for each comparison of the step its place in ``ids``
 
 
 class UserTokens(Protocol):
@@ -111,12 +103,9 @@ class Method:
     """A method of personalisation in training. What one does not define is as of a method without users.
 
     Functions of a state are pure: they are called inside ``jax.jit``.
-
-    Attributes:
-      tokens: the positions that stand for the user in front of every prefix.
     """
 
-    tokens: int
+    tokens: int  # the positions that stand for the user in front of every prefix
 
     @property
     def users(self) -> tuple[str, ...]:

@@ -28,17 +28,11 @@ _TENSOR = "soft_prompts"
 
 @dataclass(frozen=True)
 class UserPrompts:
-    """How the trees of a model with user embeddings begin.
+    """How the trees of a model with user embeddings begin."""
 
-    Attributes:
-      users: who has a soft prompt of their own.
-      tokens: S.
-      first_id: id of the first vector of the generic user; those of the row r begin r * S later.
-    """
-
-    users: Users
-    tokens: int
-    first_id: int
+    users: Users  # who has a soft prompt of their own
+    tokens: int  # S
+    first_id: int  # id of the first vector of the generic user; those of the row r begin r * S later
 
     def encode(self, trees: Sequence[Tree], comparisons: Sequence[OfUser]) -> list[Tree]:
         """Return the trees with the soft prompt of their comparison's user in front."""

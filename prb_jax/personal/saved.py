@@ -45,23 +45,14 @@ class Standard:
 
 @dataclass(frozen=True)
 class FittedMethod:
-    """A method ready to be adapted to people.
+    """A method ready to be adapted to people."""
 
-    Attributes:
-      path: its folder.
-      method: the method.
-      fitted: its arrays and numbers.
-      standard: of the features on which it was fitted.
-      items: the number of each text that was judged, by the text's digest (``post_key``).
-      facts: what ``personalised.json`` holds.
-    """
-
-    path: Path
-    method: Method
-    fitted: Fitted
-    standard: Standard
-    items: Mapping[bytes, int]
-    facts: Mapping[str, Any]
+    path: Path  # its folder
+    method: Method  # the method
+    fitted: Fitted  # its arrays and numbers
+    standard: Standard  # of the features on which it was fitted
+    items: Mapping[bytes, int]  # the number of each text that was judged, by the text's digest (``post_key``)
+    facts: Mapping[str, Any]  # what ``personalised.json`` holds
 
     __repr__ = short_repr
 
@@ -129,19 +120,12 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class UserStates:
-    """The states of U people.
+    """The states of U people."""
 
-    Attributes:
-      users: their names, in the order of the rows.
-      states: a tree whose arrays have the leading axis U.
-      digest: of the arrays, where they were read.
-      rows: the row of each person.
-    """
-
-    users: tuple[str, ...]
-    states: Any
-    digest: str | None = None
-    rows: Mapping[str, int] = field(init=False)
+    users: tuple[str, ...]  # their names, in the order of the rows
+    states: Any  # a tree whose arrays have the leading axis U
+    digest: str | None = None  # of the arrays, where they were read
+    rows: Mapping[str, int] = field(init=False)  # the row of each person
 
     __repr__ = short_repr
 

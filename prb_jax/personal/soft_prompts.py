@@ -34,27 +34,17 @@ SAVED = ("table", "mu", "nu", "count")
 
 @dataclass(frozen=True, kw_only=True)
 class SoftPrompts(Method):
-    """A table of users on a mesh, of which each step trains the rows of its own users.
+    """A table of users on a mesh, of which each step trains the rows of its own users."""
 
-    Attributes:
-      table: whose row is which.
-      tokens: S, the length of a soft prompt.
-      width: D.
-      places: M, the rows of a step: one for each of its comparisons is always enough.
-      generic_share: share of the comparisons of a step that train the generic user instead of their own.
-      seed: of the table and of that choice.
-      optimizer: of the rows.
-      mesh: devices.
-    """
-
-    table: Users
-    tokens: int
-    width: int
-    places: int
+    table: Users  # whose row is which
+    tokens: int  # S, the length of a soft prompt
+    width: int  # D
+    places: int  # M, the rows of a step: one for each of its comparisons is always enough
+    # share of the comparisons of a step that train the generic user instead of their own
     generic_share: float
-    seed: int
-    optimizer: RowAdam
-    mesh: Mesh
+    seed: int  # of the table and of that choice
+    optimizer: RowAdam  # of the rows
+    mesh: Mesh  # devices
 
     @property
     def users(self) -> tuple[str, ...]:
@@ -175,18 +165,13 @@ class RowAdam:
 
     A row that no step touches keeps value and moments as they are; rows that every step touches move as
     under ``optax.adam``.
-
-    Attributes:
-      learning_rate: as a function of the number of updates that the run has made.
-      b1, b2, eps: of Adam.
-      clip_norm: gradients of all rows together with a larger norm are scaled down to it; None for no
-        clipping.
     """
 
-    learning_rate: optax.Schedule
-    b1: float = 0.9
-    b2: float = 0.999
-    eps: float = 1e-8
+    learning_rate: optax.Schedule  # as a function of the number of updates that the run has made
+    b1: float = 0.9  # of Adam
+    b2: float = 0.999  # of Adam
+    eps: float = 1e-8  # of Adam
+    # gradients of all rows together with a larger norm are scaled down to it; None for no clipping
     clip_norm: float | None = None
 
     def apply_rows(self, users: Mapping[str, jax.Array], gradient: jax.Array, step: jax.Array) -> MethodState:

@@ -32,21 +32,14 @@ TRAINED_WITH = ("dtype", "revision", "tokenizer", "chat_template", "mesh")
 
 @dataclass(eq=False)
 class TrainableBackbone:
-    """A decoder and the responses of a study; see :class:`prb_jax.personal.few_shot.choices.Backbone`.
+    """A decoder and the responses of a study; see :class:`prb_jax.personal.few_shot.choices.Backbone`."""
 
-    Attributes:
-      model: folder or hub id.
-      loading: how it is opened.
-      view: protocol and length limit, as of the features.
-      answers: R comparisons with one response each, in the order of the rows of features.
-      mesh: devices.
-    """
-
-    model: str
-    loading: LoadOptions
-    view: ViewOptions
+    model: str  # folder or hub id
+    loading: LoadOptions  # how it is opened
+    view: ViewOptions  # protocol and length limit, as of the features
+    # R comparisons with one response each, in the order of the rows of features
     answers: Sequence[Comparison] = field(repr=False)
-    mesh: Mesh
+    mesh: Mesh  # devices
 
     def trainer(
         self, pairs: np.ndarray, *, settings: AdapterSettings, steps: int, seed: int

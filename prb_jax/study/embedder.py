@@ -80,14 +80,12 @@ class ReadStates:
 class StateFeatures:
     """An :class:`Embedder`, and a :class:`prb_jax.personal.embedder.RewardEmbedder` where it ``gives_rewards``: the
     state of a model of conversations at the read position, after the last norm.
-
-    Attributes:
-      tree: gives the states of a :class:`TreeBatch`, float32 [B, K, D]; with the reward behind each, D + 1.
-      stream: of a :class:`StreamBatch`, [S, M, D]; None for an encoder, which reads no streams.
     """
 
     model: RewardModel
+    # gives the states of a :class:`TreeBatch`, float32 [B, K, D]; with the reward behind each, D + 1
     tree: ScoreFn
+    # of a :class:`StreamBatch`, [S, M, D]; None for an encoder, which reads no streams
     stream: StreamFn | None
     view: View
     gives_rewards: bool
@@ -177,16 +175,12 @@ class AdaptedRewards:
     """An :class:`Embedder` whose features are the rewards of C adapters, one forward pass for each.
 
     An adapter is merged into a copy of the weights, in their dtype, while its rewards are computed.
-
-    Attributes:
-      base: the backbone as it is.
-      adapters: a tree with the factors under "layers" and the head under "score", all with a leading axis C.
-      scale: of the updates, alpha / rank.
     """
 
-    base: StateFeatures = field(repr=False)
+    base: StateFeatures = field(repr=False)  # the backbone as it is
+    # a tree with the factors under "layers" and the head under "score", all with a leading axis C
     adapters: Adapter = field(repr=False)
-    scale: float
+    scale: float  # of the updates, alpha / rank
 
     gives_rewards = False
 

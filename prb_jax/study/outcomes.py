@@ -38,20 +38,15 @@ CONTROLS: Final = (NO_USER, SHUFFLED, NO_PROFILE)
 
 @dataclass(frozen=True)
 class Outcome:
-    """The margins of a method on the queries of one split.
+    """The margins of a method on the queries of one split."""
 
-    Attributes:
-      places: int32 [q], the choices that were predicted.
-      short: int32 [q], how many comparisons the person of each choice can be adapted on.
-      margins: by (control, shots), float32 [q]: the score of the chosen response minus that of the other one.
-      figures: what it cost ("seconds_fit", "seconds_adapt_per_user", "bytes_per_user", "disk_bytes_per_user" where
-        states were written), the "numbers" that were chosen on the validation part, and the "controls" that the method
-        itself asks for.
-    """
-
-    places: np.ndarray
-    short: np.ndarray
+    places: np.ndarray  # int32 [q], the choices that were predicted
+    short: np.ndarray  # int32 [q], how many comparisons the person of each choice can be adapted on
+    # by (control, shots), float32 [q]: the score of the chosen response minus that of the other one
     margins: Mapping[tuple[str, int], np.ndarray]
+    # what it cost ("seconds_fit", "seconds_adapt_per_user", "bytes_per_user", "disk_bytes_per_user" where
+    # states were written), the "numbers" that were chosen on the validation part, and the "controls" that the
+    # method itself asks for
     figures: Mapping[str, Any]
 
     @classmethod
@@ -98,20 +93,14 @@ def read_outcome(path: Path) -> Outcome:
 
 @dataclass(frozen=True)
 class Part:
-    """What a method is asked on one split.
+    """What a method is asked on one split."""
 
-    Attributes:
-      choices: all choices, features standardised on the seen part.
-      split: of the people.
-      contexts: of the people who are asked, what they can be adapted on, in a seeded order; a row for each person and
-        fold.
-      queries: of the same people and folds, what is to be predicted.
-    """
-
-    choices: Choices
-    split: Split
+    choices: Choices  # all choices, features standardised on the seen part
+    split: Split  # of the people
+    # of the people who are asked, what they can be adapted on, in a seeded order; a row for each person and
+    # fold
     contexts: UserRows
-    queries: UserRows
+    queries: UserRows  # of the same people and folds, what is to be predicted
 
 
 def make_part(choices: Choices, split: Split) -> Part:

@@ -25,37 +25,25 @@ EXCLUDED: Final = (NO_USER, IDENTICAL, REPEATED, CONTRADICTED)
 
 @dataclass(frozen=True)
 class Population:
-    """The choices of all people of a data set.
+    """The choices of all people of a data set."""
 
-    Attributes:
-      choices: n choices with the features as they are stored, without posts; ``items`` are equal for equal texts of
-        responses.
-      profiles: the distinct profiles, [P, M]; in the place of its features a post has its row of ``posts``.
-      posts: float32 [N, D], the features of each distinct post as they are stored.
-      profile_of: int32 [n], the profile of each choice.
-      users: the name of each user.
-      ids: the comparison of each choice; one of K > 2 responses gives a choice for each response that is not among the
-        best.
-      subsets: the subset of each choice's comparison, or None.
-      texts: [R] the text of each row of features.
-      prompts: [R] the conversation before it.
-      item_keys: uint8 [I, 16], the digest of each item's text.
-      clusters: of the choices.
-      excluded: how many choices were left out, by reason.
-    """
-
+    # n choices with the features as they are stored, without posts; ``items`` are equal for equal texts of
+    # responses
     choices: Choices
+    # the distinct profiles, [P, M]; in the place of its features a post has its row of ``posts``
     profiles: Posts
-    posts: np.ndarray
-    profile_of: np.ndarray
-    users: tuple[str, ...]
+    posts: np.ndarray  # float32 [N, D], the features of each distinct post as they are stored
+    profile_of: np.ndarray  # int32 [n], the profile of each choice
+    users: tuple[str, ...]  # the name of each user
+    # the comparison of each choice; one of K > 2 responses gives a choice for each response that is not among
+    # the best
     ids: tuple[str, ...]
-    subsets: tuple[str | None, ...]
-    texts: tuple[str, ...]
-    prompts: tuple[tuple[Message, ...], ...]
-    item_keys: np.ndarray
-    clusters: Clusters
-    excluded: Mapping[str, int]
+    subsets: tuple[str | None, ...]  # the subset of each choice's comparison, or None
+    texts: tuple[str, ...]  # [R] the text of each row of features
+    prompts: tuple[tuple[Message, ...], ...]  # [R] the conversation before it
+    item_keys: np.ndarray  # uint8 [I, 16], the digest of each item's text
+    clusters: Clusters  # of the choices
+    excluded: Mapping[str, int]  # how many choices were left out, by reason
 
     __repr__ = short_repr
 

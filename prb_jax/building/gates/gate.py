@@ -25,16 +25,12 @@ VERDICTS: Final = (LEAK_FOUND, SOUND, CANNOT_TELL)
 
 @dataclass(frozen=True)
 class Pair:
-    """A pair that was built, the chosen answer first, with the aspects that it follows.
-
-    Attributes:
-      finishes: why the two answers end, as of the replies of a language model.
-      provenance: how it came about.
-    """
+    """A pair that was built, the chosen answer first, with the aspects that it follows."""
 
     comparison: Comparison
+    # why the two answers end, as of the replies of a language model
     finishes: tuple[str | None, str | None] = (None, None)
-    provenance: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # how it came about
 
     __repr__ = short_repr
 
@@ -56,20 +52,14 @@ class Pair:
 
 @dataclass(frozen=True)
 class Leak:
-    """What a gate can say of a leak: how often something that should not tell the chosen answer tells it, beyond 0.5.
+    """What a gate can say of a leak: how much more often than 0.5 something tells the chosen answer that should not."""
 
-    Attributes:
-      margin: a leak that is surely smaller is none: the benchmark is sound.
-      excluded: larger leaks than this one are excluded (two one-sided tests at 0.05).
-      detectable: the smallest leak that the gate would have found at this size in 80 % of builds; None where it would
-        not find any.
-      planted: the leak that `detectable` is of, in words.
-    """
-
-    margin: float
-    excluded: float
+    margin: float  # a leak that is surely smaller is none: the benchmark is sound
+    excluded: float  # larger leaks than this one are excluded (two one-sided tests at 0.05)
+    # the smallest leak that the gate would have found at this size in 80 % of builds; None where it would not
+    # find any
     detectable: float | None
-    planted: str
+    planted: str  # the leak that `detectable` is of, in words
 
 
 @dataclass(frozen=True)
@@ -93,21 +83,15 @@ class Figure:
 
 @dataclass(frozen=True)
 class GateResult:
-    """The result of one gate: its figure, of what the generator wrote first and of the pairs that are kept.
-
-    Attributes:
-      dropped: pairs that were left out for it.
-      relaxed: whether it may fail.
-      tried: whether anything was given to try it.
-    """
+    """The result of one gate: its figure, of what the generator wrote first and of the pairs that are kept."""
 
     name: str
     definition: str
     before: Figure | None
     after: Figure
-    dropped: int = 0
-    relaxed: bool = False
-    tried: bool = True
+    dropped: int = 0  # pairs that were left out for it
+    relaxed: bool = False  # whether it may fail
+    tried: bool = True  # whether anything was given to try it
 
     @property
     def verdict(self) -> str:

@@ -57,39 +57,29 @@ class Table:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Responses(Table):
-    """Responses with the facts that a method may use of each.
+    """Responses with the facts that a method may use of each."""
 
-    Attributes:
-      features: float32 [..., D], the backbone's state at the read position of the response given the question.
-      items: int32 [...], the identity of the response's text, equal wherever the same text is judged.
-      base_scores: float32 [...], the backbone's own reward, where it has one.
-      in_context: float32 [...], the reward of the same backbone when it saw this user's profile.
-      prompts: float32 [..., D], the backbone's state of the question alone.
-    """
-
+    # float32 [..., D], the backbone's state at the read position of the response given the question
     features: Array
+    # int32 [...], the identity of the response's text, equal wherever the same text is judged
     items: Array | None = None
-    base_scores: Array | None = None
+    base_scores: Array | None = None  # float32 [...], the backbone's own reward, where it has one
+    # float32 [...], the reward of the same backbone when it saw this user's profile
     in_context: Array | None = None
-    prompts: Array | None = None
+    prompts: Array | None = None  # float32 [..., D], the backbone's state of the question alone
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Posts(Table):
-    """The posts of a profile, padded; a table of users has a leading axis U.
+    """The posts of a profile, padded; a table of users has a leading axis U."""
 
-    Attributes:
-      features: float32 [..., M, D], the backbone's states of the posts.
-      mask: bool [..., M], True where there is a post.
-      signs: float32 [..., M]: 1 where the post is a text that the user agrees with, -1 where it is a text that the
-        user disagrees with, 0 for the user's own words.
-      items: int32 [..., M], the identity of the post's text among ``Responses.items``, -1 for no such text.
-    """
-
-    features: Array
-    mask: Array
+    features: Array  # float32 [..., M, D], the backbone's states of the posts
+    mask: Array  # bool [..., M], True where there is a post
+    # float32 [..., M]: 1 where the post is a text that the user agrees with, -1 where it is a text that the
+    # user disagrees with, 0 for the user's own words
     signs: Array | None = None
+    # int32 [..., M], the identity of the post's text among ``Responses.items``, -1 for no such text
     items: Array | None = None
 
 
@@ -99,17 +89,12 @@ class Context:
     """All that a method sees of one user: k comparisons and the profile's posts.
 
     Padding is told by the masks alone, never by features of zero.
-
-    Attributes:
-      chosen, rejected: the responses of the comparisons, with leading axis k.
-      mask: bool [k], True where there is a comparison.
-      posts: the user's posts; None where the data have none.
     """
 
-    chosen: Responses
-    rejected: Responses
-    mask: Array
-    posts: Posts | None = None
+    chosen: Responses  # the responses of the comparisons, with leading axis k
+    rejected: Responses  # the responses of the comparisons, with leading axis k
+    mask: Array  # bool [k], True where there is a comparison
+    posts: Posts | None = None  # the user's posts; None where the data have none
 
     @property
     def deltas(self) -> Array:
@@ -119,17 +104,12 @@ class Context:
 
 @dataclass(frozen=True)
 class UserRows:
-    """Comparisons grouped by user: the k of a context, or the queries to be scored. Numpy arrays of the host.
+    """Comparisons grouped by user: the k of a context, or the queries to be scored. Numpy arrays of the host."""
 
-    Attributes:
-      users: int32 [U], the user of each row, and the user's row in the table of posts.
-      places: int32 [U, k], the places of the choices in their `Choices`; any number where the mask is False.
-      mask: bool [U, k].
-    """
-
-    users: np.ndarray
+    users: np.ndarray  # int32 [U], the user of each row, and the user's row in the table of posts
+    # int32 [U, k], the places of the choices in their `Choices`; any number where the mask is False
     places: np.ndarray
-    mask: np.ndarray
+    mask: np.ndarray  # bool [U, k]
 
     def first(self, count: int, *, width: int | None = None) -> UserRows:
         """Return the first ``count`` comparisons of every user, in ``width`` places: at least 1, and ``count`` if not
@@ -161,34 +141,24 @@ PER_CHOICE = ("chosen", "rejected", "users", "questions", "in_context", "queries
 
 @dataclass(frozen=True)
 class Choices:
-    """The choices of people between two responses each.
+    """The choices of people between two responses each."""
 
-    Attributes:
-      features: float32 [R, D] of distinct responses, see `Responses`; standardised by the caller on the seen part.
-      chosen, rejected: int32 [n], rows of ``features``.
-      users: int32 [n], below ``number_of_users``.
-      questions: int32 [n], the identity of the question.
-      number_of_users: U.
-      items, base_scores, prompts: as in `Responses`, with leading axis R.
-      in_context: float32 [n, 2], of the chosen and of the rejected response, by the backbone that saw the profile.
-      posts: the profiles, with leading axis U.
-      backbone: the model of the features, where it can be trained.
-      queries: of users of a validation part, bool [n], True for the choices that are to be predicted, False for those
-        that may be adapted on; or int [n], as of `rows_by_fold`. None: `halves` deals the choices of each user.
-    """
-
+    # float32 [R, D] of distinct responses, see `Responses`; standardised by the caller on the seen part
     features: Array
-    chosen: np.ndarray
-    rejected: np.ndarray
-    users: np.ndarray
-    questions: np.ndarray
-    number_of_users: int
-    items: Array | None = None
-    base_scores: Array | None = None
-    prompts: Array | None = None
+    chosen: np.ndarray  # int32 [n], rows of ``features``
+    rejected: np.ndarray  # int32 [n], rows of ``features``
+    users: np.ndarray  # int32 [n], below ``number_of_users``
+    questions: np.ndarray  # int32 [n], the identity of the question
+    number_of_users: int  # U
+    items: Array | None = None  # as in `Responses`, with leading axis R
+    base_scores: Array | None = None  # as in `Responses`, with leading axis R
+    prompts: Array | None = None  # as in `Responses`, with leading axis R
+    # float32 [n, 2], of the chosen and of the rejected response, by the backbone that saw the profile
     in_context: Array | None = None
-    posts: Posts | None = None
-    backbone: Backbone | None = None
+    posts: Posts | None = None  # the profiles, with leading axis U
+    backbone: Backbone | None = None  # the model of the features, where it can be trained
+    # of users of a validation part, bool [n], True for the choices that are to be predicted, False for those
+    # that may be adapted on; or int [n], as of `rows_by_fold`. None: `halves` deals the choices of each user
     queries: np.ndarray | None = None
 
     def __post_init__(self) -> None:

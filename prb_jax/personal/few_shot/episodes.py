@@ -50,25 +50,16 @@ class EpisodeSettings(FewShotSettings):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class People:
-    """The seen people: tables, and [U, c] choices of each one, padded.
+    """The seen people: tables, and [U, c] choices of each one, padded."""
 
-    Attributes:
-      table, posts: the tables.
-      users: int32 [U], rows of ``posts``.
-      chosen, rejected: int32 [U, c], rows of ``table``.
-      questions: int32 [U, c], numbers from 0 within the person.
-      mask: bool [U, c].
-      several: bool [U], whether the person answered several questions.
-    """
-
-    table: Responses
-    posts: Posts | None
-    users: Array
-    chosen: Array
-    rejected: Array
-    questions: Array
-    mask: Array
-    several: Array
+    table: Responses  # the tables
+    posts: Posts | None  # the tables
+    users: Array  # int32 [U], rows of ``posts``
+    chosen: Array  # int32 [U, c], rows of ``table``
+    rejected: Array  # int32 [U, c], rows of ``table``
+    questions: Array  # int32 [U, c], numbers from 0 within the person
+    mask: Array  # bool [U, c]
+    several: Array  # bool [U], whether the person answered several questions
 
 
 def people_of(choices: Choices, *, most: int) -> People:
@@ -91,17 +82,11 @@ def people_of(choices: Choices, *, most: int) -> People:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Episode:
-    """People of one step: a context and c queries of each.
+    """People of one step: a context and c queries of each."""
 
-    Attributes:
-      contexts: with a leading axis B.
-      pairs: of the queries, chosen and rejected: leading axes [B, c, 2].
-      weights: float32 [B, c], 1 for a query.
-    """
-
-    contexts: Context
-    pairs: Responses
-    weights: Array
+    contexts: Context  # with a leading axis B
+    pairs: Responses  # of the queries, chosen and rejected: leading axes [B, c, 2]
+    weights: Array  # float32 [B, c], 1 for a query
 
 
 def draw(people: People, key: jax.Array, *, batch: int, shots: int) -> Episode:

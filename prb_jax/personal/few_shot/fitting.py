@@ -20,23 +20,14 @@ from prb_jax.personal.few_shot.protocol import Fitted, Floats, Method, State, ad
 
 @dataclass(frozen=True)
 class FitData:
-    """What a method is fitted on.
+    """What a method is fitted on."""
 
-    Attributes:
-      method: the method, by which candidates are judged.
-      seen: the choices of the people to fit on.
-      validation: those of other people, on which every number is chosen.
-      settings: of the method.
-      key: of everything that is drawn.
-      mesh: devices over which the people of the validation part are split.
-    """
-
-    method: Method
-    seen: Choices
-    validation: Choices
-    settings: Any
-    key: jax.Array
-    mesh: Mesh | None = None
+    method: Method  # the method, by which candidates are judged
+    seen: Choices  # the choices of the people to fit on
+    validation: Choices  # those of other people, on which every number is chosen
+    settings: Any  # of the method
+    key: jax.Array  # of everything that is drawn
+    mesh: Mesh | None = None  # devices over which the people of the validation part are split
 
     def rng(self) -> np.random.Generator:
         """Return a new generator of the host, of the same draws wherever the key is the same."""
@@ -112,17 +103,11 @@ def define(
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Pairs:
-    """The choices of a part, ready for a loss over all of them.
+    """The choices of a part, ready for a loss over all of them."""
 
-    Attributes:
-      deltas: float32 [n, D], chosen minus rejected.
-      users: int32 [n], the people numbered from 0 to P - 1, see `Choices.person`.
-      weights: float32 [n], 1 for a choice and 0 for padding.
-    """
-
-    deltas: Array
-    users: Array
-    weights: Array
+    deltas: Array  # float32 [n, D], chosen minus rejected
+    users: Array  # int32 [n], the people numbered from 0 to P - 1, see `Choices.person`
+    weights: Array  # float32 [n], 1 for a choice and 0 for padding
 
 
 def pairs_of(choices: Choices) -> Pairs:

@@ -70,51 +70,40 @@ class FewShotSettings(MethodSettings):
 @partial(jax.tree_util.register_dataclass, data_fields=["arrays", "numbers"], meta_fields=["settings"])
 @dataclass(frozen=True)
 class Fitted:
-    """A fitted method.
+    """A fitted method."""
 
-    Attributes:
-      arrays: its arrays by name, float32 or int32.
-      numbers: scalars by name: all that was chosen on the validation part (``l2``), and facts to be reported.
-      settings: the frozen settings with which it was fitted.
-    """
-
-    arrays: dict[str, Any]
+    arrays: dict[str, Any]  # its arrays by name, float32 or int32
+    # scalars by name: all that was chosen on the validation part (``l2``), and facts to be reported
     numbers: dict[str, Any]
-    settings: Any
+    settings: Any  # the frozen settings with which it was fitted
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method of personalisation from few comparisons.
+    """A method of personalisation from few comparisons."""
 
-    Attributes:
-      name: as it is written on the command line.
-      settings: the frozen dataclass of its settings; ``settings()`` are the defaults.
-      fit: ``(seen, validation, *, settings, key, mesh=None) -> Fitted``, from the choices of seen people, and of other
-        people for every choice of a number. It is computed on one device, so that it does not depend on the mesh; the
-        people of the validation part are split over the mesh. A method that trains the backbone trains it on the mesh,
-        as `prb train` does.
-      adapt: ``(fitted, context, key) -> State``, pure; may be jitted and vmapped over contexts.
-      score: ``(fitted, state, responses) -> float32 [K]`` for the K responses of one comparison, pure.
-      empty_state: ``(fitted) -> State`` of a person of whom nothing is known (k = 0, no posts).
-      pointwise: whether the score of a response depends on that response alone, so that the responses of many
-        comparisons may be scored at once; False where it depends on the other responses of the comparison.
-      needs: names of the fields of `Choices` that it cannot do without.
-      represent: ``(fitted, choices) -> Choices`` whose features are those that adapt and score read, of a method that
-        trains the backbone: then they are known only when it is fitted. None: the features stay as they are.
-      controls: ``(fitted, choices, contexts, queries, key) -> figures``: the controls that this method must always
-        print beside its accuracy, such as its accuracy without adaptation.
-    """
-
-    name: str
-    settings: type
+    name: str  # as it is written on the command line
+    settings: type  # the frozen dataclass of its settings; ``settings()`` are the defaults
+    # ``(seen, validation, *, settings, key, mesh=None) -> Fitted``, from the choices of seen people, and of
+    # other people for every choice of a number. It is computed on one device, so that it does not depend on
+    # the mesh; the people of the validation part are split over the mesh. A method that trains the backbone
+    # trains it on the mesh, as `prb train` does
     fit: Callable[..., Fitted]
+    # ``(fitted, context, key) -> State``, pure; may be jitted and vmapped over contexts
     adapt: Callable[[Fitted, Context, jax.Array], State]
+    # ``(fitted, state, responses) -> float32 [K]`` for the K responses of one comparison, pure
     score: Callable[[Fitted, State, Responses], jax.Array]
+    # ``(fitted) -> State`` of a person of whom nothing is known (k = 0, no posts)
     empty_state: Callable[[Fitted], State]
+    # whether the score of a response depends on that response alone, so that the responses of many
+    # comparisons may be scored at once; False where it depends on the other responses of the comparison
     pointwise: bool = True
-    needs: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()  # names of the fields of `Choices` that it cannot do without
+    # ``(fitted, choices) -> Choices`` whose features are those that adapt and score read, of a method that
+    # trains the backbone: then they are known only when it is fitted. None: the features stay as they are
     represent: Callable[[Fitted, Choices], Choices] | None = None
+    # ``(fitted, choices, contexts, queries, key) -> figures``: the controls that this method must always
+    # print beside its accuracy, such as its accuracy without adaptation
     controls: Callable[[Fitted, Choices, UserRows, UserRows, jax.Array], Mapping[str, float]] | None = None
 
     @property

@@ -81,17 +81,12 @@ def method_named(name: str) -> Method:
 
 @dataclass(frozen=True)
 class StudyMethods:
-    """The methods of a study.
+    """The methods of a study."""
 
-    Attributes:
-      methods: in the order of its tables.
-      named: those that must be possible; others are left out where the data lack what they need.
-      left_out: of "all", with the reason.
-    """
-
-    methods: list[Method]
+    methods: list[Method]  # in the order of its tables
+    # those that must be possible; others are left out where the data lack what they need
     named: frozenset[str]
-    left_out: dict[str, str]
+    left_out: dict[str, str]  # of "all", with the reason
 
 
 def choose_methods(names: str | Sequence[str]) -> StudyMethods:

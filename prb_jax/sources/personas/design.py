@@ -27,18 +27,13 @@ SLIP_SHARE = 0.02
 
 @dataclass(frozen=True)
 class Group:
-    """Two answers, first with ``levels`` and second with the opposite, and who judges them.
+    """Two answers, first with ``levels`` and second with the opposite, and who judges them."""
 
-    Attributes:
-      levels: per axis, the signed number of sentences in the first answer.
-      first, second: indices of the people whose tastes favour the first and the second answer.
-      longer: for an uneven group, +1 if the majority's answer shall be the longer one and -1 if the
-        shorter; 0 where lengths balance out by themselves.
-    """
-
-    levels: tuple[int, ...]
-    first: tuple[int, ...]
-    second: tuple[int, ...]
+    levels: tuple[int, ...]  # per axis, the signed number of sentences in the first answer
+    first: tuple[int, ...]  # indices of the people whose tastes favour the first and the second answer
+    second: tuple[int, ...]  # indices of the people whose tastes favour the first and the second answer
+    # for an uneven group, +1 if the majority's answer shall be the longer one and -1 if the shorter; 0 where
+    # lengths balance out by themselves
     longer: int
 
 
@@ -105,25 +100,21 @@ def _fill_group(
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Upper bounds on accuracy over a set of personalised records.
+    """Upper bounds on accuracy over a set of personalised records."""
 
-    Attributes:
-      records: how many records they hold for.
-      user_blind: no function of question and answers alone exceeds this on these very records, even if
-        it has seen all their labels: people who were shown the same two answers disagree, and the best
-        is to side with each majority.
-      user_blind_expected: the Bayes-optimal user-blind accuracy under the generating distribution:
-        each majority is known, the slips are not.
-      user_blind_by_style: the best that a rule can do which sees only which poles the two answers
-        show, fitted to these records. It is what popular taste alone is worth on new topics.
-      persona_aware: accuracy of one who knows the tastes of every person and reads the answers
-        perfectly; what is missing are the slips.
-    """
-
-    records: int
+    records: int  # how many records they hold for
+    # no function of question and answers alone exceeds this on these very records, even if it has seen all
+    # their labels: people who were shown the same two answers disagree, and the best is to side with each
+    # majority
     user_blind: float
+    # the Bayes-optimal user-blind accuracy under the generating distribution: each majority is known, the
+    # slips are not
     user_blind_expected: float
+    # the best that a rule can do which sees only which poles the two answers show, fitted to these records.
+    # It is what popular taste alone is worth on new topics
     user_blind_by_style: float
+    # accuracy of one who knows the tastes of every person and reads the answers perfectly; what is missing
+    # are the slips
     persona_aware: float
 
 

@@ -35,20 +35,16 @@ _STREAMS: Final = (1, 2, 3, 4, 5, 50, 51)
 
 @dataclass(frozen=True)
 class Personas:
-    """The generated benchmark.
+    """The generated benchmark."""
 
-    Attributes:
-      parts: the records by part; "test" and "all" are unions of the others.
-      people: the personas, with their true tastes.
-      levels: for every personalised record, by id, the levels per axis of its chosen answer (the
-        rejected one has the opposite levels): what a reader who understands the answers knows.
-      ceilings: the best possible accuracies of the personalised parts, of "test" and of "personal",
-        which stands for the 10,000 personalised records of "all".
-    """
-
+    # the records by part; "test" and "all" are unions of the others
     parts: Mapping[str, tuple[Comparison, ...]]
-    people: tuple[Persona, ...]
+    people: tuple[Persona, ...]  # the personas, with their true tastes
+    # for every personalised record, by id, the levels per axis of its chosen answer (the rejected one has the
+    # opposite levels): what a reader who understands the answers knows
     levels: Mapping[str, tuple[int, ...]]
+    # the best possible accuracies of the personalised parts, of "test" and of "personal", which stands for
+    # the 10,000 personalised records of "all"
     ceilings: Mapping[str, Ceilings]
 
 

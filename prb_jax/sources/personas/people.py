@@ -34,21 +34,13 @@ class Utterance:
 
 @dataclass(frozen=True)
 class Persona:
-    """One person.
+    """One person."""
 
-    Attributes:
-      id: "persona-01" ...
-      seen: True if this person has records in the training part.
-      tastes: one of -1, 0, +1 per axis; +1 likes the more popular pole, 0 does not care.
-      background: who they are; appears only in private narratives.
-      history: what this person has written, POSTS_PER_TASTE posts for every taste.
-    """
-
-    id: str
-    seen: bool
-    tastes: tuple[int, ...]
-    background: str
-    history: tuple[Utterance, ...]
+    id: str  # "persona-01"
+    seen: bool  # True if this person has records in the training part
+    tastes: tuple[int, ...]  # one of -1, 0, +1 per axis; +1 likes the more popular pole, 0 does not care
+    background: str  # who they are; appears only in private narratives
+    history: tuple[Utterance, ...]  # what this person has written, POSTS_PER_TASTE posts for every taste
 
     @property
     def cares(self) -> tuple[int, ...]:

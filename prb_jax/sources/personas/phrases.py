@@ -91,26 +91,17 @@ class Template:
 
 @dataclass(frozen=True, kw_only=True)
 class Topic:
-    """What can be said about one subject, in phrases of fixed grammatical form.
+    """What can be said about one subject, in phrases of fixed grammatical form."""
 
-    Attributes:
-      domain: label of the domain, as "cooking".
-      thing: noun phrase, never used as a subject that a verb must agree with.
-      goal, tasks: verb phrases in the base form; tasks in the order in which they are done.
-      woe: a clause in the first person. trap: a gerund phrase. fact: a clause.
-      phrases: the domain's own phrases by slot name.
-      split: "train" or "test".
-    """
-
-    domain: str
-    thing: str
-    goal: str
-    woe: str
+    domain: str  # label of the domain, as "cooking"
+    thing: str  # noun phrase, never used as a subject that a verb must agree with
+    goal: str  # verb phrases in the base form; tasks in the order in which they are done
+    woe: str  # a clause in the first person. trap: a gerund phrase. fact: a clause
     trap: str
     fact: str
-    tasks: tuple[str, ...]
-    phrases: Mapping[str, tuple[Template, ...]]
-    split: str
+    tasks: tuple[str, ...]  # verb phrases in the base form; tasks in the order in which they are done
+    phrases: Mapping[str, tuple[Template, ...]]  # the domain's own phrases by slot name
+    split: str  # "train" or "test"
 
     @cached_property
     def impersonal(self) -> frozenset[int]:

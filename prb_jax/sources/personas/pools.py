@@ -13,23 +13,15 @@ from prb_jax.sources.personas.phrases import Template, Topic, compile_template
 
 @dataclass(frozen=True, kw_only=True)
 class Pole:
-    """One of the two sides of an axis of taste.
+    """One of the two sides of an axis of taste."""
 
-    Attributes:
-      key, label: short and readable name.
-      trait: what an answer of this kind does, in the third person.
-      wish: how somebody who likes it says so.
-      sentences: sentences of answers that show it; continuations cannot open an answer.
-      posts: how its friends write about what they like.
-    """
-
-    key: str
-    label: str
-    trait: str
-    wish: str
-    sentences: tuple[Template, ...]
+    key: str  # short and readable name
+    label: str  # short and readable name
+    trait: str  # what an answer of this kind does, in the third person
+    wish: str  # how somebody who likes it says so
+    sentences: tuple[Template, ...]  # sentences of answers that show it; continuations cannot open an answer
     continuations: frozenset[Template]
-    posts: tuple[Template, ...]
+    posts: tuple[Template, ...]  # how its friends write about what they like
 
 
 @dataclass(frozen=True)
