@@ -71,7 +71,13 @@ def curves_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
             if name not in (panel, _REFERENCE):
                 draw(axis, curves[name], color="#b0b0b0", linewidth=0.8, label="other methods")
         if panel == _BASELINES:
-            _name_baselines(axis, {name: points[0]["accuracy"] for name, points in baselines.items()})
+            # lines across, with their names at the left or the right end in turn
+            accuracies = {name: points[0]["accuracy"] for name, points in baselines.items()}
+            for place, (name, accuracy) in enumerate(sorted(accuracies.items(), key=lambda item: item[1])):
+                axis.axhline(accuracy, color=_BLUE, linewidth=0.8)
+                x, side = ((0.03, "left"), (0.97, "right"))[place % 2]
+                across = axis.get_yaxis_transform()
+                axis.text(x, accuracy, name, transform=across, ha=side, va="bottom", fontsize=8)
         else:
             if panel != _REFERENCE and _REFERENCE in methods:
                 draw(axis, curves[_REFERENCE], color="#ff7f0e", linestyle="--", label=_REFERENCE)
@@ -102,11 +108,3 @@ def curves_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     }
     figure.legend(handles.values(), handles, loc="outside upper center", ncols=4, frameon=False, fontsize=10)
     return figure
-
-
-def _name_baselines(axis: Axes, accuracies: Mapping[str, float]) -> None:
-    """Draw baselines as lines across, with their names at the left or the right end in turn."""
-    for place, (name, accuracy) in enumerate(sorted(accuracies.items(), key=lambda item: item[1])):
-        axis.axhline(accuracy, color=_BLUE, linewidth=0.8)
-        x, side = ((0.03, "left"), (0.97, "right"))[place % 2]
-        axis.text(x, accuracy, name, transform=axis.get_yaxis_transform(), ha=side, va="bottom", fontsize=8)

@@ -123,16 +123,8 @@ def _points(evaluations: Mapping[int, Evaluation], inputs: Inputs) -> list[dict[
 
 
 def draw_posts(points: Sequence[Mapping[str, Any]], path: Path, *, title: str = "") -> None:
-    """Draw the accuracy with its interval against the number of posts.
-
-    Args:
-      points: as of :class:`PostsSweep`.
-      path: where to write; its suffix (.png, .pdf, .svg) says what.
-      title: above the picture.
-
-    Raises:
-      RunError: the file cannot be written.
-    """
+    """Draw the accuracy with its interval against the number of posts, from the points of a :class:`PostsSweep`; errors
+    and names of files as of :func:`save_figure`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 3.6), layout="constrained")

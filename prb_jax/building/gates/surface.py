@@ -131,10 +131,8 @@ def _measure(
 
 
 class _Classifier:
-    """A ridge classifier of pairs, fitted to the pairs of other people, for any signs of the pairs.
-
-    A sign is 1 where the chosen answer of a pair is taken as the chosen one, and -1 where the rejected one is.
-    """
+    """A ridge classifier of pairs, fitted to the pairs of other people, for any signs of the pairs: 1 where the chosen
+    answer of a pair is taken as the chosen one, and -1 where the rejected one is."""
 
     def __init__(self, columns: np.ndarray, of_user: np.ndarray) -> None:
         """Take columns [n, P] and users [n], sorted and numbered so that those of one fold follow each other."""
@@ -175,13 +173,8 @@ class _Classifier:
             yield self.means_and_errors(draws.choice([-1.0, 1.0], (len(self.rows), count))[self.of_user])
 
     def smallest_leak(self, side: np.ndarray, values: np.ndarray, *, least: float) -> float | None:
-        """Return the smallest leak that is found in 80 % of builds; None where none is.
-
-        Args:
-          side: [n] 1 where the chosen answer has what is leaked, -1 where the rejected one has, 0 for neither.
-          values: [n] the verdicts that were found: as they depend on each other within users, the leak does.
-          least: standard errors above 0.5 from which a leak is found.
-        """
+        """Return the smallest leak that is found in 80 % of builds, from so many standard errors above 0.5; None where
+        none is. ``side`` is as of `_measure`; the leak depends within users as the verdicts ``values`` [n] do."""
         from scipy.special import ndtri  # scipy takes long to import
 
         n, decided = len(side), float(np.mean(side != 0))

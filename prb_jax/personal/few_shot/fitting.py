@@ -45,15 +45,7 @@ class FitData:
         """Return the direction of pooled Bradley-Terry, float32 [D], and its penalty: the one of the lowest loss on the
         validation part among ``l2``, or the setting of this name."""
         pairs, held = pairs_of(self.seen), self.validation.deltas
-        start = jnp.zeros(held.shape[1], jnp.float32)
-        tried = []
-        # each starts at the stronger one's solution
-        for strength in sorted(l2 or self.settings.l2, reverse=True):
-            start = fit_direction(pairs, strength, start, steps=steps)
-            v = np.asarray(start)
-            tried.append((float(np.mean(np.logaddexp(0.0, -(held @ v), dtype=np.float64))), -strength, v))
-        _, strength, v = min(tried, key=lambda one: one[:2])
-        return v, np.float32(-strength)
+        return best_direction(pairs, held, l2 or self.settings.l2, steps=steps)
 
     def margins(self, fitted: Fitted) -> tuple[np.ndarray, np.ndarray]:
         """Return the margins of the queries of the validation part after each number of shots, float32 [m], and their
@@ -146,6 +138,20 @@ def fit_direction(pairs: Pairs, l2: Array, start: Array, *, steps: int) -> jax.A
         return mean_loss(pairs.deltas @ v, pairs.weights) + 0.5 * l2 * jnp.sum(v * v)
 
     return minimise(loss, start, steps=steps)
+
+
+def best_direction(
+    pairs: Pairs, held: np.ndarray, penalties: Floats, *, steps: int
+) -> tuple[np.ndarray, np.float32]:
+    """Return the direction of the lowest loss on ``held``, float32 [m, D], other choices, and its penalty; of equally
+    good ones that of the strongest."""
+    start, tried = jnp.zeros(held.shape[1], jnp.float32), []
+    for l2 in sorted(penalties, reverse=True):  # each starts at the stronger one's solution
+        start = fit_direction(pairs, l2, start, steps=steps)
+        v = np.asarray(start)
+        tried.append((float(np.mean(np.logaddexp(0.0, -(held @ v), dtype=np.float64))), -l2, v))
+    _, l2, v = min(tried, key=lambda fit: fit[:2])
+    return v, np.float32(-l2)
 
 
 def two_weights(first: np.ndarray, second: np.ndarray) -> tuple[np.float32, np.float32]:

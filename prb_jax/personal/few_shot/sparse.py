@@ -22,7 +22,7 @@ import numpy as np
 
 from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
-from prb_jax.personal.few_shot.fitting import FitData, Pairs, alike, define, fit_direction, most_probable
+from prb_jax.personal.few_shot.fitting import FitData, Pairs, alike, best_direction, define, most_probable
 from prb_jax.personal.few_shot.networks import train
 from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, State
 
@@ -96,9 +96,9 @@ def fit(data: FitData) -> Fitted:
     scale = (np.sqrt(np.mean(rows**2, axis=0)) + 1e-6).astype(np.float32)
     arrays["scale"] = np.where(live, 1 / scale, 0).astype(np.float32)
     rows = rows * arrays["scale"]
-    beta, l2 = _beta(
-        data, rows, np.asarray(_signed_jit(arrays, data.validation.deltas, active=active)) * arrays["scale"]
-    )
+    held = np.asarray(_signed_jit(arrays, data.validation.deltas, active=active)) * arrays["scale"]
+    pairs = Pairs(rows, np.asarray(data.seen.users), np.ones(len(rows), np.float32))
+    beta, l2 = best_direction(pairs, held, settings.l2, steps=100)
     pooled, pooled_l2 = data.pooled()
 
     def candidates() -> Iterator[Fitted]:
@@ -113,18 +113,6 @@ def fit(data: FitData) -> Fitted:
             yield data.fitted({**arrays, "beta": beta, "direction": np.zeros(width, np.float32)}, numbers)
 
     return data.best(candidates())
-
-
-def _beta(data: FitData, rows: np.ndarray, held: np.ndarray) -> tuple[np.ndarray, float]:
-    """The logistic regression of seen people's choices on features [n, F], and its penalty, of the lowest loss on
-    those of the validation part [m, F]."""
-    pairs = Pairs(rows, np.asarray(data.seen.users), np.ones(len(rows), np.float32))
-    beta, tried = jnp.zeros(rows.shape[1], jnp.float32), []
-    for l2 in sorted(data.settings.l2, reverse=True):
-        beta = fit_direction(pairs, np.float32(l2), beta, steps=100)
-        tried.append((float(np.mean(np.logaddexp(0, -(held @ np.asarray(beta))))), l2, np.asarray(beta)))
-    _, l2, beta_of_lowest_loss = min(tried, key=lambda one: one[0])
-    return beta_of_lowest_loss, l2
 
 
 def _rows(fitted: Fitted, differences: Array) -> jax.Array:

@@ -124,10 +124,8 @@ def show_profile(draws: Draws, person: Persona) -> tuple[Post, ...]:
 
 
 def _make_tastes(draws: Draws, people: int, axes: int, taken: set[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Tastes for a group of people in which every axis has as many friends and foes as any other.
-
-    Adds the results to ``taken``, in which none of them was before.
-    """
+    """Tastes for a group of people in which every axis has as many friends and foes as any other; none is ``taken``
+    before, and all are afterwards."""
     per_axis = people * TASTES // axes
     popular = (per_axis * 11 + 19) // 20  # 55 %, rounded up: the popular pole is the more common one
     cards = [axis for axis in range(axes) for _ in range(per_axis)]
@@ -145,11 +143,8 @@ def _make_tastes(draws: Draws, people: int, axes: int, taken: set[tuple[int, ...
 
 
 def _disentangle(draws: Draws, tastes: list[list[int]]) -> None:
-    """Exchange signs between people until tastes on different axes hardly go together.
-
-    In a small crowd some tastes coincide by chance, and a model could take one for a sign of another;
-    that would say nothing about anybody else.
-    """
+    """Exchange signs between people until tastes on different axes hardly go together: in a small crowd some coincide
+    by chance, and a model could take one for a sign of another."""
     axes = len(tastes[0])
     for _ in range(DISENTANGLING_TRIALS):
         axis = draws.below(axes)
@@ -180,12 +175,6 @@ def _deal(draws: Draws, cards: list[int], people: int) -> list[list[int]]:
     return hands
 
 
-def _in_turn(draws: Draws, templates: Sequence[Template]) -> list[Template]:
-    """POSTS_PER_TASTE templates, each as often as any other."""
-    rounds = -(-POSTS_PER_TASTE // len(templates))
-    return [t for _ in range(rounds) for t in draws.shuffled(templates)][:POSTS_PER_TASTE]
-
-
 def _write_history(
     draws: Draws,
     pools: Pools,
@@ -202,7 +191,8 @@ def _write_history(
         if not taste:
             continue
         posts = pools.axes[axis].pole(taste).posts
-        for template in _in_turn(draws, posts):
+        rounds = -(-POSTS_PER_TASTE // len(posts))  # each template as often as any other
+        for template in [t for _ in range(rounds) for t in draws.shuffled(posts)][:POSTS_PER_TASTE]:
             topic = draws.pick(topics)
             wishes = [template, draws.pick([t for t in posts if t is not template])]
             context = [draws.pick(pools.contexts)] if draws.chance(CONTEXT_SHARE) else []

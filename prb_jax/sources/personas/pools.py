@@ -65,13 +65,17 @@ class Pools:
 @cache
 def load_pools() -> Pools:
     """Read and compile all material."""
-    domains = (_TEXT / "domains").iterdir()
-    topics = (
-        _topics(name) for name in sorted(entry.name for entry in domains if entry.name.endswith(".json"))
-    )
+    topics: list[Topic] = []
+    for name in sorted(entry.name for entry in (_TEXT / "domains").iterdir() if entry.name.endswith(".json")):
+        raw = _read("domains", name)
+        phrases = {slot: _compile(sources) for slot, sources in raw["phrases"].items()}
+        topics += [
+            Topic(domain=raw["domain"], phrases=phrases, tasks=tuple(topic.pop("steps")), **topic)
+            for topic in raw["topics"]
+        ]
     return Pools(
         axes=tuple(Axis(axis["key"], tuple(map(_pole, axis["poles"]))) for axis in _read("axes.json")),
-        topics=tuple(topic for domain in topics for topic in domain),
+        topics=tuple(topics),
         **_frames(_read("frames.json")),
         flaws=tuple(
             Flaw(raw["key"], raw["trait"], _compile(raw["sentences"])) for raw in _read("flaws.json")
@@ -122,12 +126,3 @@ def _pole(raw: dict[str, Any]) -> Pole:
         "posts": _compile(raw["posts"]),
     }
     return Pole(**(raw | words))
-
-
-def _topics(name: str) -> list[Topic]:
-    raw = _read("domains", name)
-    phrases = {slot: _compile(sources) for slot, sources in raw["phrases"].items()}
-    return [
-        Topic(domain=raw["domain"], phrases=phrases, tasks=tuple(topic.pop("steps")), **topic)
-        for topic in raw["topics"]
-    ]
