@@ -17,31 +17,29 @@ import prb_jax as prb
 from prb_jax import cli
 from prb_jax.errors import DataError, PrbWarning, RunError
 from tests.building.engine import WORDS, engine, record
+from tests.json_lines import read_lines as lines
+from tests.json_lines import write_lines
 from tests.judges.stand_in import Answer, StandIn, completion, stand_in
 
 COUNT = 24
 RELAXED = ("overlap", "blind-reward")
 
 
-def write_records(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+def write_records(folder: Path, count: int, **fields: Any) -> str:
+    """Write the first records, all with these fields, and return the name of the file."""
+    return write_lines(folder / "data.jsonl", (record(number, **fields) for number in range(count)))
 
 
-def config(server: StandIn, data: Path, **further: Any) -> dict[str, Any]:
+def config(server: StandIn, data: str, **further: Any) -> dict[str, Any]:
     endpoint = {"endpoint": server.url, "backoff": 0.01, "prompt_price": 1.0, "reply_price": 5.0}
     return {
-        "data": str(data),
+        "data": data,
         "generator": {**endpoint, "name": "writer", "tries": 3},
         "judge": {**endpoint, "name": "judge"},
         "writing": {"candidates": 2, "together": 8},
         "relax": RELAXED,
         "product": {"formats": ("parquet",)},
     } | further
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def figures(summary: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -77,12 +75,11 @@ def trouble(body: dict[str, Any], tries: int) -> Answer | None:
 
 def test_a_build_through_an_endpoint_in_trouble(tmp_path: Path) -> None:
     """No row is lost, none doubled; what was killed ends with the same bytes; the product is a benchmark."""
-    data = write_records(tmp_path / "data.jsonl", [record(number) for number in range(COUNT)])
+    data = write_records(tmp_path, COUNT)
     reply = engine()
     with stand_in(lambda body, tries: trouble(body, tries) or reply(body), whole=True) as server:
-        with pytest.warns(
-            PrbWarning, match="cannot tell at this size .*style: a leak up to 0.* is not excluded"
-        ):
+        small = "cannot tell at this size .*style: a leak up to 0.* is not excluded"
+        with pytest.warns(PrbWarning, match=small):
             built = prb.build(config(server, data), out=tmp_path / "out", progress=False)
         asked = len(server.asked)
         assert prb.build(config(server, data), out=tmp_path / "out", progress=False).summary == built.summary
@@ -150,7 +147,7 @@ def test_a_build_through_an_endpoint_in_trouble(tmp_path: Path) -> None:
 
 
 def test_what_is_not_answered_for_is_noted_and_asked_again(tmp_path: Path) -> None:
-    data = write_records(tmp_path / "data.jsonl", [record(number) for number in range(9)])
+    data = write_records(tmp_path, 9)
     reply, down = engine(), [True]
 
     def answer(body: dict[str, Any], _: int) -> str | Answer:
@@ -160,9 +157,8 @@ def test_what_is_not_answered_for_is_noted_and_asked_again(tmp_path: Path) -> No
 
     out = tmp_path / "out"
     with stand_in(answer, whole=True) as server:
-        with pytest.raises(
-            RunError, match=r"1 of 9 records have no answer from the endpoint, first 'q3': .*status 400"
-        ):
+        unanswered = r"1 of 9 records have no answer from the endpoint, first 'q3': .*status 400"
+        with pytest.raises(RunError, match=unanswered):
             prb.build(config(server, data), out=out, progress=False)
         assert len(lines(out / "rows.jsonl")) == 8
         assert [row["id"] for row in lines(out / "failures.jsonl")] == ["q3"]
@@ -176,41 +172,31 @@ def test_what_is_not_answered_for_is_noted_and_asked_again(tmp_path: Path) -> No
 
 
 def test_a_generator_that_always_refuses(tmp_path: Path) -> None:
-    data = write_records(tmp_path / "data.jsonl", [record(number) for number in range(20)])
+    data = write_records(tmp_path, 20)
     reply = engine(refuse=True)
     with stand_in(lambda body, _: reply(body), whole=True) as server:
         for _ in range(2):
-            with pytest.raises(
-                RunError, match="gave no pair for any of the first 8 records: no chosen answer: refuses"
-            ):
+            refuses = "gave no pair for any of the first 8 records: no chosen answer: refuses"
+            with pytest.raises(RunError, match=refuses):
                 prb.build(config(server, data), out=tmp_path / "out", progress=False)
         assert len(server.asked) == 8 * (3 + 2 * 2 * 3)  # eight records of twenty, and once
+
+
+HUMOUR = [{"aspect": text} for text in ("wants humour", "no humour, please", "not humour")]
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"rubric_aspects": None}, r"data.jsonl:2: field 'rubric_aspects': missing; --aspects derives"),
-        (
-            {"rubric_aspects": None, "narrative": " "},
-            r"data.jsonl:2: field 'rubric_aspects': missing, and there is no",
-        ),
-        (
-            {
-                "rubric_aspects": [
-                    {"aspect": "wants humour"},
-                    {"aspect": "no humour, please"},
-                    {"aspect": "not humour"},
-                ]
-            },
-            r"data.jsonl:2: .*'wants humour' and 'not humour' contradict each other",
-        ),
+        ({"rubric_aspects": None, "narrative": " "}, r"data.jsonl:2: field 'rubric_aspects': missing, and there is no"),
+        ({"rubric_aspects": HUMOUR}, r"data.jsonl:2: .*'wants humour' and 'not humour' contradict each other"),
         ({"question": None}, r"data.jsonl:2: field 'question': missing"),
         ({"id": "q0"}, r"data.jsonl:2: field 'id': 'q0' was already used at .*data.jsonl:1"),
     ],
-)
+)  # fmt: skip
 def test_records_that_nothing_can_be_built_from(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
-    data = write_records(tmp_path / "data.jsonl", [record(0), record(1, **fields)])
+    data = write_lines(tmp_path / "data.jsonl", [record(0), record(1, **fields)])
     with stand_in(lambda text, _: "no") as server:
         with pytest.raises(DataError, match=message):
             prb.build(config(server, data), out=tmp_path / "out", progress=False)
@@ -218,8 +204,7 @@ def test_records_that_nothing_can_be_built_from(tmp_path: Path, fields: dict[str
 
 
 def test_aspects_come_from_the_narrative_with_evidence(tmp_path: Path) -> None:
-    rows = [record(number, rubric_aspects=None) for number in range(8)]
-    data = write_records(tmp_path / "data.jsonl", rows)
+    data = write_records(tmp_path, 8, rubric_aspects=None)
     reply = engine()
     with stand_in(lambda body, _: reply(body), whole=True) as server:
         made = config(server, data, aspects=True, relax=(*RELAXED, "blind-judge", "style"))
@@ -233,7 +218,7 @@ def test_aspects_come_from_the_narrative_with_evidence(tmp_path: Path) -> None:
 
 def test_gates_that_nothing_is_given_for(tmp_path: Path) -> None:
     with stand_in(lambda text, _: "no") as server:
-        settings = config(server, tmp_path / "none.jsonl")
+        settings = config(server, str(tmp_path / "none.jsonl"))
         for gates, missing in ((RELAXED[:1], "blind-reward"), (RELAXED[1:], "overlap")):
             expected = f"nothing is given to try the gates {missing}: .*--relax {missing}"
             with pytest.raises(RunError, match=expected):
@@ -244,7 +229,7 @@ def test_gates_that_nothing_is_given_for(tmp_path: Path) -> None:
 
 def test_gates_fail_and_are_relaxed_for_ever(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Chosen answers are longer, and a judge likes them without knowing anybody; the card's command repeats it."""
-    data = write_records(tmp_path / "data.jsonl", [record(number) for number in range(18)])
+    data = write_records(tmp_path, 18)
     reply, out = engine(blind=True, longer=True), tmp_path / "out"
     failed = ("length", "style", "style-histogram", "blind-judge")
     relax = [*RELAXED, *failed]

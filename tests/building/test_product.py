@@ -15,6 +15,7 @@ from prb_jax.building.settings import GATES, load_build_settings
 from prb_jax.errors import DataError, RunError
 from tests.building.engine import engine, record
 from tests.building.test_build import config, lines, write_records
+from tests.json_lines import write_lines
 from tests.judges.stand_in import stand_in
 from tests.parity.stories260k import write_model
 from tests.tiny_policies import write_policy
@@ -29,9 +30,9 @@ def test_a_model_on_this_machine_writes_the_same_pairs_after_a_kill(tmp_path: Pa
         write_model(STORIES, tmp_path / "model", causal=True)
     else:
         write_policy(tmp_path / "model", "llama", eos=7)
-    data = write_records(tmp_path / "data.jsonl", [record(number) for number in range(3)])
+    data = write_records(tmp_path, 3)
     made = {
-        "data": str(data),
+        "data": data,
         "generator": {"model": str(tmp_path / "model")},
         "writing": {
             "candidates": 2, "rounds": 1, "least_words": 0, "most_words": 999, "plan_tokens": 8, "max_new_tokens": 12,
@@ -57,7 +58,7 @@ def test_a_model_on_this_machine_writes_the_same_pairs_after_a_kill(tmp_path: Pa
         expected = prb.read_comparisons(str(tmp_path / "out" / f"{part}.jsonl"))
         for place in (part, f"array_record/{part}"):
             assert prb.read_comparisons(str(tmp_path / "out" / place)) == expected
-    write_records(data, [record(0, profile=[{"id": "p", "category": "", "text": "long words " * 5000}])])
+    write_records(tmp_path, 1, profile=[{"id": "p", "category": "", "text": "long words " * 5000}])
     with pytest.raises(DataError, match=r"cannot take what it is told: .*; lower writing\.profile_posts"):
         prb.build(made, out=tmp_path / "long", progress=False)
 
@@ -71,7 +72,7 @@ def test_redaction_comes_before_anything_reads_a_record(
     for row in rows:
         row["narrative"] += " Zadie said so."
         row["question"] += " Zadie asks."
-    data = write_records(tmp_path / "data.jsonl", rows)
+    data = write_lines(tmp_path / "data.jsonl", rows)
     reply = engine()
     monkeypatch.setitem(sys.modules, "scrubadub", None)
     with stand_in(lambda body, _: reply(body), whole=True) as server:
@@ -97,18 +98,12 @@ def test_redaction_comes_before_anything_reads_a_record(
         (["writing.temperature=0"], "writing.temperature: expected more than 0, found 0.0"),
         (["gates.level=1"], "gates.level: expected more than 0 and less than 1, found 1.0"),
         (["product.formats=csv"], "product.formats: no format 'csv'; expected parquet, array_record"),
-        (
-            ["generator.endpoint=http://x"],
-            "config section 'generator': endpoint and name: expected both or neither",
-        ),
-        (
-            ["generator.model=m", "generator.name=n", "generator.endpoint=u"],
-            "expected model, or endpoint and name",
-        ),
+        (["generator.endpoint=http://x"], "config section 'generator': endpoint and name: expected both or neither"),
+        (["generator.model=m", "generator.name=n", "generator.endpoint=u"], "expected model, or endpoint and name"),
         (["writing.candidate=3"], "writing.candidates"),
         ([], "config section 'generator': expected a model on this machine or an endpoint, found none"),
     ],
-)
+)  # fmt: skip
 def test_settings_that_no_build_can_have(overrides: list[str], message: str) -> None:
     with pytest.raises((DataError, RunError), match=message):
         load_build_settings(CONFIGS / "endpoint.py", ["data=x", *overrides])

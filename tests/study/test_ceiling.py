@@ -18,8 +18,7 @@ from prb_jax.study.population import read_population
 from prb_jax.study.simulation import ceiling, draw_choices, plan_study, power_of
 from prb_jax.study.splits import make_splits
 from prb_jax.study.write_features import write_features
-from tests.study.people import WIDTH, PlantedFeatures, planted_people
-from tests.study.test_study import rendered
+from tests.study.people import WIDTH, PlantedFeatures, planted_people, rendered
 
 FEW = BayesSettings(l2=(1e-3,), item_precision=(1.0,), rank=(2,), scale=(1.0,), spread=(1.0,), directions=4)
 
@@ -32,18 +31,18 @@ def prior(*, size: float) -> Fitted:
     return Fitted(arrays, {"isotropic": np.float32(0)}, FEW)
 
 
+PEOPLE = planted_people(PlantedFeatures(), users=60)
+
+
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("ceiling")
-    write_features(
-        PlantedFeatures(), planted_people(PlantedFeatures(), users=60), out=out / "features", progress=False
-    )
+    write_features(PlantedFeatures(), PEOPLE, out=out / "features", progress=False)
     return out
 
 
 def test_the_ceiling_is_the_accuracy_of_one_who_knows_the_prior_or_the_person(work: Path) -> None:
-    people = planted_people(PlantedFeatures(), users=60)
-    population = read_population(people, open_features(work / "features"))
+    population = read_population(PEOPLE, open_features(work / "features"))
     part = make_part(population.choices, make_splits(population, by="user", seeds=1)[0])
     rng = np.random.default_rng(0)
     drawn, margins = draw_choices(prior(size=2.0), population.choices, rng=rng)
@@ -82,20 +81,18 @@ def test_power_is_the_chance_that_the_interval_lies_above_zero(gain: float, powe
 
 
 def test_a_study_shows_the_ceiling_and_a_plan_says_how_many_people_it_takes(work: Path) -> None:
-    people = planted_people(PlantedFeatures(), users=60)
     study = personalise(
-        people, backbone=work / "features", out=work / "study", methods=["bayes"], shots=(0, 4),
+        PEOPLE, backbone=work / "features", out=work / "study", methods=["bayes"], shots=(0, 4),
         settings={"bayes": FEW}, progress=False,
     )  # fmt: skip
     rows = {row["method"]: row for row in study.results if row["split"] == "unseen" and row["shots"] == 4}
     assert rows["ceiling"]["control"] == rows["ceiling, person known"]["control"] == "simulated"
     assert rows["ceiling"]["diff_to_no_user"] > 0.05
     assert rows["bayes"]["accuracy"] > rows["ceiling"]["accuracy"] - 0.15
-    assert "ceiling, person known (simulated)" in rendered(
-        render_study(study.results, study.summary, title="x")
-    )
+    shown = rendered(render_study(study.results, study.summary, title="x"))
+    assert "ceiling, person known (simulated)" in shown
     plan = plan_study(
-        people, backbone=work / "features", out=work / "plan", people=(30, 60), shots=4, repeats=1, settings=FEW,
+        PEOPLE, backbone=work / "features", out=work / "plan", people=(30, 60), shots=4, repeats=1, settings=FEW,
         progress=False,
     )  # fmt: skip
     few, many = plan["rows"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,15 @@ from prb_jax import cli
 from prb_jax.errors import RunError
 from prb_jax.personal.features import FeatureOptions, open_features
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.readouts.text_encoder import load_text_encoder
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.study.embedder import POST_PROMPT, StateFeatures, open_embedder
 from prb_jax.study.write_features import write_features
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.shorten import TooLongError
+from tests.json_lines import write_lines
 from tests.scoring.records import TOLERANCE, record, write_model
+from tests.study.people import choice
 from tests.tiny_encoders import WORDS, write_encoder
 
 
@@ -43,8 +45,7 @@ def labelled() -> list[prb.Comparison]:
 @pytest.fixture(scope="module")
 def data(labelled: list[prb.Comparison], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data") / "pairs.jsonl"
-    path.write_text("".join(json.dumps(one.to_row()) + "\n" for one in labelled))
-    return path
+    return Path(write_lines(path, (one.to_row() for one in labelled)))
 
 
 def test_the_head_of_a_reward_model_gives_its_scores_from_the_features(
@@ -66,10 +67,8 @@ def test_the_head_of_a_reward_model_gives_its_scores_from_the_features(
         assert store.rewards is not None
         rewards = store.rewards.read(store.answer_rows(comparison))[:, 0]
         np.testing.assert_allclose(rewards, scores, atol=TOLERANCE)
-        assert store.posts.read(store.post_rows(comparison.profile)).shape == (
-            len(comparison.profile),
-            store.width,
-        )
+        posts = store.posts.read(store.post_rows(comparison.profile))
+        assert posts.shape == (len(comparison.profile), store.width)
     before = {path.name: path.read_bytes() for path in out.glob("*.npy")}
     options = FeatureOptions(profile_posts=2)
     halved = write_features(
@@ -137,35 +136,22 @@ def test_a_post_that_is_too_long_loses_its_end_and_a_response_is_named_by_its_re
 def test_an_encoder_of_texts(tmp_path: Path) -> None:
     write_encoder(tmp_path / "bert")
     rng = np.random.default_rng(0)
-    comparisons = [
-        prb.Comparison(
-            id=str(i),
-            question="when is tea good ?",
-            chosen=" ".join(rng.choice(WORDS, 3)) + str(i),
-            rejected="soup",
-        )
-        for i in range(4)
-    ]
+    texts = [" ".join(rng.choice(WORDS, 3)) + str(i) for i in range(4)]
+    comparisons = [choice(text[-1], None, text, "soup", "when is tea good ?") for text in texts]
     store = write_features(tmp_path / "bert", comparisons, out=tmp_path / "both", progress=False)
+    options = FeatureOptions(responses_alone=True)
     alone = write_features(
-        tmp_path / "bert",
-        comparisons,
-        out=tmp_path / "alone",
-        options=FeatureOptions(responses_alone=True),
-        progress=False,
+        tmp_path / "bert", comparisons, out=tmp_path / "alone", options=options, progress=False
     )
-    from prb_jax.readouts.text_encoder import load_text_encoder
-
     vectors = load_text_encoder(tmp_path / "bert").embed(["when is tea good ?\n\nsoup", "soup"]).vectors
     for found, expected in zip((store, alone), vectors, strict=True):
         row = found.answers.read(found.answer_rows(comparisons[2])[1:])[0]
         np.testing.assert_allclose(row, expected, atol=TOLERANCE)
     assert store.rewards is None
     assert store.shown_rewards(comparisons[0]) is None
+    options = FeatureOptions(profile_posts=1)
     with pytest.raises(RunError, match=r"profile_posts: .* gives no reward"):
-        write_features(
-            tmp_path / "bert", comparisons, out=tmp_path / "x", options=FeatureOptions(profile_posts=1)
-        )
+        write_features(tmp_path / "bert", comparisons, out=tmp_path / "x", options=options)
     with pytest.raises(RunError, match="another data: data"):
         store.check_inputs({"data": {"sources": ["other"]}})
 

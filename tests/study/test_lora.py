@@ -12,6 +12,7 @@ import pytest
 import prb_jax as prb
 from prb_jax.errors import RunError
 from prb_jax.personal.few_shot.registry import read_settings
+from tests.study.people import choice
 from tests.training.tiny import WORDS, write_causal_model, write_model
 
 SETTINGS = ("lora.clusters=2", "lora.rounds=2", "lora.steps=40", "lora.own_steps=60", "lora.rate=0.005",
@@ -25,16 +26,9 @@ def people(users: int, each: int) -> list[prb.Comparison]:
     for user in range(users):
         first, second = ("yes", "no") if user < users // 2 else ("no", "yes")
         for number in range(each):
-            texts = [" ".join(rng.choice(WORDS, 3)) for _ in range(3)]
-            found.append(
-                prb.Comparison(
-                    id=f"{user}-{number}",
-                    user_id=f"user {user}",
-                    question=texts[0] + "?",
-                    chosen=f"{first} {texts[1]}",
-                    rejected=f"{second} {texts[2]}",
-                )
-            )
+            question, *texts = (" ".join(rng.choice(WORDS, 3)) for _ in range(3))
+            pair = f"{first} {texts[0]}", f"{second} {texts[1]}"
+            found.append(choice(f"{user}-{number}", f"user {user}", *pair, question + "?"))
     return found
 
 
@@ -71,14 +65,8 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_computed(tmp_path:
     (tmp_path / "features").mkdir()
     (tmp_path / "features" / "features.json").write_text("{}")
     for name, found in (("bert", "the encoder"), ("features", "the folder of features")):
-        with pytest.raises(
-            RunError, match=f"lora, lora_users: trains the backbone: expected a decoder .* found {found}"
-        ):
-            prb.personalise(
-                people(8, 2),
-                backbone=tmp_path / name,
-                out=tmp_path / "study",
-                methods="lora,lora_users",
-                progress=False,
-            )
+        options: Any = {"out": tmp_path / "study", "methods": "lora,lora_users", "progress": False}
+        expected = f"lora, lora_users: trains the backbone: expected a decoder .* found {found}"
+        with pytest.raises(RunError, match=expected):
+            prb.personalise(people(8, 2), backbone=tmp_path / name, **options)
     assert not (tmp_path / "study").exists()

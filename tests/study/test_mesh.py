@@ -32,15 +32,9 @@ def run_studies(folder: Path) -> None:
     write_features(source, people, out=folder / "store", progress=False)
     for name, (devices, mesh) in MESHES.items():
         prb.personalise(
-            people,
-            backbone=folder / "store",
-            out=folder / name,
-            methods=["lore_free", "vpl"],
-            shots=(0, 4),
-            settings=read_settings(SETTINGS),
-            mesh=make_mesh(mesh, devices=jax.devices()[:devices]),
-            progress=False,
-        )
+            people, backbone=folder / "store", out=folder / name, methods=["lore_free", "vpl"], shots=(0, 4),
+            settings=read_settings(SETTINGS), mesh=make_mesh(mesh, devices=jax.devices()[:devices]), progress=False,
+        )  # fmt: skip
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,12 +57,9 @@ def test_a_study_is_the_same_on_four_and_on_eight_devices(tmp_path: Path) -> Non
             arrays[name, method] = jax.tree.leaves(read_fitted(out / "fitted" / method).fitted.arrays)
             states[name, method] = jax.tree.leaves(read_states(out / "states" / method, method=method).states)
     assert len({len(leaf) for leaf in states["one", "offset"]}) == 1
-    for (name, method), leaves in states.items():
-        for kept, expected in (
-            (leaves, states["one", method]),
-            (arrays[name, method], arrays["one", method]),
-        ):
-            for leaf, other in zip(kept, expected, strict=True):
+    for name, method in states:
+        for kept in (states, arrays):
+            for leaf, other in zip(kept[name, method], kept["one", method], strict=True):
                 np.testing.assert_allclose(leaf, other, atol=1e-5, err_msg=f"{name} {method}")
         controls = json.loads((tmp_path / name / "study.json").read_text())["controls"]["vpl"][0]
         assert controls.keys() == VPL

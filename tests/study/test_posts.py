@@ -15,25 +15,19 @@ from prb_jax.errors import RunError
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.scoring import reward_model
 from prb_jax.scoring.reward_model import RewardModel
+from tests.json_lines import write_lines
 from tests.scoring.records import record
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data") / "pairs.jsonl"
-    rows = [
-        dataclasses.replace(record(i), labels=(1.0, 0.0), user_id=f"u{i % 7}").to_row() for i in range(21)
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    pairs = (dataclasses.replace(record(i), labels=(1.0, 0.0), user_id=f"u{i % 7}") for i in range(21))
+    return Path(write_lines(path, (pair.to_row() for pair in pairs)))
 
 
 def test_a_command_that_was_stopped_goes_on_and_each_point_is_a_run_by_itself(
-    folder: Path,
-    data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    folder: Path, data: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     stream, loaded, original = RewardModel.stream, [], reward_model.load_reward_model
 
@@ -64,14 +58,8 @@ def test_a_command_that_was_stopped_goes_on_and_each_point_is_a_run_by_itself(
     rows = {}
     for point in sweep["points"]:
         number = point["profile_posts"]
-        alone = prb.evaluate(
-            folder,
-            str(data),
-            out=tmp_path / f"{number}",
-            profile_posts=number,
-            controls="none",
-            progress=False,
-        )
+        options: Any = {"profile_posts": number, "controls": "none", "progress": False}
+        alone = prb.evaluate(folder, str(data), out=tmp_path / f"{number}", **options)
         rows[number] = alone.rows
         for name in ("scores.jsonl", "summary.json"):
             assert (out / f"posts-{number}" / name).read_bytes() == (alone.out / name).read_bytes()
@@ -79,14 +67,10 @@ def test_a_command_that_was_stopped_goes_on_and_each_point_is_a_run_by_itself(
             json.loads((at / "run.json").read_text())["inputs"] for at in (alone.out, out / f"posts-{number}")
         ]
         assert inputs[0] == inputs[1]
-        assert {key: point[key] for key in ("n", "accuracy", "ci95")} == {
-            key: alone.summary[key] for key in ("n", "accuracy", "ci95")
-        }
+        assert all(point[key] == alone.summary[key] for key in ("n", "accuracy", "ci95"))
         assert f"{point['accuracy']:.3f}" in shown
-    found = paired_difference(rows[2], rows[0])
-    assert (sweep["points"][2]["difference"], sweep["points"][2]["difference_ci95"]) == (
-        found["difference"], found["ci95"],
-    )  # fmt: skip
+    found, point = paired_difference(rows[2], rows[0]), sweep["points"][2]
+    assert (point["difference"], point["difference_ci95"]) == (found["difference"], found["ci95"])
     assert sweep["points"][0]["difference"] is None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import shutil
@@ -13,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import prb_jax as prb
 from prb_jax.errors import DataError, RunError
@@ -40,7 +38,7 @@ from prb_jax.study.splits import (
     posts_of_split,
 )
 from prb_jax.study.write_features import write_features
-from tests.study.people import WIDTH, PlantedFeatures, PlantedRewards, choice, planted_people
+from tests.study.people import WIDTH, PlantedFeatures, PlantedRewards, choice, planted_people, rendered
 
 FIELDS = {
     "method", "split", "shots", "n", "users", "accuracy", "accuracy_ci95", "user_accuracy", "user_accuracy_ci95",
@@ -78,9 +76,7 @@ def study(people: list[prb.Comparison], store: Path, tmp_path_factory: Any) -> p
 
 
 def run(people: list[prb.Comparison], store: Path, out: Path, **options: Any) -> prb.Study:
-    few = read_settings(
-        ["pooled.l2=0.001", "offset.l2=0.001", "offset.spread=3"]
-    )  # few choices, so that it is quick
+    few = read_settings(["pooled.l2=0.001", "offset.l2=0.001", "offset.spread=3"])  # so that it is quick
     options.setdefault("split", "other-question")
     return prb.personalise(
         people, backbone=store, out=out, shots=(0, 8), progress=False, settings=few, **options
@@ -88,21 +84,14 @@ def run(people: list[prb.Comparison], store: Path, out: Path, **options: Any) ->
 
 
 def population_of(people: list[prb.Comparison], tmp_path: Path) -> Population:
-    return read_population(
-        people, write_features(PlantedFeatures(), people, out=tmp_path / "store", progress=False)
-    )
+    store = write_features(PlantedFeatures(), people, out=tmp_path / "store", progress=False)
+    return read_population(people, store)
 
 
 def asked_and_known(part: Part) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Of each person and fold the choices to be predicted, and those that it is adapted on."""
     for row in range(len(part.queries.users)):
         yield tuple(rows.places[row][rows.mask[row]] for rows in (part.queries, part.contexts))  # pyright: ignore[reportReturnType]
-
-
-def rendered(table: Any) -> str:
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(table)
-    return console.export_text()
 
 
 def row_of(study: prb.Study, method: str, shots: int, split: str = "unseen") -> dict[str, Any]:
@@ -166,11 +155,8 @@ def test_the_swap_control_of_a_fitted_method_knows_another_person_whole(
     crossed = [replace(one, user_id=other, id=f"{other} {one.id}") for one in asked[:3] for other in unseen]
     history = [one for one in crossed if one.user_id != asked[0].user_id] + [replace(first, id="h")]
     prb.evaluate(model, asked[:3], history=history, controls="blind", progress=False)
-    asked_twice = [
-        *asked[:3],
-        *(one for one in asked if one.user_id != asked[0].user_id and one is not first),
-    ]
-    prb.evaluate(model, asked_twice, history=history, controls="swap", progress=False)
+    others = [one for one in asked if one.user_id != asked[0].user_id and one is not first]
+    prb.evaluate(model, [*asked[:3], *others], history=history, controls="swap", progress=False)
 
 
 def test_a_post_that_judges_a_response_of_the_query_is_not_shown_to_a_fitted_method(
@@ -312,12 +298,10 @@ def test_choices_that_say_nothing_are_counted(source: PlantedFeatures, tmp_path:
     assert row_of(found, "pooled", 8)["users"] == sum(found.summary["users_in_splits"]["unseen"])
     nobody, everybody = row_of(found, "pooled", 8), row_of(found, "pooled", 0)
     assert (nobody["short"], nobody["reached"]) == (nobody["users"], 0)  # of six, two are predicted from four
-    assert (
-        nobody["reason"] == f"none of {nobody['users']} people has 8 comparisons to be adapted on (most: 4)"
-    )
-    assert {
-        nobody[name] for name in ("accuracy", "ties", "diff_to_offset", "p", "p_holm", "above_offset")
-    } == {None}
+    expected = f"none of {nobody['users']} people has 8 comparisons to be adapted on (most: 4)"
+    assert nobody["reason"] == expected
+    undefined = ("accuracy", "ties", "diff_to_offset", "p", "p_holm", "above_offset")
+    assert {nobody[name] for name in undefined} == {None}
     assert everybody["reached"] == everybody["users"]
     assert everybody["accuracy"] is not None
     shown = rendered(render_study(found.results, found.summary, title="people"))
@@ -328,9 +312,8 @@ def test_choices_that_say_nothing_are_counted(source: PlantedFeatures, tmp_path:
     counts = people_of_study(data, seeds=2)
     assert len(counts["unseen"]) == everybody["users"]
     assert max(counts["unseen"]) == 4
-    assert re.search(
-        rf"unseen +{everybody['users']} +{everybody['users']} +0 ", rendered(render_people(counts, (0, 8)))
-    )
+    shown = rendered(render_people(counts, (0, 8)))
+    assert re.search(rf"unseen +{everybody['users']} +{everybody['users']} +0 ", shown)
     with pytest.raises(DataError, match="no comparison names a user"):
         read_population([more[4]], store)
 
@@ -345,10 +328,8 @@ def test_wrapping_that_tells_the_label_fails_the_run(source: PlantedFeatures, tm
         run(listed, tmp_path / "store", tmp_path / "run", methods=["pooled"])
     assert not (tmp_path / "run" / "results.json").exists()
     found = run(listed, tmp_path / "store", tmp_path / "run", methods=["pooled"], relax=["wrapper"])
-    assert (
-        "relaxed: the wrapping of the responses alone tells the labels with an accuracy of 1.000"
-        in rendered(render_study(found.results, found.summary, title="people"))
-    )
+    shown = rendered(render_study(found.results, found.summary, title="people"))
+    assert "relaxed: the wrapping of the responses alone tells the labels with an accuracy of 1.000" in shown
     with pytest.raises(RunError, match="relax: expected wrapper, found 'norms'"):
         run(listed, tmp_path / "store", tmp_path / "run", methods=["pooled"], relax=["norms"])
 
@@ -402,10 +383,8 @@ def test_a_choice_that_shares_a_response_with_a_query_is_not_learned_from(tmp_pa
         for k in range(5)
     ] + [choice(f"{user}-own", f"user {user}", f"r{180 + user}", disliked[user]) for user in range(12)]
     population = population_of(people, tmp_path)
-    for split in [
-        one for by in ("user", "other-question") for one in make_splits(population, by=by, seeds=2)
-    ]:
-        texts = population.choices.texts
+    texts, splits = population.choices.texts, make_splits(population, by="user", seeds=2)
+    for split in (*splits, *make_splits(population, by="other-question", seeds=2)):
         for query, context in asked_and_known(make_part(population.choices, split)):
             assert not {*texts[query].flat} & {*texts[context].flat}
         assert split.leaking.any()
@@ -438,13 +417,11 @@ def test_what_cannot_be(people: list[prb.Comparison], store: Path, tmp_path: Pat
         ({"seeds": 0}, "seeds: expected at least 1"),
         ({"settings": {"lore": 1}, "methods": ["pooled"]}, "'lore' is not among the methods"),
     ):
+        fixed = {"backbone": store, "out": tmp_path / "x", "progress": False, "shots": (0,)}
         with pytest.raises((DataError, RunError), match=message):
-            prb.personalise(
-                people, backbone=store, out=tmp_path / "x", progress=False, **{"shots": (0,), **options}
-            )
-    with pytest.raises(
-        RunError, match=r"features are of another data: data.comparisons: expected '479', found '480'"
-    ):
+            prb.personalise(people, **fixed | options)
+    other = r"features are of another data: data.comparisons: expected '479', found '480'"
+    with pytest.raises(RunError, match=other):
         prb.personalise(people[:-1], backbone=store, out=tmp_path / "x", progress=False)
 
 

@@ -12,25 +12,21 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from rich.console import Console
 
 import prb_jax as prb
 from prb_jax import cli
 from prb_jax.errors import DataError, RunError
 from prb_jax.personal.features import open_features
 from prb_jax.personal.few_shot.choices import Context, Responses
+from prb_jax.personal.history import CONTRADICTED, IDENTICAL
 from prb_jax.personal.model import PersonalisedModel
 from prb_jax.reports.summary import render_summary
 from prb_jax.rl.rewards import open_reward
 from prb_jax.rl.sections import ScoringSettings
 from prb_jax.rl.settings import PpoSettings
+from tests.json_lines import read_lines, write_lines
+from tests.study.people import rendered
 from tests.tiny_encoders import WORDS, write_encoder
-
-
-def rendered(table: Any) -> str:
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(table)
-    return console.export_text()
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +52,13 @@ def work(rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -
     folder = tmp_path_factory.mktemp("use")
     write_encoder(folder / "bert")
     for name, part in (("data", rows), ("early", rows[::2]), ("late", rows[1::2])):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
-    command = (
-        "personalise --data data.jsonl --backbone bert --methods offset --shots 0,4 --split other-question"
-    )
+        write_lines(folder / f"{name}.jsonl", part)
+    command = "personalise --data data.jsonl --backbone bert --methods offset --shots 0,4"
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as shown:
         patch.setenv("COLUMNS", "80")
         patch.chdir(folder)
-        assert cli.main([*command.split(), "--out", "study", "--no-progress"]) == 0
+        command += " --split other-question --out study --no-progress"
+        assert cli.main(command.split()) == 0
     (folder / "shown.txt").write_text(shown.getvalue())
     return folder
 
@@ -133,35 +128,28 @@ def test_evaluate_adapts_on_a_history_or_on_earlier_comparisons(work: Path) -> N
     known = prb.evaluate(folder, late, history=work / "early.jsonl", out=work / "known", progress=False)
     parts = json.loads((work / "study" / "splits.json").read_text())["splits"][0]
     assert known.summary["users_fitted_on"] == len(parts["seen"] + parts["validation"]) == 12
-    assert "was fitted on 12 of these users" in " ".join(
-        rendered(render_summary({"offset": known.summary}, title="")).split()
-    )
+    summary = rendered(render_summary({"offset": known.summary}, title=""))
+    assert "was fitted on 12 of these users" in " ".join(summary.split())
     assert "not those of new people" in prb.report(work / "known", out=work / "page.html").read_text()
-    new = [row for line in late.open() if (row := json.loads(line))["user_id"] in parts["unseen"]]
+    new = [row for row in read_lines(late) if row["user_id"] in parts["unseen"]]
     assert prb.evaluate(folder, new, progress=False).summary["users_fitted_on"] == 0
     earlier = prb.evaluate(folder, late, progress=False)
-    blind = prb.evaluate(
-        folder, [json.loads(line) | {"user_id": None} for line in late.open()], progress=False
-    )
+    nobody = [row | {"user_id": None} for row in read_lines(late)]
+    blind = prb.evaluate(folder, nobody, progress=False)
     assert known.summary["accuracy"] >= earlier.summary["accuracy"] >= blind.summary["accuracy"]
     assert known.summary["unknown_users"] == 0
     recorded = json.loads((work / "known" / "run.json").read_text())["inputs"]["model"]
     assert recorded["adapts_on"] == "the history alone"
     assert recorded["history"].startswith("sha256:")
-    early = [json.loads(line) for line in (work / "early.jsonl").open()]
+    early = read_lines(work / "early.jsonl")
     idle = [
         early[0] | {"id": "other way", "chosen": early[0]["rejected"], "rejected": early[0]["chosen"]},
         early[1] | {"id": "same", "rejected": early[1]["chosen"]},
     ]
     partly = prb.evaluate(folder, late, history=early + idle, progress=False).summary
-    assert partly["history_left_out"] == {
-        "a pair that the same user judged both ways": 2,
-        "identical responses": 1,
-    }
-    assert (
-        partly["accuracy"]
-        == prb.evaluate(folder, late, history=early[1:], progress=False).summary["accuracy"]
-    )
+    assert partly["history_left_out"] == {CONTRADICTED: 2, IDENTICAL: 1}
+    without = prb.evaluate(folder, late, history=early[1:], progress=False).summary
+    assert partly["accuracy"] == without["accuracy"]
     with pytest.raises(DataError, match="is in the history too, as '0-1'"):
         prb.evaluate(folder, late, history=late, progress=False)
     with pytest.raises(RunError, match="does not adapt to users"):
@@ -198,9 +186,8 @@ def test_saved_states_stand_for_the_comparisons_of_a_person(
 
 def test_states_of_another_method_or_fit_are_refused(work: Path, tmp_path: Path) -> None:
     model: Any = prb.load(work / "study" / "fitted" / "offset")
-    with pytest.raises(
-        RunError, match="method: expected 'offset', found 'pooled': these are states of another method"
-    ):
+    other = "method: expected 'offset', found 'pooled': these are states of another method"
+    with pytest.raises(RunError, match=other):
         model.load_states(work / "study" / "states" / "pooled")
     folder = shutil.copytree(work / "study" / "states" / "offset", tmp_path / "states")
     facts = json.loads((folder / "states.json").read_text())
@@ -222,19 +209,15 @@ def test_a_folder_that_does_not_belong_together_is_refused(work: Path, tmp_path:
     facts = json.loads((folder / "personalised.json").read_text())
     with pytest.raises(RunError, match="dtype: decided where"):
         prb.load(folder, dtype="bfloat16")
-    changed = facts | {
-        "backbone": facts["backbone"] | {"identity": facts["backbone"]["identity"] | {"dtype": "other"}}
-    }
-    (folder / "personalised.json").write_text(json.dumps(changed))
-    with pytest.raises(RunError, match=r"features of another model than .* is now: dtype"):
-        prb.load(folder)
-    (folder / "personalised.json").write_text(json.dumps(facts | {"method": "unheard"}))
-    with pytest.raises(RunError, match="method 'unheard': expected one of"):
-        prb.load(folder)
-    (folder / "personalised.json").write_text(json.dumps(facts))
-    (folder / "personalised.json").write_text(json.dumps(facts | {"format": 1}))
-    with pytest.raises(RunError, match="format: expected 2, found 1"):
-        prb.load(folder)
+    identity = facts["backbone"]["identity"] | {"dtype": "other"}
+    for change, message in (
+        ({"backbone": facts["backbone"] | {"identity": identity}}, r"another model than .* is now: dtype"),
+        ({"method": "unheard"}, "method 'unheard': expected one of"),
+        ({"format": 1}, "format: expected 2, found 1"),
+    ):
+        (folder / "personalised.json").write_text(json.dumps(facts | change))
+        with pytest.raises(RunError, match=message):
+            prb.load(folder)
     (folder / "personalised.json").write_text(json.dumps(facts))
     shutil.rmtree(folder / "arrays" / "d")
     with pytest.raises(RunError, match="arrays: cannot be read"):
@@ -244,12 +227,12 @@ def test_a_folder_that_does_not_belong_together_is_refused(work: Path, tmp_path:
 def test_ask_ranks_questions_by_what_their_answers_tell(
     model: PersonalisedModel, work: Path, rows: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (work / "ana.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
+    write_lines(work / "ana.jsonl", rows[:2])
     questions = [
         {"id": row["id"], "question": row["question"], "responses": [row["chosen"], row["rejected"]]}
         for row in rows[2:12]
     ]
-    (work / "ask.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
+    write_lines(work / "ask.jsonl", questions)
     command = ["ask", model.fitted.path, "--user", work / "ana.jsonl", "--candidates", work / "ask.jsonl"]
     assert cli.main([*map(str, command), "--top", "3", "--out", str(work / "asked.json")]) == 0
     assert "a question at random" in capsys.readouterr().out
@@ -286,13 +269,11 @@ def test_ask_ranks_questions_by_what_their_answers_tell(
     for use in (
         lambda: prb.ask(work / "study", user=None, candidates=questions),
         lambda: prb.load(work / "study"),
+        lambda: prb.evaluate(work / "study", work / "late.jsonl", progress=False),
     ):
-        with pytest.raises(
-            RunError, match=r"several methods: name one of them: .*fitted/offset, .*fitted/pooled"
-        ):
+        several = r"several methods: name one of them: .*fitted/offset, .*fitted/pooled"
+        with pytest.raises(RunError, match=several):
             use()
-    with pytest.raises(RunError, match="several methods: name one"):
-        prb.evaluate(work / "study", work / "late.jsonl", progress=False)
     # a method without a personal part learns nothing from an answer, and says so
     pooled = str(work / "study" / "fitted" / "pooled")
     assert cli.main(["ask", pooled, "--candidates", str(work / "ask.jsonl")]) == 0

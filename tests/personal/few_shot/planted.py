@@ -17,21 +17,24 @@ def sigmoid(x: Any) -> np.ndarray:
     return 1 / (1 + np.exp(-np.asarray(x, np.float64)))
 
 
+def choices_of(features: Any, chosen: Any, rejected: Any, **others: Any) -> Choices:
+    """Choices between rows of features, each on a question of its own, of one user unless ``users`` are given."""
+    count = len(chosen)
+    fields = {"users": np.zeros(count, np.int32), "questions": np.arange(count, dtype=np.int32)} | others
+    fields.setdefault("number_of_users", int(max(fields["users"])) + 1)
+    return Choices(features, np.asarray(chosen), np.asarray(rejected), **fields)
+
+
 @dataclass(frozen=True)
 class World:
-    """Choices of seen people, of a validation part and of new people, and the rewards that they were drawn from.
-
-    Attributes:
-      seen, validation, new: the parts; the users are numbered through.
-      rewards: float64 [U, R], the planted reward of every response for every user.
-      contexts, queries: of the new people.
-    """
+    """Choices of seen people, of a validation part and of new people, and the rewards that they were drawn from; the
+    users are numbered through."""
 
     seen: Choices
     validation: Choices
     new: Choices
-    rewards: np.ndarray
-    contexts: UserRows
+    rewards: np.ndarray  # float64 [U, R], the planted reward of every response for every user
+    contexts: UserRows  # of the new people
     queries: UserRows
 
     def share_of_bayes(self, scores: np.ndarray) -> float:
@@ -94,15 +97,11 @@ def world(
     ]
     first, second = np.concatenate(drawn, axis=1)
     swap = rng.random(len(who)) > sigmoid(rewards[who, first] - rewards[who, second])
-    every = Choices(
-        features=features.astype(np.float32),
-        chosen=np.where(swap, second, first).astype(np.int32),
-        rejected=np.where(swap, first, second).astype(np.int32),
-        users=who,
-        questions=np.arange(len(who), dtype=np.int32),
-        number_of_users=users,
-        **tables,
+    chosen, rejected = (
+        np.where(swap, *sides).astype(np.int32) for sides in ((second, first), (first, second))
     )
+    tables |= {"users": who, "number_of_users": users}
+    every = choices_of(features.astype(np.float32), chosen, rejected, **tables)
     part = np.digitize(who, [seen, seen + validation])
     new = every.only(part == 2)
     contexts, queries = contexts_and_queries(new, seed=0)

@@ -1,14 +1,17 @@
 """Questions that tell much are asked first; heads, features and people are what they are said to be."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
 
 from prb_jax.errors import DataError
 from prb_jax.personal.few_shot import pref, sparse
-from prb_jax.personal.few_shot.choices import Choices, Context, Responses, group
+from prb_jax.personal.few_shot.choices import Context, Responses, group
 from prb_jax.personal.few_shot.lore import head_direction
 from prb_jax.personal.few_shot.protocol import Fitted
+from tests.personal.few_shot.planted import choices_of
 
 
 def test_the_rule_of_pref_learns_more_from_few_questions_than_chance():
@@ -59,33 +62,17 @@ def test_the_rule_of_pref_learns_more_from_few_questions_than_chance():
 def test_the_reference_of_lore_is_the_score_head():
     rng = np.random.default_rng(0)
     features, head = rng.normal(size=(40, 5)).astype(np.float32), rng.normal(size=5)
-    choices = Choices(
-        features=features,
-        chosen=np.array([0]),
-        rejected=np.array([1]),
-        users=np.array([0]),
-        questions=np.array([0]),
-        number_of_users=1,
-        base_scores=(features @ head + 3).astype(np.float32),
-    )
+    choices = choices_of(features, [0], [1], base_scores=(features @ head + 3).astype(np.float32))
     np.testing.assert_allclose(head_direction(choices), head, atol=1e-5)
-    other = Choices(**{**choices.__dict__, "base_scores": rng.normal(size=40).astype(np.float32)})
     with pytest.raises(DataError, match=r"linear in the features, found .* of their variance unexplained"):
-        head_direction(other)
+        head_direction(replace(choices, base_scores=rng.normal(size=40).astype(np.float32)))
     with pytest.raises(DataError, match="needs the backbone's own scores"):
-        head_direction(Choices(**{**choices.__dict__, "base_scores": None}))
+        head_direction(replace(choices, base_scores=None))
 
 
 def test_sparse_features_can_be_read():
     features = np.array([[2, 0, 0], [0, 3, 0], [0, 0, 1], [0, 0, 0]], np.float32)
-    choices = Choices(
-        features=features,
-        chosen=np.array([0, 3, 2, 1]),
-        rejected=np.array([3, 1, 3, 2]),
-        users=np.zeros(4, np.int32),
-        questions=np.arange(4),
-        number_of_users=1,
-    )
+    choices = choices_of(features, [0, 3, 2, 1], [3, 1, 3, 2])
     arrays = {
         "center": np.zeros(3, np.float32),
         "encoder": np.eye(3, dtype=np.float32),

@@ -11,10 +11,10 @@ from scipy.optimize import minimize
 
 from prb_jax.personal.few_shot import bayes
 from prb_jax.personal.few_shot.bayes import METHOD, BayesSettings, taste_covariance
-from prb_jax.personal.few_shot.choices import Choices, Posts
+from prb_jax.personal.few_shot.choices import Posts
 from prb_jax.personal.few_shot.protocol import Fitted, adapt_users, score_users
 from prb_jax.personal.few_shot.registry import method_named
-from tests.personal.few_shot.planted import World, sigmoid, with_posts, world
+from tests.personal.few_shot.planted import World, choices_of, sigmoid, with_posts, world
 
 KEY = jax.random.key(0)
 WIDTH = 6
@@ -56,14 +56,9 @@ def test_choices_that_share_a_text_tell_nothing_of_a_person() -> None:
     other = (
         rng.permutation(12000).astype(np.int32)[: 2 * people].reshape(2, -1)
     )  # a fourth one, of other texts
-    choices = Choices(
-        features,
-        np.concatenate([chosen, other[0]]),
-        np.concatenate([rejected, other[1]]),
-        np.concatenate([users, np.arange(people, dtype=np.int32)]),
-        np.arange(4 * people, dtype=np.int32),
-        people,
-    )
+    users = np.concatenate([users, np.arange(people, dtype=np.int32)])
+    pairs = np.concatenate([chosen, other[0]]), np.concatenate([rejected, other[1]])
+    choices = choices_of(features, *pairs, users=users)
     _, variances, _ = taste_covariance(choices, np.zeros(len(choices)), components=64)
     # As if the three comparisons were of different texts: a noise that no person has is taken for taste.
     rows = np.concatenate([chosen, other[0], rejected, other[1]])
@@ -150,10 +145,8 @@ def test_probabilities_hold_and_few_choices_beat_the_pooled_model() -> None:
             tenth = np.minimum((said * 10).astype(int), 9)
             errors.append(sum(abs(np.sum((said - real)[tenth == n])) for n in range(10)) / len(said))
         assert errors[0] < 0.02, (shots, errors)
-        assert errors[0] < errors[1] + 0.01, (
-            shots,
-            errors,
-        )  # pooled says less, and is as near as the sample lets it
+        # pooled says less, and is as near as the sample lets it
+        assert errors[0] < errors[1] + 0.01, (shots, errors)
 
 
 def test_where_nothing_is_personal_it_is_pooled_bradley_terry() -> None:

@@ -68,17 +68,11 @@ def test_a_label_turns_with_the_pair():
         ({"users": np.array([0, 0, 0, 0, 0, 4])}, "choices: users[5]: expected 0 to 3, found 4"),
         ({"users": np.zeros(5, np.int32)}, "choices: users: expected 6 rows, found 5"),
         ({"items": np.zeros(3, np.int32)}, "choices: items: expected 4 rows, found 3"),
-        (
-            {"features": np.full((4, 3), np.nan)},
-            "choices: features: expected finite numbers, found NaN or infinity",
-        ),
+        ({"features": np.full((4, 3), np.nan)}, "choices: features: expected finite numbers, found NaN or infinity"),
         ({"features": np.zeros(4)}, "choices: features: expected [R, D], found shape (4,)"),
-        (
-            {"posts": Posts(np.zeros((3, 1, 3)), np.ones((3, 1), bool))},
-            "choices: posts: expected 4 rows, found 3",
-        ),
+        ({"posts": Posts(np.zeros((3, 1, 3)), np.ones((3, 1), bool))}, "choices: posts: expected 4 rows, found 3"),
     ],
-)
+)  # fmt: skip
 def test_choices_that_cannot_be_are_one_error(change, message):
     with pytest.raises(DataError) as error:
         replace(CHOICES, **change)
@@ -86,10 +80,8 @@ def test_choices_that_cannot_be_are_one_error(change, message):
 
 
 def test_a_method_names_the_thing_that_the_data_lack():
-    for name, words in {
-        "nearest": "nearest needs responses that several",
-        "profile_in_context": "in_context",
-    }.items():
+    lacking = {"nearest": "nearest needs responses that several", "profile_in_context": "in_context"}
+    for name, words in lacking.items():
         method = method_named(name)
         with pytest.raises(DataError, match=words):
             CHOICES.require(name, method.needs)
@@ -104,37 +96,26 @@ def test_every_method_has_its_name_and_settings_that_are_checked():
         method = method_named(name)
         assert method.name == name
         assert hash(method.settings()) == hash(method.settings())
-    with pytest.raises(
-        DataError, match=r"unknown method 'loree': expected one of pooled, .*; did you mean lore\?"
-    ):
+    unknown = r"unknown method 'loree': expected one of pooled, .*; did you mean lore\?"
+    with pytest.raises(DataError, match=unknown):
         method_named("loree")
-    for name, change, message in [
-        (
-            "pooled",
-            {"l2": (1.0, 0.0)},
-            r"PooledSettings.l2: expected each to be more than 0, found \(1.0, 0.0\)",
-        ),
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("pooled", {"l2": (1.0, 0.0)}, r"PooledSettings.l2: expected each to be more than 0, found \(1.0, 0.0\)"),
         ("pooled", {"l2": ()}, r"PooledSettings.l2: expected a tuple of one value or more, found \(\)"),
         ("lore", {"bases": (1,)}, r"LoReSettings.bases: expected each to be at least 2, found \(1,\)"),
         ("gpo", {"heads": 3}, "GPOSettings.heads: expected a divisor of width=64, found 3"),
         ("gpo", {"steps": 1.5}, "GPOSettings.steps: expected a whole number, at least 1, found 1.5"),
-        (
-            "vpl",
-            {"validation_shots": (2, -1)},
-            "VPLSettings.validation_shots: expected each to be at least 0",
-        ),
+        ("vpl", {"validation_shots": (2, -1)}, "VPLSettings.validation_shots: expected each to be at least 0"),
         ("user_embedding", {"alpha": 1.5}, "UserEmbeddingSettings.alpha: expected .* at most 1, found 1.5"),
-        (
-            "pref",
-            {"pull_to": ("x",)},
-            r"PReFSettings.pull_to: expected each to be one of zero, mean, found \('x',\)",
-        ),
-        (
-            "lore_free",
-            {"reference": "x"},
-            "LoReFreeSettings.reference: expected one of head, pooled, found 'x'",
-        ),
+        ("pref", {"pull_to": ("x",)}, r"PReFSettings.pull_to: expected each to be one of zero, mean, found \('x',\)"),
+        ("lore_free", {"reference": "x"}, "LoReFreeSettings.reference: expected one of head, pooled, found 'x'"),
         ("sparse", {"active": 65}, "SparseSettings.active: expected at most features=64, found 65"),
-    ]:
-        with pytest.raises(DataError, match=message):
-            method_named(name).settings(**change)
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_be_are_one_error(name, change, message):
+    with pytest.raises(DataError, match=message):
+        method_named(name).settings(**change)

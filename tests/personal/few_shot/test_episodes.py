@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from prb_jax.personal.few_shot import gpo
-from prb_jax.personal.few_shot.choices import Choices, Context, Responses
+from prb_jax.personal.few_shot.choices import Context, Responses
 from prb_jax.personal.few_shot.episodes import draw, people_of
 from prb_jax.personal.few_shot.networks import init_linear, init_mlp
 from prb_jax.personal.few_shot.protocol import Fitted
+from tests.personal.few_shot.planted import choices_of
 
 
 @pytest.mark.parametrize("shared_texts", [False, True])
@@ -20,15 +21,11 @@ def test_queries_do_not_meet_the_context(shared_texts):
     users = np.sort(rng.integers(0, 6, count)).astype(np.int32)
     # User 0 has one question and the responses from 40 on; the others have four, with ten responses each.
     first = np.where(users == 0, rng.integers(40, 58, count), rng.integers(0, 40, count)).astype(np.int32)
-    choices = Choices(
-        features=np.arange(60, dtype=np.float32)[:, None],  # a response is told by its feature
-        chosen=first,
-        rejected=first + 1 - 2 * (first % 2),
-        users=users,
-        questions=np.where(users == 0, 7, first // 10).astype(np.int32),
-        number_of_users=6,
-        items=np.arange(60, dtype=np.int32) // 4 if shared_texts else None,
-    )
+    features = np.arange(60, dtype=np.float32)[:, None]  # a response is told by its feature
+    questions = np.where(users == 0, 7, first // 10).astype(np.int32)
+    items = np.arange(60, dtype=np.int32) // 4 if shared_texts else None
+    pairs = first, first + 1 - 2 * (first % 2)
+    choices = choices_of(features, *pairs, users=users, questions=questions, items=items)
     people = people_of(choices, most=12)
     assert people.mask.sum(axis=1).max() == 12
     found = jax.tree.map(np.asarray, jax.jit(partial(draw, batch=64, shots=5))(people, jax.random.key(0)))
@@ -68,9 +65,8 @@ def test_gpo_reads_every_comparison_from_both_sides_and_in_any_order():
     def scores(first: np.ndarray, second: np.ndarray) -> np.ndarray:
         context = Context(Responses(first), Responses(second), np.ones(count, bool))
         state = gpo.adapt(fitted, context, jax.random.key(0))
-        assert (
-            int(state["mask"].sum()) == 1 + 2 * count
-        )  # the null token, and each comparison with either sign
+        # the null token, and each comparison with either sign
+        assert int(state["mask"].sum()) == 1 + 2 * count
         return np.asarray(gpo.score(fitted, state, Responses(asked)))
 
     found = scores(chosen, rejected)

@@ -12,12 +12,12 @@ import jax
 import numpy as np
 import pytest
 
-from prb_jax.personal.few_shot.choices import Choices, UserRows
+from prb_jax.personal.few_shot.choices import UserRows
 from prb_jax.personal.few_shot.protocol import Fitted, adapt_users, bytes_per_user, score_users
 from prb_jax.personal.few_shot.registry import method_named
 from prb_jax.personal.saved import UserStates, read_states, save_states
 from prb_jax.sharding import batch_sharding, make_mesh
-from tests.personal.few_shot.planted import world
+from tests.personal.few_shot.planted import choices_of, world
 from tests.plain_process import plain_environment
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -75,21 +75,15 @@ def saved_states(weights: np.ndarray, folder: Path) -> dict[str, np.ndarray]:
 def test_fits_and_scores_do_not_depend_on_the_mesh(tmp_path):
     environment = plain_environment(devices=8) | {"JAX_PLATFORMS": "cpu"}
     out = tmp_path / "states.npz"
-    subprocess.run(
-        [sys.executable, "-m", "tests.personal.few_shot.test_many_users", out],
-        env=environment,
-        cwd=ROOT,
-        check=True,
-        timeout=300,
-    )
+    command = [sys.executable, "-m", "tests.personal.few_shot.test_many_users", out]
+    subprocess.run(command, env=environment, cwd=ROOT, check=True, timeout=300)
     found = np.load(out)
     assert found["none/scores"].shape[0] > 20
     assert np.ptp(found["none/scores"]) > 0.1
     np.testing.assert_array_equal(found["saved"], found["rows"])
     for mesh in MESHES:
-        np.testing.assert_array_equal(
-            found[f"{mesh}/basis"], found["none/basis"]
-        )  # fits are made on one device
+        # fits are made on one device
+        np.testing.assert_array_equal(found[f"{mesh}/basis"], found["none/basis"])
         for name in ("weights", "scores", "loss"):
             np.testing.assert_allclose(found[f"{mesh}/{name}"], found[f"none/{name}"], atol=1e-5)
 
@@ -106,14 +100,9 @@ def test_a_hundred_thousand_users_are_adapted(name, size):
     }
     numbers = {"pull": np.float32(1), "isotropic": np.float32(1e-3)}
     fitted = Fitted(arrays[name], numbers, method.settings())
-    choices = Choices(
-        features=rng.normal(size=(rows, width)).astype(np.float32),
-        chosen=rng.integers(rows, size=users * shots),
-        rejected=rng.integers(rows, size=users * shots),
-        users=np.repeat(np.arange(users), shots),
-        questions=np.zeros(users * shots, np.int32),
-        number_of_users=users,
-    )
+    features = rng.normal(size=(rows, width)).astype(np.float32)
+    pairs = (rng.integers(rows, size=users * shots) for _ in range(2))
+    choices = choices_of(features, *pairs, users=np.repeat(np.arange(users), shots))
     places = np.arange(users * shots).reshape(users, shots)
     contexts = UserRows(np.arange(users, dtype=np.int32), places, np.ones((users, shots), bool))
     start = time.process_time()

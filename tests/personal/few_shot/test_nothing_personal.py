@@ -8,12 +8,12 @@ import jax
 import numpy as np
 import pytest
 
-from prb_jax.personal.few_shot.choices import Choices, Posts
+from prb_jax.personal.few_shot.choices import Posts
 from prb_jax.personal.few_shot.fitting import FitData
 from prb_jax.personal.few_shot.lore import personal_directions
 from prb_jax.personal.few_shot.registry import method_named
 from prb_jax.study.outcomes import popularity
-from tests.personal.few_shot.planted import World, world
+from tests.personal.few_shot.planted import World, choices_of, world
 
 KEY, WIDTH = jax.random.key(0), 8
 QUICK = {
@@ -32,22 +32,10 @@ def alike() -> World:
     return world(features, shared, seen=12, validation=12, choices=8)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "offset",
-        "lore",
-        "lore_free",
-        "pref",
-        "vpl",
-        "pal",
-        "gpo",
-        "mrm",
-        "sparse",
-        "user_embedding",
-        "user_clusters",
-    ],
-)
+NAMES = "offset lore lore_free pref vpl pal gpo mrm sparse user_embedding user_clusters"
+
+
+@pytest.mark.parametrize("name", NAMES.split())
 def test_no_method_is_worse_than_pooled_where_nothing_is_personal(name: str, alike: World) -> None:
     method, pooled = method_named(name), method_named("pooled")
     known = {field.name: field for field in dataclasses.fields(method.settings)}
@@ -58,10 +46,8 @@ def test_no_method_is_worse_than_pooled_where_nothing_is_personal(name: str, ali
             quick[field] = (value,) if several and not isinstance(value, tuple) else value
     fitted = method.fit(alike.seen, alike.validation, settings=method.settings(**quick), key=KEY)
     common = pooled.fit(alike.seen, alike.validation, settings=pooled.settings(l2=(0.1,)), key=KEY)
-    judge = FitData(
-        pooled, alike.seen, alike.validation, method.settings(), KEY
-    )  # the numbers of shots of both
-    loss = judge.loss(common)
+    # the numbers of shots of both
+    loss = FitData(pooled, alike.seen, alike.validation, method.settings(), KEY).loss(common)
     assert fitted.numbers["validation_loss"] <= loss + 1e-4
 
 
@@ -75,13 +61,8 @@ def test_products_of_a_choice_with_itself_are_no_personal_direction() -> None:
     tastes[:, 1] = 2 * rng.normal(size=people)
     won = rng.random(len(users)) < 1 / (1 + np.exp(-np.sum(deltas * tastes[users], axis=1)))
     features = np.concatenate([deltas, np.zeros_like(deltas)]).astype(np.float32)
-    first, second = (
-        np.arange(len(users), dtype=np.int32),
-        np.arange(len(users), 2 * len(users), dtype=np.int32),
-    )
-    choices = Choices(
-        features, np.where(won, first, second), np.where(won, second, first), users, users, people
-    )
+    first, second = np.arange(2 * len(users), dtype=np.int32).reshape(2, -1)
+    choices = choices_of(features, np.where(won, first, second), np.where(won, second, first), users=users)
     found = personal_directions(choices, np.zeros(3), 1)[:, 0]
     assert abs(found[1]) > 0.9
 
@@ -94,15 +75,7 @@ def test_popularity_counts_the_votes_of_profiles() -> None:
         np.array([[1, -1], [1, 0], [1, 1]], np.float32),
         np.array([[2, 3], [2, -1], [3, 3]], np.int32),
     )
-    one = np.array([0, 0], np.int32)
-    choices = Choices(
-        np.zeros((4, 1), np.float32),
-        one,
-        one + 1,
-        np.array([0, 1], np.int32),
-        one,
-        3,
-        items=items,
-        posts=posts,
-    )  # the third person made no choice, and is not asked
+    known = {"users": np.array([0, 1], np.int32), "number_of_users": 3, "items": items, "posts": posts}
+    choices = choices_of(np.zeros((4, 1), np.float32), [0, 0], [1, 1], **known)
+    # the third person made no choice, and is not asked
     np.testing.assert_allclose(popularity(choices), [3 / 4, 1 / 4, 3 / 4, 1 / 3])
