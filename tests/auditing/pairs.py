@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from tests.json_lines import write_lines
 
 CRITERIA = ("correctness", "relevance", "helpfulness")
 HOSTILE = (
@@ -28,7 +29,7 @@ def write_pairs(path: Path, count: int, *, users: int = 6, name: str = "p") -> P
         }
         for number in range(count)
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_lines(path, rows)
     return path
 
 

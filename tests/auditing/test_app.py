@@ -13,6 +13,7 @@ import pytest
 
 import prb_jax as prb
 from tests.auditing.pairs import answer, good_side, write_pairs
+from tests.json_lines import read_lines
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_twenty_annotators_at_once_judge_every_item_as_often_as_planned(audit_ap
     data = write_pairs(tmp_path / "pairs.jsonl", 15)
     audit_app(work, data=data, per_item=4, check_every=0)
     assert prb.audit_export(tmp_path / "a", out=tmp_path / "out.jsonl") == 60
-    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    rows = read_lines(tmp_path / "out.jsonl")
     assert set(Counter(row["id"] for row in rows).values()) == {4}
     assert len({(row["id"], row["annotator"]) for row in rows}) == 60
     assert all(row["comment"] == row["annotator"] and row["fit"] == "chosen" for row in rows)
@@ -69,16 +70,11 @@ def test_links_and_invitations(audit_app, tmp_path):
 
     async def strangers(app: Any) -> None:
         async with client_of(app) as client:
-            for name, body in {
-                "none": {},
-                "wrong": {"invitation": "x"},
-                "odd": {"invitation": "\ud800"},
-            }.items():
-                sent, kind = (
-                    json.dumps({"name": "ana", **body}).encode(),
-                    {"Content-Type": "application/json"},
-                )
-                statuses[name] = (await client.post("/api/join", content=sent, headers=kind)).status_code
+            kind = {"Content-Type": "application/json"}
+            for name, invitation in {"none": None, "wrong": "x", "odd": "\ud800"}.items():
+                body = {"name": "ana"} if invitation is None else {"name": "ana", "invitation": invitation}
+                answered = await client.post("/api/join", content=json.dumps(body).encode(), headers=kind)
+                statuses[name] = answered.status_code
             right = {"name": "ana", "invitation": "s\u00e9cret"}
             statuses["right"] = (await client.post("/api/join", json=right)).status_code
 

@@ -19,6 +19,7 @@ import pytest
 import prb_jax as prb
 from prb_jax import cli
 from tests.auditing.pairs import answer, good_side, write_pairs
+from tests.json_lines import read_lines
 from tests.reports.browser import BROWSER, Page, open_page
 
 
@@ -260,7 +261,7 @@ def test_sigterm_ends_it_and_the_report_and_export_say_what_was_judged(
     assert report["taken_back"] == bool(BROWSER)
     out = folder / "judgements.jsonl"
     assert cli.main(["audit", str(audit), "--export", str(out)]) == 0
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    rows = read_lines(out)
     assert len(rows) == report["judgements"]
     assert all(row["fit"] == "chosen" for row in rows)
     if BROWSER:

@@ -154,14 +154,10 @@ def test_gold_and_repeated_items_tell_of_attention_alone(tmp_path):
     assert report["checks"] == sum(each["gold"] + each["again"] for each in report["annotators"])
     assert 5 < careful["chose_a"] < careful["chose"] - 5  # the sides are drawn by lot
     found = Counter(each["reasons"][0] for each in report["adjudication"])
-    assert found["the annotators disagree about the personal fit"] == sum(
-        each["dispute"] == 0.5 for each in report["adjudication"]
-    )
-    for text in (
-        "2 annotators judged 40 pairs (80 judgements)",
-        "attention checks were passed",
-        "Krippendorff",
-    ):
+    disputed = sum(each["dispute"] == 0.5 for each in report["adjudication"])
+    assert found["the annotators disagree about the personal fit"] == disputed
+    texts = ("2 annotators judged 40 pairs (80 judgements)", "attention checks were passed", "Krippendorff")
+    for text in texts:
         assert text in report["sentence"], report["sentence"]
 
 

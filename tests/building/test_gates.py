@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,10 +38,12 @@ from prb_jax.building.settings import GATES, BuildSettings, GateSettings
 from prb_jax.data.comparison import Message
 from prb_jax.remote.endpoint import Reply
 from prb_jax.sources import personas
+from tests.json_lines import write_lines
 
 SETTINGS = GateSettings()
 COUNT = 240
 TRIALS = 30
+MEASURES = {"length": measure_length, "style": measure_style, "style-histogram": measure_histogram}
 
 
 @cache
@@ -91,9 +94,7 @@ def test_gates_that_leave_out_pairs_find_their_own_fault_alone() -> None:
         "overlap": partial(find_overlaps, known=known),
     }
     quiet = {name: finder(clean) for name, finder in finders.items()}
-    assert {
-        name: len(found) / len(clean) for name, found in quiet.items() if len(found) > 0.05 * len(clean)
-    } == {}
+    assert not [name for name, found in quiet.items() if len(found) > 0.05 * len(clean)]
 
     def copy(pair: Pair) -> Pair:
         reason = pair.comparison.rubric_aspects[0].reason
@@ -117,15 +118,12 @@ def test_gates_that_leave_out_pairs_find_their_own_fault_alone() -> None:
             found = finder(made)
             if name == fault:
                 assert hit - found.keys() <= ({made[0].id} if fault == "duplicates" else set()), fault
-            elif (name, fault) not in (
-                ("duplicates", "refusals"),
-                ("duplicates", "overlap"),
-            ):  # the same text
+            elif name != "duplicates" or fault not in ("refusals", "overlap"):  # the same text
                 assert found.keys() <= quiet[name].keys(), (name, fault)
 
 
 def test_gates_of_all_pairs_find_their_own_fault_and_raise_few_false_alarms() -> None:
-    alarms = dict.fromkeys(("length", "style", "style-histogram", "blind-judge"), 0)
+    alarms = Counter[str]()
     for seed in range(TRIALS):
         # who likes which of two answers is a coin here: nothing can tell
         draws = random.Random(seed)
@@ -133,26 +131,22 @@ def test_gates_of_all_pairs_find_their_own_fault_and_raise_few_false_alarms() ->
             changed(pair, chosen=pair.rejected, rejected=pair.chosen) if draws.random() < 0.5 else pair
             for pair in sample(seed, 120)
         ]
-        alarms["length"] += not measure_length(pairs, gates=SETTINGS).passed
-        alarms["style"] += not measure_style(pairs, gates=SETTINGS).passed
-        alarms["style-histogram"] += not measure_histogram(pairs, gates=SETTINGS).passed
-        blind = blind_verdicts(pairs, seed)
-        alarms["blind-judge"] += not measure_blind_judge(pairs, blind, gates=SETTINGS).passed
+        blind = partial(measure_blind_judge, shares=blind_verdicts(pairs, seed))
+        for name, measure in {**MEASURES, "blind-judge": blind}.items():
+            alarms[name] += not measure(pairs, gates=SETTINGS).passed
     assert all(count <= 0.05 * TRIALS for count in alarms.values()), alarms
 
     pairs = sample(99)
-    extended = [
-        changed(pair, chosen=f"{pair.chosen} It is worth trying that once, I would say.") for pair in pairs
-    ]
+    end = "It is worth trying that once, I would say."
+    extended = [changed(pair, chosen=f"{pair.chosen} {end}") for pair in pairs]
     assert not measure_length(extended, gates=SETTINGS).passed
     assert not measure_style(extended, gates=SETTINGS).passed
     listed, _ = some(pairs, lambda pair: changed(pair, rejected=pair.rejected.replace(". ", ".\n- ")), 0.5)
     found = measure_style(listed, gates=SETTINGS)
     assert not found.passed
     assert "'list items'" in found.note
-    assert measure_length(listed, gates=SETTINGS).value == pytest.approx(
-        measure_length(pairs, gates=SETTINGS).value, abs=0.4
-    )
+    before, after = (measure_length(some_pairs, gates=SETTINGS).value for some_pairs in (pairs, listed))
+    assert after == pytest.approx(before, abs=0.4)
     wrapped = [changed(pair, chosen=f"Assistant: {pair.chosen}") for pair in pairs]
     assert "the name of a role" in measure_style(wrapped, gates=SETTINGS).note
     assert not measure_blind_judge(pairs, blind_verdicts(pairs, 0, bias=0.7), gates=SETTINGS).passed
@@ -194,6 +188,20 @@ def verdict(name: str, figure: Figure) -> str:
     return GateResult(name, "", None, figure).verdict
 
 
+def named_and_found(
+    name: str, has: Callable[[Pair], float], *, named: int, trials: int, shared: float = 0.0
+) -> tuple[float, float]:
+    """The smallest leak that a gate names of some pairs, and how often it finds one of this size in others."""
+
+    def figure(seed: int, leak: float) -> Figure:
+        return MEASURES[name](flipped(seed, leak, has, count=COUNT, shared=shared), gates=SETTINGS)
+
+    leaks = [figure(1000 + seed, 0.0).leak for seed in range(named)]
+    leak = float(np.mean([leak.detectable for leak in leaks if leak is not None and leak.detectable]))
+    verdicts = [verdict(name, figure(seed, leak)) for seed in range(trials)]
+    return leak, verdicts.count(LEAK_FOUND) / trials
+
+
 def test_a_gate_of_few_pairs_does_not_say_that_a_benchmark_is_sound() -> None:
     """Of 60 pairs the chosen answer is longer in 60 %: most builds find nothing, and none is called sound."""
     said = Counter(
@@ -211,29 +219,18 @@ def test_a_gate_of_few_pairs_does_not_say_that_a_benchmark_is_sound() -> None:
 @pytest.mark.parametrize("shared", [0.0, 0.3])
 def test_the_smallest_leak_that_is_found_is_found_four_times_in_five(shared: float) -> None:
     """By planting leaks of the size that the gate names, in other pairs than those from which it named it."""
-    named = [
-        measure_length(flipped(1000 + seed, 0.0, longer, count=COUNT, shared=shared), gates=SETTINGS).leak
-        for seed in range(20)
-    ]
-    leak = float(np.mean([leak.detectable for leak in named if leak is not None and leak.detectable]))
+    leak, share = named_and_found("length", longer, named=20, trials=100, shared=shared)
     assert 0.1 < leak < 0.3
-    found = [
-        verdict(
-            "length", measure_length(flipped(seed, leak, longer, count=COUNT, shared=shared), gates=SETTINGS)
-        )
-        for seed in range(100)
-    ]
-    assert found.count(LEAK_FOUND) / 100 == pytest.approx(0.8, abs=0.12), leak  # three Monte Carlo errors
+    assert share == pytest.approx(0.8, abs=0.12), leak  # three Monte Carlo errors
 
 
 @pytest.mark.slow
 def test_gates_of_the_surface_hold_their_level_and_find_the_leaks_that_they_name() -> None:
-    measures = {"length": measure_length, "style": measure_style, "style-histogram": measure_histogram}
     alarms = {
         name: sum(
             not measure(flipped(seed, 0.0, longer, count=120), gates=SETTINGS).passed for seed in range(400)
         )
-        for name, measure in measures.items()
+        for name, measure in MEASURES.items()
     }
     # 1 in 100 two-sided is 4, 1 in 200 one-sided is 2; three Monte Carlo errors above
     assert alarms["length"] <= 10, alarms
@@ -246,16 +243,7 @@ def test_gates_of_the_surface_hold_their_level_and_find_the_leaks_that_they_name
         return float(np.sign(far[1] - far[0]))
 
     for name, has in (("style", longer), ("style-histogram", nearer)):
-        named = [
-            measures[name](flipped(1000 + seed, 0.0, has, count=COUNT), gates=SETTINGS).leak
-            for seed in range(10)
-        ]
-        leak = float(np.mean([leak.detectable for leak in named if leak is not None and leak.detectable]))
-        found = [
-            verdict(name, measures[name](flipped(seed, leak, has, count=COUNT), gates=SETTINGS))
-            for seed in range(150)
-        ]
-        share = found.count(LEAK_FOUND) / 150
+        leak, share = named_and_found(name, has, named=10, trials=150)
         assert share == pytest.approx(0.8, abs=0.1), (name, leak, share)
 
 
@@ -282,10 +270,11 @@ def test_a_name_of_two_words_in_every_chosen_answer_is_found() -> None:
     aspect = {"aspect": "Local food", "evidence": "", "reason": ""}
     pairs = []
     for pair in sample(4, 100):
-        row = {**pair.comparison.to_row(), "rubric_aspects": [aspect]}
-        pairs.append(
-            replace(pair, comparison=prb.Comparison(**row | {"chosen": f"{pair.chosen} It is local food."}))
-        )
+        row = pair.comparison.to_row() | {
+            "rubric_aspects": [aspect],
+            "chosen": f"{pair.chosen} It is local food.",
+        }
+        pairs.append(replace(pair, comparison=prb.Comparison(**row)))
     assert len(find_copied_aspects(pairs, words=5)) == 100
     asked = (Message("user", "Which local food?"),)
     pairs = [replace(pair, comparison=replace(pair.comparison, prompt=asked)) for pair in pairs]
@@ -301,23 +290,13 @@ class Knowing:
     def identity(self) -> dict[str, str]:
         return {"name": "knowing"}
 
-    def too_long(self, conversations: Sequence[Sequence[Message]], *, max_new_tokens: int) -> str | None:
-        return None
-
-    def replies(
-        self,
-        conversations: Sequence[Sequence[Message]],
-        *,
-        max_new_tokens: int,
-        alternatives: int | None = None,
-    ) -> list[Reply]:
+    def replies(self, conversations: Sequence[Sequence[Message]], **options: Any) -> list[Reply]:
         found = []
         for (message,) in conversations:
             a = message.content.partition("Answer A:\n")[2].partition("\n\nAnswer B:")[0]
-            if "serves these wishes" in message.content:
-                found.append(Reply("A" if a in self.liked else "B", 1, 1))
-            else:
-                found.append(Reply("A", 1, 1))  # always the first: no preference in both orders
+            # always the first without wishes: no preference in both orders
+            second = "serves these wishes" in message.content and a not in self.liked
+            found.append(Reply("B" if second else "A", 1, 1))
         return found
 
 
@@ -335,9 +314,8 @@ def test_swapped_labels_are_left_out_by_the_rubric_judge(tmp_path) -> None:
     found = {name for name, (gate, _) in gated.dropped.items() if gate == "rubric-judge"}
     others = {name for name, (gate, _) in gated.dropped.items() if gate != "rubric-judge"}
     assert found == hit - others
-    named = {
-        name for name in others if gated.dropped[name][0] == "copied-aspects"
-    }  # the personas do name wishes
+    # the personas do name wishes
+    named = {name for name in others if gated.dropped[name][0] == "copied-aspects"}
     assert len(others - named) <= 0.05 * len(clean)
     assert results["rubric-judge"].before is not None
     assert results["rubric-judge"].before.value == pytest.approx(len(found) / (len(clean) - len(others)))
@@ -348,9 +326,7 @@ def test_swapped_labels_are_left_out_by_the_rubric_judge(tmp_path) -> None:
     assert not results["overlap"].after.passed
     gated.check()  # what failed is relaxed
     relaxed = replace(settings, relax=(*relax, "rubric-judge"))
-    kept = run_gates(
-        swapped, swapped, records=len(swapped), settings=relaxed, judge=judge, folder=tmp_path
-    ).kept
+    kept = run(swapped, swapped, records=len(swapped), settings=relaxed).kept
     assert hit - others <= {pair.id for pair in kept}
     told = next(pair for pair in kept if pair.id in hit)
     assert "prefers the rejected answer" in told.provenance["gates"]["rubric-judge"]
@@ -386,10 +362,8 @@ def test_personal_text(text: str, kind: str | None) -> None:
 def test_near_duplicates_are_those_of_the_exact_similarity() -> None:
     """MinHash must not miss what the definition says, word for word over all pairs of answers."""
     pairs = sample(5, 60)
-    near = [
-        changed(pair, chosen=pairs[0].chosen.replace("the", "a")) if n % 7 == 3 else pair
-        for n, pair in enumerate(pairs)
-    ]
+    copy = pairs[0].chosen.replace("the", "a")
+    near = [changed(pair, chosen=copy) if n % 7 == 3 else pair for n, pair in enumerate(pairs)]
     expected: set[str] = set()
     kept: list[frozenset[str]] = []
     for pair in near:
@@ -422,11 +396,9 @@ def test_no_person_question_or_answer_is_in_both_parts() -> None:
 
 
 def test_known_test_sets_are_read_from_any_source(tmp_path) -> None:
-    path = tmp_path / "known.jsonl"
-    path.write_text(
-        '{"id": "1", "question": "' + " ".join(f"w{n}" for n in range(14)) + '?", "narrative": "n"}\n'
-    )
-    known = read_known_texts([str(path)], words=13)
-    assert known.source("So: w1 W2 w3 w4 w5 w6 w7 w8 w9 w10 w11 w12, w13!") == str(path)
+    question = " ".join(f"w{n}" for n in range(14)) + "?"
+    path = write_lines(tmp_path / "known.jsonl", [{"id": "1", "question": question, "narrative": "n"}])
+    known = read_known_texts([path], words=13)
+    assert known.source("So: w1 W2 w3 w4 w5 w6 w7 w8 w9 w10 w11 w12, w13!") == path
     assert known.source("w2 w3 w4 w5 w6 w7 w8 w9 w10 w11 w12 w13 w14") is None
     assert np.isclose(len(known.sources), 2)
