@@ -36,9 +36,7 @@ def test_bounds_first_k_and_bad_k() -> None:
     first = [best_of_first(rewards, quality, k) for k in (1, 2, 3, 4)]
     assert first == [0.1, 0.9, 0.9, 0.9]  # the first on ties
     assert best_of_k(quality, quality, 4) == 0.9  # the oracle
-    assert best_of_k(np.zeros(4), quality, 3) == pytest.approx(
-        quality.mean()
-    )  # a selector that knows nothing
+    assert best_of_k(np.zeros(4), quality, 3) == pytest.approx(quality.mean())  # it knows nothing
     (point,) = curve([rewards, rewards[:2]], [quality, quality[:2]], [4])
     assert point.quality == pytest.approx((best_of_k(rewards, quality, 4) + 0.9) / 2)
     assert sizes_up_to(16) == [1, 2, 4, 8, 16]

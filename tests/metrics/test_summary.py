@@ -88,26 +88,17 @@ def test_without_users():
     assert s["ci95"] == pytest.approx([0.75 - half, 0.75 + half], abs=0.02)
 
 
-def test_rows_without_a_user_stay_out_of_the_user_figures():
-    rows = [pair("0", 1, user="a"), pair("1", 1, user="a"), pair("2", -1), pair("3", -1)]
-    s = summarise(rows)
-    assert (s["accuracy"], s["users"], s["user_accuracy"]) == (0.5, 1, 1.0)
-    assert s["user_accuracy_ci95"] is None
-
-
-def test_rows_without_a_subset_are_shown_as_such():
+def test_rows_without_a_user_stay_out_of_the_user_figures_and_those_without_a_subset_are_shown_as_such():
+    s = summarise([pair("0", 1, user="a"), pair("1", 1, user="a"), pair("2", -1), pair("3", -1)])
+    assert (s["accuracy"], s["users"], s["user_accuracy"], s["user_accuracy_ci95"]) == (0.5, 1, 1.0, None)
     assert summarise([pair(0, 1)])["accuracy_by_subset"] == {}
     by_subset = summarise([pair(0, 1), pair(1, 1, subset="x")])["by_subset"]
     assert {name: figures["n"] for name, figures in by_subset.items()} == {NO_SUBSET: 1, "x": 1}
 
 
-def test_many_responses():
-    row = ScoredRow("0", None, None, [1, 5, 4, 4.5], [0, 1, 1, 0])
-    s = summarise([row])
+def test_many_responses_and_truncation_by_kind():
+    s = summarise([ScoredRow("0", None, None, [1, 5, 4, 4.5], [0, 1, 1, 0])])
     assert (s["accuracy"], s["mean_margin"], s["ties"]) == (1.0, 0.5, 0)
-
-
-def test_truncation_by_kind_is_added_up():
     rows = [pair(0, 1, truncated={"posts": 2, "tokens": 0}), pair(1, 1, truncated={"posts": 1, "tokens": 7})]
     rows += [pair(2, 1, truncated={"posts": 0, "tokens": 0})]
     s = summarise(rows)
@@ -141,19 +132,17 @@ def test_what_is_undefined_is_null_with_the_reason():
     assert (length["accuracy"], length["difference"], length["difference_ci95_reason"]) == (0.8, None, reason)
 
 
-def test_a_baseline_on_other_rows_is_an_error():
-    with pytest.raises(DataError, match="id 'c0' is in one of the two only"):
-        summarise(HAND, baselines={"baseline:length": HAND[:-1]})
-
-
-def test_no_rows():
-    with pytest.raises(DataError, match="no scored comparisons"):
-        summarise([])
-
-
-def test_a_score_that_is_not_a_number_is_named():
-    with pytest.raises(DataError, match=r"row 'bad': scores\[0\] is nan"):
-        summarise([*HAND, pair("bad", float("nan"))])
+@pytest.mark.parametrize(
+    ("rows", "baselines", "message"),
+    [
+        (HAND, {"baseline:length": HAND[:-1]}, "id 'c0' is in one of the two only"),
+        ([], None, "no scored comparisons"),
+        ([*HAND, pair("bad", float("nan"))], None, r"row 'bad': scores\[0\] is nan"),
+    ],
+)
+def test_what_cannot_be_summarised(rows, baselines, message):
+    with pytest.raises(DataError, match=message):
+        summarise(rows, baselines=baselines)
 
 
 def test_order_of_rows_leaves_no_trace():

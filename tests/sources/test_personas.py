@@ -21,7 +21,7 @@ from prb_jax.errors import DataError
 from prb_jax.sources import personas
 from prb_jax.sources.personas import Personas, serialise
 from prb_jax.sources.personas.people import POSTS_SHOWN, TASTES
-from prb_jax.sources.personas.phrases import Slot, Template, compile_template, first_person
+from prb_jax.sources.personas.phrases import Slot, compile_template, first_person
 from prb_jax.sources.personas.pools import load_pools, load_wording
 
 GOLDEN = "327229520ae1e6e6cdc8cdb0b6868f2d106eb12c96836d893bdb5d971b23cf0a"
@@ -49,16 +49,9 @@ def share_longer(comparisons: tuple[Comparison, ...], length) -> float:
 
 def test_parts_have_the_promised_sizes(benchmark):
     assert {part: len(benchmark.parts[part]) for part in personas.PARTS} == {
-        "train": 7600,
-        "test-seen": 1200,
-        "test-unseen": 1200,
-        "generic-train": 1500,
-        "generic-test": 500,
-        "test-unseen-wording": 1200,
-        "train-more-wording": 3800,
-        "test": 2400,
-        "all": 12000,
-    }
+        "train": 7600, "test-seen": 1200, "test-unseen": 1200, "generic-train": 1500, "generic-test": 500,
+        "test-unseen-wording": 1200, "train-more-wording": 3800, "test": 2400, "all": 12000,
+    }  # fmt: skip
     assert sum(len(benchmark.parts[part]) for part in PERSONAL) == 10_000
     assert benchmark.parts["test"] == benchmark.parts["test-seen"] + benchmark.parts["test-unseen"]
     assert len({c.id for c in benchmark.parts["all"]}) == 12_000
@@ -95,20 +88,12 @@ def test_topics_of_training_and_test_are_disjoint(benchmark):
 
 
 def test_records_are_complete_and_survive_a_file(benchmark):
-    for part, comparisons in benchmark.parts.items():
-        subsets = {c.subset for c in comparisons}
-        expected = {
-            "train": {"personal-seen"},
-            "test-seen": {"personal-seen"},
-            "test-unseen": {"personal-unseen"},
-            "test": {"personal-seen", "personal-unseen"},
-            "generic-train": {"generic"},
-            "generic-test": {"generic"},
-            "all": {"personal-seen", "personal-unseen", "generic"},
-            "test-unseen-wording": {"personal-unseen-wording"},
-            "train-more-wording": {"personal-seen"},
-        }
-        assert subsets == expected[part]
+    seen, unseen, generic = "personal-seen", "personal-unseen", "generic"
+    assert {part: {c.subset for c in comparisons} for part, comparisons in benchmark.parts.items()} == {
+        "train": {seen}, "test-seen": {seen}, "test-unseen": {unseen}, "test": {seen, unseen},
+        "generic-train": {generic}, "generic-test": {generic}, "all": {seen, unseen, generic},
+        "test-unseen-wording": {"personal-unseen-wording"}, "train-more-wording": {seen},
+    }  # fmt: skip
     for c in benchmark.parts["all"]:
         assert len(c.profile) == POSTS_SHOWN
         assert len({post.id for post in c.profile}) == POSTS_SHOWN
@@ -192,15 +177,8 @@ def test_the_words_of_the_new_wording_are_mostly_those_of_more_wording(benchmark
     assert len(new & (base | more)) / len(new) == pytest.approx(0.87, abs=0.005)
 
 
-def test_what_can_be_reached_in_new_wording(benchmark, posts, differences):
-    people = {person.id: person for person in benchmark.people}
-    records, ceiling = benchmark.parts[WORDING], benchmark.ceilings[WORDING]
-    decided = [people[c.user_id].leaning(benchmark.levels[c.id]) > 0 for c in records]
-    assert np.mean(decided) == ceiling.persona_aware == 0.98
-    assert 0.5 <= ceiling.user_blind_expected <= ceiling.user_blind <= 0.58
-    assert share_longer(records, len) == pytest.approx(0.5, abs=0.03)
-    reference, answers = posts(WORDING), differences(WORDING)
-    assert reference.shape[0] == answers.shape[0] == 1200
+def test_new_wording_is_balanced_in_length(benchmark):
+    assert share_longer(benchmark.parts[WORDING], len) == pytest.approx(0.5, abs=0.03)
 
 
 # ---- what can be reached
@@ -210,7 +188,6 @@ def test_user_blind_accuracy_is_bounded(benchmark):
     for ceiling in benchmark.ceilings.values():
         assert 0.5 <= ceiling.user_blind_expected <= ceiling.user_blind <= 0.58
         assert 0.5 <= ceiling.user_blind_by_style <= 0.56
-    assert benchmark.ceilings["personal"].user_blind <= 0.58
 
 
 def test_user_blind_ceiling_counts_the_votes_on_each_pair_of_texts(benchmark):
@@ -226,9 +203,13 @@ def test_user_blind_ceiling_counts_the_votes_on_each_pair_of_texts(benchmark):
         assert sum(map(len, wins)) == len({text for pair in wins for text in pair})
 
 
-def test_tastes_decide(benchmark):
-    people = {person.id: person for person in benchmark.people}
-    for part in PERSONAL:
+@pytest.fixture(scope="module")
+def people(benchmark):
+    return {person.id: person for person in benchmark.people}
+
+
+def test_tastes_decide(benchmark, people):
+    for part in (*PERSONAL, WORDING):
         chosen = [people[c.user_id].leaning(benchmark.levels[c.id]) > 0 for c in benchmark.parts[part]]
         assert np.mean(chosen) == benchmark.ceilings[part].persona_aware == 0.98
     assert benchmark.ceilings["personal"].persona_aware == 0.98
@@ -247,8 +228,7 @@ def test_tastes_are_balanced_and_told_apart(benchmark):
     assert np.abs(together).max() <= 4  # of about 9 people who care about both
 
 
-def test_profile_shows_every_taste_and_nothing_else(benchmark):
-    people = {person.id: person for person in benchmark.people}
+def test_profile_shows_every_taste_and_nothing_else(benchmark, people):
     for c in benchmark.parts["all"]:
         person = people[c.user_id]
         assert {person.axis_of[post.id] for post in c.profile} == set(person.cares)
@@ -305,10 +285,15 @@ def fit(features: scipy.sparse.csr_matrix, *, l2: float) -> np.ndarray:
     return scipy.optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 60}).x
 
 
+def vocabulary_of(texts) -> dict[str, int]:
+    """The words of 20 texts or more, numbered."""
+    words = Counter(word for text in texts for word in set(tokens(text)))
+    return {word: i for i, word in enumerate(sorted(word for word, n in words.items() if n >= 20))}
+
+
 @pytest.fixture(scope="module")
 def differences(benchmark):
-    words = Counter(w for c in benchmark.parts["train"] for r in c.responses for w in set(tokens(r)))
-    vocabulary = {word: i for i, word in enumerate(sorted(w for w, n in words.items() if n >= 20))}
+    vocabulary = vocabulary_of(text for c in benchmark.parts["train"] for text in c.responses)
 
     def of(part):
         chosen, rejected = ([c.responses[side] for c in benchmark.parts[part]] for side in (0, 1))
@@ -330,8 +315,7 @@ def test_bag_of_words_tells_generic_quality(differences):
 
 @pytest.fixture(scope="module")
 def posts(benchmark):
-    words = Counter(w for c in benchmark.parts["train"] for post in c.profile for w in set(tokens(post.text)))
-    vocabulary = {word: i for i, word in enumerate(sorted(w for w, n in words.items() if n >= 20))}
+    vocabulary = vocabulary_of(post.text for c in benchmark.parts["train"] for post in c.profile)
 
     def of(part):
         texts = [" ".join(post.text for post in c.profile) for c in benchmark.parts[part]]
@@ -340,9 +324,8 @@ def posts(benchmark):
     return of
 
 
-def test_tastes_can_be_read_from_posts_and_poles_from_answers(benchmark, posts, differences):
+def test_tastes_can_be_read_from_posts_and_poles_from_answers(benchmark, people, posts, differences):
     """Linear in the words on both sides, and their product decides about people never met."""
-    people = {person.id: person for person in benchmark.people}
 
     def ridge(features, targets):
         gram = (features.T @ features).toarray() + 10 * np.eye(features.shape[1])
@@ -410,10 +393,6 @@ def test_texts_are_short_enough_for_small_models(benchmark):
     assert max(posts) <= 60
 
 
-def test_texts_are_well_formed(benchmark):
-    check_texts(benchmark.parts["all"])
-
-
 def check_texts(comparisons):
     for c in comparisons:
         own = [c.question, c.responses[0], c.narrative, *(post.text for post in c.profile)]
@@ -427,7 +406,8 @@ def check_texts(comparisons):
             assert not re.search(r"\b(\w+) \1\b", text.replace("that that", "")), text
 
 
-def test_no_sentence_is_repeated_within_an_answer(benchmark):
+def test_texts_are_well_formed_and_no_sentence_is_repeated_within_an_answer(benchmark):
+    check_texts(benchmark.parts["all"])
     for c in benchmark.parts["all"]:
         texts = c.responses[:1] if c.subset == "generic" else c.responses
         for text in texts:
@@ -438,8 +418,7 @@ def test_no_sentence_is_repeated_within_an_answer(benchmark):
 # ---- reasons
 
 
-def test_reasons_agree_with_the_label(benchmark):
-    people = {person.id: person for person in benchmark.people}
+def test_reasons_agree_with_the_label(benchmark, people):
     axes = load_pools().axes
     slips = 0
     for c in (c for part in PERSONAL for c in benchmark.parts[part]):
@@ -495,16 +474,13 @@ def test_generation_is_repeatable_in_another_process():
 
 def test_another_seed_keeps_the_promises(benchmark):
     other = personas.generate(3)
+    with pytest.raises(ValueError, match="found -1"):
+        personas.generate(-1)
     assert other.parts["train"] != benchmark.parts["train"]
     assert len(other.parts["all"]) == 12_000
     assert other.ceilings["personal"].user_blind <= 0.58
     assert other.ceilings["personal"].persona_aware == 0.98
     assert share_longer(other.parts["all"], len) == pytest.approx(0.5, abs=0.02)
-
-
-def test_negative_seed_is_refused():
-    with pytest.raises(ValueError, match="found -1"):
-        personas.generate(-1)
 
 
 def test_load_gives_fresh_lists_and_knows_its_parts():
@@ -519,6 +495,9 @@ def test_load_gives_fresh_lists_and_knows_its_parts():
 def test_write_is_deterministic_and_readable(tmp_path, benchmark, monkeypatch):
     few = dataclasses.replace(benchmark, parts={part: cs[:50] for part, cs in benchmark.parts.items()})
     monkeypatch.setattr(personas, "generate", lambda seed: few)
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(DataError, match="cannot write the generated records"):
+        personas.write(tmp_path / "taken")
     paths = personas.write(tmp_path / "one")
     again = personas.write(tmp_path / "two")
     assert list(paths) == [*PERSONAL, *GENERIC, WORDING, MORE]
@@ -531,37 +510,21 @@ def test_write_is_deterministic_and_readable(tmp_path, benchmark, monkeypatch):
     assert sorted(p.name for p in (tmp_path / "one").iterdir()) == sorted(p.name for p in paths.values())
 
 
-def test_write_reports_a_folder_that_is_a_file(tmp_path, benchmark, monkeypatch):
-    few = dataclasses.replace(benchmark, parts={part: cs[:5] for part, cs in benchmark.parts.items()})
-    monkeypatch.setattr(personas, "generate", lambda seed: few)
-    (tmp_path / "taken").write_text("")
-    with pytest.raises(DataError, match="cannot write the generated records"):
-        personas.write(tmp_path / "taken")
-
-
 # ---- the notation of the templates
 
 
-def test_template_notation():
+def test_template_notation_and_the_first_person():
     template = compile_template("[One|Two] {Fact} of {s}.")
-    assert isinstance(template, Template)
-    assert template.tasks == ("s",)
-    assert template.parts[0] == ("One", "Two")
-
-
-@pytest.mark.parametrize(
-    ("task", "expected"),
-    [
+    assert (template.tasks, template.parts[0]) == (("s",), ("One", "Two"))
+    for task, expected in (
         ("read your notes", "read my notes"),
         ("stop before you are full", "stop before I am full"),
         ("stand with the sun behind you", "stand with the sun behind me"),
         ("teach it to yourself", "teach it to myself"),
         ("draw what you need", "draw what I need"),
         ("water the soil", "water the soil"),
-    ],
-)
-def test_first_person(task, expected):
-    assert first_person(task) == expected
+    ):
+        assert first_person(task) == expected
 
 
 def test_every_topic_can_fill_every_sentence():

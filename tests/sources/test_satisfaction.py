@@ -63,10 +63,8 @@ def test_as_a_model_it_is_an_upper_bound_that_no_table_mixes_in(tmp_path: Path) 
         prb.evaluate(name, some, out=tmp_path / name.partition(":")[2], progress=False)
     assert [row["model"] for row in prb.leaderboard(tmp_path)] == ["baseline:length"]
     bounds = prb.leaderboard(tmp_path, upper_bounds=True)
-    assert {row["model"]: row["upper_bound"] for row in bounds} == {
-        "baseline:length": False,
-        PERSONA_TRUTH: True,
-    }
+    expected = {"baseline:length": False, PERSONA_TRUTH: True}
+    assert {row["model"]: row["upper_bound"] for row in bounds} == expected
     runs = [tmp_path / name for name in ("length", "persona-truth")]
     with pytest.raises(prb.RunError, match=r"persona-truth: knows what no model could, .*: leave it out"):
         prb.correlate(runs, runs)
