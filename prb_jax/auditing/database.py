@@ -41,7 +41,7 @@ _HINT: Final = "put the file of a backup in its place; nothing was changed"
 
 
 @dataclass(frozen=True)
-class Task:
+class OpenTask:
     """An item that an annotator holds, with its fields in the order of the table.
 
     ``showing`` says how often the annotator judged the item before; at ``expires`` (both times in seconds since 1970)
@@ -146,16 +146,16 @@ class Database:
         with self._writing() as cursor:
             cursor.execute("INSERT OR IGNORE INTO annotators (name) VALUES (?)", (name,))
 
-    def tasks(self) -> list[Task]:
+    def tasks(self) -> list[OpenTask]:
         """Return the tasks that are open, in the order in which they were given out."""
         rows = self._rows("SELECT * FROM tasks ORDER BY number")
-        return [Task(*row[:6], draft=None if row[6] is None else json.loads(row[6])) for row in rows]
+        return [OpenTask(*row[:6], draft=None if row[6] is None else json.loads(row[6])) for row in rows]
 
     def last_task(self) -> int:
         """Return the highest number that a task has had."""
         return max((number for (number,) in self._rows("SELECT seq FROM sqlite_sequence")), default=0)
 
-    def add_task(self, task: Task) -> None:
+    def add_task(self, task: OpenTask) -> None:
         """Add an open task."""
         with self._writing() as cursor:
             _insert_task(cursor, task)
@@ -173,14 +173,14 @@ class Database:
         with self._writing() as cursor:
             cursor.execute("DELETE FROM tasks WHERE number = ?", (number,))
 
-    def submit(self, task: Task, answer: dict[str, Any], *, at: float) -> Event:
+    def submit(self, task: OpenTask, answer: dict[str, Any], *, at: float) -> Event:
         """Add a judgement and remove its task, both or neither."""
         about = (task.number, task.annotator, task.item, task.showing)
         with self._writing(durable=True) as cursor:
             cursor.execute("DELETE FROM tasks WHERE number = ?", (task.number,))
             return self._append(cursor, Event(0, *about, SUBMITTED, answer, task.opened, at))
 
-    def take_back(self, event: Event, again: Task, *, at: float) -> Event:
+    def take_back(self, event: Event, again: OpenTask, *, at: float) -> Event:
         """Note that a judgement was taken back, and open a task for it again, both or neither."""
         with self._writing(durable=True) as cursor:
             _insert_task(cursor, again)
@@ -268,7 +268,7 @@ def _event_digest(before: str, row: Sequence[Any]) -> str:
     return sha256(json.dumps([before, *row]).encode()).hexdigest()
 
 
-def _insert_task(cursor: sqlite3.Cursor, task: Task) -> None:
+def _insert_task(cursor: sqlite3.Cursor, task: OpenTask) -> None:
     draft = None if task.draft is None else json.dumps(task.draft)
     row = (vars(task) | {"draft": draft}).values()
     cursor.execute("INSERT INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?)", tuple(row))

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from prb_jax.auditing.items import CRITERIA, GOLD, ITEM, POINTS, is_rejected_first
-from prb_jax.auditing.judgements import LABELS, AuditState, Judged
+from prb_jax.auditing.judgements import LABELS, AuditState, Judgement
 from prb_jax.metrics.annotators import (
     MISSING,
     ORDINAL,
@@ -40,12 +40,12 @@ class FirstJudgements:
     called, in the plural.
     """
 
-    rows: Sequence[Mapping[str, Judged]]
+    rows: Sequence[Mapping[str, Judgement]]
     annotators: Sequence[str]
     clusters: Sequence[str]
     over: str
 
-    def numbers(self, value: Callable[[Judged], int | None]) -> np.ndarray:
+    def numbers(self, value: Callable[[Judgement], int | None]) -> np.ndarray:
         """Return a table [items, annotators] of a number of each judgement, ``MISSING`` for None."""
         values = [
             [value(row[name]) if name in row else None for name in self.annotators] for row in self.rows
@@ -56,7 +56,7 @@ class FirstJudgements:
 
 def make_table(state: AuditState) -> FirstJudgements:
     """Return the first judgements of items, in the order of the items."""
-    by_item: dict[int, dict[str, Judged]] = defaultdict(dict)
+    by_item: dict[int, dict[str, Judgement]] = defaultdict(dict)
     for judged in state.judged:
         if judged.showing == 0 and judged.item.kind == ITEM:
             by_item[judged.item.number][judged.annotator] = judged
@@ -176,7 +176,7 @@ def adjudication_queue(table: FirstJudgements) -> list[dict[str, Any]]:
     return queue
 
 
-def _reasons(row: Mapping[str, Judged], chosen: int, rejected: int) -> Iterator[str]:
+def _reasons(row: Mapping[str, Judgement], chosen: int, rejected: int) -> Iterator[str]:
     """Why an item goes to adjudication, whose responses so many annotators chose."""
     if chosen and rejected:
         yield "the annotators disagree about the personal fit"

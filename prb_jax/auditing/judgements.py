@@ -22,7 +22,7 @@ LABELS: Final = ("chosen", "rejected")
 
 
 @dataclass(frozen=True)
-class Judged:
+class Judgement:
     """One judgement, by the responses of the item, whichever of them was A."""
 
     item: Item
@@ -49,8 +49,8 @@ class AuditState:
 
     folder: AuditFolder
     items: Sequence[Item]
-    judged: Sequence[Judged]
-    checks: Sequence[Judged]
+    judged: Sequence[Judgement]
+    checks: Sequence[Judgement]
     taken_back: int
 
     __repr__ = short_repr
@@ -86,7 +86,7 @@ def read_state(path: str | Path) -> AuditState:
     return AuditState(folder, items, judged, first, sum(event.kind != SUBMITTED for event in events))
 
 
-def _judged(item: Item, event: Event, seed: int) -> Judged:
+def _judged(item: Item, event: Event, seed: int) -> Judgement:
     swapped, answer = is_swapped(seed, item.id, event.annotator, event.showing), event.answer
     order = SIDES[::-1] if swapped else SIDES
     quality: dict[str, tuple[int | None, int | None]] = {}
@@ -95,7 +95,7 @@ def _judged(item: Item, event: Event, seed: int) -> Judged:
         quality[criterion] = (first, second)
     fit = None if answer["fit"] == UNKNOWN else order.index(answer["fit"])
     about = (item, event.annotator, event.showing, swapped)
-    return Judged(*about, fit, quality, answer["comment"], event.opened, event.at)
+    return Judgement(*about, fit, quality, answer["comment"], event.opened, event.at)
 
 
 def audit_export(folder: str | Path, *, out: str | Path) -> int:
@@ -132,7 +132,7 @@ def audit_export(folder: str | Path, *, out: str | Path) -> int:
     return len(rows)
 
 
-def _row(judged: Judged, *, seed: int) -> dict[str, Any]:
+def _row(judged: Judgement, *, seed: int) -> dict[str, Any]:
     item = judged.item
     opened, submitted = (
         datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

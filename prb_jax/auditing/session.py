@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, Final
 
-from prb_jax.auditing.database import SUBMITTED, Database, Event, Task
+from prb_jax.auditing.database import SUBMITTED, Database, Event, OpenTask
 from prb_jax.auditing.items import GOLD, ITEM, check_answer, is_swapped
 from prb_jax.data import fields
 from prb_jax.errors import PrbError
@@ -37,7 +37,7 @@ class ClosedError(PrbError):
 
 
 @dataclass(frozen=True)
-class Shown:
+class CurrentItem:
     """What an annotator is shown: the open task, None where nothing is left to judge, its item with the responses as A
     and B, and the answer so far.
 
@@ -112,7 +112,7 @@ class Session:
     def _code(self, name: str) -> str:
         return hmac.new(self._secret, name.encode(), sha256).hexdigest()[:40]
 
-    def current(self, annotator: str) -> Shown:
+    def current(self, annotator: str) -> CurrentItem:
         """Return what the annotator is to judge now: the item that is open, or the next one."""
         now = self._clock()
         newest_first = [task for task in reversed(self._tasks.values()) if task.annotator == annotator]
@@ -135,7 +135,7 @@ class Session:
             equal = [number for number, people in free.items() if people == most]
             rng = self._random("item", annotator, len(self._events.get(annotator, [])))
             chosen = rng.choice(equal), 0
-        task = Task(self._last_task + 1, annotator, *chosen, now, now + self._lease, None)
+        task = OpenTask(self._last_task + 1, annotator, *chosen, now, now + self._lease, None)
         self._database.add_task(task)
         self._last_task = task.number
         self._tasks[task.number] = task
@@ -178,7 +178,7 @@ class Session:
             raise ClosedError("there is no judgement to take back")
         last, now = events[-1], self._clock()
         held = (annotator, last.item, last.showing, now, now + self._lease, last.answer)
-        again = Task(self._last_task + 1, *held)
+        again = OpenTask(self._last_task + 1, *held)
         event = self._database.take_back(last, again, at=now)
         self._last_task += 1
         self._tasks[again.number] = again
@@ -233,7 +233,7 @@ class Session:
     def _random(self, *parts: object) -> random.Random:
         return random.Random(repr((self._settings["seed"], *parts)))
 
-    def _task(self, annotator: str, number: object) -> Task:
+    def _task(self, annotator: str, number: object) -> OpenTask:
         task = self._tasks.get(number) if type(number) is int else None
         if task is None or task.annotator != annotator:
             raise ClosedError(
@@ -241,7 +241,7 @@ class Session:
             )
         return task
 
-    def _hold(self, task: Task, draft: dict[str, Any] | None, now: float) -> None:
+    def _hold(self, task: OpenTask, draft: dict[str, Any] | None, now: float) -> None:
         if draft == task.draft and task.expires - now > self._lease / 2:
             return
         held = replace(task, expires=now + self._lease, draft=draft)
@@ -256,15 +256,15 @@ class Session:
             if task.annotator != annotator and task.showing == 0 and task.expires > now
         )
 
-    def _shown(self, annotator: str, task: Task | None, now: float) -> Shown:
+    def _shown(self, annotator: str, task: OpenTask | None, now: float) -> CurrentItem:
         done = len(self._events.get(annotator, []))
         left = max(len(self._free(annotator, now)), task is not None)
         left = math.ceil(left / LEFT_STEP) * LEFT_STEP
         if task is None:
-            return Shown(None, None, None, done, left, done > 0)
+            return CurrentItem(None, None, None, done, left, done > 0)
         item = self._items[task.item - 1]
         a, b = item.shown["responses"]
         if is_swapped(self._settings["seed"], item.id, annotator, task.showing):
             a, b = b, a
         known = {name: item.shown[name] for name in ("prompt", "profile", "aspects", "narrative")}
-        return Shown(task.number, {**known, "a": a, "b": b}, task.draft, done, left, done > 0)
+        return CurrentItem(task.number, {**known, "a": a, "b": b}, task.draft, done, left, done > 0)

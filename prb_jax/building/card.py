@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from prb_jax.building.gates.judged import read_judgements
-from prb_jax.building.gating import Gated, figure_in_words
+from prb_jax.building.gating import GatedPairs, figure_in_words
 from prb_jax.building.models import EndpointWriter, Writer
 from prb_jax.building.product import BenchmarkPart
 from prb_jax.building.prompts import prompt_digests
@@ -59,7 +59,7 @@ def build_summary(
     settings: BuildSettings,
     records: Sequence[Record],
     rows: Sequence[Row],
-    gated: Gated,
+    gated: GatedPairs,
     parts: Sequence[BenchmarkPart],
     inputs: Mapping[str, Any],
     *,

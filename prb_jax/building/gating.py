@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from prb_jax.building.gates import faults, judged, surface
-from prb_jax.building.gates.gate import CANNOT_TELL, Figure, GateResult, Leak, Pair, share_found
+from prb_jax.building.gates.gate import CANNOT_TELL, GateFigure, GateResult, Leak, Pair, share_found
 from prb_jax.building.settings import DEFINITIONS, BuildSettings
 from prb_jax.errors import PrbWarning, RunError, short_repr
 from prb_jax.judges.chat import ChatModel
@@ -23,11 +23,11 @@ REWARDS: Final = "reward_models"
 Finder = Callable[[Sequence[Pair]], Mapping[str, str]]
 """Gives the pairs with a fault by their ids, with the reason of each."""
 
-Measure = Callable[[Sequence[Pair]], Figure]
+Measure = Callable[[Sequence[Pair]], GateFigure]
 
 
 @dataclass
-class Gated:
+class GatedPairs:
     """Pairs on their way through the gates: those that are left, and the results of the gates in their order."""
 
     settings: BuildSettings
@@ -84,14 +84,14 @@ class Gated:
         """Measure all pairs; without a way to measure them the gate fails."""
         if measure is None:
             return self.add(name, None, None)
-        none = Figure(None, 0, passed=False, note="no pairs")
+        none = GateFigure(None, 0, passed=False, note="no pairs")
         first, after = (measure(pairs) if pairs else none for pairs in (before, self.kept))
         return self.add(name, first, after)
 
-    def add(self, name: str, before: Figure | None, after: Figure | None, dropped: int = 0) -> None:
+    def add(self, name: str, before: GateFigure | None, after: GateFigure | None, dropped: int = 0) -> None:
         """Add the result of a gate, which was not tried where there is no figure."""
         relaxed, tried = name in self.settings.relax, after is not None
-        untried = Figure(None, len(self.kept), passed=False, note="not tried: nothing is given to try it")
+        untried = GateFigure(None, len(self.kept), passed=False, note="not tried: nothing is given to try it")
         self.results.append(
             GateResult(name, _definition(name), before, after or untried, dropped, relaxed, tried)
         )
@@ -148,7 +148,7 @@ def run_gates(
     judge: ChatModel | None,
     folder: Path,
     progress: bool = False,
-) -> Gated:
+) -> GatedPairs:
     """Send the best-matched pairs of so many records through all gates.
 
     Args:
@@ -158,7 +158,7 @@ def run_gates(
     Raises:
       PrbError: a judge, a reward model or a known test set cannot be used.
     """
-    gates, gated = settings.gates, Gated(settings, list(pairs))
+    gates, gated = settings.gates, GatedPairs(settings, list(pairs))
     known = faults.read_known_texts(gates.known, words=gates.overlap_words) if gates.known else None
     finders: dict[str, Finder | None] = {
         "refusals": faults.find_refusals,
@@ -196,7 +196,7 @@ def run_gates(
     share = len(gated.kept) / records
     note = f"{len(pairs):,} of {records:,} records gave a pair, {len(gated.kept):,} are kept"
     passed = share >= gates.least_yield and bool(gated.kept)
-    after = Figure(share, records, passed=passed, note=note)
-    gated.add("yield", Figure(len(pairs) / records, records), after)
+    after = GateFigure(share, records, passed=passed, note=note)
+    gated.add("yield", GateFigure(len(pairs) / records, records), after)
     gated.kept = [gated.with_provenance(pair) for pair in gated.kept]
     return gated

@@ -27,7 +27,7 @@ from prb_jax.personal.few_shot.protocol import (
 )
 from prb_jax.personal.saved import Standard
 from prb_jax.study.population import Population
-from prb_jax.study.splits import SEEN_PART, UNSEEN_PART, VALIDATION_PART, Split
+from prb_jax.study.splits import SEEN_PART, UNSEEN_PART, VALIDATION_PART, StudySplit
 
 PLAIN: Final = ""
 NO_USER: Final = "no user"
@@ -51,7 +51,7 @@ class Outcome:
 
     @classmethod
     def of(
-        cls, part: Part, margins: Mapping[tuple[str, int], np.ndarray], figures: Mapping[str, Any]
+        cls, part: SplitData, margins: Mapping[tuple[str, int], np.ndarray], figures: Mapping[str, Any]
     ) -> Outcome:
         """Return the outcome of the queries of a part."""
         mask = part.queries.mask
@@ -92,24 +92,24 @@ def read_outcome(path: Path) -> Outcome:
 
 
 @dataclass(frozen=True)
-class Part:
+class SplitData:
     """What a method is asked on one split."""
 
     choices: Choices  # all choices, features standardised on the seen part
-    split: Split  # of the people
+    split: StudySplit  # of the people
     # of the people who are asked, what they can be adapted on, in a seeded order; a row for each person and
     # fold
     contexts: UserRows
     queries: UserRows  # of the same people and folds, what is to be predicted
 
 
-def make_part(choices: Choices, split: Split) -> Part:
+def make_part(choices: Choices, split: StudySplit) -> SplitData:
     """Return the contexts and queries of the seen and the unseen people of a split, a row for each person and fold."""
     asked = split.part[choices.users] != VALIDATION_PART
-    return Part(choices, split, *rows_by_fold(choices, split.fold, seed=split.seed, among=asked))
+    return SplitData(choices, split, *rows_by_fold(choices, split.fold, seed=split.seed, among=asked))
 
 
-def standardised(choices: Choices, split: Split) -> tuple[Choices, Standard]:
+def standardised(choices: Choices, split: StudySplit) -> tuple[Choices, Standard]:
     """Return the choices with features of mean 0 and variance 1 over the responses that seen people judge, and how."""
     rows = np.unique([choices.chosen[split.trained], choices.rejected[split.trained]])
     known = np.asarray(choices.features, np.float64)[rows]
@@ -122,7 +122,7 @@ def standardised(choices: Choices, split: Split) -> tuple[Choices, Standard]:
     return replace(choices, features=standard(choices.features), posts=posts), standard
 
 
-def fit_method(method: Method, settings: Any, part: Part, *, mesh: Mesh | None) -> Fitted:
+def fit_method(method: Method, settings: Any, part: SplitData, *, mesh: Mesh | None) -> Fitted:
     """Fit a method on the seen people of a split; every number is chosen on its validation part.
 
     Raises:
@@ -137,7 +137,7 @@ def fit_method(method: Method, settings: Any, part: Part, *, mesh: Mesh | None) 
 
 
 def run_method(
-    method: Method, fitted: Fitted, part: Part, *, shots: Sequence[int], mesh: Mesh | None
+    method: Method, fitted: Fitted, part: SplitData, *, shots: Sequence[int], mesh: Mesh | None
 ) -> tuple[Outcome, Any]:
     """Adapt a fitted method to every person with each number of shots, and predict their queries.
 
@@ -188,7 +188,7 @@ def run_method(
     return Outcome.of(part, margins, figures), states
 
 
-def _other_users(part: Part) -> np.ndarray:
+def _other_users(part: SplitData) -> np.ndarray:
     """For each row that of another person of the same part, in one circle: nobody keeps their own state."""
     rows: dict[int, list[int]] = {}
     for row, user in enumerate(part.queries.users.tolist()):
@@ -212,7 +212,7 @@ def popularity(choices: Choices) -> np.ndarray:
     return (liked + 1) / (judged + 2)
 
 
-BASELINES: Final[Mapping[str, Callable[[Population, Part], Any]]] = {
+BASELINES: Final[Mapping[str, Callable[[Population, SplitData], Any]]] = {
     "length": lambda population, part: [len(text) for text in population.texts],
     # in the choices that methods are fitted on, and in the votes of the same people's profiles
     "popularity": lambda population, part: popularity(part.choices.only(part.split.trained))[
@@ -229,7 +229,7 @@ def baselines_of(population: Population) -> list[str]:
     return [name for name in BASELINES if name not in lacking]
 
 
-def run_baseline(name: str, population: Population, part: Part) -> Outcome:
+def run_baseline(name: str, population: Population, part: SplitData) -> Outcome:
     """Return the margins of a baseline on the queries of a split; it knows no user, and has no shots."""
     scores = np.asarray(BASELINES[name](population, part), np.float64)
     margins = scores[part.choices.chosen] - scores[part.choices.rejected]

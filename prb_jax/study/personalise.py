@@ -28,7 +28,7 @@ from prb_jax.sharding import make_mesh
 from prb_jax.study.backbone import check_backbone, features_of, trainable
 from prb_jax.study.outcomes import (
     Outcome,
-    Part,
+    SplitData,
     baselines_of,
     fit_method,
     make_part,
@@ -44,7 +44,7 @@ from prb_jax.study.splits import (
     PARTS,
     UNSEEN_PART,
     WRAPPER,
-    Split,
+    StudySplit,
     check_norms,
     check_wrappers,
     make_splits,
@@ -218,7 +218,7 @@ class _Running:
     folder: Path
     population: Population
     store: FeatureStore
-    splits: Sequence[Split]
+    splits: Sequence[StudySplit]
     backbone: Backbone | None
     methods: StudyMethods
     settings: Mapping[str, Any]
@@ -292,7 +292,7 @@ class _Running:
             "definitions": dict(DEFINITIONS),
         }
 
-    def _lacking(self, method: Method, part: Part, telling: int) -> str:
+    def _lacking(self, method: Method, part: SplitData, telling: int) -> str:
         """Why the data do not do for a method of "all"; of a method that was named it is an error."""
         try:
             part.choices.require(method.name, method.needs)
@@ -307,7 +307,7 @@ class _Running:
             return str(error)
         return ""
 
-    def _outcome(self, method: Method, part: Part, standard: Standard) -> Outcome:
+    def _outcome(self, method: Method, part: SplitData, standard: Standard) -> Outcome:
         """The outcome of a method on a split: read where it is there, with the same settings."""
         path = self._file(method.name, part.split)
         settings = self.settings.get(method.name) or method.settings()
@@ -340,7 +340,7 @@ class _Running:
         outcome.save(path)
         return outcome
 
-    def _save(self, method: Method, fitted: Fitted, standard: Standard, part: Part, states: Any) -> int:
+    def _save(self, method: Method, fitted: Fitted, standard: Standard, part: SplitData, states: Any) -> int:
         """Write a fitted method and the states of the people who are asked; returns the bytes of one on the disk."""
         digest = save_fitted(
             self.folder / FITTED / method.name,
@@ -358,7 +358,7 @@ class _Running:
             // count
         )
 
-    def _file(self, method: str, split: Split) -> Path:
+    def _file(self, method: str, split: StudySplit) -> Path:
         return self.folder / OUTCOMES / f"{method}-{split.seed}.npz"
 
 

@@ -16,7 +16,7 @@ from prb_jax.metrics.uncertainty import accuracy_interval, difference_interval, 
 from prb_jax.personal.few_shot.registry import POOLED, STRONG
 from prb_jax.study.outcomes import BASELINES, CONTROLS, NO_PROFILE, NO_USER, PLAIN, SHUFFLED, Outcome
 from prb_jax.study.population import Population
-from prb_jax.study.splits import PARTS, SEEN_PART, UNSEEN_PART, Split
+from prb_jax.study.splits import PARTS, SEEN_PART, UNSEEN_PART, StudySplit
 
 CEILING: Final = "ceiling"
 SIMULATED: Final = "simulated"
@@ -81,7 +81,7 @@ class _Asked:
 
 
 def results(
-    population: Population, splits: Sequence[Split], outcomes: Mapping[str, Sequence[Outcome]]
+    population: Population, splits: Sequence[StudySplit], outcomes: Mapping[str, Sequence[Outcome]]
 ) -> list[dict[str, Any]]:
     """Return the rows of ``results.json``, controls among them as methods of their own ("NAME, shuffled user").
 
@@ -106,7 +106,7 @@ def results(
 
 
 def subset_results(
-    population: Population, splits: Sequence[Split], outcomes: Mapping[str, Sequence[Outcome]]
+    population: Population, splits: Sequence[StudySplit], outcomes: Mapping[str, Sequence[Outcome]]
 ) -> list[dict[str, Any]]:
     """Return the rows of ``subsets.json``: those of :func:`results` of unseen people, without controls and adjusted
     p-values, for the choices of each subset alone; none where the data name fewer than two subsets.
@@ -124,7 +124,7 @@ def subset_results(
 
 def _rows_of(
     population: Population,
-    splits: Sequence[Split],
+    splits: Sequence[StudySplit],
     outcomes: Mapping[str, Sequence[Outcome]],
     part: int,
     *,

@@ -26,7 +26,7 @@ from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.inputs import Data, read_inputs
 from prb_jax.sharding import make_mesh
 from prb_jax.study.backbone import features_of
-from prb_jax.study.outcomes import NO_USER, PLAIN, Part, fit_method, make_part, run_method, standardised
+from prb_jax.study.outcomes import NO_USER, PLAIN, SplitData, fit_method, make_part, run_method, standardised
 from prb_jax.study.population import Population, read_population
 from prb_jax.study.results import results
 from prb_jax.study.splits import PARTS, SEEN_PART, UNSEEN_PART, make_splits
@@ -67,7 +67,7 @@ def draw_choices(
 
 
 def ceiling(
-    prior: Fitted, part: Part, *, shots: Sequence[int], mesh: Mesh | None = None
+    prior: Fitted, part: SplitData, *, shots: Sequence[int], mesh: Mesh | None = None
 ) -> list[dict[str, Any]]:
     """Return the expected figures of `bayes` where its prior is the truth, with k choices, of nobody, and of one who
     knows each person's taste; for unseen and for seen people.

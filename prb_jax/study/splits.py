@@ -45,7 +45,7 @@ WRAPPER: Final = "wrapper"
 
 
 @dataclass(frozen=True)
-class Split:
+class StudySplit:
     """One division of the people and their choices.
 
     Attributes:
@@ -87,7 +87,7 @@ class Split:
         return {"seed": self.seed, **people, **choices}
 
 
-def make_splits(population: Population, *, by: str, seeds: int) -> list[Split]:
+def make_splits(population: Population, *, by: str, seeds: int) -> list[StudySplit]:
     """Return the splits of a study.
 
     Each person is unseen in at most one of them: with ``seeds`` splits the unseen part has the share 1 / seeds of the
@@ -141,7 +141,7 @@ def make_splits(population: Population, *, by: str, seeds: int) -> list[Split]:
 
 def _split(
     choices: Choices, unseen: np.ndarray, asked: np.ndarray | None, *, plain: bool, seed: int
-) -> Split:
+) -> StudySplit:
     """One split, from its unseen people and, where questions are new, those of the test."""
     users = choices.number_of_users
     rng = np.random.default_rng([seed, users])
@@ -180,7 +180,7 @@ def _split(
     queries = fold >= 0
     trained = (part_of == SEEN_PART) & ~queries & ~leaking
     validated = (part_of == VALIDATION_PART) & ~new & (queries | ~leaking)
-    return Split(seed, part, fold, leaking, trained, validated)
+    return StudySplit(seed, part, fold, leaking, trained, validated)
 
 
 def _third(
@@ -198,7 +198,7 @@ def _third(
     return rng.permutation(new)[: -(-len(of_user) // 3)]
 
 
-def posts_of_split(population: Population, split: Split) -> tuple[Posts | None, int]:
+def posts_of_split(population: Population, split: StudySplit) -> tuple[Posts | None, int]:
     """Return the posts of every person in a split, and how many posts were taken away.
 
     A person who has several profiles is known by that of the first comparison to be predicted. A post that judges a
@@ -220,7 +220,7 @@ def posts_of_split(population: Population, split: Split) -> tuple[Posts | None, 
     return Posts(features, mask, posts.signs * mask, np.where(mask, posts.items, -1)), int(leaking.sum())
 
 
-def check_wrappers(population: Population, split: Split, *, relaxed: bool = False) -> dict[str, Any]:
+def check_wrappers(population: Population, split: StudySplit, *, relaxed: bool = False) -> dict[str, Any]:
     """Refuse data whose labels show from the wrapping of the responses alone.
 
     A linear classifier is fitted on the differences of the wrappers of seen people's choices, and predicts the choices
@@ -269,7 +269,7 @@ def check_wrappers(population: Population, split: Split, *, relaxed: bool = Fals
     )
 
 
-def check_norms(population: Population, split: Split, features: np.ndarray) -> float:
+def check_norms(population: Population, split: StudySplit, features: np.ndarray) -> float:
     """Refuse features that were not made alike for seen and for unseen people.
 
     Returns:

@@ -29,7 +29,7 @@ from prb_jax.building.gates.faults import (
     shingles,
     similarity,
 )
-from prb_jax.building.gates.gate import CANNOT_TELL, LEAK_FOUND, SOUND, Figure, GateResult, Pair
+from prb_jax.building.gates.gate import CANNOT_TELL, LEAK_FOUND, SOUND, GateFigure, GateResult, Pair
 from prb_jax.building.gates.judged import measure_blind_judge, measure_blind_rewards
 from prb_jax.building.gates.surface import measure_histogram, measure_length, measure_style
 from prb_jax.building.gating import run_gates
@@ -184,7 +184,7 @@ def longer(pair: Pair) -> float:
     return float(np.sign(len(pair.chosen.split()) - len(pair.rejected.split())))
 
 
-def verdict(name: str, figure: Figure) -> str:
+def verdict(name: str, figure: GateFigure) -> str:
     return GateResult(name, "", None, figure).verdict
 
 
@@ -193,7 +193,7 @@ def named_and_found(
 ) -> tuple[float, float]:
     """The smallest leak that a gate names of some pairs, and how often it finds one of this size in others."""
 
-    def figure(seed: int, leak: float) -> Figure:
+    def figure(seed: int, leak: float) -> GateFigure:
         return MEASURES[name](flipped(seed, leak, has, count=COUNT, shared=shared), gates=SETTINGS)
 
     leaks = [figure(1000 + seed, 0.0).leak for seed in range(named)]

@@ -24,7 +24,7 @@ from prb_jax.personal.saved import read_fitted
 from prb_jax.reports.study import render_people, render_study
 from prb_jax.reports.table import NONE
 from prb_jax.study import personalise as module
-from prb_jax.study.outcomes import PLAIN, Part, make_part, read_outcome
+from prb_jax.study.outcomes import PLAIN, SplitData, make_part, read_outcome
 from prb_jax.study.personalise import people_of_study
 from prb_jax.study.population import CONTRADICTED, IDENTICAL, NO_USER, REPEATED, Population, read_population
 from prb_jax.study.splits import (
@@ -88,7 +88,7 @@ def population_of(people: list[prb.Comparison], tmp_path: Path) -> Population:
     return read_population(people, store)
 
 
-def asked_and_known(part: Part) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def asked_and_known(part: SplitData) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Of each person and fold the choices to be predicted, and those that it is adapted on."""
     for row in range(len(part.queries.users)):
         yield tuple(rows.places[row][rows.mask[row]] for rows in (part.queries, part.contexts))  # pyright: ignore[reportReturnType]

@@ -63,7 +63,7 @@ class Leak:
 
 
 @dataclass(frozen=True)
-class Figure:
+class GateFigure:
     """The figure of a gate, of n pairs; its value is None where there is nothing to measure.
 
     One that must be 0.5 but for chance has an interval, and what the gate can say of a leak.
@@ -87,8 +87,8 @@ class GateResult:
 
     name: str
     definition: str
-    before: Figure | None
-    after: Figure
+    before: GateFigure | None
+    after: GateFigure
     dropped: int = 0  # pairs that were left out for it
     relaxed: bool = False  # whether it may fail
     tried: bool = True  # whether anything was given to try it
@@ -115,11 +115,11 @@ class GateResult:
         }
 
 
-def share_found(pairs: Sequence[Pair], reasons: Mapping[str, str]) -> Figure:
+def share_found(pairs: Sequence[Pair], reasons: Mapping[str, str]) -> GateFigure:
     """Return the share of pairs with a fault, which must be 0."""
     first = next(iter(reasons.values()), None)
     share = len(reasons) / len(pairs) if pairs else None
-    return Figure(share, len(pairs), passed=not reasons, note=f"the first: {first}" if first else "")
+    return GateFigure(share, len(pairs), passed=not reasons, note=f"the first: {first}" if first else "")
 
 
 def chance_figure(
@@ -132,7 +132,7 @@ def chance_figure(
     planted: str,
     wider: float | None = None,
     detectable: float | None = None,
-) -> Figure:
+) -> GateFigure:
     """Return the mean of verdicts, which must be 0.5 within its interval over users, and the leak that it allows for.
 
     Args:
@@ -149,7 +149,7 @@ def chance_figure(
     interval = difference_interval(np.rint(2 * numbers - 1), Clusters(users), level=gates.level)
     mean = float(numbers.mean())
     if interval.standard_error is None or interval.degrees is None:
-        return Figure(mean, len(pairs), passed=False, note=f"no interval: {interval.reason}")
+        return GateFigure(mean, len(pairs), passed=False, note=f"no interval: {interval.reason}")
     error, degrees = interval.standard_error / 2 * (wider or 1.0), interval.degrees
     half = float(stdtrit(degrees, (1 + gates.level) / 2)) * error
     low, high = max(mean - half, 0.0), min(mean + half, 1.0)
@@ -160,4 +160,4 @@ def chance_figure(
         detectable = smallest_shift(numbers, standard_error=error, degrees=degrees, level=gates.level)
     passed = passed and (excluded < gates.margin or not gates.require_sound)
     leak = Leak(gates.margin, excluded, detectable, planted)
-    return Figure(mean, len(pairs), (low, high), passed, note, leak)
+    return GateFigure(mean, len(pairs), (low, high), passed, note, leak)

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from prb_jax.building import prompts
-from prb_jax.building.gates.gate import Figure, Pair, chance_figure
+from prb_jax.building.gates.gate import GateFigure, Pair, chance_figure
 from prb_jax.building.settings import GateSettings
 from prb_jax.judges.chat import ChatModel
 from prb_jax.judges.pairs import LETTER_TOKENS, read_verdict
@@ -94,7 +94,9 @@ def find_unseparated(pairs: Sequence[Pair], shares: Mapping[str, float]) -> dict
     return {pair.id: f"{pair.id}: {reasons[shares[pair.id]]}" for pair in pairs if shares[pair.id] in reasons}
 
 
-def measure_blind_judge(pairs: Sequence[Pair], shares: Mapping[str, float], *, gates: GateSettings) -> Figure:
+def measure_blind_judge(
+    pairs: Sequence[Pair], shares: Mapping[str, float], *, gates: GateSettings
+) -> GateFigure:
     """Return how often the judge who knows no user prefers the chosen answer: 0.5 within its interval over users."""
     values = [shares[pair.id] for pair in pairs]
     decided = sum(share != 0.5 for share in values)
@@ -127,7 +129,7 @@ def reward_model_wins(
 
 def measure_blind_rewards(
     pairs: Sequence[Pair], wins: Mapping[str, Mapping[str, float]], *, gates: GateSettings
-) -> Figure:
+) -> GateFigure:
     """Return the share of wins that is farthest from 0.5, of which its interval must hold 0.5.
 
     The interval is over users, and widened for several models (Bonferroni).

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from prb_jax.building.gates.gate import Figure, Pair, chance_figure
+from prb_jax.building.gates.gate import GateFigure, Pair, chance_figure
 from prb_jax.building.settings import GateSettings
 from prb_jax.metrics.clusters import variance_of_sums
 from prb_jax.metrics.texts import SURFACE, WRAPPERS, count_words, surface_features
@@ -39,7 +39,7 @@ _NUMBERS: Final = 2_000_000
 """Held at a time."""
 
 
-def measure_length(pairs: Sequence[Pair], *, gates: GateSettings) -> Figure:
+def measure_length(pairs: Sequence[Pair], *, gates: GateSettings) -> GateFigure:
     """Return the share of pairs whose chosen answer is longer, which must be 0.5 within its interval over users."""
     words = np.array([[count_words(pair.chosen), count_words(pair.rejected)] for pair in pairs])
     values = (np.sign(words[:, 0] - words[:, 1]) + 1) / 2
@@ -49,7 +49,7 @@ def measure_length(pairs: Sequence[Pair], *, gates: GateSettings) -> Figure:
     return chance_figure(values.tolist(), pairs, gates=gates, either_way=True, note=note, planted=planted)
 
 
-def measure_style(pairs: Sequence[Pair], *, gates: GateSettings) -> Figure:
+def measure_style(pairs: Sequence[Pair], *, gates: GateSettings) -> GateFigure:
     """Return the accuracy of a classifier of the surface, which must not be above 0.5 beyond its interval."""
     planted = "the longer answer is the chosen one more often"
     chosen, rejected = (surface_features([pair.comparison.responses[k] for pair in pairs]) for k in (0, 1))
@@ -60,7 +60,7 @@ def measure_style(pairs: Sequence[Pair], *, gates: GateSettings) -> Figure:
     return _measure(pairs, deltas / np.where(scale > 0, scale, 1.0), names, side, gates, planted)
 
 
-def measure_histogram(pairs: Sequence[Pair], *, gates: GateSettings) -> Figure:
+def measure_histogram(pairs: Sequence[Pair], *, gates: GateSettings) -> GateFigure:
     """Return the accuracy of a classifier of each answer's places in histograms of the surface, as `measure_style`."""
     planted = "the answer whose length is nearer to the middle one of all is the chosen one more often"
     chosen, rejected = (surface_features([pair.comparison.responses[k] for pair in pairs]) for k in (0, 1))
@@ -93,7 +93,7 @@ def _measure(
     side: np.ndarray,
     gates: GateSettings,
     planted: str,
-) -> Figure:
+) -> GateFigure:
     """The figure of a classifier of columns [n, P], whose names say what a weight above 0, or below, speaks for.
 
     ``side`` [n] is 1 where the chosen answer has what a planted leak gives it, -1 where the rejected one has, else 0.

@@ -35,8 +35,8 @@ import numpy as np
 from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Posts, Responses, group
 from prb_jax.personal.few_shot.fitting import (
+    ChoicePairs,
     FitData,
-    Pairs,
     define,
     laplace_posterior,
     mean_loss,
@@ -155,7 +155,7 @@ def _with_mean(seen: Choices, fitted: Fitted) -> Fitted:
 
 @partial(jax.jit, static_argnames="steps")
 def _fit_mean(
-    pairs: Pairs,
+    pairs: ChoicePairs,
     texts: Array | None,
     shrink: Array,
     l2: Array,

@@ -46,7 +46,7 @@ class Backbone(Protocol):
         ...
 
 
-class Table:
+class ArrayTable:
     """Arrays that share their leading axes."""
 
     def take(self, rows: Array) -> Self:
@@ -56,7 +56,7 @@ class Table:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Responses(Table):
+class Responses(ArrayTable):
     """Responses with the facts that a method may use of each."""
 
     # float32 [..., D], the backbone's state at the read position of the response given the question
@@ -71,7 +71,7 @@ class Responses(Table):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Posts(Table):
+class Posts(ArrayTable):
     """The posts of a profile, padded; a table of users has a leading axis U."""
 
     features: Array  # float32 [..., M, D], the backbone's states of the posts

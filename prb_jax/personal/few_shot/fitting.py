@@ -94,7 +94,7 @@ def define(
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Pairs:
+class ChoicePairs:
     """The choices of a part, ready for a loss over all of them."""
 
     deltas: Array  # float32 [n, D], chosen minus rejected
@@ -102,9 +102,9 @@ class Pairs:
     weights: Array  # float32 [n], 1 for a choice and 0 for padding
 
 
-def pairs_of(choices: Choices) -> Pairs:
+def pairs_of(choices: Choices) -> ChoicePairs:
     """Return the pairs of all choices."""
-    return Pairs(choices.deltas, choices.person, np.ones(len(choices), np.float32))
+    return ChoicePairs(choices.deltas, choices.person, np.ones(len(choices), np.float32))
 
 
 def mean_loss(margins: Array, weights: Array) -> jax.Array:
@@ -131,7 +131,7 @@ def minimise(loss: Callable[[Any], jax.Array], start: Any, *, steps: int, tolera
 
 
 @partial(jax.jit, static_argnames="steps")
-def fit_direction(pairs: Pairs, l2: Array, start: Array, *, steps: int) -> jax.Array:
+def fit_direction(pairs: ChoicePairs, l2: Array, start: Array, *, steps: int) -> jax.Array:
     """Return the direction v float32 [D] of the lowest mean softplus(-v.delta) + (l2 / 2) |v|^2."""
 
     def loss(v: Array) -> jax.Array:
@@ -141,7 +141,7 @@ def fit_direction(pairs: Pairs, l2: Array, start: Array, *, steps: int) -> jax.A
 
 
 def best_direction(
-    pairs: Pairs, held: np.ndarray, penalties: Floats, *, steps: int
+    pairs: ChoicePairs, held: np.ndarray, penalties: Floats, *, steps: int
 ) -> tuple[np.ndarray, np.float32]:
     """Return the direction of the lowest loss on ``held``, float32 [m, D], other choices, and its penalty; of equally
     good ones that of the strongest."""
@@ -159,7 +159,7 @@ def two_weights(first: np.ndarray, second: np.ndarray) -> tuple[np.float32, np.f
     validation part, where two scores of different scales are added to one."""
     both = np.stack([first, second], axis=1)
     scale = np.sqrt(np.mean(both**2, axis=0)) + 1e-6
-    pairs = Pairs(
+    pairs = ChoicePairs(
         (both / scale).astype(np.float32), np.zeros(len(both), np.int32), np.ones(len(both), np.float32)
     )
     weights = fit_direction(pairs, np.float32(1e-3), jnp.zeros(2, jnp.float32), steps=50)

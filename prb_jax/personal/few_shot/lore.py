@@ -28,7 +28,15 @@ import numpy as np
 from prb_jax.data.options import option
 from prb_jax.errors import DataError
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
-from prb_jax.personal.few_shot.fitting import FitData, Pairs, alike, define, minimise, most_probable, pairs_of
+from prb_jax.personal.few_shot.fitting import (
+    ChoicePairs,
+    FitData,
+    alike,
+    define,
+    minimise,
+    most_probable,
+    pairs_of,
+)
 from prb_jax.personal.few_shot.networks import adapt_by_descent
 from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, Ints, State
 
@@ -114,7 +122,7 @@ def _start(data: FitData, reference: np.ndarray, bases: int, *, simplex: bool) -
 
 @partial(jax.jit, static_argnames=("steps", "simplex"))
 def _fit(
-    pairs: Pairs,
+    pairs: ChoicePairs,
     share: Array,
     reference: Array,
     anchor: Array,

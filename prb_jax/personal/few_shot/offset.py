@@ -21,8 +21,8 @@ from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
 from prb_jax.personal.few_shot.fitting import (
     ALIKE,
+    ChoicePairs,
     FitData,
-    Pairs,
     define,
     mean_loss,
     minimise,
@@ -47,7 +47,9 @@ class OffsetSettings(FewShotSettings):
 
 
 @partial(jax.jit, static_argnames="steps")
-def _fit(pairs: Pairs, l2: Array, precision: Array, start: Array, offsets: Array, *, steps: int) -> Array:
+def _fit(
+    pairs: ChoicePairs, l2: Array, precision: Array, start: Array, offsets: Array, *, steps: int
+) -> Array:
     total = jnp.sum(pairs.weights)
 
     def loss(params: tuple[Array, Array]) -> jax.Array:

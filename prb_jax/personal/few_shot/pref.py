@@ -30,8 +30,8 @@ from scipy.sparse.linalg import svds
 from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
 from prb_jax.personal.few_shot.fitting import (
+    ChoicePairs,
     FitData,
-    Pairs,
     alike,
     define,
     mean_loss,
@@ -61,7 +61,7 @@ class PReFSettings(FewShotSettings):
 
 
 @partial(jax.jit, static_argnames="steps")
-def _fit(pairs: Pairs, l2: Array, factors: Array, people: Array, *, steps: int) -> tuple[Array, Array]:
+def _fit(pairs: ChoicePairs, l2: Array, factors: Array, people: Array, *, steps: int) -> tuple[Array, Array]:
     total = jnp.sum(pairs.weights)
 
     def loss(params: tuple[Array, Array]) -> jax.Array:

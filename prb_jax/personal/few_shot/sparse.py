@@ -22,7 +22,14 @@ import numpy as np
 
 from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
-from prb_jax.personal.few_shot.fitting import FitData, Pairs, alike, best_direction, define, most_probable
+from prb_jax.personal.few_shot.fitting import (
+    ChoicePairs,
+    FitData,
+    alike,
+    best_direction,
+    define,
+    most_probable,
+)
 from prb_jax.personal.few_shot.networks import train
 from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, State
 
@@ -97,7 +104,7 @@ def fit(data: FitData) -> Fitted:
     arrays["scale"] = np.where(live, 1 / scale, 0).astype(np.float32)
     rows = rows * arrays["scale"]
     held = np.asarray(_signed_jit(arrays, data.validation.deltas, active=active)) * arrays["scale"]
-    pairs = Pairs(rows, np.asarray(data.seen.users), np.ones(len(rows), np.float32))
+    pairs = ChoicePairs(rows, np.asarray(data.seen.users), np.ones(len(rows), np.float32))
     beta, l2 = best_direction(pairs, held, settings.l2, steps=100)
     pooled, pooled_l2 = data.pooled()
 

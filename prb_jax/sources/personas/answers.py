@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prb_jax.sources.personas.phrases import Draws, RunOut, Supply, Template, Topic, task_order
+from prb_jax.sources.personas.phrases import Draws, RunOut, Sentence, Supply, Topic, task_order
 from prb_jax.sources.personas.pools import Flaw, Pole, Pools
 
 TEXTUAL_FLAWS = (
@@ -35,7 +35,7 @@ def write_answer(
     given ``order``, if any, so that two answers can give the same advice.
     """
     while True:
-        templates: list[Template] = draws.some(pools.neutral, neutral)
+        templates: list[Sentence] = draws.some(pools.neutral, neutral)
         for pole in poles:
             templates.append(draws.pick([t for t in pole.sentences if t not in templates]))
         opening = [t for t in templates if not any(t in pole.continuations for pole in poles)]

@@ -8,7 +8,7 @@ from functools import cached_property
 from operator import mul
 
 from prb_jax.data.comparison import Post
-from prb_jax.sources.personas.phrases import Draws, Supply, Template, Topic
+from prb_jax.sources.personas.phrases import Draws, Sentence, Supply, Topic
 from prb_jax.sources.personas.pools import Pools
 
 SEEN = 40
@@ -29,7 +29,7 @@ class Utterance:
 
     post: Post
     axis: int
-    sentences: frozenset[Template]
+    sentences: frozenset[Sentence]
 
 
 @dataclass(frozen=True)

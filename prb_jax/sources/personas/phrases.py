@@ -81,7 +81,7 @@ class Slot:
 
 
 @dataclass(frozen=True, eq=False)
-class Template:
+class Sentence:
     """A compiled sentence: literal text (str), choices (tuple) and slots in order; ``tasks`` are its task slots."""
 
     source: str
@@ -100,7 +100,7 @@ class Topic:
     trap: str
     fact: str
     tasks: tuple[str, ...]  # verb phrases in the base form; tasks in the order in which they are done
-    phrases: Mapping[str, tuple[Template, ...]]  # the domain's own phrases by slot name
+    phrases: Mapping[str, tuple[Sentence, ...]]  # the domain's own phrases by slot name
     split: str  # "train" or "test"
 
     @cached_property
@@ -109,7 +109,7 @@ class Topic:
         return frozenset(i for i, task in enumerate(self.tasks) if not _ADDRESS.search(task))
 
 
-def compile_template(source: str) -> Template:
+def compile_template(source: str) -> Sentence:
     """Read the notation described at the top of this module."""
     parts: list[str | tuple[str, ...] | Slot] = []
     texts = [
@@ -125,7 +125,7 @@ def compile_template(source: str) -> Template:
         elif name is not None:
             parts.append(Slot(name.lower(), name[0].isupper()))
     tasks = tuple(p.name for p in parts if isinstance(p, Slot) and p.name in TASK_SLOTS)
-    return Template(source, tuple(parts), tasks)
+    return Sentence(source, tuple(parts), tasks)
 
 
 def task_order(draws: Draws, topic: Topic) -> list[int]:
@@ -152,9 +152,9 @@ class Supply:
         self._tasks = list(order or task_order(draws, topic))
         self._fixed = {"thing": topic.thing, "goal": topic.goal, **(fixed or {})}
         self._once = {name: getattr(topic, name) for name in _ONCE}
-        self._left: dict[str, list[Template]] = {}
+        self._left: dict[str, list[Sentence]] = {}
 
-    def fill(self, template: Template) -> str:
+    def fill(self, template: Sentence) -> str:
         """The template as text. Raises RunOut where nothing is left for a slot."""
         tasks = self._take_tasks(template.tasks) if template.tasks else []
         words = []

@@ -8,7 +8,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from prb_jax.sources.personas.phrases import Template, Topic, compile_template
+from prb_jax.sources.personas.phrases import Sentence, Topic, compile_template
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,9 +19,9 @@ class Pole:
     label: str  # short and readable name
     trait: str  # what an answer of this kind does, in the third person
     wish: str  # how somebody who likes it says so
-    sentences: tuple[Template, ...]  # sentences of answers that show it; continuations cannot open an answer
-    continuations: frozenset[Template]
-    posts: tuple[Template, ...]  # how its friends write about what they like
+    sentences: tuple[Sentence, ...]  # sentences of answers that show it; continuations cannot open an answer
+    continuations: frozenset[Sentence]
+    posts: tuple[Sentence, ...]  # how its friends write about what they like
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Flaw:
 
     key: str
     trait: str
-    sentences: tuple[Template, ...] = ()
+    sentences: tuple[Sentence, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +51,9 @@ class Pools:
 
     axes: tuple[Axis, ...]
     topics: tuple[Topic, ...]
-    questions: tuple[Template, ...]
-    neutral: tuple[Template, ...]
-    contexts: tuple[Template, ...]
+    questions: tuple[Sentence, ...]
+    neutral: tuple[Sentence, ...]
+    contexts: tuple[Sentence, ...]
     backgrounds: tuple[str, ...]
     flaws: tuple[Flaw, ...]
 
@@ -107,7 +107,7 @@ def _read(*path: str) -> Any:
     return json.loads(_TEXT.joinpath(*path).read_text(encoding="utf-8"))
 
 
-def _compile(sources: list[str]) -> tuple[Template, ...]:
+def _compile(sources: list[str]) -> tuple[Sentence, ...]:
     return tuple(map(compile_template, sources))
 
 

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from prb_jax.errors import DataError, quote
 from prb_jax.sources.personas.generate import generate
 from prb_jax.sources.personas.people import Persona
-from prb_jax.sources.personas.phrases import Slot, Template
+from prb_jax.sources.personas.phrases import Sentence, Slot
 from prb_jax.sources.personas.pools import Pole, Pools, load_pools, load_wording
 
 FULL = 4
@@ -103,7 +103,7 @@ def _own_slots(wordings: Iterable[Pools]) -> Mapping[tuple[int, int], set[str]]:
     return slots
 
 
-def _phrases(pools: Pools, name: str) -> list[Template]:
+def _phrases(pools: Pools, name: str) -> list[Sentence]:
     return list({template for topic in pools.topics for template in topic.phrases.get(name, ())})
 
 
@@ -120,7 +120,7 @@ def _common(pools: Pools, slots: set[str]) -> set[Cue]:
     return {cue for text in texts for cue in _runs_of(_words(text))} | _runs(templates)
 
 
-def _runs(templates: Iterable[Template]) -> set[Cue]:
+def _runs(templates: Iterable[Sentence]) -> set[Cue]:
     """Words and pairs of neighbours that templates can be filled to, not across a slot."""
     cues: set[Cue] = set()
     for template in templates:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from prb_jax.personal.few_shot.choices import AdapterTrainer, Choices, Posts, UserRows, contexts_and_queries
-from prb_jax.personal.few_shot.fitting import Pairs, fit_direction
+from prb_jax.personal.few_shot.fitting import ChoicePairs, fit_direction
 from prb_jax.personal.few_shot.protocol import Fitted, Method, adapt_users, repeated, score_users
 
 
@@ -131,7 +131,7 @@ class LinearBackbone:
         def train(members: np.ndarray, start: Any = None) -> Any:
             weights = np.bincount(members, minlength=len(pairs)).astype(np.float32)
             first = np.zeros(deltas.shape[1], np.float32) if start is None else start["direction"]
-            found = fit_direction(Pairs(deltas, nobody, weights), np.float32(1e-2), first, steps=steps)
+            found = fit_direction(ChoicePairs(deltas, nobody, weights), np.float32(1e-2), first, steps=steps)
             return {"direction": np.asarray(found)}
 
         return train

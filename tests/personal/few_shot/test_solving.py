@@ -4,7 +4,7 @@ import jax
 import numpy as np
 from scipy.optimize import minimize
 
-from prb_jax.personal.few_shot.fitting import Pairs, fit_direction, most_probable
+from prb_jax.personal.few_shot.fitting import ChoicePairs, fit_direction, most_probable
 
 
 def losses(margins: np.ndarray) -> float:
@@ -38,7 +38,10 @@ def test_the_pooled_direction_is_that_of_scipy():
     weights = np.ones(80, np.float32)
     weights[70:] = 0  # padding
     found = fit_direction(
-        Pairs(deltas, np.zeros(80, np.int32), weights), np.float32(0.02), np.zeros(4, np.float32), steps=50
+        ChoicePairs(deltas, np.zeros(80, np.int32), weights),
+        np.float32(0.02),
+        np.zeros(4, np.float32),
+        steps=50,
     )
     kept = deltas[:70].astype(np.float64)
     best = minimize(lambda v: losses(kept @ v) / 70 + 0.01 * v @ v, np.zeros(4), tol=1e-12)
