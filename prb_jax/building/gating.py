@@ -91,10 +91,13 @@ class GatedPairs:
     def add(self, name: str, before: GateFigure | None, after: GateFigure | None, dropped: int = 0) -> None:
         """Add the result of a gate, which was not tried where there is no figure."""
         relaxed, tried = name in self.settings.relax, after is not None
+        definition = DEFINITIONS.get(name)
+        if definition is None:
+            plugin = get_plugin("gates", name)
+            about = (plugin.value.__doc__ or "").strip().partition("\n")[0]
+            definition = f"share of pairs in which {plugin.origin} finds a fault{about and f': {about}'}"
         untried = GateFigure(None, len(self.kept), passed=False, note="not tried: nothing is given to try it")
-        self.results.append(
-            GateResult(name, _definition(name), before, after or untried, dropped, relaxed, tried)
-        )
+        self.results.append(GateResult(name, definition, before, after or untried, dropped, relaxed, tried))
 
     def with_provenance(self, pair: Pair) -> Pair:
         """Return a pair whose provenance says which gates it passed, and which fault a relaxed one let through."""
@@ -104,14 +107,6 @@ class GatedPairs:
             verdict = "relaxed" if result.tried and not result.after.passed else result.verdict
             gates[result.name] = f"relaxed: {reasons[result.name]}" if result.name in reasons else verdict
         return replace(pair, provenance={**pair.provenance, "gates": gates})
-
-
-def _definition(name: str) -> str:
-    if name in DEFINITIONS:
-        return DEFINITIONS[name]
-    plugin = get_plugin("gates", name)
-    about = (plugin.value.__doc__ or "").strip().partition("\n")[0]
-    return f"share of pairs in which {plugin.origin} finds a fault{about and f': {about}'}"
 
 
 def in_words(result: GateResult) -> str:

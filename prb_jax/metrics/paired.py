@@ -224,7 +224,6 @@ class Equivalence:
     """
 
     estimate: float
-    margin: float
     p: float
     ci90: tuple[float, float]
 
@@ -249,7 +248,7 @@ def tost(estimate: float, *, standard_error: float, degrees: float, margin: floa
         above, below = (float(not inside) for inside in (estimate > -margin, estimate < margin))
     half = float(stdtrit(degrees, 0.95)) * standard_error
     assert math.isfinite(half)
-    return Equivalence(estimate, margin, max(above, below), (estimate - half, estimate + half))
+    return Equivalence(estimate, max(above, below), (estimate - half, estimate + half))
 
 
 def smallest_shift(

@@ -14,7 +14,7 @@ IDENTICAL: Final[str] = "identical responses"
 CONTRADICTED: Final[str] = "a pair that the same user judged both ways"
 
 
-def that_tell(history: Sequence[Comparison]) -> tuple[list[Comparison], dict[str, int]]:
+def informative_comparisons(history: Sequence[Comparison]) -> tuple[list[Comparison], dict[str, int]]:
     """Return the comparisons that tell what their users prefer, and how many were left out, by reason."""
     pairs = [(one.user_id, one.prompt, frozenset(one.responses)) for one in history]
     preferred: dict[object, set[frozenset[str]]] = {}
@@ -56,7 +56,7 @@ def by_user(history: Iterable[Comparison]) -> dict[str, tuple[Comparison, ...]]:
     return {user: tuple(comparisons) for user, comparisons in groups.items()}
 
 
-def refuse_told(known: Iterable[Comparison], query: Comparison) -> None:
+def refuse_query_in_history(known: Iterable[Comparison], query: Comparison) -> None:
     """Raise DataError for a comparison that is among those that a user gave as a history: its label is known."""
     for one in known:
         if one.prompt == query.prompt and set(one.responses) == set(query.responses):
@@ -65,13 +65,13 @@ def refuse_told(known: Iterable[Comparison], query: Comparison) -> None:
             )
 
 
-def without_told(context: Sequence[Comparison], query: Comparison) -> tuple[Comparison, ...]:
+def without_shared_responses(context: Sequence[Comparison], query: Comparison) -> tuple[Comparison, ...]:
     """Return the comparisons that share no response with the query: a response that was judged tells the label."""
     asked = set(query.responses)
     return tuple(one for one in context if asked.isdisjoint(one.responses))
 
 
-def posts_that_do_not_tell(posts: Sequence[Post], query: Comparison) -> tuple[Post, ...]:
+def posts_about_other_texts(posts: Sequence[Post], query: Comparison) -> tuple[Post, ...]:
     """Return the posts that judge no response of the query: one that does tells the label."""
     return tuple(post for post in posts if read_post(post).text not in query.responses)
 
@@ -97,10 +97,10 @@ def chosen_before(
         user = query.user_id
         if history is not None:
             known: Sequence[Comparison] = history.get(user, ()) if user is not None else ()
-            refuse_told(known, query)
+            refuse_query_in_history(known, query)
         else:
             known = before.setdefault(user, []) if user is not None else []
-        latest = without_told(known, query)
+        latest = without_shared_responses(known, query)
         yield latest[len(latest) - min(most, len(latest)) :]
         if history is None and user is not None:
             before[user].append(query)

@@ -10,7 +10,7 @@ Letters: U users, S tokens of a soft prompt, D model width, M rows of a step.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +30,12 @@ class OfUser(Protocol):
     def user_id(self) -> str | None:
         """The user, if one is known."""
         ...
+
+
+def with_prefixes(trees: Sequence[Tree], prefixes: Iterable[np.ndarray]) -> list[Tree]:
+    """Return the trees with further ids, int32 [S], in front of each."""
+    pairs = zip(trees, prefixes, strict=True)
+    return [replace(tree, prefix=np.concatenate([ids, tree.prefix])) for tree, ids in pairs]
 
 
 GENERIC = 0

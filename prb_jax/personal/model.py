@@ -19,17 +19,23 @@ from prb_jax.errors import DataError, RunError, quote, short_repr
 from prb_jax.personal.embedder import EmbeddedTexts, Embedder
 from prb_jax.personal.few_shot.protocol import BATCH, adapt_rows, in_batches, score_rows, score_table
 from prb_jax.personal.folder import SPLITS
-from prb_jax.personal.history import by_user, posts_that_do_not_tell, refuse_told, that_tell, without_told
+from prb_jax.personal.history import (
+    by_user,
+    informative_comparisons,
+    posts_about_other_texts,
+    refuse_query_in_history,
+    without_shared_responses,
+)
 from prb_jax.personal.saved import FittedMethod, UserStates, read_states, save_states
 from prb_jax.trees.tree import ScoredBatch, Truncation
 
 MOST: Final = 64
 """Comparisons that a person is adapted on, the latest ones."""
 
-Known = tuple[tuple[Comparison, ...], tuple[Post, ...]]
+History = tuple[tuple[Comparison, ...], tuple[Post, ...]]
 """What is known of a person: comparisons, and posts."""
 
-Asked = tuple[str, tuple[Comparison, ...], Comparison]
+Query = tuple[str, tuple[Comparison, ...], Comparison]
 """A comparison to be scored, after its user and what this user chose before."""
 
 
@@ -196,7 +202,7 @@ class PersonalisedModel:
           DataError: a comparison without a user.
         """
         by_user(history)  # each of them names a user
-        kept, left_out = that_tell(history)
+        kept, left_out = informative_comparisons(history)
         return replace(self, contexts=by_user(kept), earlier=False, left_out=left_out, saved=None)
 
     def with_states(self, folder: Path) -> PersonalisedModel:
@@ -254,19 +260,19 @@ class PersonalisedModel:
                     before.setdefault(one.user_id, []) if one.user_id is not None and self.earlier else []
                 )
                 if self.swapped is None:
-                    refuse_told(known, one)
+                    refuse_query_in_history(known, one)
                     latest = of_user[-MOST:]
                     of_user.append(one)
                 else:
                     person = self.swapped[index].user_id
                     latest = of_user[: made[person]][-MOST:]
                     made[person] += 1
-                shown.append((str(one.user_id), without_told((*known, *latest), one), one))
+                shown.append((str(one.user_id), without_shared_responses((*known, *latest), one), one))
             if not skip(indices):
                 scores = self._score(shown)
                 yield ScoredBatch(indices, scores, [0] * len(indices), [Truncation()] * len(indices))
 
-    def _score(self, shown: Sequence[Asked]) -> list[np.ndarray]:
+    def _score(self, shown: Sequence[Query]) -> list[np.ndarray]:
         """The scores of comparisons: under the saved states of users of whom no comparison is known, and otherwise
         under states that are adapted now."""
         self._texts.embed([one for _, context, query in shown for one in (*context, query)])
@@ -291,20 +297,20 @@ class PersonalisedModel:
                     scores[places[member]] = np.asarray(row, np.float32)
         return scores
 
-    def _adapted_states(self, shown: Sequence[Asked]) -> Any:
+    def _adapted_states(self, shown: Sequence[Query]) -> Any:
         """The states of comparisons from what their users chose before, each computed once."""
-        known: dict[Any, Known] = {}
+        known: dict[Any, History] = {}
         keys = []
         for _, context, query in shown:
             latest = context[-MOST:]
-            posts = posts_that_do_not_tell(query.profile or _profile(context), query)
+            posts = posts_about_other_texts(query.profile or _profile(context), query)
             keys.append((tuple(map(id, latest)), posts))
             known.setdefault(keys[-1], (latest, posts))
         numbers = {key: number for number, key in enumerate(known)}
         rows = np.array([numbers[key] for key in keys])
         return jax.tree.map(lambda leaf: leaf[rows], self._states(list(known.values())))
 
-    def _states(self, known: Sequence[Known]) -> Any:
+    def _states(self, known: Sequence[History]) -> Any:
         """The states of people, each leaf with a leading axis; of nobody known the method's empty one."""
         contexts = self._texts.contexts(known, most=MOST)
         method, fitted = self.fitted.method, self.fitted.fitted

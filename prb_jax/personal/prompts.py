@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding
 
 from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, quote
-from prb_jax.personal.method import OfUser, Users
+from prb_jax.personal.method import OfUser, Users, with_prefixes
 from prb_jax.trees.tree import Tree
 
 TABLE, NAMES = "users.safetensors", "users.json"
@@ -38,10 +38,7 @@ class UserPrompts:
         """Return the trees with the soft prompt of their comparison's user in front."""
         starts = self.first_id + self.tokens * self.users.rows(comparisons)
         prompts = np.asarray(starts[:, None] + np.arange(self.tokens), np.int32)
-        return [
-            replace(tree, prefix=np.concatenate([prompt, tree.prefix]))
-            for tree, prompt in zip(trees, prompts, strict=True)
-        ]
+        return with_prefixes(trees, prompts)
 
 
 def extend_embedding(embedding: jax.Array, table: np.ndarray, *, sharding: NamedSharding) -> jax.Array:

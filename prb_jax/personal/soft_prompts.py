@@ -11,7 +11,7 @@ Letters: U users, S tokens of a soft prompt, D model width, M rows of a step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from prb_jax.errors import MeshError
-from prb_jax.personal.method import GENERIC, Method, MethodState, OfUser, StepRows, Users
+from prb_jax.personal.method import GENERIC, Method, MethodState, OfUser, StepRows, Users, with_prefixes
 from prb_jax.personal.prompts import save_prompts
 from prb_jax.sharding import RULES, replicated, shown_axes
 from prb_jax.trees.batches import TreeBatch
@@ -68,11 +68,7 @@ class SoftPrompts(Method):
 
     def encode(self, trees: Sequence[Tree], comparisons: Sequence[OfUser]) -> list[Tree]:
         """Trees with room for a soft prompt in front; the ids there are the number of the user's row."""
-        rooms = [np.full(self.tokens, row, np.int32) for row in self.rows(comparisons)]
-        return [
-            replace(tree, prefix=np.concatenate([room, tree.prefix]))
-            for tree, room in zip(trees, rooms, strict=True)
-        ]
+        return with_prefixes(trees, [np.full(self.tokens, row, np.int32) for row in self.rows(comparisons)])
 
     def start(self, embedding: jax.Array) -> MethodState:
         """A new state: a ``table`` [U + 1, S, D] in which everybody starts as the generic user, at the scale of the

@@ -22,7 +22,7 @@ from prb_jax.data.files import read_rows
 from prb_jax.data.records import Records, as_comparisons, read_records
 from prb_jax.data.writing import write_json
 from prb_jax.errors import DataError, RunError, quote
-from prb_jax.personal.history import that_tell
+from prb_jax.personal.history import informative_comparisons
 from prb_jax.personal.model import PersonalisedModel
 from prb_jax.scoring.load import load
 
@@ -78,7 +78,7 @@ def ask(
         raise DataError(f"user: expected comparisons of one person, found {len(names)} users")
     if len(pool) < 2:
         raise DataError(f"candidates: expected at least 2 questions, found {len(pool)}")
-    kept, left_out = that_tell(known)
+    kept, left_out = informative_comparisons(known)
     if left_out:
         odd = next(one for one in known if all(one is not other for other in kept))
         raise DataError(

@@ -160,7 +160,7 @@ def run_method(
         rows = contexts.first(count, width=width)
         return adapt_users(method, fitted, shown, rows, key=key, mesh=mesh)
 
-    users, donors = len(queries.users), _other_users(part)
+    users, donors = len(queries.users), _donor_rows(part)
     margins = {(NO_USER, 0): judge(repeated(method.empty_state(fitted), users))}
     for count in shots:
         states = adapt(count)
@@ -188,7 +188,7 @@ def run_method(
     return Outcome.of(part, margins, figures), states
 
 
-def _other_users(part: SplitData) -> np.ndarray:
+def _donor_rows(part: SplitData) -> np.ndarray:
     """For each row that of another person of the same part, in one circle: nobody keeps their own state."""
     rows: dict[int, list[int]] = {}
     for row, user in enumerate(part.queries.users.tolist()):

@@ -155,7 +155,7 @@ def personalise(
         for name in (OUTCOMES, FITTED, STATES):
             with writing(folder / name):
                 (folder / name).mkdir(exist_ok=True)
-        study = _Running(
+        study = _StudyRun(
             folder=folder,
             population=population,
             store=store,
@@ -170,7 +170,7 @@ def personalise(
         outcomes, summary = study.run(progress=progress)
         check_unchanged(inputs)
         rows = results(population, splits, outcomes)
-        summary["not_above_offset"] = _not_above(rows)
+        summary["not_above_offset"] = _never_above_offset(rows)
         write_json(folder / SUMMARY, summary)
         if by_subset := subset_results(population, splits, outcomes):
             write_json(folder / SUBSETS, by_subset)
@@ -212,7 +212,7 @@ def _check_shots(shots: Sequence[int]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Running:
+class _StudyRun:
     """A study that is being made: everything that its outcomes are made of."""
 
     folder: Path
@@ -254,7 +254,7 @@ class _Running:
                 for name in baselines:
                     outcomes[name].append(run_baseline(name, population, part))
                 for method in methods:
-                    if method.name not in left_out and (reason := self._lacking(method, part, telling)):
+                    if method.name not in left_out and (reason := self._missing_data(method, part, telling)):
                         left_out[method.name] = reason
                         del outcomes[method.name]
                     if method.name not in left_out:
@@ -292,7 +292,7 @@ class _Running:
             "definitions": dict(DEFINITIONS),
         }
 
-    def _lacking(self, method: Method, part: SplitData, telling: int) -> str:
+    def _missing_data(self, method: Method, part: SplitData, telling: int) -> str:
         """Why the data do not do for a method of "all"; of a method that was named it is an error."""
         try:
             part.choices.require(method.name, method.needs)
@@ -362,7 +362,7 @@ class _Running:
         return self.folder / OUTCOMES / f"{method}-{split.seed}.npz"
 
 
-def _not_above(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _never_above_offset(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The methods that beat pooled with an offset for no number of shots, on unseen people."""
     above: dict[str, bool] = {}
     for row in rows:

@@ -70,7 +70,7 @@ DEFINITIONS: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Queries:
     """The m choices of a part of the people that are predicted, each in the first split that asks for it."""
 
     part: str  # "unseen" or "seen"
@@ -152,11 +152,11 @@ def _rows_of(
     }
     short = gather([outcome.short for outcome in first])[once]
     clusters = population.clusters.take(places.tolist())
-    asked = _Asked(PARTS[part], users[places], short, clusters, margins)
+    asked = _Queries(PARTS[part], users[places], short, clusters, margins)
     return [_row(asked, outcomes[key[0]], key) for key in margins if among is None or key[1] == PLAIN]
 
 
-def _row(asked: _Asked, outcomes: Sequence[Outcome], key: tuple[str, str, int]) -> dict[str, Any]:
+def _row(asked: _Queries, outcomes: Sequence[Outcome], key: tuple[str, str, int]) -> dict[str, Any]:
     (name, control, shots), margins = key, asked.margins[key]
     wins, clusters, counts = margins > 0, asked.clusters, group_counts(margins > 0, asked.clusters.users)
     few = len(np.unique(asked.users[asked.short < shots]))

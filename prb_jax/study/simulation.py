@@ -178,7 +178,9 @@ def plan_study(
                 drawn = _draw_people(
                     population, prior, number, np.random.default_rng([number, repeat]), devices
                 )
-                studies.append(_gain(drawn, settings, shots=shots, seeds=seeds, split=split, mesh=devices))
+                studies.append(
+                    _simulated_row(drawn, settings, shots=shots, seeds=seeds, split=split, mesh=devices)
+                )
                 display.advance(1)
             rows.append({"people": number, **power_of(studies)})
         plan = {
@@ -220,7 +222,7 @@ def _draw_people(
     )
 
 
-def _gain(
+def _simulated_row(
     population: Population, settings: Any, *, shots: int, seeds: int, split: str, mesh: Mesh
 ) -> dict[str, Any]:
     """The row of `bayes` on unseen people of a simulated study."""

@@ -171,9 +171,11 @@ def _split(
         elif part[user] != SEEN_PART and plain:
             fold[rng.permutation(of_user)] = np.arange(len(of_user)) % FOLDS
         elif part[user] == VALIDATION_PART:
-            fold[_third(of_user[~new[of_user]], of_user[~new[of_user]], questions, rng)] = 0
+            fold[_choose_queries(of_user[~new[of_user]], of_user[~new[of_user]], questions, rng)] = 0
         elif part[user] == UNSEEN_PART:
-            fold[_third(of_user, of_user if asked is None else of_user[new[of_user]], questions, rng)] = 0
+            fold[
+                _choose_queries(of_user, of_user if asked is None else of_user[new[of_user]], questions, rng)
+            ] = 0
     leaking = np.zeros(len(choices), bool)
     for number in range(fold.max(initial=-1) + 1):
         leaking |= shares_response(choices, fold == number) & (fold != number)
@@ -183,7 +185,7 @@ def _split(
     return StudySplit(seed, part, fold, leaking, trained, validated)
 
 
-def _third(
+def _choose_queries(
     of_user: np.ndarray, new: np.ndarray, questions: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
     """Which of a person's choices, of those that may be, are predicted: whole questions where there are several."""

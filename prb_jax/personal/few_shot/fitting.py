@@ -124,10 +124,10 @@ def minimise(loss: Callable[[Any], jax.Array], start: Any, *, steps: int, tolera
         updates, state = solver.update(gradient, state, params, value=value, grad=gradient, value_fn=loss)
         return optax.apply_updates(params, updates), state, count + 1, optax.tree.norm(gradient)
 
-    def open_still(carry: tuple[Any, Any, Any, Any]) -> Any:
+    def unfinished(carry: tuple[Any, Any, Any, Any]) -> Any:
         return (carry[2] < steps) & (carry[3] > tolerance)
 
-    return jax.lax.while_loop(open_still, step, (start, solver.init(start), 0, jnp.inf))[0]
+    return jax.lax.while_loop(unfinished, step, (start, solver.init(start), 0, jnp.inf))[0]
 
 
 @partial(jax.jit, static_argnames="steps")
@@ -166,14 +166,14 @@ def two_weights(first: np.ndarray, second: np.ndarray) -> tuple[np.float32, np.f
     return np.float32(weights[0] / scale[0]), np.float32(weights[1] / scale[1])
 
 
-ALIKE = np.float32(1e6)
+IMMOVABLE = np.float32(1e6)
 """A precision, in units of the mean square of a margin, under which k comparisons move nothing: with it "nothing
 personal" is among the candidates."""
 
 
-def alike(rows: np.ndarray) -> np.float32:
+def immovable_precision(rows: np.ndarray) -> np.float32:
     """Return a precision under which comparisons with these features, float32 [n] or [n, J], move no weights."""
-    return ALIKE * np.float32(np.mean(np.sum(rows.reshape(len(rows), -1) ** 2, axis=1)) + 1e-6)
+    return IMMOVABLE * np.float32(np.mean(np.sum(rows.reshape(len(rows), -1) ** 2, axis=1)) + 1e-6)
 
 
 NEWTON_STEPS = 12

@@ -31,8 +31,8 @@ from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
 from prb_jax.personal.few_shot.fitting import (
     ChoicePairs,
     FitData,
-    alike,
     define,
+    immovable_precision,
     minimise,
     most_probable,
     pairs_of,
@@ -160,7 +160,7 @@ def fit(data: FitData, *, simplex: bool) -> Fitted:
         every = np.ones(bases) if simplex else mean
         arrays = {"basis": np.outer(pooled, every).astype(np.float32), "mean": mean.astype(np.float32)}
         numbers = {"bases": np.int32(bases), "anchor": max(settings.anchor), "l2": l2}
-        yield data.fitted(arrays, {**numbers, "pull": alike(seen.deltas @ pooled)})
+        yield data.fitted(arrays, {**numbers, "pull": immovable_precision(seen.deltas @ pooled)})
         for bases in settings.bases:
             basis, weights = _start(data, reference, bases, simplex=simplex)
             for anchor in sorted(settings.anchor, reverse=True):

@@ -20,7 +20,7 @@ import numpy as np
 from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
 from prb_jax.personal.few_shot.fitting import (
-    ALIKE,
+    IMMOVABLE,
     ChoicePairs,
     FitData,
     define,
@@ -72,7 +72,7 @@ def fit(data: FitData) -> Fitted:
     pooled, l2 = data.pooled(steps=settings.steps)
 
     def candidates() -> Iterator[Fitted]:
-        nothing = {"l2": l2, "spread": 0.0, "precision": ALIKE * precision_of(seen, 1.0)}
+        nothing = {"l2": l2, "spread": 0.0, "precision": IMMOVABLE * precision_of(seen, 1.0)}
         yield data.fitted({"direction": pooled}, nothing)
         pairs, start = pairs_of(seen), (pooled, np.zeros((seen.people, len(pooled)), np.float32))
         for spread in sorted(settings.spread):

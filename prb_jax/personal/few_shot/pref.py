@@ -32,8 +32,8 @@ from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
 from prb_jax.personal.few_shot.fitting import (
     ChoicePairs,
     FitData,
-    alike,
     define,
+    immovable_precision,
     mean_loss,
     minimise,
     most_probable,
@@ -110,7 +110,7 @@ def fit(data: FitData) -> Fitted:
         numbers = {
             "l2": pooled_l2,
             "svd_start": 0.0,
-            "beta": alike(seen.deltas @ pooled),
+            "beta": immovable_precision(seen.deltas @ pooled),
             "pull_to_mean": 1.0,
         }
         yield data.fitted(arrays, numbers)

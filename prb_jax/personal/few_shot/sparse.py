@@ -25,9 +25,9 @@ from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
 from prb_jax.personal.few_shot.fitting import (
     ChoicePairs,
     FitData,
-    alike,
     best_direction,
     define,
+    immovable_precision,
     most_probable,
 )
 from prb_jax.personal.few_shot.networks import train
@@ -112,7 +112,8 @@ def fit(data: FitData) -> Fitted:
         nothing = {"direction": pooled, "beta": np.zeros(settings.features, np.float32)}  # nothing personal
         facts = {"live_features": live.sum()}
         yield data.fitted(
-            {**arrays, **nothing}, {"l2": pooled_l2, "spread": 0.0, "precision": alike(rows), **facts}
+            {**arrays, **nothing},
+            {"l2": pooled_l2, "spread": 0.0, "precision": immovable_precision(rows), **facts},
         )
         for spread in settings.spread:
             precision = np.mean(np.sum(rows**2, axis=1)) / spread**2
