@@ -92,6 +92,11 @@ def define(
     return method
 
 
+def mean_state(fitted: Fitted) -> State:
+    """Return the weights at k = 0 of methods that keep the mean of the seen people's weights."""
+    return {"weights": jnp.asarray(fitted.arrays["mean"])}
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ChoicePairs:

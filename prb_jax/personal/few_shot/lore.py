@@ -33,6 +33,7 @@ from prb_jax.personal.few_shot.fitting import (
     FitData,
     define,
     immovable_precision,
+    mean_state,
     minimise,
     most_probable,
     pairs_of,
@@ -182,11 +183,6 @@ def _kept(basis: np.ndarray, weights: np.ndarray, *, simplex: bool) -> dict[str,
     return {"basis": basis.astype(np.float32), "mean": mean.astype(np.float32)}
 
 
-def empty_state(fitted: Fitted) -> State:
-    """Return the mean weights of the seen people."""
-    return {"weights": jnp.asarray(fitted.arrays["mean"])}
-
-
 def adapt_free(fitted: Fitted, context: Context, key: jax.Array) -> State:
     """Return the most probable weights, float32 [B]."""
     mean = fitted.arrays["mean"]
@@ -210,7 +206,7 @@ def score_simplex(fitted: Fitted, state: State, responses: Responses) -> jax.Arr
     return responses.features @ (fitted.arrays["basis"] @ jax.nn.softmax(state["weights"]))
 
 
-LORE = define("lore", LoReSettings, partial(fit, simplex=True), adapt_simplex, score_simplex, empty_state)
+LORE = define("lore", LoReSettings, partial(fit, simplex=True), adapt_simplex, score_simplex, mean_state)
 LORE_FREE = define(
-    "lore_free", LoReFreeSettings, partial(fit, simplex=False), adapt_free, score_free, empty_state
+    "lore_free", LoReFreeSettings, partial(fit, simplex=False), adapt_free, score_free, mean_state
 )

@@ -20,7 +20,7 @@ import numpy as np
 from prb_jax.data.options import option
 from prb_jax.errors import DataError
 from prb_jax.personal.few_shot.choices import Array, Context, Responses
-from prb_jax.personal.few_shot.fitting import FitData, define
+from prb_jax.personal.few_shot.fitting import FitData, define, mean_state
 from prb_jax.personal.few_shot.networks import JointSettings, adapt_by_descent, fit_jointly, init_mlp, mlp
 from prb_jax.personal.few_shot.protocol import Fitted, State
 
@@ -102,11 +102,6 @@ def _loss(params: Any, pairs: Responses, users: Array, settings: PALSettings) ->
     return jnp.mean(jax.nn.softplus(rewards[:, 1] - rewards[:, 0])) + penalty
 
 
-def empty_state(fitted: Fitted) -> State:
-    """Return the logarithm of the mean share of each prototype."""
-    return {"weights": jnp.asarray(fitted.arrays["mean"])}
-
-
 def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
     """Return w float32 [K] (before the softmax) after ``adapt_steps`` of Adam from the mean."""
 
@@ -117,7 +112,7 @@ def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
         )
         return chosen - rejected
 
-    return {"weights": adapt_by_descent(fitted, context, empty_state(fitted)["weights"], margins)}
+    return {"weights": adapt_by_descent(fitted, context, jnp.asarray(fitted.arrays["mean"]), margins)}
 
 
 def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
@@ -125,4 +120,4 @@ def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     return _rewards(fitted.arrays, responses, state["weights"], fitted.settings)
 
 
-METHOD = define("pal", PALSettings, fit, adapt, score, empty_state)
+METHOD = define("pal", PALSettings, fit, adapt, score, mean_state)

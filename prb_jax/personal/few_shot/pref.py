@@ -35,6 +35,7 @@ from prb_jax.personal.few_shot.fitting import (
     define,
     immovable_precision,
     mean_loss,
+    mean_state,
     minimise,
     most_probable,
     pairs_of,
@@ -130,11 +131,6 @@ def fit(data: FitData) -> Fitted:
     return data.best(candidates())
 
 
-def empty_state(fitted: Fitted) -> State:
-    """Return the mean weights of the seen people."""
-    return {"weights": jnp.asarray(fitted.arrays["mean"])}
-
-
 def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
     """Return the most probable weights, float32 [J]; the mean of the seen people at k = 0."""
     rows = context.deltas @ fitted.arrays["factors"]
@@ -165,4 +161,4 @@ def next_question(
     return slope(pool) ** 2 * jnp.sum(pool * jnp.linalg.solve(precision, pool.T).T, axis=1)
 
 
-METHOD = define("pref", PReFSettings, fit, adapt, score, empty_state)
+METHOD = define("pref", PReFSettings, fit, adapt, score, mean_state)
