@@ -110,7 +110,12 @@ def world(
 
 def with_posts(made: World, posts: Posts | None) -> World:
     """The same people with profiles."""
-    parts = {name: replace(getattr(made, name), posts=posts) for name in ("seen", "validation", "new")}
+    return with_tables(made, posts=posts)
+
+
+def with_tables(made: World, **tables: Any) -> World:
+    """The same people with these fields of their choices."""
+    parts = {name: replace(getattr(made, name), **tables) for name in ("seen", "validation", "new")}
     return replace(made, **parts)
 
 

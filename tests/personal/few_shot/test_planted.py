@@ -18,7 +18,7 @@ from prb_jax.personal.few_shot.protocol import (
     swapped_labels,
 )
 from prb_jax.personal.few_shot.registry import METHODS, method_named
-from tests.personal.few_shot.planted import LinearBackbone, World, with_posts, world
+from tests.personal.few_shot.planted import LinearBackbone, World, with_posts, with_tables, world
 
 USERS, ROWS, WIDTH = 100, 1000, 4
 RNG = np.random.default_rng(0)
@@ -52,25 +52,16 @@ def two_tastes() -> World:
     rng = np.random.default_rng(3)
     axis = rng.normal(size=WIDTH)
     axis *= 2.5 / np.linalg.norm(axis)
-    return world(
-        FEATURES,
-        (0.7 * SHARED + rng.choice([-1, 1], (USERS, 1)) * axis) @ FEATURES.T,
-        choices=96,
-        new_choices=128,
-    )
+    tastes = 0.7 * SHARED + rng.choice([-1, 1], (USERS, 1)) * axis
+    return world(FEATURES, tastes @ FEATURES.T, choices=96, new_choices=128)
 
 
 @cache
 def ideal_points() -> World:
     rng = np.random.default_rng(4)
     points = rng.dirichlet([0.5, 0.5], size=USERS) @ rng.normal(size=(2, WIDTH))
-    unit = FEATURES / np.linalg.norm(FEATURES, axis=1, keepdims=True)
-    return world(
-        FEATURES,
-        6 * points / np.linalg.norm(points, axis=1, keepdims=True) @ unit.T,
-        choices=96,
-        new_choices=128,
-    )
+    unit, points = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (FEATURES, points))
+    return world(FEATURES, 6 * points @ unit.T, choices=96, new_choices=128)
 
 
 @cache
@@ -116,15 +107,13 @@ def shown() -> World:
 
 @cache
 def two_tastes_of_a_backbone() -> World:
-    made = two_tastes()
-    backbone = LinearBackbone(FEATURES)
-    parts = {name: replace(getattr(made, name), backbone=backbone) for name in ("seen", "validation", "new")}
-    return replace(made, **parts)
+    return with_tables(two_tastes(), backbone=LinearBackbone(FEATURES))
 
 
 L2 = {"l2": (1e-2,)}
 EPISODES = {"steps": 500, "rounds": 1, "batch": 32, "shots": 32, "rate": 1e-2}
 JOINT = {"steps": (800,), "batch": 256, "rate": 1e-2, "pull": (0.1,)}
+SMALL = {"width": 2, "hidden": 16}
 
 
 @dataclass(frozen=True)
@@ -142,9 +131,7 @@ FAST = [
     Case("pooled", everybody, personal=False),
     Case("offset", own_directions, {**L2, "spread": (5.0,)}, shots=200),
     Case("bayes", low_rank, {"rank": (2,)}, shots=100),
-    Case(
-        "nearest", groups, {"neighbours": (300,), "shrink": (1.0,), "prior": (0.3,), "mix": False}, shots=75
-    ),
+    Case("nearest", groups, {"neighbours": (300,), "shrink": (1.0,), "prior": (0.3,), "mix": False}, 75),
     Case("profile_in_context", shown, L2, personal=False),
 ]
 SLOW = [
@@ -153,10 +140,7 @@ SLOW = [
     Case("lore", two_tastes, {**L2, "bases": (2,), "pull": (0.1,), "anchor": (1e-4,)}),
     Case("pref", low_rank, {"rank": 2, "beta": (0.3,)}, shots=100),
     Case(
-        "sparse",
-        sparse_directions,
-        {**L2, "features": 8, "active": 4, "spread": (3.0,), "rate": 1e-2},
-        shots=200,
+        "sparse", sparse_directions, {**L2, "features": 8, "active": 4, "spread": (3.0,), "rate": 1e-2}, 200
     ),
     Case("mrm", two_tastes, {**L2, **EPISODES, "rate": 0.03, "inner_steps": 10}, shots=64),
     Case("vpl", two_tastes, {**EPISODES, "hidden": 24, "latent": 4}),
@@ -165,19 +149,11 @@ SLOW = [
         two_tastes,
         {**L2, **EPISODES, "rate": 2e-3, "steps": 800, "width": 32, "layers": 1, "heads": 2},
     ),
+    Case("pal", ideal_points, {**JOINT, "steps": (400, 800), "prototypes": 2, "width": 8, "hidden": 24}, 64),
     Case(
-        "pal",
-        ideal_points,
-        {**JOINT, "steps": (400, 800), "prototypes": 2, "width": 8, "hidden": 24},
-        shots=64,
+        "user_embedding", two_tastes, {**L2, **JOINT, "steps": (1500,), "offset_penalty": 1e-3, **SMALL}, 64
     ),
-    Case(
-        "user_embedding",
-        two_tastes,
-        {**L2, **JOINT, "steps": (1500,), "offset_penalty": 1e-3, "width": 2, "hidden": 16},
-        shots=64,
-    ),
-    Case("user_clusters", two_tastes, {**L2, **JOINT, "clusters": 2, "width": 2, "hidden": 16}),
+    Case("user_clusters", two_tastes, {**L2, **JOINT, "clusters": 2, **SMALL}),
     Case("lora", two_tastes_of_a_backbone, {"clusters": (2,)}),
     Case("lora_users", two_tastes_of_a_backbone, {"own_steps": 50}),
     Case("attention", posts_that_tell, {**L2, **EPISODES, "width": 4}, personal=False),
