@@ -40,10 +40,14 @@ def calibration(rows: Sequence[ScoredRow], *, bins: int = 20) -> dict[str, Any]:
     Raises:
       DataError: as `prb_jax.metrics.accuracy.margin`.
     """
+    picks = []
     for row in rows:
         margin(row.scores, row.labels, id=row.id)  # refuses what cannot be compared
-    confidence, right = np.array([_pick(row.scores, row.labels) for row in rows]).T
-    return calibration_of(confidence, right, bins=bins)
+        best, top = max(row.scores), max(row.labels)
+        picked = [label for score, label in zip(row.scores, row.labels) if score == best]
+        confidence = 1 / math.fsum(math.exp(score - best) for score in row.scores)
+        picks.append((confidence, sum(label == top for label in picked) / len(picked)))
+    return calibration_of(*np.array(picks).T, bins=bins)
 
 
 def calibration_of(confidence: np.ndarray, right: np.ndarray, *, bins: int = 20) -> dict[str, Any]:
@@ -67,14 +71,6 @@ def calibration_of(confidence: np.ndarray, right: np.ndarray, *, bins: int = 20)
         "right": math.fsum(right) / len(right),
         "bins": parts,
     }
-
-
-def _pick(scores: Sequence[float], labels: Sequence[float]) -> tuple[float, float]:
-    """The largest softmax, and the share of the responses with the best score that have the highest label."""
-    best, top = max(scores), max(labels)
-    picked = [label for score, label in zip(scores, labels) if score == best]
-    confidence = 1 / math.fsum(math.exp(score - best) for score in scores)
-    return confidence, sum(label == top for label in picked) / len(picked)
 
 
 def length_bias(rows: Sequence[ScoredRow], lengths: Sequence[Sequence[int]]) -> dict[str, Any]:

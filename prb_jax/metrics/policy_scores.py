@@ -192,6 +192,10 @@ def score_summary(
         None if any(row.at(name, best, place) is None for row in test) else _mean(test, name, best, place)
         for place in range(len(FRACTIONS))
     ]
+    lengths = np.concatenate([np.asarray(row.tokens, np.float64) for row in test])
+    scores = np.concatenate([np.asarray(_known(row, name, best)) for row in test])
+    constant = np.ptp(lengths) == 0 or np.ptp(scores) == 0
+    correlation = None if constant else float(np.corrcoef(lengths, scores)[0, 1])
     others = None
     if swapped is not None:
         others = _mean([row for row in swapped if row.cluster not in validation], name, best)
@@ -204,7 +208,7 @@ def score_summary(
         "curve": curve,
         "prefixes": dict(zip(map(str, FRACTIONS), prefixes, strict=True)),
         "another_user": others,
-        "length_correlation": _length_correlation(test, name, best),
+        "length_correlation": correlation,
     }
 
 
@@ -221,12 +225,3 @@ def _known(row: Judged, name: str, place: int, prefix: int = -1) -> list[float]:
     scores = row.at(name, place, prefix)
     assert scores is not None
     return scores
-
-
-def _length_correlation(rows: Sequence[Judged], name: str, place: int) -> float | None:
-    """Pearson's correlation of score and length over all responses."""
-    lengths = np.concatenate([np.asarray(row.tokens, np.float64) for row in rows])
-    scores = np.concatenate([np.asarray(_known(row, name, place)) for row in rows])
-    if np.ptp(lengths) == 0 or np.ptp(scores) == 0:
-        return None
-    return float(np.corrcoef(lengths, scores)[0, 1])

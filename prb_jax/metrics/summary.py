@@ -235,7 +235,10 @@ def _figures(seen: _Seen, clusters: Clusters, *, undefined: str | None = None) -
     figures = _accuracy(result, clusters)
     # exact sums here and below: not even the last bit depends on the order of the rows
     figures["mean_margin"] = math.fsum(result.margins) / len(result.margins)
-    by_subset = _by_subset(seen, clusters)
+    by_subset, crossed = _by_subset(seen, clusters), None
+    if clusters.responses is not None:
+        by = "set of responses" if len(clusters.responses[0]) == 1 else "response"
+        crossed = {"clusters": len({key for keys in clusters.responses for key in keys}), "by": by}
     figures |= _users(seen, clusters)
     if undefined is not None:
         figures = _undefined(figures, undefined)
@@ -243,7 +246,7 @@ def _figures(seen: _Seen, clusters: Clusters, *, undefined: str | None = None) -
     return figures | {
         "accuracy_by_subset": {name: part["accuracy"] for name, part in by_subset.items()},
         "by_subset": by_subset,
-        "crossed": _crossed(clusters),
+        "crossed": crossed,
         "truncated": seen.truncated,
         "truncation": dict(seen.truncation),
     }
@@ -296,10 +299,3 @@ def _users(seen: _Seen, clusters: Clusters) -> dict[str, Any]:
     interval = accuracy_interval(wins, clusters.take(known), per_user=True)
     accuracy = math.fsum(counts.accuracy) / len(counts.rows)
     return figures | {"user_accuracy": accuracy, **interval.to_json("user_accuracy_ci95")} | served
-
-
-def _crossed(clusters: Clusters) -> dict[str, Any] | None:
-    if clusters.responses is None:
-        return None
-    by = "set of responses" if len(clusters.responses[0]) == 1 else "response"
-    return {"clusters": len({key for keys in clusters.responses for key in keys}), "by": by}

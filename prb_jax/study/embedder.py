@@ -8,7 +8,7 @@ text.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -197,26 +197,21 @@ class AdaptedRewards:
 
     def answers(self, comparisons: Sequence[Comparison], *, advance: Advance) -> Embedded:
         rewards, truncated = np.empty((len(comparisons), self.width), np.float32), 0
-        for number, (head, embedder) in enumerate(self._adapted()):
+        params = self.base.model.params
+        for number in range(self.width):
+            adapter = jax.tree.map(lambda leaf, number=number: leaf[number], self.adapters)
+            factors = {name: jax.numpy.asarray(leaf) for name, leaf in adapter["layers"].items()}
+            merged = merge_lora({**params, "layers": {**params["layers"], **factors}}, scale=self.scale)
+            adapted = replace(self.base, model=replace(self.base.model, params=merged))
             last = number == self.width - 1
-            embedded = embedder.answers(comparisons, advance=advance if last else lambda done, tokens: None)
-            rewards[:, number] = embedded.features @ head
+            embedded = adapted.answers(comparisons, advance=advance if last else lambda done, tokens: None)
+            rewards[:, number] = embedded.features @ np.asarray(adapter["score"], np.float32)[:, 0]
             truncated = embedded.truncated
         return Embedded(rewards, truncated)
 
     def posts(self, texts: Sequence[str], *, advance: Advance) -> Embedded:
         # methods on adapters read no posts
         return Embedded(np.zeros((len(texts), self.width), np.float32), 0)
-
-    def _adapted(self) -> Iterator[tuple[np.ndarray, StateFeatures]]:
-        """The head, float32 [D], and the backbone with the weights of each adapter."""
-        params = self.base.model.params
-        for number in range(self.width):
-            adapter = jax.tree.map(lambda leaf, number=number: leaf[number], self.adapters)
-            factors = {name: jax.numpy.asarray(leaf) for name, leaf in adapter["layers"].items()}
-            merged = merge_lora({**params, "layers": {**params["layers"], **factors}}, scale=self.scale)
-            model = replace(self.base.model, params=merged)
-            yield np.asarray(adapter["score"], np.float32)[:, 0], replace(self.base, model=model)
 
 
 def check_trainable(embedder: Embedder) -> StateFeatures:

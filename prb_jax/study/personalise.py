@@ -170,7 +170,11 @@ def personalise(
         outcomes, summary = study.run(progress=progress)
         check_unchanged(inputs)
         rows = results(population, splits, outcomes)
-        summary["not_above_offset"] = _never_above_offset(rows)
+        above: dict[str, bool] = {}  # whether it beats pooled with an offset for any number of shots
+        for row in rows:
+            if row["split"] == "unseen" and row["above_offset"] is not None and not row["control"]:
+                above[row["method"]] = above.get(row["method"], False) or row["above_offset"]
+        summary["not_above_offset"] = [name for name, beaten in above.items() if not beaten]
         write_json(folder / SUMMARY, summary)
         if by_subset := subset_results(population, splits, outcomes):
             write_json(folder / SUBSETS, by_subset)
@@ -360,12 +364,3 @@ class _StudyRun:
 
     def _file(self, method: str, split: StudySplit) -> Path:
         return self.folder / OUTCOMES / f"{method}-{split.seed}.npz"
-
-
-def _never_above_offset(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The methods that beat pooled with an offset for no number of shots, on unseen people."""
-    above: dict[str, bool] = {}
-    for row in rows:
-        if row["split"] == "unseen" and row["above_offset"] is not None and not row["control"]:
-            above[row["method"]] = above.get(row["method"], False) or row["above_offset"]
-    return [name for name, beaten in above.items() if not beaten]

@@ -253,22 +253,19 @@ def read_known_texts(sources: Sequence[str], *, words: int) -> KnownTexts:
     known: dict[bytes, str] = {}
     for source in sources:
         for row in each_row(source):
-            for text in _questions_and_answers(row.value, row.where):
+            value = row.value
+            if isinstance(value, Mapping):
+                answers = any(value.get(name) is not None for name in ("chosen", "rejected", "responses"))
+                fields = value if answers else {**value, "responses": ["-"]}
+                value = Comparison.from_row(fields, where=row.where, labelled=False)
+            if not isinstance(value, Comparison):
+                raise DataError(f"{row.where}: expected an object with fields, found {quote(value)}")
+            for text in (value.question, *value.responses):
                 for key in run_keys(text, words):
                     known.setdefault(key, source)
     if sources and not known:
         raise DataError(f"{', '.join(sources)}: no texts to compare with")
     return KnownTexts(words, known)
-
-
-def _questions_and_answers(value: object, where: str) -> Iterable[str]:
-    if isinstance(value, Mapping):
-        answers = any(value.get(name) is not None for name in ("chosen", "rejected", "responses"))
-        row = value if answers else {**value, "responses": ["-"]}
-        value = Comparison.from_row(row, where=where, labelled=False)
-    if not isinstance(value, Comparison):
-        raise DataError(f"{where}: expected an object with fields, found {quote(value)}")
-    return value.question, *value.responses
 
 
 def run_keys(text: str, size: int) -> Iterable[bytes]:

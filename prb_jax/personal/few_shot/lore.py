@@ -167,20 +167,16 @@ def fit(data: FitData, *, simplex: bool) -> Fitted:
             for anchor in sorted(settings.anchor, reverse=True):
                 parts = (pairs, share, reference, np.float32(anchor), basis, weights)
                 basis, weights = _fit(*parts, steps=settings.steps, simplex=simplex)
-                arrays = _kept(np.asarray(basis), np.asarray(weights), simplex=simplex)
+                kept, people = np.asarray(basis), np.asarray(weights)
+                if not simplex:
+                    covariance = np.cov(people.T.astype(np.float64)) + 1e-8 * np.eye(bases)
+                    root = np.linalg.cholesky(covariance)
+                    kept, people = kept @ root, np.linalg.solve(root, people.T).T
+                arrays = {"basis": kept.astype(np.float32), "mean": people.mean(axis=0).astype(np.float32)}
                 numbers |= {"bases": np.int32(bases), "anchor": anchor}
                 yield from (data.fitted(arrays, {**numbers, "pull": pull}) for pull in settings.pull)
 
     return data.best(candidates())
-
-
-def _kept(basis: np.ndarray, weights: np.ndarray, *, simplex: bool) -> dict[str, np.ndarray]:
-    if not simplex:
-        covariance = np.cov(weights.T.astype(np.float64)) + 1e-8 * np.eye(basis.shape[1])
-        root = np.linalg.cholesky(covariance)
-        basis, weights = (basis @ root), np.linalg.solve(root, weights.T).T
-    mean = weights.mean(axis=0)
-    return {"basis": basis.astype(np.float32), "mean": mean.astype(np.float32)}
 
 
 def adapt_free(fitted: Fitted, context: Context, key: jax.Array) -> State:
