@@ -83,22 +83,22 @@ def write_rows(
     _plan(drafts, writer, settings)
     for number in range(settings.writing.rounds):
         _write(drafts, writer, settings, number)
-    return {
-        draft.record.id: draft.failure
-        or {
-            "id": draft.record.id,
+    rows: dict[str, Row | NoReplyError] = {}
+    for draft in drafts:
+        name, replies = draft.record.id, draft.replies
+        rows[name] = draft.failure or {
+            "id": name,
             "over": draft.over,
             "aspects": [asdict(aspect) for aspect in draft.aspects],
             "aspects_derived": bool(draft.aspects) and not draft.record.aspects,
             "plan": draft.plan,
             "candidates": {side: list(map(asdict, draft.candidates[side])) for side in SIDES},
-            "requests": len(draft.replies),
-            "tries": sum(reply.tries for reply in draft.replies),
-            "prompt_tokens": total([reply.prompt_tokens for reply in draft.replies]),
-            "completion_tokens": total([reply.completion_tokens for reply in draft.replies]),
+            "requests": len(replies),
+            "tries": sum(reply.tries for reply in replies),
+            "prompt_tokens": total([reply.prompt_tokens for reply in replies]),
+            "completion_tokens": total([reply.completion_tokens for reply in replies]),
         }
-        for draft in drafts
-    }
+    return rows
 
 
 def seed_of(seed: int, *names: object) -> int:
