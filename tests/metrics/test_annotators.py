@@ -80,9 +80,8 @@ def alpha_by_pairs(table: np.ndarray, categories: int, level: str) -> float:
     Observed are the pairs within a unit of m ratings, each with weight 1 / (m - 1); expected are those of all n
     ratings of such units, whoever gave them (Content Analysis, 4th edition, section 12.3).
     """
-    units = [
-        unit for row in table.tolist() if len(unit := [rating for rating in row if rating != MISSING]) > 1
-    ]
+    rated = ([rating for rating in row if rating != MISSING] for row in table.tolist())
+    units = [unit for unit in rated if len(unit) > 1]
     ratings = np.array([rating for unit in units for rating in unit], np.int64)
     counts = np.bincount(ratings, minlength=categories)
 
@@ -92,13 +91,9 @@ def alpha_by_pairs(table: np.ndarray, categories: int, level: str) -> float:
         low, high = min(a, b), max(a, b)
         return (Fraction(int(counts[low : high + 1].sum())) - Fraction(int(counts[a] + counts[b]), 2)) ** 2
 
-    observed = sum(
-        (distance(a, b) / (len(unit) - 1) for unit in units for a, b in permutations(unit, 2)), Fraction(0)
-    )
-    expected = sum(
-        (distance(a, b) * int(counts[a] * counts[b]) for a, b in permutations(range(categories), 2)),
-        Fraction(0),
-    )
+    within = (distance(a, b) / (len(unit) - 1) for unit in units for a, b in permutations(unit, 2))
+    between = (distance(a, b) * int(counts[a] * counts[b]) for a, b in permutations(range(categories), 2))
+    observed, expected = sum(within, Fraction(0)), sum(between, Fraction(0))
     return float(1 - (len(ratings) - 1) * observed / expected) if expected else math.nan
 
 
@@ -180,9 +175,8 @@ def test_intervals_hold_the_value_of_many_items_and_annotators() -> None:
     held = {"alpha": 0, "fleiss": 0, "ac1": 0, "observed": 0}
     repeats = 300
     for seed in range(repeats):
-        found = agreement_with_intervals(
-            simulated(rng, items=60, annotators=10), categories=2, draws=400, seed=seed
-        )
+        table = simulated(rng, items=60, annotators=10)
+        found = agreement_with_intervals(table, categories=2, draws=400, seed=seed)
         for name in held:
             bounds = found[name].ci95_annotators
             assert bounds is not None

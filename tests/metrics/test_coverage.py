@@ -58,9 +58,3 @@ def test_shares_of_many_users():
     assert 0 < low < share < high < 0.06
     good = coverage(users.tolist(), (rng.random(8000) < 0.8).tolist(), [0.5] * 8000)
     assert 0.6 < good["coverage_benjamini_hochberg"] <= good["coverage"] < 1
-
-
-def test_without_users():
-    found = coverage([], [], [])
-    assert (found["users_testable"], found["coverage"]) == (0, None)
-    assert found["coverage_reason"] == "no row has a user"

@@ -75,14 +75,8 @@ def overlap_by_definition(first: list[int], second: list[int], p: float) -> floa
 
 def test_rank_biased_overlap_is_its_definition_and_the_mean_over_the_orders_of_ties() -> None:
     x, y = np.array([5.0, 3, 3, 3, 1]), np.array([2.0, 2, 4, 1, 0])
-    every = [
-        [
-            list(order)
-            for order in itertools.permutations(range(5))
-            if np.all(np.diff(values[list(order)]) <= 0)
-        ]
-        for values in (x, y)
-    ]
+    orders = list(map(list, itertools.permutations(range(5))))
+    every = [[order for order in orders if np.all(np.diff(values[order]) <= 0)] for values in (x, y)]
     assert [len(orders) for orders in every] == [6, 2]
     expected = np.mean([overlap_by_definition(a, b, 0.9) for a in every[0] for b in every[1]])
     assert rbo(x, y) == pytest.approx(expected, abs=1e-12)
@@ -110,9 +104,8 @@ def test_rank_biased_overlap_equals_published_examples() -> None:
     for a, b in itertools.product(orders(one), orders(other)):
         shared = [len({*a[:d]} & {*b[:d]}) for d in range(1, 8)]
         # behind the end of the shorter list its agreement is taken to go on: equation 32
-        rows.append(
-            [x / d + (shared[4] * (d - 5) / (5 * d) if d > 5 else 0) for d, x in enumerate(shared, 1)]
-        )
+        behind = [shared[4] * max(d - 5, 0) / (5 * d) for d in range(1, 8)]
+        rows.append([x / d + more for d, (x, more) in enumerate(zip(shared, behind, strict=True), 1)])
     assert extrapolated_overlap(np.array(rows), p=0.95).mean() == pytest.approx(0.6922853, abs=5e-8)
     # Webber et al., section 4.4: with p = 0.9 the first ten ranks hold 86 % of the weight
     p, depth = 0.9, 10
@@ -124,9 +117,8 @@ def test_exact_permutation_tests() -> None:
     x, y = lists(1, 6, levels=0)
     for name in MEASURES:
         p, chance = permutation_test(name, x[0], y[0])
-        values = np.array(
-            [MEASURES[name](x[0], y[0][list(order)]) for order in itertools.permutations(range(6))]
-        )
+        orders = map(list, itertools.permutations(range(6)))
+        values = np.array([MEASURES[name](x[0], y[0][order]) for order in orders])
         assert chance == pytest.approx(values.mean())
         found = values[0]
         far = values >= found - 1e-12 if name in ("ndcg", "rbo") else abs(values) >= abs(found) - 1e-12

@@ -88,14 +88,6 @@ def test_the_mean_over_users_weighs_users_equally():
     assert means[1] < 145 / 190
 
 
-def test_an_interval_does_not_depend_on_the_order_of_clusters():
-    rng = np.random.default_rng(0)
-    sizes = rng.integers(1, 9, 100)
-    sums = rng.binomial(sizes, 0.6)
-    order = rng.permutation(100)
-    assert clustered_interval(sums, sizes) == clustered_interval(sums[order], sizes[order])
-
-
 def test_too_few_clusters_give_the_reason():
     for users in range(6):
         found = clustered_interval(np.ones(users, np.int64), np.full(users, 2))
