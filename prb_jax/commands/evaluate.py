@@ -68,7 +68,6 @@ def run(options: argparse.Namespace) -> None:
     options.data = [with_columns(source, options.columns) for source in options.data]
     if options.distributed or not options.model.startswith("baseline:"):
         start(options)
-    from prb_jax.reports.summary import render_posts, render_summary
     from prb_jax.scoring.evaluate import evaluate
 
     posts = options.profile_posts or [None]
@@ -92,6 +91,8 @@ def run(options: argparse.Namespace) -> None:
     if options.part is not None:
         print(f"part {options.part}: {result.summary['n']:,} rows, written to {result.out}")
         return
+    from prb_jax.reports.summary import render_posts, render_summary  # rich takes long to import
+
     title = " ".join(options.data) + (f", --limit {options.limit}: testing only" if options.limit else "")
     if sweep:
         print_table(render_posts(result.points, title=title))
