@@ -13,7 +13,7 @@ import prb_jax as prb
 from prb_jax import cli, plugins
 from prb_jax.building.settings import GATES
 from prb_jax.personal.few_shot.registry import choose_methods, method_named, read_settings
-from tests.building.engine import engine, record
+from tests.building.engine import engine
 from tests.building.test_build import config, write_records
 from tests.judges.stand_in import stand_in
 from tests.personal.few_shot.planted import world
@@ -84,7 +84,7 @@ def test_a_read_out(plugged, tmp_path):
 
 def test_a_gate(plugged, tmp_path):
     reply = engine()
-    data = write_records(tmp_path / "data.jsonl", [record(number) for number in range(8)])
+    data = write_records(tmp_path, 8)
     with stand_in(lambda body, _: reply(body), whole=True) as server:
         made = config(server, data, gates={"plugins": ("shouting",)}, relax=GATES)
         summary = prb.build(made, out=tmp_path / "out", progress=False).summary
