@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from prb_jax.building.gates.faults import NearTexts
 from prb_jax.building.gates.gate import Pair
-from prb_jax.data.writing import whole_file, writing
+from prb_jax.data.writing import whole_file, write_file, writing
 from prb_jax.errors import short_repr
 from prb_jax.metrics.clusters import Components
 from prb_jax.scoring.comparison_table import clusters_of
@@ -134,10 +134,10 @@ def write_product(
         _write_lines(path, rows)
         if "parquet" in formats:
             _write_parquet(out / part.name / SHARD, rows)
-            _write(out / part.name / README, card(part).encode())
+            write_file(out / part.name / README, card(part).encode())
         if "array_record" in formats:
             prepare([str(path)], out=out / ARRAY_RECORD / part.name)
-    _write(out / README, card(None).encode())
+    write_file(out / README, card(None).encode())
 
 
 def _to_row(pair: Pair, canary: str) -> dict[str, Any]:
@@ -148,13 +148,6 @@ def _to_row(pair: Pair, canary: str) -> dict[str, Any]:
 def _write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     with writing(path), whole_file(path) as file:
         file.writelines(json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n" for row in rows)
-
-
-def _write(path: Path, data: bytes | memoryview) -> None:
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as file:
-            file.write(data)
 
 
 def _write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -179,4 +172,4 @@ def _write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     flat = [{**row, "provenance": json.dumps(row["provenance"], sort_keys=True)} for row in rows]
     buffer = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(flat, schema=schema), buffer)
-    _write(path, memoryview(buffer.getvalue()))
+    write_file(path, memoryview(buffer.getvalue()))

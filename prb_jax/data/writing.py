@@ -57,6 +57,18 @@ def write_json(path: Path, value: Any, *, indent: int = 2, sort_keys: bool = Fal
         file.write(data)
 
 
+def write_file(path: Path, data: bytes | memoryview) -> None:
+    """Write a whole file, with the folders above it.
+
+    Raises:
+      RunError: it cannot be written.
+    """
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as file:
+            file.write(data)
+
+
 @contextlib.contextmanager
 def held_folder(path: Path, *, purpose: str = "is writing to this run") -> Iterator[None]:
     """Make a folder, with its parents, where there is none, and hold it against a second writer.

@@ -24,7 +24,7 @@ import httpx
 
 from prb_jax.data.comparison import Message
 from prb_jax.data.reading import parse_json, read_object
-from prb_jax.data.writing import whole_file, writing
+from prb_jax.data.writing import write_file
 from prb_jax.errors import PrbWarning, RunError, quote
 from prb_jax.remote.options import (
     KEY,
@@ -202,7 +202,7 @@ class Endpoint:
             answer, tries = await self._tried(body)
             reply = replace(self._read(answer, alternatives="logprobs" in body), tries=tries)
             if path is not None:
-                await asyncio.to_thread(_keep, path, json.dumps({**answer, TRIES: tries}).encode())
+                await asyncio.to_thread(write_file, path, json.dumps({**answer, TRIES: tries}).encode())
         return reply
 
     async def _tried(self, body: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
@@ -354,10 +354,3 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         loop.run_forever()
     finally:
         loop.close()
-
-
-def _keep(path: Path, data: bytes) -> None:
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as file:
-            file.write(data)
