@@ -39,7 +39,7 @@ from prb_jax.metrics.policy_scores import (
 )
 from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.processes.agreement import check_agreement
-from prb_jax.processes.sharing import on_first_process, process_index
+from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
 from prb_jax.runs.kind import RunKind
@@ -174,8 +174,7 @@ def policy_accuracy(
         for name, control in [(name, control) for name in scorers for control in controls]:
             known = sum((name, control, comparison.id) in run.file.rows for comparison in comparisons)
             label = f"{name}, another user" if control else name
-            shown, count = progress and process_index() == 0, Count(len(comparisons), known)
-            with show_progress(label, count, enabled=shown) as display:
+            with show_progress(label, Count(len(comparisons), known), enabled=progress) as display:
                 for rows in scoring.missing_rows(run.file, name, control, scorers[name], controls[control]):
                     run.file.append(rows)
                     display.advance(len(rows), sum(sum(row["tokens"]) for row in rows))

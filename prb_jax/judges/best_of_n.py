@@ -27,7 +27,7 @@ from prb_jax.metrics.best_of import Point, curve, sizes_up_to
 from prb_jax.metrics.texts import rouge_l
 from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.processes.agreement import check_agreement
-from prb_jax.processes.sharing import on_first_process, process_index
+from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.endpoint import REPLIES
 from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
@@ -283,9 +283,7 @@ def _score(
 ) -> None:
     """Score the missing prompts; every batch is on disk before the next one is waited for."""
     known = [(name, prompt.id) in file.rows for prompt in prompts]
-    with show_progress(
-        name, Count(len(prompts), sum(known), unit="prompts"), enabled=progress and process_index() == 0
-    ) as display:
+    with show_progress(name, Count(len(prompts), sum(known), unit="prompts"), enabled=progress) as display:
         for batch in scorer.stream(
             [prompt.comparison for prompt in prompts],
             skip=lambda indices: all(known[index] for index in indices),

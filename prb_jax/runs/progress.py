@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 from weakref import WeakKeyDictionary
 
+from prb_jax.processes.sharing import process_index
+
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.live import Live
@@ -169,7 +171,7 @@ def show_progress(
     stream: TextIO | None = None,
     seconds_between_lines: float = SECONDS_BETWEEN_LINES,
 ) -> Iterator[Display]:
-    """Show how far ``count`` is, on standard error.
+    """Show how far ``count`` is, on standard error; of several processes the first one does.
 
     Args:
       label: what is being done.
@@ -178,6 +180,7 @@ def show_progress(
       stream: where, instead of standard error.
       seconds_between_lines: how often a line is written where ``stream`` is not a terminal; the last one always is.
     """
+    enabled = enabled and process_index() == 0
     display = Display(label, count, enabled, stream or sys.stderr, seconds_between_lines)
     _displays.append(display)
     try:

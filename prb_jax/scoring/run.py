@@ -14,7 +14,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowTable, RowView
-from prb_jax.processes.sharing import on_first_process, process_count, process_index
+from prb_jax.processes.sharing import on_first_process, process_count
 from prb_jax.runs.evaluation import SCORE_ROWS, EvaluationFolder, open_evaluation
 from prb_jax.runs.parts import Part, Skip
 from prb_jax.runs.progress import Count, show_progress
@@ -105,7 +105,7 @@ class ScoredRun:
         batches = job.scorer.stream(job.shown, skip=skip, **shown_view(job.view), **options)
         count, label = Count(0, before), ", ".join(filter(None, (job.name, job.control)))
         _estimate(count, job.shown)
-        with show_progress(label, count, enabled=progress and process_index() == 0) as display:
+        with show_progress(label, count, enabled=progress) as display:
             for batch in batches:
                 table.advance(max(batch.indices, default=-1) + 1)
                 rows = []

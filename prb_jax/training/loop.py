@@ -92,7 +92,7 @@ class Loop:
         stack.callback(self.checkpoints.close)
         self.step, self.facts = trainer.begin(self.checkpoints)
         self.board = Board(self.settings.steps, self.step)
-        shown = show_progress(f"training {out}", self.board, enabled=progress and first)
+        shown = show_progress(f"training {out}", self.board, enabled=progress)
         self.display = stack.enter_context(shown)
         self.interruption = stack.enter_context(watch_signals())
         self.log = MetricsLog(out, step=self.step, settings=self.settings) if first else None
