@@ -21,7 +21,7 @@ from prb_jax.commands.process import (
 from prb_jax.errors import PrbError, RunError, printable
 from prb_jax.plugins import import_plugins
 from prb_jax.processes.job import INTERRUPTED, INTERRUPTED_BY_USER, leave_job
-from prb_jax.processes.sharing import NO_ENDPOINT, NO_PART
+from prb_jax.processes.sharing import refuse_together
 from prb_jax.runs.command_line import set_command_line
 from prb_jax.storage.urls import localise_options, names_url, session, shown, urls_in_output
 from prb_jax.version import __version__
@@ -110,7 +110,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             urls_in_output(),
             until_terminated(options),
         ):
-            _check_distributed(options)
+            refuse_together(
+                endpoint=getattr(options, "endpoint", None),
+                part=getattr(options, "part", None),
+                together=options.distributed and options.words[0] != "evaluate",
+            )
             _localise(options)
             status = options.run(options) or 0
             storage.finish = status == 0
@@ -137,15 +141,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise
     finally:
         set_command_line(())
-
-
-def _check_distributed(options: argparse.Namespace) -> None:
-    """Refuse what several processes cannot do together."""
-    if not options.distributed or options.words[0] == "evaluate":
-        return
-    for flag, reason in (("endpoint", NO_ENDPOINT), ("part", NO_PART)):
-        if getattr(options, flag, None) is not None:
-            raise RunError(f"--distributed: {reason}")
 
 
 def _localise(options: argparse.Namespace) -> None:

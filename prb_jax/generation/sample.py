@@ -23,7 +23,7 @@ from prb_jax.generation.policy import Policy, open_policy
 from prb_jax.generation.prompts import Prompt
 from prb_jax.generation.rules import SampleOptions
 from prb_jax.processes.agreement import check_agreement
-from prb_jax.processes.sharing import NO_ENDPOINT, NO_PART, on_first_process, process_index, refuse_processes
+from prb_jax.processes.sharing import on_first_process, refuse_together
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.endpoint import Endpoint
 from prb_jax.remote.options import EndpointOptions
@@ -108,10 +108,7 @@ def sample_data(
     """
     if profile_posts < 0:
         raise DataError(f"profile_posts: expected 0 or more, found {profile_posts}")
-    if endpoint is not None:
-        refuse_processes(NO_ENDPOINT)
-    if part is not None:
-        refuse_processes(NO_PART)
+    refuse_together(endpoint=endpoint, part=part)
     path, share = RUNS.check_together(out), None if part is None else parse_part(part)
     inputs = read_inputs(data, subset=subset, limit=limit)
     if endpoint is not None and model is None:
@@ -155,7 +152,7 @@ def sample_data(
     with RUNS.open_together(path, decided, session=session, notes=notes) as run:
         keys = [(one.id, sample) for one in inputs.comparisons for sample in range(options.n)]
         count = Count(len(keys), len(run.file.rows), unit="samples")
-        with show_progress(name, count, enabled=progress and process_index() == 0) as display:
+        with show_progress(name, count, enabled=progress) as display:
             for new in sampler.rows(run.file.rows, share):
                 run.file.append(new)
                 display.advance(len(new), sum(_tokens(row) or 0 for row in new))

@@ -14,7 +14,7 @@ from prb_jax.judges.pairs import LETTER_TOKENS, MIN_MASS, REASON_TOKENS, Pairs, 
 from prb_jax.judges.paper import open_paper_judge
 from prb_jax.judges.ratings import RUBRIC_SCALE, Ratings, Scale, load_numbers, read_template
 from prb_jax.judges.scorer import JudgeProtocol, JudgeScorer
-from prb_jax.processes.sharing import NO_ENDPOINT, NO_PART, refuse_processes
+from prb_jax.processes.sharing import refuse_together
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.endpoint import REPLIES
 from prb_jax.remote.options import KEY, EndpointOptions
@@ -142,10 +142,7 @@ def judge(
       DataError: a comparison that is no pair (but for "score"), or too long.
     """
     options, folder = options or JudgeOptions(), Path(out)
-    if endpoint is not None:
-        refuse_processes(NO_ENDPOINT)
-    if part is not None:
-        refuse_processes(NO_PART)
+    refuse_together(endpoint=endpoint, part=part)
     if model is not None:
         asked = {"protocol": options.protocol, "reason": options.reason, "posts": options.posts}
         check_same_choices("judge", {"model": (model, loading)}, asked)

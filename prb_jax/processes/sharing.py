@@ -10,17 +10,13 @@ import itertools
 import json
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from prb_jax import errors
 from prb_jax.errors import PrbError, RunError
 
 if TYPE_CHECKING:
     import numpy as np
-
-NO_ENDPOINT: Final = "an endpoint is asked by one process alone: leave --distributed out"
-NO_PART: Final = "part: jobs of parts know nothing of each other: leave --distributed or --part out"
-"""Why several processes together refuse an endpoint as the model, and a part of a run."""
 
 
 def process_index() -> int:
@@ -117,7 +113,19 @@ def on_first_process(action: Callable[[], Any]) -> Any:
     return outcome["value"]
 
 
-def refuse_processes(reason: str) -> None:
-    """Raise RunError with the reason in a job of several processes."""
-    if process_count() > 1:
-        raise RunError(f"--distributed: {reason}")
+def refuse_together(*, endpoint: object = None, part: object = None, together: bool | None = None) -> None:
+    """Raise RunError for what several processes cannot do together.
+
+    Args:
+      endpoint: the server that is asked, if there is one.
+      part: of the run that is made, if it is not the whole.
+      together: whether there are several processes; those of this job if not given.
+    """
+    if process_count() == 1 if together is None else not together:
+        return
+    if endpoint is not None:
+        raise RunError("--distributed: an endpoint is asked by one process alone: leave --distributed out")
+    if part is not None:
+        raise RunError(
+            "--distributed: part: jobs of parts know nothing of each other: leave --distributed or --part out"
+        )

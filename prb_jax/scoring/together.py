@@ -7,7 +7,7 @@ from typing import Any
 
 from prb_jax.data.options import options_of
 from prb_jax.processes.agreement import check_agreement
-from prb_jax.processes.sharing import NO_ENDPOINT, process_count, refuse_processes
+from prb_jax.processes.sharing import process_count, refuse_together
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote import is_url
 from prb_jax.scoring.inputs import Inputs
@@ -36,8 +36,7 @@ def check_same_choices(
     """
     if process_count() == 1:
         return
-    if any(is_url(model) for model, _ in models.values()):
-        refuse_processes(NO_ENDPOINT)
+    refuse_together(endpoint=next((model for model, _ in models.values() if is_url(model)), None))
     alike = [name for name, choice in options_of(LoadOptions).items() if choice.effect == "result"]
     asked = {what: (model, loading or LoadOptions()) for what, (model, loading) in models.items()}
     check_agreement(

@@ -97,37 +97,36 @@ def begin(out: Path, whole: Path, *, rows: str, keep: int) -> None:
         (out / name).unlink(missing_ok=True)
 
 
+def check_continued(folder: Path, *command: object, rows: str, keep: int, said: str) -> None:
+    """Two processes continue a run that was killed, and leave the files of one process with as many devices."""
+    one, two = folder / "one", folder / "two"
+    run(*command, "--out", one, processes=1, devices=2)
+    begin(two, one, rows=rows, keep=keep)
+    outputs = run(*command, "--out", two, processes=2)
+    assert said in outputs[0]
+    assert "written to" not in outputs[1]
+    assert_same_files(two, one, rows, "summary.json", "behaviour.json")
+
+
 @pytest.mark.slow
 def test_best_of_n(reward: Path, policy: Path, data: str, tmp_path: Path) -> None:
     samples = [
         {"id": f"q{k}", "sample": s, "text": f"Tea {k} {s} " * s + "."} for k in range(12) for s in range(3)
     ]
-    one, two = tmp_path / "one", tmp_path / "two"
     command = (
         "best-of-n", "--samples", write_lines(tmp_path / "samples.jsonl", samples), "--data", data, "--quality",
         "baseline:length", "--rewards", reward, f"judge:{policy}",
     )  # fmt: skip
-    run(*command, "--out", one, processes=1, devices=2)
-    begin(two, one, rows="rewards.jsonl", keep=17)
-    said = run(*command, "--out", two, processes=2)
-    assert "quality of the best of k" in said[0]
-    assert "written to" not in said[1]
-    assert_same_files(two, one, "rewards.jsonl", "summary.json", "behaviour.json")
+    check_continued(tmp_path, *command, rows="rewards.jsonl", keep=17, said="quality of the best of k")
 
 
 @pytest.mark.slow
 def test_policy_accuracy(reward: Path, policy: Path, data: str, tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
     command = (
         "policy-accuracy", policy, "--rewards", reward, "baseline:length", "--data", data, "--candidates", 3,
         "--lambdas", "0,1",
     )  # fmt: skip
-    run(*command, "--out", one, processes=1, devices=2)
-    begin(two, one, rows="rows.jsonl", keep=20)
-    said = run(*command, "--out", two, processes=2)
-    assert "policy alone (lambda 0)" in said[0]
-    assert "written to" not in said[1]
-    assert_same_files(two, one, "rows.jsonl", "summary.json", "behaviour.json")
+    check_continued(tmp_path, *command, rows="rows.jsonl", keep=20, said="policy alone (lambda 0)")
 
 
 def test_judge(policy: Path, data: str, tmp_path: Path) -> None:
@@ -149,26 +148,10 @@ def test_judge(policy: Path, data: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("by", [("--candidates", 3), ("--chunk", 3, "--candidates", 2, "--temperature", 1)])
 def test_guide(by: tuple[object, ...], reward: Path, policy: Path, data: str, tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
     command = (
-        "guide",
-        policy,
-        "--reward",
-        reward,
-        "--data",
-        data,
-        "--quality",
-        reward,
-        "--max-new-tokens",
-        6,
-        *by,
-    )
-    run(*command, "--out", one, processes=1, devices=2)
-    begin(two, one, rows="samples.jsonl", keep=5)
-    said = run(*command, "--out", two, processes=2)
-    assert "quality" in said[0]
-    assert "written to" not in said[1]
-    assert_same_files(two, one, "samples.jsonl", "summary.json", "behaviour.json")
+        "guide", policy, "--reward", reward, "--data", data, "--quality", reward, "--max-new-tokens", 6,
+    )  # fmt: skip
+    check_continued(tmp_path, *command, *by, rows="samples.jsonl", keep=5, said="quality")
 
 
 def test_processes_that_draw_otherwise_are_refused(policy: Path, data: str, tmp_path: Path) -> None:
