@@ -49,21 +49,27 @@ job_state() {
 # forward=1 hands a SIGTERM on: a container's first process alone gets it. At a shutdown every process
 # gets one from the system, and a second one would end a `prb train` that is saving.
 supervise() {
-  local forward=$1 child signalled
+  local forward=$1 child='' early=0 signalled
   shift
   STATUS=0 TERMINATED=0
+  # Before the child starts: a SIGTERM that comes while it does is handed on when its number is known.
+  trap 'TERMINATED=1 signalled=1; if [ -z "$child" ]; then early=1; else hand_on "$forward" "$child"; fi' TERM
   set -m # a process group for the child
   "$@" &
   child=$!
   set +m
+  [ "$early" = 0 ] || hand_on "$forward" "$child"
   [ -z "${FOLDER:-}" ] || echo "$child" >"$FOLDER/child"
-  trap 'TERMINATED=1 signalled=1; [ "$forward" = 0 ] || kill -TERM -- "-$child" 2>/dev/null || true' TERM
   while :; do
     signalled=0
     wait "$child" && STATUS=0 || STATUS=$?
     [ "$signalled" = 1 ] || break # a signal ends `wait`, not the child
   done
   trap - TERM
+}
+
+hand_on() { # SIGTERM, to the child's process group
+  [ "$1" = 0 ] || kill -TERM -- "-$2" 2>/dev/null || true
 }
 
 start() {
