@@ -22,7 +22,7 @@ def modules_after(code: str) -> set[str]:
     """Top-level packages that a fresh interpreter has imported after ``code``."""
     code += "\nimport sys; print(' '.join({name.partition('.')[0] for name in sys.modules}))"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, timeout=300
     )
     return set(done.stdout.splitlines()[-1].split())
 
@@ -140,21 +140,21 @@ def test_shells_complete_verbs_and_flags(tmp_path):
     """The script is bash's own, and completes as a user sees it: `prb ev<TAB>`, `prb evaluate --prof<TAB>`."""
     command = [sys.executable, "-m", "prb_jax", "completion"]
     for shell in ("zsh", "fish", "tcsh"):
-        done = subprocess.run([*command, shell], capture_output=True, text=True, check=True, timeout=60)
+        done = subprocess.run([*command, shell], capture_output=True, text=True, check=True, timeout=300)
         assert "rank-profiles" in done.stdout
     script = tmp_path / "prb.bash"
     with open(script, "w") as file:
-        subprocess.run([*command, "bash"], stdout=file, check=True, timeout=60)
+        subprocess.run([*command, "bash"], stdout=file, check=True, timeout=300)
     ask = (
         f"source {script}; COMP_WORDS=(prb $1 $2); COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 )); "
         "_shtab_prb; echo ${COMPREPLY[@]}"
     )
     for words, expected in ((["ev"], "evaluate"), (["evaluate", "--prof"], "--profile-posts")):
         done = subprocess.run(
-            ["bash", "-c", ask, "bash", *words], capture_output=True, text=True, check=True, timeout=60
+            ["bash", "-c", ask, "bash", *words], capture_output=True, text=True, check=True, timeout=300
         )
         assert done.stdout.split() == [expected]
-    refused = subprocess.run([*command, "sh"], capture_output=True, text=True, timeout=60)
+    refused = subprocess.run([*command, "sh"], capture_output=True, text=True, timeout=300)
     assert (refused.returncode, "choose from" in refused.stderr) == (2, True)
 
 

@@ -33,7 +33,7 @@ class Served:
     @contextlib.contextmanager
     def client(self, name: str) -> Iterator[httpx.Client]:
         """A client of an annotator."""
-        with httpx.Client(base_url=self.url, timeout=60) as client:
+        with httpx.Client(base_url=self.url, timeout=300) as client:
             token = client.post("/api/join", json={"name": name}).json()["token"]
             client.headers["Authorization"] = f"Bearer {token}"
             yield client
@@ -250,7 +250,7 @@ def test_sigterm_ends_it_and_the_report_and_export_say_what_was_judged(
     assert "good" not in log
     assert "cleo" not in log
     served[0].process.terminate()
-    assert served[0].process.wait(60) == 0
+    assert served[0].process.wait(300) == 0
     audit = folder / "audit"
     assert not (audit / "audit.db-wal").exists()
     assert cli.main(["audit", str(audit), "--report"]) == 0

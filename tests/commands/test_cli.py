@@ -184,7 +184,7 @@ def test_a_reader_that_leaves_is_no_crash(data, tmp_path):
     words = prb_command("evaluate", "baseline:length", "--data", data, "--out", tmp_path / "r")
     done = subprocess.run(
         f"set -o pipefail; {' '.join(words)} | true",
-        shell=True, executable="/bin/bash", capture_output=True, text=True, cwd=ROOT, timeout=60,
+        shell=True, executable="/bin/bash", capture_output=True, text=True, cwd=ROOT, timeout=300,
     )  # fmt: skip
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
@@ -221,7 +221,7 @@ for words in {}:
 )
 def test_nothing_heavy_is_imported_that_is_not_needed(code, heavy, data):
     code = f"import sys\nfrom prb_jax import cli\n{code.replace('DATA', str(data))}\nprint({heavy} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert done.stdout.splitlines()[-1:] == ["set()"], done
 
 
@@ -297,6 +297,6 @@ def test_interrupt_of_a_real_process(tmp_path: Path, number: signal.Signals, sta
     while not (tmp_path / "r" / "scores.jsonl").exists() and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(number)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=300)
     assert process.returncode == status, error
     assert error.strip().splitlines()[-1].startswith(message)

@@ -75,6 +75,6 @@ def test_sigterm_comes_once(stubs: Stubs):
     while not other.exists() or "ready\n" not in other.read_text():
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=30)[0] == "saved\n"
+    assert process.communicate(timeout=300)[0] == "saved\n"
     assert process.returncode == 75
     assert other.read_text() == "ready\nsaved\n"

@@ -30,6 +30,6 @@ def test_the_command_is_started_on_each_node(stubs: Stubs):
             env=stubs.environment() | nodes | {"EXTRA": extra, "COMMAND": command},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
         )
         assert (done.returncode, done.stdout) == (0, expected), done.stderr

@@ -102,7 +102,7 @@ def test_signals(cluster: Stubs, number: int, restarts: str, requeued: list[list
     assert f"start {int(restarts) + 1} of job 417 on localhost" in seen[0]
     assert seen[1:] == ["ready\n", "ready\n"]
     process.send_signal(number)
-    output = process.communicate(timeout=30)[0]
+    output = process.communicate(timeout=300)[0]
     assert output.count("saved\n") == 2
     assert process.returncode == status
     assert cluster.calls("scancel") == [["scancel", "--signal=TERM", "417"]]

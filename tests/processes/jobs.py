@@ -52,7 +52,11 @@ def job(
             process.communicate()
 
 
-def ended(processes: Sequence[subprocess.Popen[str]], *, seconds: float = 120) -> list[tuple[int, str, str]]:
+# Processes end long before jax's own heartbeat of 100 seconds when one of them is gone.
+SOON = 90
+
+
+def ended(processes: Sequence[subprocess.Popen[str]], *, seconds: float = 600) -> list[tuple[int, str, str]]:
     """(status, output, errors) of each, when all have ended."""
     said = [process.communicate(timeout=seconds) for process in processes]
     return [(process.returncode, *texts) for process, texts in zip(processes, said, strict=True)]

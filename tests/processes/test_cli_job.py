@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.processes.jobs import ended, job, lines, wait_for
+from tests.processes.jobs import SOON, ended, job, lines, wait_for
 from tests.training.tiny import curve, rows, write_model, write_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -25,7 +25,7 @@ def prb(*arguments: object, distributed: bool = True) -> list[object]:
 
 def alone(*arguments: object) -> None:
     with job(prb(*arguments, distributed=False), count=1) as processes:
-        ((status, _, errors),) = ended(processes, seconds=300)
+        ((status, _, errors),) = ended(processes)
     assert status == 0, errors
 
 
@@ -37,12 +37,12 @@ def test_evaluate(model: Path, tmp_path: Path) -> None:
     with job(prb(*command, out), count=4, devices=2) as processes:
         wait_for(lambda: lines(out / "scores.jsonl") >= 100, processes)
         processes[2].kill()
-        found = ended(processes, seconds=30)
+        found = ended(processes, seconds=SOON)
     assert all(status != 0 for status, *_ in found)
     assert "process 2 of 4" in found[0][2]
     assert 100 <= lines(out / "scores.jsonl") < 1500
     with job(prb(*command, out), count=2, devices=2) as processes:
-        found = ended(processes, seconds=300)
+        found = ended(processes)
     assert [status for status, *_ in found] == [0, 0], found
     one, many = (
         [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
@@ -66,12 +66,12 @@ def test_train(model: Path, tmp_path: Path) -> None:
     with job(prb(*command, out), count=4) as processes:
         wait_for(lambda: lines(out / "metrics.jsonl") >= 5, processes)
         processes[2].kill()
-        found = ended(processes, seconds=30)
+        found = ended(processes, seconds=SOON)
     assert all(status != 0 for status, *_ in found)
     assert "process 2 of 4" in found[0][2]
     assert not (out / "summary.json").exists()
     with job(prb(*command, out), count=2, devices=2) as processes:
-        found = ended(processes, seconds=300)
+        found = ended(processes)
     assert [status for status, *_ in found] == [0, 0], found
     for name in ("loss", "accuracy", "margin", "grad_norm", "validation_loss"):
         np.testing.assert_allclose(

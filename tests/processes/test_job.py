@@ -17,7 +17,7 @@ from prb_jax.cli import main
 from prb_jax.errors import MeshError
 from prb_jax.processes.job import leave_job, start_job
 from tests.plain_process import free_port
-from tests.processes.jobs import ended, job, lines, wait_for
+from tests.processes.jobs import SOON, ended, job, lines, wait_for
 from tests.scoring.slow_scorer import SlowScorer, comparisons
 
 COUNT = 60
@@ -36,7 +36,6 @@ def test_one_process_needs_none_of_it() -> None:
     assert found.stdout == "False\n"
 
 
-@pytest.mark.timeout(300)
 def test_a_killed_process_ends_all_and_another_number_of_processes_continues(tmp_path: Path) -> None:
     evaluate(SlowScorer(), comparisons(COUNT), out=tmp_path / "whole", progress=False)
     out = tmp_path / "killed"
@@ -59,18 +58,16 @@ def test_a_killed_process_ends_all_and_another_number_of_processes_continues(tmp
     assert (out / "scores.jsonl").read_bytes() == (tmp_path / "whole" / "scores.jsonl").read_bytes()
 
 
-@pytest.mark.timeout(200)
 def test_without_the_first_process_the_others_end(tmp_path: Path) -> None:
     out = tmp_path / "killed"
     with job([*PROGRAM, out, COUNT, 0.5], count=2) as processes:
         wait_for(lambda: lines(out / "scores.jsonl") >= 4, processes)
         processes[0].kill()
-        _, (status, _, errors) = ended(processes, seconds=30)
+        _, (status, _, errors) = ended(processes, seconds=SOON)
     assert status != 0
     assert "process 0 of 2 (127.0.0.1) is gone" in errors
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize(
     ("failing", "failure", "status", "message"),
     [
@@ -87,7 +84,7 @@ def test_a_failure_is_told_to_the_others(
     tmp_path: Path, failing: int, failure: str, status: int, message: str
 ) -> None:
     with job([*PROGRAM, tmp_path / "run", COUNT, 0.5, failing, failure], count=2) as processes:
-        found = ended(processes, seconds=60)
+        found = ended(processes)
     assert [each[0] for each in found] == [status, status], found
     (own,) = (found[failing][2],)
     assert ("Traceback" in own) == (failure == "bug")
@@ -119,7 +116,6 @@ def test_processes_that_are_not_known(variables: dict[str, str], message: str, m
     assert message in str(refused.value)
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_a_signal_ends_a_process_that_waits(tmp_path: Path, number: signal.Signals, status: int) -> None:
     """First for processes that are not there, then for one that does not come to a collective."""
@@ -130,7 +126,7 @@ def test_a_signal_ends_a_process_that_waits(tmp_path: Path, number: signal.Signa
         wait_for(lambda: listens(address), processes)
         time.sleep(0.5)
         processes[0].send_signal(number)
-        ((found, _, errors),) = ended(processes, seconds=20)
+        ((found, _, errors),) = ended(processes, seconds=SOON)
     assert (found, errors.count("\n")) == (status, 1), errors
     assert errors.endswith("what was scored is kept: the same command continues the run\n")
 
@@ -143,7 +139,7 @@ def test_a_signal_ends_a_process_that_waits(tmp_path: Path, number: signal.Signa
             assert process.stdout.readline() == "met\n"
         time.sleep(1)
         processes[0].send_signal(number)
-        found = ended(processes, seconds=20)
+        found = ended(processes, seconds=SOON)
     assert [each[0] for each in found] == [status, status], found
     assert all(len(each[2].splitlines()) == 1 for each in found), found
     assert f"process 0 of 2 (pid {processes[0].pid} on " in found[1][2]
@@ -179,7 +175,6 @@ def test_processes_that_never_come_are_one_line() -> None:
     )
 
 
-@pytest.mark.timeout(200)
 def test_a_baseline_is_written_by_process_0_alone(tmp_path: Path, capsys) -> None:
     command = ["evaluate", "baseline:length", "--data", "personas:generic-test", "--limit", "20"]
     with job(["-m", "prb_jax", *command, "--out", tmp_path / "two", "--distributed"], count=2) as processes:
@@ -194,7 +189,6 @@ def test_a_baseline_is_written_by_process_0_alone(tmp_path: Path, capsys) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
 def test_a_process_that_compiles_long_is_waited_for() -> None:
     """Longer than the 30 seconds in which devices that have never met have to find each other."""
     with job(["-m", "tests.processes.late_process", 35], count=2, devices=2) as processes:

@@ -10,7 +10,7 @@ import pytest
 
 from prb_jax import cli
 from tests.json_lines import write_lines
-from tests.processes.jobs import ended, job, lines, wait_for
+from tests.processes.jobs import SOON, ended, job, lines, wait_for
 from tests.tiny_policies import write_policy
 from tests.training.tiny import write_model
 
@@ -49,7 +49,7 @@ def run(*words: object, processes: int, devices: int = 1) -> list[str]:
     """What the processes of a verb print, all of which come to their end."""
     command = ["-m", "prb_jax", *words, "--no-progress", *(["--distributed"] if processes > 1 else [])]
     with job(command, count=processes, devices=devices) as started:
-        found = ended(started, seconds=300)
+        found = ended(started)
     assert [status for status, *_ in found] == [0] * processes, found
     return [output for _, output, _ in found]
 
@@ -59,7 +59,7 @@ def run_and_kill(*words: object, rows: Path, after: int) -> None:
     with job(["-m", "prb_jax", *words, "--no-progress", "--distributed"], count=2) as started:
         wait_for(lambda: lines(rows) >= after, started)
         started[1].kill()
-        found = ended(started, seconds=60)
+        found = ended(started, seconds=SOON)
     assert [status for status, *_ in found] == [1, -9], found
     assert "process 1 of 2" in found[0][2]
 

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from prb_jax.processes.sharing import on_first_process, process_count, process_index, share_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +42,6 @@ def test_one_process_asks_nobody():
     assert on_first_process(lambda: 3) == 3
 
 
-@pytest.mark.timeout(180)
 def test_two_processes(tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))

@@ -45,7 +45,7 @@ def test_processes_give_the_numbers_of_one_and_one_continues_them(
     prb.ppo(config, out=alone, progress=False)
     command = ["-m", "prb_jax", "ppo", config, "--out", together, "--distributed", "--no-progress"]
     with job(command, count=2) as processes:
-        found = ended(processes, seconds=600)
+        found = ended(processes)
     assert [status for status, *_ in found] == [0, 0], found
     assert "reward" in found[0][1]
     assert not [line for line in found[1][1].splitlines() if not line.startswith("[Gloo]")]

@@ -189,7 +189,7 @@ def test_a_run_that_was_killed_within_a_control_goes_on(tmp_path: Path) -> None:
     for name in ("blind", "swap"):
         process = start(0.1)
         scores = tmp_path / "killed" / "controls" / name / "scores.jsonl"
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not scores.exists() or scores.stat().st_size == 0:
             assert process.poll() is None
             assert time.monotonic() < deadline
@@ -197,7 +197,7 @@ def test_a_run_that_was_killed_within_a_control_goes_on(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert not (tmp_path / "killed" / "summary.json").exists()
-    assert start(0).wait(60) == 0
+    assert start(0).wait(300) == 0
     prb.evaluate(SlowScorer(), comparisons(40), out=tmp_path / "whole", controls="all", progress=False)
     for name in ("", "controls/blind", "controls/swap"):
         for file in FILES:

@@ -198,7 +198,7 @@ def test_kill_minus_9_at_any_moment_then_the_same_command(tmp_path):
     for kills, size in enumerate((0, 1, 1500, 4000, 6000)):
         process = start(killed, seconds=0.03)
         scores = killed / "scores.jsonl"
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while process.poll() is None and time.monotonic() < deadline:
             # The bytes may be those of an earlier process: this one has begun, too.
             if scores.exists() and scores.stat().st_size >= size and sessions(killed) > kills:
@@ -209,7 +209,7 @@ def test_kill_minus_9_at_any_moment_then_the_same_command(tmp_path):
         process.communicate()
         assert not (killed / "summary.json").exists()
     last = start(killed, seconds=0)
-    assert last.wait(60) == 0, last.communicate()
+    assert last.wait(300) == 0, last.communicate()
     last.communicate()
     evaluate(SlowScorer(), comparisons(60), out=whole, progress=False)
     ids = [row["id"] for row in score_rows(killed)]

@@ -178,7 +178,7 @@ def test_batches_are_dispatched_ahead_of_their_results() -> None:
 def test_lanes_compute_side_by_side_and_keep_the_order() -> None:
     """Two batches wait for each other in every pair, so neither would end if they ran one after another."""
     alone = Machine().run(400)
-    machine, meeting, names = Machine(), threading.Barrier(2, timeout=60), list[str]()
+    machine, meeting, names = Machine(), threading.Barrier(2, timeout=300), list[str]()
 
     def dispatch(batch: TreeBatch) -> Any:
         scores, name = machine.dispatch(batch), threading.current_thread().name
@@ -214,7 +214,7 @@ def test_the_next_window_is_tokenised_while_this_one_is_scored() -> None:
         calls += 1
         if calls == 3:  # the sample, the first window, then the second
             started.set()
-            assert go_on.wait(timeout=60)
+            assert go_on.wait(timeout=300)
         return machine.encode(comparisons)
 
     stream = stream_scores(
@@ -222,7 +222,7 @@ def test_the_next_window_is_tokenised_while_this_one_is_scored() -> None:
         encode=encode, dispatch=machine.dispatch, options=OPTIONS,
     )  # fmt: skip
     batches = [next(stream)]
-    assert started.wait(timeout=60)
+    assert started.wait(timeout=300)
     assert batches[0].indices[-1] < first
     # The first window can be scored to its last dispatched batch before the second is tokenised.
     go_on.set()

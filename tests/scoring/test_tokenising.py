@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from prb_jax.scoring.reader import encode_by_processes, encode_part, packed_trees, unpacked_trees
 from tests.processes.jobs import ended, job
@@ -21,7 +20,6 @@ def last_lines(count: int, *arguments: object) -> list[str]:
     return [output.splitlines()[-1] for _, output, _ in found]
 
 
-@pytest.mark.timeout(200)
 def test_four_processes_share_the_work_and_score_alike() -> None:
     alone = Counting()
     expected = digest(COUNT, alone)
@@ -35,7 +33,6 @@ def test_four_processes_share_the_work_and_score_alike() -> None:
     assert [line[3] for line in found] == [str(COUNT)] * 4
 
 
-@pytest.mark.timeout(200)
 def test_what_one_process_cannot_tokenise_all_refuse() -> None:
     first, second = last_lines(2, 40, "c3")
     assert first == "refused comparison 'c3' cannot be tokenised"

@@ -22,6 +22,6 @@ def serving(scorer: Any, **options: Any) -> Iterator[str]:
     threading.Thread(
         target=lambda: run_app(app, listening, limits=limits, ready=ready.set), daemon=True
     ).start()
-    assert ready.wait(60)
+    assert ready.wait(300)
     yield address(listening)
     served.engine.close()

@@ -167,7 +167,7 @@ def test_clients_of_rl_trainers_get_their_rewards(server: Server) -> None:
     texts = chat.render(
         [[prb.Message("user", QUESTION), prb.Message("assistant", answer)] for answer in ANSWERS]
     )
-    with httpx.Client(base_url=url, headers={"Authorization": "Bearer secret"}, timeout=60) as client:
+    with httpx.Client(base_url=url, headers={"Authorization": "Bearer secret"}, timeout=300) as client:
         # verl renders the conversation, drops BOS from its front, posts it, and reads the last class of the last entry
         for text, value in zip(texts, values, strict=True):
             answer = client.post("/classify", json={"model": "rm", "input": text, "activation": False})
@@ -361,7 +361,7 @@ def test_strangers_garbage_and_clients_that_leave_change_nothing(server: Server)
         with socket.create_connection(("127.0.0.1", server.port)) as gone:
             gone.sendall(sent)
     assert server.ask("/score", good)[0] == 200
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while server.figure("prb_waiting") and time.monotonic() < deadline:
         time.sleep(0.05)
     log = server.log.read_text()
@@ -383,4 +383,4 @@ def test_sigterm_under_load_answers_the_requests_that_were_received(server: Serv
     answers = [connection.getresponse() for connection in asked]
     assert [answer.status for answer in answers] == [200] * 8
     assert all(len(json.load(answer)["data"]) == 40 for answer in answers)
-    assert server.process.wait(timeout=60) == 0
+    assert server.process.wait(timeout=300) == 0

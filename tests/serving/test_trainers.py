@@ -266,7 +266,7 @@ print(reward(**given), sorted({"jax", "flax", "torch", "transformers"} & sys.mod
     reward = kinds["server"].reward
     done = subprocess.run(
         [sys.executable, "-c", program],
-        input=pickle.dumps((reward, reward._model.url, given)), capture_output=True, timeout=60, check=False,
+        input=pickle.dumps((reward, reward._model.url, given)), capture_output=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
     found, heavy = done.stdout.decode().splitlines()

@@ -44,7 +44,7 @@ def failing_proxy(port: int, share: float, *, seed: int = 0) -> Iterator[tuple[s
             if fate == "cut before":
                 self._cut()
                 return
-            upstream = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            upstream = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
             upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():
                 if name.lower() != "connection":

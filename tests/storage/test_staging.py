@@ -7,6 +7,7 @@ import json
 import random
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -229,11 +230,10 @@ def test_a_push_in_the_background_says_what_failed_and_a_takeover_ends_the_run(t
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    for _ in range(500):
-        if true():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("waited in vain")
+    end = time.monotonic() + 300
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
 
 
 def test_what_is_pushed_while_others_write_is_of_one_instant(tmp_path, store):
