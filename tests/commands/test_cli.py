@@ -285,15 +285,17 @@ def test_real_data_from_the_terminal(tmp_path):
     ],
 )
 def test_interrupt_of_a_real_process(tmp_path: Path, number: signal.Signals, status: int, message: str):
-    pairs = ({"id": i, "question": "?", "chosen": "a", "rejected": "b"} for i in range(200_000))
-    data = tmp_path / "many.jsonl"
+    pairs = ({"id": i, "question": "?", "chosen": "a", "rejected": "b"} for i in range(20_000))
+    data, scorer = tmp_path / "many.jsonl", tmp_path / "scorer.py"
     data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    scorer.write_text("import time\n\ndef score(comparison):\n    time.sleep(0.01)\n    return [1.0, 0.0]\n")
+    # Where the tests run in the background of a shell they ignore the signal, and so would a process that they start.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
-        prb_command("evaluate", "baseline:length", "--data", data, "--out", tmp_path / "r"),
+        prb_command("evaluate", f"{scorer}:score", "--data", data, "--out", tmp_path / "r"),
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        # Where the tests run in the background of a shell, its children would ignore the signal.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
+    signal.signal(signal.SIGINT, before)
     while not (tmp_path / "r" / "scores.jsonl").exists() and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(number)

@@ -46,7 +46,9 @@ def data(tmp_path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("verb", ["evaluate", pytest.param("inspect", marks=pytest.mark.slow), "train"])
+@pytest.mark.parametrize(
+    "verb", ["evaluate", *(pytest.param(verb, marks=pytest.mark.slow) for verb in ("inspect", "train"))]
+)
 def test_a_folder_is_read_whole_without_torch(verb, model, data, tmp_path):
     out = tmp_path / "out"
     arguments = {

@@ -82,10 +82,10 @@ def test_killed_at_any_moment_the_same_command_ends_with_the_same_bytes_and_comp
 
 def test_scores_do_not_depend_on_the_batch(model, data, whole, tmp_path):
     out = tmp_path / "run"
-    options = ["--batch-tokens", "8192", "--controls", "none", "--no-progress"]
+    options = ["--batch-tokens", "8192", "--controls", "none", "--limit", "150", "--no-progress"]
     assert cli.main(["evaluate", str(model), "--data", str(data), "--out", str(out), *options]) == 0
     assert np.abs(scores_of(whole)).max() > 0.1
-    assert np.abs(scores_of(out) - scores_of(whole)).max() < 1e-5
+    assert np.abs(scores_of(out) - scores_of(whole)[:150]).max() < 1e-5
 
 
 @pytest.mark.slow

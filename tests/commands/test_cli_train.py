@@ -1,5 +1,7 @@
-"""`prb train` and `prb convert`: real processes, killed and told to stop, on one mesh and on others."""
+"""`prb train` and `prb convert`: killed and told to stop, on one mesh and on others."""
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -38,14 +40,15 @@ def train(model: Path, data: Path, out: Path, *more: object) -> list[str]:
     )  # fmt: skip
 
 
-def run(arguments: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300)
-
-
-def start(arguments: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        arguments, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def run_here(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command of `prb` in this process."""
+    command = list(map(str, arguments[arguments.index("prb_jax") + 1 :]))
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as errors,
+    ):
+        status = main(command)
+    return subprocess.CompletedProcess(arguments, status, out.getvalue(), errors.getvalue())
 
 
 def reached(out: Path, step: int) -> bool:
@@ -56,16 +59,16 @@ def reached(out: Path, step: int) -> bool:
     )
 
 
-def wait_for_step(process: subprocess.Popen[str], out: Path, step: int) -> None:
+def wait_for_step(process: subprocess.Popen[bytes], out: Path, step: int) -> None:
     while process.poll() is None and not reached(out, step):
         time.sleep(0.005)
 
 
 @pytest.fixture(scope="module")
-def whole(model, data, environment, tmp_path_factory) -> Path:
+def whole(model, data, tmp_path_factory) -> Path:
     """An uninterrupted run on one device."""
     out = tmp_path_factory.mktemp("runs") / "whole"
-    done = run(train(model, data, out), environment)
+    done = run_here(train(model, data, out))
     assert done.returncode == 0, done.stderr
     assert "the model of step 12 was exported" in " ".join(done.stdout.split())
     assert "12 of 12 steps (100%)" in done.stderr
@@ -74,19 +77,22 @@ def whole(model, data, environment, tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("moments", [(7,), pytest.param((2, 5, 10), marks=pytest.mark.slow)])
 def test_killed_at_any_moment_the_same_command_ends_with_the_same_curve(
-    model, data, environment, whole, tmp_path, moments
+    model, data, whole, tmp_path, moments
 ):
     out = tmp_path / "killed"
     kills = 0
     for step in moments:
-        process = start(train(model, data, out), environment)
+        process = subprocess.Popen(
+            train(model, data, out), cwd=ROOT, env=plain_environment() | {"JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
         wait_for_step(process, out, step)
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             kills += 1
-        process.communicate()
+        process.wait()
     assert kills >= (len(moments) + 1) // 2
-    done = run(train(model, data, out), environment)
+    done = run_here(train(model, data, out))
     assert done.returncode == 0, done.stderr
     assert "continued from the checkpoint of step" in done.stderr
     assert curve(out, *NUMBERS) == curve(whole, *NUMBERS)
@@ -95,23 +101,19 @@ def test_killed_at_any_moment_the_same_command_ends_with_the_same_curve(
 
 
 @pytest.mark.slow
-def test_four_devices_give_the_same_curve(model, data, environment, whole, tmp_path):
-    four = environment | {"XLA_FLAGS": plain_environment(devices=4)["XLA_FLAGS"]}
-    done = run(train(model, data, tmp_path / "four"), four)
-    assert done.returncode == 0, done.stderr
+def test_four_devices_give_the_same_curve(model, data, whole, tmp_path):
+    words = train(model, data, tmp_path / "four")[1:]
+    with job(words, count=1, devices=4, environment={"JAX_NUM_PROCESSES": "1"}) as processes:
+        ((status, _, errors),) = ended(processes)
+    assert status == 0, errors
     for name in NUMBERS:
         np.testing.assert_allclose(curve(tmp_path / "four", name), curve(whole, name), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
-def test_two_processes_stop_together_and_another_mesh_continues_the_same_curve(
-    model, data, environment, whole, tmp_path
-):
+def test_two_processes_stop_together_and_another_mesh_continues_the_same_curve(model, data, whole, tmp_path):
     out = tmp_path / "two"
-    shared = {
-        "PRB_JAX_CACHE": environment["PRB_JAX_CACHE"],
-        "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
-    }
+    shared = {"JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"}
     words = [*train(model, data, out, "--distributed")[1:]]
     with job(words, count=2, environment=shared) as both:
         wait_for(lambda: reached(out, 4), both)
@@ -143,25 +145,26 @@ def test_a_run_is_a_model_for_evaluate_and_convert(data, whole, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-def test_a_disk_that_is_full_is_one_clear_error_and_the_run_continues(model, data, environment, tmp_path):
+def test_a_disk_that_is_full_is_one_clear_error_and_the_run_continues(model, data, tmp_path):
     small = tmp_path / "small"
     small.mkdir()
-    mounted = run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(small)], environment)
+    command = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(small)]
+    mounted = subprocess.run(command, capture_output=True, text=True)
     if mounted.returncode != 0:
         pytest.skip(f"no small file system here: {mounted.stderr.strip()}")
     try:
-        full = run(train(model, data, small / "run", "checkpoint.keep_last=20"), environment)
+        full = run_here(train(model, data, small / "run", "checkpoint.keep_last=20"))
         assert full.returncode == 2
         lines = full.stderr.strip().splitlines()
         assert "no space left on the device" in lines[-1]
         assert "the same command continues the run" in lines[-1]
         assert "Traceback" not in full.stderr
-        assert run(["mount", "-o", "remount,size=50m", str(small)], environment).returncode == 0
-        done = run(train(model, data, small / "run", "checkpoint.keep_last=20"), environment)
+        subprocess.run(["mount", "-o", "remount,size=50m", str(small)], check=True)
+        done = run_here(train(model, data, small / "run", "checkpoint.keep_last=20"))
         assert done.returncode == 0, done.stderr
         assert (small / "run" / "summary.json").exists()
     finally:
-        run(["umount", str(small)], environment)
+        subprocess.run(["umount", str(small)])
 
 
 @pytest.mark.parametrize(
