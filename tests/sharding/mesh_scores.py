@@ -1,8 +1,9 @@
 """Scores of one checkpoint on several meshes, in a process with eight devices.
 
-python -m tests.sharding.mesh_scores FOLDER OUT
+python -m tests.sharding.mesh_scores FOLDER OUT [MESH...]
 
-Writes for each of MESHES the scores and the shapes of the parameters' shards, or why it cannot be.
+Writes for each of MESHES the shapes of the parameters' shards, or why it cannot be, and for each MESH (all of them,
+unless some are named) the scores.
 """
 
 import hashlib
@@ -138,7 +139,7 @@ def scores_and_codes(model: Any) -> dict[str, Any]:
     }
 
 
-def main(folder: str, out: str) -> None:
+def main(folder: str, out: str, *scored: str) -> None:
     import jax
 
     jax.config.update("jax_platforms", "cpu")
@@ -165,10 +166,7 @@ def main(folder: str, out: str) -> None:
         batch = model.batch(model.encode(comparisons()[:3]))
         found[spec] = {
             "axes": dict(model.mesh.shape),
-            "scores": [row.tolist() for row in model.score(comparisons(), batch_tokens=512)],
             "sha256": sha256_of_layers(model.params),
-            "inexact": inexact_products(model.params["layers"]) if quantize == "int8" else {},
-            "recorded": scores_and_codes(model) if spec in RECORDED else {},
             "batch": [list(batch.prefix.shape), list(batch.prefix.addressable_shards[0].data.shape)],
             "shards": {
                 "/".join(path): [sorted({str(s.index) for s in leaf.addressable_shards}), list(leaf.shape),
@@ -176,8 +174,14 @@ def main(folder: str, out: str) -> None:
                 for path, leaf in flatten(model.params).items()
             },
         }  # fmt: skip
+        if not scored or spec in scored:
+            found[spec] |= {
+                "scores": [row.tolist() for row in model.score(comparisons(), batch_tokens=512)],
+                "inexact": inexact_products(model.params["layers"]) if quantize == "int8" else {},
+                "recorded": scores_and_codes(model) if spec in RECORDED else {},
+            }
     Path(out).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(*sys.argv[1:])
