@@ -54,16 +54,17 @@ def data(tmp_path_factory):
     return path
 
 
-def test_seven_parts_merged_by_the_command_are_one_run(model, data, tmp_path, capsys):
-    words = ["evaluate", str(model), "--data", str(data), "--batch-tokens", "512", "--dtype", "float32"]
+def test_four_parts_merged_by_the_command_are_one_run(model, data, tmp_path, capsys):
+    words = ["evaluate", str(model), "--data", str(data), "--limit", "60", "--dtype", "float32"]
+    words += ["--batch-tokens", "512"]
     assert cli.main([*words, "--out", str(tmp_path / "whole")]) == 0
-    parts = [str(tmp_path / f"part{number}") for number in range(1, 8)]
+    parts = [str(tmp_path / f"part{number}") for number in range(1, 5)]
     for number, part in enumerate(parts, start=1):
-        assert cli.main([*words, "--part", f"{number}/7", "--out", part]) == 0
+        assert cli.main([*words, "--part", f"{number}/4", "--out", part]) == 0
         assert not (Path(part) / "summary.json").exists()
     sizes = [json.loads((Path(part) / "part.json").read_text())["rows"] for part in parts]
-    assert sum(sizes) == 120
-    assert max(sizes) < 60
+    assert sum(sizes) == 60
+    assert max(sizes) < 40
     # One is killed: half of its rows and the mark are gone; its command continues it.
     killed = Path(parts[2])
     lines = (killed / "scores.jsonl").read_bytes().splitlines(keepends=True)
@@ -71,8 +72,8 @@ def test_seven_parts_merged_by_the_command_are_one_run(model, data, tmp_path, ca
     (killed / "part.json").unlink()
     merging = ["merge", *reversed(parts), "--out", str(tmp_path / "merged")]
     assert cli.main(merging) == 2
-    assert f"{killed}: part 3/7 is not finished: repeat its command" in capsys.readouterr().err
-    assert cli.main([*words, "--part", "3/7", "--out", str(killed)]) == 0
+    assert f"{killed}: part 3/4 is not finished: repeat its command" in capsys.readouterr().err
+    assert cli.main([*words, "--part", "3/4", "--out", str(killed)]) == 0
     assert cli.main(merging) == 0
     whole = bytes_of(tmp_path / "whole")
     assert len(whole) >= 5
@@ -127,7 +128,8 @@ def test_parts_of_other_verbs(verb, files, arguments, policy, model, data, tmp_p
     """The merged folder has the files of a run in one piece, nothing is computed twice, and a kill costs nothing."""
     monkeypatch.setattr("prb_jax.judges.scorer.TOGETHER", 8)
     opened = str(model if verb == "features" else policy)
-    words = [verb, opened, "--data", str(data), "--dtype", "float32", "--no-progress", *arguments]
+    words = [verb, opened, "--data", str(data), "--limit", "36", "--dtype", "float32"]
+    words += ["--no-progress", *arguments]
     assert cli.main([*words, "--out", str(tmp_path / "whole")]) == 0
     parts = [str(tmp_path / f"part{number}") for number in (1, 2, 3)]
     for number, part in enumerate(parts, start=1):

@@ -65,8 +65,15 @@ class TestPaperProtocol:
             logits = model(**inputs).logits.double()
         return (logits[:, 0] if logits.shape[1] == 1 else torch.softmax(logits, dim=-1)[:, -1]).numpy()
 
-    @pytest.mark.parametrize("num_labels", [1, 2])
-    @pytest.mark.parametrize("pad", [tiny.PAD, tiny.END])
+    @pytest.mark.parametrize(
+        ("num_labels", "pad"),
+        [
+            (1, tiny.PAD),
+            (2, tiny.END),
+            pytest.param(1, tiny.END, marks=pytest.mark.slow),
+            pytest.param(2, tiny.PAD, marks=pytest.mark.slow),
+        ],
+    )
     def test_scores(self, tmp_path: Path, num_labels: int, pad: str) -> None:
         """Two BOS, the end of long answers cut off, no profile; the padding token may be END itself, and
         the score is then read before it."""

@@ -21,7 +21,7 @@ from prb_jax.text.view import ViewOptions
 from prb_jax.trees.token_store import COLUMNS, PAGE, open_store
 from tests.scoring.records import record
 
-COUNT, USERS = 90, 6
+COUNT, USERS = 60, 6
 VIEW = {"profile_posts": 2, "max_length": 600}
 
 

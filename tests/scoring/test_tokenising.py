@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from prb_jax.scoring.reader import encode_by_processes, encode_part, packed_trees, unpacked_trees
 from tests.processes.jobs import ended, job
@@ -20,17 +21,18 @@ def last_lines(count: int, *arguments: object) -> list[str]:
     return [output.splitlines()[-1] for _, output, _ in found]
 
 
-def test_four_processes_share_the_work_and_score_alike() -> None:
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_processes_share_the_work_and_score_alike(processes: int) -> None:
     alone = Counting()
     expected = digest(COUNT, alone)
     assert alone.seen == COUNT
-    found = [line.split() for line in last_lines(4, COUNT)]
-    assert [line[1] for line in found] == [expected] * 4
+    found = [line.split() for line in last_lines(processes, COUNT)]
+    assert [line[1] for line in found] == [expected] * processes
     for place in (0, 2):
         counts = [int(line[place]) for line in found]
         assert sum(counts) == COUNT
         assert max(counts) - min(counts) <= 3  # one for each exchange
-    assert [line[3] for line in found] == [str(COUNT)] * 4
+    assert [line[3] for line in found] == [str(COUNT)] * processes
 
 
 def test_what_one_process_cannot_tokenise_all_refuse() -> None:

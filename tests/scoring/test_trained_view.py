@@ -4,8 +4,6 @@ import dataclasses
 import json
 import re
 import shutil
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -21,7 +19,6 @@ from prb_jax.training.convert import convert
 from prb_jax.training.train import train
 from tests.training.tiny import rows, write_model, write_rows
 
-ROOT = Path(__file__).resolve().parents[2]
 LENGTH = 60
 VIEWS = {"user_blind": View(0, max_length=LENGTH), "profile_context": View(1)}
 
@@ -51,11 +48,8 @@ def runs(model, data, tmp_path_factory):
     return made
 
 
-def evaluate(*arguments) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "prb_jax", "evaluate", *map(str, arguments), "--no-progress"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done
+def evaluate(*arguments) -> None:
+    assert main(["evaluate", *map(str, arguments), "--no-progress"]) == 0
 
 
 def scores(out: Path) -> list[list[float]]:
@@ -66,10 +60,10 @@ def run_of(out: Path):
     return json.loads((out / "run.json").read_text())
 
 
-def test_without_flags_a_run_is_scored_as_with_the_flags_of_its_training(runs, data, tmp_path):
+def test_without_flags_a_run_is_scored_as_with_the_flags_of_its_training(runs, data, tmp_path, capsys):
     run = runs["user_blind"]
-    done = evaluate(run, "--data", data, "--out", tmp_path / "plain")
-    assert "warning" not in done.stderr
+    evaluate(run, "--data", data, "--out", tmp_path / "plain")
+    assert "warning" not in capsys.readouterr().err
     inputs = run_of(tmp_path / "plain")["inputs"]
     assert [inputs[name] for name in ("profile_posts", "protocol", "max_length")] == [0, "default", LENGTH]
     assert "overrides" not in run_of(tmp_path / "plain")
@@ -81,11 +75,12 @@ def test_without_flags_a_run_is_scored_as_with_the_flags_of_its_training(runs, d
     assert plain.read_bytes() == explicit.read_bytes()
 
 
-def test_an_override_is_one_line_and_stands_in_the_run(runs, data, tmp_path):
+def test_an_override_is_one_line_and_stands_in_the_run(runs, data, tmp_path, capsys):
     run = runs["user_blind"]
-    done = evaluate(run, "--data", data, "--out", tmp_path, "--profile-posts", 2, "--max-length", 512)
+    capsys.readouterr()
+    evaluate(run, "--data", data, "--out", tmp_path, "--profile-posts", 2, "--max-length", 512)
     said = f"profile_posts 2 instead of 0, max_length 512 instead of {LENGTH}"
-    assert done.stderr == f"prb: warning: {run} is scored otherwise than it was trained: {said}\n"
+    assert capsys.readouterr().err == f"prb: warning: {run} is scored otherwise than it was trained: {said}\n"
     assert run_of(tmp_path)["overrides"] == {
         "profile_posts": {"trained": 0, "used": 2},
         "max_length": {"trained": LENGTH, "used": 512},

@@ -51,7 +51,7 @@ def alone(model: RewardModel, comparisons: list[prb.Comparison]) -> list[np.ndar
     return scores
 
 
-@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize("alike", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_scores_are_those_of_single_trees(model: RewardModel, alike: bool) -> None:
     """Streams hold two people, or split one."""
     if model.stream_fn is None:
