@@ -13,7 +13,7 @@ import prb_jax as prb
 from tests.processes.jobs import ended, job
 from tests.rl.tiny import LETTER, metrics, settings, write_rows
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 
 def assert_same(found: Path, expected: Path) -> None:

@@ -129,7 +129,7 @@ slow = pytest.mark.slow
         (STREAM_ATTENTION, "full", "none", {}),
         pytest.param(STREAM_ATTENTION, "lora", "none", {}, marks=slow),
         (SPLASH_STREAM_ATTENTION, "lora", "dots", {}),
-        (SPLASH_STREAM_ATTENTION, "full", "none", WINDOWED),
+        pytest.param(SPLASH_STREAM_ATTENTION, "full", "none", WINDOWED, marks=slow),
         pytest.param(SPLASH_STREAM_ATTENTION, "full", "full", {}, marks=slow),
         pytest.param(SPLASH_STREAM_ATTENTION, "full", "none", {"num_hidden_layers": 1}, marks=slow),
     ],
