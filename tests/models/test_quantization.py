@@ -25,6 +25,7 @@ from prb_jax.models.quantization import (
 )
 from prb_jax.readouts.score_tree import make_score_fn, score_tree
 from prb_jax.sharding import make_mesh
+from tests.sweeps import sweep
 from tests.tiny_models import write_tiny_model
 from tests.training.small_batches import batch_of, initial_params, random_trees, small_config
 
@@ -145,7 +146,9 @@ def dequantised(params: dict[str, Any]) -> dict[str, Any]:
 
 
 # Biases of attention and of the mlp; norms of queries and keys; four norms, windows and soft caps.
-@pytest.mark.parametrize("family", ["llama-llama3", "llama-yarn", "qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize(
+    "family", sweep(["llama-llama3", "llama-yarn", "qwen3", "gemma2", "gemma3"], few=(2, 4))
+)
 def test_a_family_scores_as_its_dequantised_weights_do(family: str, tmp_path) -> None:
     folder = write_tiny_model(tmp_path, family)
     config = load_config(folder)

@@ -17,6 +17,7 @@ from prb_jax.readouts.score_tree import score_tree
 from prb_jax.trees.batches import Bucket, make_batch
 from prb_jax.trees.tree import build_tree
 from tests.models.attention.dense import reference_attention
+from tests.sweeps import sweep
 from tests.tiny_models import TINY_FAMILIES
 
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -49,7 +50,7 @@ def test_equals_the_oracle_at_these_places(window: int | None, softcap: float | 
     np.testing.assert_allclose(narrow.astype(jnp.float32).reshape(3, 3, 32), expected, atol=0.05)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma2", "mistral"])
+@pytest.mark.parametrize("family", sweep(["qwen3", "gemma2", "mistral"], few=(1,)))
 def test_a_model_of_one_layer_gives_the_scores_and_gradients_of_the_whole_layer(
     family: str, tmp_path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import build_tree
 from tests.models.attention.compiled_shapes import largest_square
 from tests.models.test_decoder import family_config
+from tests.sweeps import sweep
 from tests.trees.test_streams import people
 
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -50,8 +52,9 @@ def dense(q, k, v, batch: StreamBatch, window: int | None, softcap: float | None
     return jnp.einsum("bgrts,bsgh->btgrh", weights, v, precision="highest").reshape(q.shape)
 
 
-@pytest.mark.parametrize("window", [None, 40, 300])
-@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize(
+    ("window", "softcap"), sweep(itertools.product((None, 40, 300), (None, 3.0)), few=(0, 3))
+)
 def test_equals_the_oracle(window: int | None, softcap: float | None) -> None:
     trees = [*people(2, 2), *people(1, 1, profile=1400, seed=3)]
     batch, _ = batch_of(trees, StreamShape(1536, 32), window=window)
@@ -89,7 +92,7 @@ def inputs(tokens: int, dtype=jnp.float32) -> list[jax.Array]:
     return [jnp.asarray(rng.normal(size=(2, tokens, heads, 8)), dtype) for heads in (8, 2, 2, 8)]
 
 
-@pytest.mark.parametrize(("window", "softcap"), [(None, None), (40, 3.0), (300, None)])
+@pytest.mark.parametrize(("window", "softcap"), sweep([(None, None), (40, 3.0), (300, None)], few=(1, 2)))
 def test_gradients_equal_those_of_the_whole_mask(window: int | None, softcap: float | None) -> None:
     """A tree with blocks that are seen wholly, several small ones, padding; of all tokens and of the read places."""
     tokens = 1024
@@ -128,8 +131,10 @@ def test_bfloat16_gradients_are_near_those_of_float32() -> None:
         assert off(one, other) < 0.01
 
 
-@pytest.mark.parametrize("family", ["qwen3", pytest.param("gemma2", marks=pytest.mark.slow)])
-def test_a_model_has_the_gradients_of_separate_trees(family: str, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("family", "remat"), sweep([("qwen3", "dots"), ("qwen3", "none"), ("gemma2", "full")], few=(0,))
+)
+def test_a_model_has_the_gradients_of_separate_trees(family: str, remat: str, tmp_path) -> None:
     """Of people with shared beginnings, equal responses and two questions; whatever is computed again."""
     config = family_config(family, tmp_path)
     params = init_params(config, seed=1)
@@ -143,7 +148,7 @@ def test_a_model_has_the_gradients_of_separate_trees(family: str, tmp_path) -> N
         by_read[row, : sum(map(len, values))] = np.concatenate(values)
     present = np.arange(4)[None] < np.asarray([len(tree.responses) for tree in trees])[:, None]
 
-    def of_streams(params, remat: str) -> jax.Array:
+    def of_streams(params) -> jax.Array:
         scores = score_stream(
             params, batch, config=config, dtype=jnp.float32, remat=remat, differentiated=True
         )
@@ -154,14 +159,12 @@ def test_a_model_has_the_gradients_of_separate_trees(family: str, tmp_path) -> N
         scores = score_tree(params, alone, config=config, dtype=jnp.float32)
         return jnp.sum(jnp.where(present, scores[..., 0] * towards, 0.0))
 
-    expected = jit(jax.grad(of_trees))(params)
-    for remat in ("none", "dots") if family == "qwen3" else ("full",):
-        found = jit(jax.grad(functools.partial(of_streams, remat=remat)))
-        for one, other in zip(jax.tree.leaves(found(params)), jax.tree.leaves(expected), strict=True):
-            assert off(one, other) < 1e-4
+    found, expected = (jit(jax.grad(scores))(params) for scores in (of_streams, of_trees))
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert off(one, other) < 1e-4
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gemma3", "mistral"])
+@pytest.mark.parametrize("family", sweep(["qwen3", "gemma2", "gemma3", "mistral"], few=(0, 2)))
 def test_a_model_scores_streams_as_single_trees(family: str, tmp_path) -> None:
     """Windows, soft-caps, two ropes; one program for all trees."""
     config = family_config(family, tmp_path)
