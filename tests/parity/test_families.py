@@ -1,6 +1,7 @@
 """Every architecture and rope type against transformers: one tree against K separate forwards."""
 
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from prb_jax.trees.streams import make_stream_batch
 from prb_jax.trees.tree import Tree, build_tree
 from tests.models.attention.dense import reference_attention
 from tests.parity.oracle import transformers_scores
+from tests.sweeps import sweep
 from tests.tiny_models import FAMILIES, write_tiny_model
 
 FLOAT32_TOLERANCE = 1e-5
@@ -44,11 +46,18 @@ def oracle(folder, tree: Tree, **options) -> np.ndarray:
     return transformers_scores(folder, [tree.sequence(k) for k in range(len(tree.responses))], **options)
 
 
-BFLOAT16 = ("llama-llama3", "gemma2", "qwen3")
-"""Families whose rounding the fast tests look at."""
+def families(*few: str) -> list[Any]:
+    """Return all of them, of which `make test` tries these."""
+    return sweep(FAMILIES, few=[place for place, name in enumerate(FAMILIES) if name in few])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+SOME = families("llama-llama3", "gemma2", "qwen3")
+
+
+@pytest.mark.parametrize(
+    "family",
+    families("llama-llama3", "llama-yarn", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"),
+)
 @pytest.mark.parametrize("responses", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_float32_scores_equal_transformers(family, responses, tmp_path):
     folder = write_tiny_model(tmp_path / "model", family, num_labels=1 if responses == 2 else 3)
@@ -78,10 +87,7 @@ def packed_scores(folder, trees) -> dict[int, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize(
-    "family",
-    [name if name in BFLOAT16 else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES],
-)
+@pytest.mark.parametrize("family", SOME)
 def test_the_two_attentions_agree(family, tmp_path):
     folder = write_tiny_model(tmp_path / "model", family)
     trees = [random_tree(100, [20, 30, 11], seed=3)]
@@ -90,10 +96,7 @@ def test_the_two_attentions_agree(family, tmp_path):
     np.testing.assert_allclose(fast, dense, atol=FLOAT32_TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "family",
-    [name if name in BFLOAT16 else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES],
-)
+@pytest.mark.parametrize("family", SOME)
 def test_bfloat16_is_as_close_to_the_truth_as_transformers_bfloat16(family, tmp_path):
     folder = write_tiny_model(tmp_path / "model", family, dtype="bfloat16")
     trees = [random_tree(90 + 7 * i, [20, 30, 11, 5], seed=i) for i in range(6)]

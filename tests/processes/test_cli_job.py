@@ -11,7 +11,7 @@ import pytest
 from tests.processes.jobs import SOON, ended, job, lines, wait_for
 from tests.training.tiny import curve, rows, write_model, write_rows
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,6 @@ from tests.processes.jobs import SOON, ended, job, lines, wait_for
 from tests.tiny_policies import write_policy
 from tests.training.tiny import write_model
 
-pytestmark = pytest.mark.timeout(600)
-
 END = 3  # <|end|> of the tiny tokenizer
 PROMPTS = 24
 
@@ -154,20 +152,10 @@ def test_guide(by: tuple[object, ...], reward: Path, policy: Path, data: str, tm
     check_continued(tmp_path, *command, *by, rows="samples.jsonl", keep=5, said="quality")
 
 
+@pytest.mark.slow
 def test_processes_that_draw_otherwise_are_refused(policy: Path, data: str, tmp_path: Path) -> None:
-    command = [
-        "-m",
-        "prb_jax",
-        "sample",
-        policy,
-        "--data",
-        data,
-        "--out",
-        tmp_path / "run",
-        "--distributed",
-        "--seed",
-    ]
-    with job([*command, 1], count=2, others=[*command, 2]) as started:
+    command = ["-m", "prb_jax", "sample", policy, "--data", data, "--out", tmp_path / "run", "--distributed"]
+    with job([*command, "--seed", 1], count=2, others=[*command, "--seed", 2]) as started:
         found = ended(started)
     for status, _, errors in found:
         assert status == 2, found
@@ -175,6 +163,7 @@ def test_processes_that_draw_otherwise_are_refused(policy: Path, data: str, tmp_
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_judge_behind_an_endpoint_is_refused_by_several_processes(data: str, tmp_path: Path) -> None:
     samples = write_lines(tmp_path / "samples.jsonl", [{"id": "q0", "sample": 0, "text": "Tea."}])
     command = ["-m", "prb_jax", "best-of-n", "--samples", samples, "--data", data, "--out", tmp_path / "run"]
@@ -200,10 +189,8 @@ def test_a_judge_behind_an_endpoint_is_refused_by_several_processes(data: str, t
 def test_what_processes_cannot_do_together_is_one_line(
     words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        cli.main(["sample", *words, "--data", "x.jsonl", "--out", str(tmp_path / "run"), "--distributed"])
-        == 2
-    )
+    command = ["sample", *words, "--data", "x.jsonl", "--out", str(tmp_path / "run"), "--distributed"]
+    assert cli.main(command) == 2
     errors = capsys.readouterr().err
     assert errors.startswith(f"prb: error: {said}")
     assert errors.count("\n") == 1
