@@ -23,6 +23,7 @@ from prb_jax.training.step import sums_of
 from prb_jax.training.weights import merge, split_params
 from prb_jax.trees.shapes import Bucket
 from prb_jax.trees.tree import build_tree
+from tests.sweeps import sweep
 from tests.training.small_batches import (
     batch_of,
     build,
@@ -51,7 +52,7 @@ def relative_difference(ours: jax.Array, theirs: jax.Array) -> float:
     return float(jnp.linalg.norm(ours - theirs) / jnp.linalg.norm(theirs))
 
 
-@pytest.mark.parametrize("tuning", ["head", "lora", pytest.param("full", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tuning", sweep(["head", "lora", "full"], few=(1,)))
 def test_accumulated_microbatches_equal_one_big_batch(tuning: str) -> None:
     """Also where they have other shapes, and where rows only fill up the batch."""
     trees = random_trees(4)

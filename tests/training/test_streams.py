@@ -39,6 +39,7 @@ from prb_jax.trees.stream_shapes import choose_step_shapes, pack_step
 from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import Tree, build_tree
 from tests.plain_process import plain_environment
+from tests.sweeps import sweep
 from tests.training.small_batches import build_training, small_config
 from tests.training.tiny import config, curve, rows, stopped_at, write_rows
 
@@ -120,19 +121,21 @@ WINDOWED: dict[str, Any] = {
     "architectures": ["Gemma2ForSequenceClassification"], "model_type": "gemma2", "sliding_window": 20,
     "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 16, "hidden_activation": "gelu_pytorch_tanh",
 }  # fmt: skip
-slow = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
     ("streams", "tuning", "remat", "changes"),
-    [
-        (STREAM_ATTENTION, "full", "none", {}),
-        pytest.param(STREAM_ATTENTION, "lora", "none", {}, marks=slow),
-        (SPLASH_STREAM_ATTENTION, "lora", "dots", {}),
-        pytest.param(SPLASH_STREAM_ATTENTION, "full", "none", WINDOWED, marks=slow),
-        pytest.param(SPLASH_STREAM_ATTENTION, "full", "full", {}, marks=slow),
-        pytest.param(SPLASH_STREAM_ATTENTION, "full", "none", {"num_hidden_layers": 1}, marks=slow),
-    ],
+    sweep(
+        [
+            (STREAM_ATTENTION, "full", "none", {}),
+            (SPLASH_STREAM_ATTENTION, "lora", "dots", {}),
+            (STREAM_ATTENTION, "lora", "none", {}),
+            (SPLASH_STREAM_ATTENTION, "full", "none", WINDOWED),
+            (SPLASH_STREAM_ATTENTION, "full", "full", {}),
+            (SPLASH_STREAM_ATTENTION, "full", "none", {"num_hidden_layers": 1}),
+        ],
+        few=(0, 1),
+    ),
 )
 def test_a_step_over_streams_is_that_of_padded_batches(
     streams: str, tuning: str, remat: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch

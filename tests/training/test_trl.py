@@ -19,6 +19,7 @@ from prb_jax.training.config import LossSettings
 from prb_jax.training.objective import USER, WEIGHTS, Extras
 from prb_jax.training.step import TrainStep
 from prb_jax.trees.tree import Tree, build_tree
+from tests.sweeps import sweep
 from tests.tiny_models import write_tiny_model
 from tests.tiny_tokenizer import write_tokenizer
 from tests.training.small_batches import batch_of, build
@@ -119,7 +120,7 @@ def compare(ours: Step, loss: float, gradients: dict[str, np.ndarray]) -> None:
         assert difference < GRADIENT_TOLERANCE, (name, difference)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=sweep(FAMILIES, few=(0, 2)))
 def folder(request, tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp(request.param)
     write_tiny_model(place, request.param)
