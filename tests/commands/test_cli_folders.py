@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.sweeps import sweep
 from tests.training.tiny import rows, write_model, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,9 +47,7 @@ def data(tmp_path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "verb", ["evaluate", *(pytest.param(verb, marks=pytest.mark.slow) for verb in ("inspect", "train"))]
-)
+@pytest.mark.parametrize("verb", sweep(["evaluate", "inspect", "train"], few=(0,)))
 def test_a_folder_is_read_whole_without_torch(verb, model, data, tmp_path):
     out = tmp_path / "out"
     arguments = {

@@ -17,6 +17,7 @@ from tests.metrics.simulation import (
     difference_coverage,
     told_apart,
 )
+from tests.sweeps import sweep
 
 REPEATS = 1000
 
@@ -79,13 +80,11 @@ def test_two_way_intervals_of_users_and_responses_of_unequal_sizes(design, skew)
 
 @pytest.mark.parametrize(
     ("runs", "repeats", "unequal"),
-    [
-        (2, 60, False),
-        (10, 15, True),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in
-          [(2, 60, True), (5, 30, False), (5, 30, True), (10, 15, False)]),
-    ],
-)  # fmt: skip
+    sweep(
+        [(2, 60, False), (10, 15, True), (2, 60, True), (5, 30, False), (5, 30, True), (10, 15, False)],
+        few=(0, 1),
+    ),
+)
 def test_equally_good_runs_are_seldom_told_apart(runs, repeats, unequal):
     """Some pair in at most 5 of 100 comparisons, whatever the number of runs."""
     assert within(told_apart(runs, unequal=unequal, repeats=repeats), 0, 0.05, repeats=repeats)

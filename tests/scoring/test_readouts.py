@@ -14,6 +14,7 @@ from prb_jax.inspection.inspect import inspect
 from tests import tiny_tokenizer as tiny
 from tests.parity.oracle import transformers_scores
 from tests.scoring.records import TOLERANCE, assert_close, record, write_model
+from tests.sweeps import sweep
 
 
 class TestSeveralLabels:
@@ -67,12 +68,7 @@ class TestPaperProtocol:
 
     @pytest.mark.parametrize(
         ("num_labels", "pad"),
-        [
-            (1, tiny.PAD),
-            (2, tiny.END),
-            pytest.param(1, tiny.END, marks=pytest.mark.slow),
-            pytest.param(2, tiny.PAD, marks=pytest.mark.slow),
-        ],
+        sweep([(1, tiny.PAD), (2, tiny.END), (1, tiny.END), (2, tiny.PAD)], few=(0, 1)),
     )
     def test_scores(self, tmp_path: Path, num_labels: int, pad: str) -> None:
         """Two BOS, the end of long answers cut off, no profile; the padding token may be END itself, and

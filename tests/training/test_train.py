@@ -157,8 +157,8 @@ def test_more_steps_lengthen_a_run_wherever_it_stands(model, data, whole, tmp_pa
 
 
 def test_a_constant_rate_has_no_seam(model, data, tmp_path):
-    constant = {"optimizer__schedule": "constant", "optimizer__warmup_share": 0.0}
-    for name, steps in (("two", 4), ("two", 8), ("one", 8)):
+    constant = {"optimizer__schedule": "constant", "optimizer__warmup_share": 0.0, "validation__every": 2}
+    for name, steps in (("two", 2), ("two", 4), ("one", 4)):
         train(config(model, data, steps=steps, **constant), out=tmp_path / name, progress=False)
     for found, expected in zip(numbers(tmp_path / "two"), numbers(tmp_path / "one"), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
@@ -182,7 +182,8 @@ def test_folders_of_something_else_are_refused(model, data, tmp_path):
 
 
 def test_training_learns_what_can_be_learned(model, data, tmp_path):
-    chosen = config(model, data, steps=40, optimizer__learning_rate=3e-3, validation__fraction=0.0)
+    changes = {"optimizer__learning_rate": 3e-3, "validation__fraction": 0.0, "checkpoint__every": 40}
+    chosen = config(model, data, steps=40, **changes)
     result = train(chosen, out=tmp_path / "learns", progress=False)
     losses = [loss for _, loss in curve(result.out, "loss")]
     assert np.mean(losses[-5:]) < 0.2 < np.mean(losses[:3])

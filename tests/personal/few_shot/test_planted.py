@@ -19,6 +19,7 @@ from prb_jax.personal.few_shot.protocol import (
 )
 from prb_jax.personal.few_shot.registry import METHODS, method_named
 from tests.personal.few_shot.planted import LinearBackbone, World, with_posts, with_tables, world
+from tests.sweeps import sweep
 
 USERS, ROWS, WIDTH = 100, 1000, 4
 RNG = np.random.default_rng(0)
@@ -164,11 +165,7 @@ def test_every_method_has_its_planted_model():
     assert sorted(case.name for case in FAST + SLOW) == sorted(METHODS)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [*FAST, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)],
-    ids=lambda case: case.name,
-)
+@pytest.mark.parametrize("case", sweep(FAST + SLOW, few=range(len(FAST))), ids=lambda case: case.name)
 def test_a_planted_model_is_recovered(case, record_property):
     made, method = case.made(), method_named(case.name)
     settings = (
