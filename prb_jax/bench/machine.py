@@ -28,9 +28,7 @@ class Machine:
 
     Attributes:
       memory_bytes: of one device; of the whole machine where the devices are CPUs.
-      cores: CPU cores that this process may use.
       peak_gflops: of one device, by dtype, accumulated in float32.
-      versions: of the packages that compute; None for one that is not installed.
       torch_device: that torch computes on, where JAX has a GPU and torch is installed.
     """
 

@@ -42,11 +42,7 @@ _TEMPLATE = (
 
 
 def bench_source(name: str) -> Path | DecoderConfig:
-    """Return the folder of this name; or the configuration, of a ``config.json`` or a shape, for random weights.
-
-    Raises:
-      CheckpointError: the configuration cannot be used.
-    """
+    """Return the folder of this name; or the configuration, of a ``config.json`` or a shape, for random weights."""
     return read_model(name) if has_no_weights(name) else Path(name)
 
 

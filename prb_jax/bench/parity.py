@@ -39,7 +39,6 @@ def bench_parity(options: BenchOptions) -> Figures:
     """Compare scores and a loss of this device with those of the oracle.
 
     Raises:
-      CheckpointError, MeshError: the model cannot be loaded, or has no such attention here.
       RunError: transformers is asked for and MODEL has no weights, or torch is not installed.
     """
     source = bench_source(options.model)

@@ -53,7 +53,6 @@ def bench_policy(options: BenchOptions) -> Figures:
     """Time steps of ours and, where asked for, of TRL, in turn.
 
     Raises:
-      CheckpointError, MeshError: the model cannot be loaded.
       DataError: fewer than two samples, or more tokens than the context.
       RunError: torch or TRL is not installed.
     """

@@ -24,7 +24,6 @@ def bench_ranking(options: BenchOptions) -> Figures:
     """Time rankings of ours and, where asked for, of transformers, in turn.
 
     Raises:
-      CheckpointError, MeshError: the model cannot be loaded.
       DataError: no user has a profile, or fewer than are asked for.
       RunError: torch is not installed.
     """
@@ -87,12 +86,7 @@ def bench_ranking(options: BenchOptions) -> Figures:
 
 
 def largest_swap(order: Sequence[int], scores: np.ndarray) -> float:
-    """How much higher a score is than one that stands before it in this order, at most; 0 where none is.
-
-    Args:
-      order: positions of ``scores``, at least one.
-      scores: float [posts].
-    """
+    """How much higher a score is than one that stands before it in this order, at most; 0 where none is."""
     ordered = scores[list(order)]
     return float((ordered - np.minimum.accumulate(ordered)).max())
 

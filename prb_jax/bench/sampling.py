@@ -44,7 +44,6 @@ def bench_sampling(options: BenchOptions) -> Figures:
     """Time passes of ours and, where asked for, of transformers, in turn; every sample has ``new_tokens`` tokens.
 
     Raises:
-      CheckpointError, MeshError: the model cannot be loaded.
       DataError: several greedy samples, or more tokens than the context.
       RunError: torch is not installed.
     """
@@ -121,11 +120,7 @@ def _equal(ours: Sequence[np.ndarray], theirs: np.ndarray) -> float:
 
 
 def bench_guidance(options: BenchOptions) -> Figures:
-    """Time the loops over tokens of the policy, of the reward model and of both, in turn; prompts are read before.
-
-    Raises:
-      CheckpointError, MeshError: the model cannot be loaded.
-    """
+    """Time the loops over tokens of the policy, of the reward model and of both, in turn; prompts are read before."""
     policy, new = silent_policy(bench_source(options.model), options), options.new_tokens
     kind, mesh = jnp.dtype(policy.dtype), policy.mesh
     config = replace(policy.config, head=LINEAR, num_labels=1)

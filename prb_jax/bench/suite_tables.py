@@ -30,7 +30,6 @@ class BenchComparison:
     """Two machines, row by row.
 
     Attributes:
-      names: of the two files.
       rows: (id, unit, rate of the first, rate of the second), measured alike by both.
       refused: ids with why their rates are not compared.
       differing: what else differs between the two, versions among it, by name, with both values.

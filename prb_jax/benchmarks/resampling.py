@@ -28,9 +28,6 @@ def score_intervals(
     what the benchmark says, usually a comparison. The ends are the 2.5th and the 97.5th percentile.
 
     Args:
-      benchmark: whose rule is applied.
-      rows: of the benchmark.
-      users: of the rows.
       seed: of the draws; the same rows in any order, with the same seed, have the same intervals.
       resamples: how often the rows are drawn.
     """

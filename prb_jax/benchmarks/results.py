@@ -33,13 +33,10 @@ def result_files(
     """Contents of the two files by their path, for JSON with sorted keys and an indent of 4.
 
     Args:
-      benchmark: "rewardbench" or "rewardbench2".
-      rows: all scored rows of it.
       texts: for each row its K conversations as text.
       model: name of the model; one that is no hub id is filed under the organisation "local", and a
         baseline under "baseline".
       model_type: as "Seq. Classifier".
-      chat_template: what tells which template was used.
     """
     name = organisation_and_name(model)
     facts = {"model": name, "model_type": model_type, "chat_template": chat_template}

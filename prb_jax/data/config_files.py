@@ -173,7 +173,6 @@ def build_settings(kind: type[Settings], config: Any, overrides: Sequence[str] =
     """Return checked settings of a kind, a dataclass whose fields are options or sections of them.
 
     Args:
-      kind: of the settings.
       config: path of a config file or the name of a config of the package, a ConfigDict, a mapping of dotted or
         nested keys, or settings; None for the defaults.
       overrides: `key=value` with dotted keys, as on the command line: `optimizer.learning_rate=3e-4`,

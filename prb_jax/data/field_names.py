@@ -104,12 +104,7 @@ RECORD: Final = FieldNames()
 
 
 class FieldMapper:
-    """Gives the fields of the records of one source their names, and warns once of each that is like a field.
-
-    Args:
-      names: of the fields.
-      source: of the records, for messages.
-    """
+    """Gives the fields of the records of one source their names, and warns once of each that is like a field."""
 
     def __init__(self, names: FieldNames, source: object) -> None:
         self._names, self._source = names, source

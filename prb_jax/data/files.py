@@ -40,7 +40,6 @@ def read_rows(path: Path, *, columns: FieldNames | None = RECORD) -> Iterator[Ro
     """The records of one file, in order.
 
     Args:
-      path: the file.
       columns: of CSV and parquet files, which are not read beyond these; None for all of them.
 
     Raises:
@@ -70,11 +69,7 @@ def read_rows(path: Path, *, columns: FieldNames | None = RECORD) -> Iterator[Ro
 
 
 def file_digest(path: str | Path) -> str:
-    """``"sha256:..."`` of a file's bytes.
-
-    Raises:
-      DataError: if it cannot be read.
-    """
+    """``"sha256:..."`` of a file's bytes."""
     path = Path(path)
     with reading(path), open_file(path) as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()

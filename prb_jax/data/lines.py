@@ -47,12 +47,8 @@ class JsonLines:
     """One file that is read from its beginning as often as it is asked for; its digest is taken on the first occasion.
 
     Attributes:
-      path: of the file.
       digests: sha256 of each block that was read so far.
       bytes_read: of the file, so far.
-
-    Raises:
-      DataError: a file that is missing or unreadable.
     """
 
     def __init__(self, path: Path) -> None:
@@ -183,11 +179,7 @@ def block_count(size: int) -> int:
 
 
 def large_digest(path: Path) -> str:
-    """``"sha256-blocks:..."``: the sha256 of the digests of all blocks of 16 MiB, one after the other.
-
-    Raises:
-      DataError: the file cannot be read.
-    """
+    """``"sha256-blocks:..."``: the sha256 of the digests of all blocks of 16 MiB, one after the other."""
     return JsonLines(path).digest
 
 
@@ -209,8 +201,6 @@ def parse_line(line: bytes, where: str, *, first: bool) -> Row | None:
     """The record of one line; None for a blank one.
 
     Args:
-      line: with or without its end.
-      where: FILE:LINE.
       first: whether it is the first of the file, which may begin with a byte order mark.
 
     Raises:

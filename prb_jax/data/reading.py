@@ -59,8 +59,6 @@ def read_json(path: Path, *, error: type[PrbError], hint: str = "", optional: bo
     """The value in a JSON file.
 
     Args:
-      path: the file.
-      error: what is raised.
       hint: what the user can do, put at the end of the message.
       optional: a file that is not there is None.
 

@@ -80,7 +80,6 @@ def read_records(rows: Iterable[Row], *, labelled: bool = True, tell: bool = Tru
     """The comparisons of rows; of equal records without an id the second one is "ID#2", and so on.
 
     Args:
-      rows: decoded records, or comparisons, which are not looked at.
       labelled: whether records must have labels.
       tell: warns at the end of equal records and of users that look alike.
 
@@ -117,13 +116,7 @@ def _read(row: Row, unnamed: Counter[str], *, labelled: bool) -> Placed:
 
 
 def tell_equal(again: int, *, unnamed: int, example: str) -> None:
-    """Warn of equal records without an id.
-
-    Args:
-      again: how many are equal to an earlier one.
-      unnamed: how many have no id.
-      example: the id that one of them was given.
-    """
+    """Warn of equal records without an id."""
     if again:
         warnings.warn(
             f"{again:,} of {unnamed:,} records without an id are equal to an earlier one, and counted again (as "

@@ -69,8 +69,6 @@ class ChatModel:
         """Return the most probable reply to each conversation: that of temperature 0.
 
         Args:
-          conversations: to reply to.
-          max_new_tokens: of a reply.
           alternatives: most probable tokens that an endpoint tells of each place, if any.
         """
         limits: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": max_new_tokens}
@@ -124,8 +122,6 @@ class InWords:
     """A model that answers each conversation with a reply.
 
     Attributes:
-      chat: the model.
-      max_new_tokens: of a reply.
       alternatives: most probable tokens that an endpoint tells of each place, if any.
     """
 
@@ -232,7 +228,6 @@ def load_by_logits(
     """Load a causal language model that is read at the logits of some texts.
 
     Args:
-      model, options: of the model.
       texts: each of which must be a single token at the start of a reply.
       readout: gives the read-out of their token ids.
       instead: what a user can do where there is no such token.

@@ -80,7 +80,6 @@ class Pairs(JudgeProtocol):
     with something else: that is no verdict, and a tie.
 
     Attributes:
-      model: that is asked; by logits its values are the probability of A among A and B.
       reason: whether it thinks in words before it names its verdict.
       min_mass: least probability of A and B together that makes a verdict.
     """

@@ -104,7 +104,6 @@ class PaperPairs(JudgeProtocol):
     """Asks in one order by a seeded coin, and counts a reply that cannot be read as A.
 
     Attributes:
-      model: that is asked.
       system: text of the system turn.
       user: text of the user's turn, with the places {question}, {Response_A} and {Response_B}.
     """
@@ -225,7 +224,6 @@ def open_paper_judge(
     """Return one of the paper's judges.
 
     Args:
-      chat: the model.
       protocol: "paper", "paper-score" or "paper-rubric".
       prompts: the folder of the prompts in a checkout of the paper's scripts.
       template: of "paper-score", with the places {question}, {profile} and {answer}. The scripts' default one is

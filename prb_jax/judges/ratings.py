@@ -217,7 +217,6 @@ def read_template(
     """Return the template in a file, or the project's own one.
 
     Args:
-      path: the file; None for the project's own one.
       reason: whether the project's own one asks for reasons first.
       system: a file with the text of a system turn, if there is one.
       rubric: whether it asks for a number of each aspect.
@@ -241,9 +240,7 @@ class Ratings(JudgeProtocol):
     one another. A comparison with a reply that cannot be read is a tie, which is no win.
 
     Attributes:
-      model: that is asked.
       template: the text that asks.
-      scale: of the numbers.
       reason: whether the model thinks in words before it names the number.
 
     Raises:

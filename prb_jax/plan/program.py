@@ -84,10 +84,6 @@ def scoring_program(
     """The scorer of :mod:`prb_jax.readouts.score_tree` and a batch of one shape. With the attention "paged" each part
     of the batch has its share of the trees in one packed stream.
 
-    Args:
-      quantize: the form in which the layers' matrices are held, see :mod:`prb_jax.models.quantization`.
-      attention: one of :data:`prb_jax.models.ATTENTIONS`.
-
     Raises:
       MeshError: the mesh does not divide the model or the batch; axis and sizes are named.
       CheckpointError: these chips have no matrix units for that form, or such attention.

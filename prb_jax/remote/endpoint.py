@@ -134,8 +134,6 @@ class Endpoint:
 
         Args:
           conversations: to reply to; equal requests are asked once.
-          temperature: of the replies.
-          max_new_tokens: of a reply.
           seeds: one for each conversation, which the endpoint is told.
           alternatives: most probable tokens of each place that the endpoint shall tell (``top_logprobs``), if any.
           more: further fields of each request, as `top_p`.

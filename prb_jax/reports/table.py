@@ -74,11 +74,8 @@ class Table:
     """Rows of cells under a ruled head: words at the left, figures at the right. Nothing in any text is markup.
 
     Attributes:
-      title: above the table.
-      heads: of the columns; none for a table of facts, which has names and what they are.
       rows: the cells; an empty row is a rule between the rows above and below it, on the terminal alone.
       words: how many columns at the left hold words; figures follow.
-      note: below the table.
       filtered: whether a page has a field to filter the rows by.
       whole: whether a narrow terminal folds words alone, and leaves figures on one line.
     """

@@ -74,9 +74,7 @@ class PlannedBatch:
     """One batch before it is made.
 
     Attributes:
-      members: the index of each comparison in it.
       computed: tokens that are computed for them, without padding.
-      make: gives the arrays.
       take: gives the scores of each member, from those of the batch.
     """
 
@@ -105,18 +103,11 @@ def stream_scores(
     """Score every comparison once; a window's batches come the largest shapes first.
 
     Args:
-      comparisons: what to score.
-      encode: comparisons to trees.
       dispatch: starts scoring a batch and returns its scores, not yet computed: [B, K] of trees, [S, M] of streams.
-      options: how batches are shaped: streams or buckets.
       skip: tells of a batch's indices that they need no scores. It, or its `window` where it has one, is asked for
         whole windows first, whose comparisons are then not even tokenised.
       divide: of several processes each calls `encode` for its part. Without it each does for everything, which is
         for trees that are there already.
-      lanes: batches that are computed side by side; see :func:`lanes`.
-
-    Raises:
-      PrbError: as `encode`.
     """
     upcoming = windows(comparisons, first=FIRST_WINDOW, size=WINDOW)
     first = next(upcoming, None)
@@ -239,8 +230,6 @@ def choose_batcher(
 
     Args:
       sample: trees that speak for ``count`` of them.
-      options: streams or buckets.
-      count: of a window.
       whole: a window may be all there is.
     """
     if isinstance(options, StreamOptions):
@@ -349,7 +338,6 @@ def lanes(mesh: Mesh, *, held: float = 0.0) -> int:
     large products of a single batch. Programs of several devices meet in collectives and must keep one order.
 
     Args:
-      mesh: devices.
       held: bytes that each of them holds; all together hold at most half of the machine's memory.
     """
     if mesh.size > 1 or mesh.devices.flat[0].platform != "cpu":

@@ -37,7 +37,6 @@ class TableRow:
     """One comparison without its text.
 
     Attributes:
-      id, subset, user_id, labels, margin: as of `Comparison`.
       told: whether it says anything of its user: a name, a profile or hints.
       baselines: scores of its responses by each baseline, where they were asked for.
     """
@@ -243,12 +242,7 @@ class _Lazy(Sequence[Any]):
 
 
 class TableRows(_Lazy):
-    """Rows of some of the comparisons of a table, made when they are asked for.
-
-    Args:
-      table: of all of them.
-      places: int64, which ones.
-    """
+    """Rows of some of the comparisons of a table, made when they are asked for."""
 
     def __init__(self, table: ComparisonTable, places: np.ndarray) -> None:
         self._table, self._places = table, places

@@ -45,7 +45,6 @@ def choose_controls(job: Job, asked: str | None) -> list[Job]:
     """Return the controls of an evaluation: by the same model, which is shown something else, or another user's state.
 
     Args:
-      job: the evaluation.
       asked: one of ``CONTROLS``; None for "blind" where the model is known to see something of its users, and for
         "none" elsewhere.
 
@@ -118,7 +117,6 @@ def with_other_users(
     Args:
       comparisons: of two users or more.
       view: what the model is shown; without one the whole profile counts.
-      seed: of the draws.
 
     Raises:
       RunError: a user for whom there is no other one, or data larger than memory.

@@ -81,12 +81,10 @@ class Inputs:
     """Labelled comparisons with distinct ids, at least one.
 
     Attributes:
-      comparisons: in the order in which they are reported.
       sha256: of the comparisons' contents, in order; None where the sources name files with theirs.
       sources: for each named source what it is made of (files and their sha256); empty for
         comparisons given from Python. In place of its sha256 a large file of JSON lines stands itself, as it is read
         while it is scored: see :meth:`described`.
-      subset: which subset of the sources was asked for.
       benchmarks: positions of the comparisons of each benchmark that the sources name.
       prepared: the folder that they all come from, where `prb prepare` wrote their tokens too.
       stamps: of the sources that are large, what changes with their files: while it does not, they need not be
@@ -138,9 +136,6 @@ class Inputs:
         Args:
           whole: reads the files to their ends; if not, what is not known yet is None: digests of files and the number
             of the comparisons.
-
-        Raises:
-          DataError: a file cannot be read.
         """
         known = whole or not isinstance(self.comparisons, LargeComparisons) or self.comparisons.complete
         return {
@@ -177,8 +172,6 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
     Args:
       data: a file, folder, benchmark, hub data set or generated benchmark by name; several of them; or
         the records themselves.
-      subset: reads one subset of the named sources.
-      limit: reads at most so many comparisons, of each source.
 
     Raises:
       DataError: what `open_comparisons` raises; no comparison at all; one without labels; an id

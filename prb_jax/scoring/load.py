@@ -188,15 +188,11 @@ def open_scorer(
     """Return the scorer, loaded if it is given by name.
 
     Args:
-      model: what :func:`prb_jax.evaluate` takes.
-      options: for a model by name alone.
-      name: of a function.
       recorded: a run folder will tell this scorer from others.
       history: what a fitted method of personalisation knows of the users: see :func:`with_history`.
 
     Raises:
       RunError: options without effect, or a thing that cannot score.
-      CheckpointError, MeshError: the model cannot be loaded.
     """
     if history is not None:
         scorer = open_scorer(model, options, name=name, recorded=recorded)
@@ -221,7 +217,6 @@ def with_history(
     """Return the scorers by name; the fitted methods of personalisation among them know the history, if there is one.
 
     Args:
-      scorers: by name.
       history: comparisons, or a folder of states of users: :func:`read_history`.
 
     Raises:
@@ -259,7 +254,6 @@ def read_history(history: Data | None) -> Sequence[Comparison] | Path | None:
     """Return the comparisons that a history names, or the folder of saved states that it is.
 
     Raises:
-      DataError: it cannot be used.
       RunError: a folder of states beside other data.
     """
     if history is None:
@@ -287,7 +281,6 @@ def function_scorer(function: ScoreFunction, *, name: str | None = None, **facts
     """Return a function of a comparison as a scorer.
 
     Args:
-      function: that scores.
       name: by which it is known; its qualified name if not given.
       facts: what tells a change of its code, where that is seen.
 

@@ -61,11 +61,9 @@ class StoredComparisons(Sequence[TokenisedComparison]):
     """The comparisons of a store, each read when it is asked for.
 
     Attributes:
-      store: the trees.
       places: int64, which of the store's comparisons they are.
 
     Args:
-      store, places: likewise.
       table: of the whole store.
     """
 
@@ -171,14 +169,7 @@ def stored_comparisons(
     """Return the comparisons of a prepared folder by their tokens; None where no tokens were prepared.
 
     Args:
-      folder: they come from this one alone.
-      reader, view: of the model.
-      split: of the folder.
       places: int64, which of its comparisons they are; if not given, the first of a subset.
-      subset, limit: as of `prb_jax.sources.reading.read_comparisons`.
-
-    Raises:
-      DataError: as `find_store`.
     """
     store = find_store(folder, reader, view, split=split)
     if store is None:
@@ -209,11 +200,7 @@ class TokensJob:
     """What is tokenised; it can be sent to another process.
 
     Attributes:
-      model: a folder or hub id.
-      loading: how its tokenizer is opened.
       view: what is asked for; the rest is as the model was trained.
-      folder: the prepared folder, with the data itself.
-      part: comparisons of a part.
     """
 
     model: str
@@ -230,18 +217,8 @@ class TokensJob:
 def write_store(job: TokensJob, *, split: str, processes: int = 1) -> Path:
     """Write the trees of one split; what is there already stays.
 
-    Args:
-      job: what is tokenised.
-      split: of the sources.
-      processes: how many write parts.
-
-    Returns:
-      The folder of the store.
-
     Raises:
       DataError: a comparison that cannot be read or shown to the model, or an id given twice.
-      CheckpointError: the tokenizer cannot be opened.
-      RunError: the folder cannot be written.
     """
     reader = job.reader()
     view = reader.view(job.view)

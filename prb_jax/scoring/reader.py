@@ -56,8 +56,6 @@ class Reader:
     """How comparisons are read for one model.
 
     Attributes:
-      name: of the model, for messages.
-      config: its architecture.
       tokenizer: tokenizer and chat template; of an encoder, which reads prompt and response as a pair of texts,
         the tokenizer of pairs.
       labels_named: False for a head with several labels where nobody named the one that is the reward: the default
@@ -124,9 +122,6 @@ class Reader:
 
         Args:
           sequences: K of them, int32.
-          user_id: whose they are, for soft prompts.
-          view: its limit holds.
-          name: for messages.
 
         Raises:
           DataError: as :meth:`encode`; IdsTooLongError where there are more ids than the limit.

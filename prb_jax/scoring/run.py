@@ -32,12 +32,7 @@ class Job:
     """What one run scores: the comparisons of an evaluation, or what a control shows in their place.
 
     Attributes:
-      name: of the model in tables.
-      scorer: the model.
-      inputs: the comparisons, with their labels.
-      table: of them.
       shown: what the model is given, in their order: the comparisons, their prepared tokens, or those of a control.
-      view: what it sees of them.
       decided: all that decides the result, as `run.json` says it.
       part: of the batches, where the run is one of several jobs.
       control: its name, in a control.
@@ -61,7 +56,6 @@ class ScoredRun:
     """An open run folder as all processes see it.
 
     Attributes:
-      job: what is scored.
       folder: on process 0, which alone writes; None elsewhere.
       scores: finished rows by id, the same in every process.
     """
@@ -86,7 +80,6 @@ class ScoredRun:
 
         Raises:
           RunError: the folder cannot be written, or the model gave another number of scores than there are labels.
-          PrbError: as of the scorer.
         """
         job, table, before = self.job, self.job.table, len(self.scores)
         reading = job.inputs.reading if job.control is None else []

@@ -71,13 +71,7 @@ DEFINITIONS: Final = {
 def finish_run(
     run: ScoredRun, *, baselines: BASELINE_ROWS, controls: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Put the rows of a run in order, write what belongs to its folder, and return its summary.
-
-    Args:
-      run: with a row for each comparison.
-      baselines: that stand beside the model.
-      controls: figures of each control, by its name.
-    """
+    """Put the rows of a run in order, write what belongs to its folder, and return its summary."""
     job, folder = run.job, run.folder
     assert folder is not None
     inputs, scorer, identity = job.inputs, job.scorer, job.decided["model"]
@@ -191,18 +185,7 @@ def benchmark_scores(
     clusters: Clusters,
     seed: int,
 ) -> dict[str, Any]:
-    """The entry "benchmarks" of a summary.
-
-    Args:
-      inputs: of the run.
-      rows: in the order of the comparisons.
-      baselines: in the same order.
-      clusters: of the rows.
-      seed: of the resampling.
-
-    Raises:
-      DataError: for rows that are not of the form that a benchmark's rule needs.
-    """
+    """The entry "benchmarks" of a summary."""
     scores: dict[str, Any] = {}
     for name, positions in inputs.benchmarks.items():
         benchmark = get_benchmark(name)

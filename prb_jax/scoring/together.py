@@ -25,10 +25,8 @@ def check_same_choices(
     """Compare the choices of several processes before a model is loaded: unequal ones may wait for ever.
 
     Args:
-      verb: that is run.
       models: that it will load, and how, by what they are for.
       chosen: everything else that was chosen, JSON-ready; of files their contents.
-      inputs: the data.
 
     Raises:
       RunError: in every process: a model behind a server, which one process alone asks; or the first process that

@@ -90,8 +90,6 @@ class Engine:
 
     Attributes:
       lanes: batches computed side by side; see :func:`prb_jax.scoring.batching.lanes`.
-      waiting: items that wait for their scores.
-      failure: what ended the work, if anything did.
     """
 
     def __init__(self, scorer: TreeScorer, *, most: int, count: Callable[[int], None]) -> None:
@@ -269,12 +267,7 @@ def _fail_all(trees: Sequence[_WaitingTree], error: BaseException) -> None:
 
 
 class ScorerEngine:
-    """Scores the items of one request after another, or of some at a time, in the background: by no reward model.
-
-    Attributes:
-      waiting: items that wait for their scores.
-      failure: None; an error fails its own request alone.
-    """
+    """Scores the items of one request after another, or of some at a time, in the background: by no reward model."""
 
     failure: BaseException | None = None
 

@@ -42,7 +42,6 @@ def open_reward(
 
     Args:
       model: what `prb_jax.evaluate` takes, or a judge: `judge:MODEL`, or `judge:URL#NAME` at an endpoint.
-      loading: how a model by name is opened.
       history: what a fitted method of personalisation knows of the users.
       judge: how a judge is asked.
 

@@ -82,12 +82,7 @@ class RewardFunction:
     """
 
     def __init__(self, model: Model, *, name: str, empty: float | None, **opening: Any) -> None:
-        """Open it.
-
-        Args:
-          model, name, empty: as of :func:`reward_fn`.
-          opening: of :func:`prb_jax.serving.item_scorer.open_item_scorer`.
-        """
+        """Open it."""
         self.__name__, self._empty = name, empty
         self._model: Model = open_scorer(model, LoadOptions()) if is_url(model) else model
         self._open = partial(open_item_scorer, self._model, **opening)

@@ -24,9 +24,6 @@ class BenchmarkSource(Source):
 
     Published ids are names within a subset. Where two records share one, every id is written as
     "SUBSET/ID", and the second record of an equal name as "SUBSET/ID#2".
-
-    Attributes:
-      inner: where its records lie.
     """
 
     inner: Source = field(kw_only=True)

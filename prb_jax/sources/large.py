@@ -193,7 +193,6 @@ class Joined(Sequence[Comparison]):
     """Comparisons of several sequences, one sequence after another, each looked up when it is asked for.
 
     Args:
-      parts: the sequences.
       places: int64, which of all comparisons these are; all if not given.
     """
 
@@ -222,11 +221,7 @@ class Joined(Sequence[Comparison]):
 
 
 def stamp(files: Sequence[Path]) -> list[tuple[str, int, int, int]]:
-    """Return what changes where a file changes: its name, size, time and number.
-
-    Raises:
-      DataError: one of them is gone.
-    """
+    """Return what changes where a file changes: its name, size, time and number."""
     try:
         found = [(str(file), file.stat()) for file in files]
     except OSError as error:

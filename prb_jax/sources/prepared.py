@@ -80,10 +80,6 @@ class PreparedSource(Source):
 class PreparedComparisons(Sequence[Comparison]):
     """The comparisons of one split of a prepared folder, each read from disk when it is asked for.
 
-    Args:
-      folder: that `prb prepare` wrote, or the folder of the version within it.
-      split: its name; a folder with only one split has that for any name.
-
     Raises:
       DataError: for a folder that holds no prepared data set, or not this split.
     """
@@ -122,11 +118,7 @@ def is_prepared(folder: Path) -> bool:
 
 
 def metadata(folder: Path) -> dict[str, Any]:
-    """What the data set was made of: "sources", "splits", "benchmark" (a name or None).
-
-    Raises:
-      DataError: it is damaged.
-    """
+    """What the data set was made of: "sources", "splits", "benchmark" (a name or None)."""
     return read_object(_found(folder) / _METADATA, error=DataError, hint=_AGAIN)
 
 
@@ -154,11 +146,7 @@ def tokens_folder(folder: Path) -> Path | None:
 
 
 def prepared_sources(folder: Path, *, split: str) -> list[Any]:
-    """What `describe_source` said of the sources that a split was prepared from.
-
-    Raises:
-      DataError: the copy is damaged, or does not know its sources.
-    """
+    """What `describe_source` said of the sources that a split was prepared from."""
     made = metadata(folder)
     sources, splits = made.get("sources"), made.get("splits")
     if not isinstance(sources, list) or not isinstance(splits, list) or split not in splits:

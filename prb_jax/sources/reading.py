@@ -92,9 +92,6 @@ def open_comparisons(
 
     JSON lines, also ``.gz``, parquet files and prepared folders of more than ``prb_jax.data.lines.LARGE`` bytes are
     large. Their records are checked when they are read, and distinct ids are left to the caller.
-
-    Raises:
-      DataError: as ``read_comparisons``.
     """
     opened = _resolve(source, split=split)
     files = _large_files(opened, split=split)
@@ -159,7 +156,6 @@ def each_row(source: str | Path, *, subset: str | None = None, split: str = "tes
     """Yield the records of a source as they stand there, unchecked, or as comparisons where they are generated.
 
     Args:
-      source, split: as of ``read_comparisons``.
       subset: of a folder or hub data set with several configs, the one that is read; files are read whole.
 
     Raises:
@@ -196,12 +192,7 @@ def describe_source(
     a hub data set only the name is known without reading it. Large files are known by the digests of their blocks.
 
     Args:
-      source: as of ``read_comparisons``.
-      split: likewise.
       digests: of files that need not be read for it: their digests, or anything else that is to stand in their places.
-
-    Raises:
-      DataError: for a source that does not exist or cannot be read.
     """
 
     def digest(file: Path) -> Any:
@@ -213,11 +204,7 @@ def describe_source(
 
 
 def large_files(source: str | Path, *, split: str) -> Sequence[Path]:
-    """The files of a source that is read by windows; none for any other source.
-
-    Raises:
-      DataError: for a source that does not exist.
-    """
+    """The files of a source that is read by windows; none for any other source."""
     return _large_files(_resolve(source, split=split), split=split)
 
 
@@ -229,11 +216,7 @@ def prepared_tokens(source: str | Path) -> Path | None:
 
 
 def benchmark_of(source: str | Path) -> str | None:
-    """The name of the benchmark that the source holds, whose rule scores it; None if it holds none.
-
-    Raises:
-      DataError: for a source that does not exist.
-    """
+    """The name of the benchmark that the source holds, whose rule scores it; None if it holds none."""
     return _resolve(source, split="").benchmark
 
 

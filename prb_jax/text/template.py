@@ -49,10 +49,8 @@ def choose_template(tokenizer: Any, chat_template: str | None, *, where: str) ->
     """The template to use: the tokenizer's own, or the one asked for.
 
     Args:
-      tokenizer: a transformers tokenizer.
       chat_template: None for the tokenizer's own, "plain", the name of one of several that the
         tokenizer brings, a file, or the Jinja text itself.
-      where: what error messages call the tokenizer.
 
     Raises:
       CheckpointError: no template, no such file, or one whose use of the clock cannot be fixed.
@@ -133,7 +131,6 @@ class TextRules:
         """The chat template to use instead of the tokenizer's own; None for that one.
 
         Args:
-          tokenizer: of transformers.
           asked: what the user names: one of ``templates``, else returned as it is.
         """
         if asked is not None:

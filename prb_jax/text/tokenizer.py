@@ -87,7 +87,6 @@ class ChatTokenizer(TokenizerIds):
         """The template's text for each conversation.
 
         Args:
-          conversations: to be rendered.
           generation_prompt: asks the template to open the assistant's turn; not every template does.
 
         Raises:
@@ -203,8 +202,6 @@ def load_tokenizer(
     """Loads a tokenizer and fixes the chat template it is used with.
 
     Args:
-      path_or_id: a folder with tokenizer files, or a hub id.
-      revision: branch, tag or commit of a hub id.
       chat_template: None for the tokenizer's own, or that of the rules; "plain" for the built-in format; the
         name of one of the rules' templates; a file with a Jinja template, or its text.
       rules: what the model needs beside the template.

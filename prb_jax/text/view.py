@@ -168,8 +168,6 @@ def choose_view(
     """Return the view of what is given, else of what the model was trained with, else of the general defaults.
 
     Args:
-      trained: of the model, where it is known.
-      options: what the caller asks for.
       context: tokens that the model was made for: as a limit they are no override of "the model's own".
 
     Raises:
@@ -199,7 +197,6 @@ def length_limit(view: View, *, context: int, reserved: int = 0, where: str) -> 
       view: the protocol's own limit counts where it has none.
       context: tokens that the model was made for (max_position_embeddings).
       reserved: tokens of it that are no text (soft prompts).
-      where: the model, for messages.
 
     Raises:
       DataError: more than the model was made for, or nothing beside what is reserved.

@@ -50,8 +50,6 @@ def encode_comparisons(
     """The trees of `comparisons`, in their order. Each is a function of its comparison alone.
 
     Args:
-      comparisons: what to encode.
-      tokenizer: tokenizer and chat template, or a tokenizer of pairs.
       view: what is shown; without a length limit of its own that of the protocol counts (none for default, 8,192
         for paper).
       pad_token_id: padding id in the model's configuration, which the paper protocol's read
@@ -77,11 +75,7 @@ def encode_each(
     view: View,
     pad_token_id: int | None = None,
 ) -> Iterator[Tree | TooLongError]:
-    """As `encode_comparisons`, one after another, with the error of each comparison that is too long in its place.
-
-    Raises:
-      DataError: for what else is wrong.
-    """
+    """As `encode_comparisons`, one after another, with the error of each comparison that is too long in its place."""
     encoder = _Encoder(tokenizer, view, view.max_length or view.protocol.max_length)
     for start in range(0, len(comparisons), CHUNK_ROWS):
         chunk = comparisons[start : start + CHUNK_ROWS]

@@ -223,7 +223,6 @@ def _runs(segment: np.ndarray, most: int) -> list[tuple[float, tuple[int, ...]]]
 
     Args:
       segment: [n, n]; segment[i, j] is the cost of the run i..j, infinite for i > j.
-      most: the most runs.
     """
     size = len(segment)
     best = segment[0]

@@ -52,7 +52,6 @@ def choose_stream_shape(trees: Sequence[Tree], options: StreamOptions, *, whole:
 
     Args:
       trees: all trees, or the first of many.
-      options: how long streams are, about.
       whole: these trees are all there are; otherwise more of their kind follow.
     """
     if options.fixed:
@@ -148,13 +147,7 @@ def choose_step_shapes(
 def pack_step(
     trees: Sequence[Tree], shapes: Sequence[StreamShape], options: StreamOptions
 ) -> list[PackedBatch]:
-    """Pack the trees of a step into streams and these into batches, streams that cost alike side by side.
-
-    Args:
-      trees: of the step.
-      shapes: of :func:`choose_step_shapes`; a tree that fits none gets one of its own.
-      options: as given there.
-    """
+    """Pack the trees of a step into streams and these into batches, streams that cost alike side by side."""
     alone = replace(options, streams=1, fixed=tuple(shapes))
     packed = [stream for batch in pack_streams(trees, shapes[-1], alone) for stream in batch]
     batches: list[PackedBatch] = []
@@ -200,7 +193,6 @@ def _cut_to_fullest(bins_of_steps: Sequence[list[list[Unit]]], length: int, bloc
 
     Args:
       bins_of_steps: of :func:`first_fit` with this length, of what is packed together, once or several times.
-      length: tokens of a stream.
       block: a length is a multiple of this.
     """
     shape = StreamShape(length, length)

@@ -55,11 +55,7 @@ def padded_batches(trees: Sequence[Tree]) -> list[list[np.ndarray]]:
 
 
 def import_torch() -> Any:
-    """The module, without which transformers runs no model.
-
-    Raises:
-      RunError: it is not installed.
-    """
+    """The module, without which transformers runs no model."""
     try:
         import torch
     except ImportError as error:
@@ -288,11 +284,7 @@ class TransformersRanker:
     """An encoder of transformers in float32, on the CPU or the GPU."""
 
     def __init__(self, folder: Path, *, pooling: Pooling, max_length: int) -> None:
-        """From a folder; texts are cut, lower-cased and pooled as our side does.
-
-        Raises:
-          RunError: torch is not installed.
-        """
+        """From a folder; texts are cut, lower-cased and pooled as our side does."""
         torch = import_torch()
         from transformers import AutoModel, AutoTokenizer
 

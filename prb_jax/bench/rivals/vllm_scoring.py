@@ -28,11 +28,7 @@ class VllmScorer:
     same_weights = False
 
     def __init__(self, model: Path | Mapping[str, Any], *, dtype: str, longest: int) -> None:
-        """From a folder, or from the contents of a ``config.json``, with random weights, for conversations of a length.
-
-        Raises:
-          RunError: vLLM is not installed.
-        """
+        """From a folder, or a ``config.json``'s contents with random weights, for conversations of a length."""
         try:
             vllm: Any = importlib.import_module("vllm")
         except ImportError as error:

@@ -130,7 +130,6 @@ def measure_ceilings(
     Args:
       people: includes everybody who occurs in the records.
       levels: by record id, the levels of the chosen answer.
-      groups: the design that the records come from.
     """
     by_id = {person.id: person for person in people}
     aware = sum(by_id[str(c.user_id)].leaning(levels[c.id]) > 0 for c in comparisons)
