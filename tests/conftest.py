@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from prb_jax.commands.compilation_cache import enable_compilation_cache
+from prb_jax.commands.process import enable_compilation_cache
 
 # The tests make their own fake devices; where libtpu is installed to compile for TPUs, jax would look for a TPU.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -9,7 +9,7 @@ import pytest
 
 from prb_jax import RunError, cli, evaluate, load, read_comparisons
 from prb_jax.quickstart import Recipe, Schedule, quickstart, quickstart_table
-from prb_jax.quickstart.linear import PENALTY, fit_persona_words
+from prb_jax.quickstart.command import PENALTY, fit_persona_words
 from prb_jax.quickstart.recipe import training_pairs
 from prb_jax.sources.personas import load as load_part
 from prb_jax.training.config import load_settings

@@ -2,7 +2,7 @@
 
 In a CSV file the first line names the columns. ``responses``, ``labels``, ``profile`` and ``rubric_aspects`` are
 JSON (a profile may also be a text); ``question``, ``prompt``, ``chosen`` and ``rejected`` are text, or a list of
-messages as JSON.
+messages as JSON. Tables of pandas, polars or pyarrow in memory are read as parquet files are.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import hashlib
 import io
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from prb_jax.data.arrow import parquet_values
 from prb_jax.data.comparison import LISTS
 from prb_jax.data.field_names import RECORD, FieldNames
 from prb_jax.data.lines import DECODER, JsonLines, Row, malformed, skip_space
@@ -173,3 +172,91 @@ def _csv_value(name: str, cell: str, where: str) -> Any:
             if all(isinstance(item, dict) and {"role", "content"} <= set(item) for item in value):
                 return value
     return cell
+
+
+def parquet_values(path: Path, wanted: Container[str] | None) -> Iterator[Mapping[str, Any]]:
+    """The rows of a parquet file; columns outside ``wanted`` are not read (None: all are).
+
+    Raises:
+      DataError: for a damaged file, a column given twice, and text that is not UTF-8.
+    """
+    import pyarrow.parquet as pq  # slow to import, and most files are JSON lines
+
+    with arrow_errors(path), pq.ParquetFile(path) as file:
+        columns = chosen_columns(file.schema_arrow.names, wanted, str(path))
+        yield from batch_values(file.iter_batches(batch_size=1024, columns=columns), str(path))
+
+
+def parquet_rows(path: Path) -> int:
+    """Return how many rows a parquet file says that it has; errors as of :func:`parquet_values`."""
+    import pyarrow.parquet as pq
+
+    with arrow_errors(path):
+        return pq.read_metadata(path).num_rows
+
+
+@contextlib.contextmanager
+def arrow_errors(path: Path) -> Iterator[None]:
+    """Turn Arrow's errors into one line that names the parquet file."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except pa.ArrowException as error:
+        raise DataError(f"{path}: not a whole parquet file: {_first_line(error)}") from error
+
+
+def table_values(table: Any, wanted: Container[str], *, where: str) -> Iterator[Mapping[str, Any]]:
+    """The rows of an object with the Arrow C stream interface (``__arrow_c_stream__``).
+
+    Raises:
+      DataError: for a table that Arrow cannot represent, a column given twice, and text that is not UTF-8.
+    """
+    import pyarrow as pa
+
+    try:
+        reader = pa.RecordBatchReader.from_stream(table)
+        columns = chosen_columns(reader.schema.names, wanted, where)
+        yield from batch_values((batch.select(columns) for batch in reader), where)
+    except pa.ArrowException as error:
+        raise DataError(f"{where}: not a table of records: {_first_line(error)}") from error
+
+
+def chosen_columns(names: Sequence[str], wanted: Container[str] | None, where: str) -> list[str]:
+    """Return which of a table's columns are read: the wanted ones (None: all), each there at most once."""
+    columns = [name for name in names if wanted is None or name in wanted]
+    for name in columns:
+        if columns.count(name) > 1:
+            places = " and ".join(str(i) for i, other in enumerate(names, start=1) if other == name)
+            raise DataError(f"{where}: field {quote(name)} is given twice, in columns {places}")
+    return columns
+
+
+def batch_values(batches: Iterable[Any], where: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of record batches as Python objects."""
+    before = 0
+    for batch in batches:
+        try:
+            values = batch.to_pylist()
+        # Text that is not UTF-8, a field given twice within a list of objects, a date beyond the year 9999.
+        except (ValueError, OverflowError) as error:
+            raise DataError(_bad_value(batch, where, before)) from error
+        yield from values
+        before += batch.num_rows
+
+
+def _bad_value(batch: Any, where: str, before: int) -> str:
+    """Which row and field of a record batch cannot be turned into Python objects, and why."""
+    for i in range(batch.num_rows):
+        for name in batch.schema.names:
+            try:
+                batch.column(name).slice(i, 1).to_pylist()
+            except UnicodeDecodeError as error:
+                return f"{where}: row {before + i + 1}: field '{name}': invalid UTF-8 ({error.reason})"
+            except (ValueError, OverflowError) as error:
+                return f"{where}: row {before + i + 1}: field '{name}': {_first_line(error)}"
+    return f"{where}: rows {before + 1} to {before + batch.num_rows} cannot be read"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

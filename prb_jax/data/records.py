@@ -14,9 +14,9 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from prb_jax.data import fields
-from prb_jax.data.arrow import table_values
 from prb_jax.data.comparison import LISTS, Comparison
 from prb_jax.data.field_names import RECORD, FieldMapper
+from prb_jax.data.files import table_values
 from prb_jax.data.lines import Row
 from prb_jax.errors import DataError, PrbWarning
 

@@ -28,7 +28,7 @@ from prb_jax.runs.behaviour import cluster_of, figure_of, reward_identity, write
 from prb_jax.runs.kind import SUMMARY
 from prb_jax.scoring.inputs import Data, read_inputs
 from prb_jax.scoring.load import open_scorer, read_history
-from prb_jax.scoring.together import check_same_choices
+from prb_jax.scoring.run import check_same_choices
 
 FIGURES: Final = ("rouge1", "rougeL")
 """The figures that stand for the behaviour: ROUGE-1 is the headline of Personalised RewardBench."""

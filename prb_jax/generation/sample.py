@@ -32,8 +32,7 @@ from prb_jax.runs.parts import Part, Skip, finish_part, parse_part
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowKind
 from prb_jax.scoring.inputs import Data, check_unchanged, read_inputs
-from prb_jax.scoring.run import computing_versions, session_facts
-from prb_jax.scoring.together import check_same_choices
+from prb_jax.scoring.run import check_same_choices, computing_versions, session_facts
 from prb_jax.text.visible import TextProtocol, visible
 
 SAMPLES = "samples.jsonl"

@@ -38,8 +38,7 @@ from prb_jax.scoring import Scorer
 from prb_jax.scoring.baselines import baseline_scorer
 from prb_jax.scoring.inputs import Data
 from prb_jax.scoring.load import open_scorer, read_history, with_history
-from prb_jax.scoring.run import computing_versions
-from prb_jax.scoring.together import check_same_choices
+from prb_jax.scoring.run import check_same_choices, computing_versions
 
 REWARDS = "rewards.jsonl"
 CURVES = "curves.png"

@@ -22,7 +22,7 @@ from prb_jax.runs.evaluation import JUDGEMENTS
 from prb_jax.scoring.evaluate import Evaluation, evaluate
 from prb_jax.scoring.inputs import Data, Inputs, read_inputs
 from prb_jax.scoring.prompt_extras import ORACLE, UPPER_BOUND, add_prompt_extras
-from prb_jax.scoring.together import check_same_choices
+from prb_jax.scoring.run import check_same_choices
 from prb_jax.text.visible import TextProtocol
 
 

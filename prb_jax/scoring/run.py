@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.options import options_of
 from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowTable, RowView
-from prb_jax.processes.sharing import on_first_process, process_count
+from prb_jax.processes.agreement import check_agreement
+from prb_jax.processes.sharing import on_first_process, process_count, refuse_together
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.remote import is_url
 from prb_jax.runs.evaluation import SCORE_ROWS, EvaluationFolder, open_evaluation
 from prb_jax.runs.parts import Part, Skip
 from prb_jax.runs.progress import Count, show_progress
@@ -22,6 +26,7 @@ from prb_jax.runs.rows import share_rows
 from prb_jax.scoring import Scorer
 from prb_jax.scoring.comparison_table import ComparisonTable
 from prb_jax.scoring.inputs import Inputs
+from prb_jax.scoring.load import Model, model_contents
 from prb_jax.sources.large import LargeComparisons
 from prb_jax.text.view import View
 from prb_jax.version import versions
@@ -195,3 +200,42 @@ def session_facts(scorer: Any, batch_tokens: int | None) -> dict[str, Any]:
         "attention": getattr(scorer, "attention", None),
         "devices": {**kind, "count": len(devices), "processes": process_count()},
     }
+
+
+def check_same_choices(
+    verb: str,
+    models: Mapping[str, tuple[Model, LoadOptions | None]],
+    chosen: Mapping[str, Any],
+    *,
+    inputs: Inputs | None = None,
+) -> None:
+    """Compare the choices of several processes before a model is loaded: unequal ones may wait for ever.
+
+    Args:
+      models: that it will load, and how, by what they are for.
+      chosen: everything else that was chosen, JSON-ready; of files their contents.
+
+    Raises:
+      RunError: in every process: a model behind a server, which one process alone asks; or the first process that
+        differs from process 0, and the fields.
+    """
+    if process_count() == 1:
+        return
+    refuse_together(endpoint=next((model for model, _ in models.values() if is_url(model)), None))
+    alike = [name for name, choice in options_of(LoadOptions).items() if choice.effect == "result"]
+    asked = {what: (model, loading or LoadOptions()) for what, (model, loading) in models.items()}
+    check_agreement(
+        {
+            "verb": verb,
+            **chosen,
+            "data": None if inputs is None else inputs.to_json(whole=False),
+            "models": {
+                what: {
+                    "contents": model_contents(model, loading.revision),
+                    **{name: str(getattr(loading, name)) for name in alike},
+                }
+                for what, (model, loading) in asked.items()
+            },
+            "versions": computing_versions(plain=False),
+        }
+    )

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from prb_jax.benchmarks import get_benchmark
-from prb_jax.benchmarks.resampling import RESAMPLES, score_intervals
+from prb_jax.benchmarks.benchmark import RESAMPLES, score_intervals
 from prb_jax.data.comparison import Message
 from prb_jax.data.writing import write_json, writing
 from prb_jax.errors import DataError

@@ -14,16 +14,15 @@ from typing import Any, Final
 from prb_jax import benchmarks
 from prb_jax.benchmarks.prb import same_subset
 from prb_jax.data import lines
-from prb_jax.data.arrow import parquet_rows
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.field_names import FieldMapper, FieldNames
-from prb_jax.data.files import SUFFIXES, file_digest, has_known_suffix, read_rows
+from prb_jax.data.files import SUFFIXES, file_digest, has_known_suffix, parquet_rows, read_rows
 from prb_jax.data.lines import JsonLines, Row, is_large, large_digest, unpacked_size
 from prb_jax.data.records import Placed, Records, given_rows, read_records
 from prb_jax.errors import DataError, quote
 from prb_jax.plugins import is_python_value
 from prb_jax.sources.large import LargeComparisons, stamp
-from prb_jax.sources.prepared import PreparedComparisons, is_prepared, metadata, tokens_folder
+from prb_jax.sources.prepared import PreparedComparisons, PreparedSource, is_prepared, metadata, tokens_folder
 from prb_jax.sources.source import FileSource, PythonSource, Source
 from prb_jax.storage.urls import localised
 
@@ -31,14 +30,6 @@ PERSONAS: Final = "personas"
 PRB: Final = "prb"
 """The paper's data set, which is read alike with and without its name."""
 
-_CLASSES: Final = {
-    "benchmarks": "BenchmarkSource",
-    "folders": "FolderSource",
-    "hub": "HubSource",
-    "personas": "PersonasSource",
-    "prepared": "PreparedSource",
-}
-"""Modules beside this one that are imported when a source of their kind is opened."""
 _COLUMNS: Final = re.compile(r"(?P<source>.+)\?(?P<columns>\w+=[^&=?]+(&\w+=[^&=?]+)*)", re.DOTALL)
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -235,7 +226,7 @@ def _resolve(source: str | Path, *, split: str) -> Source:
     if isinstance(source, str) and is_python_value(source):
         return PythonSource(source)
     if name == PERSONAS:
-        return _open("personas", place if colon else split)
+        return _open("personas.PersonasSource", place if colon else split)
     if name not in benchmarks.benchmark_names():
         found = _at(source)
     elif colon:
@@ -249,10 +240,10 @@ def _resolve(source: str | Path, *, split: str) -> Source:
             raise DataError(
                 f"{name}: has no data set on the hub; give --data {name}:FOLDER with {benchmark.home}"
             )
-        found = _open("hub", benchmark.repository, benchmark=name)
+        found = _open("folders.HubSource", benchmark.repository, benchmark=name)
     if found.benchmark in (None, PRB):
         return found
-    return _open("benchmarks", found.name, benchmark=found.benchmark, inner=found)
+    return _open("benchmarks.BenchmarkSource", found.name, benchmark=found.benchmark, inner=found)
 
 
 def _at(place: str | Path) -> Source:
@@ -260,23 +251,25 @@ def _at(place: str | Path) -> Source:
     path = Path(place)
     if path.is_dir():
         if not is_prepared(path):
-            return _open("folders", str(path))
+            return _open("folders.FolderSource", str(path))
         benchmark = metadata(path).get("benchmark")
         known = benchmark if benchmark in benchmarks.benchmark_names() else None
-        return _open("prepared", str(path), benchmark=known)
+        return PreparedSource(str(path), benchmark=known)
     if has_known_suffix(path) or path.exists():
         return FileSource(str(path))
     if isinstance(place, str) and _HUB_ID.fullmatch(place):
         benchmark = benchmarks.of_repository(place)
-        return _open("hub", place, benchmark=None if benchmark is None else benchmark.name)
+        return _open("folders.HubSource", place, benchmark=None if benchmark is None else benchmark.name)
     raise DataError(
         f"{place}: no such file, folder or data set; expected a file ({', '.join(SUFFIXES)}), a folder, "
         f"a hub id (OWNER/NAME), FILE.py:NAME, {PERSONAS!r}, or a benchmark: {', '.join(benchmarks.benchmark_names())}"
     )
 
 
-def _open(module: str, name: str, **more: Any) -> Source:
-    return getattr(import_module(f"{__package__}.{module}"), _CLASSES[module])(name, **more)
+def _open(kind: str, name: str, **more: Any) -> Source:
+    """A source of a class of this package, by MODULE.CLASS; its module is imported on first use."""
+    module, _, class_name = kind.partition(".")
+    return getattr(import_module(f"{__package__}.{module}"), class_name)(name, **more)
 
 
 def _large_files(source: Source, *, split: str) -> Sequence[Path]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from prb_jax.benchmarks import judgebench, llmbar, prb, prefeval, rewardbench, rewardbench2, rm_bench
-from prb_jax.benchmarks.resampling import score_intervals
+from prb_jax.benchmarks.benchmark import score_intervals
 from prb_jax.errors import DataError
 from prb_jax.metrics.accuracy import ScoredRow
 

@@ -5,12 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from prb_jax.commands.compilation_cache import cache_folder, delete_unused, enable_compilation_cache
+from prb_jax.commands.process import cache_folder, delete_unused, enable_compilation_cache
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILE = """
 import sys
-from prb_jax.commands.compilation_cache import enable_compilation_cache
+from prb_jax.commands.process import enable_compilation_cache
 enable_compilation_cache()
 import jax, jax.numpy as jnp
 hits = []

@@ -15,7 +15,7 @@ def main(model: str, out: str, *meshes: str) -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 4)
     import prb_jax as prb
-    from prb_jax.commands.compilation_cache import enable_compilation_cache
+    from prb_jax.commands.process import enable_compilation_cache
     from tests.rl.tiny import comparisons, has_letter, settings
 
     enable_compilation_cache()

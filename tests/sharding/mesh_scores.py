@@ -147,7 +147,7 @@ def main(folder: str, out: str, *scored: str) -> None:
 
     import prb_jax as prb
     from prb_jax.checkpoints.hf_map import flatten
-    from prb_jax.commands.compilation_cache import enable_compilation_cache
+    from prb_jax.commands.process import enable_compilation_cache
     from prb_jax.sharding import make_mesh
 
     enable_compilation_cache()

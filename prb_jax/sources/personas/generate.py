@@ -9,8 +9,16 @@ from types import MappingProxyType
 from typing import Final
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.sources.personas import rationale
-from prb_jax.sources.personas.answers import TEXTUAL_FLAWS, write_contrast, write_flawed_pair, write_question
+from prb_jax.sources.personas.answers import (
+    TEXTUAL_FLAWS,
+    generic_aspects,
+    generic_narrative,
+    personal_aspects,
+    personal_narrative,
+    write_contrast,
+    write_flawed_pair,
+    write_question,
+)
 from prb_jax.sources.personas.design import SLIP_SHARE, Ceilings, Group, measure_ceilings, plan_groups
 from prb_jax.sources.personas.people import Persona, make_people, make_strangers, reword, show_profile
 from prb_jax.sources.personas.phrases import Draws, T, Topic
@@ -169,8 +177,8 @@ def _personal_record(draws: Draws, pools: Pools, part: str, index: int, judgemen
         profile=profile,
         category=topic.domain,
         subset=f"personal-{seen}",
-        rubric_aspects=rationale.personal_aspects(draws, pools, person, profile, levels),
-        narrative=rationale.personal_narrative(draws, pools, person, topic, levels),
+        rubric_aspects=personal_aspects(draws, pools, person, profile, levels),
+        narrative=personal_narrative(draws, pools, person, topic, levels),
     )
 
 
@@ -201,8 +209,8 @@ def _generic_records(
             profile=show_profile(draws, person),
             category=topic.domain,
             subset="generic",
-            rubric_aspects=rationale.generic_aspects(topic, flaw),
-            narrative=rationale.generic_narrative(person, topic, flaw),
+            rubric_aspects=generic_aspects(topic, flaw),
+            narrative=generic_narrative(person, topic, flaw),
         )
 
 

@@ -45,7 +45,7 @@ def main(kernel: str) -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 8)
 
-    from prb_jax.commands.compilation_cache import enable_compilation_cache
+    from prb_jax.commands.process import enable_compilation_cache
     from prb_jax.models.attention.cudnn import cudnn_attention
     from prb_jax.models.attention.splash import splash_attention
     from prb_jax.sharding import make_mesh, partition_spec
