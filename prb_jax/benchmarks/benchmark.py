@@ -66,6 +66,8 @@ def numbered(row: ScoredRow, number: int) -> ScoredRow:
 
 Record = Callable[[Mapping[str, Any], Place], Mapping[str, Any]]
 Rule = Callable[[Sequence[ScoredRow]], BenchmarkScore]
+Tables = tuple[dict[str, Any], dict[str, list[Any]]]
+"""Of the subsets, and of the items by column, as RewardBench's result files hold them."""
 
 
 def own_record(row: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
@@ -86,7 +88,7 @@ class Benchmark:
       files: where a folder holds files of another layout than the hub's, the pattern of their paths.
       home: where to get the data, for a benchmark without a repository.
       record: turns a published record into one of ours (see ``prb_jax.data.comparison``).
-      results: whether runs also write RewardBench's two result files.
+      results: makes of the rows and their K conversations as text what runs write as RewardBench's result files.
       topics: names, without their suffix, of the files that are read; empty for all of ``files``.
       unit: which rows without a user are drawn together for the interval of the score.
       copy: a row of the n-th unit drawn, which may be drawn several times.
@@ -100,7 +102,7 @@ class Benchmark:
     files: str | None = None
     home: str = ""
     record: Record = own_record
-    results: bool = False
+    results: Callable[[Sequence[ScoredRow], Sequence[Sequence[str]]], Tables] | None = None
     topics: tuple[str, ...] = ()
     unit: Callable[[ScoredRow], str] = one_row
     copy: Callable[[ScoredRow, int], ScoredRow] = numbered

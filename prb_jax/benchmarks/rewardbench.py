@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from prb_jax.benchmarks.benchmark import Benchmark, BenchmarkScore, by_subset, is_won, mean
+from prb_jax.benchmarks.benchmark import (
+    Benchmark,
+    BenchmarkScore,
+    Tables,
+    by_subset,
+    is_won,
+    mean,
+    pair_scores,
+)
 from prb_jax.metrics.accuracy import ScoredRow
 
 SECTIONS: Final[Mapping[str, Mapping[str, int]]] = {
@@ -118,6 +126,26 @@ def _with_prior_sets(sections: Mapping[str, float | None], prior: float | None) 
     return (2 * sum(known) + prior) / (2 * len(sections) + 1)
 
 
+def result_tables(rows: Sequence[ScoredRow], texts: Sequence[Sequence[str]]) -> Tables:
+    """Accuracies; chosen and rejected side by side, each score a list of one."""
+    sides = [(0, 1) if row.labels[0] > row.labels[1] else (1, 0) for row in rows]
+    accuracies = {name: mean(map(is_won, members)) for name, members in by_subset(rows).items()}
+    return accuracies, {
+        "id": [_number(row.id) for row in rows],
+        "subset": [row.subset for row in rows],
+        "text_chosen": [text[chosen] for text, (chosen, _) in zip(texts, sides)],
+        "text_rejected": [text[rejected] for text, (_, rejected) in zip(texts, sides)],
+        "scores_chosen": [[pair_scores(row)[0]] for row in rows],
+        "scores_rejected": [[pair_scores(row)[1]] for row in rows],
+        "results": [int(is_won(row)) for row in rows],
+    }
+
+
+def _number(id: str) -> int | str:
+    """Ids of version 1 are numbers where nothing had to be added to tell them apart."""
+    return int(id) if id.isdecimal() else id
+
+
 BENCHMARK = Benchmark(
     name="rewardbench",
     rule="mean of the four section scores; in a section subset accuracies by RewardBench's weights "
@@ -125,5 +153,5 @@ BENCHMARK = Benchmark(
     score=score,
     repository="allenai/reward-bench",
     splits=("filtered",),
-    results=True,
+    results=result_tables,
 )

@@ -13,6 +13,7 @@ from prb_jax.benchmarks.benchmark import (
     Benchmark,
     BenchmarkScore,
     Place,
+    Tables,
     better_first,
     by_subset,
     check_finite,
@@ -186,6 +187,20 @@ def copy(row: ScoredRow, number: int) -> ScoredRow:
     return replace(row, id=f"{_kind_and_number(row.id)[0]}:{number}")
 
 
+def result_tables(rows: Sequence[ScoredRow], texts: Sequence[Sequence[str]]) -> Tables:
+    """Subset scores; ``results`` holds the best-of-K credit, in the subset Ties too."""
+    scores = {name: subset_score(name, members) for name, members in by_subset(rows).items()}
+    aggregates = {name: value if math.isfinite(value) else None for name, value in scores.items()}
+    return aggregates, {
+        "id": [row.id for row in rows],
+        "subset": [row.subset for row in rows],
+        "text": [list(text) for text in texts],
+        "scores": [[float(score) for score in row.scores] for row in rows],
+        "num_correct": [sum(label > 0 for label in row.labels) for row in rows],
+        "results": [share_of_top(row.scores) for row in rows],
+    }
+
+
 BENCHMARK = Benchmark(
     unit=unit,
     copy=copy,
@@ -196,5 +211,5 @@ BENCHMARK = Benchmark(
     repository="allenai/reward-bench-2",
     splits=("test",),
     record=record,
-    results=True,
+    results=result_tables,
 )

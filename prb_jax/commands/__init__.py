@@ -67,8 +67,7 @@ SHARED = {
     **dict.fromkeys(("compare", "leaderboard", "report", "correlate", "push"), "runs"),
     **dict.fromkeys(("personas", "past-texts", "prepare", "split", "rank-profiles"), "datasets"),
     **dict.fromkeys(("features", "methods", "ask"), "personalise"),
-    **dict.fromkeys(("guide", "policy-accuracy"), "sample"),
-    "distil": "best_of_n",
+    **dict.fromkeys(("best-of-n", "distil", "guide", "policy-accuracy"), "sample"),
 }
 """The file of a verb that shares it with others; its functions there are `add_VERB` and `run_VERB`."""
 

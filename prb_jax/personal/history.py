@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from prb_jax.data.comparison import Comparison, Post
+from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, quote
-from prb_jax.personal.features import read_post
 
 IDENTICAL: Final[str] = "identical responses"
 CONTRADICTED: Final[str] = "a pair that the same user judged both ways"
@@ -69,11 +68,6 @@ def without_shared_responses(context: Sequence[Comparison], query: Comparison) -
     """Return the comparisons that share no response with the query: a response that was judged tells the label."""
     asked = set(query.responses)
     return tuple(one for one in context if asked.isdisjoint(one.responses))
-
-
-def posts_about_other_texts(posts: Sequence[Post], query: Comparison) -> tuple[Post, ...]:
-    """Return the posts that judge no response of the query: one that does tells the label."""
-    return tuple(post for post in posts if read_post(post).text not in query.responses)
 
 
 def chosen_before(

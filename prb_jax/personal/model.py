@@ -17,12 +17,12 @@ from prb_jax.data.reading import read_object
 from prb_jax.data.records import Records, as_comparisons, digest
 from prb_jax.errors import DataError, RunError, quote, short_repr
 from prb_jax.personal.embedder import EmbeddedTexts, Embedder
+from prb_jax.personal.features import read_post
 from prb_jax.personal.few_shot.protocol import BATCH, adapt_rows, in_batches, score_rows, score_table
 from prb_jax.personal.folder import SPLITS
 from prb_jax.personal.history import (
     by_user,
     informative_comparisons,
-    posts_about_other_texts,
     refuse_query_in_history,
     without_shared_responses,
 )
@@ -329,3 +329,8 @@ class PersonalisedModel:
 
 def _profile(context: Sequence[Comparison]) -> tuple[Post, ...]:
     return next((one.profile for one in reversed(context) if one.profile), ())
+
+
+def posts_about_other_texts(posts: Sequence[Post], query: Comparison) -> tuple[Post, ...]:
+    """Return the posts that judge no response of the query: one that does tells the label."""
+    return tuple(post for post in posts if read_post(post).text not in query.responses)

@@ -10,6 +10,7 @@ import numpy as np
 
 from prb_jax.benchmarks import get_benchmark
 from prb_jax.benchmarks.benchmark import RESAMPLES, score_intervals
+from prb_jax.benchmarks.results import result_files
 from prb_jax.data.comparison import Message
 from prb_jax.data.writing import write_json, writing
 from prb_jax.errors import DataError
@@ -214,10 +215,8 @@ def _write_result_files(out: Path, job: Job, rows: Sequence[ScoredRow]) -> None:
     tokenizer: Any = getattr(job.scorer, "tokenizer", None)
     render = getattr(tokenizer, "render", None)
     for benchmark, positions in job.inputs.benchmarks.items():
-        if not get_benchmark(benchmark).results:
+        if (result_tables := get_benchmark(benchmark).results) is None:
             continue
-        from prb_jax.benchmarks.results import result_files
-
         texts = []
         for position in positions:
             seen = visible(
@@ -230,9 +229,7 @@ def _write_result_files(out: Path, job: Job, rows: Sequence[ScoredRow]) -> None:
             bare = ["\n\n".join(message.content for message in messages) for messages in spoken]
             texts.append(bare if render is None else render(spoken))
         files = result_files(
-            benchmark,
-            [rows[position] for position in positions],
-            texts,
+            result_tables([rows[position] for position in positions], texts),
             model=job.name,
             model_type="Custom Classifier" if render is None else "Seq. Classifier",
             chat_template=None if render is None else tokenizer.template_hash,
