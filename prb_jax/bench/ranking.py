@@ -21,12 +21,8 @@ AGAINST_USERS = 2
 
 
 def bench_ranking(options: BenchOptions) -> Figures:
-    """Time rankings of ours and, where asked for, of transformers, in turn.
-
-    Raises:
-      DataError: no user has a profile, or fewer than are asked for.
-      RunError: torch is not installed.
-    """
+    """Time rankings of ours and, where asked for, of transformers, in turn. Raises DataError: no user has a profile, or
+    fewer than are asked for; RunError: torch is not installed."""
     queries = _first_of_each_user(options.data, options.users)
     users, asked = len(queries), options.against_users
     if asked is not None and asked > users:

@@ -42,11 +42,7 @@ READOUT = "logit"
 
 def bench_sampling(options: BenchOptions) -> Figures:
     """Time passes of ours and, where asked for, of transformers, in turn; every sample has ``new_tokens`` tokens.
-
-    Raises:
-      DataError: several greedy samples, or more tokens than the context.
-      RunError: torch is not installed.
-    """
+    Raises DataError: several greedy samples, or more tokens than the context; RunError: torch is not installed."""
     source, prompts, samples, new = (
         bench_source(options.model),
         options.prompts,

@@ -47,11 +47,8 @@ def as_comparisons(data: Records, *, labelled: bool = True) -> list[Comparison]:
 
 
 def given_rows(data: Records) -> Iterator[Row]:
-    """The records that a Python caller gives, each with its position; they are read one by one.
-
-    Raises:
-      DataError: for anything but ``Records``.
-    """
+    """The records that a Python caller gives, each with its position; they are read one by one. Raises DataError: for
+    anything but ``Records``."""
     mapped = FieldMapper(RECORD, "data")
     if hasattr(data, "__arrow_c_stream__"):
         for position, value in enumerate(table_values(data, RECORD, where="data")):

@@ -65,10 +65,8 @@ def write_file(path: Path, data: bytes | memoryview) -> None:
 def held_folder(path: Path, *, purpose: str = "is writing to this run") -> Iterator[None]:
     """Make a folder, with its parents, where there is none, and hold it against a second writer.
 
-    The lock dies with the process, however it ends. On a file system without locks there is none.
-
-    Raises:
-      RunError: it cannot be written, or another process holds it for this purpose.
+    The lock dies with the process, however it ends. On a file system without locks there is none. Raises RunError: it
+    cannot be written, or another process holds it for this purpose.
     """
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)

@@ -98,12 +98,9 @@ def open_chat(
     cache: Path | None,
     verb: str,
 ) -> ChatModel:
-    """Return a model on this machine, or one behind an endpoint whose replies are kept in ``cache``, if given.
-
-    Raises:
-      RunError: both or neither of model and endpoint; names the verb.
-      CheckpointError: the model cannot be loaded, or nothing could end a reply.
-    """
+    """Return a model on this machine, or one behind an endpoint whose replies are kept in ``cache``, if given. Raises
+    RunError: both or neither of model and endpoint; names the verb; CheckpointError: the model cannot be loaded, or
+    nothing could end a reply."""
     if endpoint is not None and model is None:
         return ChatModel(Endpoint(endpoint, cache=cache))
     if endpoint is not None or model is None:
@@ -133,13 +130,9 @@ class InWords:
         return self.chat.identity()
 
     def answers(self, comparisons: Sequence[Comparison], asks: Sequence[Ask], *, posts: int) -> list[Answer]:
-        """Return the answer about each comparison, with as many posts of its profile as fit, at most ``posts``.
-
-        Raises:
-          DataError: conversations that are too long without any post, or that the chat template refuses; names the
-            comparison.
-          RunError: an endpoint that refuses, is down or lies.
-        """
+        """Return the answer about each comparison, with as many posts of its profile as fit, at most ``posts``. Raises
+        DataError: conversations that are too long without any post, or that the chat template refuses; names the
+        comparison; RunError: an endpoint that refuses, is down or lies."""
 
         def read(name: str, ask: Ask, count: int) -> Sequence[Conversation]:
             asked = ask(count)

@@ -57,11 +57,7 @@ def read_verdict(reply: str) -> str | None:
 
 
 def better_response(comparison: Comparison) -> int:
-    """Return which of two responses is labelled the better one.
-
-    Raises:
-      DataError: not two responses, or no labels.
-    """
+    """Return which of two responses is labelled the better one. Raises DataError: not two responses, or no labels."""
     if len(comparison.responses) != 2:
         raise DataError(
             f"comparison {quote(comparison.id)}: a judge of pairs reads 2 responses, found {len(comparison.responses)}"

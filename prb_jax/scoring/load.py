@@ -251,11 +251,8 @@ def has_no_weights(model: str | Path) -> bool:
 
 
 def read_history(history: Data | None) -> Sequence[Comparison] | Path | None:
-    """Return the comparisons that a history names, or the folder of saved states that it is.
-
-    Raises:
-      RunError: a folder of states beside other data.
-    """
+    """Return the comparisons that a history names, or the folder of saved states that it is. Raises RunError: a folder
+    of states beside other data."""
     if history is None:
         return None
     parts = list(history) if isinstance(history, list | tuple) else [history]

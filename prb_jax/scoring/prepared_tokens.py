@@ -215,11 +215,8 @@ class TokensJob:
 
 
 def write_store(job: TokensJob, *, split: str, processes: int = 1) -> Path:
-    """Write the trees of one split; what is there already stays.
-
-    Raises:
-      DataError: a comparison that cannot be read or shown to the model, or an id given twice.
-    """
+    """Write the trees of one split; what is there already stays. Raises DataError: a comparison that cannot be read or
+    shown to the model, or an id given twice."""
     reader = job.reader()
     view = reader.view(job.view)
     key = store_key(reader, view)

@@ -100,12 +100,9 @@ class Reader:
         )
 
     def encode(self, comparisons: Sequence[Comparison | TokenisedComparison], *, view: View) -> list[Tree]:
-        """Return what the model sees of each comparison, as trees of token ids (of its text, or prepared ones).
-
-        Raises:
-          DataError: a comparison that cannot be shown to this model; the message names it.
-          CheckpointError: nothing says which of the head's labels is the reward.
-        """
+        """Return what the model sees of each comparison, as trees of token ids (of its text, or prepared ones). Raises
+        DataError: a comparison that cannot be shown to this model; the message names it; CheckpointError: nothing says
+        which of the head's labels is the reward."""
         self._check_labels(view.protocol)
         comparisons = list(comparisons)  # prepared ones are read from the disk
         texts = [one for one in comparisons if isinstance(one, Comparison)]

@@ -268,12 +268,9 @@ class RewardModel:
 
 
 def load_reward_model(opened: OpenedModel) -> RewardModel:
-    """Read the weights of an opened model onto its devices; nothing is compiled yet.
-
-    Raises:
-      CheckpointError: what is there cannot be used as it is; the message names file, tensor or field.
-      MeshError: the mesh does not fit the devices or the model.
-    """
+    """Read the weights of an opened model onto its devices; nothing is compiled yet. Raises CheckpointError: what is
+    there cannot be used as it is; the message names file, tensor or field; MeshError: the mesh does not fit the devices
+    or the model."""
     reader, prompts = open_reader(opened)
     config, mesh, dtype = opened.config, opened.mesh, jnp.dtype(opened.dtype)
     quantize, attention = opened.options.quantize, opened.options.attention

@@ -53,11 +53,8 @@ class LargeComparisons(Sequence[Comparison]):
         self._last: tuple[int, Comparison | None] = (-1, None)
 
     def placed(self) -> Iterator[Placed]:
-        """Yield each comparison with the place where it stands.
-
-        Raises:
-          DataError: a file that cannot be read, or a record that is none, naming file and line.
-        """
+        """Yield each comparison with the place where it stands. Raises DataError: a file that cannot be read, or a
+        record that is none, naming file and line."""
         index = -1
         for index, placed in enumerate(self._start()):
             self.known = max(self.known, index + 1)

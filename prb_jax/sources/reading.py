@@ -127,9 +127,7 @@ def find_comparisons(
     """As ``read_comparisons``, for comparisons that are looked up in any order.
 
     Those of a large prepared folder stay on the disk: it is given whole, and subset and limit are left to the caller.
-
-    Raises:
-      DataError: as ``read_comparisons``; raw files that are too large to be held in memory.
+    Raises DataError: as ``read_comparisons``; raw files that are too large to be held in memory.
     """
     opened = _resolve(source, split=split)
     files = _large_files(opened, split=split)
@@ -157,11 +155,8 @@ def each_row(source: str | Path, *, subset: str | None = None, split: str = "tes
 
 
 def source_rows(source: str | Path) -> list[Row]:
-    """Return the records of a source as they stand there, in JSON files fields outside the schema too.
-
-    Raises:
-      DataError: as `read_comparisons`; of a file only what is no record at all.
-    """
+    """Return the records of a source as they stand there, in JSON files fields outside the schema too. Raises
+    DataError: as `read_comparisons`; of a file only what is no record at all."""
     opened = _resolve(source, split="test")
     if opened.kind == "file" and opened.benchmark is None:
         rows = list(each_row(source))

@@ -123,11 +123,8 @@ def tree_batch_shardings(mesh: Mesh) -> TreeBatch:
 
 
 def make_batch(trees: Sequence[Tree], bucket: Bucket, *, batch: int) -> TreeBatch:
-    """Pad trees to `bucket` and to `batch` rows (missing rows have length 0 throughout).
-
-    Raises:
-      ValueError: more trees than rows, or a tree larger than the bucket.
-    """
+    """Pad trees to `bucket` and to `batch` rows (missing rows have length 0 throughout). Raises ValueError: more trees
+    than rows, or a tree larger than the bucket."""
     if len(trees) > batch:
         raise ValueError(f"{len(trees)} trees do not fit a batch of {batch} rows")
     prefix = np.zeros((batch, bucket.prefix), np.int32)
