@@ -24,22 +24,16 @@ PACKAGES = ("jax", "jaxlib", "flax", "torch", "transformers", "trl", "vllm")
 
 @dataclass(frozen=True)
 class Machine:
-    """The devices of this process, all of one kind.
-
-    Attributes:
-      memory_bytes: of one device; of the whole machine where the devices are CPUs.
-      peak_gflops: of one device, by dtype, accumulated in float32.
-      torch_device: that torch computes on, where JAX has a GPU and torch is installed.
-    """
+    """The devices of this process, all of one kind."""
 
     platform: str
     kind: str
     count: int
-    memory_bytes: int
+    memory_bytes: int  # of one device; of the whole machine where the devices are CPUs
     cores: int
-    peak_gflops: dict[str, float]
+    peak_gflops: dict[str, float]  # of one device, by dtype, accumulated in float32
     versions: dict[str, str | None]
-    torch_device: str | None = None
+    torch_device: str | None = None  # that torch computes on, where JAX has a GPU and torch is installed
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Machine:

@@ -33,26 +33,20 @@ _NEEDED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One command of `prb bench`, which takes about so many seconds.
-
-    Attributes:
-      flags: of the command, and their values; True for a flag without one.
-      needs: the id of the row that must have found the same scores as float32.
-      weights: what kind of folder must be made of the shape; None where random weights will do.
-      rival: what it is compared with; `absent` is why there is no such comparison here.
-      only_beside: whether the row has no meaning without it.
-    """
+    """One command of `prb bench`, which takes about so many seconds."""
 
     id: str
     verb: str
     model: str
+    # of the command, and their values; True for a flag without one
     flags: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = _START
-    needs: str | None = None
+    needs: str | None = None  # the id of the row that must have found the same scores as float32
+    # what kind of folder must be made of the shape; None where random weights will do
     weights: Literal["reward", "policy"] | None = None
-    rival: Rival | None = None
+    rival: Rival | None = None  # what it is compared with; `absent` is why there is no such comparison here
     absent: str | None = None
-    only_beside: bool = False
+    only_beside: bool = False  # whether the row has no meaning without it
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def words(self, model: str, *, rival: bool = True) -> list[str]:

@@ -41,20 +41,15 @@ from prb_jax.trees.tree import Tree, build_tree
 
 @dataclass(frozen=True)
 class TreePass:
-    """One timed pass over a workload, from the first tree to the last score.
-
-    Attributes:
-      needed_tokens: of those computed, without padding; a beginning that several trees share counts once where it is
-        computed once.
-      flops: of these tokens, on paper.
-      compiles: programs the scorer holds after the pass, less those before it.
-    """
+    """One timed pass over a workload, from the first tree to the last score."""
 
     seconds: float
     padded_tokens: int
+    # of those computed, without padding; a beginning that several trees share counts once where it is
+    # computed once
     needed_tokens: int
-    flops: float
-    compiles: int
+    flops: float  # of these tokens, on paper
+    compiles: int  # programs the scorer holds after the pass, less those before it
     scores: list[np.ndarray]
 
 

@@ -27,17 +27,13 @@ _SECONDS = ("rollout_seconds", "update_seconds")
 
 @dataclass(frozen=True)
 class BenchComparison:
-    """Two machines, row by row.
-
-    Attributes:
-      rows: (id, unit, rate of the first, rate of the second), measured alike by both.
-      refused: ids with why their rates are not compared.
-      differing: what else differs between the two, versions among it, by name, with both values.
-    """
+    """Two machines, row by row."""
 
     names: tuple[str, str]
+    # (id, unit, rate of the first, rate of the second), measured alike by both
     rows: Sequence[tuple[str, str, float, float]]
-    refused: Mapping[str, str]
+    refused: Mapping[str, str]  # ids with why their rates are not compared
+    # what else differs between the two, versions among it, by name, with both values
     differing: Mapping[str, tuple[str, str]]
 
     def __rich__(self) -> Any:

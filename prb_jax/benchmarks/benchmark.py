@@ -17,36 +17,23 @@ from prb_jax.metrics.uncertainty import LEAST_CLUSTERS
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a record of a benchmark stands.
+    """Where a record of a benchmark stands."""
 
-    Attributes:
-      where: what error messages start with, as "FILE:LINE".
-      path: of its file, from the folder that was given on; empty for what ``datasets`` reads.
-      split: of the data set; empty for files.
-      number: of the record within its file or split, from 1.
-    """
-
-    where: str
-    path: str
-    split: str
-    number: int
+    where: str  # what error messages start with, as "FILE:LINE"
+    path: str  # of its file, from the folder that was given on; empty for what ``datasets`` reads
+    split: str  # of the data set; empty for files
+    number: int  # of the record within its file or split, from 1
 
 
 @dataclass(frozen=True)
 class BenchmarkScore:
-    """What a benchmark says of one model.
+    """What a benchmark says of one model."""
 
-    Attributes:
-      score: its one number; None where the rows do not decide it.
-      figures: the numbers it is made of, by the name to show, in the order to show them.
-      details: everything else, JSON-ready.
-      missing: subsets that the rule needs and that no row belongs to.
-    """
-
-    score: float | None
+    score: float | None  # its one number; None where the rows do not decide it
+    # the numbers it is made of, by the name to show, in the order to show them
     figures: Mapping[str, float | None]
-    details: Mapping[str, Any] = field(default_factory=dict)
-    missing: Sequence[str] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)  # everything else, JSON-ready
+    missing: Sequence[str] = ()  # subsets that the rule needs and that no row belongs to
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict; a figure that does not exist is None, never NaN."""
@@ -77,34 +64,26 @@ def own_record(row: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """One benchmark: a source and a scoring rule.
+    """One benchmark: a source and a scoring rule."""
 
-    Attributes:
-      name: in ``--data``.
-      rule: what its score is, in a sentence.
-      score: the rule. Its rows are those of this benchmark alone, each once, in any order.
-      repository: its data set on the hub; None if it has none that can be read without running code.
-      splits: which splits of the data set are read, in this order; empty for the one that is asked for.
-      files: where a folder holds files of another layout than the hub's, the pattern of their paths.
-      home: where to get the data, for a benchmark without a repository.
-      record: turns a published record into one of ours (see ``prb_jax.data.comparison``).
-      results: makes of the rows and their K conversations as text what runs write as RewardBench's result files.
-      topics: names, without their suffix, of the files that are read; empty for all of ``files``.
-      unit: which rows without a user are drawn together for the interval of the score.
-      copy: a row of the n-th unit drawn, which may be drawn several times.
-    """
-
-    name: str
-    rule: str
-    score: Rule
+    name: str  # in ``--data``
+    rule: str  # what its score is, in a sentence
+    score: Rule  # the rule. Its rows are those of this benchmark alone, each once, in any order.
+    # its data set on the hub; None if it has none that can be read without running code
     repository: str | None = None
+    # which splits of the data set are read, in this order; empty for the one that is asked for
     splits: tuple[str, ...] = ()
+    # where a folder holds files of another layout than the hub's, the pattern of their paths
     files: str | None = None
-    home: str = ""
-    record: Record = own_record
+    home: str = ""  # where to get the data, for a benchmark without a repository
+    record: Record = own_record  # turns a published record into one of ours (see ``prb_jax.data.comparison``)
+    # makes of the rows and their K conversations as text what runs write as RewardBench's result files
     results: Callable[[Sequence[ScoredRow], Sequence[Sequence[str]]], Tables] | None = None
+    # names, without their suffix, of the files that are read; empty for all of ``files``
     topics: tuple[str, ...] = ()
+    # which rows without a user are drawn together for the interval of the score
     unit: Callable[[ScoredRow], str] = one_row
+    # a row of the n-th unit drawn, which may be drawn several times
     copy: Callable[[ScoredRow, int], ScoredRow] = numbered
 
 

@@ -18,25 +18,15 @@ from prb_jax.errors import RunError
 
 @dataclass(frozen=True, kw_only=True)
 class _Verb:
-    """A verb of `prb bench` that measures something.
+    """A verb of `prb bench` that measures something."""
 
-    Attributes:
-      about: its help.
-      measure: file and function of `prb_jax/bench/`.
-      options: names of fields of `BenchOptions`, which it takes beside model, dtype and mesh.
-      changes: what its options say otherwise.
-      against: what it can be timed beside, and the help of that.
-      timed: whether it repeats its rounds.
-      weights: whether the model must have some.
-    """
-
-    about: str
-    measure: tuple[str, str]
-    options: str = ""
-    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    against: tuple[tuple[str, ...], str] = ((), "")
-    timed: bool = True
-    weights: bool = False
+    about: str  # its help
+    measure: tuple[str, str]  # file and function of `prb_jax/bench/`
+    options: str = ""  # names of fields of `BenchOptions`, which it takes beside model, dtype and mesh
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # what its options say otherwise
+    against: tuple[tuple[str, ...], str] = ((), "")  # what it can be timed beside, and the help of that
+    timed: bool = True  # whether it repeats its rounds
+    weights: bool = False  # whether the model must have some
 
 
 _LENGTHS = "prefix_tokens response_tokens batch_tokens"

@@ -73,14 +73,11 @@ def nearest_field(name: str) -> str | None:
 class FieldNames:
     """What is read of a record: the fields that it may have, columns mapped to them, and names like theirs.
 
-    Attributes:
-      columns: by field, the name that it has in the data.
-
     Raises:
       DataError: a mapping to what is no field, or of a field itself.
     """
 
-    columns: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)  # by field, the name that it has in the data
 
     def __post_init__(self) -> None:
         for name, column in self.columns.items():

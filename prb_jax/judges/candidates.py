@@ -21,17 +21,11 @@ from prb_jax.scoring.inputs import read_inputs
 
 @dataclass(frozen=True)
 class Candidates:
-    """The samples of one prompt that can be scored.
+    """The samples of one prompt that can be scored."""
 
-    Attributes:
-      comparison: of the data, with the samples as responses, without labels.
-      numbers: of the samples, as `prb sample` counts them.
-      reference: the response of the data with the highest label.
-    """
-
-    comparison: Comparison
-    numbers: tuple[int, ...]
-    reference: str
+    comparison: Comparison  # of the data, with the samples as responses, without labels
+    numbers: tuple[int, ...]  # of the samples, as `prb sample` counts them
+    reference: str  # the response of the data with the highest label
 
     def at(self, places: Iterable[int]) -> Candidates:
         """Return some of the samples."""
@@ -48,19 +42,12 @@ class Candidates:
 
 @dataclass(frozen=True)
 class DrawnCandidates:
-    """The samples of a run of `prb sample`, or of a file of anybody's texts.
+    """The samples of a run of `prb sample`, or of a file of anybody's texts."""
 
-    Attributes:
-      run: what is known of how they were drawn: `run.json` of the run.
-      prompts: with a sample that can be scored.
-      left_out: the ids of the other prompts.
-      empty: samples without a letter.
-    """
-
-    run: Mapping[str, Any]
-    prompts: list[Candidates]
-    left_out: list[str]
-    empty: int
+    run: Mapping[str, Any]  # what is known of how they were drawn: `run.json` of the run
+    prompts: list[Candidates]  # with a sample that can be scored
+    left_out: list[str]  # the ids of the other prompts
+    empty: int  # samples without a letter
 
 
 def read_candidates(path: Path, data: Sequence[str] | None) -> DrawnCandidates:

@@ -39,13 +39,9 @@ Ask = Callable[[int], Sequence[Conversation]]
 
 @dataclass(frozen=True)
 class ChatModel:
-    """A language model that replies to conversations, always in the same way.
+    """A language model that replies to conversations, always in the same way."""
 
-    Attributes:
-      model: on this machine, or the endpoint that is asked for its replies.
-    """
-
-    model: Policy | Endpoint
+    model: Policy | Endpoint  # on this machine, or the endpoint that is asked for its replies
 
     @property
     def endpoint(self) -> Endpoint | None:
@@ -116,15 +112,11 @@ def open_chat(
 
 @dataclass(frozen=True)
 class InWords:
-    """A model that answers each conversation with a reply.
-
-    Attributes:
-      alternatives: most probable tokens that an endpoint tells of each place, if any.
-    """
+    """A model that answers each conversation with a reply."""
 
     chat: ChatModel
     max_new_tokens: int
-    alternatives: int | None = None
+    alternatives: int | None = None  # most probable tokens that an endpoint tells of each place, if any
 
     def identity(self) -> Mapping[str, Any]:
         return self.chat.identity()
@@ -161,15 +153,11 @@ class InWords:
 
 @dataclass(frozen=True)
 class ByLogits:
-    """A model that is read where its replies would begin; its answers are asked for as those of `InWords`.
+    """A model that is read where its replies would begin; its answers are asked for as those of `InWords`."""
 
-    Attributes:
-      model: of two values: that of a read-out of some tokens, and the probability of these among all tokens.
-      max_length: longest conversation in tokens; the model's own limit if not given.
-    """
-
+    # of two values: that of a read-out of some tokens, and the probability of these among all tokens
     model: RewardModel
-    max_length: int | None = None
+    max_length: int | None = None  # longest conversation in tokens; the model's own limit if not given
 
     def identity(self) -> Mapping[str, Any]:
         return self.model.identity()

@@ -135,17 +135,12 @@ class JudgeOptions:
 @dataclass(frozen=True)
 class JudgeName:
     """The parts of the name of a judge: `judge:MODEL` rates from 1 to 9 how well a response serves its user, and
-    `rubric:MODEL` how well it does each aspect of the true rubric (0, 1 or 2; the mean).
+    `rubric:MODEL` how well it does each aspect of the true rubric (0, 1 or 2; the mean)."""
 
-    Attributes:
-      protocol: "score" or "rubric".
-      model: folder or hub id of a causal language model; at an endpoint (`judge:URL#NAME`) the model's name there.
-      url: of the endpoint; None for a model on this machine.
-    """
-
-    protocol: str
+    protocol: str  # "score" or "rubric"
+    # folder or hub id of a causal language model; at an endpoint (`judge:URL#NAME`) the model's name there
     model: str
-    url: str | None = None
+    url: str | None = None  # of the endpoint; None for a model on this machine
 
 
 def is_judge(name: object) -> bool:

@@ -74,15 +74,11 @@ class Pairs(JudgeProtocol):
     In words a response that is preferred in both orders wins. By logits its score is the mean of its probabilities in
     the two orders; where A and B together are less probable than ``min_mass`` in one of them, the model would reply
     with something else: that is no verdict, and a tie.
-
-    Attributes:
-      reason: whether it thinks in words before it names its verdict.
-      min_mass: least probability of A and B together that makes a verdict.
     """
 
     model: InWords | ByLogits
-    reason: bool = False
-    min_mass: float = MIN_MASS
+    reason: bool = False  # whether it thinks in words before it names its verdict
+    min_mass: float = MIN_MASS  # least probability of A and B together that makes a verdict
 
     def identity(self) -> Mapping[str, Any]:
         identity = {**self.model.identity(), "judge": "default"}

@@ -101,16 +101,11 @@ def paper_first(comparisons: Sequence[Comparison]) -> list[int]:
 
 @dataclass(frozen=True)
 class PaperPairs(JudgeProtocol):
-    """Asks in one order by a seeded coin, and counts a reply that cannot be read as A.
-
-    Attributes:
-      system: text of the system turn.
-      user: text of the user's turn, with the places {question}, {Response_A} and {Response_B}.
-    """
+    """Asks in one order by a seeded coin, and counts a reply that cannot be read as A."""
 
     model: InWords
-    system: str
-    user: str
+    system: str  # text of the system turn
+    user: str  # text of the user's turn, with the places {question}, {Response_A} and {Response_B}
     shows_profile = False
 
     def identity(self) -> Mapping[str, Any]:
@@ -160,19 +155,13 @@ class PaperPairs(JudgeProtocol):
 
 @dataclass(frozen=True)
 class PaperRatings(JudgeProtocol):
-    """Rates one response at a time.
+    """Rates one response at a time."""
 
-    Attributes:
-      model: that is asked.
-      kind: "paper-score", a number from 0 to 1; or "paper-rubric", 0, 1 or 2 for each aspect in one reply.
-      system: text of the system turn.
-      template: with the places {question}, {answer}, and {profile} or {aspects}.
-    """
-
-    model: InWords
+    model: InWords  # that is asked
+    # "paper-score", a number from 0 to 1; or "paper-rubric", 0, 1 or 2 for each aspect in one reply
     kind: str
-    system: str
-    template: str
+    system: str  # text of the system turn
+    template: str  # with the places {question}, {answer}, and {profile} or {aspects}
 
     @property
     def shows_profile(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -111,21 +111,16 @@ class Scale:
 class RatingTemplate:
     """The text that asks for a number.
 
-    Attributes:
-      text: with the place {answer}, and {prompt} or, for a rubric, {aspect}; perhaps with {low} and {high}, the ends of
-        the scale.
-      where: it is from, for messages.
-      system: text of a system turn before it; None for no such turn.
-      rubric: asks for a number of each aspect of the true rubric; else for one of each response.
-
     Raises:
       RunError: a place is missing, or unknown.
     """
 
+    # with the place {answer}, and {prompt} or, for a rubric, {aspect}; perhaps with {low} and {high}, the
+    # ends of the scale
     text: str
-    where: str = "template"
-    system: str | None = None
-    rubric: bool = False
+    where: str = "template"  # it is from, for messages
+    system: str | None = None  # text of a system turn before it; None for no such turn
+    rubric: bool = False  # asks for a number of each aspect of the true rubric; else for one of each response
 
     def __post_init__(self) -> None:
         needed = ("answer", "aspect") if self.rubric else ("prompt", "answer")
@@ -230,18 +225,14 @@ class Ratings(JudgeProtocol):
     By logits it is the expected number where the reply would begin, by the probabilities of the scale's tokens among
     one another. A comparison with a reply that cannot be read is a tie, which is no win.
 
-    Attributes:
-      template: the text that asks.
-      reason: whether the model thinks in words before it names the number.
-
     Raises:
       RunError: alternatives of a scale whose numbers are no single digits, of which one may begin another.
     """
 
     model: InWords | ByLogits
-    template: RatingTemplate
+    template: RatingTemplate  # the text that asks
     scale: Scale
-    reason: bool = False
+    reason: bool = False  # whether the model thinks in words before it names the number
 
     def __post_init__(self) -> None:
         if self._alternatives is not None and not 0 <= self.scale.low < self.scale.high <= 9:

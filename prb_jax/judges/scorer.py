@@ -61,15 +61,10 @@ class Answer:
 
 
 class JudgeProtocol:
-    """How a judge is asked about a comparison, and how its answer is read: the base of every protocol.
+    """How a judge is asked about a comparison, and how its answer is read: the base of every protocol."""
 
-    Attributes:
-      model: that is asked: `prb_jax.judges.chat.InWords` or `ByLogits`.
-      shows_profile: whether it can be shown posts of the user.
-    """
-
-    model: Any
-    shows_profile: bool = True
+    model: Any  # that is asked: `prb_jax.judges.chat.InWords` or `ByLogits`
+    shows_profile: bool = True  # whether it can be shown posts of the user
 
     def identity(self) -> Mapping[str, Any]:
         """Everything that decides the judgements, JSON-ready."""
@@ -106,20 +101,15 @@ class JudgeScorer:
 
     With a folder it is what `prb_jax.evaluate` takes, and its judgements are kept there. Without one it is a reward: it
     needs no labels, its scores are the ratings, and a rating that cannot be read is NaN.
-
-    Attributes:
-      protocol: how the judge is asked; as a reward it has "ratings" among what it keeps.
-      posts: of the user that a reward shows where its caller does not say; `prb_jax.evaluate` always does.
-      folder: where judgements are kept.
-      endpoint: that is asked, so that one process alone asks; None for a model on this machine.
-      name: in tables; that of the model if not given.
     """
 
-    protocol: JudgeProtocol
+    protocol: JudgeProtocol  # how the judge is asked; as a reward it has "ratings" among what it keeps
+    # of the user that a reward shows where its caller does not say; `prb_jax.evaluate` always does
     posts: int
-    folder: Path | None = None
+    folder: Path | None = None  # where judgements are kept
+    # that is asked, so that one process alone asks; None for a model on this machine
     endpoint: Endpoint | None = None
-    name: str | None = None
+    name: str | None = None  # in tables; that of the model if not given
 
     @cached_property
     def _identity(self) -> Mapping[str, Any]:

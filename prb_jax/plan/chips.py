@@ -23,18 +23,14 @@ GIB = 1024**3
 
 @dataclass(frozen=True)
 class Chip:
-    """What the vendor publishes of one chip: dense operations and bytes a second, and the bytes of its memory.
-
-    Attributes:
-      hbm_bytes: the compiler keeps a part of it (0.25 GiB on v5e) for itself.
-      link_bandwidth: that a chip sends over all its links to other chips together: half of the published figure where
-        that counts both directions.
-    """
+    """What the vendor publishes of one chip: dense operations and bytes a second, and the bytes of its memory."""
 
     bf16_flops: float
     int8_ops: float
-    hbm_bytes: int
+    hbm_bytes: int  # the compiler keeps a part of it (0.25 GiB on v5e) for itself
     hbm_bandwidth: float
+    # that a chip sends over all its links to other chips together: half of the published figure where that
+    # counts both directions
     link_bandwidth: float
 
 
@@ -74,12 +70,9 @@ class PlanOptions:
     """What is planned: a slice of TPUs, a program, and a batch of B trees of a prefix of P and K responses of R tokens.
 
     Of the sampler and of `prb ppo`, trees are prompts with their samples.
-
-    Attributes:
-      topology: as "v5e:4x4" or "v5p:2x2x4", or what :func:`describe_slice` gave of it.
     """
 
-    topology: str | Slice
+    topology: str | Slice  # as "v5e:4x4" or "v5p:2x2x4", or what :func:`describe_slice` gave of it
     slices: int = option(1, "such slices, each with a copy", least=1)
     mesh: str | None = option(None, "as fsdp=4,tensor=4 (default: fsdp over all chips of a slice)", "M")
     train: bool = option(False, "a training step's forward and backward pass")

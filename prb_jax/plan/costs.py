@@ -32,31 +32,23 @@ _SLICES = ("dynamic-slice", "slice", "gather")
 
 @dataclass(frozen=True)
 class Collective:
-    """All collectives of one kind.
+    """All collectives of one kind."""
 
-    Attributes:
-      count: how many are run.
-      bytes: what a chip sends in them, if each goes the shortest way round a ring: of an array of S bytes
-        on each of n chips, all-gather (S - 1/n of it arrives, S the result), reduce-scatter and
-        all-to-all send (n - 1)/n, all-reduce twice that, a permute all. Between slices n is their number, and
-        what is sent there is besides what the same collective sends within each slice.
-    """
-
-    count: int
+    count: int  # how many are run
+    # what a chip sends in them, if each goes the shortest way round a ring: of an array of S bytes on each of
+    # n chips, all-gather (S - 1/n of it arrives, S the result), reduce-scatter and all-to-all send (n - 1)/n,
+    # all-reduce twice that, a permute all. Between slices n is their number, and what is sent there is
+    # besides what the same collective sends within each slice.
     bytes: float
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What one run of a program costs on one chip: collectives by kind, bytes read from and written to main memory.
-
-    Attributes:
-      unknown_loops: loops whose trip count the text does not say; their bodies count once.
-    """
+    """What one run of a program costs on one chip: collectives by kind, bytes read from and written to main memory."""
 
     collectives: Mapping[str, Collective] = field(default_factory=dict)
     memory_bytes: float = 0.0
-    unknown_loops: int = 0
+    unknown_loops: int = 0  # loops whose trip count the text does not say; their bodies count once
 
     @property
     def link_bytes(self) -> float:

@@ -36,45 +36,36 @@ _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What one program takes on one slice. Bytes and collectives are those of one chip.
-
-    Attributes:
-      peak_bytes_per_chip: arguments, results that are not arguments given back, temporaries. Where it does
-        not fit, what the compiler says that it would need.
-      argument_bytes_per_chip: weights, batch and, in training, the whole state.
-      flops: of a step on all chips, on paper: see :func:`prb_jax.plan.program.forward_flops`.
-      estimated_seconds: of a step, by the roofline of :mod:`prb_jax.plan`; None where it does not fit.
-      estimated_mfu: ``flops`` over that time and the chips' peak.
-      collectives: by kind; see :class:`prb_jax.plan.costs.Collective`. Those between slices are called "dcn ...";
-        the time that they take is not in the estimate.
-      unknown_loops: loops whose trip count could not be read; their bodies count once.
-      note: what is missing from the figures, if anything. Where jaxlib is older than libtpu and cannot read
-        its program, those are memory, links and collectives: the sizes hold nevertheless, and the estimate
-        is that of the matrix products alone.
-      tokens: of the batch, without padding; 0 where trees are not packed, and so for the following.
-      computed_tokens: the same with the padding of the streams.
-      bucket_tokens: the same where trees are padded to the shapes that suit them best, however long compiling takes.
-    """
+    """What one program takes on one slice. Bytes and collectives are those of one chip."""
 
     fits: bool
     chips: int
+    # arguments, results that are not arguments given back, temporaries. Where it does not fit, what the
+    # compiler says that it would need.
     peak_bytes_per_chip: int
-    argument_bytes_per_chip: int
+    argument_bytes_per_chip: int  # weights, batch and, in training, the whole state
     temp_bytes_per_chip: int
     hbm_bytes_per_chip: int
-    flops: float
+    flops: float  # of a step on all chips, on paper: see :func:`prb_jax.plan.program.forward_flops`
+    # of a step, by the roofline of :mod:`prb_jax.plan`; None where it does not fit
     estimated_seconds: float | None
-    estimated_mfu: float | None
+    estimated_mfu: float | None  # ``flops`` over that time and the chips' peak
+    # by kind; see :class:`prb_jax.plan.costs.Collective`. Those between slices are called "dcn ..."; the time
+    # that they take is not in the estimate.
     collectives: Mapping[str, Collective]
     compile_seconds: float
     mesh: str = ""
     batch: int = 0
     seconds_by: Mapping[Bound, float] = field(default_factory=dict)
-    unknown_loops: int = 0
+    unknown_loops: int = 0  # loops whose trip count could not be read; their bodies count once
+    # what is missing from the figures, if anything. Where jaxlib is older than libtpu and cannot read its
+    # program, those are memory, links and collectives: the sizes hold nevertheless, and the estimate is that
+    # of the matrix products alone.
     note: str = ""
     attention: str = ""
-    tokens: int = 0
-    computed_tokens: int = 0
+    tokens: int = 0  # of the batch, without padding; 0 where trees are not packed, and so for the following
+    computed_tokens: int = 0  # the same with the padding of the streams
+    # the same where trees are padded to the shapes that suit them best, however long compiling takes
     bucket_tokens: int = 0
 
     def to_json(self) -> dict[str, Any]:

@@ -48,27 +48,18 @@ from prb_jax.trees.stream_shapes import READS_STEP
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyPlan:
-    """What training a policy takes on one slice. Bytes are those of one chip.
+    """What training a policy takes on one slice. Bytes are those of one chip."""
 
-    Attributes:
-      fits: every program finds room beside all that is held.
-      batch: prompts of a microbatch.
-      held: weights and states that stay on the chips, by part.
-      shared: of a part that holds nothing of its own, what it uses.
-      caches: of the rollouts; they are gone when other programs run.
-      peaks: of each program, all that is held included.
-      programs: as compiled, one microbatch each: "place" (weights are split as drawing needs them; not there where the
-        mesh of the plan does so), "draw" (a token of each rollout), "look", "update" and "score".
-    """
-
-    fits: bool
+    fits: bool  # every program finds room beside all that is held
     mesh: str
-    batch: int
+    batch: int  # prompts of a microbatch
     hbm_bytes_per_chip: int
-    held: Mapping[str, int]
-    shared: Mapping[str, str]
-    caches: int
-    peaks: Mapping[str, int]
+    held: Mapping[str, int]  # weights and states that stay on the chips, by part
+    shared: Mapping[str, str]  # of a part that holds nothing of its own, what it uses
+    caches: int  # of the rollouts; they are gone when other programs run
+    peaks: Mapping[str, int]  # of each program, all that is held included
+    # as compiled, one microbatch each: "place" (weights are split as drawing needs them; not there where the
+    # mesh of the plan does so), "draw" (a token of each rollout), "look", "update" and "score"
     programs: Mapping[str, Plan]
 
     @property

@@ -46,28 +46,19 @@ from prb_jax.trees.batches import TreeBatch, TreeMask
 
 @dataclass(frozen=True)
 class Program:
-    """A jitted function and what it is called with.
-
-    Attributes:
-      arguments: ``ShapeDtypeStruct`` with shardings in place of arrays.
-      flops: what its result needs on all chips together, without anything computed twice or in vain.
-      visited: how often a step of its attention kernel computes, on average: the share of the steps that compute
-        anything; more than one where a step goes through several blocks of keys.
-      attention: the name of that kernel, or of another implementation; "" where nobody asks.
-      tokens: of the batch, without padding; 0 where nobody asks, and so for the following.
-      computed_tokens: the same with the padding of this program.
-      bucket_tokens: the same where trees are padded to the shapes that suit them best.
-      kernel_bytes: of one chip, what that kernel reads of keys and values, if blocks are read more than once.
-    """
+    """A jitted function and what it is called with."""
 
     function: Any
-    arguments: tuple[Any, ...]
-    flops: float
+    arguments: tuple[Any, ...]  # ``ShapeDtypeStruct`` with shardings in place of arrays
+    flops: float  # what its result needs on all chips together, without anything computed twice or in vain
+    # how often a step of its attention kernel computes, on average: the share of the steps that compute
+    # anything; more than one where a step goes through several blocks of keys
     visited: float
-    attention: str = ""
-    tokens: int = 0
-    computed_tokens: int = 0
-    bucket_tokens: int = 0
+    attention: str = ""  # the name of that kernel, or of another implementation; "" where nobody asks
+    tokens: int = 0  # of the batch, without padding; 0 where nobody asks, and so for the following
+    computed_tokens: int = 0  # the same with the padding of this program
+    bucket_tokens: int = 0  # the same where trees are padded to the shapes that suit them best
+    # of one chip, what that kernel reads of keys and values, if blocks are read more than once
     kernel_bytes: float = 0.0
     named: Mapping[str, Any] = field(default_factory=dict)
 

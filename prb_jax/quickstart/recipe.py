@@ -54,21 +54,13 @@ TEMPLATE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """How one model is trained.
+    """How one model is trained."""
 
-    Attributes:
-      steps: of the optimiser.
-      learning_rate: at its peak.
-      comparisons: in one step.
-      weight_decay: of matrices and embeddings.
-      label_smoothing: probability that a label is taken for wrong.
-    """
-
-    steps: int
-    learning_rate: float
-    comparisons: int = 64
-    weight_decay: float = 0.1
-    label_smoothing: float = 0.0
+    steps: int  # of the optimiser
+    learning_rate: float  # at its peak
+    comparisons: int = 64  # in one step
+    weight_decay: float = 0.1  # of matrices and embeddings
+    label_smoothing: float = 0.0  # probability that a label is taken for wrong
 
 
 @dataclass(frozen=True, kw_only=True)

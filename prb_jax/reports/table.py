@@ -71,23 +71,17 @@ def change(key: str, bounds: str = "") -> Getter:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under a ruled head: words at the left, figures at the right. Nothing in any text is markup.
-
-    Attributes:
-      rows: the cells; an empty row is a rule between the rows above and below it, on the terminal alone.
-      words: how many columns at the left hold words; figures follow.
-      filtered: whether a page has a field to filter the rows by.
-      whole: whether a narrow terminal folds words alone, and leaves figures on one line.
-    """
+    """Rows of cells under a ruled head: words at the left, figures at the right. Nothing in any text is markup."""
 
     kind: ClassVar = "table"
     title: str
     heads: Sequence[str]
+    # the cells; an empty row is a rule between the rows above and below it, on the terminal alone
     rows: Sequence[Sequence[str]]
-    words: int = 1
+    words: int = 1  # how many columns at the left hold words; figures follow
     note: str = ""
-    filtered: bool = False
-    whole: bool = False
+    filtered: bool = False  # whether a page has a field to filter the rows by
+    whole: bool = False  # whether a narrow terminal folds words alone, and leaves figures on one line
 
     @classmethod
     def of(cls, title: str, items: Iterable[Any], columns: Mapping[str, Getter], **more: Any) -> Table:

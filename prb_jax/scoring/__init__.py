@@ -102,13 +102,9 @@ class HasJudgements(Protocol):
 
 @runtime_checkable
 class AdaptsToUsers(Protocol):
-    """A scorer that learns of a user from comparisons; what it reads of a comparison was decided when it was fitted.
+    """A scorer that learns of a user from comparisons; what it reads of a comparison was decided when it was fitted."""
 
-    Attributes:
-      left_out: how many comparisons of its history tell nothing, by reason.
-    """
-
-    left_out: Mapping[str, int]
+    left_out: Mapping[str, int]  # how many comparisons of its history tell nothing, by reason
 
     def with_history(self, history: Sequence[Comparison]) -> Scorer:
         """Return the same scorer, adapted to the users of these comparisons alone."""

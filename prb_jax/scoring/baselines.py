@@ -54,22 +54,16 @@ _USERS_AT_ONCE = 512
 
 @dataclass(frozen=True)
 class _Ballots:
-    """The votes of comparisons with labels; a pair is one prompt with one set of responses.
+    """The votes of comparisons with labels; a pair is one prompt with one set of responses."""
 
-    Attributes:
-      rows: [n] pair and voter of each comparison, and the column of each of its responses; equal texts share a column,
-        and a comparison without a user is a voter of its own.
-      votes: by (pair, voter), the share of the voter's preference by column; the shares are 1 together.
-      voters: by pair, who voted, in the order of their names.
-      users: how many voters have a name; they come first.
-      columns: how many there are.
-    """
-
+    # [n] pair and voter of each comparison, and the column of each of its responses; equal texts share a
+    # column, and a comparison without a user is a voter of its own
     rows: list[tuple[int, int, list[int]]]
+    # by (pair, voter), the share of the voter's preference by column; the shares are 1 together
     votes: dict[tuple[int, int], dict[int, float]]
-    voters: dict[int, list[int]]
-    users: int
-    columns: int
+    voters: dict[int, list[int]]  # by pair, who voted, in the order of their names
+    users: int  # how many voters have a name; they come first
+    columns: int  # how many there are
 
 
 def popularity(comparisons: Sequence[Comparison]) -> list[np.ndarray | None]:

@@ -71,17 +71,12 @@ Skip = Callable[[Sequence[int]], bool]
 
 @dataclass(frozen=True)
 class PlannedBatch:
-    """One batch before it is made.
-
-    Attributes:
-      computed: tokens that are computed for them, without padding.
-      take: gives the scores of each member, from those of the batch.
-    """
+    """One batch before it is made."""
 
     members: tuple[int, ...]
-    computed: int
+    computed: int  # tokens that are computed for them, without padding
     make: Callable[[], Batch]
-    take: Callable[[np.ndarray], list[np.ndarray]]
+    take: Callable[[np.ndarray], list[np.ndarray]]  # gives the scores of each member, from those of the batch
 
     __repr__ = short_repr
 

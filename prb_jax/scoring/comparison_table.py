@@ -34,19 +34,15 @@ _LEAST_SHARED = 0.01
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """One comparison without its text.
-
-    Attributes:
-      told: whether it says anything of its user: a name, a profile or hints.
-      baselines: scores of its responses by each baseline, where they were asked for.
-    """
+    """One comparison without its text."""
 
     id: str
     subset: str | None
     user_id: str | None
     labels: Sequence[float]
     margin: float | None
-    told: bool
+    told: bool  # whether it says anything of its user: a name, a profile or hints
+    # scores of its responses by each baseline, where they were asked for
     baselines: Sequence[Sequence[float]] = ()
 
     @classmethod

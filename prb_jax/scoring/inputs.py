@@ -47,15 +47,10 @@ _AT_A_TIME = 4096
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What is not scored.
+    """What is not scored."""
 
-    Attributes:
-      reasons: one for each comparison, in their order.
-      benchmarks: of each benchmark, how many of its comparisons.
-    """
-
-    reasons: Sequence[TooLongError]
-    benchmarks: Mapping[str, int]
+    reasons: Sequence[TooLongError]  # one for each comparison, in their order
+    benchmarks: Mapping[str, int]  # of each benchmark, how many of its comparisons
 
     def to_json(self) -> dict[str, Any]:
         """The entry "left_out" of a summary."""
@@ -78,30 +73,26 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Labelled comparisons with distinct ids, at least one.
-
-    Attributes:
-      sha256: of the comparisons' contents, in order; None where the sources name files with theirs.
-      sources: for each named source what it is made of (files and their sha256); empty for
-        comparisons given from Python. In place of its sha256 a large file of JSON lines stands itself, as it is read
-        while it is scored: see :meth:`described`.
-      benchmarks: positions of the comparisons of each benchmark that the sources name.
-      prepared: the folder that they all come from, where `prb prepare` wrote their tokens too.
-      stamps: of the sources that are large, what changes with their files: while it does not, they need not be
-        described again.
-      hints: by kind, where the hints of the comparisons come from; empty where they have none.
-      left_out: what is too long for the model, where that is left out.
-    """
+    """Labelled comparisons with distinct ids, at least one."""
 
     comparisons: Sequence[Comparison]
+    # of the comparisons' contents, in order; None where the sources name files with theirs
     sha256: str | None
+    # for each named source what it is made of (files and their sha256); empty for comparisons given from
+    # Python. In place of its sha256 a large file of JSON lines stands itself, as it is read while it is
+    # scored: see :meth:`described`.
     sources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     subset: str | None = None
+    # positions of the comparisons of each benchmark that the sources name
     benchmarks: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    # the folder that they all come from, where `prb prepare` wrote their tokens too
     prepared: Path | None = None
+    # of the sources that are large, what changes with their files: while it does not, they need not be
+    # described again
     stamps: Mapping[str, Sequence[Any]] = field(default_factory=dict, repr=False)
+    # by kind, where the hints of the comparisons come from; empty where they have none
     hints: Mapping[str, Any] = field(default_factory=dict)
-    left_out: LeftOut | None = None
+    left_out: LeftOut | None = None  # what is too long for the model, where that is left out
 
     __repr__ = short_repr
 

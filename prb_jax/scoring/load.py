@@ -43,21 +43,14 @@ Model = Scorer | ScoreFunction | str | Path
 
 @dataclass(frozen=True)
 class _Kind:
-    """What a name may stand for, beside a reward model.
+    """What a name may stand for, beside a reward model."""
 
-    Attributes:
-      named: tells a name of this kind.
-      opener: "MODULE:FUNCTION" of this package, imported on first use, which makes a scorer of the name and options.
-      decided: who decides about the options that it does not take.
-      takes: the options that it takes.
-      contents: JSON-ready, what the scores come from, without opening it.
-    """
-
-    named: Callable[[Any], bool]
+    named: Callable[[Any], bool]  # tells a name of this kind
+    # "MODULE:FUNCTION" of this package, imported on first use, which makes a scorer of the name and options
     opener: str
-    decided: str = READS_TEXTS
-    takes: tuple[str, ...] = ()
-    contents: Callable[[str], Any] = str
+    decided: str = READS_TEXTS  # who decides about the options that it does not take
+    takes: tuple[str, ...] = ()  # the options that it takes
+    contents: Callable[[str], Any] = str  # JSON-ready, what the scores come from, without opening it
 
     def open(self, name: str, options: LoadOptions) -> Any:
         """Return the scorer, or raise RunError for an option that it does not take."""

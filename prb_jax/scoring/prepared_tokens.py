@@ -197,15 +197,11 @@ def places_of(
 
 @dataclass(frozen=True, kw_only=True)
 class TokensJob:
-    """What is tokenised; it can be sent to another process.
-
-    Attributes:
-      view: what is asked for; the rest is as the model was trained.
-    """
+    """What is tokenised; it can be sent to another process."""
 
     model: str
     loading: LoadOptions
-    view: ViewOptions
+    view: ViewOptions  # what is asked for; the rest is as the model was trained
     folder: Path
     part: int = PART
 

@@ -53,23 +53,20 @@ class IdsTooLongError(DataError):
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """How comparisons are read for one model.
-
-    Attributes:
-      tokenizer: tokenizer and chat template; of an encoder, which reads prompt and response as a pair of texts,
-        the tokenizer of pairs.
-      labels_named: False for a head with several labels where nobody named the one that is the reward: the default
-        protocol is refused, and the paper protocol has a rule.
-      prompts: what stands for users in front of their trees, where the model has soft prompts of them.
-      trained: the view that the model was trained with, where its files say; what a call does not say is taken from
-        it, and a call that says otherwise is warned of (:class:`prb_jax.PrbWarning`).
-    """
+    """How comparisons are read for one model."""
 
     name: str
     config: DecoderConfig | EncoderConfig
+    # tokenizer and chat template; of an encoder, which reads prompt and response as a pair of texts, the
+    # tokenizer of pairs
     tokenizer: ChatTokenizer | PairTokenizer
+    # False for a head with several labels where nobody named the one that is the reward: the default protocol
+    # is refused, and the paper protocol has a rule
     labels_named: bool = True
+    # what stands for users in front of their trees, where the model has soft prompts of them
     prompts: UserTokens | None = None
+    # the view that the model was trained with, where its files say; what a call does not say is taken from
+    # it, and a call that says otherwise is warned of (:class:`prb_jax.PrbWarning`)
     trained: TrainedView | None = None
 
     __repr__ = short_repr

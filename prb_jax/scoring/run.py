@@ -34,40 +34,29 @@ from prb_jax.version import versions
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What one run scores: the comparisons of an evaluation, or what a control shows in their place.
-
-    Attributes:
-      shown: what the model is given, in their order: the comparisons, their prepared tokens, or those of a control.
-      decided: all that decides the result, as `run.json` says it.
-      part: of the batches, where the run is one of several jobs.
-      control: its name, in a control.
-    """
+    """What one run scores: the comparisons of an evaluation, or what a control shows in their place."""
 
     name: str
     scorer: Scorer
     inputs: Inputs
     table: ComparisonTable
+    # what the model is given, in their order: the comparisons, their prepared tokens, or those of a control
     shown: Sequence[Comparison]
     view: View
-    decided: Mapping[str, Any]
-    part: Part | None = None
-    control: str | None = None
+    decided: Mapping[str, Any]  # all that decides the result, as `run.json` says it
+    part: Part | None = None  # of the batches, where the run is one of several jobs
+    control: str | None = None  # its name, in a control
 
     __repr__ = short_repr
 
 
 @dataclass(frozen=True)
 class ScoredRun:
-    """An open run folder as all processes see it.
-
-    Attributes:
-      folder: on process 0, which alone writes; None elsewhere.
-      scores: finished rows by id, the same in every process.
-    """
+    """An open run folder as all processes see it."""
 
     job: Job
-    folder: EvaluationFolder | None
-    scores: RowTable
+    folder: EvaluationFolder | None  # on process 0, which alone writes; None elsewhere
+    scores: RowTable  # finished rows by id, the same in every process
 
     __repr__ = short_repr
 

@@ -47,17 +47,12 @@ class ChatItem:
 
 @dataclass(frozen=True)
 class RenderedItem:
-    """A whole conversation as the client rendered it, text or token ids, read at its last token.
-
-    Attributes:
-      special_tokens: whether the tokenizer adds its special tokens around a text.
-      ended: whether the tokenizer's end-of-text token is put behind a text, once.
-      keep: only the last so many tokens are read; -1 for the longest conversation that the server takes.
-    """
+    """A whole conversation as the client rendered it, text or token ids, read at its last token."""
 
     content: str | tuple[int, ...]
-    special_tokens: bool = True
-    ended: bool = False
+    special_tokens: bool = True  # whether the tokenizer adds its special tokens around a text
+    ended: bool = False  # whether the tokenizer's end-of-text token is put behind a text, once
+    # only the last so many tokens are read; -1 for the longest conversation that the server takes
     keep: int | None = None
     user_id: str | None = None
 

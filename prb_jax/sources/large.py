@@ -150,17 +150,11 @@ def is_held(comparisons: Sequence[Any]) -> bool:
 
 @dataclass(frozen=True)
 class Window:
-    """Some comparisons that follow one another.
+    """Some comparisons that follow one another."""
 
-    Attributes:
-      places: theirs.
-      comparisons: themselves.
-      last: whether there are no more.
-    """
-
-    places: range
-    comparisons: Sequence[Comparison]
-    last: bool
+    places: range  # theirs
+    comparisons: Sequence[Comparison]  # themselves
+    last: bool  # whether there are no more
 
 
 def windows(comparisons: Sequence[Comparison], *, first: int, size: int) -> Iterator[Window]:

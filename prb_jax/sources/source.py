@@ -22,17 +22,12 @@ Digest = Callable[[Path], Any]
 
 @dataclass(frozen=True)
 class Source:
-    """Records by name.
+    """Records by name."""
 
-    Attributes:
-      name: a path, a hub id, or the part of the generated benchmark.
-      columns: the fields that have other names in the data; None to read all columns.
-      benchmark: the name of the benchmark that it holds, if it holds one.
-    """
-
-    name: str
+    name: str  # a path, a hub id, or the part of the generated benchmark
+    # the fields that have other names in the data; None to read all columns
     columns: FieldNames | None = RECORD
-    benchmark: str | None = None
+    benchmark: str | None = None  # the name of the benchmark that it holds, if it holds one
 
     kind: ClassVar[str]
     has_columns: ClassVar[bool] = False

@@ -265,18 +265,14 @@ class TransformersSampler:
 
 @dataclass(frozen=True)
 class PaddedRanking:
-    """One timed pass: posts ranked, equal ones counted each time, their real tokens and those computed.
-
-    Attributes:
-      orders: for each query all positions of its posts, the best one first.
-      scores: for each query the dot products of its posts, float32 [posts], in the order of the profile.
-    """
+    """One timed pass: posts ranked, equal ones counted each time, their real tokens and those computed."""
 
     seconds: float
     posts: int
     tokens: int
     padded_tokens: int
-    orders: list[list[int]]
+    orders: list[list[int]]  # for each query all positions of its posts, the best one first
+    # for each query the dot products of its posts, float32 [posts], in the order of the profile
     scores: list[np.ndarray]
 
 
