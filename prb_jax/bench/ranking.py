@@ -16,8 +16,7 @@ from prb_jax.errors import DataError
 from prb_jax.readouts.text_encoder import load_text_encoder
 from prb_jax.retrieval.rank_profiles import Query, rank_by_similarity, read_queries
 
-AGAINST_USERS = 2
-"""Users that the usual way ranks a round, where it is not said."""
+AGAINST_USERS = 2  # users that the usual way ranks a round, where it is not said
 
 
 def bench_ranking(options: BenchOptions) -> Figures:

@@ -18,8 +18,7 @@ from prb_jax.runs.kind import RunKind
 
 BENCH = "bench.json"
 KIND = RunKind("prb_jax bench", "prb bench all", file=BENCH)
-MEASURED = "measured"
-"""The state of a row whose figures are there."""
+MEASURED = "measured"  # the state of a row whose figures are there
 
 _HEADS = ("row", "model", "dtype, attention", "rate", "of the peak", "beside", "ratio", "memory")
 _SECONDS = ("rollout_seconds", "update_seconds")

@@ -13,15 +13,13 @@ from prb_jax.models.named_shapes import QUESTION_TOKENS
 from prb_jax.training.config import OptimizerSettings
 from prb_jax.trees.tree import Tree, build_tree
 
-PREFIX_SPREAD = 0.45
-"""Standard deviation of the logarithm of prefix lengths, as ten-post profiles have it."""
+PREFIX_SPREAD = 0.45  # standard deviation of the logarithm of prefix lengths, as ten-post profiles have it
 
 RESPONSE_SPREAD = 0.25
 
 STEPS = 1000
 LEARNING_RATE = 1e-5
-KL_COEFFICIENT = 0.04
-"""Of the KL in the loss of a policy."""
+KL_COEFFICIENT = 0.04  # of the KL in the loss of a policy
 
 OPTIMIZER = OptimizerSettings(
     learning_rate=LEARNING_RATE,

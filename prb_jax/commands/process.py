@@ -159,8 +159,7 @@ def print_table(table: object) -> None:
 MAX_BYTES = 4 * 1024**3
 
 _DAY = 24 * 3600
-_CHECKED = ".checked"
-"""A file in the folder: when its size was looked at last."""
+_CHECKED = ".checked"  # a file in the folder: when its size was looked at last
 
 
 def cache_folder() -> Path | str:

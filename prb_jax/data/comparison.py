@@ -26,8 +26,7 @@ from prb_jax.data import fields
 from prb_jax.data.conversation import Message, read_conversation
 from prb_jax.errors import DataError, quote, short_repr
 
-LISTS: Final = ("responses", "labels", "profile", "rubric_aspects")
-"""Fields of a record that are lists."""
+LISTS: Final = ("responses", "labels", "profile", "rubric_aspects")  # fields of a record that are lists
 
 _TEXTS: Final = ("profile_order", "category", "subset", "narrative")
 _REASONS: Final = ("evidence", "reason")

@@ -52,8 +52,7 @@ _INSTEAD: Final = {
 """Fields beside which another one is not missed."""
 
 _NEAR: Final = 0.86
-_PATIENCE: Final = 1000
-"""Records in which a mapped column must occur."""
+_PATIENCE: Final = 1000  # records in which a mapped column must occur
 
 
 @functools.lru_cache(maxsize=4096)
@@ -96,8 +95,7 @@ class FieldNames:
         return next((name for name, mapped in self.columns.items() if mapped == column), column)
 
 
-RECORD: Final = FieldNames()
-"""Fields under their own names."""
+RECORD: Final = FieldNames()  # fields under their own names
 
 
 class FieldMapper:

@@ -19,20 +19,15 @@ from prb_jax.errors import DataError
 LARGE: Final = 64 << 20
 """Bytes from which on a file is read by windows and known by the digests of its blocks."""
 
-HELD: Final = 1 << 30
-"""Bytes of raw files up to which training holds their comparisons in memory."""
+HELD: Final = 1 << 30  # bytes of raw files up to which training holds their comparisons in memory
 
 BLOCK: Final = 16 << 20
-WINDOWED: Final = (".jsonl", ".jsonl.gz", ".parquet")
-"""Kinds of files that are read by windows."""
+WINDOWED: Final = (".jsonl", ".jsonl.gz", ".parquet")  # kinds of files that are read by windows
 
-_PIECE: Final = 1 << 20
-"""Bytes that are inflated at a time."""
-_AHEAD: Final = 2
-"""Blocks that are read before they are asked for."""
+_PIECE: Final = 1 << 20  # bytes that are inflated at a time
+_AHEAD: Final = 2  # blocks that are read before they are asked for
 _THREADS: Final = 4
-_PACKED: Final = 4
-"""Bytes of text that a byte of a compressed file stands for."""
+_PACKED: Final = 4  # bytes of text that a byte of a compressed file stands for
 
 
 @dataclass(frozen=True, slots=True)

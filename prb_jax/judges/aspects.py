@@ -27,8 +27,7 @@ INSTRUCTION = (
     "Do not answer yet. What does this user want from an answer to this question? Infer it from what you know of the "
     'user. Reply with at most five short lines that begin with "- ", one wish in each, and with nothing else.'
 )
-TOGETHER = 64
-"""Comparisons that are planned at a time."""
+TOGETHER = 64  # comparisons that are planned at a time
 
 _DEFINITIONS = {
     "empty": "replies without a word: a judge or a reward model is told nothing of these comparisons",

@@ -24,8 +24,7 @@ AFTER_REASONING = (
 )
 LETTER_TOKENS = 16
 REASON_TOKENS = 1024
-MIN_MASS = 0.1
-"""Least probability of A and B together that makes a verdict, where it is not said."""
+MIN_MASS = 0.1  # least probability of A and B together that makes a verdict, where it is not said
 ONE_LETTER_SHARE, FEWEST_VERDICTS = 0.9, 8
 """A judge is warned of that names one letter in this share of its verdicts, of which there are at least so many."""
 

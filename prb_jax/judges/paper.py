@@ -41,8 +41,7 @@ SCRIPTS = ("BoN/evaluate.py", "BoN/score.py", "PPO/evaluate.py", "PPO/reward_ser
 
 SEED = 42
 PAIR_TOKENS, NUMBER_TOKENS, LIST_TOKENS = 512, 10, 32
-UNREAD_NUMBER, UNREAD_LIST = 0.5, 0.0
-"""The scripts' score of a reply that cannot be read."""
+UNREAD_NUMBER, UNREAD_LIST = 0.5, 0.0  # the scripts' score of a reply that cannot be read
 
 _UNIT = re.compile(r"0?\.\d+|[01]\.?\d*")
 _LIST = re.compile(r"\[([^\]]+)\]")

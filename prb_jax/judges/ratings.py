@@ -40,8 +40,7 @@ ASPECT_AFTER_REASONING = _ASPECT + (
     'Think about it, then end your reply with a line that says "Score: N", where N is {low} (not at all), 1 (partly) '
     "or {high} (very well)."
 )
-RUBRIC_SCALE: Final = (0, 2)
-"""Absent, partly there, and there in every respect."""
+RUBRIC_SCALE: Final = (0, 2)  # absent, partly there, and there in every respect
 
 PLACE = re.compile(r"\{([A-Za-z_]+)\}")
 _NUMBER = re.compile(r"(?<![\w.,])[-+]?\d+(?:\.\d+)?(?!\.?\w)")

@@ -22,8 +22,7 @@ from prb_jax.runs.rows import Row, RowKind
 from prb_jax.text.visible import TextProtocol, visible
 from prb_jax.trees.tree import ScoredBatch, Truncation
 
-TOGETHER = 64
-"""Comparisons that are judged at a time."""
+TOGETHER = 64  # comparisons that are judged at a time
 
 JUDGEMENT_ROWS = RowKind(JUDGEMENTS, "a judge's run", itemgetter("judge", "id"), ("id", "judge", "tokens"))
 

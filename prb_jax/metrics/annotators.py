@@ -25,15 +25,13 @@ import numpy as np
 
 from prb_jax.metrics.uncertainty import LEAST_CLUSTERS
 
-MISSING: Final = -1
-"""In a table: this annotator did not rate this unit."""
+MISSING: Final = -1  # in a table: this annotator did not rate this unit
 
 NOMINAL: Final = "nominal"
 ORDINAL: Final = "ordinal"
 Level = Literal["nominal", "ordinal"]
 
-DRAWS: Final = 2000
-"""Resamples of an interval."""
+DRAWS: Final = 2000  # resamples of an interval
 
 _AT_ONCE: Final = 2_000_000  # numbers in the largest array, about
 _LEAST_DEFINED: Final = 0.95  # share of the resamples in which a coefficient is defined

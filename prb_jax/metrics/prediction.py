@@ -22,24 +22,19 @@ import numpy as np
 
 from prb_jax.errors import short_repr
 
-RBO_P: Final = 0.9
-"""Persistence of rank-biased overlap."""
+RBO_P: Final = 0.9  # persistence of rank-biased overlap
 
-EXACT_UP_TO: Final = 8
-"""Models up to which all orders are looked at; of more, a random choice of them."""
+EXACT_UP_TO: Final = 8  # models up to which all orders are looked at; of more, a random choice of them
 
 Measure = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
-LEAST_MODELS: Final = 3
-"""With fewer there is nothing to correlate."""
+LEAST_MODELS: Final = 3  # with fewer there is nothing to correlate
 
-MOST_MODELS: Final = 1000
-"""That a plan looks at."""
+MOST_MODELS: Final = 1000  # that a plan looks at
 
 _STUDIES: Final = 500  # that are simulated at a time
 
-RESOLVED_FROM: Final = 10
-"""Models below which an order is called not resolved."""
+RESOLVED_FROM: Final = 10  # models below which an order is called not resolved
 
 _LEAST_DEFINED: Final = 0.5  # share of the draws in which a measure has to be defined for an interval
 

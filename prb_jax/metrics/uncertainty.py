@@ -25,8 +25,7 @@ from prb_jax.metrics.clusters import (
     user_keys,
 )
 
-LEAST_CLUSTERS: Final = 6
-"""With fewer clusters no interval is given: none holds its nominal coverage."""
+LEAST_CLUSTERS: Final = 6  # with fewer clusters no interval is given: none holds its nominal coverage
 
 SCORE, TWO_WAY, PAIRED, MEAN = "score", "two-way", "paired t", "t"
 """Methods of intervals, see `docs/statistics.md`."""

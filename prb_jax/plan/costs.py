@@ -19,8 +19,7 @@ KINDS = (
     "collective-broadcast",
 )  # fmt: skip
 
-DCN = "dcn "
-"""Before the kind of a collective between slices: it goes through the hosts and their network."""
+DCN = "dcn "  # before the kind of a collective between slices: it goes through the hosts and their network
 
 # Instructions that move nothing themselves. "-done" halves are counted with their "-start".
 _FREE = (

@@ -28,8 +28,7 @@ from prb_jax.training import TUNINGS
 
 Bound = Literal["matrix products", "memory", "links"]
 
-LONG_TOKENS = 8192
-"""From so many tokens of a tree on, a sweep tries to split them over devices."""
+LONG_TOKENS = 8192  # from so many tokens of a tree on, a sweep tries to split them over devices
 
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 

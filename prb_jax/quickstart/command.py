@@ -74,14 +74,11 @@ value), and none at all is above the second."""
 SHOWN_BASELINES = ("baseline:length", "baseline:random", "baseline:profile-overlap")
 """In the tables of the quickstart."""
 
-LINEAR = "persona x words"
-"""A baseline that is fitted to the training part."""
+LINEAR = "persona x words"  # a baseline that is fitted to the training part
 
-TRAINING = ("train", "train-more-wording")
-"""Parts with the personalised pairs that everything is trained on."""
+TRAINING = ("train", "train-more-wording")  # parts with the personalised pairs that everything is trained on
 
-TIMED_PAIRS = 256
-"""Pairs that the latency is measured with."""
+TIMED_PAIRS = 256  # pairs that the latency is measured with
 
 Score = Callable[[Sequence[Comparison]], object]
 
@@ -257,8 +254,7 @@ def _milliseconds(score: Score, pairs: Sequence[Comparison]) -> float:
     return 1000 * min(times) / len(pairs)
 
 
-LEAST_RESPONSES = 20
-"""Training responses in which a word occurs that has a weight."""
+LEAST_RESPONSES = 20  # training responses in which a word occurs that has a weight
 PENALTY = 3.0
 """Of the squared weights, of all and of each persona; half of it is added to the sum of the losses."""
 ITERATIONS = 60

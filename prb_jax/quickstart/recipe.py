@@ -35,11 +35,9 @@ from prb_jax.models.random_params import init_params
 from prb_jax.text.tokenizer import load_tokenizer
 from prb_jax.text.visible import PROFILE_HEADINGS, QUESTION_HEADING, TextProtocol, visible
 
-USER_BLIND, PERSONA = "user_blind", "persona"
-"""The two models, and the files and folders that belong to them."""
+USER_BLIND, PERSONA = "user_blind", "persona"  # the two models, and the files and folders that belong to them
 
-PROFILE_POSTS = 10
-"""Most posts of a profile that the persona-conditioned model sees."""
+PROFILE_POSTS = 10  # most posts of a profile that the persona-conditioned model sees
 
 
 PAD, UNKNOWN, END = "<|pad|>", "<|unknown|>", "<|end|>"

@@ -29,8 +29,7 @@ NAMES = {"user_blind": "user-blind", "persona": "profile in context"}
 
 _HEADINGS = {GENERIC: "generic", SEEN: "seen personas", UNSEEN: "unseen personas", WORDING: "new wording"}
 
-BOUNDED = (SEEN, UNSEEN, WORDING)
-"""Parts for which it is known what is possible at best."""
+BOUNDED = (SEEN, UNSEEN, WORDING)  # parts for which it is known what is possible at best
 
 _COSTS = ("served", "pairs", "shown", "ms/pair")
 

@@ -3,8 +3,7 @@
 from typing import Final
 from urllib.parse import urlsplit
 
-ROUTES: Final = ("/classify", "/pooling")
-"""Of vLLM and SGLang, which give a number for a whole conversation."""
+ROUTES: Final = ("/classify", "/pooling")  # of vLLM and SGLang, which give a number for a whole conversation
 
 
 def is_url(reward: object) -> bool:

@@ -36,22 +36,19 @@ from prb_jax.remote.options import (
     without_key,
 )
 
-REPLIES = "replies"
-"""In a run folder: the replies of an endpoint, each under the digest of its request."""
+REPLIES = "replies"  # in a run folder: the replies of an endpoint, each under the digest of its request
 
 LARGEST_ANSWER = 16_000_000
 """Bytes of an answer, at most; one of 4,096 tokens with 20 alternatives each has about 6,000,000."""
 
-HOPELESS: Final = frozenset({401, 403, 404})
-"""Statuses that every further request would have too."""
+HOPELESS: Final = frozenset({401, 403, 404})  # statuses that every further request would have too
 
 _REFUSED_TEMPERATURE: Final = re.compile(
     r"temperature.*(not support|unsupported|deprecated|only the default)|(not support|unsupported).*temperature",
     re.I | re.S,
 )
 
-TRIES: Final = "prb_tries"
-"""Beside an answer that is kept: how often it was asked for."""
+TRIES: Final = "prb_tries"  # beside an answer that is kept: how often it was asked for
 
 
 @dataclass(frozen=True)

@@ -15,17 +15,14 @@ from prb_jax.errors import RunError, quote
 if TYPE_CHECKING:
     import httpx
 
-KEY = "PRB_ENDPOINT_KEY"
-"""The environment variable with the key that is sent to an endpoint."""
+KEY = "PRB_ENDPOINT_KEY"  # the environment variable with the key that is sent to an endpoint
 
 LENGTH_FIELDS: Final = ("max_tokens", "max_completion_tokens")
 """How an endpoint is told the most tokens of a reply: newer models refuse the first, older servers the second."""
 
-RETRIED = frozenset({408, 409, 425, 429})
-"""Statuses below 500 that may go away by themselves."""
+RETRIED = frozenset({408, 409, 425, 429})  # statuses below 500 that may go away by themselves
 
-LONGEST_WAIT = 60.0
-"""Seconds between two tries, at most, whatever the endpoint asks for."""
+LONGEST_WAIT = 60.0  # seconds between two tries, at most, whatever the endpoint asks for
 
 
 @dataclass(frozen=True, kw_only=True)

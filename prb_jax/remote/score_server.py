@@ -32,18 +32,14 @@ if TYPE_CHECKING:
 
     from prb_jax.text.tokenizer import ChatTokenizer
 
-TOKEN = "PRB_SERVE_TOKEN"
-"""The environment variable with the token of a server and its clients."""
+TOKEN = "PRB_SERVE_TOKEN"  # the environment variable with the token of a server and its clients
 
-CONCURRENCY = 64
-"""Requests that are under way at a time."""
+CONCURRENCY = 64  # requests that are under way at a time
 
 TRIES = 6
-BACKOFF = 1.0
-"""Seconds before the second try of a request; twice as many before each further one."""
+BACKOFF = 1.0  # seconds before the second try of a request; twice as many before each further one
 
-SECONDS = 150.0
-"""Until a try is given up; longer than a server of its own accord takes."""
+SECONDS = 150.0  # until a try is given up; longer than a server of its own accord takes
 
 
 class ScoreClient:

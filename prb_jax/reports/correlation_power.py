@@ -16,12 +16,10 @@ from prb_jax.metrics.uncertainty import LEAST_CLUSTERS
 from prb_jax.runs.behaviour import Figure
 from prb_jax.scoring.prompt_extras import UPPER_BOUND
 
-RANDOM: Final = "baseline:random"
-"""The reward whose behaviour is that of nothing learned: the start."""
+RANDOM: Final = "baseline:random"  # the reward whose behaviour is that of nothing learned: the start
 
 CORRELATIONS: Final = (0.3, 0.5, 0.8)
-PROMPTS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Factors of the prompts of the study that the plan tries."""
+PROMPTS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)  # factors of the prompts of the study that the plan tries
 
 POWER: Final = 0.8
 

@@ -24,8 +24,7 @@ from prb_jax.runs.finished import FinishedRun
 from prb_jax.runs.users import user_lines
 from prb_jax.scoring.prompt_extras import UPPER_BOUND, told_of
 
-MOST_ROWS = 2000
-"""Of a table; more would make a page that nobody reads and few browsers open at once."""
+MOST_ROWS = 2000  # of a table; more would make a page that nobody reads and few browsers open at once
 
 _LONGEST_MANIFEST = 100_000
 

@@ -10,8 +10,7 @@ from rich.console import Group
 from prb_jax.reports.table import NONE, Table, bounded, change, facts_table, field, interval, number, signed
 from prb_jax.scoring.prompt_extras import told_of
 
-Summaries = Mapping[str, Mapping[str, Any]]
-"""Summaries by the name to show."""
+Summaries = Mapping[str, Mapping[str, Any]]  # summaries by the name to show
 
 _BASELINE = "baseline:"  # how the names of scorers without a model begin
 _BASELINES_BY_SUBSET = ("baseline:length", "baseline:random", "baseline:profile-overlap")

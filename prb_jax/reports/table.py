@@ -10,15 +10,13 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
     from rich.table import Table as RichTable
 
-NONE = "–"
-"""In the place of a figure that there is not."""
+NONE = "–"  # in the place of a figure that there is not
 
 _INTERVAL_WIDTH = 14  # "[0.741..0.776]" stays whole when a narrow terminal breaks the cell before it
 _RESULTS_SIDE_BY_SIDE = 3  # also where they are folded
 _UNBOUNDED = 10_000
 
-Getter = Callable[[Any], str]
-"""Makes the cell of one column from what a row is about."""
+Getter = Callable[[Any], str]  # makes the cell of one column from what a row is about
 
 
 class Cell(str):

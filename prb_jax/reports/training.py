@@ -15,8 +15,7 @@ from prb_jax.reports.table import Table, field
 from prb_jax.runs.kind import SUMMARY
 
 _LAST = {name: field(name, "{:.4f}") for name in ("loss", "accuracy", "margin")}
-_SHOWN = 4
-"""Rollouts of the first and of the last step with any that are shown."""
+_SHOWN = 4  # rollouts of the first and of the last step with any that are shown
 
 
 def training_table(summary: Mapping[str, Any], *, title: str) -> Table:

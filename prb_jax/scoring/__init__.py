@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from prb_jax.text.view import View
     from prb_jax.trees.tree import ScoredBatch
 
-TOO_LONG = ("error", "skip")
-"""What happens to a comparison whose response leaves no room for its prompt."""
+TOO_LONG = ("error", "skip")  # what happens to a comparison whose response leaves no room for its prompt
 
 HISTORY = "labelled comparisons of which a fitted method learns the users, or a folder of their saved states"
 """The meaning of `history` wherever a model may be such a method."""

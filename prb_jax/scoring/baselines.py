@@ -46,8 +46,7 @@ PROFILE_OVERLAP: Final = "baseline:profile-overlap"
 SHOWN_OVERLAP: Final = "baseline:profile-overlap-shown"
 PERSONA_TRUTH: Final = "baseline:persona-truth"
 
-NEIGHBOURS = 5
-"""Users who vote in `nearest_users`."""
+NEIGHBOURS = 5  # users who vote in `nearest_users`
 
 _USERS_AT_ONCE = 512
 

@@ -42,28 +42,23 @@ if TYPE_CHECKING:
 
 Batch = TreeBatch | StreamBatch
 
-FIRST_WINDOW = 512
-"""Comparisons of the first window: few, so that the device starts early."""
+FIRST_WINDOW = 512  # comparisons of the first window: few, so that the device starts early
 
 WINDOW = 4096
 """Comparisons of the later windows: many, so that few batches are left partly filled at their ends."""
 
-SAMPLE = 512
-"""Comparisons whose lengths decide the shapes of buckets."""
+SAMPLE = 512  # comparisons whose lengths decide the shapes of buckets
 
-WAITING = 1
-"""Batches given to the device and not yet read back, besides those that run."""
+WAITING = 1  # batches given to the device and not yet read back, besides those that run
 
-MOST_LANES = 8
-"""Batches side by side; each holds activations of its own."""
+MOST_LANES = 8  # batches side by side; each holds activations of its own
 
 # Padded tokens of a batch for each part that the mesh splits it into. On CPUs larger batches only fall
 # out of the cache; accelerators need some thousand tokens to be busy.
 TOKENS_PER_SHARD = {"cpu": 8_192, "gpu": 65_536, "tpu": 32_768}
 MULTIPLE = {"cpu": 16, "gpu": 64, "tpu": 128}
 
-_PROGRAM_FLOPS = 5e11
-"""What two cores compute while they compile a program, five seconds."""
+_PROGRAM_FLOPS = 5e11  # what two cores compute while they compile a program, five seconds
 
 Dispatch = Callable[[Batch], jax.Array]
 Skip = Callable[[Sequence[int]], bool]

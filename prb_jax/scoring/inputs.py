@@ -37,8 +37,7 @@ LEFT_OUT_DEFINITION = (
     f"comparisons that were not scored, because a response leaves no room for its prompt within the limit, named in "
     f"{LEFT_OUT}: how many, by subset, and by benchmark; they enter no other figure"
 )
-SPLIT = "test"
-"""The split that is read of sources that have several."""
+SPLIT = "test"  # the split that is read of sources that have several
 
 Data = str | Path | Sequence[str | Path] | Records
 

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from prb_jax.scoring.baselines import BaselineName
     from prb_jax.scoring.reward_model import RewardModel
 
-PLUGIN: Final = "plugin:"
-"""Before the name of an entry point prb_jax.rewards, where a model is named."""
+PLUGIN: Final = "plugin:"  # before the name of an entry point prb_jax.rewards, where a model is named
 
 ScoreFunction = Callable[[Comparison], Sequence[float]]
 """Gives K finite numbers for the K responses of a comparison; a higher number is better."""

@@ -50,8 +50,7 @@ from prb_jax.trees.token_store import (
 )
 from prb_jax.trees.tree import Tree
 
-PART: Final = 4096
-"""Comparisons of a part."""
+PART: Final = 4096  # comparisons of a part
 
 _AT_A_TIME: Final = 256
 _PARTS: Final = "parts"

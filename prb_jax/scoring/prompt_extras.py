@@ -28,8 +28,7 @@ ASPECT_ROWS: Final = RowKind(ASPECTS, "aspects", key=itemgetter("id"), fields=("
 ASPECT_RUNS: Final = RunKind(name="prb_jax aspects", command="prb aspects", rows=ASPECT_ROWS)
 
 PLANNED, ORACLE, NARRATIVE = "planned", "oracle", "narrative"
-UPPER_BOUND: Final = "upper_bound"
-"""In the hints of a run: which of them no model could know."""
+UPPER_BOUND: Final = "upper_bound"  # in the hints of a run: which of them no model could know
 
 PERSONA_HEADING: Final = "About this user:"
 HISTORY_HEADING: Final = "What this user chose before:"

@@ -28,14 +28,11 @@ from prb_jax.serving.items import ChatItem, Item, ItemTree, Score, Scores
 from prb_jax.serving.tree_scorer import TreeScorer
 from prb_jax.trees.tree import common_run
 
-AT_ONCE = 256
-"""Responses that become trees at a time, about."""
+AT_ONCE = 256  # responses that become trees at a time, about
 
-AHEAD = 4
-"""So many batches' worth of trees are looked at for what goes well together."""
+AHEAD = 4  # so many batches' worth of trees are looked at for what goes well together
 
-WAITING = 1
-"""Batches given to the device that wait, besides those that run."""
+WAITING = 1  # batches given to the device that wait, besides those that run
 
 
 class BusyError(PrbError):

@@ -32,8 +32,7 @@ from prb_jax.errors import DataError, RunError
 from prb_jax.serving.fields import WHERE, Body
 from prb_jax.serving.options import Limits
 
-DRAIN_SECONDS: Final = 30
-"""How long requests that are being answered are waited for after SIGTERM."""
+DRAIN_SECONDS: Final = 30  # how long requests that are being answered are waited for after SIGTERM
 
 LARGE: Final = 1_000_000
 """Bytes of a body that is parsed beside the event loop, so that other requests need not wait for it."""
@@ -41,8 +40,7 @@ LARGE: Final = 1_000_000
 CLIENT_LEFT: Final = 499
 """The status, in log and figures alone, of a request whose client left before the answer."""
 
-OTHER: Final = "other"
-"""The path, in log and figures, of requests for paths that do not exist."""
+OTHER: Final = "other"  # the path, in log and figures, of requests for paths that do not exist
 
 Handler = Callable[[Request], Awaitable[Response]]
 

@@ -24,8 +24,7 @@ from prb_jax.text.view import View, ViewOptions, choose_view
 if TYPE_CHECKING:
     from prb_jax.judges.options import JudgeOptions
 
-JUDGED_AT_ONCE = 32
-"""Requests to the endpoint of a judge at a time."""
+JUDGED_AT_ONCE = 32  # requests to the endpoint of a judge at a time
 
 ItemScorer = Callable[[Sequence[ChatItem]], Sequence[Score | PrbError]]
 """Gives the score of each item, or why it has none."""

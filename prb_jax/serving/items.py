@@ -19,8 +19,7 @@ from prb_jax.trees.tree import Tree
 if TYPE_CHECKING:
     from prb_jax.scoring.reader import Reader  # which imports jax
 
-NAME = "request"
-"""What messages about a comparison of a request call it."""
+NAME = "request"  # what messages about a comparison of a request call it
 
 CHARACTERS = 16
 """Characters for each token of the limit that a text of a client may have: more are refused and not tokenised."""

@@ -23,8 +23,7 @@ from prb_jax.trees.tree import build_tree
 PARTS = (8, 3, 1)
 """A stream is a whole one, a third or an eighth: a single request does not wait for the work of many."""
 
-TOKENS_OF_A_READ = 16
-"""A stream has room for a response in each so many tokens."""
+TOKENS_OF_A_READ = 16  # a stream has room for a response in each so many tokens
 
 BUCKETS = (256, 1024, 4096), (1, 8), (128, 512)
 """P, K and R of padded trees, where the model is not scored over streams; a longest P is added."""

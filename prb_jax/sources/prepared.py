@@ -24,11 +24,9 @@ NAME: Final = "prb_comparisons"
 OPTIONAL: Final = ("user_id", "profile_order", "category", "subset", "margin", "narrative")
 """Fields that a record may lack, beside lists, which may be empty."""
 
-DIGESTS: Final = "digests.json"
-"""Of its other files when they were written."""
+DIGESTS: Final = "digests.json"  # of its other files when they were written
 
-TOKENS: Final = "tokens"
-"""Of its trees, where a model was given: see `prb_jax.trees.token_store`."""
+TOKENS: Final = "tokens"  # of its trees, where a model was given: see `prb_jax.trees.token_store`
 
 _INFO: Final = "dataset_info.json"
 _METADATA: Final = "metadata.json"

@@ -27,8 +27,7 @@ from prb_jax.sources.source import FileSource, PythonSource, Source
 from prb_jax.storage.urls import localised
 
 PERSONAS: Final = "personas"
-PRB: Final = "prb"
-"""The paper's data set, which is read alike with and without its name."""
+PRB: Final = "prb"  # the paper's data set, which is read alike with and without its name
 
 _COLUMNS: Final = re.compile(r"(?P<source>.+)\?(?P<columns>\w+=[^&=?]+(&\w+=[^&=?]+)*)", re.DOTALL)
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

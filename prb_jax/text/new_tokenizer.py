@@ -17,8 +17,7 @@ TEMPLATE = (
 )
 """Turns between special tokens; no BOS."""
 
-MOST_TEXTS = 200_000
-"""Texts that are looked at, evenly spaced: more hardly change which merges are frequent."""
+MOST_TEXTS = 200_000  # texts that are looked at, evenly spaced: more hardly change which merges are frequent
 
 
 def training_texts(comparisons: Sequence[Comparison], *, profiles: bool) -> list[str]:

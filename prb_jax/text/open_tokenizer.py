@@ -20,12 +20,10 @@ from prb_jax.errors import CheckpointError, PrbWarning, quote
 from prb_jax.text.internlm2_tokenizer import build_internlm2, is_internlm2
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
-_MOST_IDS = 2**31
-"""Ids are int32."""
+_MOST_IDS = 2**31  # ids are int32
 _MOST_GROWTH = 100
 """How many times as long a text may be after the normaliser; those of known models at most double it."""
-_LONGEST_MAPPED = 64
-"""Bytes that one character may become in a table of SentencePiece; in its own at most 33."""
+_LONGEST_MAPPED = 64  # bytes that one character may become in a table of SentencePiece; in its own at most 33
 
 
 def open_tokenizer(name: str, *, revision: str | None = None) -> Any:

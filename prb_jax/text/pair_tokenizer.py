@@ -15,8 +15,7 @@ from prb_jax.errors import CheckpointError
 from prb_jax.text.open_tokenizer import open_tokenizer, place_of, tokenize
 from prb_jax.text.tokenizer import TokenizerIds
 
-TURN_SEPARATOR = "\n\n"
-"""Between the turns of a prompt with several, a system message among them."""
+TURN_SEPARATOR = "\n\n"  # between the turns of a prompt with several, a system message among them
 
 
 @dataclass(frozen=True, eq=False)

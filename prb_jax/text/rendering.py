@@ -23,10 +23,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-_MOST_STEPS = 1_000_000
-"""For one conversation; a usual template takes about ten a message."""
-_LARGEST = 1 << 25
-"""Characters and elements of one value."""
+_MOST_STEPS = 1_000_000  # for one conversation; a usual template takes about ten a message
+_LARGEST = 1 << 25  # characters and elements of one value
 _LONGEST_TEMPLATE = 1 << 18
 _LONGEST_NUMBER = 4096  # bits
 _STEP_CHARACTERS = 256

@@ -15,8 +15,7 @@ from typing import Any, Literal
 
 from prb_jax.errors import CheckpointError, short_repr
 
-PLAIN = "plain"
-"""Name of the built-in template for models that have none."""
+PLAIN = "plain"  # name of the built-in template for models that have none
 
 PLAIN_TEMPLATE = (
     "{% if bos_token is defined and bos_token %}{{ bos_token }}{% endif %}"
@@ -161,5 +160,4 @@ class TextRules:
         return self.suffix
 
 
-PLAIN_RULES = TextRules()
-"""The chat template alone."""
+PLAIN_RULES = TextRules()  # the chat template alone

@@ -15,8 +15,7 @@ from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, DataError, PrbWarning, quote
 from prb_jax.text.visible import PROTOCOLS, OrderClaim, TextProtocol, parse_protocol
 
-TRAINED_VIEW = "prb_view.json"
-"""Beside the `config.json` of a model that was trained here."""
+TRAINED_VIEW = "prb_view.json"  # beside the `config.json` of a model that was trained here
 
 DEFAULT_PROFILE_POSTS = MappingProxyType({TextProtocol.DEFAULT: 10, TextProtocol.PAPER: 0})
 """Posts of the profile where neither the caller nor the model says: the best-of-N scripts of Personalised

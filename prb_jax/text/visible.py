@@ -15,15 +15,13 @@ from enum import StrEnum
 from prb_jax.data.comparison import Comparison, Message, Post
 from prb_jax.errors import DataError, quote
 
-RECENCY = "recency"
-"""The order of a profile with the newest post first."""
+RECENCY = "recency"  # the order of a profile with the newest post first
 
 QUESTION_HEADING = "What the user asks now:"
 
 _HEADING = "What this user wrote before{}:"
 _RELEVANT, _NEWEST = ", most relevant first", ", newest first"
-PROFILE_HEADINGS = tuple(map(_HEADING.format, ("", _RELEVANT, _NEWEST)))
-"""What may stand above a profile."""
+PROFILE_HEADINGS = tuple(map(_HEADING.format, ("", _RELEVANT, _NEWEST)))  # what may stand above a profile
 
 
 class TextProtocol(StrEnum):
@@ -52,8 +50,7 @@ class TextProtocol(StrEnum):
         return self is TextProtocol.PAPER
 
 
-PROTOCOLS = tuple(map(str, TextProtocol))
-"""Their names."""
+PROTOCOLS = tuple(map(str, TextProtocol))  # their names
 
 
 def parse_protocol(name: str) -> TextProtocol:

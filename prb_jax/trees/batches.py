@@ -22,8 +22,7 @@ from prb_jax.errors import short_repr
 from prb_jax.sharding import batch_sharding
 from prb_jax.trees.tree import Tree
 
-Sides = tuple[int, int, int]
-"""(P, K, R) of a bucket, or (p, K, r) of a tree."""
+Sides = tuple[int, int, int]  # (P, K, R) of a bucket, or (p, K, r) of a tree
 
 
 @dataclass(frozen=True, order=True)

@@ -33,11 +33,9 @@ CHUNK_ROWS = 64
 """Comparisons tokenised in one call: enough to keep the tokenizer's threads busy, few enough that
 its bulky intermediate results stay small."""
 
-ESTIMATE_SLACK = 8
-"""By how many tokens leaving out one post may differ from the length of that post alone."""
+ESTIMATE_SLACK = 8  # by how many tokens leaving out one post may differ from the length of that post alone
 
-SHORT = "."
-"""A response that stands in the place of a long one while prompts are measured."""
+SHORT = "."  # a response that stands in the place of a long one while prompts are measured
 
 
 def encode_comparisons(
@@ -96,12 +94,9 @@ class _Row:
     """A comparison on its way to a length that fits."""
 
     comparison: Comparison
-    posts: int
-    """Posts tried now."""
-    refused: int
-    """Fewest posts known to be too many."""
-    fitting: int = -1
-    """Most posts known to fit; -1 while not even none is known to."""
+    posts: int  # posts tried now
+    refused: int  # fewest posts known to be too many
+    fitting: int = -1  # most posts known to fit; -1 while not even none is known to
     sequences: list[np.ndarray] = field(default_factory=list)
     """Ids of the K conversations with `fitting` posts; with none, where not even that is known to fit."""
     block_tokens: list[int] = field(default_factory=list)

@@ -23,8 +23,7 @@ BLOCK = 512
 """Queries, and keys, of one step of the kernel, at most. One block of scores and what is made of it takes four times
 512 x 512 float32 numbers, a quarter of the smallest chip's fast memory."""
 
-LANES = 128
-"""The least of them: the width of a TPU's vector registers."""
+LANES = 128  # the least of them: the width of a TPU's vector registers
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,7 @@ from prb_jax.trees.tree import Tree, common_run
 LEAST_SHARED = 48
 """Beginnings shorter than this (the opening of a chat template) are not worth a block of attention of their own."""
 
-_FEW = 8
-"""Streams that are balanced one by one; of more, each is about as full as the others."""
+_FEW = 8  # streams that are balanced one by one; of more, each is about as full as the others
 
 
 @dataclass(frozen=True, order=True)
@@ -83,8 +82,7 @@ class PackedStream:
     __repr__ = short_repr
 
 
-PackedBatch = tuple[PackedStream, ...]
-"""The streams of one batch, at most as many as the options say."""
+PackedBatch = tuple[PackedStream, ...]  # the streams of one batch, at most as many as the options say
 
 
 def pack_streams(trees: Sequence[Tree], shape: StreamShape, options: StreamOptions) -> list[PackedBatch]:

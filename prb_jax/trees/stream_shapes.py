@@ -27,14 +27,11 @@ from prb_jax.trees.packing import (
 from prb_jax.trees.shapes import round_up
 from prb_jax.trees.tree import Tree
 
-READS_STEP = 16
-"""Read places of a stream are a multiple of this."""
+READS_STEP = 16  # read places of a stream are a multiple of this
 
-LARGEST = 4
-"""A stream is made at most this many times as long as usual so that a large tree stays whole."""
+LARGEST = 4  # a stream is made at most this many times as long as usual so that a large tree stays whole
 
-_STREAM_COST = 256
-"""What starting one more batch of streams costs, in tokens of each."""
+_STREAM_COST = 256  # what starting one more batch of streams costs, in tokens of each
 
 _ALONE = 0.9
 """Time that two cores take for a stream together, of the time that one takes: 0.7 to 0.95 were measured, since the
@@ -43,8 +40,7 @@ blocks of attention are too small to be shared."""
 _SEVERAL_CORES = 0.9
 """Weight of a machine with two cores or more among machines; the rest is that of a machine with one."""
 
-_SPARE_READS = 2
-"""Streams have room for so many times the read places that the looked-at steps need."""
+_SPARE_READS = 2  # streams have room for so many times the read places that the looked-at steps need
 
 
 def choose_stream_shape(trees: Sequence[Tree], options: StreamOptions, *, whole: bool) -> StreamShape:

@@ -20,8 +20,7 @@ from prb_jax.errors import short_repr
 BLOCK = 128
 """Tokens of a block of queries, and of a block of keys: what two such blocks need fits the caches of a core."""
 
-LEAST_PAGE = 64
-"""Tokens of a page, at least."""
+LEAST_PAGE = 64  # tokens of a page, at least
 
 CUT = 512
 """Places of a stream at whose multiples runs are cut into sequences: whole blocks of a kernel's queries."""

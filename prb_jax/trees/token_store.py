@@ -25,8 +25,7 @@ from prb_jax.trees.tree import Tree, Truncation
 
 _EMPTY: Final = 128  # bytes of a file without numbers, which cannot be mapped
 
-PAGE: Final = 128
-"""Tokens of a page."""
+PAGE: Final = 128  # tokens of a page
 
 STORE: Final = "store.json"
 KIND: Final = "prb_jax tokens"

@@ -24,8 +24,7 @@ from prb_jax.trees.tree import Tree, build_tree
 BATCH = 8
 """Conversations of a call, or texts that are drawn at a time, unless a single prompt has more samples."""
 
-RANKED_AT_ONCE = 16
-"""Posts of a call."""
+RANKED_AT_ONCE = 16  # posts of a call
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ import numpy as np
 from prb_jax.bench.rivals.transformers import PaddedRun
 from prb_jax.errors import RunError
 
-MEMORY_SHARE = 0.45
-"""Of the GPU's memory, for vLLM: the other side's weights are in it too."""
+MEMORY_SHARE = 0.45  # of the GPU's memory, for vLLM: the other side's weights are in it too
 
 
 class VllmScorer:

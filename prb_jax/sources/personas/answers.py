@@ -124,8 +124,7 @@ def _plain(draws: Draws, pools: Pools, topic: Topic, at_least: int) -> str:
     raise RunOut
 
 
-OTHER_ASPECTS = 2
-"""Tastes listed beside those that decide."""
+OTHER_ASPECTS = 2  # tastes listed beside those that decide
 
 
 def personal_aspects(

@@ -16,13 +16,10 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.sources.personas.people import Persona
 from prb_jax.sources.personas.phrases import Draws
 
-PAIR_WEIGHT = 2
-"""Levels of an answer: the number of its sentences that show a pole of the axis, signed."""
+PAIR_WEIGHT = 2  # levels of an answer: the number of its sentences that show a pole of the axis, signed
 ONE_AXIS_SHARE = 0.6
-TRIPLE_SHARE = 0.24
-"""Share of the records that stand in groups of three."""
-SLIP_SHARE = 0.02
-"""Share of the records in which a person, for once, chose against their own taste."""
+TRIPLE_SHARE = 0.24  # share of the records that stand in groups of three
+SLIP_SHARE = 0.02  # share of the records in which a person, for once, chose against their own taste
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,10 @@ from prb_jax.sources.personas.pools import Pools
 
 SEEN = 40
 UNSEEN = 10
-TASTES = 4
-"""Axes that each person cares about; the others leave them indifferent."""
+TASTES = 4  # axes that each person cares about; the others leave them indifferent
 POSTS_PER_TASTE = 40
-POSTS_SHOWN = 6
-"""Posts in the profile of one record: each taste shows in at least one of them."""
-CONTEXT_SHARE = 0.25
-"""Share of the posts that also mention a topic."""
+POSTS_SHOWN = 6  # posts in the profile of one record: each taste shows in at least one of them
+CONTEXT_SHARE = 0.25  # share of the posts that also mention a topic
 DISENTANGLING_TRIALS = 3000
 
 

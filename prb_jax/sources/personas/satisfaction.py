@@ -21,8 +21,7 @@ from prb_jax.sources.personas.people import Persona
 from prb_jax.sources.personas.phrases import Sentence, Slot
 from prb_jax.sources.personas.pools import Pole, Pools, load_pools, load_wording
 
-FULL = 4
-"""Different cues that show a pole beyond doubt; fewer show it in part."""
+FULL = 4  # different cues that show a pole beyond doubt; fewer show it in part
 
 _WORD = re.compile(r"[a-z0-9]+(?:['-][a-z0-9]+)*")
 _OF_TOPIC = frozenset({"thing", "goal", "woe", "trap", "fact", "s", "t", "m", "x"})
