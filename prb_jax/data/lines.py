@@ -23,7 +23,6 @@ HELD: Final = 1 << 30  # bytes of raw files up to which training holds their com
 
 BLOCK: Final = 16 << 20
 WINDOWED: Final = (".jsonl", ".jsonl.gz", ".parquet")  # kinds of files that are read by windows
-
 _PIECE: Final = 1 << 20  # bytes that are inflated at a time
 _AHEAD: Final = 2  # blocks that are read before they are asked for
 _THREADS: Final = 4

@@ -19,7 +19,6 @@ JUDGE_PROTOCOLS = (*map(str, TextProtocol), SCORE, RUBRIC, PAPER_SCORE, PAPER_RU
 PAPERS = (str(TextProtocol.PAPER), PAPER_SCORE, PAPER_RUBRIC)
 """Those of the paper's scripts, which decide all that is asked."""
 RUBRICS = (RUBRIC, PAPER_RUBRIC)  # those that show the true rubric of the data: upper bounds
-
 PREFIXES: Final = {"judge:": SCORE, "rubric:": RUBRIC}  # before the name of a judge: how it is asked
 
 _POSTS = {str(TextProtocol.PAPER): 0, RUBRIC: 0, PAPER_RUBRIC: 0}

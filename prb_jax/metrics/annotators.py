@@ -32,7 +32,6 @@ ORDINAL: Final = "ordinal"
 Level = Literal["nominal", "ordinal"]
 
 DRAWS: Final = 2000  # resamples of an interval
-
 _AT_ONCE: Final = 2_000_000  # numbers in the largest array, about
 _LEAST_DEFINED: Final = 0.95  # share of the resamples in which a coefficient is defined
 

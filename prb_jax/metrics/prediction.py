@@ -23,19 +23,14 @@ import numpy as np
 from prb_jax.errors import short_repr
 
 RBO_P: Final = 0.9  # persistence of rank-biased overlap
-
 EXACT_UP_TO: Final = 8  # models up to which all orders are looked at; of more, a random choice of them
 
 Measure = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 LEAST_MODELS: Final = 3  # with fewer there is nothing to correlate
-
 MOST_MODELS: Final = 1000  # that a plan looks at
-
 _STUDIES: Final = 500  # that are simulated at a time
-
 RESOLVED_FROM: Final = 10  # models below which an order is called not resolved
-
 _LEAST_DEFINED: Final = 0.5  # share of the draws in which a measure has to be defined for an interval
 
 

@@ -75,9 +75,7 @@ SHOWN_BASELINES = ("baseline:length", "baseline:random", "baseline:profile-overl
 """In the tables of the quickstart."""
 
 LINEAR = "persona x words"  # a baseline that is fitted to the training part
-
 TRAINING = ("train", "train-more-wording")  # parts with the personalised pairs that everything is trained on
-
 TIMED_PAIRS = 256  # pairs that the latency is measured with
 
 Score = Callable[[Sequence[Comparison]], object]

@@ -36,7 +36,6 @@ from prb_jax.text.tokenizer import load_tokenizer
 from prb_jax.text.visible import PROFILE_HEADINGS, QUESTION_HEADING, TextProtocol, visible
 
 USER_BLIND, PERSONA = "user_blind", "persona"  # the two models, and the files and folders that belong to them
-
 PROFILE_POSTS = 10  # most posts of a profile that the persona-conditioned model sees
 
 

@@ -21,7 +21,6 @@ LENGTH_FIELDS: Final = ("max_tokens", "max_completion_tokens")
 """How an endpoint is told the most tokens of a reply: newer models refuse the first, older servers the second."""
 
 RETRIED = frozenset({408, 409, 425, 429})  # statuses below 500 that may go away by themselves
-
 LONGEST_WAIT = 60.0  # seconds between two tries, at most, whatever the endpoint asks for
 
 

@@ -33,12 +33,10 @@ if TYPE_CHECKING:
     from prb_jax.text.tokenizer import ChatTokenizer
 
 TOKEN = "PRB_SERVE_TOKEN"  # the environment variable with the token of a server and its clients
-
 CONCURRENCY = 64  # requests that are under way at a time
 
 TRIES = 6
 BACKOFF = 1.0  # seconds before the second try of a request; twice as many before each further one
-
 SECONDS = 150.0  # until a try is given up; longer than a server of its own accord takes
 
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 PICTURE: Final = "correlate.png"
 
 _NAMED: Final = 20  # the most models whose names stand beside their points
-
 _NAME_HEIGHT: Final = 0.055  # of a line of names, as a share of the axes
 
 _WORDS: Final = {

@@ -11,7 +11,6 @@ from prb_jax.reports.table import NONE, Table, bounded, change, facts_table, fie
 from prb_jax.scoring.prompt_extras import told_of
 
 Summaries = Mapping[str, Mapping[str, Any]]  # summaries by the name to show
-
 _BASELINE = "baseline:"  # how the names of scorers without a model begin
 _BASELINES_BY_SUBSET = ("baseline:length", "baseline:random", "baseline:profile-overlap")
 _MANY_TIES = 0.01  # share of the comparisons from which the half-credit accuracy is shown

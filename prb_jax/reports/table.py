@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 NONE = "–"  # in the place of a figure that there is not
-
 _INTERVAL_WIDTH = 14  # "[0.741..0.776]" stays whole when a narrow terminal breaks the cell before it
 _RESULTS_SIDE_BY_SIDE = 3  # also where they are folded
 _UNBOUNDED = 10_000

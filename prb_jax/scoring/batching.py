@@ -48,9 +48,7 @@ WINDOW = 4096
 """Comparisons of the later windows: many, so that few batches are left partly filled at their ends."""
 
 SAMPLE = 512  # comparisons whose lengths decide the shapes of buckets
-
 WAITING = 1  # batches given to the device and not yet read back, besides those that run
-
 MOST_LANES = 8  # batches side by side; each holds activations of its own
 
 # Padded tokens of a batch for each part that the mesh splits it into. On CPUs larger batches only fall

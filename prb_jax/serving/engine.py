@@ -29,9 +29,7 @@ from prb_jax.serving.tree_scorer import TreeScorer
 from prb_jax.trees.tree import common_run
 
 AT_ONCE = 256  # responses that become trees at a time, about
-
 AHEAD = 4  # so many batches' worth of trees are looked at for what goes well together
-
 WAITING = 1  # batches given to the device that wait, besides those that run
 
 

@@ -25,7 +25,6 @@ OPTIONAL: Final = ("user_id", "profile_order", "category", "subset", "margin", "
 """Fields that a record may lack, beside lists, which may be empty."""
 
 DIGESTS: Final = "digests.json"  # of its other files when they were written
-
 TOKENS: Final = "tokens"  # of its trees, where a model was given: see `prb_jax.trees.token_store`
 
 _INFO: Final = "dataset_info.json"

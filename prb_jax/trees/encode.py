@@ -34,7 +34,6 @@ CHUNK_ROWS = 64
 its bulky intermediate results stay small."""
 
 ESTIMATE_SLACK = 8  # by how many tokens leaving out one post may differ from the length of that post alone
-
 SHORT = "."  # a response that stands in the place of a long one while prompts are measured
 
 

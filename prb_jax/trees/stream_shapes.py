@@ -28,9 +28,7 @@ from prb_jax.trees.shapes import round_up
 from prb_jax.trees.tree import Tree
 
 READS_STEP = 16  # read places of a stream are a multiple of this
-
 LARGEST = 4  # a stream is made at most this many times as long as usual so that a large tree stays whole
-
 _STREAM_COST = 256  # what starting one more batch of streams costs, in tokens of each
 
 _ALONE = 0.9

@@ -24,7 +24,6 @@ from prb_jax.errors import DataError, quote, short_repr
 from prb_jax.trees.tree import Tree, Truncation
 
 _EMPTY: Final = 128  # bytes of a file without numbers, which cannot be mapped
-
 PAGE: Final = 128  # tokens of a page
 
 STORE: Final = "store.json"
