@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
@@ -226,3 +227,42 @@ def _bounds(values: Sequence[float | None]) -> list[float] | None:
         return None
     low, high = np.quantile(known, [0.025, 0.975])
     return [float(low), float(high)]
+
+
+# RewardBench's two result files, in the layout that its leaderboard tools read: AGGREGATES/ORG/MODEL.json holds one
+# number for each subset, SCORES/ORG/MODEL.json the columns of a table with a row for each item.
+AGGREGATES: Final = "eval-set"
+SCORES: Final = "eval-set-scores"
+
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def result_files(
+    tables: Tables, *, model: str, model_type: str, chat_template: str | None
+) -> dict[str, dict[str, Any]]:
+    """Contents of the two files by their path, for JSON with sorted keys and an indent of 4.
+
+    Args:
+      tables: of a benchmark, as its `results` makes them.
+      model: name of the model; one that is no hub id is filed under the organisation "local", and a
+        baseline under "baseline".
+      model_type: as "Seq. Classifier".
+    """
+    name = organisation_and_name(model)
+    facts = {"model": name, "model_type": model_type, "chat_template": chat_template}
+    aggregates, columns = tables
+    return {
+        f"{AGGREGATES}/{name}.json": {**aggregates, **facts},
+        f"{SCORES}/{name}.json": {**columns, **facts},
+    }
+
+
+def organisation_and_name(model: str) -> str:
+    """ "ORG/MODEL", which is also the path of the files, for a model of any name."""
+    if _HUB_ID.fullmatch(model):
+        return model
+    organisation, colon, name = model.rpartition(":")
+    if colon and organisation == "baseline":
+        return f"{organisation}/{name}"
+    last = re.split(r"[/\\]", model.rstrip("/\\"))[-1]
+    return f"local/{re.sub(r'[^A-Za-z0-9_.-]', '_', last).lstrip('.') or 'model'}"

@@ -63,7 +63,7 @@ SHARED = {
     "aspects": "judge",
     "ppo": "train",
     "audit": "build",
-    **dict.fromkeys(("inspect", "convert"), "checkpoint"),
+    **dict.fromkeys(("inspect", "convert", "serve"), "one_model"),
     **dict.fromkeys(("compare", "leaderboard", "report", "correlate", "push"), "runs"),
     **dict.fromkeys(("personas", "past-texts", "prepare", "split", "rank-profiles"), "datasets"),
     **dict.fromkeys(("features", "methods", "ask"), "personalise"),

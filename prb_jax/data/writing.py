@@ -49,8 +49,7 @@ def json_line(value: Any) -> bytes:
 def write_json(path: Path, value: Any, *, indent: int = 2, sort_keys: bool = False) -> None:
     """Write strict JSON (no NaN, no infinity) as a whole file, with URLs in the places of their local copies."""
     data = json.dumps(shown(value), indent=indent, sort_keys=sort_keys, allow_nan=False).encode() + b"\n"
-    with writing(path), whole_file(path) as file:
-        file.write(data)
+    write_file(path, data)
 
 
 def write_file(path: Path, data: bytes | memoryview) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from prb_jax.data.writing import json_line, refuse_file, whole_file, write_json, writing
+from prb_jax.data.writing import json_line, refuse_file, write_file, write_json
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.judges.best_of_n import REWARD_ROWS, REWARDS, RUNS
 from prb_jax.judges.candidates import read_candidates
@@ -169,10 +169,7 @@ def distil(
     content, path = b"".join(lines), target / PAIRS
     if path.exists() and path.read_bytes() != content:
         raise RunError(f"{path}: is there already, with other contents; give --out another folder")
-    with writing(target):
-        target.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as file:
-            file.write(content)
+    write_file(path, content)
     write_json(
         target / RECORD,
         {"kind": "prb_jax distil", "command": command_line(), "inputs": inputs, "summary": summary},

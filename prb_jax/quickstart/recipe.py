@@ -28,7 +28,7 @@ import jax
 
 from prb_jax.checkpoints.save import save_params
 from prb_jax.data.comparison import Comparison, Post
-from prb_jax.data.writing import whole_file
+from prb_jax.data.writing import write_file
 from prb_jax.models.config.decoder import parse_config
 from prb_jax.models.decoder import Params
 from prb_jax.models.random_params import init_params
@@ -235,9 +235,7 @@ def write_pairs(path: Path, comparisons: Sequence[Comparison]) -> None:
     """Write comparisons as JSON lines, compressed, unless the file is there already; equal ones give equal bytes."""
     if not path.exists():
         lines = (json.dumps(comparison.to_row(), ensure_ascii=False) + "\n" for comparison in comparisons)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as file:
-            file.write(gzip.compress("".join(lines).encode(), compresslevel=1, mtime=0))
+        write_file(path, gzip.compress("".join(lines).encode(), compresslevel=1, mtime=0))
 
 
 def write_config(folder: Path, name: str, recipe: Recipe) -> None:

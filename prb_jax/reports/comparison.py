@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from prb_jax.data.writing import refuse_file, write_json, writing
+from prb_jax.data.writing import refuse_file, write_json
 from prb_jax.errors import RunError, counted, listed
 from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, compare_rows
 from prb_jax.metrics.uncertainty import LEAST_CLUSTERS
@@ -83,8 +83,6 @@ def compare(
         }
     compared["definitions"] = dict(COMPARISON_DEFINITIONS)
     if out is not None:
-        with writing(Path(out)):
-            Path(out).mkdir(parents=True, exist_ok=True)
         write_json(Path(out) / COMPARE, compared)
     return compared
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from prb_jax.data.reading import read_object
-from prb_jax.data.writing import refuse_file, write_json, writing
+from prb_jax.data.writing import refuse_file, write_json
 from prb_jax.errors import DataError, RunError, has_extra, quote, short_repr
 from prb_jax.metrics.accuracy import outcomes
 from prb_jax.metrics.prediction import (
@@ -212,11 +212,9 @@ def correlate(
         "definitions": _FIGURES,
     }
     if out is not None:
-        with writing(Path(out)):
-            Path(out).mkdir(parents=True, exist_ok=True)
+        write_json(Path(out) / CORRELATE, result)
         if correlations and has_extra("report", PICTURE):
             draw_correlation(Path(out) / PICTURE, result)
-        write_json(Path(out) / CORRELATE, result)
     return result
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from prb_jax.benchmarks.results import AGGREGATES, organisation_and_name
+from prb_jax.benchmarks.benchmark import AGGREGATES, organisation_and_name
 from prb_jax.data.reading import read_json, read_object
 from prb_jax.errors import RunError, counted, quote
 from prb_jax.reports.table import NONE, Getter, Table, bounded, change, field

@@ -9,7 +9,6 @@ import contextlib
 import gzip
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from prb_jax.data.files import Row
 from prb_jax.data.writing import temporary_name, whole_file
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.runs.progress import Count, show_progress
+from prb_jax.scoring.baselines import words_of
 from prb_jax.sources.reading import source_rows
 from prb_jax.text.visible import TextProtocol, parse_protocol
 
@@ -35,8 +35,6 @@ SUFFIXES = (".jsonl", ".jsonl.gz")
 
 K1: Final = 1.5
 B: Final = 0.75
-
-_WORD: Final = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
@@ -70,12 +68,12 @@ def bm25(queries: Iterable[Query]) -> list[list[int]]:
     for query in queries:
         texts = tuple(post["text"] for post in query.posts)
         if texts not in collections:  # the records of one user share a profile
-            counts = [Counter(_words(text)) for text in texts]
+            counts = [Counter(words_of(text)) for text in texts]
             collections[texts] = counts, Counter(word for count in counts for word in count)
         counts, holders = collections[texts]
         lengths = [count.total() for count in counts]
         mean = sum(lengths) / len(lengths) if lengths else 0.0
-        asked = [word for word in _words(query.question) if word in holders]
+        asked = [word for word in words_of(query.question) if word in holders]
         weights = {
             word: math.log(1 + (len(texts) - holders[word] + 0.5) / (holders[word] + 0.5)) for word in asked
         }
@@ -121,10 +119,6 @@ def best_first(values: Sequence[Any]) -> list[int]:
     """Positions of the values, the largest first; equal ones keep their order."""
     # stable in both directions: reverse=True keeps the order of equal values
     return sorted(range(len(values)), key=values.__getitem__, reverse=True)
-
-
-def _words(text: str) -> list[str]:
-    return _WORD.findall(text.casefold())
 
 
 @dataclass(frozen=True)

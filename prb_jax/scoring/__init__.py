@@ -124,3 +124,32 @@ class AdaptsToUsers(Protocol):
     def unknown(self, comparisons: Sequence[Comparison]) -> set[str]:
         """Return the users of the comparisons of whom nothing is known."""
         ...
+
+
+class GivesRewards:
+    """A model whose `score` takes records: it gives the reward of a single response too."""
+
+    def reward(
+        self,
+        prompt: str | Sequence[Mapping[str, Any]],
+        response: str,
+        *,
+        profile: Sequence[Mapping[str, Any]] = (),
+        user_id: str | None = None,
+        **options: Any,
+    ) -> float:
+        """Return the reward of a single response.
+
+        Args:
+          prompt: the question, or the conversation before the response.
+          response: the text to be scored.
+          profile, user_id: as of a `Comparison`.
+          options: as of `score`.
+        """
+        from prb_jax.data.comparison import Comparison
+
+        comparison = Comparison(
+            id="reward", prompt=prompt, responses=[response], profile=profile, user_id=user_id
+        )
+        model: Any = self
+        return float(model.score(comparison, **options)[0])

@@ -23,6 +23,7 @@ import numpy as np
 from prb_jax.data.comparison import Comparison, Post
 from prb_jax.data.records import Records, as_comparisons
 from prb_jax.errors import CheckpointError, DataError, RunError, quote
+from prb_jax.scoring import GivesRewards
 from prb_jax.scoring.prompt_extras import UPPER_BOUND
 from prb_jax.sources.large import windows
 from prb_jax.trees.tree import ScoredBatch, Truncation
@@ -249,7 +250,7 @@ def profile_overlap(comparisons: Sequence[Comparison], *, posts: int | None = No
 
 @functools.lru_cache(maxsize=_RECENT)
 def _profile_vector(posts: tuple[Post, ...]) -> _ProfileVector:
-    documents = [_words(post.text) for post in posts]
+    documents = [words_of(post.text) for post in posts]
     frequency = Counter(word for words in documents for word in words)
     document_frequency = Counter(word for words in documents for word in set(words))
     smoothed = 1 + len(documents)
@@ -261,7 +262,7 @@ def _profile_vector(posts: tuple[Post, ...]) -> _ProfileVector:
 def _cosine(text: str, profile: _ProfileVector) -> float:
     weights = {
         word: (1 + math.log(count)) * profile.idf.get(word, profile.unseen)
-        for word, count in Counter(_words(text)).items()
+        for word, count in Counter(words_of(text)).items()
     }
     norm = _norm(weights.values()) * profile.norm
     if norm == 0:
@@ -271,12 +272,13 @@ def _cosine(text: str, profile: _ProfileVector) -> float:
     return math.fsum(common) / norm
 
 
+def words_of(text: str) -> list[str]:
+    """Return the words of a text, runs of letters, digits and underscores, without regard to case."""
+    return _WORD.findall(text.casefold())
+
+
 def _norm(values: Iterable[float]) -> float:
     return math.sqrt(math.fsum(v * v for v in values))
-
-
-def _words(text: str) -> list[str]:
-    return _WORD.findall(text.casefold())
 
 
 BASELINES: Final[Mapping[str, Callable[[Sequence[Comparison]], list[np.ndarray]]]] = MappingProxyType(
@@ -303,7 +305,7 @@ _BATCH = 4096
 
 
 @dataclass(frozen=True)
-class PlainScorer:
+class PlainScorer(GivesRewards):
     """A scorer that reads the text of a comparison, its whole profile too: it has no weights and no tokens.
 
     Attributes:
@@ -335,20 +337,6 @@ class PlainScorer:
         """Return one float32 array [K] a comparison or record; of a single one, its array."""
         scores = self.compute(as_comparisons(comparisons, labelled=False))
         return scores[0] if isinstance(comparisons, Comparison | Mapping) else scores
-
-    def reward(
-        self,
-        prompt: str | Sequence[Mapping[str, Any]],
-        response: str,
-        *,
-        profile: Sequence[Mapping[str, Any]] = (),
-        user_id: str | None = None,
-    ) -> float:
-        """Return the reward of a single response; arguments as of :meth:`prb_jax.RewardModel.reward`."""
-        comparison = Comparison(
-            id="reward", prompt=prompt, responses=[response], profile=profile, user_id=user_id
-        )
-        return float(self.score(comparison)[0])
 
     def identity(self) -> Mapping[str, Any]:
         """Return the name, which decides everything that can be known, and the facts."""

@@ -22,6 +22,7 @@ from prb_jax.personal.prompts import extend_embedding
 from prb_jax.readouts.open_model import OpenedModel
 from prb_jax.readouts.score_tree import make_score_fn, make_stream_fn
 from prb_jax.runs.progress import compiling
+from prb_jax.scoring import GivesRewards
 from prb_jax.scoring.batching import Batch, batch_sizes, lanes, shape_options, stream_options, stream_scores
 from prb_jax.scoring.reader import Reader, open_reader
 from prb_jax.sharding import batch_sharding, check_heads, parameter_shardings, to_global
@@ -51,7 +52,7 @@ class _ScoreOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class RewardModel:
+class RewardModel(GivesRewards):
     """A reward model. Build with :func:`prb_jax.load`.
 
     Attributes:
@@ -147,28 +148,6 @@ class RewardModel:
             for index, row in zip(batch.indices, batch.scores, strict=True):
                 scores[index] = row
         return scores[0] if isinstance(comparisons, Comparison | Mapping) else scores
-
-    def reward(
-        self,
-        prompt: str | Sequence[Mapping[str, Any]],
-        response: str,
-        *,
-        profile: Sequence[Mapping[str, Any]] = (),
-        user_id: str | None = None,
-        **options: Any,
-    ) -> float:
-        """Return the reward of a single response.
-
-        Args:
-          prompt: the question, or the conversation before the response.
-          response: the text to be scored.
-          profile, user_id: as of a `Comparison`.
-          options: as of :meth:`score`.
-        """
-        comparison = Comparison(
-            id="reward", prompt=prompt, responses=[response], profile=profile, user_id=user_id
-        )
-        return float(self.score(comparison, **options)[0])
 
     def encode(
         self,

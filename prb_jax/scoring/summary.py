@@ -9,10 +9,9 @@ from typing import Any, Final
 import numpy as np
 
 from prb_jax.benchmarks import get_benchmark
-from prb_jax.benchmarks.benchmark import RESAMPLES, score_intervals
-from prb_jax.benchmarks.results import result_files
+from prb_jax.benchmarks.benchmark import RESAMPLES, result_files, score_intervals
 from prb_jax.data.comparison import Message
-from prb_jax.data.writing import write_json, writing
+from prb_jax.data.writing import write_json
 from prb_jax.errors import DataError
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters
@@ -235,7 +234,4 @@ def _write_result_files(out: Path, job: Job, rows: Sequence[ScoredRow]) -> None:
             chat_template=None if render is None else tokenizer.template_hash,
         )
         for path, content in files.items():
-            file = out / benchmark / path
-            with writing(file):
-                file.parent.mkdir(parents=True, exist_ok=True)
-            write_json(file, content, indent=4, sort_keys=True)
+            write_json(out / benchmark / path, content, indent=4, sort_keys=True)

@@ -14,7 +14,7 @@ from typing import Final
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.lines import Row
-from prb_jax.data.writing import refuse_file, whole_file, writing
+from prb_jax.data.writing import refuse_file, write_file
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.sources.reading import describe_source, source_rows
 
@@ -110,11 +110,8 @@ def split(
     for path, content in files.items():
         if path.exists() and path.read_bytes() != content:
             raise RunError(f"{path}: is there already, with other contents; give --out another folder")
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        for path, content in files.items():
-            with whole_file(path) as file:
-                file.write(content)
+    for path, content in files.items():
+        write_file(path, content)
     return Split(folder, made, shared)
 
 

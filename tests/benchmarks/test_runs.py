@@ -10,7 +10,7 @@ import pytest
 import prb_jax as prb
 from prb_jax import cli
 from prb_jax.benchmarks import rewardbench, rewardbench2
-from prb_jax.benchmarks.results import organisation_and_name
+from prb_jax.benchmarks.benchmark import organisation_and_name
 from prb_jax.errors import DataError
 from prb_jax.scoring.baselines import BASELINES
 from prb_jax.sources.reading import read_comparisons

@@ -1,8 +1,9 @@
-"""Verbs about one checkpoint: `prb inspect` and `prb convert`."""
+"""Verbs of one model: `prb inspect`, `prb convert`, and `prb serve`, which answers HTTP requests for scores."""
 
 import argparse
+import os
 
-from prb_jax.commands.arguments import REWARD_MODEL, Parser, call, not_negative, positive
+from prb_jax.commands.arguments import REWARD_MODEL, Parser, call, chosen, not_negative, positive
 from prb_jax.commands.process import hide_torch, print_table, start
 from prb_jax.models import DTYPES
 from prb_jax.readouts import LAYOUTS
@@ -68,3 +69,33 @@ def run_convert(options: argparse.Namespace) -> None:
     from prb_jax.training.convert import convert
 
     print(f"written to {call(convert, options)}")
+
+
+def add_serve(sub: Parser) -> None:
+    """Add the arguments of `prb serve`."""
+    from prb_jax.serving.options import ServeOptions
+
+    sub.set_defaults(after_interrupt="nothing was served")
+    sub.option(
+        "MODEL",
+        "what `prb evaluate` takes; FILE.py:NAME, a function of a comparison; or judge:MODEL (judge:URL#NAME at an "
+        "endpoint), a language model that rates each response",
+    )
+    sub.fields(ServeOptions)
+    sub.option("--template FILE", "of judge:MODEL, as of `prb judge`")
+    sub.option("--top-logprobs N", "of judge:URL#NAME, as of `prb judge`", positive)
+    sub.fields(LoadOptions)
+
+
+def run_serve(options: argparse.Namespace) -> None:
+    """Serve until SIGTERM or Ctrl-C."""
+    start(options)
+    from prb_jax.judges.options import JudgeOptions
+    from prb_jax.remote.score_server import TOKEN
+    from prb_jax.serving.options import ServeOptions
+    from prb_jax.serving.serve import serve
+
+    asked = JudgeOptions(template=options.template, top_logprobs=options.top_logprobs)
+    judge = None if asked == JudgeOptions() else asked
+    serving = chosen(options, ServeOptions, token=os.environ.get(TOKEN) or None, judge=judge)
+    serve(options.model, options=serving, loading=chosen(options, LoadOptions))
