@@ -15,7 +15,6 @@ was changed.
 from __future__ import annotations
 
 import gzip
-import json
 import random
 import re
 from collections.abc import Iterable, Sequence
@@ -32,6 +31,7 @@ from prb_jax.data.writing import write_file
 from prb_jax.models.config.decoder import parse_config
 from prb_jax.models.decoder import Params
 from prb_jax.models.random_params import init_params
+from prb_jax.sources.personas import serialise
 from prb_jax.text.tokenizer import load_tokenizer
 from prb_jax.text.visible import PROFILE_HEADINGS, QUESTION_HEADING, TextProtocol, visible
 
@@ -234,8 +234,7 @@ def _shown(comparison: Comparison, number: int, profile: Sequence[Post]) -> Comp
 def write_pairs(path: Path, comparisons: Sequence[Comparison]) -> None:
     """Write comparisons as JSON lines, compressed, unless the file is there already; equal ones give equal bytes."""
     if not path.exists():
-        lines = (json.dumps(comparison.to_row(), ensure_ascii=False) + "\n" for comparison in comparisons)
-        write_file(path, gzip.compress("".join(lines).encode(), compresslevel=1, mtime=0))
+        write_file(path, gzip.compress(serialise(comparisons), compresslevel=1, mtime=0))
 
 
 def write_config(folder: Path, name: str, recipe: Recipe) -> None:

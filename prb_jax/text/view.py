@@ -28,12 +28,10 @@ class View:
 
     profile_posts: int  # at most this many posts of the profile; 0 shows none
     protocol: TextProtocol = TextProtocol.DEFAULT  # how text and tokens are made of it
-    max_length: int | None = (
-        None  # most tokens of a conversation; None for the limit of the protocol and the model
-    )
-    order_claim: OrderClaim = (
-        OrderClaim.RECORDED
-    )  # what the prompt says of the order of the posts (default protocol)
+    # most tokens of a conversation; None for the limit of the protocol and the model
+    max_length: int | None = None
+    # what the prompt says of the order of the posts (default protocol)
+    order_claim: OrderClaim = OrderClaim.RECORDED
 
     def __post_init__(self) -> None:
         if self.profile_posts < 0:

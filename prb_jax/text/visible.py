@@ -76,9 +76,8 @@ class OrderClaim(StrEnum):
 class Visible:
     """What the model sees of one comparison."""
 
-    prefix_messages: tuple[
-        Message, ...
-    ]  # the conversation before the response; its last message is the user's
+    # the conversation before the response; its last message is the user's
+    prefix_messages: tuple[Message, ...]
     responses: tuple[str, ...]  # the K responses, in the order of the comparison
 
 

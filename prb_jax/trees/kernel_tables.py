@@ -30,9 +30,8 @@ LANES = 128  # the least of them: the width of a TPU's vector registers
 class KernelLayout:
     """The static facts of streams that a kernel reads."""
 
-    longest: (
-        int  # tokens of the trees for which the tables have room; with longer ones they are as wide as can be
-    )
+    # tokens of the trees for which the tables have room; with longer ones they are as wide as can be
+    longest: int
     unit: int = 1  # prefixes end, and responses begin, at places that are a multiple of it: a power of two
     block: int = BLOCK  # queries, and keys, of a step of the kernel
 
@@ -74,9 +73,8 @@ class KernelTable:
     """What a kernel needs to know of S streams of N tokens, in blocks of Q queries or keys. int32 arrays."""
 
     packed: np.ndarray | jax.Array  # [S, N], what each query sees, see :meth:`KernelLayout.unpack`
-    trees: (
-        np.ndarray | jax.Array
-    )  # [S, N], where the tree of each token begins; each token of padding is a tree
+    # [S, N], where the tree of each token begins; each token of padding is a tree
+    trees: np.ndarray | jax.Array
     keys: np.ndarray | jax.Array
     """[S, N / Q, W], for each block of queries the blocks of keys that it visits, or fetches for later."""
     key_steps: np.ndarray | jax.Array  # the same shape, 1 where a block is visited

@@ -31,17 +31,15 @@ class ShapeOptions:
     ValueError: a number that must be positive is not."""
 
     tokens_per_batch: int  # padded tokens of a batch stay at or below this where `divisor` rows allow it
-    divisor: int = (
-        1  # rows of a batch are a multiple of it: the number of parts that the mesh splits a batch into
-    )
+    # rows of a batch are a multiple of it: the number of parts that the mesh splits a batch into
+    divisor: int = 1
     multiple: int = 16  # P and R are multiples of this (16 is fine on CPU and GPU, 128 suits TPU kernels)
     max_buckets: int = 8  # most shapes, and so compiles, for the lengths that they are chosen from
     attention_length: int = 8_192  # context length at which attention costs as much as the rest of the model
     compile_cost: float = 32_768
     """Of one more shape: seconds of a compile times tokens per second. Little data leads to few shapes."""
-    batch_cost: int = (
-        1 << 40
-    )  # of starting one more batch; by default so much that there are as few as possible
+    # of starting one more batch; by default so much that there are as few as possible
+    batch_cost: int = 1 << 40
 
     def __post_init__(self) -> None:
         for name in ("tokens_per_batch", "divisor", "multiple", "max_buckets", "attention_length"):

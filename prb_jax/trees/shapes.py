@@ -37,9 +37,8 @@ class PaddedBatch:
 class Shapes:
     """A short list of fixed shapes of batches."""
 
-    rows: Mapping[
-        Bucket, int
-    ]  # of the batches of each bucket: one size for each, so that compiles are buckets used
+    # of the batches of each bucket: one size for each, so that compiles are buckets used
+    rows: Mapping[Bucket, int]
     options: ShapeOptions
     fill: bool = False  # rows left over in a larger bucket are filled with trees that wait for a smaller one
 

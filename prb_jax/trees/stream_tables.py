@@ -34,12 +34,10 @@ MOST_ENTRIES = 1 << 16
 class BlockTable:
     """Which blocks of S streams of N tokens meet, see :func:`block_table`. int32 arrays."""
 
-    keys: (
-        np.ndarray | jax.Array
-    )  # [S, N / BLOCK, N / BLOCK], for each block of queries numbers of blocks of keys
-    counts: (
-        np.ndarray | jax.Array
-    )  # [S, N / BLOCK, 2], how many of them are seen wholly, and how many are not
+    # [S, N / BLOCK, N / BLOCK], for each block of queries numbers of blocks of keys
+    keys: np.ndarray | jax.Array
+    # [S, N / BLOCK, 2], how many of them are seen wholly, and how many are not
+    counts: np.ndarray | jax.Array
 
     __repr__ = short_repr
 
@@ -115,9 +113,8 @@ class PageTable:
     """[S, pages, page], the place of the token whose key and value stand there; 0 where none does."""
     pages: np.ndarray | jax.Array
     """[S, Q, N / page], the pages of each sequence's conversation, in order; 0 behind the last."""
-    keys: (
-        np.ndarray | jax.Array
-    )  # [S, Q], tokens of each sequence's conversation, up to and with the sequence
+    # [S, Q], tokens of each sequence's conversation, up to and with the sequence
+    keys: np.ndarray | jax.Array
     starts: np.ndarray | jax.Array
     """[S, Q + 1], the first place of each sequence; the number of real tokens behind the last."""
     sequences: np.ndarray | jax.Array  # [S, 1], how many there are

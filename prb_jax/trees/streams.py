@@ -41,9 +41,8 @@ class StreamBatch:
     tokens: np.ndarray | jax.Array  # [S, N] token ids
     positions: np.ndarray | jax.Array  # [S, N], of each token in its conversation
     until: np.ndarray | jax.Array  # [S, N]: a token is seen from its own place up to this one, exclusive
-    previous: (
-        np.ndarray | jax.Array
-    )  # [S, N], the place of the token before it in its conversation; -1 for a first one
+    # [S, N], the place of the token before it in its conversation; -1 for a first one
+    previous: np.ndarray | jax.Array
     reads: np.ndarray | jax.Array  # [S, M], places of the tokens whose states give the scores
     ends: np.ndarray | jax.Array  # [S, M], places of the last tokens of the same conversations
     blocks: BlockTable | KernelTable | None
@@ -122,9 +121,8 @@ def _lay(trees: Sequence[Tree], stream: PackedStream, unit: int) -> tuple[dict[s
     at = read = 0
     path: list[tuple[int, int]] = []  # runs of the open beginning: (first position, place of it)
     length = 0  # tokens of the open beginning
-    known: dict[
-        bytes, int
-    ] = {}  # the place of each response to the open prefix: equal ones are computed once
+    # the place of each response to the open prefix: equal ones are computed once
+    known: dict[bytes, int] = {}
 
     def place_of(position: int) -> int:
         """Where the token at this position of the open beginning stands."""

@@ -74,9 +74,8 @@ class TokenStore:
     """An open store."""
 
     path: Path
-    key: Mapping[
-        str, Any
-    ]  # what decides the trees: tokenizer, template, protocol, posts, longest conversation
+    # what decides the trees: tokenizer, template, protocol, posts, longest conversation
+    key: Mapping[str, Any]
     data: Any  # what they were made of, as `describe_source` says it
     arrays: Mapping[str, np.ndarray] = field(repr=False)  # by the names in `COLUMNS`, memory-mapped
 

@@ -120,9 +120,8 @@ class ScoredBatch:
     """The scores of some of the comparisons given to ``Scorer.stream``."""
 
     indices: Sequence[int]  # positions in the list of comparisons, without the padding of the batch
-    scores: Sequence[
-        np.ndarray
-    ]  # one float32 array [K] for each index, in the order of the comparison's responses
+    # one float32 array [K] for each index, in the order of the comparison's responses
+    scores: Sequence[np.ndarray]
     tokens: Sequence[int]  # tokens of each index: the shared prefix once, and every response
     truncation: Sequence[Truncation]  # what was cut from each index to make it fit
     computed: int | None = None
