@@ -190,9 +190,8 @@ def _bench(model: RewardModel, workload: Workload, scorer: Any, options: BenchOp
     add("trees", trees)
     add("responses", workload.responses)
     add("pairs_per_second", trees / seconds, "comparisons/s", "{:.2f}")
-    add(
-        "tokens_per_second", cold.needed_tokens / seconds, "tokens/s", "{:,.0f}"
-    )  # what is shared counts once
+    # what is shared counts once
+    add("tokens_per_second", cold.needed_tokens / seconds, "tokens/s", "{:,.0f}")
     add("padding_waste", 1 - cold.needed_tokens / cold.padded_tokens, "padding", "{:.0%}")
     add("compiles", cold.compiles, "compiles")
     add("compile_seconds", max(0.0, whole - seconds), "compile s", "{:.1f}")

@@ -176,9 +176,8 @@ class JudgeScorer:
                     **answer.kept,
                 }
                 rows.append(row)
-                scores.append(
-                    np.asarray(values if file is not None else row["ratings"], np.float32)
-                )  # None is NaN
+                # None is NaN
+                scores.append(np.asarray(values if file is not None else row["ratings"], np.float32))
             if file is not None:
                 file.append(rows)
             truncation = [Truncation(posts_dropped=answer.posts_dropped) for answer in answers]

@@ -140,9 +140,8 @@ def _between_slices(instruction: Instruction, inside: Computation) -> tuple[str,
         return None
     kind = found[1].lower().replace("_", "-")
     slices = re.search(r'_xla_megascale_target="\{([\d,:]+)\}', instruction.rest)
-    ranges = (
-        [part.split(":") for part in slices[1].split(",")] if slices else [["1", "2"]]
-    )  # as in "1,2" or "0:3"
+    # as in "1,2" or "0:3"
+    ranges = [part.split(":") for part in slices[1].split(",")] if slices else [["1", "2"]]
     return DCN + kind, _sent(
         kind, instruction, inside, sum(int(part[-1]) - int(part[0]) + 1 for part in ranges)
     )

@@ -217,9 +217,8 @@ def model_card(repository: str, *, training: TrainedRun | None, evaluations: Seq
             header["base_model"] = name
     parts = [
         "---",
-        *(
-            f"{name}: {json.dumps(value)}" for name, value in header.items()
-        ),  # JSON is YAML, quoted throughout
+        # JSON is YAML, quoted throughout
+        *(f"{name}: {json.dumps(value)}" for name, value in header.items()),
         "---",
         "",
         f"# {_inline(repository.partition('/')[2])}",

@@ -125,9 +125,8 @@ def _costs(rows: Sequence[Row], title: str) -> Table:
         "bytes of a state": field("bytes_per_user", "{:,}"),
         "on disk": field("disk_bytes_per_user", "{:,}"),
     }
-    own = [
-        row for row in _last(rows).values() if row["bytes_per_user"] or row["seconds_fit"]
-    ]  # not baselines
+    # not baselines
+    own = [row for row in _last(rows).values() if row["bytes_per_user"] or row["seconds_fit"]]
     note = "adapting with the largest k, all people at once; bytes a person"
     return Table.of(title, own, columns, note=note)
 
