@@ -43,12 +43,8 @@ READOUT = "logit"
 def bench_sampling(options: BenchOptions) -> Figures:
     """Time passes of ours and, where asked for, of transformers, in turn; every sample has ``new_tokens`` tokens.
     Raises DataError: several greedy samples, or more tokens than the context; RunError: torch is not installed."""
-    source, prompts, samples, new = (
-        bench_source(options.model),
-        options.prompts,
-        options.samples,
-        options.new_tokens,
-    )
+    prompts, samples, new = options.prompts, options.samples, options.new_tokens
+    source = bench_source(options.model)
     policy = silent_policy(source, options)
     if 2 * new >= policy.context:
         raise DataError(

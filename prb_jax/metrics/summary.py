@@ -119,10 +119,8 @@ def summarise(
     for name, of_baseline in baselines.items():
         none = {"difference": None, "ci95": None}
         if isinstance(of_baseline, str):
-            figures, difference = (
-                _figures(seen, clusters, undefined=of_baseline),
-                none | {"ci95_reason": of_baseline},
-            )
+            figures = _figures(seen, clusters, undefined=of_baseline)
+            difference = none | {"ci95_reason": of_baseline}
         else:
             own_rows, over, wins = rows, clusters, seen.result.wins
             if name in partial:
@@ -130,10 +128,8 @@ def summarise(
                 index = [positions[row.id] for row in of_baseline]
                 own_rows, over, wins = [rows[i] for i in index], clusters.take(index), wins[index]
             baseline = _go_through(match_rows(own_rows, of_baseline))
-            figures, difference = (
-                _figures(baseline, over),
-                difference_of_wins(wins, baseline.result.wins, over),
-            )
+            figures = _figures(baseline, over)
+            difference = difference_of_wins(wins, baseline.result.wins, over)
             if name == model or undefined is not None:
                 difference = none | {"ci95_reason": undefined or ITSELF}
         for key in ("truncated", "truncation", "crossed"):  # a baseline reads the whole text of the same rows

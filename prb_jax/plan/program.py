@@ -98,11 +98,8 @@ def scoring_program(
         batch, visited, read = paged_stream(config, shape, mesh=mesh)
         flops = stream_flops(config, shape, mesh=mesh, reads_only=is_pointwise(config))
         return Program(function, (weights, batch), flops, visited, PAGED_ATTENTION, kernel_bytes=read)
-    function, arguments = (
-        make_score_fn(config, attention=attention, **options),
-        (weights, batch_of(shape, mesh)),
-    )
-    visited = visited_steps(config, shape)
+    function = make_score_fn(config, attention=attention, **options)
+    arguments, visited = (weights, batch_of(shape, mesh)), visited_steps(config, shape)
     return Program(function, arguments, forward_flops(config, shape), visited, chosen.name)
 
 

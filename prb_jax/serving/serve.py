@@ -66,11 +66,8 @@ def make_served(scorer: Scorer, options: ServeOptions) -> Served:
     if isinstance(scorer, RewardModel):
         trees = open_tree_scorer(scorer, options.view, batch_tokens=options.batch_tokens)
         trees.compile()
-        engine, view, name = (
-            Engine(trees, most=most, count=figures.count_batch),
-            trees.maker.view,
-            scorer.name,
-        )
+        engine = Engine(trees, most=most, count=figures.count_batch)
+        view, name = trees.maker.view, scorer.name
     else:
         score, view = comparison_scores(scorer, options.view, batch_tokens=options.batch_tokens)
         waits = isinstance(scorer, ScoreClient) or (isinstance(scorer, JudgeScorer) and scorer.endpoint)

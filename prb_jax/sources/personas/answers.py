@@ -139,10 +139,8 @@ def personal_aspects(
     aspects = []
     deciding = _deciding(person, chosen)
     for axis in deciding:
-        wanted, other = (
-            pools.axes[axis].pole(person.tastes[axis]),
-            pools.axes[axis].pole(-person.tastes[axis]),
-        )
+        wanted = pools.axes[axis].pole(person.tastes[axis])
+        other = pools.axes[axis].pole(-person.tastes[axis])
         if person.tastes[axis] * chosen[axis] > 0:
             reason = f"The chosen answer {wanted.trait}; the other one {other.trait}."
         else:
