@@ -39,11 +39,7 @@ class Row:
 
 class JsonLines:
     """One file that is read from its beginning as often as it is asked for; its digest is taken on the first occasion.
-
-    Attributes:
-      digests: sha256 of each block that was read so far.
-      bytes_read: of the file, so far.
-    """
+    It knows the sha256 of each block that was read so far (``digests``), and how many bytes were."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

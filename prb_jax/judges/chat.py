@@ -62,11 +62,8 @@ class ChatModel:
         max_new_tokens: int,
         alternatives: int | None = None,
     ) -> list[Reply]:
-        """Return the most probable reply to each conversation: that of temperature 0.
-
-        Args:
-          alternatives: most probable tokens that an endpoint tells of each place, if any.
-        """
+        """Return the most probable reply to each conversation, that of temperature 0. An endpoint tells so many
+        ``alternatives`` of each place, the most probable tokens, if asked for."""
         limits: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": max_new_tokens}
         if isinstance(self.model, Endpoint):
             return self.model.ask_all(conversations, **limits, alternatives=alternatives)

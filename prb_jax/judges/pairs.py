@@ -147,11 +147,8 @@ def load_letters(model: str | Path, options: LoadOptions, *, max_length: int | N
 
 
 def warn_of_one_letter(a: int, b: int) -> dict[str, Any]:
-    """Return a warning about a judge that names nearly always one letter, whatever is shown under it; else nothing.
-
-    Args:
-      a, b: how often each letter was named.
-    """
+    """Return a warning about a judge that names nearly always one letter, whatever is shown under it, by how often each
+    letter was named; else nothing."""
     often, total = max(a, b), a + b
     if total < FEWEST_VERDICTS or often < ONE_LETTER_SHARE * total:
         return {}

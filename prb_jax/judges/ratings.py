@@ -108,11 +108,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class RatingTemplate:
-    """The text that asks for a number.
-
-    Raises:
-      RunError: a place is missing, or unknown.
-    """
+    """The text that asks for a number. Raises RunError: a place is missing, or unknown."""
 
     # with the place {answer}, and {prompt} or, for a rubric, {aspect}; perhaps with {low} and {high}, the
     # ends of the scale

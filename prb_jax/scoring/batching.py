@@ -214,12 +214,8 @@ def _finish(planned: PlannedBatch, trees: Sequence[Tree], scores: Callable[[], n
 def choose_batcher(
     sample: Sequence[Tree], options: ShapeOptions | StreamOptions, *, count: int, whole: bool
 ) -> Batcher:
-    """Return a batcher of the shapes that cost least.
-
-    Args:
-      sample: trees that speak for ``count`` of them.
-      whole: a window may be all there is.
-    """
+    """Return a batcher of the shapes that cost least for a window of ``count`` trees, which the sample speaks for;
+    ``whole`` where a window may be all there is."""
     if isinstance(options, StreamOptions):
         shape = choose_stream_shape(sample, options, whole=whole)
         return partial(_stream_batches, shape=shape, options=options)

@@ -121,12 +121,8 @@ class Inputs:
         return described
 
     def to_json(self, *, whole: bool = True) -> dict[str, Any]:
-        """Return what `run.json` says of them; a collective.
-
-        Args:
-          whole: reads the files to their ends; if not, what is not known yet is None: digests of files and the number
-            of the comparisons.
-        """
+        """Return what `run.json` says of them; a collective. With ``whole`` the files are read to their ends; else what
+        is not known yet is None: digests of files and the number of the comparisons."""
         known = whole or not isinstance(self.comparisons, LargeComparisons) or self.comparisons.complete
         return {
             "sources": list(self.described(whole=whole).values()),

@@ -165,11 +165,8 @@ def stored_comparisons(
     subset: str | None = None,
     limit: int | None = None,
 ) -> StoredComparisons | None:
-    """Return the comparisons of a prepared folder by their tokens; None where no tokens were prepared.
-
-    Args:
-      places: int64, which of its comparisons they are; if not given, the first of a subset.
-    """
+    """Return the comparisons of a prepared folder by their tokens, those at the ``places`` (int64) or else the first
+    ones of a subset; None where no tokens were prepared."""
     store = find_store(folder, reader, view, split=split)
     if store is None:
         return None

@@ -44,10 +44,13 @@ if TYPE_CHECKING:
 AnyBatch = TypeVar("AnyBatch", bound=Batch)
 
 
-class _ScoreOptions(TypedDict, total=False):
+class _ViewChoices(TypedDict, total=False):
     profile_posts: int | None
     protocol: str | None
     max_length: int | None
+
+
+class _ScoreOptions(_ViewChoices, total=False):
     batch_tokens: int | None
 
 
@@ -149,17 +152,9 @@ class RewardModel(GivesRewards):
                 scores[index] = row
         return scores[0] if isinstance(comparisons, Comparison | Mapping) else scores
 
-    def encode(
-        self,
-        comparisons: Sequence[Comparison],
-        *,
-        profile_posts: int | None = None,
-        protocol: str | None = None,
-        max_length: int | None = None,
-    ) -> list[Tree]:
+    def encode(self, comparisons: Sequence[Comparison], **view: Unpack[_ViewChoices]) -> list[Tree]:
         """Return what the model sees of each comparison, as trees of token ids; arguments as of :meth:`score`."""
-        options = ViewOptions(profile_posts=profile_posts, protocol=protocol, max_length=max_length)
-        return self.reader.encode(comparisons, view=self.reader.view(options))
+        return self.reader.encode(comparisons, view=self.reader.view(ViewOptions(**view)))
 
     def batch(self, trees: Sequence[Tree]) -> TreeBatch:
         """Return one batch that holds all the trees, for ``score_fn``; rows beyond ``len(trees)`` are empty.
@@ -179,21 +174,18 @@ class RewardModel(GivesRewards):
         self,
         comparisons: Sequence[Comparison],
         *,
-        profile_posts: int | None = None,
-        protocol: str | None = None,
-        max_length: int | None = None,
         batch_tokens: int | None = None,
         skip: Callable[[Sequence[int]], bool] = lambda indices: False,
+        **view: Unpack[_ViewChoices],
     ) -> Iterator[ScoredBatch]:
         """As :meth:`score`, a batch at a time, as soon as it is computed.
 
         Args:
           skip: tells of a batch's indices that they need no scores; the other batches stay as they are.
         """
-        options = ViewOptions(profile_posts=profile_posts, protocol=protocol, max_length=max_length)
         return stream_scores(
             comparisons,
-            encode=functools.partial(self.reader.encode, view=self.reader.view(options)),
+            encode=functools.partial(self.reader.encode, view=self.reader.view(ViewOptions(**view))),
             dispatch=self.dispatch,
             options=self.batch_options(batch_tokens),
             skip=skip,

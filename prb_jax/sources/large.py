@@ -181,11 +181,8 @@ def windows(comparisons: Sequence[Comparison], *, first: int, size: int) -> Iter
 
 
 class Joined(Sequence[Comparison]):
-    """Comparisons of several sequences, one sequence after another, each looked up when it is asked for.
-
-    Args:
-      places: int64, which of all comparisons these are; all if not given.
-    """
+    """Comparisons of several sequences, one sequence after another, each looked up when it is asked for: all of them,
+    or those at the ``places``, int64."""
 
     def __init__(self, parts: Sequence[Sequence[Comparison]], places: np.ndarray | None = None) -> None:
         self._parts = parts

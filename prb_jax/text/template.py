@@ -125,11 +125,8 @@ class TextRules:
     borrowed from a language model, and the reward model was trained on another rendering."""
 
     def chat_template(self, tokenizer: Any, asked: str | None) -> str | None:
-        """The chat template to use instead of the tokenizer's own; None for that one.
-
-        Args:
-          asked: what the user names: one of ``templates``, else returned as it is.
-        """
+        """The chat template to use instead of the tokenizer's own; None for that one. The user may name one of
+        ``templates``; anything else that is asked for is returned as it is."""
         if asked is not None:
             return dict(self.templates).get(asked, asked)
         own = getattr(tokenizer, "chat_template", None)

@@ -48,11 +48,8 @@ class Bucket:
         return all(size <= side for size, side in zip(shape, self.sides, strict=True))
 
     def inside(self, column: Any) -> Any:
-        """How many tokens of its own response come before the token in ``column``; 0 in the prefix.
-
-        Args:
-          column: integers, of NumPy or JAX.
-        """
+        """How many tokens of its own response come before the token in ``column`` (integers, of NumPy or JAX); 0 in the
+        prefix."""
         return (column >= self.prefix) * ((column - self.prefix) % self.response_length)
 
 

@@ -214,11 +214,8 @@ def _levels(values: np.ndarray, counts: np.ndarray, count: int) -> tuple[int, ..
 
 
 def _runs(segment: np.ndarray, most: int) -> list[tuple[float, tuple[int, ...]]]:
-    """The cheapest split of 0..n-1 into m runs, for m = 1..min(most, n): its cost and the runs' ends.
-
-    Args:
-      segment: [n, n]; segment[i, j] is the cost of the run i..j, infinite for i > j.
-    """
+    """The cheapest split of 0..n-1 into m runs, for m = 1..min(most, n): its cost and the runs' ends. The cost of the
+    run i..j is ``segment[i, j]``, infinite for i > j."""
     size = len(segment)
     best = segment[0]
     choices: list[np.ndarray] = []

@@ -42,12 +42,8 @@ _SPARE_READS = 2  # streams have room for so many times the read places that the
 
 
 def choose_stream_shape(trees: Sequence[Tree], options: StreamOptions, *, whole: bool) -> StreamShape:
-    """Return the shape of streams that costs least for these trees.
-
-    Args:
-      trees: all trees, or the first of many.
-      whole: these trees are all there are; otherwise more of their kind follow.
-    """
+    """Return the shape of streams that costs least for these trees, which are all there are (``whole``), or the first
+    of many of their kind."""
     if options.fixed:
         return options.fixed[-1]
     ordered = sort_trees(trees, options)
@@ -183,12 +179,9 @@ def _trained_lengths(largest: int, most: int, block: int) -> list[int]:
 
 
 def _cut_to_fullest(bins_of_steps: Sequence[list[list[Unit]]], length: int, block: int) -> int:
-    """The length of streams, cut to the fullest of them once they are balanced, if they are not more of them then.
-
-    Args:
-      bins_of_steps: of :func:`first_fit` with this length, of what is packed together, once or several times.
-      block: a length is a multiple of this.
-    """
+    """The length of streams, a multiple of ``block``, cut to the fullest of them once they are balanced, if they are
+    not more of them then. The bins are of :func:`first_fit` with this length, of what is packed together, once or
+    several times."""
     shape = StreamShape(length, length)
     fullest = max(
         (total_tokens(units) for bins in bins_of_steps for units in balanced(bins, shape)),
