@@ -22,40 +22,30 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """What a user has to know of a field.
+    """What a user has to know of a field."""
 
-    Attributes:
-      meaning: in words, for the help and for `--show-config`.
-      shown: the value in a usage, as "N"; "TEXT ..." for several, and "LOW HIGH" for two.
-      flag: its name on the command line, where it is another one.
-      choices: the values that there are; those of a field that is a Literal if not given.
-      least, above, most, below: bounds of its number.
-      used_by: the algorithms that use it; all where there are none.
-      used_with: a key with which every algorithm uses it.
-      used_where: the kinds of things that use it, where it is handed to one of several kinds; all where there are none.
-      needs: another key, without which this one has no effect, as "tuning=lora" or "kl.target", where any value but
-        none and 0 will do.
-      needs_text: the same in words; `needs` if not given.
-      required: what it is, as "a file or data set", where a run cannot be without it: see :func:`check_given`.
-      effect: whether the value decides the result, or names something that is known by its contents, or has none.
-      default, type: of the field.
-    """
-
-    meaning: str = ""
-    shown: str = ""
-    flag: str | None = None
-    choices: Sequence[str] = ()
+    meaning: str = ""  # in words, for the help and for `--show-config`
+    shown: str = ""  # the value in a usage, as "N"; "TEXT ..." for several, and "LOW HIGH" for two
+    flag: str | None = None  # its name on the command line, where it is another one
+    choices: Sequence[str] = ()  # the values that there are; those of a field that is a Literal if not given
+    # least, above, most, below: bounds of its number
     least: float | None = None
     above: float | None = None
     most: float | None = None
     below: float | None = None
-    used_by: tuple[str, ...] = ()
-    used_with: str = ""
+    used_by: tuple[str, ...] = ()  # the algorithms that use it; all where there are none
+    used_with: str = ""  # a key with which every algorithm uses it
+    # the kinds of things that use it, where it is handed to one of several kinds; all where there are none
     used_where: tuple[str, ...] = ()
+    # another key, without which this one has no effect, as "tuning=lora" or "kl.target", where any value but
+    # none and 0 will do
     needs: str = ""
-    needs_text: str = ""
+    needs_text: str = ""  # the same in words; `needs` if not given
+    # what it is, as "a file or data set", where a run cannot be without it: see :func:`check_given`
     required: str = ""
+    # whether the value decides the result, or names something that is known by its contents, or has none
     effect: Effect = "result"
+    # default, type: of the field
     default: Any = None
     type: Any = str
 

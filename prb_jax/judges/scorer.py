@@ -31,19 +31,13 @@ Conversation = tuple[Message, ...]
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model says to the conversations about one comparison.
+    """What a model says to the conversations about one comparison."""
 
-    Attributes:
-      tokens: of prompts and replies, as far as they are known.
-      posts_dropped: posts that did not fit.
-      replies: in words; none of a model that is read where its reply would begin.
-      values, masses: float32 [conversations], of such a model: of its read-out, and the probability of the read-out's
-        tokens together, among all tokens.
-    """
-
-    tokens: int
-    posts_dropped: int
-    replies: Sequence[Reply] = ()
+    tokens: int  # of prompts and replies, as far as they are known
+    posts_dropped: int  # posts that did not fit
+    replies: Sequence[Reply] = ()  # in words; none of a model that is read where its reply would begin
+    # values, masses: float32 [conversations], of such a model: of its read-out, and the probability of the
+    # read-out's tokens together, among all tokens
     values: Sequence[float] = ()
     masses: Sequence[float] = ()
 

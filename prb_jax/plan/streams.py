@@ -32,21 +32,18 @@ from prb_jax.trees.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class BatchShape:
-    """B trees of P prefix tokens and K responses of R tokens: all of them real in the estimate.
+    """B trees of P prefix tokens and K responses of R tokens: all of them real in the estimate."""
 
-    Attributes:
-      batch, prefix, responses, response_length: B, P, K, R.
-      questions_per_user: so many trees in a row begin with the same profile, which the question of
-        :data:`prb_jax.models.named_shapes.QUESTION_TOKENS` follows in each.
-      spread: of training over packed streams: the standard deviation of the logarithm of the prefixes' lengths, of
-        which P is the median then; half of it is that of the responses.
-    """
-
+    # batch, prefix, responses, response_length: B, P, K, R
     batch: int
     prefix: int
     responses: int
     response_length: int
+    # so many trees in a row begin with the same profile, which the question of
+    # :data:`prb_jax.models.named_shapes.QUESTION_TOKENS` follows in each
     questions_per_user: int = 1
+    # of training over packed streams: the standard deviation of the logarithm of the prefixes' lengths, of
+    # which P is the median then; half of it is that of the responses
     spread: float = 0.0
 
     def shared(self, rows: int) -> tuple[int, ...]:
@@ -139,18 +136,14 @@ def paged_stream(config: DecoderConfig, shape: BatchShape, *, mesh: Mesh) -> tup
 
 @dataclass(frozen=True)
 class TrainedStreams:
-    """The trees of a step in one stream for each part that the mesh splits it into.
+    """The trees of a step in one stream for each part that the mesh splits it into."""
 
-    Attributes:
-      batch, extras: ``ShapeDtypeStruct`` with shardings.
-      visited: the share of the steps of the attention kernel that compute, in the stream with the most of them.
-      computed: tokens of all streams, padding included.
-    """
-
+    # batch, extras: ``ShapeDtypeStruct`` with shardings
     batch: StreamBatch
     extras: Extras
+    # the share of the steps of the attention kernel that compute, in the stream with the most of them
     visited: float
-    computed: int
+    computed: int  # tokens of all streams, padding included
 
 
 def drawn_trees(shape: BatchShape, *, longest: int) -> list[Tree]:

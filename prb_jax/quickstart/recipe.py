@@ -62,29 +62,21 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Sizes, data and schedules.
+    """Sizes, data and schedules."""
 
-    Attributes:
-      hidden_size, intermediate_size, layers, heads: of the decoder.
-      vocab_size: most entries of its tokenizer.
-      user_blind, persona: schedules of the two models.
-      profiles: how many profiles of its user each personalised training pair is shown with.
-      generic_repeats: how often each generic pair occurs beside one occurrence of a personalised one.
-      limit: at most so many pairs of each part of the benchmark, for tests; None for all.
-      seed: of weights, profiles and order.
-    """
-
+    # hidden_size, intermediate_size, layers, heads: of the decoder
     hidden_size: int = 32
     intermediate_size: int = 128
     layers: int = 1
     heads: int = 2
-    vocab_size: int = 4096
+    vocab_size: int = 4096  # most entries of its tokenizer
+    # user_blind, persona: schedules of the two models
     user_blind: Schedule = Schedule(steps=300, learning_rate=5e-3)
     persona: Schedule = Schedule(steps=500, learning_rate=1e-2, comparisons=128, label_smoothing=0.1)
-    profiles: int = 4
-    generic_repeats: int = 3
-    limit: int | None = None
-    seed: int = 0
+    profiles: int = 4  # how many profiles of its user each personalised training pair is shown with
+    generic_repeats: int = 3  # how often each generic pair occurs beside one occurrence of a personalised one
+    limit: int | None = None  # at most so many pairs of each part of the benchmark, for tests; None for all
+    seed: int = 0  # of weights, profiles and order
 
     def schedule(self, model: str) -> Schedule:
         """Return the schedule of one of the two models, by its name."""

@@ -53,23 +53,18 @@ TRIES: Final = "prb_tries"  # beside an answer that is kept: how often it was as
 
 @dataclass(frozen=True)
 class Reply:
-    """The reply of a model.
+    """The reply of a model."""
 
-    Attributes:
-      text: of the reply; empty where the endpoint says that there is none.
-      prompt_tokens, completion_tokens: as counted by who produced it; None where that is not told.
-      alternatives: each token with the most probable ones of its place and their log-probabilities; None where they
-        were not asked for.
-      finish: why it ends: "stop", "length" or another word of who produced it; None where that is not told.
-      tries: how often it was asked for.
-    """
-
-    text: str
+    text: str  # of the reply; empty where the endpoint says that there is none
+    # prompt_tokens, completion_tokens: as counted by who produced it; None where that is not told
     prompt_tokens: int | None
     completion_tokens: int | None
+    # each token with the most probable ones of its place and their log-probabilities; None where they were
+    # not asked for
     alternatives: Sequence[tuple[str, Sequence[tuple[str, float]]]] | None = None
+    # why it ends: "stop", "length" or another word of who produced it; None where that is not told
     finish: str | None = None
-    tries: int = field(default=1, compare=False)
+    tries: int = field(default=1, compare=False)  # how often it was asked for
 
 
 class NoReplyError(RunError):

@@ -25,14 +25,10 @@ CARD: Final = "README.md"
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a data set.
+    """One part of a data set."""
 
-    Attributes:
-      path: its file.
-      comparisons, users, questions: how many are in it; rows without a user count as none.
-    """
-
-    path: Path
+    path: Path  # its file
+    # comparisons, users, questions: how many are in it; rows without a user count as none
     comparisons: int
     users: int
     questions: int
