@@ -9,7 +9,6 @@ from prb_jax.commands.process import print_table, start
 
 
 def add(sub: Parser) -> None:
-    """Add the arguments of `prb build`."""
     sub.set_defaults(after_interrupt="what was written is kept, and the same command continues the build")
     add_configured(
         sub,
@@ -54,7 +53,6 @@ def _shown(figure: dict | None) -> str:
 
 
 def add_audit(sub: Parser) -> None:
-    """Add the arguments of `prb audit`."""
     sub.set_defaults(after_interrupt="every judgement that was submitted is kept; the same command goes on")
     sub.option("DIR", "folder of the audit", dest="folder")
     what = sub.add_mutually_exclusive_group()

@@ -21,7 +21,6 @@ from prb_jax.text.visible import PROTOCOLS
 
 
 def add_personas(sub: Parser) -> None:
-    """Add the arguments of `prb personas`."""
     sub.option("--out DIR", "folder for the files", required=True)
 
 
@@ -34,7 +33,6 @@ def run_personas(options: argparse.Namespace) -> None:
 
 
 def add_past_texts(sub: Parser) -> None:
-    """Add the arguments of `prb past-texts`."""
     sub.option("--inputs FILE", "JSON: a list of {id, input, profile}", required=True)
     sub.option("--outputs FILE", "JSON: {golds: [{id, output}]}", required=True)
     sub.option("--samples DIR ...", "runs of `prb sample` on the file without them", default=[], extend=False)
@@ -53,7 +51,6 @@ def run_past_texts(options: argparse.Namespace) -> None:
 
 
 def add_prepare(sub: Parser) -> None:
-    """Add the arguments of `prb prepare`."""
     sub.option("--data NAME_OR_PATH ...", "what `prb evaluate --data` takes; repeatable", required=True)
     sub.columns()
     about = "splits of the data to read; they keep their names"
@@ -98,7 +95,6 @@ def run_prepare(options: argparse.Namespace) -> None:
 
 
 def add_split(sub: Parser) -> None:
-    """Add the arguments of `prb split`."""
     sub.option("--by", "what is in one part alone", choices=("user", "question"), required=True)
     sub.option("--data NAME_OR_PATH", "what `prb evaluate --data` takes", required=True)
     sub.columns()
@@ -136,7 +132,6 @@ def run_split(options: argparse.Namespace) -> None:
 
 
 def add_rank_profiles(sub: Parser) -> None:
-    """Add the arguments of `prb rank-profiles`."""
     sub.option("--encoder E", "bm25, recency, or a model: folder or hub id", required=True)
     sub.option("--data NAME_OR_PATH", "what `prb evaluate --data` takes", required=True)
     sub.option("--out FILE", ".jsonl or .jsonl.gz", required=True)

@@ -26,7 +26,6 @@ _WITH_PARTS: Final = ("evaluate", "features", "judge", "sample")
 
 
 def add(sub: Parser) -> None:
-    """Add the arguments of `prb evaluate`."""
     from prb_jax.scoring.evaluate import EvaluateOptions
 
     sub.set_defaults(after_interrupt="what was scored is kept: the same command continues the run")
@@ -115,7 +114,6 @@ def _compares(options: argparse.Namespace) -> bool:
 
 
 def add_merge(sub: Parser) -> None:
-    """Add the arguments of `prb merge`."""
     sub.set_defaults(after_interrupt="the parts are as they were: repeat the command")
     sub.option("PART ...", "folders of all parts of a command with `--part I/N`, in any order", dest="parts")
     sub.option("--out DIR", "run folder, as of the command of the parts", required=True)

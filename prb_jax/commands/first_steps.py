@@ -7,7 +7,6 @@ from prb_jax.commands.process import print_table, start, status_of_stop
 
 
 def add_quickstart(sub: Parser) -> None:
-    """Add the arguments of `prb quickstart`."""
     sub.set_defaults(after_interrupt="what was finished is kept: the same command continues")
     sub.option("--out DIR", "default: runs/quickstart", default="runs/quickstart")
     sub.no_progress()
@@ -31,7 +30,6 @@ def run_quickstart(options: argparse.Namespace) -> int:
 
 
 def add_completion(sub: Parser) -> None:
-    """Add the arguments of `prb completion`."""
     sub.option("shell", "", choices=("bash", "zsh", "fish", "tcsh"))
 
 

@@ -9,7 +9,6 @@ from prb_jax.readouts.load_options import LoadOptions
 
 
 def add(sub: Parser) -> None:
-    """Add the arguments of `prb judge`."""
     from prb_jax.judges.options import JudgeOptions
 
     sub.set_defaults(after_interrupt="the judgements so far are kept, and the same command continues the run")
@@ -46,7 +45,6 @@ def run(options: argparse.Namespace) -> None:
 
 
 def add_aspects(sub: Parser) -> None:
-    """Add the arguments of `prb aspects`."""
     sub.set_defaults(after_interrupt="the texts so far are kept, and the same command continues the run")
     sub.option("[MODEL]", "folder or hub id of a causal language model", dest="planner")
     sub.endpoint()

@@ -12,7 +12,6 @@ from prb_jax.text.visible import PROTOCOLS
 
 
 def add_inspect(sub: Parser) -> None:
-    """Add the arguments of `prb inspect`."""
     sub.option(
         "MODEL",
         "hub id, Hugging Face folder, or a run of prb train or prb ppo: a reward model, a language model "
@@ -47,7 +46,6 @@ def run_inspect(options: argparse.Namespace) -> None:
 
 
 def add_convert(sub: Parser) -> None:
-    """Add the arguments of `prb convert`."""
     sub.option("SRC", "run of prb train or prb ppo, Hugging Face folder or hub id", dest="source")
     sub.option("DST", "folder to be made", dest="target")
     sub.option("--adapter", "of a run with tuning=lora: a PEFT adapter with its head")
@@ -72,7 +70,6 @@ def run_convert(options: argparse.Namespace) -> None:
 
 
 def add_serve(sub: Parser) -> None:
-    """Add the arguments of `prb serve`."""
     from prb_jax.serving.options import ServeOptions
 
     sub.set_defaults(after_interrupt="nothing was served")

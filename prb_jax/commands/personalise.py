@@ -20,7 +20,6 @@ from prb_jax.text.view import ViewOptions
 
 
 def add_features(sub: Parser) -> None:
-    """Add the arguments of `prb features`."""
     from prb_jax.personal.features import FeatureOptions
 
     sub.set_defaults(after_interrupt="the parts that are done are kept: the same command continues")
@@ -58,7 +57,6 @@ def run_features(options: argparse.Namespace) -> None:
 
 
 def add(sub: Parser) -> None:
-    """Add the arguments of `prb personalise`."""
     from prb_jax.personal.features import FeatureOptions
 
     sub.set_defaults(after_interrupt="the methods that are done are kept: the same command continues")
@@ -149,7 +147,6 @@ def run_methods(options: argparse.Namespace) -> None:
 
 
 def add_ask(sub: Parser) -> None:
-    """Add the arguments of `prb ask`."""
     sub.option("DIR", "folder of a fitted method, in `fitted` of a study", dest="model")
     sub.option("--candidates FILE", "questions with two responses each", required=True)
     sub.option("--user FILE", "labelled comparisons of the person (default: nothing is known yet)")

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def add(sub: Parser) -> None:
-    """Add the arguments."""
     sub.option("MODEL_OR_CONFIG", "config.json, model folder, or a shape such as qwen3-8b", dest="model")
     sub.option("--topology T", "as v5e:4x4 or v5p:2x2x4", required=True)
     sub.fields(PlanOptions, "slices mesh train")

@@ -24,7 +24,6 @@ def _add_logs(sub: Parser) -> None:
 
 
 def add_compare(sub: Parser) -> None:
-    """Add the arguments of `prb compare`."""
     sub.option("RUN ...", f"run folders of `prb evaluate`{_LOGS}, two or more", dest="runs")
     sub.option("--out DIR", "folder for compare.json")
     _add_logs(sub)
@@ -47,7 +46,6 @@ def run_compare(options: argparse.Namespace) -> None:
 
 
 def add_leaderboard(sub: Parser) -> None:
-    """Add the arguments of `prb leaderboard`."""
     sub.option("DIR", "folder that is looked through, at any depth", dest="folder")
     sub.option("--format", "print this instead of a table for the terminal", choices=_FORMATS)
     sub.option("--unfinished", "runs that are not finished too")
@@ -69,7 +67,6 @@ def run_leaderboard(options: argparse.Namespace) -> None:
 
 
 def add_report(sub: Parser) -> None:
-    """Add the arguments of `prb report`."""
     about = f"folder of `prb evaluate`, of `prb train` for its curves, or of `prb personalise`{_LOGS}"
     sub.option("RUN ...", about, dest="runs")
     sub.option("--out FILE", "the page, as page.html", required=True)
@@ -87,7 +84,6 @@ def run_report(options: argparse.Namespace) -> None:
 
 
 def add_correlate(sub: Parser) -> None:
-    """Add the arguments of `prb correlate`."""
     about = "runs of `prb evaluate`, one for each reward model"
     sub.option("--scores RUN ...", about, required=True, extend=False)
     about = "runs of `prb best-of-n`, `prb policy-accuracy`, `prb guide`, `prb ppo` with watch.gold"
@@ -137,7 +133,6 @@ def _start(words: list[str] | None) -> float | dict[str, float] | None:
 
 
 def add_push(sub: Parser) -> None:
-    """Add the arguments of `prb push`."""
     sub.set_defaults(after_interrupt="nothing was published: all files are one commit")
     sub.option("RUN", "folder of `prb train`, or of `prb evaluate` of a local model", dest="run_folder")
     sub.option("ORG/NAME", "on the hub; made where there is none", dest="repository")

@@ -17,7 +17,6 @@ from prb_jax.text.view import ViewOptions
 
 
 def add(sub: Parser) -> None:
-    """Add the arguments of `prb sample`."""
     from prb_jax.generation.rules import SampleOptions
 
     sub.set_defaults(after_interrupt="the samples so far are kept, and the same command continues the run")
@@ -58,7 +57,6 @@ def run(options: argparse.Namespace) -> None:
 
 
 def add_guide(sub: Parser) -> None:
-    """Add the arguments of `prb guide`."""
     from prb_jax.generation.rules import SampleOptions
 
     sub.set_defaults(after_interrupt="the texts so far are kept, and the same command continues the run")
@@ -111,7 +109,6 @@ def run_guide(options: argparse.Namespace) -> None:
 
 
 def add_policy_accuracy(sub: Parser) -> None:
-    """Add the arguments of `prb policy-accuracy`."""
     sub.set_defaults(after_interrupt="what was scored is kept: the same command continues the run")
     sub.option("POLICY", "folder or hub id of a causal language model")
     about = "models or baselines, as of `prb evaluate`"
@@ -195,7 +192,6 @@ def _print_accuracy(summary: Mapping[str, Any]) -> None:
 
 
 def add_best_of_n(sub: Parser) -> None:
-    """Add the arguments of `prb best-of-n`."""
     sub.set_defaults(after_interrupt="what was scored is kept: the same command continues the run")
     sub.option(
         "--samples DIR|FILE",
@@ -261,7 +257,6 @@ def run_best_of_n(options: argparse.Namespace) -> None:
 
 
 def add_distil(sub: Parser) -> None:
-    """Add the arguments of `prb distil`."""
     sub.option("RUN", "a finished run of `prb best-of-n`", dest="run_folder")
     about = "whose rewards decide, as in --rewards of the run; not needed where there is one"
     sub.option("--reward NAME", about)

@@ -12,14 +12,12 @@ from prb_jax.processes.sharing import process_index
 
 
 def add(sub: Parser) -> None:
-    """Add the arguments of `prb train`."""
     overrides = "model=PATH data=FILE steps=100 optimizer.learning_rate=3e-4"
     out = "train.json, metrics.jsonl, checkpoints, model"
     _add(sub, config="bt_user_blind", overrides=overrides, out=out)
 
 
 def add_ppo(sub: Parser) -> None:
-    """Add the arguments of `prb ppo`."""
     overrides = "model=PATH data=FILE reward=MODEL steps=100 algorithm=grpo kl.coefficient=0.02"
     out = "train.json, metrics.jsonl, rollouts.jsonl, model"
     _add(sub, config="profile_in_prompt", overrides=overrides, out=out)
