@@ -63,7 +63,7 @@ class UnreliableStore(MemoryFileSystem):
 
 def contents() -> dict[str, bytes]:
     """Every object by its path."""
-    return {path: bytes(file.getbuffer()) for path, file in UnreliableStore.store.items()}
+    return {path: bytes(file.getbuffer()) for path, file in list(UnreliableStore.store.items())}
 
 
 def failing(share: float, seed: int = 0) -> Callable[[str, str], None]:
