@@ -34,7 +34,11 @@ class _Pass:
 
 
 def bench_loading(options: BenchOptions) -> list[Figures]:
-    """Time loading of a folder or hub id onto a mesh: with its files cached, and where it can be, from the disk."""
+    """Time loading of a folder or hub id onto a mesh: with its files cached, and where it can be, from the disk.
+
+    Raises:
+      CheckpointError, MeshError: as :func:`prb_jax.load`.
+    """
     opened = open_model(options.model, LoadOptions(mesh=options.mesh, dtype=options.dtype))
     folder, config, dtype = opened.folder.path, opened.decoder.config, opened.dtype
 

@@ -42,7 +42,11 @@ _TEMPLATE = (
 
 
 def bench_source(name: str) -> Path | DecoderConfig:
-    """Return the folder of this name; or the configuration, of a ``config.json`` or a shape, for random weights."""
+    """Return the folder of this name; or the configuration, of a ``config.json`` or a shape, for random weights.
+
+    Raises:
+      CheckpointError: the configuration cannot be used.
+    """
     return read_model(name) if has_no_weights(name) else Path(name)
 
 

@@ -36,8 +36,12 @@ _OF_PLAIN = 2.0
 
 
 def bench_parity(options: BenchOptions) -> Figures:
-    """Compare scores and a loss of this device with those of the oracle. Raises RunError: transformers is asked for and
-    MODEL has no weights, or torch is not installed."""
+    """Compare scores and a loss of this device with those of the oracle.
+
+    Raises:
+      CheckpointError, MeshError: the model cannot be loaded, or has no such attention here.
+      RunError: transformers is asked for and MODEL has no weights, or torch is not installed.
+    """
     source = bench_source(options.model)
     if options.against and not isinstance(source, Path):
         raise RunError(f"--against {options.against} needs a folder with weights, found {options.model}")

@@ -50,8 +50,13 @@ class _Length:
 
 
 def bench_policy(options: BenchOptions) -> Figures:
-    """Time steps of ours and, where asked for, of TRL, in turn. Raises DataError: fewer than two samples, or more
-    tokens than the context; RunError: torch or TRL is not installed."""
+    """Time steps of ours and, where asked for, of TRL, in turn.
+
+    Raises:
+      CheckpointError, MeshError: the model cannot be loaded.
+      DataError: fewer than two samples, or more tokens than the context.
+      RunError: torch or TRL is not installed.
+    """
     loading = LoadOptions(mesh=options.mesh, dtype=options.dtype, attention=options.attention)
     opened = open_language_model(options.model, loading)
     chosen, tokenizer, samples = opened.dtype, opened.chat().tokenizer, options.samples

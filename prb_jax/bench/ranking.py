@@ -20,8 +20,13 @@ AGAINST_USERS = 2  # users that the usual way ranks a round, where it is not sai
 
 
 def bench_ranking(options: BenchOptions) -> Figures:
-    """Time rankings of ours and, where asked for, of transformers, in turn. Raises DataError: no user has a profile, or
-    fewer than are asked for; RunError: torch is not installed."""
+    """Time rankings of ours and, where asked for, of transformers, in turn.
+
+    Raises:
+      CheckpointError, MeshError: the model cannot be loaded.
+      DataError: no user has a profile, or fewer than are asked for.
+      RunError: torch is not installed.
+    """
     queries = _first_of_each_user(options.data, options.users)
     users, asked = len(queries), options.against_users
     if asked is not None and asked > users:
@@ -81,7 +86,12 @@ def bench_ranking(options: BenchOptions) -> Figures:
 
 
 def largest_swap(order: Sequence[int], scores: np.ndarray) -> float:
-    """How much higher a score is than one that stands before it in this order, at most; 0 where none is."""
+    """How much higher a score is than one that stands before it in this order, at most; 0 where none is.
+
+    Args:
+      order: positions of ``scores``, at least one.
+      scores: float [posts].
+    """
     ordered = scores[list(order)]
     return float((ordered - np.minimum.accumulate(ordered)).max())
 

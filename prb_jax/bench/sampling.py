@@ -42,7 +42,12 @@ READOUT = "logit"
 
 def bench_sampling(options: BenchOptions) -> Figures:
     """Time passes of ours and, where asked for, of transformers, in turn; every sample has ``new_tokens`` tokens.
-    Raises DataError: several greedy samples, or more tokens than the context; RunError: torch is not installed."""
+
+    Raises:
+      CheckpointError, MeshError: the model cannot be loaded.
+      DataError: several greedy samples, or more tokens than the context.
+      RunError: torch is not installed.
+    """
     prompts, samples, new = options.prompts, options.samples, options.new_tokens
     source = bench_source(options.model)
     policy = silent_policy(source, options)
@@ -112,7 +117,11 @@ def _equal(ours: Sequence[np.ndarray], theirs: np.ndarray) -> float:
 
 
 def bench_guidance(options: BenchOptions) -> Figures:
-    """Time the loops over tokens of the policy, of the reward model and of both, in turn; prompts are read before."""
+    """Time the loops over tokens of the policy, of the reward model and of both, in turn; prompts are read before.
+
+    Raises:
+      CheckpointError, MeshError: the model cannot be loaded.
+    """
     policy, new = silent_policy(bench_source(options.model), options), options.new_tokens
     kind, mesh = jnp.dtype(policy.dtype), policy.mesh
     config = replace(policy.config, head=LINEAR, num_labels=1)

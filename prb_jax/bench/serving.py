@@ -27,7 +27,10 @@ _STARTED = re.compile(r"serving .* at http://127\.0\.0\.1:(\d+)$")
 
 def bench_serving(options: BenchOptions) -> Figures:
     """Serve a model in a process of its own, and ask it from many clients for a while: each asks again when answered.
-    Raises RunError: the server did not start."""
+
+    Raises:
+      RunError: the server did not start.
+    """
     model, batch_tokens, clients = options.model, options.batch_tokens, options.clients
     loaded = load(model, dtype=options.dtype, mesh=options.mesh)
     workload = workload_for(loaded.decoder, options, clients)
@@ -101,7 +104,12 @@ class _Traffic:
 
 
 async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes) -> np.ndarray:
-    """The scores of a pair. Raises OSError, EOFError: the connection is gone; ValueError: another status than 200."""
+    """The scores of a pair.
+
+    Raises:
+      OSError, EOFError: the connection is gone.
+      ValueError: another status than 200.
+    """
     head = "POST /pooling HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)

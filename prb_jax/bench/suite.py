@@ -112,8 +112,11 @@ def run_command(
 ) -> list[dict[str, Any]]:
     """Run a command of `prb bench` as a process, and return the results that it writes as JSON.
 
-    What it prints is kept in a file. Raises RunError with the message of a command that fails, and TimeIsOver after
-    so many seconds.
+    What it prints is kept in a file.
+
+    Raises:
+      RunError: with the message of a command that fails.
+      TimeIsOver: the command took longer than so many seconds.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     results = log.with_suffix(".json")

@@ -82,8 +82,11 @@ def workload_for(
 
 
 def count_pairs(asked: int | None, *, usual: int, questions_per_user: int) -> int:
-    """Return how many comparisons are timed: those asked for, or as many users as hold the usual number. Raises
-    RunError: fewer are asked for than one person has questions."""
+    """Return how many comparisons are timed: those asked for, or as many users as hold the usual number.
+
+    Raises:
+      RunError: fewer are asked for than one person has questions.
+    """
     if asked is None:
         return -(-usual // questions_per_user) * questions_per_user
     if asked < questions_per_user:

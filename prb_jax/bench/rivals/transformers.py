@@ -54,7 +54,11 @@ def padded_batches(trees: Sequence[Tree]) -> list[list[np.ndarray]]:
 
 
 def import_torch() -> Any:
-    """The module, without which transformers runs no model."""
+    """The module, without which transformers runs no model.
+
+    Raises:
+      RunError: it is not installed.
+    """
     try:
         import torch
     except ImportError as error:

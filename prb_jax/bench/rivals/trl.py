@@ -182,8 +182,11 @@ class TrlPolicyTrainer:
     """
 
     def __init__(self, texts: Sequence[str], options: BenchOptions, *, dtype: str) -> None:
-        """Load the model of the options, for the texts of user's turns; activations are in a dtype. Raises RunError:
-        torch or TRL is not installed, or the rows of a microbatch do not divide the samples of a step."""
+        """Load the model of the options, for the texts of user's turns; activations are in a dtype.
+
+        Raises:
+          RunError: torch or TRL is not installed, or the rows of a microbatch do not divide the samples of a step.
+        """
         from datasets import Dataset
 
         self._trl = open_trl()
