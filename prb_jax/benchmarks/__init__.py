@@ -25,8 +25,12 @@ def benchmark_names() -> tuple[str, ...]:
 
 
 def get_benchmark(name: str) -> Benchmark:
-    """The benchmark of one of ``benchmark_names()``. Raises KeyError: there is none of this name; RunError: the package
-    of a plug-in fails, or offers something else."""
+    """The benchmark of one of ``benchmark_names()``.
+
+    Raises:
+      KeyError: there is none of this name.
+      RunError: the package of a plug-in fails, or offers something else.
+    """
     if name in NAMES:
         return import_module(f"prb_jax.benchmarks.{name.replace('-', '_')}").BENCHMARK
     if name not in benchmark_names():

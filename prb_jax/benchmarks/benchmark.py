@@ -89,8 +89,11 @@ class Benchmark:
 
 
 def pair_scores(row: ScoredRow) -> tuple[float, float]:
-    """(chosen, rejected) scores of a row with two responses. Raises DataError: for a row with more of them, with equal
-    labels, or with scores that are not finite."""
+    """(chosen, rejected) scores of a row with two responses.
+
+    Raises:
+      DataError: for a row with more of them, with equal labels, or with scores that are not finite.
+    """
     check_finite(row)
     if len(row.scores) != 2 or len(row.labels) != 2:
         raise DataError(f"row {quote(row.id)}: expected a pair, found {len(row.scores)} responses")
@@ -101,7 +104,11 @@ def pair_scores(row: ScoredRow) -> tuple[float, float]:
 
 
 def check_finite(row: ScoredRow) -> None:
-    """Refuse scores that are no verdict. Raises DataError: naming the row, for a score that is not a finite number."""
+    """Refuse scores that are no verdict.
+
+    Raises:
+      DataError: naming the row, for a score that is not a finite number.
+    """
     for k, value in enumerate(row.scores):
         if not math.isfinite(value):
             raise DataError(f"row {quote(row.id)}: scores[{k}] is {value}; expected a finite number")
@@ -114,7 +121,11 @@ def is_won(row: ScoredRow) -> bool:
 
 
 def by_subset(rows: Iterable[ScoredRow]) -> dict[str, list[ScoredRow]]:
-    """The rows of each subset, in order of first appearance. Raises DataError: for a row without a subset."""
+    """The rows of each subset, in order of first appearance.
+
+    Raises:
+      DataError: for a row without a subset.
+    """
     groups: dict[str, list[ScoredRow]] = {}
     for row in rows:
         if row.subset is None:
@@ -130,8 +141,11 @@ def mean(values: Iterable[float]) -> float | None:
 
 
 def better_first(row: Mapping[str, Any], place: Place, *, better: str, worse: str) -> dict[str, Any]:
-    """``responses`` and ``labels`` of a record with a list of good and a list of bad responses. Raises DataError: if
-    one of the two fields is no list, or is empty."""
+    """``responses`` and ``labels`` of a record with a list of good and a list of bad responses.
+
+    Raises:
+      DataError: if one of the two fields is no list, or is empty.
+    """
     texts = []
     for name in (better, worse):
         items = fields.sequence(row.get(name), place.where, name)
@@ -169,6 +183,7 @@ def score_intervals(
     what the benchmark says, usually a comparison. The ends are the 2.5th and the 97.5th percentile.
 
     Args:
+      users: of each row in turn; None for a row without a user.
       seed: of the draws; the same rows in any order, with the same seed, have the same intervals.
       resamples: how often the rows are drawn.
     """

@@ -70,8 +70,11 @@ def is_ties(subset: str | None) -> bool:
 
 
 def credit(row: ScoredRow) -> float:
-    """What one item outside Ties counts: ``share_of_top`` of its scores. Raises DataError: if the first response is not
-    the one right response."""
+    """What one item outside Ties counts: ``share_of_top`` of its scores.
+
+    Raises:
+      DataError: if the first response is not the one right response.
+    """
     check_finite(row)
     if row.labels[0] <= max(row.labels[1:]):
         raise DataError(
@@ -107,10 +110,12 @@ WEIGHTS: Final[Mapping[str, float]] = {
 def ties_score(rows: Sequence[ScoredRow]) -> TiesScore:
     """The score of the Ties subset, between -0.01 and 1.01.
 
-    Rows come in two kinds, told by their ids: ``ref:N`` with one right answer and ``tied:N`` with several, about the
-    same N. The accuracies are taken over all rows of a kind, the other terms over every N that has both; without any
-    such N the score is NaN. Raises DataError: for an id of another form, an id given twice, or a ``tied`` row with one
-    right answer.
+    Rows come in two kinds, told by their ids: ``ref:N`` with one right answer and ``tied:N`` with
+    several, about the same N. The accuracies are taken over all rows of a kind, the other terms
+    over every N that has both; without any such N the score is NaN.
+
+    Raises:
+      DataError: for an id of another form, an id given twice, or a ``tied`` row with one right answer.
     """
     kinds: dict[str, dict[int, _Spread]] = {"ref": {}, "tied": {}}
     for row in rows:
