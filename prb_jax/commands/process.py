@@ -211,8 +211,11 @@ def enable_compilation_cache() -> Path | str | None:
 
 
 def delete_unused(folder: Path, *, most: int = MAX_BYTES) -> None:
-    """Delete the programs that were not used for longest until `most` bytes are left; look once a day. Raises OSError:
-    the folder cannot be read or written."""
+    """Delete the programs that were not used for longest until `most` bytes are left; look once a day.
+
+    Raises:
+      OSError: the folder cannot be read or written.
+    """
     checked = folder / _CHECKED
     if checked.exists() and time.time() - checked.stat().st_mtime < _DAY:
         return

@@ -118,7 +118,11 @@ def run_correlate(options: argparse.Namespace) -> None:
 
 
 def _start(words: list[str] | None) -> float | dict[str, float] | None:
-    """One number, or numbers by behaviour. Raises DataError: a word that is neither."""
+    """One number, or numbers by behaviour.
+
+    Raises:
+      DataError: a word that is neither.
+    """
     if not words:
         return None
     pairs = [word.rpartition("=") for word in words]
