@@ -36,7 +36,10 @@ _CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
 def find_config(name: str | Path) -> Path:
     """Return the file of a config: a path, or the name of a config of the package, as "bt_user_blind" or "rl/sft".
-    Raises RunError: there is no such file, and the package has no config of this name."""
+
+    Raises:
+      RunError: there is no such file, and the package has no config of this name.
+    """
     path = Path(name)
     if path.is_file():
         return path
@@ -53,8 +56,11 @@ def find_config(name: str | Path) -> Path:
 
 
 def read_config_file(path: str | Path) -> dict[str, Any]:
-    """Return the keys and values of a YAML or TOML file, as nested dicts. Raises RunError: the file cannot be read, has
-    another suffix, or holds anything but distinct keys with values."""
+    """Return the keys and values of a YAML or TOML file, as nested dicts.
+
+    Raises:
+      RunError: the file cannot be read, has another suffix, or holds anything but distinct keys with values.
+    """
     file = Path(path)
     if file.suffix not in SUFFIXES:
         raise RunError(f"{file}: expected a file named {', '.join('*' + suffix for suffix in SUFFIXES)}")
@@ -121,8 +127,11 @@ def _yaml(text: str) -> Any:
 
 
 def read_config(path: str | Path) -> ConfigDict:
-    """Run a Python config file and return the result of its `get_config()`. Raises RunError: no such file; it fails,
-    has no `get_config`, or that returns something else."""
+    """Run a Python config file and return the result of its `get_config()`.
+
+    Raises:
+      RunError: no such file; it fails, has no `get_config`, or that returns something else.
+    """
     from ml_collections import ConfigDict
 
     file = find_config(path)

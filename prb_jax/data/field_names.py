@@ -108,8 +108,11 @@ class FieldMapper:
         self._records = 0
 
     def __call__(self, value: Any, *, where: str) -> Any:
-        """Return a record with the names of fields, in place of the mapped ones. Raises DataError: a field is there
-        beside the column that is mapped to it, or a mapped column occurs nowhere."""
+        """Return a record with the names of fields, in place of the mapped ones.
+
+        Raises:
+          DataError: a field is there beside the column that is mapped to it, or a mapped column occurs nowhere.
+        """
         if not isinstance(value, Mapping):
             return value  # refused where it is checked
         for name, column in self._names.columns.items():

@@ -68,7 +68,11 @@ def read_rows(path: Path, *, columns: FieldNames | None = RECORD) -> Iterator[Ro
 
 
 def file_digest(path: str | Path) -> str:
-    """``"sha256:..."`` of a file's bytes."""
+    """``"sha256:..."`` of a file's bytes.
+
+    Raises:
+      DataError: if it cannot be read.
+    """
     path = Path(path)
     with reading(path), open_file(path) as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
@@ -175,8 +179,11 @@ def _csv_value(name: str, cell: str, where: str) -> Any:
 
 
 def parquet_values(path: Path, wanted: Container[str] | None) -> Iterator[Mapping[str, Any]]:
-    """The rows of a parquet file; columns outside ``wanted`` are not read (None: all are). Raises DataError: for a
-    damaged file, a column given twice, and text that is not UTF-8."""
+    """The rows of a parquet file; columns outside ``wanted`` are not read (None: all are).
+
+    Raises:
+      DataError: for a damaged file, a column given twice, and text that is not UTF-8.
+    """
     import pyarrow.parquet as pq  # slow to import, and most files are JSON lines
 
     with arrow_errors(path), pq.ParquetFile(path) as file:
@@ -204,8 +211,11 @@ def arrow_errors(path: Path) -> Iterator[None]:
 
 
 def table_values(table: Any, wanted: Container[str], *, where: str) -> Iterator[Mapping[str, Any]]:
-    """The rows of an object with the Arrow C stream interface (``__arrow_c_stream__``). Raises DataError: for a table
-    that Arrow cannot represent, a column given twice, and text that is not UTF-8."""
+    """The rows of an object with the Arrow C stream interface (``__arrow_c_stream__``).
+
+    Raises:
+      DataError: for a table that Arrow cannot represent, a column given twice, and text that is not UTF-8.
+    """
     import pyarrow as pa
 
     try:

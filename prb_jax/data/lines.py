@@ -72,16 +72,22 @@ class JsonLines:
         return self._records * max(1.0, self._size / max(1, self._bytes))
 
     def expect(self, digests: Sequence[str]) -> None:
-        """Compare the first blocks of the file, also those still to be read, with digests of an earlier time. Raises
-        DataError: one of them is another one."""
+        """Compare the first blocks of the file, also those still to be read, with digests of an earlier time.
+
+        Raises:
+          DataError: one of them is another one.
+        """
         self._expected = digests
         for number in range(len(digests)):
             if number >= self._count or number < len(self.digests):
                 self._compare(number)
 
     def rows(self) -> Iterator[Row]:
-        """Yield every record, from the first one on. Raises DataError: the file cannot be read, is not what it was, or
-        a line is no JSON."""
+        """Yield every record, from the first one on.
+
+        Raises:
+          DataError: the file cannot be read, is not what it was, or a line is no JSON.
+        """
         records = size = 0
         with reading(self.path):
             for number, line in enumerate(self._lines(), start=1):
@@ -163,7 +169,11 @@ def block_count(size: int) -> int:
 
 
 def large_digest(path: Path) -> str:
-    """``"sha256-blocks:..."``: the sha256 of the digests of all blocks of 16 MiB, one after the other."""
+    """``"sha256-blocks:..."``: the sha256 of the digests of all blocks of 16 MiB, one after the other.
+
+    Raises:
+      DataError: the file cannot be read.
+    """
     return JsonLines(path).digest
 
 

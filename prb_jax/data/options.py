@@ -111,8 +111,11 @@ def same_option(kind: type, name: str, **changes: Any) -> Any:
 
 
 class Options:
-    """A dataclass of options, which are checked; ``class Name(Options, prefix="lora.", error=DataError)``. Raises
-    PrbError: of the class `error`: a value out of its range; names the key."""
+    """A dataclass of options, which are checked; ``class Name(Options, prefix="lora.", error=DataError)``.
+
+    Raises:
+      PrbError: of the class `error`: a value out of its range; names the key.
+    """
 
     prefix: ClassVar[str] = ""
     error: ClassVar[type[PrbError]] = DataError
@@ -157,8 +160,11 @@ def options_of(kind: type, *, sections: bool = True) -> dict[str, Option]:
 
 
 def check_given(settings: Any, *, but: Sequence[str] = ()) -> None:
-    """Refuse settings that lack a required value, `but` those that the caller has from elsewhere. Raises RunError:
-    there is no such value; names the key."""
+    """Refuse settings that lack a required value, `but` those that the caller has from elsewhere.
+
+    Raises:
+      RunError: there is no such value; names the key.
+    """
     for key, known in options_of(type(settings), sections=False).items():
         if known.required and key not in but and not getattr(settings, key):
             raise RunError(

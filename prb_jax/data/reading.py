@@ -25,8 +25,11 @@ _DEEPEST: Final = 64
 
 
 def open_file(path: str | Path) -> io.BufferedReader:
-    """Open a file to read its bytes. Raises OSError: it cannot be opened, or is a pipe or a device, on which reading
-    might wait or go on forever."""
+    """Open a file to read its bytes.
+
+    Raises:
+      OSError: it cannot be opened, or is a pipe or a device, on which reading might wait or go on forever.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
@@ -83,8 +86,12 @@ def read_object(path: Path, *, error: type[PrbError], hint: str = "") -> dict[st
 
 
 def parse_json(data: bytes, *, where: str, error: type[PrbError], hint: str = "") -> Any:
-    """The value that JSON in UTF-8 stands for. Raises PrbError: of the kind `error`, starting with `where`: it is not
-    JSON, nested too deeply, or a field is given twice."""
+    """The value that JSON in UTF-8 stands for.
+
+    Raises:
+      PrbError: of the kind `error`, starting with `where`: it is not JSON, nested too deeply, or a field is given
+        twice.
+    """
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=unique_fields)
         if data.count(b"[") + data.count(b"{") > _DEEPEST:
@@ -97,8 +104,11 @@ def parse_json(data: bytes, *, where: str, error: type[PrbError], hint: str = ""
 
 
 def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object from its fields, for a JSON decoder. Raises ValueError: a field is given twice, of which only the last
-    value would be kept."""
+    """An object from its fields, for a JSON decoder.
+
+    Raises:
+      ValueError: a field is given twice, of which only the last value would be kept.
+    """
     value = dict(pairs)
     if len(value) != len(pairs):
         seen: set[str] = set()

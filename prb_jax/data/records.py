@@ -47,8 +47,11 @@ def as_comparisons(data: Records, *, labelled: bool = True) -> list[Comparison]:
 
 
 def given_rows(data: Records) -> Iterator[Row]:
-    """The records that a Python caller gives, each with its position; they are read one by one. Raises DataError: for
-    anything but ``Records``."""
+    """The records that a Python caller gives, each with its position; they are read one by one.
+
+    Raises:
+      DataError: for anything but ``Records``.
+    """
     mapped = FieldMapper(RECORD, "data")
     if hasattr(data, "__arrow_c_stream__"):
         for position, value in enumerate(table_values(data, RECORD, where="data")):
@@ -113,7 +116,13 @@ def _read(row: Row, unnamed: Counter[str], *, labelled: bool) -> Placed:
 
 
 def tell_equal(again: int, *, unnamed: int, example: str) -> None:
-    """Warn of equal records without an id."""
+    """Warn of equal records without an id.
+
+    Args:
+      again: how many are equal to an earlier one.
+      unnamed: how many have no id.
+      example: the id that one of them was given.
+    """
     if again:
         warnings.warn(
             f"{again:,} of {unnamed:,} records without an id are equal to an earlier one, and counted again (as "

@@ -47,13 +47,21 @@ def json_line(value: Any) -> bytes:
 
 
 def write_json(path: Path, value: Any, *, indent: int = 2, sort_keys: bool = False) -> None:
-    """Write strict JSON (no NaN, no infinity) as a whole file, with URLs in the places of their local copies."""
+    """Write strict JSON (no NaN, no infinity) as a whole file, with URLs in the places of their local copies.
+
+    Raises:
+      RunError: it cannot be written.
+    """
     data = json.dumps(shown(value), indent=indent, sort_keys=sort_keys, allow_nan=False).encode() + b"\n"
     write_file(path, data)
 
 
 def write_file(path: Path, data: bytes | memoryview) -> None:
-    """Write a whole file, with the folders above it."""
+    """Write a whole file, with the folders above it.
+
+    Raises:
+      RunError: it cannot be written.
+    """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as file:
@@ -64,8 +72,10 @@ def write_file(path: Path, data: bytes | memoryview) -> None:
 def held_folder(path: Path, *, purpose: str = "is writing to this run") -> Iterator[None]:
     """Make a folder, with its parents, where there is none, and hold it against a second writer.
 
-    The lock dies with the process, however it ends. On a file system without locks there is none. Raises RunError: it
-    cannot be written, or another process holds it for this purpose.
+    The lock dies with the process, however it ends. On a file system without locks there is none.
+
+    Raises:
+      RunError: it cannot be written, or another process holds it for this purpose.
     """
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
