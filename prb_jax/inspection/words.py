@@ -162,7 +162,11 @@ def pooling_rule(pooling: Pooling) -> str:
 
 
 def length_facts(comparisons: Sequence[Comparison], reader: Reader, *, view: View) -> dict[str, str]:
-    """How long comparisons are for a model, and what the limit does to them: they are encoded as scoring would."""
+    """How long comparisons are for a model, and what the limit does to them: they are encoded as scoring would.
+
+    Raises:
+      DataError: what scoring would raise, but for responses that are too long.
+    """
     limit = reader.limit(view)
     whole = sorted(
         len(tree.prefix) + max(len(response) for response in tree.responses)
