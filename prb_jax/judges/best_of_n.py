@@ -220,8 +220,11 @@ def best_of_n(
 
 
 def _read_qualities(file: str, prompts: Sequence[Candidates]) -> dict[str, np.ndarray]:
-    """The numbers [K] of each prompt's samples in a file of qualities. Raises DataError: a number that is missing, or
-    not finite; names the sample."""
+    """The numbers [K] of each prompt's samples in a file of qualities.
+
+    Raises:
+      DataError: a number that is missing, or not finite; names the sample.
+    """
     kind = RowKind(file, "qualities", itemgetter("id", "sample"), ("id", "sample", "quality"))
     rows = kind.read(Path(file))
     qualities = {}
@@ -248,8 +251,11 @@ def _open(name: str, loading: LoadOptions, judge: JudgeOptions | None, *, cache:
 def _readable(
     prompts: Sequence[Candidates], numbers: Mapping[tuple[str, str], np.ndarray]
 ) -> tuple[list[Candidates], dict[tuple[str, str], np.ndarray], dict[str, int]]:
-    """The samples that every scorer has a number for, their numbers, and how many of each prompt there are not. Raises
-    DataError: there is no such sample."""
+    """The samples that every scorer has a number for, their numbers, and how many of each prompt there are not.
+
+    Raises:
+      DataError: there is no such sample.
+    """
     readable, known, unread = [], dict[tuple[str, str], np.ndarray](), dict[str, int]()
     scorers = dict.fromkeys(scorer for scorer, _ in numbers)
     for prompt in prompts:

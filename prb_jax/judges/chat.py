@@ -62,8 +62,13 @@ class ChatModel:
         max_new_tokens: int,
         alternatives: int | None = None,
     ) -> list[Reply]:
-        """Return the most probable reply to each conversation, that of temperature 0. An endpoint tells so many
-        ``alternatives`` of each place, the most probable tokens, if asked for."""
+        """Return the most probable reply to each conversation: that of temperature 0.
+
+        Args:
+          conversations: to reply to.
+          max_new_tokens: of a reply.
+          alternatives: most probable tokens that an endpoint tells of each place, if any.
+        """
         limits: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": max_new_tokens}
         if isinstance(self.model, Endpoint):
             return self.model.ask_all(conversations, **limits, alternatives=alternatives)
@@ -91,9 +96,12 @@ def open_chat(
     cache: Path | None,
     verb: str,
 ) -> ChatModel:
-    """Return a model on this machine, or one behind an endpoint whose replies are kept in ``cache``, if given. Raises
-    RunError: both or neither of model and endpoint; names the verb; CheckpointError: the model cannot be loaded, or
-    nothing could end a reply."""
+    """Return a model on this machine, or one behind an endpoint whose replies are kept in ``cache``, if given.
+
+    Raises:
+      RunError: both or neither of model and endpoint; names the verb.
+      CheckpointError: the model cannot be loaded, or nothing could end a reply.
+    """
     if endpoint is not None and model is None:
         return ChatModel(Endpoint(endpoint, cache=cache))
     if endpoint is not None or model is None:
@@ -119,9 +127,13 @@ class InWords:
         return self.chat.identity()
 
     def answers(self, comparisons: Sequence[Comparison], asks: Sequence[Ask], *, posts: int) -> list[Answer]:
-        """Return the answer about each comparison, with as many posts of its profile as fit, at most ``posts``. Raises
-        DataError: conversations that are too long without any post, or that the chat template refuses; names the
-        comparison; RunError: an endpoint that refuses, is down or lies."""
+        """Return the answer about each comparison, with as many posts of its profile as fit, at most ``posts``.
+
+        Raises:
+          DataError: conversations that are too long without any post, or that the chat template refuses; names the
+            comparison.
+          RunError: an endpoint that refuses, is down or lies.
+        """
 
         def read(name: str, ask: Ask, count: int) -> Sequence[Conversation]:
             asked = ask(count)

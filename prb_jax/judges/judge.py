@@ -35,8 +35,12 @@ def open_judge(
     cache: Path | None,
 ) -> JudgeScorer:
     """Open a judge, a model on this machine or one behind an endpoint, whose replies are kept in ``cache``, if given.
-    Raises RunError: both or neither of model and endpoint, options that do not go together, or a file of them that
-    cannot be read; CheckpointError, MeshError: the model cannot be loaded, or be read in this way."""
+
+    Raises:
+      RunError: both or neither of model and endpoint, options that do not go together, or a file of them that cannot be
+        read.
+      CheckpointError, MeshError: the model cannot be loaded, or be read in this way.
+    """
     loading, local = loading or LoadOptions(), endpoint is None
     options.check(local=local)
     chat = None

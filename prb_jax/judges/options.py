@@ -146,7 +146,11 @@ def is_judge(name: object) -> bool:
 
 
 def parse_judge(name: str) -> JudgeName:
-    """Return the parts of a name. Raises RunError: it names no model."""
+    """Return the parts of a name.
+
+    Raises:
+      RunError: it names no model.
+    """
     prefix = next(prefix for prefix in PREFIXES if name.startswith(prefix))
     url, model = None, name.removeprefix(prefix)
     expected = f"{prefix}MODEL, a folder or hub id, or {prefix}URL#NAME"

@@ -56,7 +56,11 @@ def read_verdict(reply: str) -> str | None:
 
 
 def better_response(comparison: Comparison) -> int:
-    """Return which of two responses is labelled the better one. Raises DataError: not two responses, or no labels."""
+    """Return which of two responses is labelled the better one.
+
+    Raises:
+      DataError: not two responses, or no labels.
+    """
     if len(comparison.responses) != 2:
         raise DataError(
             f"comparison {quote(comparison.id)}: a judge of pairs reads 2 responses, found {len(comparison.responses)}"
@@ -147,8 +151,11 @@ def load_letters(model: str | Path, options: LoadOptions, *, max_length: int | N
 
 
 def warn_of_one_letter(a: int, b: int) -> dict[str, Any]:
-    """Return a warning about a judge that names nearly always one letter, whatever is shown under it, by how often each
-    letter was named; else nothing."""
+    """Return a warning about a judge that names nearly always one letter, whatever is shown under it; else nothing.
+
+    Args:
+      a, b: how often each letter was named.
+    """
     often, total = max(a, b), a + b
     if total < FEWEST_VERDICTS or often < ONE_LETTER_SHARE * total:
         return {}

@@ -238,8 +238,11 @@ def open_paper_judge(
 
 
 def _question(comparison: Comparison) -> str:
-    """The question, which is all that the paper's judges are told of a prompt. Raises DataError: a prompt of several
-    turns, for which the paper has no place."""
+    """The question, which is all that the paper's judges are told of a prompt.
+
+    Raises:
+      DataError: a prompt of several turns, for which the paper has no place.
+    """
     if len(comparison.prompt) > 1:
         raise DataError(
             f"comparison {quote(comparison.id)}: the paper's judge reads one question, found a prompt of "

@@ -49,8 +49,11 @@ _SCORE = re.compile(r"(?:score|rating)\W{0,6}?([-+]?\d+(?:\.\d+)?)(?!\.?\w)(?:\s
 
 @dataclass(frozen=True)
 class Scale:
-    """Whole numbers that a judge rates with, from the worst to the best one. Raises RunError: not two numbers in this
-    order."""
+    """Whole numbers that a judge rates with, from the worst to the best one.
+
+    Raises:
+      RunError: not two numbers in this order.
+    """
 
     low: int = 1
     high: int = 9
@@ -108,7 +111,11 @@ class Scale:
 
 @dataclass(frozen=True)
 class RatingTemplate:
-    """The text that asks for a number. Raises RunError: a place is missing, or unknown."""
+    """The text that asks for a number.
+
+    Raises:
+      RunError: a place is missing, or unknown.
+    """
 
     # with the place {answer}, and {prompt} or, for a rubric, {aspect}; perhaps with {low} and {high}, the
     # ends of the scale
@@ -129,8 +136,11 @@ class RatingTemplate:
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
     def questions(self, comparison: Comparison) -> int:
-        """Return how many numbers are asked for of each response; its score is their mean. Raises DataError: there is
-        no aspect where each is asked for."""
+        """Return how many numbers are asked for of each response; its score is their mean.
+
+        Raises:
+          DataError: there is no aspect where each is asked for.
+        """
         if self.rubric:
             check_rubric(comparison)
         return len(comparison.rubric_aspects) if self.rubric else 1
@@ -181,8 +191,11 @@ def check_places(text: str, where: str, *, needed: Sequence[str], places: Sequen
 
 
 def read_text(path: str | Path, option: str) -> str:
-    """Return the text of a file of an option, without blanks around it. Raises RunError: it cannot be read, or is
-    empty; names the option."""
+    """Return the text of a file of an option, without blanks around it.
+
+    Raises:
+      RunError: it cannot be read, or is empty; names the option.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:

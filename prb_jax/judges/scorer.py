@@ -70,7 +70,10 @@ class JudgeProtocol:
 
     def firsts(self, comparisons: Sequence[Comparison]) -> list[int]:
         """Return which response is shown as A at first in each of all comparisons; 0 where one is shown at a time.
-        Raises DataError: a comparison that cannot be judged in this way."""
+
+        Raises:
+          DataError: a comparison that cannot be judged in this way.
+        """
         for comparison in comparisons:
             self.check(comparison)
         return [0] * len(comparisons)
@@ -137,9 +140,13 @@ class JudgeScorer:
         max_length: int | None = None,
     ) -> Iterator[ScoredBatch]:
         """Judge every comparison once, some at a time; a judgement that is kept is on disk before its scores are given.
-        Raises DataError: a comparison that does not fit, or has no rubric where one is asked for; RunError: an endpoint
-        that refuses, is down or lies; posts for a judge without a place for them; of a reward an option that a judge
-        does not have. A reward has given all comparisons before the one that cannot be rated."""
+
+        Raises:
+          DataError: a comparison that does not fit, or has no rubric where one is asked for.
+          RunError: an endpoint that refuses, is down or lies; posts for a judge without a place for them; of a reward
+            an option that a judge does not have. A reward has given all comparisons before the one that cannot be
+            rated.
+        """
         posts = self.posts if profile_posts is None else profile_posts
         if self.folder is None:
             judge = self._as_reward(protocol, max_length)
@@ -204,7 +211,10 @@ class JudgeScorer:
     def judge_figures(self, comparisons: Sequence[Comparison]) -> dict[str, Any]:
         """Return the figures of all judgements that are kept, and of an endpoint its tokens and their price.
 
-        The judgements are put into the order of the comparisons. Raises RunError: a judgement is missing.
+        The judgements are put into the order of the comparisons.
+
+        Raises:
+          RunError: a judgement is missing.
         """
         assert self.folder is not None
         path = self.folder / JUDGEMENTS
