@@ -81,8 +81,11 @@ class GroupCounts:
 def margin(scores: Sequence[float], labels: Sequence[float], *, id: str) -> float:
     """Best score among the highest labels minus the best score among the others (float64).
 
-    Above 0 is a win, 0 a tie. Raises DataError: naming ``id``, for scores that are not finite, another number of labels
-    than of scores, or labels that are all equal.
+    Above 0 is a win, 0 a tie.
+
+    Raises:
+      DataError: naming ``id``, for scores that are not finite, another number of labels than of
+        scores, or labels that are all equal.
     """
     if len(scores) == 2 == len(labels) and math.isfinite(labels[0] - labels[1]):
         # a pair, the common case; whatever is odd about it is named by the general path below
@@ -106,7 +109,11 @@ def margin(scores: Sequence[float], labels: Sequence[float], *, id: str) -> floa
 
 
 def outcomes(rows: Sequence[ScoredRow]) -> Outcomes:
-    """Return wins, ties and margins of rows. Raises DataError: as ``margin``."""
+    """Return wins, ties and margins of rows.
+
+    Raises:
+      DataError: as ``margin``.
+    """
     return Outcomes(np.array([margin(row.scores, row.labels, id=row.id) for row in rows], np.float64))
 
 

@@ -42,8 +42,10 @@ def subset_weights(samples: int, size: int) -> np.ndarray:
 def best_of_k(rewards: np.ndarray, quality: np.ndarray, size: int) -> float:
     """Return the expected quality of the sample with the highest reward among ``size``, over all subsets.
 
-    Rewards and quality are float [N]; equal rewards are drawn from at random. Raises DataError: the size is not 1 to N,
-    or the two do not have one number for each sample.
+    Rewards and quality are float [N]; equal rewards are drawn from at random.
+
+    Raises:
+      DataError: the size is not 1 to N, or the two do not have one number for each sample.
     """
     rewards, quality = _checked(rewards, quality)
     weights = subset_weights(len(rewards), size)

@@ -154,8 +154,11 @@ class Judged:
 
 
 def split_clusters(clusters: Sequence[str], *, share: float, seed: int) -> set[str]:
-    """Return the clusters of the validation part: about this share, at least one, and not all. Raises DataError: fewer
-    than two clusters."""
+    """Return the clusters of the validation part: about this share, at least one, and not all.
+
+    Raises:
+      DataError: fewer than two clusters.
+    """
     names = sorted(set(clusters), key=lambda name: sha256(f"{seed}\0{name}".encode()).digest())
     if len(names) < 2:
         raise DataError(

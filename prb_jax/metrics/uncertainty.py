@@ -210,8 +210,11 @@ def difference_of_wins(wins_a: np.ndarray, wins_b: np.ndarray, clusters: Cluster
 
 
 def match_rows(rows_a: Sequence[ScoredRow], rows_b: Sequence[ScoredRow]) -> Sequence[ScoredRow]:
-    """Return ``rows_b`` in the order of ``rows_a``; themselves, and none of them held, where they stand in it. Raises
-    DataError: if the two do not hold the same comparisons, each once, or there are none."""
+    """Return ``rows_b`` in the order of ``rows_a``; themselves, and none of them held, where they stand in it.
+
+    Raises:
+      DataError: if the two do not hold the same comparisons, each once, or there are none.
+    """
     ids = set[str]()
     for a, b in zip(rows_a, rows_b):
         if a.id != b.id or a.user_id != b.user_id or list(a.labels) != list(b.labels):
