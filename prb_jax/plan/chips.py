@@ -107,7 +107,11 @@ class PlanOptions:
 
 
 def parse_topology(name: str) -> tuple[Chip, int]:
-    """The chip and the number of chips of a name such as "v5e:4x4" or "v5p:2x2x4"."""
+    """The chip and the number of chips of a name such as "v5e:4x4" or "v5p:2x2x4".
+
+    Raises:
+      MeshError: a name of another form, or an unknown generation.
+    """
     found = re.fullmatch(r"([^:]+):([1-9]\d*(?:x[1-9]\d*){1,2})", name)
     if found is None or found[1] not in CHIPS:
         raise MeshError(
@@ -125,7 +129,12 @@ def slice_of(options: PlanOptions) -> Slice:
 
 
 def describe_slice(name: str, *, slices: int = 1) -> Slice:
-    """The devices of a slice, or of several equal ones, for compiling only."""
+    """The devices of a slice, or of several equal ones, for compiling only.
+
+    Raises:
+      MeshError: a name that cannot be read, no slice, or a shape that libtpu does not know.
+      RunError: libtpu, the compiler for TPUs, is missing.
+    """
     if slices < 1:
         raise MeshError(f"slices: expected at least 1, found {slices}")
     chip, chips = parse_topology(name)

@@ -119,7 +119,11 @@ class Module:
 
 
 def parse_module(text: str) -> Module:
-    """Reads the text of ``compiled.as_text()``."""
+    """Reads the text of ``compiled.as_text()``.
+
+    Raises:
+      RunError: the text has no entry computation.
+    """
     computations: dict[str, Computation] = {}
     entry, name, lines = None, None, {}
     for line in text.splitlines():

@@ -73,9 +73,16 @@ def scoring_program(
     attention: str = "auto",
 ) -> Program:
     """The scorer of :mod:`prb_jax.readouts.score_tree` and a batch of one shape. With the attention "paged" each part
-    of the batch has its share of the trees in one packed stream. Raises MeshError: the mesh does not divide the model
-    or the batch; axis and sizes are named; CheckpointError: these chips have no matrix units for that form, or such
-    attention."""
+    of the batch has its share of the trees in one packed stream.
+
+    Args:
+      quantize: the form in which the layers' matrices are held, see :mod:`prb_jax.models.quantization`.
+      attention: one of :data:`prb_jax.models.ATTENTIONS`.
+
+    Raises:
+      MeshError: the mesh does not divide the model or the batch; axis and sizes are named.
+      CheckpointError: these chips have no matrix units for that form, or such attention.
+    """
     check_shape(config, shape, mesh)
     if quantize is not None:
         quantization_form(quantize, mesh=mesh)
@@ -116,9 +123,12 @@ def training_program(
     """``accumulate`` of :func:`prb_jax.training.objective.make_reward_step`: forward and backward of a batch.
 
     On TPUs in bfloat16 the trees are packed into streams, as `prb train` does it. Trained weights, AdamW's moments and
-    the gradient sums are float32; frozen weights are in ``dtype``. Raises MeshError: the mesh does not divide the model
-    or the batch; axis and sizes are named. Or lengths have a spread where trees are padded; CheckpointError: a head
-    with several labels, or an attention that cannot be.
+    the gradient sums are float32; frozen weights are in ``dtype``.
+
+    Raises:
+      MeshError: the mesh does not divide the model or the batch; axis and sizes are named. Or lengths have a spread
+        where trees are padded.
+      CheckpointError: a head with several labels, or an attention that cannot be.
     """
     check_shape(config, shape, mesh)
     kind = jnp.dtype(dtype)

@@ -85,8 +85,11 @@ def sampling_program(
     config: DecoderConfig, shape: BatchShape, *, mesh: Mesh, dtype: str, quantize: str | None = None
 ) -> tuple[Program, tuple[int, int]]:
     """Return the sampler's loop over tokens, and the bytes that its two caches take on a chip: of prompts, of samples.
-    Raises MeshError: the mesh does not divide the model or the batch; axis and sizes are named; CheckpointError: these
-    chips have no matrix units for that form."""
+
+    Raises:
+      MeshError: the mesh does not divide the model or the batch; axis and sizes are named.
+      CheckpointError: these chips have no matrix units for that form.
+    """
     kind = jnp.dtype(dtype)
     if quantize is not None:
         quantization_form(quantize, mesh=mesh)

@@ -175,7 +175,10 @@ def drawn_trees(shape: BatchShape, *, longest: int) -> list[Tree]:
 def trained_streams(config: DecoderConfig, trees: Sequence[Tree], *, mesh: Mesh) -> TrainedStreams:
     """Pack trees into as many streams as the mesh has parts for a batch, as short as can be.
 
-    The devices of the mesh need not be there. Raises MeshError for fewer trees than parts.
+    The devices of the mesh need not be there.
+
+    Raises:
+      MeshError: for fewer trees than parts.
     """
     shards = mesh_shape(mesh).batch_shards
     if len(trees) < shards:
