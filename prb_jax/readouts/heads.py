@@ -67,8 +67,11 @@ def read_out(logits: jax.Array, readout: str) -> jax.Array:
 def check_tensor(
     stored: Shapes, key: str, shape: Sequence[int | None], *, where: str, what: str
 ) -> tuple[int, ...]:
-    """Return the shape of a tensor of a head; None in the expected one stands for any size. Raises CheckpointError: the
-    tensor is missing, or has another shape."""
+    """Return the shape of a tensor of a head; None in the expected one stands for any size.
+
+    Raises:
+      CheckpointError: the tensor is missing, or has another shape.
+    """
     if (found := stored.get(key)) is None:
         raise CheckpointError(
             f"{where}: the head tensor '{key}' of the read-out '{what}' is missing and would have to be made up at "

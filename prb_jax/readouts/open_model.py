@@ -117,8 +117,11 @@ class OpenedModel:
         return describe(self.folder) | ({"tokenizer": describe(self.tokenizer_folder)} if named else {})
 
     def tokenizer(self) -> ChatTokenizer | PairTokenizer:
-        """Load the tokenizer, under the rules of the model's read-out. Raises CheckpointError: it cannot be loaded, or
-        is another model's."""
+        """Load the tokenizer, under the rules of the model's read-out.
+
+        Raises:
+          CheckpointError: it cannot be loaded, or is another model's.
+        """
         return self.chat() if isinstance(self.body, ResolvedModel) else self.pairs()
 
     def chat(self) -> ChatTokenizer:
@@ -216,7 +219,11 @@ def open_reward_or_language_model(
     model: str | Path | ModelFolder, options: LoadOptions
 ) -> tuple[OpenedModel, str]:
     """Open a reward model; or, where it is none but a ``*ForCausalLM``, the language model and why it is no reward
-    model. Raises CheckpointError: it is neither, or cannot be used as it is."""
+    model.
+
+    Raises:
+      CheckpointError: it is neither, or cannot be used as it is.
+    """
     folder = _located(model, options)
     raw = read_raw_config(folder.path)
     family = FAMILIES.get(str(raw.get("model_type")))
@@ -250,8 +257,11 @@ def check_convertible(found: ResolvedModel, *, where: str) -> None:
 def as_standard(
     found: ResolvedModel, params: dict[str, Any], *, drop_bias: bool, where: str
 ) -> ConvertedModel:
-    """The same model with a head without bias under ``score``. Raises CheckpointError: the head has a bias other than
-    zero, which the standard class has no place for."""
+    """The same model with a head without bias under ``score``.
+
+    Raises:
+      CheckpointError: the head has a bias other than zero, which the standard class has no place for.
+    """
     params = dict(params)
     bias = params.pop("score_bias", None)
     if bias is not None and bool(jnp.any(bias != 0)) and not drop_bias:
@@ -266,8 +276,11 @@ def as_standard(
 def as_value_head(
     found: ResolvedModel, params: dict[str, Any], *, drop_bias: bool, where: str
 ) -> ConvertedModel:
-    """The same model with its head under ``v_head.summary``; a head without bias gets one of zero. Raises
-    CheckpointError: the head has several outputs, a value head one."""
+    """The same model with its head under ``v_head.summary``; a head without bias gets one of zero.
+
+    Raises:
+      CheckpointError: the head has several outputs, a value head one.
+    """
     if found.config.num_labels != 1:
         raise CheckpointError(
             f"{where}: the head has {found.config.num_labels} outputs, a value head one: leave out --layout value-head"

@@ -375,8 +375,11 @@ ROWS: Mapping[str, ModelRow] = {row.name: row for row in REGISTRY}
 
 
 def known_rows() -> dict[str, ModelRow]:
-    """Return the rows by name: those of the table, and behind them those of plug-ins. Raises RunError: the package of a
-    plug-in fails, or offers something else."""
+    """Return the rows by name: those of the table, and behind them those of plug-ins.
+
+    Raises:
+      RunError: the package of a plug-in fails, or offers something else.
+    """
     plugins = [get_plugin("readouts", name, ModelRow) for name in plugin_names("readouts")]
     return {
         **ROWS,

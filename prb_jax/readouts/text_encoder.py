@@ -62,8 +62,12 @@ class Pooling:
 
 
 def read_pooling(folder: Path) -> Pooling:
-    """The pooling of a model folder. Raises CheckpointError: a file that is not as sentence-transformers writes it, or
-    asks for something else than a mean or first state, and a norm; names file and field."""
+    """The pooling of a model folder.
+
+    Raises:
+      CheckpointError: a file that is not as sentence-transformers writes it, or asks for something else than a mean or
+        first state, and a norm; names file and field.
+    """
     path = folder / "modules.json"
     if not path.exists():
         return Pooling()
