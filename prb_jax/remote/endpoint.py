@@ -104,8 +104,11 @@ class Endpoint:
         )
 
     def ask_all(self, conversations: Sequence[Sequence[Message]], **request: Any) -> list[Reply]:
-        """As `ask_each`, but a conversation without a reply is an error, after which nothing more is asked. Raises
-        RunError: the endpoint refuses, is down, or answers with something else than a reply."""
+        """As `ask_each`, but a conversation without a reply is an error, after which nothing more is asked.
+
+        Raises:
+          RunError: the endpoint refuses, is down, or answers with something else than a reply.
+        """
         return cast(list[Reply], self.ask_each(conversations, **request, tolerated=()))
 
     def ask_each(
@@ -229,8 +232,11 @@ class Endpoint:
         raise NoReplyError(f"{options.url}: no reply after {options.tries} tries; the last one: {failure}")
 
     def _learns(self, said: str, body: Mapping[str, Any], sent: Mapping[str, Any]) -> bool:
-        """Tell whether a request that was refused is sent otherwise from now on. Raises RunError: a temperature is
-        refused that must be kept."""
+        """Tell whether a request that was refused is sent otherwise from now on.
+
+        Raises:
+          RunError: a temperature is refused that must be kept.
+        """
         if LENGTH_FIELDS[1] in said and LENGTH_FIELDS[0] in sent and self.options.length_field is None:
             self._length_field = LENGTH_FIELDS[1]
         elif "temperature" in sent and _REFUSED_TEMPERATURE.search(said):
@@ -274,8 +280,11 @@ class Endpoint:
         return answer, bytes(data)
 
     def _read(self, answer: Any, *, alternatives: bool = False) -> Reply:
-        """The reply in an answer, with the alternatives of its tokens if they were asked for. Raises RunError: there is
-        none."""
+        """The reply in an answer, with the alternatives of its tokens if they were asked for.
+
+        Raises:
+          RunError: there is none.
+        """
         choices = answer.get("choices") if isinstance(answer, Mapping) else None
         first: Any = choices[0] if isinstance(choices, list) and choices else None
         message = first.get("message") if isinstance(first, Mapping) else None

@@ -154,8 +154,11 @@ class RemoteScorer(ScoreClient):
         ]
 
     def stream(self, comparisons: Sequence[Comparison], *, skip: Any, **_: Any) -> Iterator[ScoredBatch]:
-        """Yield the scores of one comparison after the other. Raises RunError: the server refuses, is gone, serves
-        another model by now, or answers with anything but K numbers."""
+        """Yield the scores of one comparison after the other.
+
+        Raises:
+          RunError: the server refuses, is gone, serves another model by now, or answers with anything but K numbers.
+        """
         now = self._facts(tries=TRIES)
         same = reward_identity(now["identity"]) == reward_identity(self._model["identity"])
         if not same or now["view"] != self.view:
@@ -264,8 +267,12 @@ class ClassServer(ScoreClient):
         protocol: str | None = None,
         max_length: int | None = None,
     ) -> Iterator[ScoredBatch]:
-        """Yield the scores of one comparison after the other. Raises RunError: another protocol or a length, which the
-        server decides; or it refuses, is gone, or gives several classes."""
+        """Yield the scores of one comparison after the other.
+
+        Raises:
+          RunError: another protocol or a length, which the server decides; or it refuses, is gone, or gives several
+            classes.
+        """
         if max_length is not None or protocol not in (None, TextProtocol.DEFAULT):
             raise RunError(f"max_length, protocol: decided by the server {self.url}: leave out here")
         posts = choose_view(None, ViewOptions(profile_posts=profile_posts)).view.profile_posts
@@ -320,8 +327,11 @@ def _numbers(answer: Any) -> list[float] | None:
 
 
 def open_remote(url: str) -> RemoteScorer:
-    """Return the scorer of a running `prb serve`; its token is in the environment variable PRB_SERVE_TOKEN. Raises
-    RunError: nothing answers there, or something else than `prb serve`."""
+    """Return the scorer of a running `prb serve`; its token is in the environment variable PRB_SERVE_TOKEN.
+
+    Raises:
+      RunError: nothing answers there, or something else than `prb serve`.
+    """
     import httpx
 
     try:
