@@ -88,8 +88,11 @@ def compare(
 
 
 def named_runs(paths: Sequence[Path]) -> dict[str, Path]:
-    """Return run folders by their names, or by their paths as given where two share a name. Raises RunError: one is
-    given twice."""
+    """Return run folders by their names, or by their paths as given where two share a name.
+
+    Raises:
+      RunError: one is given twice.
+    """
     seen: dict[Path, Path] = {}
     for path in paths:
         before = seen.setdefault(path.resolve(), path)

@@ -51,6 +51,7 @@ def gate(
     """Return what the upper bound says of a behaviour, see `POWER_DEFINITIONS`.
 
     Args:
+      figures: of one behaviour, under all reward models.
       places: of the clusters in ``weights``, draws of them [N, C].
       start: the behaviour before anything is learned; None for that under `RANDOM`.
       least_gain: of the upper bound over the start.

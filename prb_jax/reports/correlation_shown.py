@@ -122,6 +122,9 @@ def draw_correlation(path: Path, found: Mapping[str, Any]) -> None:
     """Draw every model as a point with its intervals: a row for each behaviour, a column for each benchmark figure.
 
     Of a single benchmark figure the behaviours stand side by side, up to four in a row.
+
+    Raises:
+      RunError: it cannot be written.
     """
     from matplotlib.figure import Figure
 

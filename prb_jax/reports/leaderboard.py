@@ -202,7 +202,11 @@ FORMATS: Final[Mapping[str, Callable[[Sequence[Mapping[str, Any]]], str]]] = {
 
 
 def format_leaderboard(entries: Sequence[Mapping[str, Any]], form: str) -> str:
-    """Return what `leaderboard` gives as a text in one of ``FORMATS``."""
+    """Return what `leaderboard` gives as a text in one of ``FORMATS``.
+
+    Raises:
+      RunError: there is no such form.
+    """
     if form not in FORMATS:
         raise RunError(f"format: expected {', '.join(FORMATS)}, found {quote(form)}")
     return FORMATS[form](entries)

@@ -43,8 +43,11 @@ class TextReader:
     _known: dict[str, tuple[dict[str, Any], dict[str, Comparison]]] = field(default_factory=dict, repr=False)
 
     def read(self, run: FinishedRun) -> Texts:
-        """Return the comparisons that the run scored, if the data are what they were. Raises DataError: a place that
-        was given explicitly does not hold the data of the run."""
+        """Return the comparisons that the run scored, if the data are what they were.
+
+        Raises:
+          DataError: a place that was given explicitly does not hold the data of the run.
+        """
         if run.rows[0].is_graded:
             return Texts({}, "they are in the log")
         inputs = run.record["inputs"]

@@ -212,7 +212,11 @@ def render_questions(questions: Sequence[Question], *, top: int) -> Table:
 
 
 def study_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
-    """Return the chapter of a page about a study of `prb personalise`."""
+    """Return the chapter of a page about a study of `prb personalise`.
+
+    Raises:
+      RunError: the study is not finished, or a file of it is damaged.
+    """
     from prb_jax.study.picture import curves_figure
 
     hint = "the same `prb personalise` command finishes the study"

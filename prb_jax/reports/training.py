@@ -49,7 +49,11 @@ def _parts(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def training_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
-    """Return the chapter of a training run, finished or not: curves, last figures; of a policy rollouts to read."""
+    """Return the chapter of a training run, finished or not: curves, last figures; of a policy rollouts to read.
+
+    Raises:
+      RunError: a file of the run cannot be read.
+    """
     from prb_jax.training.logs import METRICS, curves_figure, panels_of, read_metrics, read_steps
     from prb_jax.training.record import POLICY_RUN, ROLLOUTS, TRAIN, TRAINING, is_policy_run
 
