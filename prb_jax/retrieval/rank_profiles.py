@@ -262,8 +262,11 @@ def rank_profiles(
 
 
 def read_queries(data: str | Path) -> tuple[list[Row], list[Query]]:
-    """The records of a file, or of any other source of ``read_comparisons``, and the query of each. Raises DataError: a
-    record that is not of the format; no records."""
+    """The records of a file, or of any other source of ``read_comparisons``, and the query of each.
+
+    Raises:
+      DataError: a record that is not of the format; no records.
+    """
     rows = source_rows(data)
     questions = [Comparison.from_row(row.value, where=row.where).question for row in rows]
     return rows, [Query(row.where, q, row.value.get("profile") or ()) for row, q in zip(rows, questions)]
