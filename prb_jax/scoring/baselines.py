@@ -353,7 +353,11 @@ class PlainScorer(GivesRewards):
 
 
 def baseline_scorer(name: str) -> PlainScorer:
-    """Return a built-in baseline by its name. Raises RunError: there is no such baseline."""
+    """Return a built-in baseline by its name.
+
+    Raises:
+      RunError: there is no such baseline.
+    """
     if name not in BASELINE_NAMES:
         raise RunError(f"unknown baseline {quote(name)}; there are {', '.join(BASELINE_NAMES)}")
     facts = {UPPER_BOUND: name} if name in ORACLES else {}

@@ -91,11 +91,18 @@ def stream_scores(
     """Score every comparison once; a window's batches come the largest shapes first.
 
     Args:
+      comparisons: what to score.
+      encode: comparisons to trees.
       dispatch: starts scoring a batch and returns its scores, not yet computed: [B, K] of trees, [S, M] of streams.
+      options: how batches are shaped: streams or buckets.
       skip: tells of a batch's indices that they need no scores. It, or its `window` where it has one, is asked for
         whole windows first, whose comparisons are then not even tokenised.
       divide: of several processes each calls `encode` for its part. Without it each does for everything, which is
         for trees that are there already.
+      lanes: batches that are computed side by side; see :func:`lanes`.
+
+    Raises:
+      PrbError: as `encode`.
     """
     upcoming = windows(comparisons, first=FIRST_WINDOW, size=WINDOW)
     first = next(upcoming, None)
@@ -214,8 +221,14 @@ def _finish(planned: PlannedBatch, trees: Sequence[Tree], scores: Callable[[], n
 def choose_batcher(
     sample: Sequence[Tree], options: ShapeOptions | StreamOptions, *, count: int, whole: bool
 ) -> Batcher:
-    """Return a batcher of the shapes that cost least for a window of ``count`` trees, which the sample speaks for;
-    ``whole`` where a window may be all there is."""
+    """Return a batcher of the shapes that cost least.
+
+    Args:
+      sample: trees that speak for ``count`` of them.
+      options: streams or buckets.
+      count: of a window.
+      whole: a window may be all there is.
+    """
     if isinstance(options, StreamOptions):
         shape = choose_stream_shape(sample, options, whole=whole)
         return partial(_stream_batches, shape=shape, options=options)

@@ -177,8 +177,11 @@ class ComparisonTable:
         }
 
     def advance(self, stop: int) -> None:
-        """Make sure that the first comparisons are known. Raises DataError: a record that cannot be read, or an id that
-        was used before, naming file and line."""
+        """Make sure that the first comparisons are known.
+
+        Raises:
+          DataError: a record that cannot be read, or an id that was used before, naming file and line.
+        """
         if len(self) < stop:
             self._comparisons[stop - 1]  # pyright: ignore[reportUnusedExpression] - entered by it
 
@@ -238,7 +241,12 @@ class _Lazy(Sequence[Any]):
 
 
 class TableRows(_Lazy):
-    """Rows of some of the comparisons of a table, made when they are asked for."""
+    """Rows of some of the comparisons of a table, made when they are asked for.
+
+    Args:
+      table: of all of them.
+      places: int64, which ones.
+    """
 
     def __init__(self, table: ComparisonTable, places: np.ndarray) -> None:
         self._table, self._places = table, places

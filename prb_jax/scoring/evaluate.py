@@ -76,8 +76,11 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions:
-    """The choices of a user who evaluates a model; `prb_jax.evaluate` says what each one means. Raises DataError,
-    RunError: a choice that cannot be, whatever the model and the data are."""
+    """The choices of a user who evaluates a model; `prb_jax.evaluate` says what each one means.
+
+    Raises:
+      DataError, RunError: a choice that cannot be, whatever the model and the data are.
+    """
 
     out: Path | None
     name: str | None

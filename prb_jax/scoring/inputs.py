@@ -121,8 +121,15 @@ class Inputs:
         return described
 
     def to_json(self, *, whole: bool = True) -> dict[str, Any]:
-        """Return what `run.json` says of them; a collective. With ``whole`` the files are read to their ends; else what
-        is not known yet is None: digests of files and the number of the comparisons."""
+        """Return what `run.json` says of them; a collective.
+
+        Args:
+          whole: reads the files to their ends; if not, what is not known yet is None: digests of files and the number
+            of the comparisons.
+
+        Raises:
+          DataError: a file cannot be read.
+        """
         known = whole or not isinstance(self.comparisons, LargeComparisons) or self.comparisons.complete
         return {
             "sources": list(self.described(whole=whole).values()),
@@ -133,8 +140,11 @@ class Inputs:
 
 
 def check_unchanged(inputs: Inputs) -> None:
-    """Makes sure that every named source is still what was read. Raises DataError: a source vanished or changed since,
-    so the scores would be of data nobody has."""
+    """Makes sure that every named source is still what was read.
+
+    Raises:
+      DataError: a source vanished or changed since, so the scores would be of data nobody has.
+    """
     for name, before in inputs.described().items():
         try:
             if name in inputs.stamps and stamp(large_files(name, split=SPLIT)) == inputs.stamps[name]:
@@ -264,8 +274,11 @@ def _check(comparisons: Sequence[Comparison], places: Sequence[str]) -> None:
 
 
 def check_too_long(too_long: str, reader: Reader | None, *, view: View) -> None:
-    """Refuses a choice that there is not, or that could not change anything. Raises RunError: unknown; or "skip" for a
-    protocol that cuts responses, or a scorer without a length limit."""
+    """Refuses a choice that there is not, or that could not change anything.
+
+    Raises:
+      RunError: unknown; or "skip" for a protocol that cuts responses, or a scorer without a length limit.
+    """
     if too_long not in TOO_LONG:
         raise RunError(f"too_long: expected {' or '.join(TOO_LONG)}, found {quote(too_long)}")
     if too_long == "skip" and reader is None:
@@ -277,7 +290,11 @@ def check_too_long(too_long: str, reader: Reader | None, *, view: View) -> None:
 
 
 def leave_out(inputs: Inputs, reader: Reader, *, view: View) -> Inputs:
-    """The inputs without what is too long for the model. Raises DataError: nothing would be left."""
+    """The inputs without what is too long for the model.
+
+    Raises:
+      DataError: nothing would be left.
+    """
     comparisons, reasons, dropped = inputs.comparisons, list[TooLongError](), set[int]()
     for window in windows(comparisons, first=_AT_A_TIME, size=_AT_A_TIME):
         errors = reader.too_long(window.comparisons, view=view)

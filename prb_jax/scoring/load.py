@@ -160,7 +160,11 @@ def _load_by_name(model: str | Path, options: LoadOptions) -> Any:
 
 
 def _kind_of(model: str | Path) -> _Kind | None:
-    """The kind of a name; None for a reward model. Raises RunError: a study of several methods."""
+    """The kind of a name; None for a reward model.
+
+    Raises:
+      RunError: a study of several methods.
+    """
     kind = next((kind for kind in _KINDS if kind.named(model)), None)
     if kind is None and (methods := fitted_methods(model)):
         raise RunError(
@@ -180,11 +184,15 @@ def open_scorer(
     """Return the scorer, loaded if it is given by name.
 
     Args:
+      model: what :func:`prb_jax.evaluate` takes.
+      options: for a model by name alone.
+      name: of a function.
       recorded: a run folder will tell this scorer from others.
       history: what a fitted method of personalisation knows of the users: see :func:`with_history`.
 
     Raises:
       RunError: options without effect, or a thing that cannot score.
+      CheckpointError, MeshError: the model cannot be loaded.
     """
     if history is not None:
         scorer = open_scorer(model, options, name=name, recorded=recorded)
@@ -243,8 +251,12 @@ def has_no_weights(model: str | Path) -> bool:
 
 
 def read_history(history: Data | None) -> Sequence[Comparison] | Path | None:
-    """Return the comparisons that a history names, or the folder of saved states that it is. Raises RunError: a folder
-    of states beside other data."""
+    """Return the comparisons that a history names, or the folder of saved states that it is.
+
+    Raises:
+      DataError: it cannot be used.
+      RunError: a folder of states beside other data.
+    """
     if history is None:
         return None
     parts = list(history) if isinstance(history, list | tuple) else [history]
@@ -293,8 +305,11 @@ def plugin_scorer(name: str) -> PlainScorer:
 
 
 def file_scorer(name: str) -> PlainScorer:
-    """Return the function of a file, as FILE.py:NAME, as a scorer; the file is run, and known by its bytes. Raises
-    RunError: there is no such file or function, or the file fails."""
+    """Return the function of a file, as FILE.py:NAME, as a scorer; the file is run, and known by its bytes.
+
+    Raises:
+      RunError: there is no such file or function, or the file fails.
+    """
     file = Path(name.rpartition(":")[0])
     found = python_value(name)
     if not callable(found.value):

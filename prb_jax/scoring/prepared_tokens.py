@@ -116,8 +116,11 @@ def store_folder(tokens: Path, key: Mapping[str, Any], *, split: str) -> Path:
 
 
 def find_store(folder: Path, reader: Reader, view: View, *, split: str) -> TokenStore | None:
-    """Return the store of a prepared folder for this model and view; None where no tokens were prepared. Raises
-    DataError: there are only stores of other models or views, naming the fields; it is damaged, or of other data."""
+    """Return the store of a prepared folder for this model and view; None where no tokens were prepared.
+
+    Raises:
+      DataError: there are only stores of other models or views, naming the fields; it is damaged, or of other data.
+    """
     tokens = tokens_folder(folder)
     if tokens is None:
         return None
@@ -146,7 +149,10 @@ def find_store(folder: Path, reader: Reader, view: View, *, split: str) -> Token
 
 def stored_table(folder: Path, *, split: str) -> ComparisonTable | None:
     """Return the columns of a prepared folder, which are the same for every model; None where there are no tokens.
-    Raises DataError: the store is damaged."""
+
+    Raises:
+      DataError: the store is damaged.
+    """
     tokens = tokens_folder(folder)
     stores = [] if tokens is None else sorted(tokens.glob(f"*/*/{STORE}"))
     of_split = [path for path in stores if path.parent.name == split] or stores
@@ -165,8 +171,18 @@ def stored_comparisons(
     subset: str | None = None,
     limit: int | None = None,
 ) -> StoredComparisons | None:
-    """Return the comparisons of a prepared folder by their tokens, those at the ``places`` (int64) or else the first
-    ones of a subset; None where no tokens were prepared."""
+    """Return the comparisons of a prepared folder by their tokens; None where no tokens were prepared.
+
+    Args:
+      folder: they come from this one alone.
+      reader, view: of the model.
+      split: of the folder.
+      places: int64, which of its comparisons they are; if not given, the first of a subset.
+      subset, limit: as of `prb_jax.sources.reading.read_comparisons`.
+
+    Raises:
+      DataError: as `find_store`.
+    """
     store = find_store(folder, reader, view, split=split)
     if store is None:
         return None
@@ -179,8 +195,11 @@ def stored_comparisons(
 def places_of(
     table: ComparisonTable, *, subset: str | None, limit: int | None, where: str | Path
 ) -> np.ndarray:
-    """Return which comparisons are the first so many of a subset, int64. Raises DataError: there are none, starting
-    with `where`."""
+    """Return which comparisons are the first so many of a subset, int64.
+
+    Raises:
+      DataError: there are none, starting with `where`.
+    """
     if subset is None:
         return np.arange(len(table))[:limit]
     subsets = [table.subsets[place] for place in range(len(table))]
@@ -207,8 +226,21 @@ class TokensJob:
 
 
 def write_store(job: TokensJob, *, split: str, processes: int = 1) -> Path:
-    """Write the trees of one split; what is there already stays. Raises DataError: a comparison that cannot be read or
-    shown to the model, or an id given twice."""
+    """Write the trees of one split; what is there already stays.
+
+    Args:
+      job: what is tokenised.
+      split: of the sources.
+      processes: how many write parts.
+
+    Returns:
+      The folder of the store.
+
+    Raises:
+      DataError: a comparison that cannot be read or shown to the model, or an id given twice.
+      CheckpointError: the tokenizer cannot be opened.
+      RunError: the folder cannot be written.
+    """
     reader = job.reader()
     view = reader.view(job.view)
     key = store_key(reader, view)

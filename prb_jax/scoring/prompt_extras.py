@@ -71,9 +71,12 @@ class PromptExtras:
 
 
 def add_prompt_extras(inputs: Inputs, options: PromptExtras) -> Inputs:
-    """Return the inputs with what the options ask for in the hints of each comparison. Raises RunError: options that
-    cannot be, a file that cannot be read, or nothing to tell for any comparison; DataError: a comparison of which the
-    planner knows nothing or something else, or which is in the history."""
+    """Return the inputs with what the options ask for in the hints of each comparison.
+
+    Raises:
+      RunError: options that cannot be, a file that cannot be read, or nothing to tell for any comparison.
+      DataError: a comparison of which the planner knows nothing or something else, or which is in the history.
+    """
     if options.shots < 0:
         raise RunError(f"--shots: expected 0 or more, found {options.shots}")
     if options.history is not None and not options.shots:

@@ -87,8 +87,11 @@ class Reader:
         return self if self.trained is None else replace(self, trained=replace(self.trained, view=view))
 
     def limit(self, view: View) -> int:
-        """Return the most tokens that the text of a conversation may have. Raises DataError: more than the model was
-        made for, or nothing beside the soft prompts."""
+        """Return the most tokens that the text of a conversation may have.
+
+        Raises:
+          DataError: more than the model was made for, or nothing beside the soft prompts.
+        """
         return length_limit(
             view,
             context=self.config.max_position_embeddings,
@@ -97,9 +100,12 @@ class Reader:
         )
 
     def encode(self, comparisons: Sequence[Comparison | TokenisedComparison], *, view: View) -> list[Tree]:
-        """Return what the model sees of each comparison, as trees of token ids (of its text, or prepared ones). Raises
-        DataError: a comparison that cannot be shown to this model; the message names it; CheckpointError: nothing says
-        which of the head's labels is the reward."""
+        """Return what the model sees of each comparison, as trees of token ids (of its text, or prepared ones).
+
+        Raises:
+          DataError: a comparison that cannot be shown to this model; the message names it.
+          CheckpointError: nothing says which of the head's labels is the reward.
+        """
         self._check_labels(view.protocol)
         comparisons = list(comparisons)  # prepared ones are read from the disk
         texts = [one for one in comparisons if isinstance(one, Comparison)]
@@ -187,8 +193,12 @@ class Reader:
             choose_readout(None, num_labels=self.config.num_labels, where=self.name)
 
     def check_readable(self, what: str, tree: Tree) -> None:
-        """Refuse a tree (without soft prompts) that would not be scored as it reads. Raises DataError: an id without an
-        embedding, one that stands for an image, or a conversation without the ids at which the head reads."""
+        """Refuse a tree (without soft prompts) that would not be scored as it reads.
+
+        Raises:
+          DataError: an id without an embedding, one that stands for an image, or a conversation without the ids at
+            which the head reads.
+        """
         config, parts = self.config, (tree.prefix, *tree.responses)
         top = max(int(ids.max(initial=0)) for ids in parts)
         if top >= config.vocab_size:
@@ -261,8 +271,11 @@ def encode_part(comparisons: Sequence[Comparison], encode: Encode) -> Gather:
 
 
 def encode_by_processes(comparisons: Sequence[Comparison], encode: Encode) -> list[Tree]:
-    """As ``encode``; of several processes each tokenises its part. A collective. Raises PrbError: as ``encode``, in all
-    processes."""
+    """As ``encode``; of several processes each tokenises its part. A collective.
+
+    Raises:
+      PrbError: as ``encode``, in all processes.
+    """
     if process_count() == 1:
         return encode(comparisons)
     starts = range(0, len(comparisons), _AT_A_TIME)

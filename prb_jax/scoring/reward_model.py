@@ -104,7 +104,11 @@ class RewardModel(GivesRewards):
 
     @property
     def decoder(self) -> DecoderConfig:
-        """The architecture of a decoder. Raises TypeError: the model is an encoder, which reads pairs."""
+        """The architecture of a decoder.
+
+        Raises:
+          TypeError: the model is an encoder, which reads pairs.
+        """
         if isinstance(self.tokenizer, PairTokenizer):
             raise TypeError(f"{self.name}: expected a decoder, found the encoder {self.config.model_type}")
         return cast("DecoderConfig", self.config)
@@ -239,9 +243,12 @@ class RewardModel(GivesRewards):
 
 
 def load_reward_model(opened: OpenedModel) -> RewardModel:
-    """Read the weights of an opened model onto its devices; nothing is compiled yet. Raises CheckpointError: what is
-    there cannot be used as it is; the message names file, tensor or field; MeshError: the mesh does not fit the devices
-    or the model."""
+    """Read the weights of an opened model onto its devices; nothing is compiled yet.
+
+    Raises:
+      CheckpointError: what is there cannot be used as it is; the message names file, tensor or field.
+      MeshError: the mesh does not fit the devices or the model.
+    """
     reader, prompts = open_reader(opened)
     config, mesh, dtype = opened.config, opened.mesh, jnp.dtype(opened.dtype)
     quantize, attention = opened.options.quantize, opened.options.attention

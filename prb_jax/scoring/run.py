@@ -70,8 +70,11 @@ class ScoredRun:
         """Score what is missing. Every batch is on disk before the next one is waited for.
 
         The whole table is known afterwards. Of files that are read meanwhile the folder knows a block before its
-        scores. Raises RunError: the folder cannot be written, or the model gave another number of scores than there are
-        labels.
+        scores.
+
+        Raises:
+          RunError: the folder cannot be written, or the model gave another number of scores than there are labels.
+          PrbError: as of the scorer.
         """
         job, table, before = self.job, self.job.table, len(self.scores)
         reading = job.inputs.reading if job.control is None else []

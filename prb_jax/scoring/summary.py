@@ -71,7 +71,13 @@ DEFINITIONS: Final = {
 def finish_run(
     run: ScoredRun, *, baselines: BASELINE_ROWS, controls: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Put the rows of a run in order, write what belongs to its folder, and return its summary."""
+    """Put the rows of a run in order, write what belongs to its folder, and return its summary.
+
+    Args:
+      run: with a row for each comparison.
+      baselines: that stand beside the model.
+      controls: figures of each control, by its name.
+    """
     job, folder = run.job, run.folder
     assert folder is not None
     inputs, scorer, identity = job.inputs, job.scorer, job.decided["model"]
@@ -162,8 +168,11 @@ def _rows(table: ComparisonTable, scores: Sequence[np.ndarray | None]) -> list[S
 
 
 def check_benchmarks(inputs: Inputs) -> None:
-    """Makes sure, before anything is scored, that every benchmark's rule can be applied. Raises DataError: naming the
-    comparison that is not of the form that the rule needs."""
+    """Makes sure, before anything is scored, that every benchmark's rule can be applied.
+
+    Raises:
+      DataError: naming the comparison that is not of the form that the rule needs.
+    """
     for name, positions in inputs.benchmarks.items():
         unscored = (inputs.comparisons[position] for position in positions)
         rows = [
@@ -185,7 +194,15 @@ def benchmark_scores(
     clusters: Clusters,
     seed: int,
 ) -> dict[str, Any]:
-    """The entry "benchmarks" of a summary."""
+    """The entry "benchmarks" of a summary.
+
+    Args:
+      rows: in the order of the comparisons of ``inputs``, as are ``baselines`` and ``clusters``.
+      seed: of the resampling.
+
+    Raises:
+      DataError: for rows that are not of the form that a benchmark's rule needs.
+    """
     scores: dict[str, Any] = {}
     for name, positions in inputs.benchmarks.items():
         benchmark = get_benchmark(name)
