@@ -102,8 +102,12 @@ class Engine:
             thread.start()
 
     async def score(self, items: Sequence[Item]) -> Scores:
-        """Wait for the score of each item, or why it has none. Cancelled, it leaves no work behind. Raises
-        TooManyCharactersError: a text that is too long to be tokenised; BusyError: too many wait."""
+        """Wait for the score of each item, or why it has none. Cancelled, it leaves no work behind.
+
+        Raises:
+          TooManyCharactersError: a text that is too long to be tokenised.
+          BusyError: too many wait.
+        """
         self._scorer.maker.check_sizes(items)
         job = _Job(items)
         with self._news:
@@ -263,8 +267,12 @@ class ScorerEngine:
         self._threads = ThreadPoolExecutor(at_once, "score")
 
     async def score(self, items: Sequence[Item]) -> Scores:
-        """Wait for the score of each item, or why it has none. Raises BusyError: too many wait; DataError: a
-        conversation that is rendered already."""
+        """Wait for the score of each item, or why it has none.
+
+        Raises:
+          BusyError: too many wait.
+          DataError: a conversation that is rendered already.
+        """
         if self.waiting + len(items) > self._most:
             raise BusyError(self.waiting, self._most)
         self.waiting += len(items)

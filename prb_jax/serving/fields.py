@@ -69,8 +69,11 @@ class Body(Mapping[str, Any]):
         return len(self._given)
 
     def ignored(self) -> list[str]:
-        """Return the fields that nothing has looked at. Raises DataError: the name of one is nearly that of a field by
-        which the reward is somebody's."""
+        """Return the fields that nothing has looked at.
+
+        Raises:
+          DataError: the name of one is nearly that of a field by which the reward is somebody's.
+        """
         names = [name for name in self._given if name not in self._read]
         for name in names:
             plain = name.casefold().replace("_", "").replace("-", "")
@@ -119,8 +122,11 @@ def prompt(value: object, name: str) -> tuple[Message, ...]:
 
 
 def user_turn(value: object, name: str) -> tuple[Message, ...]:
-    """Return a prompt that is the text of a user. Raises DataError: a chat template has rendered it already, and it
-    would be wrapped as a message again."""
+    """Return a prompt that is the text of a user.
+
+    Raises:
+      DataError: a chat template has rendered it already, and it would be wrapped as a message again.
+    """
     turn = fields.text(value, WHERE, name)
     if mark := template_mark(turn):
         fields.fail(
@@ -234,7 +240,11 @@ def whole_number(body: Body, name: str, *, least: int, default: int | None) -> i
 
 
 def token_ids(value: object) -> tuple[int, ...] | None:
-    """Return token ids; None for what is no list of numbers. Raises DataError: a number that no vocabulary has."""
+    """Return token ids; None for what is no list of numbers.
+
+    Raises:
+      DataError: a number that no vocabulary has.
+    """
     if not isinstance(value, list) or set(map(type, value)) != {int}:
         return None
     for end in (min(value), max(value)):

@@ -54,8 +54,11 @@ class RefusedError(Exception):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket with this address, to which clients cannot connect yet; port 0 picks a free one. Raises RunError:
-    the address cannot be used."""
+    """Return a socket with this address, to which clients cannot connect yet; port 0 picks a free one.
+
+    Raises:
+      RunError: the address cannot be used.
+    """
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -267,7 +270,9 @@ def check_site(request: Request, hosts: frozenset[str] | None) -> None:
     """Refuse what another site asks the browser to send, also under a name of its own for this machine.
 
     `hosts` are the names by which clients may call the server, None for any. A program, unlike a page, has no origin.
-    Raises RefusedError: 421 for another name, 403 for another site.
+
+    Raises:
+      RefusedError: 421 for another name, 403 for another site.
     """
     host = request.headers.get("host", "")
     if hosts is not None and _split(f"//{host}")[0] not in hosts:
@@ -298,8 +303,12 @@ def check_json(request: Request) -> None:
 
 
 async def read_body(request: Request, limits: Limits) -> Body:
-    """Return the JSON object that a request carries, whose body was not read yet. Raises RefusedError: it is too long
-    (413), or comes too late (408); DataError: it is no JSON object."""
+    """Return the JSON object that a request carries, whose body was not read yet.
+
+    Raises:
+      RefusedError: it is too long (413), or comes too late (408).
+      DataError: it is no JSON object.
+    """
     most, data = limits.bytes, bytearray()
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > most:

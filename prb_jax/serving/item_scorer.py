@@ -94,8 +94,11 @@ def open_item_scorer(
 def comparison_scores(
     scorer: Scorer, view: ViewOptions, *, batch_tokens: int | None = None
 ) -> tuple[ItemScorer, View]:
-    """Return what scores items by the comparisons that they make, and what the scorer is shown of them. Raises
-    RunError: a choice that has no effect on this scorer."""
+    """Return what scores items by the comparisons that they make, and what the scorer is shown of them.
+
+    Raises:
+      RunError: a choice that has no effect on this scorer.
+    """
     decided = isinstance(scorer, PlainScorer | RemoteScorer | AdaptsToUsers)
     options = (asdict(view) if decided else {}) | {"batch_tokens": batch_tokens}
     if given := [name for name, value in options.items() if value is not None]:

@@ -112,8 +112,11 @@ class TreeMaker:
     most: int
 
     def check_sizes(self, items: Sequence[Item]) -> None:
-        """Refuse texts of which tokenising alone would take long. Raises TooManyCharactersError: naming the text, its
-        characters, and how many it may have."""
+        """Refuse texts of which tokenising alone would take long.
+
+        Raises:
+          TooManyCharactersError: naming the text, its characters, and how many it may have.
+        """
         limit = self.reader.limit(self.view)
         least = CHARACTERS * limit
         of_cut = max(least, LEAST_CHARACTERS)  # what is cut to fit may be longer

@@ -58,8 +58,11 @@ def serve(
 
 
 def make_served(scorer: Scorer, options: ServeOptions) -> Served:
-    """Return what an application serves: with its engine at work, and the programs of a reward model compiled. Raises
-    RunError: an option has no effect on this scorer."""
+    """Return what an application serves: with its engine at work, and the programs of a reward model compiled.
+
+    Raises:
+      RunError: an option has no effect on this scorer.
+    """
     from prb_jax.serving.app import Figures, Served
 
     figures, identity, most = Figures(), scorer.identity(), options.limits.waiting
