@@ -47,7 +47,11 @@ class BenchmarkSource(Source):
         yield from rows
 
     def files(self, *, split: str) -> Sequence[Path]:
-        """As of any source. Raises DataError: a folder has none of the files that the benchmark is published in."""
+        """As of any source.
+
+        Raises:
+          DataError: a folder has none of the files that the benchmark is published in.
+        """
         if self.kind != "folder":
             return self.inner.files(split=split)
         rule, folder = self._rule, Path(self.name)

@@ -81,9 +81,12 @@ class FolderSource(Source):
 
 
 def folder_layout(folder: Path) -> Layout:
-    """All data files of the folder by config and split, configs of the paper's data set in its order. Raises DataError:
-    for a declaration that cannot be, no data files, and data files that belong to no split, or to no config where
-    others do, naming them."""
+    """All data files of the folder by config and split, configs of the paper's data set in its order.
+
+    Raises:
+      DataError: for a declaration that cannot be, no data files, and data files that belong to no split, or to
+        no config where others do, naming them.
+    """
     declared = _declared(folder)
     found: Layout = dict(_read_declared(folder, declared)) if declared else _by_name(folder)
     return {name: found[name] for name in paper_order(found)}
@@ -225,8 +228,10 @@ class HubSource(Source):
 def choose_configs(names: Sequence[str], subset: str | None, *, source: object) -> tuple[Sequence[str], bool]:
     """The configs to read, and whether the data set has several, so that they are its subsets.
 
-    If there is but one config, it is left to the caller to choose records by their own subset. Raises DataError: for a
-    subset that is none of them.
+    If there is but one config, it is left to the caller to choose records by their own subset.
+
+    Raises:
+      DataError: for a subset that is none of them.
     """
     if subset is None or len(names) == 1:
         return names, len(names) > 1

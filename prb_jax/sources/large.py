@@ -53,8 +53,11 @@ class LargeComparisons(Sequence[Comparison]):
         self._last: tuple[int, Comparison | None] = (-1, None)
 
     def placed(self) -> Iterator[Placed]:
-        """Yield each comparison with the place where it stands. Raises DataError: a file that cannot be read, or a
-        record that is none, naming file and line."""
+        """Yield each comparison with the place where it stands.
+
+        Raises:
+          DataError: a file that cannot be read, or a record that is none, naming file and line.
+        """
         index = -1
         for index, placed in enumerate(self._start()):
             self.known = max(self.known, index + 1)
@@ -209,7 +212,11 @@ class Joined(Sequence[Comparison]):
 
 
 def stamp(files: Sequence[Path]) -> list[tuple[str, int, int, int]]:
-    """Return what changes where a file changes: its name, size, time and number."""
+    """Return what changes where a file changes: its name, size, time and number.
+
+    Raises:
+      DataError: one of them is gone.
+    """
     try:
         found = [(str(file), file.stat()) for file in files]
     except OSError as error:

@@ -57,8 +57,10 @@ class PreparedSource(Source):
     def describe(self, *, split: str, digest: Digest) -> dict[str, Any]:
         """The description of the source that the split was prepared from, for which the copy may stand.
 
-        It is that of the files themselves where the copy was made of several sources, or by an earlier version. Raises
-        DataError: the copy is damaged, or its files are not those that were prepared.
+        It is that of the files themselves where the copy was made of several sources, or by an earlier version.
+
+        Raises:
+          DataError: the copy is damaged, or its files are not those that were prepared.
         """
         folder = Path(self.name)
         made = metadata(folder)
@@ -73,8 +75,11 @@ class PreparedSource(Source):
 
 
 class PreparedComparisons(Sequence[Comparison]):
-    """The comparisons of one split of a prepared folder, each read from disk when it is asked for. Raises DataError:
-    for a folder that holds no prepared data set, or not this split."""
+    """The comparisons of one split of a prepared folder, each read from disk when it is asked for.
+
+    Raises:
+      DataError: for a folder that holds no prepared data set, or not this split.
+    """
 
     def __init__(self, folder: str | Path, *, split: str = "test") -> None:
         self._place = f"{folder} ({split})"
@@ -110,13 +115,20 @@ def is_prepared(folder: Path) -> bool:
 
 
 def metadata(folder: Path) -> dict[str, Any]:
-    """What the data set was made of: "sources", "splits", "benchmark" (a name or None)."""
+    """What the data set was made of: "sources", "splits", "benchmark" (a name or None).
+
+    Raises:
+      DataError: it is damaged.
+    """
     return read_object(_found(folder) / _METADATA, error=DataError, hint=_AGAIN)
 
 
 def check_text(folder: Path) -> None:
-    """Make sure that the files of a prepared folder, but for its tokens, are those that were prepared. Raises
-    DataError: one of them changed, or cannot be read."""
+    """Make sure that the files of a prepared folder, but for its tokens, are those that were prepared.
+
+    Raises:
+      DataError: one of them changed, or cannot be read.
+    """
     for name, digest in _digests(folder).items():
         if file_digest(_found(folder) / name) != digest:
             raise DataError(f"{_found(folder) / name}: changed since it was prepared; {_AGAIN}")
@@ -135,7 +147,11 @@ def tokens_folder(folder: Path) -> Path | None:
 
 
 def prepared_sources(folder: Path, *, split: str) -> list[Any]:
-    """What `describe_source` said of the sources that a split was prepared from."""
+    """What `describe_source` said of the sources that a split was prepared from.
+
+    Raises:
+      DataError: the copy is damaged, or does not know its sources.
+    """
     made = metadata(folder)
     sources, splits = made.get("sources"), made.get("splits")
     if not isinstance(sources, list) or not isinstance(splits, list) or split not in splits:

@@ -82,6 +82,9 @@ def open_comparisons(
 
     JSON lines, also ``.gz``, parquet files and prepared folders of more than ``prb_jax.data.lines.LARGE`` bytes are
     large. Their records are checked when they are read, and distinct ids are left to the caller.
+
+    Raises:
+      DataError: as ``read_comparisons``.
     """
     opened = _resolve(source, split=split)
     files = _large_files(opened, split=split)
@@ -126,7 +129,9 @@ def find_comparisons(
     """As ``read_comparisons``, for comparisons that are looked up in any order.
 
     Those of a large prepared folder stay on the disk: it is given whole, and subset and limit are left to the caller.
-    Raises DataError: as ``read_comparisons``; raw files that are too large to be held in memory.
+
+    Raises:
+      DataError: as ``read_comparisons``; raw files that are too large to be held in memory.
     """
     opened = _resolve(source, split=split)
     files = _large_files(opened, split=split)
@@ -154,8 +159,11 @@ def each_row(source: str | Path, *, subset: str | None = None, split: str = "tes
 
 
 def source_rows(source: str | Path) -> list[Row]:
-    """Return the records of a source as they stand there, in JSON files fields outside the schema too. Raises
-    DataError: as `read_comparisons`; of a file only what is no record at all."""
+    """Return the records of a source as they stand there, in JSON files fields outside the schema too.
+
+    Raises:
+      DataError: as `read_comparisons`; of a file only what is no record at all.
+    """
     opened = _resolve(source, split="test")
     if opened.kind == "file" and opened.benchmark is None:
         rows = list(each_row(source))
@@ -177,7 +185,12 @@ def describe_source(
     a hub data set only the name is known without reading it. Large files are known by the digests of their blocks.
 
     Args:
+      source: as of ``read_comparisons``.
+      split: likewise.
       digests: of files that need not be read for it: their digests, or anything else that is to stand in their places.
+
+    Raises:
+      DataError: for a source that does not exist or cannot be read.
     """
 
     def digest(file: Path) -> Any:
@@ -189,7 +202,11 @@ def describe_source(
 
 
 def large_files(source: str | Path, *, split: str) -> Sequence[Path]:
-    """The files of a source that is read by windows; none for any other source."""
+    """The files of a source that is read by windows; none for any other source.
+
+    Raises:
+      DataError: for a source that does not exist.
+    """
     return _large_files(_resolve(source, split=split), split=split)
 
 
@@ -201,7 +218,11 @@ def prepared_tokens(source: str | Path) -> Path | None:
 
 
 def benchmark_of(source: str | Path) -> str | None:
-    """The name of the benchmark that the source holds, whose rule scores it; None if it holds none."""
+    """The name of the benchmark that the source holds, whose rule scores it; None if it holds none.
+
+    Raises:
+      DataError: for a source that does not exist.
+    """
     return _resolve(source, split="").benchmark
 
 

@@ -34,7 +34,11 @@ class Source:
     """Whether its records are as a stranger wrote them, so that columns may have other names than fields."""
 
     def rows(self, *, subset: str | None, split: str) -> Iterator[Row]:
-        """Yield the records, unchecked; those of one config where the subset names one of several."""
+        """Yield the records, unchecked; those of one config where the subset names one of several.
+
+        Raises:
+          DataError: they cannot be read.
+        """
         raise NotImplementedError
 
     def files(self, *, split: str) -> Sequence[Path]:

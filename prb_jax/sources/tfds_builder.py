@@ -119,8 +119,11 @@ class PrbComparisons(tfds.core.GeneratorBasedBuilder):
 
 
 def made_of(sources: Sequence[str], splits: Sequence[str]) -> dict[str, Any]:
-    """What a data set of these sources holds, JSON-ready; kept in its metadata. Raises DataError: for a source that
-    does not exist or cannot be read."""
+    """What a data set of these sources holds, JSON-ready; kept in its metadata.
+
+    Raises:
+      DataError: for a source that does not exist or cannot be read.
+    """
     from prb_jax.sources.reading import benchmark_of, describe_source
 
     named = {benchmark_of(source) for source in sources}

@@ -64,7 +64,10 @@ def load(part: str = "test") -> list[Comparison]:
 def write(folder: str | Path, *, seed: int = 0) -> dict[str, Path]:
     """Write every part (not the unions) to ``FOLDER/PART.jsonl.gz`` and return the paths by part.
 
-    No time stamp or file name enters the compressed bytes. Raises DataError: if a file cannot be written.
+    No time stamp or file name enters the compressed bytes.
+
+    Raises:
+      DataError: if a file cannot be written.
     """
     parts = generate(seed).parts
     paths = {part: Path(folder) / f"{part}.jsonl.gz" for part in SINGLE_PARTS}

@@ -111,7 +111,11 @@ def _write_bad(draws: Draws, pools: Pools, topic: Topic, flaw: Flaw, aim: int) -
 
 
 def _plain(draws: Draws, pools: Pools, topic: Topic, at_least: int) -> str:
-    """Unremarkable sentences about the topic, at least so many characters. Raises RunOut."""
+    """Unremarkable sentences about the topic, at least so many characters.
+
+    Raises:
+      RunOut: the pools have no sentence left.
+    """
     supply = Supply(draws, topic)
     text = ""
     for template in draws.shuffled(pools.neutral):
@@ -130,9 +134,12 @@ OTHER_ASPECTS = 2  # tastes listed beside those that decide
 def personal_aspects(
     draws: Draws, pools: Pools, person: Persona, profile: Sequence[Post], chosen: Sequence[int]
 ) -> tuple[RubricAspect, ...]:
-    """What the person wants from this answer: the tastes that decide, then some that do not. The evidence of each is
-    one of the posts of the ``profile`` that is shown; ``chosen`` are the levels of the chosen answer, and the rejected
-    one has the opposite levels."""
+    """What the person wants from this answer: the tastes that decide, then some that do not.
+
+    Args:
+      profile: the posts shown; the evidence of every aspect is one of them.
+      chosen: levels of the chosen answer; the rejected one has the opposite levels.
+    """
     aspects = []
     deciding = _deciding(person, chosen)
     for axis in deciding:

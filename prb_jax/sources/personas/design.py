@@ -122,8 +122,13 @@ def measure_ceilings(
     levels: Mapping[str, tuple[int, ...]],
     groups: Sequence[Group],
 ) -> Ceilings:
-    """The ceilings of some personalised records of these people; ``levels`` are by record id those of the chosen
-    answer."""
+    """The ceilings of some personalised records.
+
+    Args:
+      people: includes everybody who occurs in the records.
+      levels: by record id, the levels of the chosen answer.
+      groups: the design that the records come from.
+    """
     by_id = {person.id: person for person in people}
     aware = sum(by_id[str(c.user_id)].leaning(levels[c.id]) > 0 for c in comparisons)
     majority = [max(len(g.first), len(g.second)) for g in groups]

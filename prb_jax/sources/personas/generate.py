@@ -73,6 +73,9 @@ def generate(seed: int = 0) -> Personas:
     """The whole benchmark, in a second or two; the latest ones are kept.
 
     The same seed gives the same records on every platform; 0 is the one that ``load`` serves.
+
+    Raises:
+      ValueError: for a negative seed.
     """
     if seed < 0:
         raise ValueError(f"seed: expected 0 or more, found {seed}")

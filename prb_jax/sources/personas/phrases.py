@@ -155,7 +155,11 @@ class Supply:
         self._left: dict[str, list[Sentence]] = {}
 
     def fill(self, template: Sentence) -> str:
-        """The template as text. Raises RunOut where nothing is left for a slot."""
+        """The template as text.
+
+        Raises:
+          RunOut: where nothing is left for a slot.
+        """
         tasks = self._take_tasks(template.tasks) if template.tasks else []
         words = []
         for part in template.parts:

@@ -85,8 +85,11 @@ def load_pools() -> Pools:
 
 @cache
 def load_wording(name: str) -> Pools:
-    """Read the same axes and topics in other words (posts, answers and questions): "more", of `train-more-wording`, or
-    "new", of `test-unseen-wording`, which has people of its own."""
+    """Read the same axes and topics in other words: posts, answers and questions.
+
+    Args:
+      name: "more", of `train-more-wording`, or "new", of `test-unseen-wording`, which has people of its own.
+    """
     pools, wording = load_pools(), _read(f"{name}_wording.json")
 
     def reworded(pole: Pole) -> Pole:

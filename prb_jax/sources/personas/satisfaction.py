@@ -47,7 +47,9 @@ def satisfaction(user_id: str, text: str) -> float:
     """Return how much a text pleases a generated person, from -1 to 1: the mean over the tastes of the person.
 
     1 is a text that serves every taste, -1 one that offends them all, and 0 one that shows nothing of either kind.
-    Raises DataError: there is no such person.
+
+    Raises:
+      DataError: there is no such person.
     """
     person = _people().get(user_id)
     if person is None:
