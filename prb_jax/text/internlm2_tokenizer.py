@@ -38,8 +38,11 @@ def is_internlm2(folder: Path) -> bool:
 
 
 def build_internlm2(folder: Path) -> Any:
-    """The tokenizer of such a folder, as one of transformers. Raises CheckpointError: a file that is broken, or does
-    not hold what InternLM2's does."""
+    """The tokenizer of such a folder, as one of transformers.
+
+    Raises:
+      CheckpointError: a file that is broken, or does not hold what InternLM2's does.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
     from transformers import PreTrainedTokenizerFast
 

@@ -27,8 +27,11 @@ _LONGEST_MAPPED = 64  # bytes that one character may become in a table of Senten
 
 
 def open_tokenizer(name: str, *, revision: str | None = None) -> Any:
-    """The transformers tokenizer of a folder or hub id; it cuts nothing off and pads nothing. Raises CheckpointError:
-    it cannot be loaded, or not without running code from its repository."""
+    """The transformers tokenizer of a folder or hub id; it cuts nothing off and pads nothing.
+
+    Raises:
+      CheckpointError: it cannot be loaded, or not without running code from its repository.
+    """
     from transformers import AutoTokenizer
 
     folder = Path(name)
@@ -131,8 +134,11 @@ def _growth(normalizer: Any) -> float:
 
 
 def tokenize(tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
-    """Ids of each text as it stands, int32, with no special token added and none cut off. Raises CheckpointError: the
-    tokenizer breaks down on one of them."""
+    """Ids of each text as it stands, int32, with no special token added and none cut off.
+
+    Raises:
+      CheckpointError: the tokenizer breaks down on one of them.
+    """
     if not texts:
         return []
     backend = getattr(tokenizer, "backend_tokenizer", None)

@@ -61,8 +61,11 @@ class PairTokenizer(TokenizerIds):
 
 
 def load_pair_tokenizer(path_or_id: str | Path) -> PairTokenizer:
-    """Loads a tokenizer and finds out what it puts around two texts. Raises CheckpointError: the tokenizer cannot be
-    loaded, or does not put a pair together from its two texts."""
+    """Loads a tokenizer and finds out what it puts around two texts.
+
+    Raises:
+      CheckpointError: the tokenizer cannot be loaded, or does not put a pair together from its two texts.
+    """
     name = str(path_or_id)
     tokenizer = open_tokenizer(name)
     first, second = (ids.tolist() for ids in tokenize(tokenizer, ["a b", "c"]))

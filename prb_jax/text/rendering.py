@@ -51,8 +51,12 @@ class TemplateError(jinja2.TemplateError):
 
 @functools.lru_cache(maxsize=8)
 def compile_template(text: str) -> Callable[..., str]:
-    """The function that renders a template with the given variables. Raises jinja2.TemplateError: it is no template, or
-    longer than any sensible one; the function raises it, or any other exception, for what a template does wrong."""
+    """The function that renders a template with the given variables.
+
+    Raises:
+      jinja2.TemplateError: it is no template, or longer than any sensible one; the function raises it, or any
+        other exception, for what a template does wrong.
+    """
     if len(text) > _LONGEST_TEMPLATE:
         raise TemplateError(f"expected at most {_LONGEST_TEMPLATE:,} characters, found {len(text):,}")
     environment = _Environment()

@@ -83,9 +83,11 @@ def choose_template(tokenizer: Any, chat_template: str | None, *, where: str) ->
 def fix_clock(text: str, *, where: str) -> str:
     """`text` with a macro in front that answers every call of `strftime_now` with :data:`FIXED_DATE`.
 
-    Templates reach the clock through this one function of the rendering environment; a macro of the same name hides it.
-    The text is returned as it is when it does not mention the function. Raises CheckpointError: the date format is
-    computed by the template, so its answers cannot be listed.
+    Templates reach the clock through this one function of the rendering environment; a macro of
+    the same name hides it. The text is returned as it is when it does not mention the function.
+
+    Raises:
+      CheckpointError: the date format is computed by the template, so its answers cannot be listed.
     """
     if "strftime_now" not in text:
         return text
@@ -125,8 +127,12 @@ class TextRules:
     borrowed from a language model, and the reward model was trained on another rendering."""
 
     def chat_template(self, tokenizer: Any, asked: str | None) -> str | None:
-        """The chat template to use instead of the tokenizer's own; None for that one. The user may name one of
-        ``templates``; anything else that is asked for is returned as it is."""
+        """The chat template to use instead of the tokenizer's own; None for that one.
+
+        Args:
+          tokenizer: of transformers.
+          asked: what the user names: one of ``templates``, else returned as it is.
+        """
         if asked is not None:
             return dict(self.templates).get(asked, asked)
         own = getattr(tokenizer, "chat_template", None)
@@ -135,7 +141,11 @@ class TextRules:
         return next((text for mark, text in self.replaced if mark in str(own)), None)
 
     def last_token(self, tokenizer: Any, *, where: str) -> int | None:
-        """The id that ends every conversation, or None. Raises CheckpointError: the tokenizer has no such token."""
+        """The id that ends every conversation, or None.
+
+        Raises:
+          CheckpointError: the tokenizer has no such token.
+        """
         if self.append is None:
             return None
         found = getattr(tokenizer, "cls_token_id", None) if self.append == "cls_token" else None
@@ -148,7 +158,11 @@ class TextRules:
         return int(token)
 
     def checked_suffix(self, tokenizer: Any, *, where: str) -> str:
-        """The suffix. Raises CheckpointError: it is not the one token that the model was trained with."""
+        """The suffix.
+
+        Raises:
+          CheckpointError: it is not the one token that the model was trained with.
+        """
         if self.suffix and tokenizer.encode(self.suffix, add_special_tokens=False) != [self.suffix_id]:
             raise CheckpointError(
                 f"{where}: this model reads its reward at {self.suffix!r} (id {self.suffix_id}), which is not one "

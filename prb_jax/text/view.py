@@ -24,7 +24,11 @@ RewardBench show ten, its pointwise script none."""
 
 @dataclass(frozen=True)
 class View:
-    """What a model is shown of a comparison. Raises DataError: a number that is too small."""
+    """What a model is shown of a comparison.
+
+    Raises:
+      DataError: a number that is too small.
+    """
 
     profile_posts: int  # at most this many posts of the profile; 0 shows none
     protocol: TextProtocol = TextProtocol.DEFAULT  # how text and tokens are made of it
@@ -85,8 +89,11 @@ class TrainedView:
 
 
 def read_trained_view(folder: Path) -> TrainedView | None:
-    """Return the view that lies with a model; None where nothing says how it was trained. Raises CheckpointError: the
-    file cannot be read, or a field of it is missing, unknown or impossible."""
+    """Return the view that lies with a model; None where nothing says how it was trained.
+
+    Raises:
+      CheckpointError: the file cannot be read, or a field of it is missing, unknown or impossible.
+    """
     path = folder / TRAINED_VIEW
     if not path.exists():
         return None
@@ -114,7 +121,11 @@ def read_trained_view(folder: Path) -> TrainedView | None:
 
 
 def served_view(told: Mapping[str, Any]) -> View:
-    """Return the view that a server tells of its model. Raises DataError: it is none."""
+    """Return the view that a server tells of its model.
+
+    Raises:
+      DataError: it is none.
+    """
     try:
         return _view_of(told)
     except (KeyError, TypeError, ValueError) as error:

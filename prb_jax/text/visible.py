@@ -54,7 +54,11 @@ PROTOCOLS = tuple(map(str, TextProtocol))  # their names
 
 
 def parse_protocol(name: str) -> TextProtocol:
-    """The protocol called `name`. Raises DataError: no protocol has this name."""
+    """The protocol called `name`.
+
+    Raises:
+      DataError: no protocol has this name.
+    """
     if name not in PROTOCOLS:
         known = ", ".join(map(repr, PROTOCOLS))
         raise DataError(f"protocol: expected one of {known}, found {quote(name)}")
@@ -113,10 +117,12 @@ def visible(
 ) -> Visible:
     """What a model may see of `comparison` when it is shown at most `profile_posts` posts.
 
-    default: the posts and then the hints stand before the question, under headings, within the first user turn. paper:
-    the posts follow the question without any separator (the best-of-N script does so); with no posts it is the question
-    alone (the pointwise script). Raises DataError: `profile_posts` is negative; hints with the paper protocol, which
-    has no place for them.
+    default: the posts and then the hints stand before the question, under headings, within the first user turn.
+    paper: the posts follow the question without any separator (the best-of-N script does so); with
+    no posts it is the question alone (the pointwise script).
+
+    Raises:
+      DataError: `profile_posts` is negative; hints with the paper protocol, which has no place for them.
     """
     if profile_posts < 0:
         raise DataError(f"profile_posts: expected 0 or more, found {profile_posts}")
