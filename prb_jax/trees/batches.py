@@ -48,8 +48,11 @@ class Bucket:
         return all(size <= side for size, side in zip(shape, self.sides, strict=True))
 
     def inside(self, column: Any) -> Any:
-        """How many tokens of its own response come before the token in ``column`` (integers, of NumPy or JAX); 0 in the
-        prefix."""
+        """How many tokens of its own response come before the token in ``column``; 0 in the prefix.
+
+        Args:
+          column: integers, of NumPy or JAX.
+        """
         return (column >= self.prefix) * ((column - self.prefix) % self.response_length)
 
 
@@ -119,8 +122,11 @@ def tree_batch_shardings(mesh: Mesh) -> TreeBatch:
 
 
 def make_batch(trees: Sequence[Tree], bucket: Bucket, *, batch: int) -> TreeBatch:
-    """Pad trees to `bucket` and to `batch` rows (missing rows have length 0 throughout). Raises ValueError: more trees
-    than rows, or a tree larger than the bucket."""
+    """Pad trees to `bucket` and to `batch` rows (missing rows have length 0 throughout).
+
+    Raises:
+      ValueError: more trees than rows, or a tree larger than the bucket.
+    """
     if len(trees) > batch:
         raise ValueError(f"{len(trees)} trees do not fit a batch of {batch} rows")
     prefix = np.zeros((batch, bucket.prefix), np.int32)

@@ -89,6 +89,11 @@ def pack_streams(trees: Sequence[Tree], shape: StreamShape, options: StreamOptio
     """Pack trees into streams and these into batches, the longest first.
 
     A tree that fits no stream of this shape gets one of its own, of a coarse size: few distinct ones arise.
+
+    Args:
+      trees: in any order.
+      shape: of the streams.
+      options: as for :func:`prb_jax.trees.stream_shapes.choose_stream_shape`.
     """
     ordered = sort_trees(trees, options)
     fitting: list[Unit] = []

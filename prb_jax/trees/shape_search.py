@@ -27,8 +27,11 @@ MAX_SWEEPS = 6
 
 @dataclass(frozen=True)
 class ShapeOptions:
-    """How shapes are chosen, and what they cost: all costs are in tokens of the program that runs them. Raises
-    ValueError: a number that must be positive is not."""
+    """How shapes are chosen, and what they cost: all costs are in tokens of the program that runs them.
+
+    Raises:
+      ValueError: a number that must be positive is not.
+    """
 
     tokens_per_batch: int  # padded tokens of a batch stay at or below this where `divisor` rows allow it
     # rows of a batch are a multiple of it: the number of parts that the mesh splits a batch into

@@ -42,8 +42,13 @@ _SPARE_READS = 2  # streams have room for so many times the read places that the
 
 
 def choose_stream_shape(trees: Sequence[Tree], options: StreamOptions, *, whole: bool) -> StreamShape:
-    """Return the shape of streams that costs least for these trees, which are all there are (``whole``), or the first
-    of many of their kind."""
+    """Return the shape of streams that costs least for these trees.
+
+    Args:
+      trees: all trees, or the first of many.
+      options: how long streams are, about.
+      whole: these trees are all there are; otherwise more of their kind follow.
+    """
     if options.fixed:
         return options.fixed[-1]
     ordered = sort_trees(trees, options)
@@ -137,7 +142,13 @@ def choose_step_shapes(
 def pack_step(
     trees: Sequence[Tree], shapes: Sequence[StreamShape], options: StreamOptions
 ) -> list[PackedBatch]:
-    """Pack the trees of a step into streams and these into batches, streams that cost alike side by side."""
+    """Pack the trees of a step into streams and these into batches, streams that cost alike side by side.
+
+    Args:
+      trees: of the step.
+      shapes: of :func:`choose_step_shapes`; a tree that fits none gets one of its own.
+      options: as given there.
+    """
     alone = replace(options, streams=1, fixed=tuple(shapes))
     packed = [stream for batch in pack_streams(trees, shapes[-1], alone) for stream in batch]
     batches: list[PackedBatch] = []

@@ -85,7 +85,11 @@ class TokenStore:
         return len(self.arrays["prefix_lengths"])
 
     def tree(self, index: int) -> Tree:
-        """Read one tree. Raises DataError: its tokens are not those that were written."""
+        """Read one tree.
+
+        Raises:
+          DataError: its tokens are not those that were written.
+        """
         of = self.arrays
         numbers = of["page_numbers"][of["page_starts"][index] : of["page_starts"][index + 1]]
         own = np.array(of["tokens"][of["token_starts"][index] : of["token_starts"][index + 1]])
@@ -125,8 +129,11 @@ class TokenStore:
 
 
 def open_store(path: Path) -> TokenStore:
-    """Open the store in a folder. Raises DataError: there is none, it is truncated or changed, or it is not one of
-    ours."""
+    """Open the store in a folder.
+
+    Raises:
+      DataError: there is none, it is truncated or changed, or it is not one of ours.
+    """
     found = read_object(path / STORE, error=DataError, hint=AGAIN)
     if found.get("kind") != KIND or not isinstance(found.get("key"), dict):
         raise DataError(f"{path / STORE}: not written by `prb prepare --model`")
