@@ -16,35 +16,24 @@ from prb_jax.readouts.heads import Stack, check_tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Gated:
-    """Several objectives at the read position, mixed by weights: sum_k gate_k value_k.
+    """Several objectives at the read position, mixed by weights: sum_k gate_k value_k."""
 
-    Attributes:
-      objectives: gives k times q numbers, q for each objective.
-      per_objective: q, or the field of ``config.json`` that says it.
-      value: what the q numbers say of an objective: its value (``one``, q is 1), quantiles of it (``mean``),
-        mean and spread of a normal distribution (``first``), or logits of q bins between 0 and 1 (``bins``).
-      transform: name of a matrix [k, k] that values are multiplied with (value row times matrix).
-      gate: gives k weights from a state; None where they are fixed.
-      weights: the fixed weights.
-      gate_at: ids whose last occurrence, at its first token, is where the gate reads (the end of the user's
-        turn); by model_type. Empty: the read position.
-      temperature: the gate ends in a softmax of its outputs over this; None: no softmax.
-      temperature_field: field of ``config.json`` that replaces ``temperature``.
-      softmax_field: field of ``config.json`` without which there is no softmax after all.
-      scale: name of a tensor [1] that the gate is multiplied with.
-    """
-
-    objectives: Stack
-    per_objective: int | str = 1
+    objectives: Stack  # gives k times q numbers, q for each objective
+    per_objective: int | str = 1  # q, or the field of ``config.json`` that says it
+    # what the q numbers say of an objective: its value (``one``, q is 1), quantiles of it (``mean``), mean and
+    # spread of a normal distribution (``first``), or logits of q bins between 0 and 1 (``bins``)
     value: Literal["one", "mean", "first", "bins"] = "one"
+    # name of a matrix [k, k] that values are multiplied with (value row times matrix)
     transform: str | None = None
-    gate: Stack | None = None
-    weights: tuple[float, ...] = ()
+    gate: Stack | None = None  # gives k weights from a state; None where they are fixed
+    weights: tuple[float, ...] = ()  # the fixed weights
+    # ids whose last occurrence, at its first token, is where the gate reads (the end of the user's turn); by
+    # model_type. Empty: the read position.
     gate_at: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    temperature: float | None = None
-    temperature_field: str | None = None
-    softmax_field: str | None = None
-    scale: str | None = None
+    temperature: float | None = None  # the gate ends in a softmax of its outputs over this; None: no softmax
+    temperature_field: str | None = None  # field of ``config.json`` that replaces ``temperature``
+    softmax_field: str | None = None  # field of ``config.json`` without which there is no softmax after all
+    scale: str | None = None  # name of a tensor [1] that the gate is multiplied with
 
     def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> Gated:
         width = config["hidden_size"]

@@ -107,16 +107,11 @@ class Stack:
 
     It is declared by the names of its tensors alone: their number and sizes are read from the checkpoint. A batch norm,
     known by its running statistics, belongs to the layer before it and acts after the activation.
-
-    Attributes:
-      prefix: what the names of its tensors start with.
-      activation: after every layer but the last.
-      layers: as found in the checkpoint; empty until :meth:`bound`.
     """
 
-    prefix: str
-    activation: Activation = "relu"
-    layers: tuple[Layer, ...] = ()
+    prefix: str  # what the names of its tensors start with
+    activation: Activation = "relu"  # after every layer but the last
+    layers: tuple[Layer, ...] = ()  # as found in the checkpoint; empty until :meth:`bound`
 
     def bound(
         self, stored: Shapes, *, width: int, where: str, what: str, outputs: int | None = None
@@ -233,17 +228,13 @@ class Mlp(_OneStack):
 
 @dataclass(frozen=True)
 class Pooled(ReadsAnything):
-    """A pooler and a classifier over the state of an encoder's first token: W2 act(W1 x + b1) + b2.
+    """A pooler and a classifier over the state of an encoder's first token: W2 act(W1 x + b1) + b2."""
 
-    Attributes:
-      pooler, classifier: names of the two linear layers.
-      activation: between them; the field ``pooler_hidden_act`` of ``config.json``.
-      width, labels: D, n; 0 until :meth:`bound`.
-    """
-
+    # pooler, classifier: names of the two linear layers
     pooler: str = "pooler.dense"
     classifier: str = "classifier"
-    activation: EncoderActivation = "gelu"
+    activation: EncoderActivation = "gelu"  # between them; the field ``pooler_hidden_act`` of ``config.json``
+    # width, labels: D, n; 0 until :meth:`bound`
     width: int = 0
     labels: int = 0
 
@@ -287,15 +278,14 @@ TOGETHER: tuple[Together, ...] = get_args(Together)
 class Steps(_OneStack):
     """Two labels at every step marker: the softmax probability of the second, put together over the steps.
 
-    Attributes:
-      stack: gives the two logits.
-      marker, marker_text: the token that ends a step.
-      together: ``product``, ``min`` or ``mean`` over all steps, or the ``last`` one. What is published of a
-        model is its default; ``--readout ROW:min`` and the like choose another.
+    The stack gives the two logits.
     """
 
+    # marker, marker_text: the token that ends a step
     marker: int
     marker_text: str
+    # ``product``, ``min`` or ``mean`` over all steps, or the ``last`` one. What is published of a model is its
+    # default; ``--readout ROW:min`` and the like choose another.
     together: Together = "product"
 
     outputs: ClassVar[int] = 2

@@ -44,24 +44,17 @@ _PROBE = (Message("user", "Is this a question?"), Message("assistant", "It is an
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedModel:
-    """A model before its weights are read. Build with :func:`open_model`.
+    """A model before its weights are read. Build with :func:`open_model`."""
 
-    Attributes:
-      folder: where it lies.
-      options: how it was asked for.
-      body: the decoder, or the encoder with its tensors.
-      row: of the table of reward models.
-      labels: the rule that turns the outputs of the head into one reward, see
-        :func:`prb_jax.readouts.heads.choose_readout`.
-      labels_named: False for a head with several labels where nobody named the one that is the reward: ``labels`` is
-        then the rule of the paper protocol.
-    """
-
-    folder: ModelFolder
-    options: LoadOptions
-    body: ResolvedModel | EncoderFolder
-    row: ModelRow
+    folder: ModelFolder  # where it lies
+    options: LoadOptions  # how it was asked for
+    body: ResolvedModel | EncoderFolder  # the decoder, or the encoder with its tensors
+    row: ModelRow  # of the table of reward models
+    # the rule that turns the outputs of the head into one reward, see
+    # :func:`prb_jax.readouts.heads.choose_readout`
     labels: str
+    # False for a head with several labels where nobody named the one that is the reward: ``labels`` is then the
+    # rule of the paper protocol
     labels_named: bool
 
     @property

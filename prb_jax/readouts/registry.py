@@ -22,43 +22,27 @@ RawConfig = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRow:
-    """A family of reward models.
+    """A family of reward models."""
 
-    Attributes:
-      name: for ``--readout`` and for reports.
-      models: hub ids; ``*`` stands for anything.
-      head: the read-out, sizes not filled in.
-      classes: names in ``architectures`` or ``auto_map`` of ``config.json``, one of which a model has; empty:
-        any.
-      tensors: names that its checkpoint holds.
-      without: names that its checkpoint does not hold.
-      fields: fields of ``config.json`` that it has.
-      by_name: nothing in the checkpoint tells this read-out from another: only the hub id (or the last part of
-        it as the folder's name) or ``--readout`` does.
-      layout: names of its tensors; the prefix is the first of ``prefixes`` that fits.
-      prefixes: what the names of the body's tensors may start with.
-      model_type: of the decoder where ``config.json`` calls it by another name.
-      translate: turns its ``config.json`` into that of the decoder.
-      text: rules beside the chat template.
-      append_field: field of ``config.json`` that replaces the id of the token to append.
-      notes: what a user should know; shown by ``prb inspect``.
-    """
-
-    name: str
-    models: tuple[str, ...]
-    head: Head
+    name: str  # for ``--readout`` and for reports
+    models: tuple[str, ...]  # hub ids; ``*`` stands for anything
+    head: Head  # the read-out, sizes not filled in
+    # names in ``architectures`` or ``auto_map`` of ``config.json``, one of which a model has; empty: any
     classes: tuple[str, ...] = ()
-    tensors: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()
-    fields: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ()  # names that its checkpoint holds
+    without: tuple[str, ...] = ()  # names that its checkpoint does not hold
+    fields: tuple[str, ...] = ()  # fields of ``config.json`` that it has
+    # nothing in the checkpoint tells this read-out from another: only the hub id (or the last part of it as the
+    # folder's name) or ``--readout`` does
     by_name: bool = False
-    layout: Layout = STANDARD
-    prefixes: tuple[str, ...] = ("model.",)
-    model_type: str | None = None
+    layout: Layout = STANDARD  # names of its tensors; the prefix is the first of ``prefixes`` that fits
+    prefixes: tuple[str, ...] = ("model.",)  # what the names of the body's tensors may start with
+    model_type: str | None = None  # of the decoder where ``config.json`` calls it by another name
+    # turns its ``config.json`` into that of the decoder
     translate: Callable[[RawConfig], RawConfig] | None = None
-    text: TextRules = PLAIN_RULES
-    append_field: str | None = None
-    notes: tuple[str, ...] = ()
+    text: TextRules = PLAIN_RULES  # rules beside the chat template
+    append_field: str | None = None  # field of ``config.json`` that replaces the id of the token to append
+    notes: tuple[str, ...] = ()  # what a user should know; shown by ``prb inspect``
 
     @property
     def standard(self) -> bool:

@@ -34,18 +34,13 @@ _VOCABULARY = re.compile(rf"vocabulary:(\d+(?:,\d+)?|{_VALUE}(?:,{_VALUE})+)")
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """What a folder holds.
+    """What a folder holds."""
 
-    Attributes:
-      config: the decoder with its head and its tensors' names.
-      row: the row of the table that it was found by.
-      rule: which logit is the reward, where the user named one of :data:`prb_jax.readouts.heads.READOUTS`.
-      new_head: the checkpoint's own head is left aside: the one of the configuration is yet to be made.
-    """
-
-    config: DecoderConfig
-    row: ModelRow
+    config: DecoderConfig  # the decoder with its head and its tensors' names
+    row: ModelRow  # the row of the table that it was found by
+    # which logit is the reward, where the user named one of :data:`prb_jax.readouts.heads.READOUTS`
     rule: str | None = None
+    # the checkpoint's own head is left aside: the one of the configuration is yet to be made
     new_head: bool = False
 
     @property

@@ -46,19 +46,13 @@ _SIMILARITIES = {None: False, "dot": False, "dot_product": False, "cosine": True
 
 @dataclass(frozen=True, kw_only=True)
 class Pooling:
-    """From states to a vector, and what is done to a text before.
+    """From states to a vector, and what is done to a text before."""
 
-    Attributes:
-      mode: ``mean`` over all tokens of the text, special ones too, or the state of the first one (``cls``).
-      normalised: vectors have length one, so that a dot product is a cosine.
-      lowercase: texts are put in lower case before they are tokenised.
-      max_length: longest text in tokens; None for the tokenizer's limit.
-    """
-
+    # ``mean`` over all tokens of the text, special ones too, or the state of the first one (``cls``)
     mode: PoolingMode = "mean"
-    normalised: bool = False
-    lowercase: bool = False
-    max_length: int | None = None
+    normalised: bool = False  # vectors have length one, so that a dot product is a cosine
+    lowercase: bool = False  # texts are put in lower case before they are tokenised
+    max_length: int | None = None  # longest text in tokens; None for the tokenizer's limit
 
 
 def read_pooling(folder: Path) -> Pooling:
@@ -143,53 +137,33 @@ _TOKENISED_AT_ONCE = 8_192
 
 @dataclass(frozen=True)
 class Embeddings:
-    """Vectors of texts.
+    """Vectors of texts."""
 
-    Attributes:
-      vectors: float32 [texts, D].
-      truncated: bool [texts]: the end was cut off.
-      shapes: the shapes [rows, tokens] that were computed; each compiles once.
-      tokens: real tokens of the distinct texts, after the cut.
-      padded_tokens: tokens computed.
-    """
-
-    vectors: np.ndarray
-    truncated: np.ndarray
-    shapes: tuple[tuple[int, int], ...]
-    tokens: int
-    padded_tokens: int
+    vectors: np.ndarray  # float32 [texts, D]
+    truncated: np.ndarray  # bool [texts]: the end was cut off
+    shapes: tuple[tuple[int, int], ...]  # the shapes [rows, tokens] that were computed; each compiles once
+    tokens: int  # real tokens of the distinct texts, after the cut
+    padded_tokens: int  # tokens computed
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TextEncoder:
-    """An encoder ready to embed texts. Build with :func:`load_text_encoder`.
+    """An encoder ready to embed texts. Build with :func:`load_text_encoder`."""
 
-    Attributes:
-      name: folder or hub id it was loaded from.
-      config: architecture.
-      pooling: how states become a vector.
-      max_length: longest text in tokens, special ones too; what is longer loses its end.
-      params: weights, a nested dict of arrays split over ``mesh``.
-      embed_fn: pure jitted function of (params, tokens int32 [B, L], lengths int32 [B]): float32 [B, D].
-      tokenizer: the transformers tokenizer.
-      added_before, added_after: special tokens around every text.
-      mesh: devices.
-      dtype: of weights and activations; vectors are float32.
-      report: what was read from the checkpoint.
-    """
-
-    name: str
-    config: EncoderConfig
-    pooling: Pooling
-    max_length: int
-    params: Params = field(repr=False)
+    name: str  # folder or hub id it was loaded from
+    config: EncoderConfig  # architecture
+    pooling: Pooling  # how states become a vector
+    max_length: int  # longest text in tokens, special ones too; what is longer loses its end
+    params: Params = field(repr=False)  # weights, a nested dict of arrays split over ``mesh``
+    # pure jitted function of (params, tokens int32 [B, L], lengths int32 [B]): float32 [B, D]
     embed_fn: EmbedFn = field(repr=False)
-    tokenizer: Any = field(repr=False)
+    tokenizer: Any = field(repr=False)  # the transformers tokenizer
+    # added_before, added_after: special tokens around every text
     added_before: tuple[int, ...]
     added_after: tuple[int, ...]
-    mesh: Mesh
-    dtype: str
-    report: LoadReport = field(repr=False)
+    mesh: Mesh  # devices
+    dtype: str  # of weights and activations; vectors are float32
+    report: LoadReport = field(repr=False)  # what was read from the checkpoint
 
     def embed(
         self, texts: Sequence[str], *, advance: Callable[[int, int], object] = lambda texts, tokens: None
