@@ -39,17 +39,11 @@ B: Final = 0.75
 
 @dataclass(frozen=True)
 class Query:
-    """One profile to be ranked.
+    """One profile to be ranked."""
 
-    Attributes:
-      where: what error messages start with.
-      question: by which it is ranked.
-      posts: as they stand in the record, each with at least a "text".
-    """
-
-    where: str
-    question: str
-    posts: Sequence[Mapping[str, Any]]
+    where: str  # what error messages start with
+    question: str  # by which it is ranked
+    posts: Sequence[Mapping[str, Any]]  # as they stand in the record, each with at least a "text"
 
 
 Ranker = Callable[[Iterable[Query]], list[list[int]]]
@@ -123,21 +117,14 @@ def best_first(values: Sequence[Any]) -> list[int]:
 
 @dataclass(frozen=True)
 class SimilarityRanking:
-    """Rankings of posts.
+    """Rankings of posts."""
 
-    Attributes:
-      orders: for each query all positions of its posts, the best one first; equal ones keep their order.
-      texts: distinct texts, questions and posts, that were embedded.
-      truncated: of these, how many lost their end because they are too long for the encoder.
-      tokens: real tokens of these texts, after the cut.
-      padded_tokens: tokens computed.
-    """
-
+    # for each query all positions of its posts, the best one first; equal ones keep their order
     orders: list[list[int]]
-    texts: int
-    truncated: int
-    tokens: int
-    padded_tokens: int
+    texts: int  # distinct texts, questions and posts, that were embedded
+    truncated: int  # of these, how many lost their end because they are too long for the encoder
+    tokens: int  # real tokens of these texts, after the cut
+    padded_tokens: int  # tokens computed
 
 
 def rank_by_similarity(
