@@ -46,25 +46,19 @@ WRAPPER: Final = "wrapper"
 
 @dataclass(frozen=True)
 class StudySplit:
-    """One division of the people and their choices.
+    """One division of the people and their choices."""
 
-    Attributes:
-      seed: its number; the unseen people of the splits of a study are disjoint.
-      part: int8 [U]: 0 seen, 1 validation, 2 unseen.
-      fold: int8 [n]: 0 and up for the choices to be predicted, those of one person and fold together, from the
-        person's choices that are not of this fold; -1 for the others. Of seen people nothing is fitted on those to be
-        predicted.
-      leaking: bool [n]: choices with a response that the same person judges in another fold, so that they tell its
-        label: nothing is fitted on them, and nobody is adapted on them to predict it.
-      trained: bool [n]: the choices of seen people that methods are fitted on.
-      validated: bool [n]: the choices of people of the validation part, none on a question of the test.
-    """
-
-    seed: int
-    part: np.ndarray
+    seed: int  # its number; the unseen people of the splits of a study are disjoint
+    part: np.ndarray  # int8 [U]: 0 seen, 1 validation, 2 unseen
+    # int8 [n]: 0 and up for the choices to be predicted, those of one person and fold together, from the person's
+    # choices that are not of this fold; -1 for the others. Of seen people nothing is fitted on those to be
+    # predicted.
     fold: np.ndarray
+    # bool [n]: choices with a response that the same person judges in another fold, so that they tell its label:
+    # nothing is fitted on them, and nobody is adapted on them to predict it
     leaking: np.ndarray
-    trained: np.ndarray
+    trained: np.ndarray  # bool [n]: the choices of seen people that methods are fitted on
+    # bool [n]: the choices of people of the validation part, none on a question of the test
     validated: np.ndarray
 
     __repr__ = short_repr
