@@ -17,27 +17,19 @@ from prb_jax.training.config import LossSettings
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossParts:
-    """Sums over comparisons, float32 scalars; see :meth:`means`.
+    """Sums over comparisons, float32 scalars; see :meth:`means`."""
 
-    Attributes:
-        loss_sum: weighted losses.
-        weight_sum: the weights of comparisons that say anything (two different labels).
-        count: how many these are.
-        accuracy_sum: how many of them are won: the best of the top-labelled responses is strictly above
-            the best of the rest.
-        margin_sum: their mean r_i - r_j over ordered pairs, summed.
-        reward_sum, reward_square_sum, reward_count: over their responses.
-        reward_min, reward_max: over their responses; +inf and -inf where there are none.
-    """
-
-    loss_sum: jax.Array
-    weight_sum: jax.Array
-    count: jax.Array
+    loss_sum: jax.Array  # weighted losses
+    weight_sum: jax.Array  # the weights of comparisons that say anything (two different labels)
+    count: jax.Array  # how many these are
+    # how many of them are won: the best of the top-labelled responses is strictly above the best of the rest
     accuracy_sum: jax.Array
-    margin_sum: jax.Array
+    margin_sum: jax.Array  # their mean r_i - r_j over ordered pairs, summed
+    # reward_sum, reward_square_sum, reward_count: over their responses
     reward_sum: jax.Array
     reward_square_sum: jax.Array
     reward_count: jax.Array
+    # reward_min, reward_max: over their responses; +inf and -inf where there are none
     reward_min: jax.Array
     reward_max: jax.Array
 

@@ -93,48 +93,32 @@ def trees_of(trees: Sequence[Tree], members: np.ndarray) -> list[Tree]:
 
 @dataclass(frozen=True)
 class Microbatch:
-    """A part of a step, on the host.
+    """A part of a step, on the host."""
 
-    Attributes:
-      batch: the arrays of its tokens.
-      groups: places of its trees in the step: those of each stream, or the one of each row of a padded batch.
-      rows: trees that a group has room for; one in a padded batch.
-      tokens: that are computed, without padding.
-      flops: of a forward pass on paper, without padding.
-      activations: bytes that its backward pass keeps, about.
-      extras: what the loss needs besides, once it is known.
-    """
-
-    batch: Batch
+    batch: Batch  # the arrays of its tokens
+    # places of its trees in the step: those of each stream, or the one of each row of a padded batch
     groups: Sequence[Sequence[int]]
-    rows: int
-    tokens: int
-    flops: float
-    activations: float
-    extras: Any = None
+    rows: int  # trees that a group has room for; one in a padded batch
+    tokens: int  # that are computed, without padding
+    flops: float  # of a forward pass on paper, without padding
+    activations: float  # bytes that its backward pass keeps, about
+    extras: Any = None  # what the loss needs besides, once it is known
 
     __repr__ = short_repr
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """How the trees of a step become microbatches of a few shapes. Build with :func:`plan_layout`.
+    """How the trees of a step become microbatches of a few shapes. Build with :func:`plan_layout`."""
 
-    Attributes:
-      config: architecture.
-      token_bytes: what a backward pass keeps of each token, about.
-      padded: the shapes of padded batches; where there are streams, of trees that fit no stream of a kernel.
-      streams: how trees are packed, where they are: what several begin with is computed once, but for a kernel.
-      shapes: of the streams, the smallest first.
-      responses: the most of a tree, as far as is known.
-    """
-
-    config: DecoderConfig
-    token_bytes: int
+    config: DecoderConfig  # architecture
+    token_bytes: int  # what a backward pass keeps of each token, about
+    # the shapes of padded batches; where there are streams, of trees that fit no stream of a kernel
     padded: Shapes
+    # how trees are packed, where they are: what several begin with is computed once, but for a kernel
     streams: StreamOptions | None = None
-    shapes: Sequence[StreamShape] = ()
-    responses: int = 1
+    shapes: Sequence[StreamShape] = ()  # of the streams, the smallest first
+    responses: int = 1  # the most of a tree, as far as is known
 
     def microbatches(self, trees: Sequence[Tree]) -> Iterator[Microbatch]:
         """Yield the microbatches of the trees of a step."""

@@ -46,22 +46,16 @@ class Extras:
     """What a loss needs of a batch besides its tokens. Rows that only fill up the batch are masked.
 
     Of packed streams, B is [S, C]: each stream has room for C comparisons.
-
-    Attributes:
-        labels: float32 [B, K].
-        mask: bool [B, K], responses that are present.
-        margin: float32 [B].
-        weights: float32 [B].
-        users: int32 [B], of trees, each row's place among the user rows of the step; 0 where no users are trained.
-            In streams the ids of the trees say it.
-        places: int32 [S, C, K], of streams, which of the read places of its stream is each response's; None of trees.
     """
 
-    labels: np.ndarray | jax.Array
-    mask: np.ndarray | jax.Array
-    margin: np.ndarray | jax.Array
-    weights: np.ndarray | jax.Array
+    labels: np.ndarray | jax.Array  # float32 [B, K]
+    mask: np.ndarray | jax.Array  # bool [B, K], responses that are present
+    margin: np.ndarray | jax.Array  # float32 [B]
+    weights: np.ndarray | jax.Array  # float32 [B]
+    # int32 [B], of trees, each row's place among the user rows of the step; 0 where no users are trained. In
+    # streams the ids of the trees say it.
     users: np.ndarray | jax.Array
+    # int32 [S, C, K], of streams, which of the read places of its stream is each response's; None of trees
     places: np.ndarray | jax.Array | None = None
 
 
@@ -70,20 +64,14 @@ class RewardObjective:
     """The rewards of a model in training, and their loss. Both are pure functions of
     (inputs of the groups, frozen parameters, batch, extras).
 
-    Attributes:
-        settings: of the run.
-        config: architecture; its head must have one label.
-        mesh: devices.
-        method: of personalisation.
-
     Raises:
         CheckpointError: a head with several labels, or no such attention for these devices or this dtype.
     """
 
-    settings: TrainSettings
-    config: DecoderConfig
-    mesh: Mesh
-    method: Method = NULL
+    settings: TrainSettings  # of the run
+    config: DecoderConfig  # architecture; its head must have one label
+    mesh: Mesh  # devices
+    method: Method = NULL  # of personalisation
 
     def __post_init__(self) -> None:
         if self.config.num_labels != 1:

@@ -31,17 +31,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class SavedState:
-    """One restored checkpoint.
+    """One restored checkpoint."""
 
-    Attributes:
-      step: updates made before it was saved.
-      arrays: by name, in the shardings asked for.
-      facts: the JSON object saved with it.
-    """
-
-    step: int
-    arrays: dict[str, jax.Array]
-    facts: dict[str, Any]
+    step: int  # updates made before it was saved
+    arrays: dict[str, jax.Array]  # by name, in the shardings asked for
+    facts: dict[str, Any]  # the JSON object saved with it
 
 
 class Checkpoints:

@@ -37,24 +37,15 @@ _TEXTS_OF = 10_000
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run starts.
+    """Where a run starts."""
 
-    Attributes:
-      name: of the model, for people.
-      config: architecture.
-      raw_config: what `config.json` of the trained model says.
-      tokenizer: and its chat template.
-      tokenizer_folder: where its files lie.
-      identity: everything of the above that decides the result, JSON-ready.
-      load: reads or makes the weights on a mesh. A score head and all weights that are trained are float32.
-    """
-
-    name: str
-    config: DecoderConfig
-    raw_config: Mapping[str, Any]
-    tokenizer: ChatTokenizer
-    tokenizer_folder: Path
-    identity: Mapping[str, Any]
+    name: str  # of the model, for people
+    config: DecoderConfig  # architecture
+    raw_config: Mapping[str, Any]  # what `config.json` of the trained model says
+    tokenizer: ChatTokenizer  # and its chat template
+    tokenizer_folder: Path  # where its files lie
+    identity: Mapping[str, Any]  # everything of the above that decides the result, JSON-ready
+    # reads or makes the weights on a mesh. A score head and all weights that are trained are float32.
     load: Callable[[Mesh], Params]
 
 

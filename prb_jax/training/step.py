@@ -88,38 +88,30 @@ LossFn = Callable[[Mapping[str, Any], Params, Any, Any], tuple[jax.Array, Any]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainStep:
-    """The compiled functions of training. Build with :func:`make_train_step`.
+    """The compiled functions of training. Build with :func:`make_train_step`."""
 
-    Attributes:
-        init: arrays that each group starts with, by its name -> state.
-        accumulate: (state, frozen, batch, extras) -> state with a microbatch added; the state is donated.
-        gradients: (state without its sums, frozen, batch, extras) -> the sums of this microbatch alone. The state is
-            kept.
-        add: (sums, more sums) -> sums; the first ones are donated.
-        update: (state) -> (state, metrics); the state is donated. If loss or gradient are not finite,
-            nothing but the sums changes, and ``metrics["finite"]`` is 0. Metrics are float32 scalars:
-            those of :meth:`Parts.means`, ``grad_norm`` of the first group before clipping, ``NAME_grad_norm`` of
-            each other one that has parameters, ``learning_rate``, ``finite``.
-        empty_sums: (state without its sums) -> the sums before the first microbatch.
-        inputs: (state) -> what the loss is differentiated by, by the names of the groups.
-        groups: what is trained, by name.
-        state_shardings: for every leaf of the state.
-        frozen_shardings: for every leaf of the frozen parameters.
-        mesh: devices.
-        compiled: the shapes of batches for which ``gradients`` is compiled.
-    """
-
+    # arrays that each group starts with, by its name -> state
     init: Callable[[Mapping[str, Any]], TrainState]
+    # (state, frozen, batch, extras) -> state with a microbatch added; the state is donated
     accumulate: Callable[[TrainState, Params, Any, Any], TrainState]
+    # (state without its sums, frozen, batch, extras) -> the sums of this microbatch alone. The state is kept.
     gradients: Callable[[TrainState, Params, Any, Any], TrainState]
+    # (sums, more sums) -> sums; the first ones are donated
     add: Callable[[TrainState, TrainState], TrainState]
+    # (state) -> (state, metrics); the state is donated. If loss or gradient are not finite, nothing but the sums
+    # changes, and ``metrics["finite"]`` is 0. Metrics are float32 scalars: those of :meth:`Parts.means`,
+    # ``grad_norm`` of the first group before clipping, ``NAME_grad_norm`` of each other one that has parameters,
+    # ``learning_rate``, ``finite``.
     update: Callable[[TrainState], tuple[TrainState, Metrics]]
+    # (state without its sums) -> the sums before the first microbatch
     empty_sums: Callable[[TrainState], TrainState]
+    # (state) -> what the loss is differentiated by, by the names of the groups
     inputs: Callable[[TrainState], dict[str, Any]]
-    groups: Mapping[str, ParameterGroup]
-    state_shardings: dict[str, Any]
-    frozen_shardings: dict[str, Any]
-    mesh: Mesh
+    groups: Mapping[str, ParameterGroup]  # what is trained, by name
+    state_shardings: dict[str, Any]  # for every leaf of the state
+    frozen_shardings: dict[str, Any]  # for every leaf of the frozen parameters
+    mesh: Mesh  # devices
+    # the shapes of batches for which ``gradients`` is compiled
     compiled: set[Any] = dataclasses.field(default_factory=set)
 
     def kept(self, state: TrainState) -> TrainState:

@@ -21,19 +21,12 @@ from prb_jax.training.config import OptimizerSettings
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """Weights under AdamW, as a group of parameters. The state: ``params`` (float32) and ``opt``.
+    """Weights under AdamW, as a group of parameters. The state: ``params`` (float32) and ``opt``."""
 
-    Attributes:
-        optimizer: how they are trained, with a `learning_rate`.
-        lengths: of the run: see :func:`learning_rate`.
-        trainable: of :func:`split_params`; only shapes are looked at.
-        mesh: devices.
-    """
-
-    optimizer: OptimizerSettings
-    lengths: Sequence[int]
-    trainable: Params
-    mesh: Mesh
+    optimizer: OptimizerSettings  # how they are trained, with a `learning_rate`
+    lengths: Sequence[int]  # of the run: see :func:`learning_rate`
+    trainable: Params  # of :func:`split_params`; only shapes are looked at
+    mesh: Mesh  # devices
 
     @property
     def learning_rate(self) -> optax.Schedule:
