@@ -28,8 +28,7 @@ from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.paired import mcnemar_p, tost
 from prb_jax.metrics.uncertainty import accuracy_interval, mean_interval
 
-FAR_APART: Final = 3
-"""Ratings of one response that differ by so many points go to adjudication."""
+FAR_APART: Final = 3  # ratings of one response that differ by so many points go to adjudication
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ CRITERIA: Final = ("correctness", "relevance", "helpfulness")
 
 SIDES: Final = ("a", "b")
 POINTS: Final = (1, 2, 3, 4, 5)
-UNKNOWN: Final = "unknown"
-"""In the place of a rating or a choice: the annotator cannot tell."""
+UNKNOWN: Final = "unknown"  # in the place of a rating or a choice: the annotator cannot tell
 
 LONGEST_COMMENT: Final = 4000
 

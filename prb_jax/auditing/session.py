@@ -28,8 +28,7 @@ WHERE: Final = "the request"
 LEFT_STEP: Final = 10
 """How many items are left is told in such steps: an exact number would not fall for a check, and so give it away."""
 
-LEAST_BETWEEN: Final = 5
-"""An item is shown again after so many others, or more."""
+LEAST_BETWEEN: Final = 5  # an item is shown again after so many others, or more
 
 
 class ClosedError(PrbError):
