@@ -29,8 +29,7 @@ _PLAN_OF: Final[Mapping[str, str]] = {"chosen": "follow", "rejected": "avoid"}
 _LENGTH: Final = 20.0
 """Weight of the difference of the logarithms of the numbers of words, beside that of any other column."""
 
-_BALANCE: Final = 0.1
-"""Weight of the sum of the differences so far, so that they cancel over the pairs."""
+_BALANCE: Final = 0.1  # weight of the sum of the differences so far, so that they cancel over the pairs
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,7 @@ _ENDS: Final = tuple(".!?…。！？\"”’')]»*_`:)")
 _LEAST_NAME: Final = 2
 """Words of the name of an aspect from which its occurrence in an answer counts as copied."""
 
-_SAME: Final = 0.95
-"""Similarity from which the two answers of a pair are the same."""
+_SAME: Final = 0.95  # similarity from which the two answers of a pair are the same
 
 _PATTERNS: Final = {
     "an e-mail address": re.compile(r"\b[\w.+-]+@[\w-]+\.[\w.-]*\w\b"),
@@ -54,8 +53,7 @@ _PATTERNS: Final = {
     ),
 }
 _CARD: Final = re.compile(r"(?<![\w-])\d(?:[ -]?\d){12,18}(?![\w-])")
-_LEAST_KNOWN: Final = 4
-"""Words that a text shorter than a run must have to count as a whole."""
+_LEAST_KNOWN: Final = 4  # words that a text shorter than a run must have to count as a whole
 _WORD: Final = re.compile(r"[^\W_]+(?:[’'][^\W_]+)*")
 _SHINGLE: Final = 3
 _PERMUTATIONS: Final = 128

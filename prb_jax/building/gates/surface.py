@@ -22,21 +22,17 @@ from prb_jax.metrics.texts import SURFACE, WRAPPERS, count_words, surface_featur
 from prb_jax.scoring.comparison_table import clusters_of
 
 _FOLDS: Final = 5
-_PENALTY: Final = 5.0
-"""Added to the squared standardised differences: pairs that speak against a weight."""
+_PENALTY: Final = 5.0  # added to the squared standardised differences: pairs that speak against a weight
 
-_BINS: Final = {"words": 8}
-"""Of a histogram, as many answers in each."""
+_BINS: Final = {"words": 8}  # of a histogram, as many answers in each
 
 _OTHER_BINS: Final = 4
-_NOTHING: Final = 1e-9
-"""What a classifier says of a pair that it knows nothing of, but for rounding."""
+_NOTHING: Final = 1e-9  # what a classifier says of a pair that it knows nothing of, but for rounding
 
 _CHANCES: Final = 1000
 _BUILDS: Final = 200
 _POWER: Final = 0.8
-_NUMBERS: Final = 2_000_000
-"""Held at a time."""
+_NUMBERS: Final = 2_000_000  # held at a time
 
 
 def measure_length(pairs: Sequence[Pair], *, gates: GateSettings) -> GateFigure:
