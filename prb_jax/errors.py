@@ -12,14 +12,11 @@ import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-QUOTED = 200
-"""The most characters of a value in a message."""
+QUOTED = 200  # the most characters of a value in a message
 
-MESSAGE_LENGTH = 3000
-"""The most characters of a message, but for the mark of what is left out."""
+MESSAGE_LENGTH = 3000  # the most characters of a message, but for the mark of what is left out
 
-REPR_LENGTH = 1000
-"""The most characters of a repr."""
+REPR_LENGTH = 1000  # the most characters of a repr
 
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
