@@ -229,8 +229,7 @@ class Linear(ReadsAnything):
         return dense(states.read(), params["score"], params["score_bias"] if self.bias else None)
 
 
-LINEAR = Linear()
-"""The head of a ``*ForSequenceClassification`` of transformers."""
+LINEAR = Linear()  # the head of a ``*ForSequenceClassification`` of transformers
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,7 @@ short run leaves most of its blocks unused."""
 KEYS = 512
 """Keys of a block: with 16 heads of 128 numbers of keys and values and two buffers 4 MiB of fast memory."""
 
-FAST_MEMORY = 64 << 20
-"""Bytes of fast memory that the kernel may take: half of what v5e and v6e have."""
+FAST_MEMORY = 64 << 20  # bytes of fast memory that the kernel may take: half of what v5e and v6e have
 
 
 def paged_attention(

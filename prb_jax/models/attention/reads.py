@@ -11,8 +11,7 @@ from prb_jax.models.layers import float32_einsum, soft_capped
 from prb_jax.trees.batches import Bucket, TreeMask
 from prb_jax.trees.streams import StreamBatch
 
-READS = 64
-"""Read places whose scores with all keys of a stream are held at a time."""
+READS = 64  # read places whose scores with all keys of a stream are held at a time
 
 
 def take_places(x: jax.Array, places: jax.Array) -> jax.Array:

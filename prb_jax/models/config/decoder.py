@@ -51,8 +51,7 @@ class Layout:
     """Regular expressions of names that are left aside, each with the reason."""
 
 
-STANDARD = Layout()
-"""What transformers writes for a ``*ForSequenceClassification``."""
+STANDARD = Layout()  # what transformers writes for a ``*ForSequenceClassification``
 
 
 @dataclass(frozen=True, kw_only=True)

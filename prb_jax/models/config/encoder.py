@@ -16,8 +16,7 @@ from prb_jax.models.config.fields import LARGEST_EPSILON, MOST_LAYERS, WITHOUT_E
 from prb_jax.models.head import Head
 from prb_jax.models.layers import ACTIVATIONS, EncoderActivation
 
-MODEL_TYPES = ("bert", "deberta-v2")
-"""Values of ``model_type`` that are encoders; DeBERTa-v3 calls itself v2."""
+MODEL_TYPES = ("bert", "deberta-v2")  # values of ``model_type`` that are encoders; DeBERTa-v3 calls itself v2
 
 # Fields that cannot change an embedding: dropout, and what BERT's config keeps of other tasks.
 _OTHER_TASKS = """

@@ -9,12 +9,10 @@ from typing import Any
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models import DTYPES
 
-MOST_LAYERS = 4096
-"""Tables with an entry a layer are made before the layers of the weights are counted."""
+MOST_LAYERS = 4096  # tables with an entry a layer are made before the layers of the weights are counted
 LARGEST_INTEGER = 2**53  # a float holds all of them
 LARGEST_NUMBER = 3.4028234663852886e38  # of float32
-LARGEST_EPSILON = 1.0
-"""A larger one would drown the values that a norm divides by."""
+LARGEST_EPSILON = 1.0  # a larger one would drown the values that a norm divides by
 
 _STORED_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
