@@ -82,8 +82,7 @@ class RewardEmbedder(Embedder, Protocol):
         ...
 
 
-NEW_ITEM: Final = 1 << 30
-"""The number of a text that nobody judged when a method was fitted."""
+NEW_ITEM: Final = 1 << 30  # the number of a text that nobody judged when a method was fitted
 
 
 @dataclass(frozen=True, eq=False)

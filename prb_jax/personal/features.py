@@ -32,8 +32,7 @@ KEY_BYTES: Final = 16
 JUDGED: Final[Mapping[str, int]] = {"Agrees with: ": 1, "Disagrees with: ": -1}
 JUDGED_CATEGORIES: Final[Mapping[str, int]] = {"agreed_with": 1, "disagreed_with": -1}
 TABLES: Final = ("answers", "posts")
-REWARDS: Final = "rewards"
-"""Beside ``answers``, row by row."""
+REWARDS: Final = "rewards"  # beside ``answers``, row by row
 
 SHOWN: Final = "shown"
 DTYPES: Final = ("bfloat16", "float32")

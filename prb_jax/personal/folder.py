@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-PERSONALISED: Final = "personalised.json"
-"""The file that says what was fitted."""
+PERSONALISED: Final = "personalised.json"  # the file that says what was fitted
 
-FITTED: Final = "fitted"
-"""The folder of a study with a folder for each fitted method."""
+FITTED: Final = "fitted"  # the folder of a study with a folder for each fitted method
 
-SPLITS: Final = "splits.json"
-"""The file of a study that names the people of each part."""
+SPLITS: Final = "splits.json"  # the file of a study that names the people of each part
 
 STATES: Final = "states.json"
 """The file of a folder of states; it is written last, so that a folder which has it is whole."""

@@ -38,8 +38,7 @@ def with_prefixes(trees: Sequence[Tree], prefixes: Iterable[np.ndarray]) -> list
     return [replace(tree, prefix=np.concatenate([ids, tree.prefix])) for tree, ids in pairs]
 
 
-GENERIC = 0
-"""The row of everybody who is not in the table."""
+GENERIC = 0  # the row of everybody who is not in the table
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,7 @@ class Users:
         return {c.user_id for c in comparisons if c.user_id is not None and c.user_id not in self._rows}
 
 
-MethodState = dict[str, jax.Array]
-"""The arrays of a method in training."""
+MethodState = dict[str, jax.Array]  # the arrays of a method in training
 
 
 @dataclass(frozen=True)

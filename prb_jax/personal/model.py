@@ -29,11 +29,9 @@ from prb_jax.personal.history import (
 from prb_jax.personal.saved import FittedMethod, UserStates, read_states, save_states
 from prb_jax.trees.tree import ScoredBatch, Truncation
 
-MOST: Final = 64
-"""Comparisons that a person is adapted on, the latest ones."""
+MOST: Final = 64  # comparisons that a person is adapted on, the latest ones
 
-History = tuple[tuple[Comparison, ...], tuple[Post, ...]]
-"""What is known of a person: comparisons, and posts."""
+History = tuple[tuple[Comparison, ...], tuple[Post, ...]]  # what is known of a person: comparisons, and posts
 
 Query = tuple[str, tuple[Comparison, ...], Comparison]
 """A comparison to be scored, after its user and what this user chose before."""

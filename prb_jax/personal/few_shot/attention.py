@@ -35,8 +35,7 @@ OWN_WORDS, VOTE, COMPARISON = range(KINDS := 3)
 MOST_DRAWS = 32
 """Batches of people, at most, on whose queries the start is fitted: about three for each person where it suffices."""
 
-SHARPNESS = 2.0
-"""The logits at the start: so many times the cosine."""
+SHARPNESS = 2.0  # the logits at the start: so many times the cosine
 
 
 @dataclass(frozen=True, kw_only=True)

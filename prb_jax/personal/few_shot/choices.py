@@ -15,8 +15,7 @@ import numpy as np
 
 from prb_jax.errors import DataError
 
-Array = Any
-"""A numpy or jax array."""
+Array = Any  # a numpy or jax array
 
 Adapter = Any
 """The trained part of a backbone, a tree of float32 arrays of the host: low-rank factors and the score head."""

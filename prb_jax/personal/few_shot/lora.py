@@ -33,8 +33,7 @@ from prb_jax.personal.few_shot.choices import Adapter, Backbone, Choices, Contex
 from prb_jax.personal.few_shot.fitting import FitData, define
 from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, Ints, State, adapt_users
 
-_MOST = 64
-"""Comparisons of a person that decide the first group."""
+_MOST = 64  # comparisons of a person that decide the first group
 
 
 @dataclass(frozen=True, kw_only=True)

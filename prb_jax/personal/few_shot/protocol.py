@@ -24,11 +24,9 @@ from prb_jax.personal.few_shot.choices import Array, Choices, Context, Posts, Re
 from prb_jax.sharding import batch_sharding, mesh_shape, replicated, to_global
 
 Floats = tuple[float, ...]
-Ints = tuple[int, ...]
-"""Types of settings with several values, of which the validation part chooses one."""
+Ints = tuple[int, ...]  # types of settings with several values, of which the validation part chooses one
 
-State = Any
-"""What a method knows of one user: a tree of arrays, the same shapes for all users."""
+State = Any  # what a method knows of one user: a tree of arrays, the same shapes for all users
 
 
 class MethodSettings(Options):
@@ -115,8 +113,7 @@ class Method:
 USERS_AT_ONCE = 2048
 """Users that are adapted by one call of the compiled program: it bounds the memory of their gathered features."""
 
-BATCH = 256
-"""Rows of a compiled call for people who come one after another."""
+BATCH = 256  # rows of a compiled call for people who come one after another
 
 
 def adapt_users(

@@ -39,8 +39,7 @@ METHODS = {
 """Each method's name and one line about it, in the order of tables."""
 
 POOLED: Final = "pooled"
-STRONG: Final = "offset"
-"""Pooled and an offset of each user: the fair baseline of every personal method."""
+STRONG: Final = "offset"  # pooled and an offset of each user: the fair baseline of every personal method
 
 ALL: Final = "all"
 
