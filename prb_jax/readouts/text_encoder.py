@@ -129,8 +129,7 @@ EmbedFn = Callable[[Params, jax.Array, jax.Array], jax.Array]
 # in the cache: with twice as many, texts of 256 tokens take half as long again.
 TOKENS_PER_SHARD = {"cpu": 1_024, "gpu": 65_536, "tpu": 32_768}
 
-IN_FLIGHT = 4
-"""Batches given to the device and not yet read back."""
+IN_FLIGHT = 4  # batches given to the device and not yet read back
 
 _TOKENISED_AT_ONCE = 8_192
 
