@@ -26,8 +26,7 @@ from prb_jax.personal.history import informative_comparisons
 from prb_jax.personal.model import PersonalisedModel
 from prb_jax.scoring.load import load
 
-POOL: Final = 64
-"""Other questions over which the information is averaged, evenly spaced in the candidates."""
+POOL: Final = 64  # other questions over which the information is averaged, evenly spaced in the candidates
 
 
 @dataclass(frozen=True)

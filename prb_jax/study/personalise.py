@@ -60,8 +60,7 @@ OUTCOMES: Final = "outcomes"
 STATES: Final = "states"
 RUNS: Final = RunKind("prb_jax study", "prb personalise", finished=RESULTS)
 SHOTS: Final = (0, 1, 2, 4, 8, 16)
-PROTOCOL: Final = 2
-"""Of the splits and the outcomes: a study of another one is not continued."""
+PROTOCOL: Final = 2  # of the splits and the outcomes: a study of another one is not continued
 
 
 @dataclass(frozen=True)

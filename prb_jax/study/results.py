@@ -23,8 +23,7 @@ SIMULATED: Final = "simulated"
 
 DIFFERENCES: Final = ("diff_to_pooled", "diff_to_offset", "diff_to_no_user", "gain_from_user")
 LOSSES: Final = ("log_loss", *(f"log_loss_{name}" for name in DIFFERENCES[:3]))
-NO_PROBABILITIES: Final = ("length", "popularity")
-"""Baselines whose margins are no log-odds."""
+NO_PROBABILITIES: Final = ("length", "popularity")  # baselines whose margins are no log-odds
 
 _WITH_INTERVAL: Final = ("accuracy", "user_accuracy", *DIFFERENCES, *LOSSES)
 _LEARNED: Final = (

@@ -36,8 +36,7 @@ DRAWS: Final = 8
 PLAN: Final = "plan.json"
 SHARES: Final = (0.25, 0.5, 1.0, 2.0)
 REPEATS: Final = 3
-PRIOR_SPLITS: Final = 5
-"""The prior is estimated on all but a fifth of the people, on whom it is tested."""
+PRIOR_SPLITS: Final = 5  # the prior is estimated on all but a fifth of the people, on whom it is tested
 
 
 def draw_choices(

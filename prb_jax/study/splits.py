@@ -40,8 +40,7 @@ MARGIN: Final = 0.03
 NORMS: Final = 1.5
 """Most that the mean lengths of the features of seen and unseen people may differ, as a ratio."""
 
-WRAPPER: Final = "wrapper"
-"""The name of the check in ``--relax``."""
+WRAPPER: Final = "wrapper"  # the name of the check in ``--relax``
 
 
 @dataclass(frozen=True)
