@@ -29,8 +29,7 @@ from prb_jax.training import Tuning
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
-SCRATCH = "scratch"
-"""As `model`: no checkpoint, but a new model of the sizes in the section `scratch`."""
+SCRATCH = "scratch"  # as `model`: no checkpoint, but a new model of the sizes in the section `scratch`
 
 Method = Literal["user_blind", "profile_context", "persona_embedding"]
 
@@ -41,8 +40,7 @@ _RATES: dict[str, tuple[float, float]] = {"head": (4.0, 1e-2), "lora": (1.0, 2e-
 
 For full fine-tuning 1e-4 at a width of 1,024 (TRL's default) and 2.4e-5 at the 4,096 of an 8B model."""
 
-EVENTS = 10
-"""Where an interval is None, as `checkpoint.every`: so many times in a run, evenly spaced."""
+EVENTS = 10  # where an interval is None, as `checkpoint.every`: so many times in a run, evenly spaced
 
 
 class RunOptions(Options):

@@ -31,8 +31,7 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 _TEMPLATE = "chat_template.jinja"
 
-Write = Callable[[Path], None]
-"""Writes files into a folder that will appear whole."""
+Write = Callable[[Path], None]  # writes files into a folder that will appear whole
 
 
 def export_model(

@@ -26,8 +26,7 @@ from prb_jax.training.record import CHECKPOINTS
 from prb_jax.training.saved_states import Checkpoints
 from prb_jax.training.trainer import Trainer
 
-MEAN_STEPS = 20
-"""Numbers jump from step to step: means over so many are shown."""
+MEAN_STEPS = 20  # numbers jump from step to step: means over so many are shown
 FORMS = {
     "reward": ".3f", "loss": ".3f", "accuracy": ".2f", "margin": ".2f", "kl": ".3f", "entropy": ".2f",
     "clip_share": ".2f", "length": ".0f", "validation_loss": ".3f", "validation_accuracy": ".2f",

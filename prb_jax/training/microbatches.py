@@ -32,21 +32,17 @@ from prb_jax.trees.stream_shapes import choose_step_shapes, pack_step
 from prb_jax.trees.streams import make_stream_batch
 from prb_jax.trees.tree import Tree
 
-STEPS_SIMULATED = 64
-"""Steps at the beginning of a run that speak for all of them."""
+STEPS_SIMULATED = 64  # steps at the beginning of a run that speak for all of them
 
-_LOOKED_AT = 1024
-"""Comparisons, about, of these steps whose trees decide the shapes of streams."""
+_LOOKED_AT = 1024  # comparisons, about, of these steps whose trees decide the shapes of streams
 
 _ENCODED = 256
-_BATCH_COST = 256
-"""What starting one more microbatch costs, in tokens."""
+_BATCH_COST = 256  # what starting one more microbatch costs, in tokens
 
 _COMPILE, _COMPILE_OF_TPU = 1e12, 1e16
 """Floating-point operations of a CPU, and of one chip, in the time of a compile."""
 
-_ACTIVATIONS = 6e9
-"""Bytes that the activations of a stream may take where its length is not given."""
+_ACTIVATIONS = 6e9  # bytes that the activations of a stream may take where its length is not given
 
 
 class TreesOnDemand(Sequence[Tree]):

@@ -34,8 +34,7 @@ from prb_jax.trees.streams import StreamBatch
 WEIGHTS, USER = "weights", "user"
 """The groups of parameters of a reward model: its own, and those of its method of personalisation."""
 
-USERS = "users.json"
-"""In the run folder: whose row is which."""
+USERS = "users.json"  # in the run folder: whose row is which
 
 _TIMES_FASTER = 10.0
 

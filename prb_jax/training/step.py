@@ -32,8 +32,7 @@ Metrics = dict[str, jax.Array]
 Batch = TypeVar("Batch")
 Extras = TypeVar("Extras")
 
-SUMS = ("acc", "parts")
-"""What of a state are sums since the last update, which each step makes anew."""
+SUMS = ("acc", "parts")  # what of a state are sums since the last update, which each step makes anew
 
 
 class Parts(Protocol):
