@@ -13,8 +13,11 @@ Result = TypeVar("Result")
 
 
 class Figures:
-    """The figures of one result, in their order; the terminal shows ``line`` as soon as the result is there, "" for
-    none."""
+    """The figures of one result, in their order.
+
+    Attributes:
+      line: what the terminal shows as soon as the result is there; "" for nothing.
+    """
 
     def __init__(self) -> None:
         self.line = ""

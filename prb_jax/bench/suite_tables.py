@@ -63,7 +63,7 @@ def compare_benches(first: str | Path, second: str | Path) -> BenchComparison:
     """Compare what two machines measured, by the files of `prb bench all` or their folders.
 
     Raises:
-      RunError: one is no such file, or no row is comparable.
+      RunError: one of them is not a file of `prb bench all`, or no row is comparable.
     """
     benches = [_read(first), _read(second)]
     sides = [{row["id"]: row for row in bench["rows"]} for bench in benches]

@@ -54,7 +54,7 @@ def padded_batches(trees: Sequence[Tree]) -> list[list[np.ndarray]]:
 
 
 def import_torch() -> Any:
-    """The module, without which transformers runs no model.
+    """Return the module torch, without which transformers runs no model.
 
     Raises:
       RunError: it is not installed.
