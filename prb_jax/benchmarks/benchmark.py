@@ -104,10 +104,10 @@ def pair_scores(row: ScoredRow) -> tuple[float, float]:
 
 
 def check_finite(row: ScoredRow) -> None:
-    """Refuse scores that are no verdict.
+    """Refuse scores that are not finite.
 
     Raises:
-      DataError: naming the row, for a score that is not a finite number.
+      DataError: names the row.
     """
     for k, value in enumerate(row.scores):
         if not math.isfinite(value):
@@ -144,7 +144,7 @@ def better_first(row: Mapping[str, Any], place: Place, *, better: str, worse: st
     """``responses`` and ``labels`` of a record with a list of good and a list of bad responses.
 
     Raises:
-      DataError: if one of the two fields is no list, or is empty.
+      DataError: one of the two fields is not a list, or is empty.
     """
     texts = []
     for name in (better, worse):
