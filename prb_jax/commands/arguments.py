@@ -53,6 +53,8 @@ class Parser(argparse.ArgumentParser):
         Args:
           spec: as the usage shows it: "--flag" alone, "--flag VALUE", "--flag LOW HIGH" for two, "--flag VALUE ..." for
             several, "NAME", "[NAME]" and "NAME ..." for words without a flag.
+          about: the help; the default is written behind it.
+          kind: of the value, which turns a text into it.
           default: where nothing is given.
           extend: a flag of several values without a default may be repeated, and each adds to those before it.
           more: as of argparse.

@@ -56,6 +56,7 @@ def with_config(options: argparse.Namespace, sub: Parser) -> argparse.Namespace:
     """Return the options of a command line with those of its config file, recorded as if it had said all.
 
     Args:
+      options: as `sub` parsed them, with the words of the command line in `words`.
       sub: the parser of the verb; the options that it needs must be given in one place or the other.
 
     Raises:

@@ -121,7 +121,7 @@ def _start(words: list[str] | None) -> float | dict[str, float] | None:
     """One number, or numbers by behaviour.
 
     Raises:
-      DataError: a word that is neither.
+      DataError: a word that is neither a number nor BEHAVIOUR=NUMBER.
     """
     if not words:
         return None
