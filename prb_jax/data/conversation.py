@@ -34,7 +34,9 @@ def read_conversation(
     they are all equal, are the prompt; one that is given beside them must be a part of it, or what comes before.
 
     Args:
+      question, prompt: of the record: a text, a list of messages, or None.
       responses: K pairs of a field's name and its value.
+      where: what error messages start with.
 
     Raises:
       DataError: naming the field.

@@ -38,8 +38,16 @@ class Row:
 
 
 class JsonLines:
-    """One file that is read from its beginning as often as it is asked for; its digest is taken on the first occasion.
-    It knows the sha256 of each block that was read so far (``digests``), and how many bytes were."""
+    """One file that is read from its beginning as often as it is asked for; the first reading also takes its digest.
+
+    Attributes:
+      path: of the file.
+      digests: sha256 of each block read so far, in hexadecimal.
+      bytes_read: bytes of the file read so far.
+
+    Raises:
+      DataError: the file is missing or cannot be read.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -75,7 +83,7 @@ class JsonLines:
         """Compare the first blocks of the file, also those still to be read, with digests of an earlier time.
 
         Raises:
-          DataError: one of them is another one.
+          DataError: a block differs from its earlier digest.
         """
         self._expected = digests
         for number in range(len(digests)):
@@ -195,6 +203,8 @@ def parse_line(line: bytes, where: str, *, first: bool) -> Row | None:
     """The record of one line; None for a blank one.
 
     Args:
+      line: with or without its end.
+      where: FILE:LINE.
       first: whether it is the first of the file, which may begin with a byte order mark.
 
     Raises:

@@ -50,7 +50,7 @@ def given_rows(data: Records) -> Iterator[Row]:
     """The records that a Python caller gives, each with its position; they are read one by one.
 
     Raises:
-      DataError: for anything but ``Records``.
+      DataError: the data are of another type than ``Records``.
     """
     mapped = FieldMapper(RECORD, "data")
     if hasattr(data, "__arrow_c_stream__"):
@@ -84,7 +84,7 @@ def read_records(rows: Iterable[Row], *, labelled: bool = True, tell: bool = Tru
       tell: warns at the end of equal records and of users that look alike.
 
     Raises:
-      DataError: for a record that is none.
+      DataError: for a record that is not of the format.
     """
     unnamed: Counter[str] = Counter()
     users: dict[str, str] = {}
