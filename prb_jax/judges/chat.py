@@ -132,7 +132,7 @@ class InWords:
         Raises:
           DataError: conversations that are too long without any post, or that the chat template refuses; names the
             comparison.
-          RunError: an endpoint that refuses, is down or lies.
+          RunError: an endpoint refuses, is down, or answers with something malformed.
         """
 
         def read(name: str, ask: Ask, count: int) -> Sequence[Conversation]:

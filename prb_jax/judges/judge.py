@@ -86,7 +86,9 @@ def open_named_judge(
     """Open a judge that is named as a reward, for example `judge:MODEL`; an endpoint's key is in PRB_ENDPOINT_KEY.
 
     Args:
+      name: of the judge.
       options: how it is asked; the protocol is that of the name, or the paper's where the options have its prompts.
+      loading: of a model on this machine.
       cache: folder for the replies of an endpoint, which is asked nothing twice; None keeps none.
       concurrency: requests at a time.
 

@@ -76,7 +76,7 @@ class Pairs(JudgeProtocol):
 
     In words a response that is preferred in both orders wins. By logits its score is the mean of its probabilities in
     the two orders; where A and B together are less probable than ``min_mass`` in one of them, the model would reply
-    with something else: that is no verdict, and a tie.
+    with something else: no verdict is given, and the pair counts as a tie.
     """
 
     model: InWords | ByLogits

@@ -143,9 +143,9 @@ class JudgeScorer:
 
         Raises:
           DataError: a comparison that does not fit, or has no rubric where one is asked for.
-          RunError: an endpoint that refuses, is down or lies; posts for a judge without a place for them; of a reward
-            an option that a judge does not have. A reward has given all comparisons before the one that cannot be
-            rated.
+          RunError: an endpoint refuses, is down, or answers with something malformed; posts are asked of a judge that
+            has no place for them; or, for a reward, an option is set that judges do not have. A reward has given
+            the scores of all comparisons before the one that cannot be rated.
         """
         posts = self.posts if profile_posts is None else profile_posts
         if self.folder is None:
