@@ -70,7 +70,7 @@ def quantization_form(name: str, *, mesh: Mesh | None = None) -> Form:
         mesh: the devices that are to run it; anything goes if not given.
 
     Raises:
-        CheckpointError: there is no such form, or these devices have no matrix units for it.
+        CheckpointError: an unknown form, or these devices have no matrix units for it.
     """
     form = FORMS.get(name)
     if form is None:

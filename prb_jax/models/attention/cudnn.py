@@ -124,7 +124,7 @@ def _prefixes(
         key_value_seq_lengths=real,
         local_window_size=None if window is None else (window - 1, 0),
     )
-    # A library may leave anything at padding, also what is no number.
+    # A library may leave anything at padding, NaN included.
     padding = jnp.arange(q.shape[1])[None] < gaps[:, None]
     return jnp.where(padding[:, :, None, None], 0, _moved_left(out, -gaps))
 

@@ -61,7 +61,7 @@ def paged_attention(
             num_queries_per_block=min(QUERIES, tokens),
             vmem_limit_bytes=FAST_MEMORY,
         )
-        # The kernel leaves anything at padding, also what is no number.
+        # The kernel may leave anything at padding, NaN included.
         real = jnp.arange(tokens) < jnp.asarray(table.starts)[-1]
         return jnp.where(real[:, None, None], out[..., :head_dim], 0)
 
