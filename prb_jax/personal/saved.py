@@ -91,7 +91,7 @@ def read_fitted(folder: str | Path) -> FittedMethod:
     """Read a fitted method.
 
     Raises:
-      RunError: there is none, a file is damaged, or it is of a method that there is not.
+      RunError: there is none, a file is damaged, or its method is unknown.
     """
     path = Path(folder)
     facts = _read(path / PERSONALISED, FITTED_FORMAT)
