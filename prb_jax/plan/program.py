@@ -128,7 +128,7 @@ def training_program(
     Raises:
       MeshError: the mesh does not divide the model or the batch; axis and sizes are named. Or lengths have a spread
         where trees are padded.
-      CheckpointError: a head with several labels, or an attention that cannot be.
+      CheckpointError: a head with several labels, or an attention that these devices or this dtype do not have.
     """
     check_shape(config, shape, mesh)
     kind = jnp.dtype(dtype)
