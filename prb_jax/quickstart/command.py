@@ -262,17 +262,16 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 @dataclass(frozen=True)
 class PersonaWords:
-    """A linear model, persona x words: how far somebody's choices lead who understands no word.
+    """A linear model of bags of words with weights for each persona: how far choices alone lead without language.
 
-    The score of a response is the sum of the weights of its words: weights [W] of all and, by persona, weights that are
-    added to these; a persona without choices in training has none. ``columns`` are the places of the words, and
-    ``presentations`` says how often a pair was looked at in fitting.
+    The score of a response is the sum of the weights of its distinct words.
     """
 
-    columns: Mapping[str, int]
-    common: np.ndarray
+    columns: Mapping[str, int]  # index of each word among the W weights
+    common: np.ndarray  # float [W], weights shared by everybody
+    # by persona, float [W], added to the shared weights; a persona without training pairs has none
     own: Mapping[str | None, np.ndarray]
-    presentations: int
+    presentations: int  # how often a pair was looked at in fitting
 
     def __call__(self, comparison: Comparison) -> list[float]:
         """Return the scores of the responses."""
