@@ -352,6 +352,7 @@ def open_class_server(
       url: with the route, and the model's name where there are several, as http://HOST:PORT/classify#MODEL.
       tokenizer: folder or hub id of the model's tokenizer, whose chat template renders conversations here; without one
         the server renders messages by its own.
+      revision, chat_template: of the tokenizer.
 
     Raises:
       RunError: nothing answers there, or it is not known which model is asked.
