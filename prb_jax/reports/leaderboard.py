@@ -205,7 +205,7 @@ def format_leaderboard(entries: Sequence[Mapping[str, Any]], form: str) -> str:
     """Return what `leaderboard` gives as a text in one of ``FORMATS``.
 
     Raises:
-      RunError: there is no such form.
+      RunError: an unknown form.
     """
     if form not in FORMATS:
         raise RunError(f"format: expected {', '.join(FORMATS)}, found {quote(form)}")

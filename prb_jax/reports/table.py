@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
     from rich.table import Table as RichTable
 
-NONE = "–"  # in the place of a figure that there is not
+NONE = "–"  # shown in place of a missing figure
 _INTERVAL_WIDTH = 14  # "[0.741..0.776]" stays whole when a narrow terminal breaks the cell before it
 _RESULTS_SIDE_BY_SIDE = 3  # also where they are folded
 _UNBOUNDED = 10_000
