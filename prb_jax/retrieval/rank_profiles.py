@@ -252,7 +252,7 @@ def read_queries(data: str | Path) -> tuple[list[Row], list[Query]]:
     """The records of a file, or of any other source of ``read_comparisons``, and the query of each.
 
     Raises:
-      DataError: a record that is not of the format; no records.
+      DataError: a record that is not of the format, or no records at all.
     """
     rows = source_rows(data)
     questions = [Comparison.from_row(row.value, where=row.where).question for row in rows]
