@@ -48,7 +48,7 @@ def choose_controls(job: Job, asked: str | None) -> list[Job]:
         "none" elsewhere.
 
     Raises:
-      RunError: there is no such control, or it could not change anything.
+      RunError: an unknown control, or one without effect.
     """
     if asked not in (None, *CONTROLS):
         raise RunError(f"controls: expected {' or '.join(CONTROLS)}, found {quote(asked)}")

@@ -79,7 +79,7 @@ class EvaluateOptions:
     """The choices of a user who evaluates a model; `prb_jax.evaluate` says what each one means.
 
     Raises:
-      DataError, RunError: a choice that cannot be, whatever the model and the data are.
+      DataError, RunError: a choice that is wrong whatever the model and the data are.
     """
 
     out: Path | None

@@ -168,6 +168,8 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
     Args:
       data: a file, folder, benchmark, hub data set or generated benchmark by name; several of them; or
         the records themselves.
+      subset: reads one subset of the named sources.
+      limit: reads at most so many comparisons, of each source.
 
     Raises:
       DataError: what `open_comparisons` raises; no comparison at all; one without labels; an id
@@ -274,10 +276,11 @@ def _check(comparisons: Sequence[Comparison], places: Sequence[str]) -> None:
 
 
 def check_too_long(too_long: str, reader: Reader | None, *, view: View) -> None:
-    """Refuses a choice that there is not, or that could not change anything.
+    """Refuses an unknown choice, or one without effect.
 
     Raises:
-      RunError: unknown; or "skip" for a protocol that cuts responses, or a scorer without a length limit.
+      RunError: the choice is unknown, or "skip" is asked for with a protocol that cuts responses or a scorer without a
+        length limit.
     """
     if too_long not in TOO_LONG:
         raise RunError(f"too_long: expected {' or '.join(TOO_LONG)}, found {quote(too_long)}")

@@ -327,7 +327,7 @@ def _checked(values: Any, comparison: Comparison, *, name: str) -> np.ndarray:
         scores = np.asarray(values)
         with np.errstate(over="ignore"):  # refused below
             numbers = scores.astype(np.float32) if scores.dtype.kind in "biuf" else None
-    except (ValueError, TypeError):  # rows of different lengths, objects that are no numbers
+    except (ValueError, TypeError):  # rows of different lengths, or objects that are not numbers
         numbers = None
     if numbers is None or numbers.shape != (expected,) or not np.isfinite(numbers).all():
         shown = quote(values.tolist() if isinstance(values, np.ndarray) else values)

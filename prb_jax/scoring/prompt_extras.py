@@ -74,8 +74,8 @@ def add_prompt_extras(inputs: Inputs, options: PromptExtras) -> Inputs:
     """Return the inputs with what the options ask for in the hints of each comparison.
 
     Raises:
-      RunError: options that cannot be, a file that cannot be read, or nothing to tell for any comparison.
-      DataError: a comparison of which the planner knows nothing or something else, or which is in the history.
+      RunError: options that contradict one another, a file that cannot be read, or nothing to add to any comparison.
+      DataError: a comparison that the planner does not know or knows with other contents, or that is in the history.
     """
     if options.shots < 0:
         raise RunError(f"--shots: expected 0 or more, found {options.shots}")

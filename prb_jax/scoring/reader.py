@@ -122,6 +122,9 @@ class Reader:
 
         Args:
           sequences: K of them, int32.
+          user_id: whose they are, for soft prompts.
+          view: its limit holds.
+          name: for messages.
 
         Raises:
           DataError: as :meth:`encode`; IdsTooLongError where there are more ids than the limit.

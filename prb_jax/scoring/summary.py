@@ -197,7 +197,7 @@ def benchmark_scores(
     """The entry "benchmarks" of a summary.
 
     Args:
-      rows: in the order of the comparisons of ``inputs``, as are ``baselines`` and ``clusters``.
+      rows: in the order of the comparisons of ``inputs``; so are ``baselines`` and ``clusters``.
       seed: of the resampling.
 
     Raises:
