@@ -81,7 +81,13 @@ class _WaitingTree:
 
 
 class Engine:
-    """Scores items in the background, so many batches side by side as :func:`prb_jax.scoring.batching.lanes` says."""
+    """Scores items in the background.
+
+    Attributes:
+      lanes: batches computed side by side; see :func:`prb_jax.scoring.batching.lanes`.
+      waiting: items that wait for their scores.
+      failure: the error that ended the work; None while it goes on.
+    """
 
     def __init__(self, scorer: TreeScorer, *, most: int, count: Callable[[int], None]) -> None:
         """Start the threads; `most` items may wait for their scores, and `count` is told the tokens of each batch."""

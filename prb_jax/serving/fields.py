@@ -72,7 +72,7 @@ class Body(Mapping[str, Any]):
         """Return the fields that nothing has looked at.
 
         Raises:
-          DataError: the name of one is nearly that of a field by which the reward is somebody's.
+          DataError: a name close to that of a field that tells whose reward it is: probably a typing error.
         """
         names = [name for name in self._given if name not in self._read]
         for name in names:
@@ -240,10 +240,10 @@ def whole_number(body: Body, name: str, *, least: int, default: int | None) -> i
 
 
 def token_ids(value: object) -> tuple[int, ...] | None:
-    """Return token ids; None for what is no list of numbers.
+    """Return token ids; None where the value is not a list of integers.
 
     Raises:
-      DataError: a number that no vocabulary has.
+      DataError: a number outside the range of any vocabulary.
     """
     if not isinstance(value, list) or set(map(type, value)) != {int}:
         return None
