@@ -47,7 +47,7 @@ class BenchmarkSource(Source):
         yield from rows
 
     def files(self, *, split: str) -> Sequence[Path]:
-        """As of any source.
+        """Return the files of a split, as any source does.
 
         Raises:
           DataError: a folder has none of the files that the benchmark is published in.

@@ -231,7 +231,7 @@ def choose_configs(names: Sequence[str], subset: str | None, *, source: object) 
     If there is but one config, it is left to the caller to choose records by their own subset.
 
     Raises:
-      DataError: for a subset that is none of them.
+      DataError: the data set has several configs, and none has the name of the subset.
     """
     if subset is None or len(names) == 1:
         return names, len(names) > 1

@@ -56,7 +56,7 @@ class LargeComparisons(Sequence[Comparison]):
         """Yield each comparison with the place where it stands.
 
         Raises:
-          DataError: a file that cannot be read, or a record that is none, naming file and line.
+          DataError: a file that cannot be read, or a record that is not of the format; names file and line.
         """
         index = -1
         for index, placed in enumerate(self._start()):
@@ -184,8 +184,12 @@ def windows(comparisons: Sequence[Comparison], *, first: int, size: int) -> Iter
 
 
 class Joined(Sequence[Comparison]):
-    """Comparisons of several sequences, one sequence after another, each looked up when it is asked for: all of them,
-    or those at the ``places``, int64."""
+    """Comparisons of several sequences, one sequence after another, each looked up when it is asked for.
+
+    Args:
+      parts: the sequences.
+      places: int64, indices into all of their comparisons; all of them if not given.
+    """
 
     def __init__(self, parts: Sequence[Sequence[Comparison]], places: np.ndarray | None = None) -> None:
         self._parts = parts

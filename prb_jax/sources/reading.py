@@ -162,7 +162,7 @@ def source_rows(source: str | Path) -> list[Row]:
     """Return the records of a source as they stand there, in JSON files fields outside the schema too.
 
     Raises:
-      DataError: as `read_comparisons`; of a file only what is no record at all.
+      DataError: as `read_comparisons`; the records of a file need only be JSON objects or rows.
     """
     opened = _resolve(source, split="test")
     if opened.kind == "file" and opened.benchmark is None:
