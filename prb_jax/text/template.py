@@ -158,7 +158,7 @@ class TextRules:
         return int(token)
 
     def checked_suffix(self, tokenizer: Any, *, where: str) -> str:
-        """The suffix.
+        """Return the suffix that is put behind a conversation, checked against the tokenizer.
 
         Raises:
           CheckpointError: it is not the one token that the model was trained with.

@@ -124,7 +124,7 @@ def served_view(told: Mapping[str, Any]) -> View:
     """Return the view that a server tells of its model.
 
     Raises:
-      DataError: it is none.
+      DataError: the server describes no valid view.
     """
     try:
         return _view_of(told)
@@ -168,7 +168,7 @@ def choose_view(
       context: tokens that the model was made for: as a limit they are no override of "the model's own".
 
     Raises:
-      DataError: a protocol that there is not, or a number that is too small.
+      DataError: an unknown protocol, or a number that is too small.
     """
     rules = None if options.protocol is None else parse_protocol(options.protocol)
     if trained is None:
@@ -193,7 +193,8 @@ def length_limit(view: View, *, context: int, reserved: int = 0, where: str) -> 
     Args:
       view: the protocol's own limit counts where it has none.
       context: tokens that the model was made for (max_position_embeddings).
-      reserved: tokens of it that are no text (soft prompts).
+      reserved: tokens of the context that soft prompts take.
+      where: the model, for messages.
 
     Raises:
       DataError: more than the model was made for, or nothing beside what is reserved.
