@@ -44,7 +44,7 @@ class StepFile:
       rows: those of the file, if they are read already.
 
     Raises:
-      RunError: a line that is no such row, or the file cannot be written.
+      RunError: a line that cannot be read as a row, or the file cannot be written.
     """
 
     def __init__(self, path: Path, *, step: int, rows: Sequence[dict[str, Any]] | None = None) -> None:
