@@ -176,7 +176,7 @@ def adjudication_queue(table: FirstJudgements) -> list[dict[str, Any]]:
 
 
 def _reasons(row: Mapping[str, Judgement], chosen: int, rejected: int) -> Iterator[str]:
-    """Why an item goes to adjudication, whose responses so many annotators chose."""
+    """The reasons why an item goes to adjudication; ``chosen`` and ``rejected`` annotators chose each response."""
     if chosen and rejected:
         yield "the annotators disagree about the personal fit"
     if rejected > chosen:

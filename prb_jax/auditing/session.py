@@ -100,7 +100,7 @@ class Session:
         return f"{self.annotators.index(name) + 1}.{self._code(name)}"
 
     def annotator(self, token: str) -> str | None:
-        """Return whose token it is, in a time that tells nothing about the right one; None for nobody's."""
+        """Return the annotator with this token, None if nobody has it; tokens are compared in constant time."""
         number, _, code = token.partition(".")
         place = int(number) - 1 if number.isascii() and number.isdecimal() and len(number) < 7 else -1
         known = 0 <= place < len(self.annotators)
