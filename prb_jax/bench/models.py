@@ -188,7 +188,7 @@ def _write_tokenizer(folder: Path, *, size: int) -> None:
 
 
 def random_texts(tokenizer: Any, *, count: int, tokens: int) -> list[str]:
-    """Return texts of about so many tokens, of words that are tokens of a tokenizer of transformers."""
+    """Return ``count`` texts of about ``tokens`` tokens, of words that are tokens of a transformers tokenizer."""
     words = sorted(word for word in tokenizer.get_vocab() if word.isascii() and word.isalpha())
     random = np.random.default_rng(0)
 

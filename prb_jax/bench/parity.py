@@ -92,7 +92,7 @@ def bench_parity(options: BenchOptions) -> Figures:
 
 
 def _rms(differences: np.ndarray) -> float:
-    """The root of the mean square; not a number where one of them is none, which no tolerance allows."""
+    """The root of the mean square; NaN where a difference is NaN, which no tolerance allows."""
     return float(np.sqrt(np.mean(np.square(differences, dtype=np.float64))))
 
 

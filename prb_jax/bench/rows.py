@@ -33,14 +33,14 @@ _NEEDED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One command of `prb bench`, which takes about so many seconds."""
+    """One command of `prb bench`."""
 
     id: str
     verb: str
     model: str
     # of the command, and their values; True for a flag without one
     flags: Mapping[str, Any] = field(default_factory=dict)
-    seconds: float = _START
+    seconds: float = _START  # how long it takes, about
     needs: str | None = None  # the id of the row that must have found the same scores as float32
     # what kind of folder must be made of the shape; None where random weights will do
     weights: Literal["reward", "policy"] | None = None

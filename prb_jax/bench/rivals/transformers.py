@@ -169,7 +169,7 @@ class CachedScorer:
     """A classifier of transformers that computes each tree's prefix once."""
 
     def __init__(self, model: Path | Mapping[str, Any], *, dtype: str, responses: int | None = None) -> None:
-        """As a `TransformersScorer`, with so many responses in one padded batch; all of a tree if None.
+        """As a `TransformersScorer`, with ``responses`` responses in one padded batch; all of a tree if None.
 
         Each response of a batch has a copy of the prefix's keys and values.
         """
