@@ -28,7 +28,7 @@ class Place:
 
 @dataclass(frozen=True)
 class BenchmarkScore:
-    """What a benchmark says of one model."""
+    """The result of a benchmark for one model."""
 
     score: float | None  # its one number; None where the rows do not decide it
     # the numbers it is made of, by the name to show, in the order to show them
