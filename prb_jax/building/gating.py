@@ -144,7 +144,7 @@ def run_gates(
     folder: Path,
     progress: bool = False,
 ) -> GatedPairs:
-    """Send the best-matched pairs of so many records through all gates.
+    """Send the best-matched pairs of ``records`` records through all gates.
 
     Args:
       first: the first answers that the generator wrote for both sides of each record, whatever they are: figures

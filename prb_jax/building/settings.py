@@ -95,7 +95,7 @@ class ChatModelSettings(Options):
 
     @property
     def prices(self) -> tuple[float, float] | None:
-        """Dollars for a million tokens of prompts and of replies; None where nobody says."""
+        """Dollars for a million tokens of prompts and of replies; None where the settings give no prices."""
         if self.prompt_price is None or self.reply_price is None:
             return None
         return self.prompt_price, self.reply_price

@@ -67,7 +67,7 @@ def words_of(text: str) -> list[str]:
 
 
 def runs(words: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
-    """Yield every run of so many consecutive words; the whole text where it has fewer, nothing where it has none."""
+    """Yield every run of ``size`` consecutive words; the whole text where it is shorter, nothing for an empty one."""
     for start in range(max(1, len(words) - size + 1) if words else 0):
         yield tuple(words[start : start + size])
 
@@ -267,7 +267,7 @@ def read_known_texts(sources: Sequence[str], *, words: int) -> KnownTexts:
 
 
 def run_keys(text: str, size: int) -> Iterable[bytes]:
-    """Yield a digest of every run of so many words of a text."""
+    """Yield a digest of every run of ``size`` words of a text."""
     words = words_of(text)
     if len(words) >= _LEAST_KNOWN:
         for run in runs(words, size):

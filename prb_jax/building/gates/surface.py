@@ -169,8 +169,9 @@ class _Classifier:
             yield self.means_and_errors(draws.choice([-1.0, 1.0], (len(self.rows), count))[self.of_user])
 
     def smallest_leak(self, side: np.ndarray, values: np.ndarray, *, least: float) -> float | None:
-        """Return the smallest leak that is found in 80 % of builds, from so many standard errors above 0.5; None where
-        none is. ``side`` is as of `_measure`; the leak depends within users as the verdicts ``values`` [n] do."""
+        """Return the smallest leak that is found in 80 % of builds, where a leak counts as found from ``least``
+        standard errors above 0.5; None where no leak would be found. ``side`` is as of `_measure`; the leak depends
+        within users as the verdicts ``values`` [n] do."""
         from scipy.special import ndtri  # scipy takes long to import
 
         n, decided = len(side), float(np.mean(side != 0))
