@@ -74,7 +74,7 @@ class JsonLines:
         return "sha256-blocks:" + hashlib.sha256(bytes.fromhex("".join(self.digests))).hexdigest()
 
     def about(self) -> float:
-        """Return how many records there are, by what was read so far; 0 where nothing was."""
+        """Return the estimated number of records, by what was read so far; 0 where nothing was."""
         if self._packed:
             return self._records * self._count / max(1, len(self.digests))
         return self._records * max(1.0, self._size / max(1, self._bytes))
@@ -172,7 +172,7 @@ class JsonLines:
 
 
 def block_count(size: int) -> int:
-    """How many blocks a file of so many bytes has."""
+    """How many blocks a file of ``size`` bytes has."""
     return -(-size // BLOCK)
 
 
@@ -186,7 +186,8 @@ def large_digest(path: Path) -> str:
 
 
 def unpacked_size(path: Path) -> int:
-    """Return about how many bytes of text a file holds, compressed ones four times theirs; 0 for what is no file."""
+    """Return about how many bytes of text a file holds, for compressed files four times their size; 0 if the path is
+    not a file."""
     try:
         size = path.stat().st_size if path.is_file() else 0
     except OSError:

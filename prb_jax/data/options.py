@@ -99,7 +99,8 @@ def option(default: Any, meaning: str, shown: str = "", **more: Any) -> Any:
 
 
 def section(kind: Callable[[], Any], **more: Any) -> Any:
-    """A field with a dataclass of options; `more` holds for those of its options that do not say it themselves."""
+    """A field with a dataclass of options; `more` are attributes of :class:`Option`
+    for those of its options that do not set them."""
     return field(default_factory=kind, metadata={_OPTION: Option(**more)})
 
 
