@@ -78,7 +78,8 @@ class ChatModel:
         return [Reply(one.text, len(one.prompt_token_ids), len(one.token_ids)) for one in drawn]
 
     def too_long(self, conversations: Sequence[Conversation], *, max_new_tokens: int) -> str | None:
-        """Return how a conversation leaves no room for a reply; None where each one does, or nobody can tell."""
+        """Return how a conversation leaves no room for a reply; None where all leave room, or the length is not
+        known."""
         if isinstance(self.model, Endpoint):
             return None
         limit = self.model.limit(SampleOptions(max_new_tokens=max_new_tokens))

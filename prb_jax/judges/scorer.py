@@ -79,7 +79,7 @@ class JudgeProtocol:
         return [0] * len(comparisons)
 
     def ask(self, comparison: Comparison, first: int, posts: int) -> Sequence[Conversation]:
-        """Return the conversations about a comparison, with so many posts of its profile."""
+        """Return the conversations about a comparison, with ``posts`` posts of its profile."""
         raise NotImplementedError
 
     def read(self, comparison: Comparison, first: int, answer: Answer) -> tuple[Any, dict[str, Any]]:
