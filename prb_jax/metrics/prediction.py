@@ -322,7 +322,8 @@ def plan_models(
     seed: int = 0,
     repeats: int = 2000,
 ) -> tuple[int | None, float]:
-    """Return the fewest models with which a correlation is found with a power, and the power with so many ``models``.
+    """Return the fewest models with which the correlation is found with this power, and the power with ``models`` of
+    them.
 
     True figures of benchmark and behaviour are normal with this correlation, and are seen with noise, of standard
     deviations in units of their spread. It is found where the two-sided t test of Pearson's correlation at 0.05 rejects

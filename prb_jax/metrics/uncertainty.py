@@ -210,7 +210,8 @@ def difference_of_wins(wins_a: np.ndarray, wins_b: np.ndarray, clusters: Cluster
 
 
 def match_rows(rows_a: Sequence[ScoredRow], rows_b: Sequence[ScoredRow]) -> Sequence[ScoredRow]:
-    """Return ``rows_b`` in the order of ``rows_a``; themselves, and none of them held, where they stand in it.
+    """Return ``rows_b`` in the order of ``rows_a``; ``rows_b`` itself, without holding its rows, where it has this
+    order already.
 
     Raises:
       DataError: if the two do not hold the same comparisons, each once, or there are none.
