@@ -178,7 +178,7 @@ def _fit_mean(
 
 
 def pooled_margins(fitted: Fitted, choices: Choices) -> Array:
-    """Return the margins of choices when nothing is known of anybody, float32 [n]."""
+    """Return the margins of choices when nothing is known of their users, float32 [n]."""
     margins = choices.deltas @ fitted.arrays["direction"]
     if choices.items is None:
         return margins

@@ -118,8 +118,8 @@ def mean_loss(margins: Array, weights: Array) -> jax.Array:
 
 
 def minimise(loss: Callable[[Any], jax.Array], start: Any, *, steps: int, tolerance: float = 1e-6) -> Any:
-    """Return the parameters at the minimum of a smooth loss, by so many steps of L-BFGS with a line search at most; it
-    stops where the norm of the gradient is below the tolerance."""
+    """Return the parameters at the minimum of a smooth loss, by at most ``steps`` steps of L-BFGS with a line search;
+    it stops where the norm of the gradient is below the tolerance."""
     solver = optax.lbfgs()
     value_and_gradient = optax.value_and_grad_from_state(loss)
 

@@ -289,7 +289,7 @@ def accuracy_of(method: Method, fitted: Fitted, states: State, choices: Choices,
 
 
 def without_user(method: Method, fitted: Fitted, choices: Choices, queries: UserRows) -> float:
-    """Return the accuracy when nothing is known of anybody."""
+    """Return the accuracy when nothing is known of any user."""
     states = repeated(method.empty_state(fitted), len(queries.users))
     return accuracy_of(method, fitted, states, choices, queries)
 
