@@ -62,13 +62,13 @@ class Costs:
         return Costs(both, self.memory_bytes + other.memory_bytes, self.unknown_loops + other.unknown_loops)
 
     def times(self, count: int) -> Costs:
-        """Return the costs of so many runs."""
+        """Return the costs of ``count`` runs."""
         scaled = {kind: Collective(e.count * count, e.bytes * count) for kind, e in self.collectives.items()}
         return Costs(scaled, self.memory_bytes * count, self.unknown_loops)
 
 
 def program_costs(module: Module, *, chips: int) -> Costs:
-    """Return the costs of a compiled program that so many chips run."""
+    """Return the costs of a compiled program that runs on ``chips`` chips."""
     known: dict[str, Costs] = {}
 
     def of(name: str) -> Costs:

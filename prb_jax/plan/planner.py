@@ -174,7 +174,7 @@ def _rank(plan: Plan) -> tuple[bool, float]:
 
 
 def shape_of(options: PlanOptions, *, batch: int) -> BatchShape:
-    """Return the sizes of a batch of so many trees."""
+    """Return the sizes of a batch of ``batch`` trees."""
     names = (item.name for item in fields(BatchShape) if item.name != "batch")
     return BatchShape(batch=batch, **{name: getattr(options, name) for name in names})
 
