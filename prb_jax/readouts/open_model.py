@@ -100,7 +100,7 @@ class OpenedModel:
 
     @cached_property
     def tokenizer_folder(self) -> ModelFolder:
-        """Where the tokenizer lies: with the model, or where the user says."""
+        """The folder of the tokenizer: the model's own, or the one that the user named."""
         return self.folder if self.options.tokenizer is None else locate(self.options.tokenizer)
 
     @cached_property
@@ -211,8 +211,8 @@ def open_language_model(model: str | Path | ModelFolder, options: LoadOptions) -
 def open_reward_or_language_model(
     model: str | Path | ModelFolder, options: LoadOptions
 ) -> tuple[OpenedModel, str]:
-    """Open a reward model; or, where it is none but a ``*ForCausalLM``, the language model and why it is no reward
-    model.
+    """Open a reward model; or, where the model is only a ``*ForCausalLM``, the language model with the reason why it is
+    not a reward model.
 
     Raises:
       CheckpointError: it is neither, or cannot be used as it is.
@@ -238,7 +238,7 @@ class ConvertedModel:
 
 
 def check_convertible(found: ResolvedModel, *, where: str) -> None:
-    """Raise CheckpointError for a read-out that is no linear one at the last token: transformers has no such class."""
+    """Raise CheckpointError unless the read-out is linear at the last token: transformers has no class for others."""
     if not is_one_row(found.config.head):
         raise CheckpointError(
             f"{where}: the read-out '{found.row.name}' is not a linear head at the last token, so no "
