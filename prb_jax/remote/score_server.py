@@ -148,7 +148,7 @@ class RemoteScorer(ScoreClient):
 
     @property
     def remarks(self) -> list[str]:
-        """What a run should say of the server."""
+        """What a run should report about the server."""
         return [
             f"{self.url}: the versions of the libraries that compute there are not known, and not recorded"
         ]
