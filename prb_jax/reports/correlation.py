@@ -368,7 +368,7 @@ def _benchmark(
 
 
 def _verdict(accuracies: Sequence[float]) -> str:
-    """Say whether so many models resolve an order, and how far apart they are."""
+    """Say whether this number of models resolves an order, and how far apart they are."""
     count = len(accuracies)
     text = (
         f"{count} models, accuracies {min(accuracies):.3f} to {max(accuracies):.3f}; Kendall's tau of orders that have "

@@ -48,7 +48,7 @@ def gate(
     start: float | None,
     least_gain: float,
 ) -> dict[str, Any]:
-    """Return what the upper bound says of a behaviour, see `POWER_DEFINITIONS`.
+    """Return by how much the upper bound moves a behaviour, and whether that is enough: see `POWER_DEFINITIONS`.
 
     Args:
       figures: of one behaviour, under all reward models.

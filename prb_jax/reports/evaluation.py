@@ -273,7 +273,7 @@ def _made(run: FinishedRun) -> Iterator[Block]:
 
 
 def how_made(record: Mapping[str, Any], file: str) -> Iterator[Block]:
-    """Yield the command of a run, where one is recorded, and what its file says of it."""
+    """Yield the command of a run, where one is recorded, and the facts in its file."""
     command = record.get("command")
     if isinstance(command, list) and command:
         yield Preformatted("The command that repeats it", shlex.join(map(str, command)))

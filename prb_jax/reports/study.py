@@ -98,7 +98,7 @@ def _p(value: float | None) -> str:
 
 
 def _controls(rows: Sequence[Row], part: str) -> Table:
-    """The same states in other hands: of nobody, of another person, without the profile."""
+    """Accuracy under each person's own state, with none, with another person's, and without the profile."""
     controls = {
         "own user": None,
         "no user": "no user",

@@ -148,7 +148,7 @@ class ResultsTable:
         yield from self.tables(size)
 
     def tables(self, size: int) -> list[Table]:
-        """Return tables with at most so many results side by side."""
+        """Return tables with at most ``size`` results side by side."""
         tables = []
         for start in range(0, len(self.figures[0][1]), size):
             head, *rows = ((name, *cells[start : start + size]) for name, cells in self.figures)
