@@ -121,7 +121,7 @@ class Inputs:
         return described
 
     def to_json(self, *, whole: bool = True) -> dict[str, Any]:
-        """Return what `run.json` says of them; a collective.
+        """Return the description for `run.json`; a collective.
 
         Args:
           whole: reads the files to their ends; if not, what is not known yet is None: digests of files and the number

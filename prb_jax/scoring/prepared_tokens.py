@@ -110,7 +110,7 @@ def store_key(reader: Reader, view: View) -> dict[str, Any]:
 
 
 def store_folder(tokens: Path, key: Mapping[str, Any], *, split: str) -> Path:
-    """Return where the store of a key lies."""
+    """Return the folder of the store with this key."""
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     return tokens / name / split
 
@@ -195,7 +195,7 @@ def stored_comparisons(
 def places_of(
     table: ComparisonTable, *, subset: str | None, limit: int | None, where: str | Path
 ) -> np.ndarray:
-    """Return which comparisons are the first so many of a subset, int64.
+    """Return the indices of the first ``limit`` comparisons of a subset, int64.
 
     Raises:
       DataError: there are none, starting with `where`.
