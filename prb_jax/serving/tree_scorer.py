@@ -71,7 +71,7 @@ class TreeScorer:
 
 
 def open_tree_scorer(model: RewardModel, options: ViewOptions, *, batch_tokens: int | None) -> TreeScorer:
-    """Choose the fixed shapes of a model, of about so many tokens (those that suit the device if not given)."""
+    """Choose the fixed shapes of a model, of about ``batch_tokens`` tokens (by the device if not given)."""
     view = model.reader.view(options)
     for remark in model.reader.remarks(view.protocol):
         warnings.warn(remark, PrbWarning, stacklevel=2)
