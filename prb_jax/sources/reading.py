@@ -313,7 +313,7 @@ def _check_limit(limit: int | None) -> None:
 def _chosen(
     records: Iterable[Placed], source: object, *, subset: str | None, limit: int | None
 ) -> Iterator[Placed]:
-    """The first so many comparisons of a subset; at least one."""
+    """The first ``limit`` comparisons of a subset; at least one."""
     taken, others = 0, set[str]()
     for placed in records:
         if subset is not None and not same_subset(placed.comparison.subset, subset):

@@ -111,7 +111,7 @@ def _write_bad(draws: Draws, pools: Pools, topic: Topic, flaw: Flaw, aim: int) -
 
 
 def _plain(draws: Draws, pools: Pools, topic: Topic, at_least: int) -> str:
-    """Unremarkable sentences about the topic, at least so many characters.
+    """Unremarkable sentences about the topic, at least ``at_least`` characters.
 
     Raises:
       RunOut: the pools have no sentence left.
