@@ -141,7 +141,7 @@ class TextRules:
         return next((text for mark, text in self.replaced if mark in str(own)), None)
 
     def last_token(self, tokenizer: Any, *, where: str) -> int | None:
-        """The id that ends every conversation, or None.
+        """Return the id of the token that ends every conversation, or None.
 
         Raises:
           CheckpointError: the tokenizer has no such token.

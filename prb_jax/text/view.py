@@ -89,7 +89,7 @@ class TrainedView:
 
 
 def read_trained_view(folder: Path) -> TrainedView | None:
-    """Return the view that lies with a model; None where nothing says how it was trained.
+    """Return the view that is stored with a model; None where no file says how it was trained.
 
     Raises:
       CheckpointError: the file cannot be read, or a field of it is missing, unknown or impossible.
@@ -121,7 +121,7 @@ def read_trained_view(folder: Path) -> TrainedView | None:
 
 
 def served_view(told: Mapping[str, Any]) -> View:
-    """Return the view that a server tells of its model.
+    """Return the view that a server reports of its model.
 
     Raises:
       DataError: the server describes no valid view.

@@ -66,7 +66,7 @@ def parse_protocol(name: str) -> TextProtocol:
 
 
 class OrderClaim(StrEnum):
-    """What the heading of a profile says of the order of its posts.
+    """What the heading of a profile tells the model about the order of its posts.
 
     RECORDED: what the record says (`profile_order`): the most relevant first, the newest first, or nothing.
     ALWAYS: that the most relevant come first, whatever their order is; models that were trained so are scored so.
