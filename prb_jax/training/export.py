@@ -128,9 +128,9 @@ def export_adapter(
 
 
 def copy_tokenizer(tokenizer: ChatTokenizer, source: Path, folder: Path) -> None:
-    """The tokenizer's files as they are, and the template in use where it is another than theirs.
+    """Copy the tokenizer's files, and write the chat template in use where it differs from theirs.
 
-    One whose files need code of their repository is written as a ``tokenizer.json``, which needs none.
+    A tokenizer whose files need code from their repository is written as a ``tokenizer.json``, which needs none.
     """
     if is_internlm2(source):
         tokenizer.tokenizer.save_pretrained(folder)
