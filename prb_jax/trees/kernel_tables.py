@@ -36,19 +36,19 @@ class KernelLayout:
     block: int = BLOCK  # queries, and keys, of a step of the kernel
 
     def width(self, tokens: int) -> int:
-        """Return the most blocks that meet a block, in a stream of so many tokens."""
+        """Return the most blocks that meet a block, in a stream of ``tokens`` tokens."""
         return min(tokens // self.block, (self.longest + self.block - 2) // self.block + 1)
 
     def reach(self, tokens: int) -> int:
-        """Return how many tokens a response, or the responses before it, may have in such a stream: fewer than this."""
+        """Return the bound in tokens, exclusive, of a response and of the responses before it in such a stream."""
         return self.unit << _bits(tokens)[1]
 
     def fits(self, tree: Tree, tokens: int) -> bool:
-        """Whether what a query of this tree sees can be written down in a stream of so many tokens."""
+        """Whether what a query of this tree sees can be encoded in a stream of ``tokens`` tokens."""
         return _needed(tree, self.unit) < self.reach(tokens)
 
     def tokens_of(self, tree: Tree) -> int:
-        """Return the places that a tree takes at most: its tokens, and what lies before and between them unused."""
+        """Return the most places that a tree takes: its tokens, and the unused places before and between them."""
         unused = sum(-len(response) % self.unit for response in tree.responses)
         return tree.tokens + unused + self.unit - 1
 
@@ -86,7 +86,7 @@ class KernelTable:
 
 
 def choose_unit(trees: Iterable[Tree], tokens: int) -> int:
-    """Return the least unit with which these trees can be written down in streams of up to so many tokens."""
+    """Return the least unit with which these trees can be encoded in streams of up to ``tokens`` tokens."""
     found = list(trees)
     unit = 1
     while any(_needed(tree, unit) >= KernelLayout(1, unit).reach(tokens) for tree in found):
@@ -167,7 +167,7 @@ def _bits(tokens: int) -> tuple[int, int]:
 
 
 def _needed(tree: Tree, unit: int) -> int:
-    """The largest number that has to be written down for a tree."""
+    """The largest number that the table has to hold for a tree."""
     lengths = [-(-len(response) // unit) * unit for response in tree.responses]
     return max(sum(lengths[:-1]), *lengths[1:], 0) if len(lengths) > 1 else 0
 

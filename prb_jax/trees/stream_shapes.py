@@ -207,7 +207,7 @@ def _cut_to_fullest(bins_of_steps: Sequence[list[list[Unit]]], length: int, bloc
 
 
 def _one_by_one(large: int, length: int, small: int, short: int) -> float:
-    """Time of so many streams of two costs, one after the other."""
+    """Time of ``large`` streams of cost ``length`` and ``small`` of cost ``short``, one after the other."""
     return large * length + small * short
 
 

@@ -123,7 +123,7 @@ class PageTable:
 
 
 def most_sequences(tokens: int, runs: int) -> int:
-    """Return how many sequences there are at most in a stream of so many tokens and runs: Q."""
+    """Return the most sequences, Q, in a stream of this many tokens and runs."""
     return runs + (tokens - 1) // CUT
 
 
