@@ -262,6 +262,7 @@ def result_files(
       model: name of the model; one that is no hub id is filed under the organisation "local", and a
         baseline under "baseline".
       model_type: as "Seq. Classifier".
+      chat_template: hash of the template that was used; None for a model without one.
     """
     name = organisation_and_name(model)
     facts = {"model": name, "model_type": model_type, "chat_template": chat_template}
