@@ -48,6 +48,7 @@ def agreement(
 
     Args:
       table: int [U, R], categories from 0, or ``MISSING``.
+      categories: how many there are, including those that nobody gave.
       level: of measurement: "nominal", or "ordinal" for alpha alone.
       units: [B, U], how often each unit was drawn; one resample of each once where it is not given.
       annotators: [B, R], likewise; [1, R] where they are the same in all resamples.
