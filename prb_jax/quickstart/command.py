@@ -117,7 +117,9 @@ def quickstart(*, out: str | Path, recipe: Recipe | None = None, progress: bool 
     scoring for each pair. `bounds` holds what is possible.
 
     Args:
+      out: the folder of the run.
       recipe: sizes, data and schedules; those of `prb quickstart` if not given.
+      progress: shows progress on standard error.
 
     Raises:
       RunError: `out` holds another run, is a file, or cannot be written.
