@@ -77,6 +77,10 @@ class PreparedSource(Source):
 class PreparedComparisons(Sequence[Comparison]):
     """The comparisons of one split of a prepared folder, each read from disk when it is asked for.
 
+    Args:
+      folder: that `prb prepare` wrote, or the folder of the version within it.
+      split: its name; a folder with only one split has that for any name.
+
     Raises:
       DataError: for a folder that holds no prepared data set, or not this split.
     """
