@@ -65,7 +65,7 @@ class ShapeOptions:
         return np.maximum(self.tokens_per_batch // np.asarray(tokens) // self.divisor, 1) * self.divisor
 
     def best_rows(self, tokens: int, counts: np.ndarray) -> int:
-        """The rows of a batch, of `tokens` columns each, that cost least: each of `counts` rows is dealt into batches."""
+        """The rows of a batch, of `tokens` columns each, that cost least when `counts` rows are dealt into batches."""
         largest = min(
             int(self.most_rows(tokens)), -(-max(int(counts.max()), 1) // self.divisor) * self.divisor
         )
