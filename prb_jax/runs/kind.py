@@ -20,7 +20,7 @@ from prb_jax.data.reading import read_json
 from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import RunError, quote
 from prb_jax.processes.agreement import differences
-from prb_jax.processes.sharing import on_first_process
+from prb_jax.processes.sharing import entered_on_first_process, on_first_process
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.rows import RowFile, RowKind, share_rows
 from prb_jax.storage.urls import shown
@@ -179,18 +179,11 @@ class RunKind:
         Process 0 alone holds and writes it. The others know what is finished, and keep the rows that they append in
         memory alone; only process 0 may finish the rows and the run. Errors are raised in every process.
         """
-        with contextlib.ExitStack() as stack:
-            opened: list[RunFolder] = []
-
-            def open_folder() -> Mapping[str, Any]:
-                folder = self.open(out, inputs, notes=notes, session=session)
-                opened.append(stack.enter_context(folder))
-                return opened[0].record
-
-            record = on_first_process(open_folder)
+        opened = self.open(out, inputs, notes=notes, session=session)
+        with entered_on_first_process(opened, lambda folder: folder.record) as (folder, record):
             assert self.rows is not None
-            file = share_rows(self.rows, Path(out), opened[0].file if opened else None)
-            yield opened[0] if opened else RunFolder(Path(out), self, record, file)
+            file = share_rows(self.rows, Path(out), folder and folder.file)
+            yield folder or RunFolder(Path(out), self, record, file)
 
     def record(
         self,

@@ -16,7 +16,7 @@ from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowTable, RowView
 from prb_jax.processes.agreement import check_agreement
-from prb_jax.processes.sharing import on_first_process, process_count, refuse_together
+from prb_jax.processes.sharing import entered_on_first_process, process_count, refuse_together
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote import is_url
 from prb_jax.runs.evaluation import SCORE_ROWS, EvaluationFolder, open_evaluation
@@ -130,21 +130,12 @@ def open_scored_run(
     folder knows of them.
     """
     reading = job.inputs.reading if job.control is None else []
-    with contextlib.ExitStack() as stack:
-        opened: list[EvaluationFolder] = []
-
-        def open_folder() -> list[list[str]]:
-            folder = open_evaluation(
-                out, inputs=job.decided, session=session, notes=notes, by_blocks=bool(reading)
-            )
-            opened.append(stack.enter_context(folder))
-            return opened[0].known_blocks()
-
-        blocks = on_first_process(open_folder)
+    opened = open_evaluation(out, inputs=job.decided, session=session, notes=notes, by_blocks=bool(reading))
+    with entered_on_first_process(opened, EvaluationFolder.known_blocks) as (folder, blocks):
         for file, digests in zip(reading, blocks, strict=False):
             file.expect(digests)
-        file = share_rows(SCORE_ROWS, Path(out), opened[0].file if opened else None)
-        yield ScoredRun(job, opened[0] if opened else None, cast(RowTable, file.rows))
+        file = share_rows(SCORE_ROWS, Path(out), folder and folder.file)
+        yield ScoredRun(job, folder, cast(RowTable, file.rows))
 
 
 def _estimate(count: Count, comparisons: Sequence[Comparison]) -> None:
