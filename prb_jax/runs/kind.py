@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,7 +21,7 @@ from prb_jax.data.reading import read_json
 from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import RunError, quote
 from prb_jax.processes.agreement import differences
-from prb_jax.processes.sharing import entered_on_first_process, on_first_process
+from prb_jax.processes.sharing import entered_on_first_process, on_first_process, process_count
 from prb_jax.runs.command_line import command_line
 from prb_jax.runs.rows import RowFile, RowKind, share_rows
 from prb_jax.storage.urls import shown
@@ -30,6 +31,19 @@ SUMMARY = "summary.json"
 _LONGEST_DIFFERENCE = 20
 
 Inputs = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a verb leaves.
+
+    Attributes:
+      out: the run folder.
+      summary: what `summary.json` holds.
+    """
+
+    out: Path
+    summary: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -198,10 +212,25 @@ class RunKind:
         new = {"kind": self.name, "format": 1, "inputs": inputs, "command": command_line(), **notes}
         known = found or {**new, "sessions": []}
         if not (folder / self.finished).exists():
-            now = {"started": datetime.now(UTC).isoformat(timespec="seconds")}
-            known = {**known, "sessions": [*known["sessions"], now if session is None else session]}
+            session = {"started": session_now()["started"]} if session is None else session
+            known = {**known, "sessions": [*known["sessions"], session]}
             write_json(folder / self.file, known)
         return known
+
+
+def session_now() -> dict[str, Any]:
+    """Return when a run is started, and in which Python."""
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+    }
+
+
+def devices_of(mesh: Any) -> dict[str, Any]:
+    """Return what the devices of a mesh are, and how many processes share them, JSON-ready."""
+    devices = mesh.devices.flatten().tolist()
+    kind = {"platform": devices[0].platform, "kind": devices[0].device_kind}
+    return {**kind, "count": len(devices), "processes": process_count()}
 
 
 def as_recorded(inputs: Mapping[str, Any]) -> dict[str, Any]:

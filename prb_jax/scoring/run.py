@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +18,7 @@ from prb_jax.processes.sharing import entered_on_first_process, process_count, r
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote import is_url
 from prb_jax.runs.evaluation import SCORE_ROWS, EvaluationFolder, open_evaluation
+from prb_jax.runs.kind import devices_of, session_now
 from prb_jax.runs.parts import Part, Skip
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import share_rows
@@ -164,20 +163,11 @@ def computing_versions(*, plain: bool) -> dict[str, str | None]:
 
 def session_facts(scorer: Any, batch_tokens: int | None) -> dict[str, Any]:
     """Return how the run is done this time; results do not depend on it."""
-    session: dict[str, Any] = {
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "batch_tokens": batch_tokens,
-    }
+    session: dict[str, Any] = {**session_now(), "batch_tokens": batch_tokens}
     if (mesh := getattr(scorer, "mesh", None)) is None:
         return session
-    devices = mesh.devices.flatten().tolist()
-    kind = {"platform": devices[0].platform, "kind": devices[0].device_kind}
-    return session | {
-        "mesh": dict(mesh.shape),
-        "attention": getattr(scorer, "attention", None),
-        "devices": {**kind, "count": len(devices), "processes": process_count()},
-    }
+    attention = getattr(scorer, "attention", None)
+    return session | {"mesh": dict(mesh.shape), "attention": attention, "devices": devices_of(mesh)}
 
 
 def check_same_choices(
