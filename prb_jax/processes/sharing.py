@@ -113,12 +113,13 @@ def on_first_process(action: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def entered_on_first_process(
-    opened: contextlib.AbstractContextManager[Entered], tell: Callable[[Entered], Any] = lambda entered: None
+    open_it: Callable[[], contextlib.AbstractContextManager[Entered]],
+    tell: Callable[[Entered], Any] = lambda entered: None,
 ) -> Iterator[tuple[Entered | None, Any]]:
-    """Enter a context on process 0 alone; a collective, whose errors are raised in every process.
+    """Make and enter a context on process 0 alone; a collective, whose errors are raised in every process.
 
     Args:
-      opened: the context.
+      open_it: makes the context.
       tell: makes of what it gives a value that JSON can hold.
 
     Yields:
@@ -128,7 +129,7 @@ def entered_on_first_process(
         entered: list[Entered] = []
 
         def enter() -> Any:
-            entered.append(stack.enter_context(opened))
+            entered.append(stack.enter_context(open_it()))
             return tell(entered[0])
 
         told = on_first_process(enter)

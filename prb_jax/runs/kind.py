@@ -14,6 +14,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import RunError, quote
 from prb_jax.processes.agreement import differences
 from prb_jax.processes.sharing import entered_on_first_process, on_first_process, process_count
-from prb_jax.runs.command_line import command_line
+from prb_jax.runs import command_line
 from prb_jax.runs.rows import RowFile, RowKind, share_rows
 from prb_jax.storage.urls import shown
 
@@ -193,8 +194,8 @@ class RunKind:
         Process 0 alone holds and writes it. The others know what is finished, and keep the rows that they append in
         memory alone; only process 0 may finish the rows and the run. Errors are raised in every process.
         """
-        opened = self.open(out, inputs, notes=notes, session=session)
-        with entered_on_first_process(opened, lambda folder: folder.record) as (folder, record):
+        opens = partial(self.open, out, inputs, notes=notes, session=session)
+        with entered_on_first_process(opens, lambda folder: folder.record) as (folder, record):
             assert self.rows is not None
             file = share_rows(self.rows, Path(out), folder and folder.file)
             yield folder or RunFolder(Path(out), self, record, file)

@@ -125,7 +125,7 @@ class RowKind(Generic[AnyRow]):
         Raises:
           RunError: as :meth:`open`, in every process.
         """
-        with entered_on_first_process(self.open(folder)) as (file, _):
+        with entered_on_first_process(lambda: self.open(folder)) as (file, _):
             yield share_rows(self, folder, file)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -129,8 +130,9 @@ def open_scored_run(
     folder knows of them.
     """
     reading = job.inputs.reading if job.control is None else []
-    opened = open_evaluation(out, inputs=job.decided, session=session, notes=notes, by_blocks=bool(reading))
-    with entered_on_first_process(opened, EvaluationFolder.known_blocks) as (folder, blocks):
+    facts: dict[str, Any] = {"inputs": job.decided, "session": session, "notes": notes}
+    opens = partial(open_evaluation, out, **facts, by_blocks=bool(reading))
+    with entered_on_first_process(opens, EvaluationFolder.known_blocks) as (folder, blocks):
         for file, digests in zip(reading, blocks, strict=False):
             file.expect(digests)
         file = share_rows(SCORE_ROWS, Path(out), folder and folder.file)
