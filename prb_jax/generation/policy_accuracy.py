@@ -64,7 +64,7 @@ _SWAP: Final = "swap"
 
 
 class PolicyAccuracy(RunResult):
-    """The result of `policy_accuracy`."""
+    """The result of `policy_accuracy`: `out`, the run folder, and `summary`, what `summary.json` holds."""
 
 
 def policy_accuracy(

@@ -51,7 +51,8 @@ _DEFINITIONS = {
 
 
 class SampleRun(RunResult):
-    """The result of `sample_data`; the summary of a part has its number and its rows."""
+    """The result of `sample_data`: `out`, the run folder, and `summary`, what `summary.json` holds; of a part its
+    number and its rows."""
 
 
 def sample_data(

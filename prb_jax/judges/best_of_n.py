@@ -66,7 +66,7 @@ _DEFINITIONS = {
 
 
 class BestOfN(RunResult):
-    """The result of `best_of_n`."""
+    """The result of `best_of_n`: `out`, the run folder, and `summary`, what `summary.json` holds."""
 
 
 def best_of_n(
