@@ -22,7 +22,7 @@ from prb_jax.errors import PrbError, RunError, printable
 from prb_jax.plugins import import_plugins
 from prb_jax.processes.job import INTERRUPTED, INTERRUPTED_BY_USER, leave_job
 from prb_jax.processes.sharing import refuse_together
-from prb_jax.runs.command_line import set_command_line
+from prb_jax.runs import set_command_line
 from prb_jax.storage.urls import localise_options, names_url, session, shown, urls_in_output
 from prb_jax.version import __version__
 

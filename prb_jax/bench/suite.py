@@ -24,7 +24,7 @@ from prb_jax.bench.suite_tables import BENCH, KIND, MEASURED, write_pages
 from prb_jax.data.writing import held_folder, write_json
 from prb_jax.errors import PrbError, RunError
 from prb_jax.models.named_shapes import SHAPES
-from prb_jax.runs.command_line import command_line
+from prb_jax.runs import command_line
 from prb_jax.runs.kind import as_recorded, check_same_inputs
 
 FAILED, UNPROVED, LEFT_OUT = "failed", "no parity", "not measured"

@@ -10,7 +10,7 @@ from typing import Any
 from prb_jax.commands.arguments import Parser
 from prb_jax.data.config_files import explained_settings, read_config_file, unknown_key
 from prb_jax.errors import RunError, quote
-from prb_jax.runs.command_line import set_command_line
+from prb_jax.runs import set_command_line
 from prb_jax.storage.urls import OUTPUTS, localised, shown
 
 

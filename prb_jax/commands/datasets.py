@@ -82,7 +82,7 @@ def run_prepare(options: argparse.Namespace) -> None:
     prepared = prepare(options.data, out=options.out, splits=options.split)
     stores = []
     if options.model is not None:
-        from prb_jax.scoring.prepared_tokens import TokensJob, write_store
+        from prb_jax.scoring.write_tokens import TokensJob, write_store
 
         loading, view = chosen(options, LoadOptions), chosen(options, ViewOptions)
         job = TokensJob(model=options.model, loading=loading, view=view, folder=prepared.folder)

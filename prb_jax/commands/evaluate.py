@@ -12,7 +12,7 @@ from prb_jax.commands.process import print_table, start
 from prb_jax.data.options import options_of
 from prb_jax.errors import RunError, quote
 from prb_jax.processes.sharing import on_first_process, process_index
-from prb_jax.runs.command_line import set_command_line
+from prb_jax.runs import set_command_line
 from prb_jax.storage.urls import localise_options
 
 _POSTS: Final = "prb_jax.study.posts"

@@ -6,9 +6,9 @@ import os
 from prb_jax.commands.arguments import REWARD_MODEL, Parser, call, chosen, not_negative, positive
 from prb_jax.commands.process import hide_torch, print_table, start
 from prb_jax.models import DTYPES
-from prb_jax.readouts import LAYOUTS
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.text.visible import PROTOCOLS
+from prb_jax.training import LAYOUTS
 
 
 def add_inspect(sub: Parser) -> None:

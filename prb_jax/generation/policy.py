@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.models.quantization import quantization_form
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.readouts.open_model import open_language_model
+from prb_jax.readouts.open_model import OpenedModel, open_language_model
 from prb_jax.sharding import check_heads, parameter_shardings
 from prb_jax.text.tokenizer import ChatTokenizer
 
@@ -326,26 +326,45 @@ def open_policy(model: str | Path | Policy, options: LoadOptions) -> Policy:
     if isinstance(model, Policy):
         return model
     opened = open_language_model(model, options)
-    chat, dtype = opened.chat(), jnp.dtype(opened.dtype)
-    config, quantize = opened.decoder.config, options.quantize
+    config, quantize, dtype = opened.decoder.config, options.quantize, jnp.dtype(opened.dtype)
     mesh = opened.mesh if options.mesh is not None else decoding_mesh(config, opened.mesh)
-    check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
     if quantize is not None:
         quantization_form(quantize, mesh=mesh)
-    stop_ids = read_stop_ids(opened.folder.path, chat, raw=config.original)
+    bare = bare_policy(opened, mesh=mesh, draws_on=mesh)
     shardings = parameter_shardings(abstract_params(config, quantize=quantize), mesh)
-    program = make_program(config, mesh=mesh, dtype=dtype, attention=options.attention)
     loaded = load_params(opened.folder.path, config, dtype=dtype, shardings=shardings, quantize=quantize)
+    return replace(bare, params=loaded.params, quantize=quantize, report=loaded.report)
+
+
+def bare_policy(opened: OpenedModel, *, mesh: Mesh, draws_on: Mesh, lora_scale: float = 1.0) -> Policy:
+    """Return the policy of an opened language model, without weights.
+
+    Args:
+      opened: the model.
+      mesh: of its weights.
+      draws_on: mesh of the program.
+      lora_scale: of the adapters among its weights.
+
+    Raises:
+      CheckpointError: its stop tokens cannot be read, or these devices have no such attention.
+      MeshError: the mesh does not divide its heads.
+    """
+    config, chat = opened.decoder.config, opened.chat()
+    check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
     return Policy(
         name=opened.name,
-        program=program,
-        params=loaded.params,
+        stop_ids=read_stop_ids(opened.folder.path, chat, raw=config.original),
+        program=make_program(
+            config,
+            mesh=draws_on,
+            dtype=jnp.dtype(opened.dtype),
+            attention=opened.options.attention,
+            lora_scale=lora_scale,
+        ),
+        params={},
         tokenizer=chat,
-        stop_ids=stop_ids,
         mesh=mesh,
         dtype=opened.dtype,
-        quantize=quantize,
-        report=loaded.report,
         source=opened.source,
     )
 

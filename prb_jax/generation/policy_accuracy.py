@@ -42,7 +42,7 @@ from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
-from prb_jax.runs.kind import RunKind
+from prb_jax.runs.kind import RunKind, RunResult
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowFile, RowKind
 from prb_jax.scoring.controls import with_other_users
@@ -63,17 +63,8 @@ STRENGTHS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 _SWAP: Final = "swap"
 
 
-@dataclass(frozen=True)
-class PolicyAccuracy:
-    """The result of `policy_accuracy`.
-
-    Attributes:
-      out: the run folder.
-      summary: what `summary.json` holds.
-    """
-
-    out: Path
-    summary: dict[str, Any]
+class PolicyAccuracy(RunResult):
+    """The result of `policy_accuracy`: `out`, the run folder, and `summary`, what `summary.json` holds."""
 
 
 def policy_accuracy(

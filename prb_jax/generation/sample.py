@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from hashlib import sha256
 from operator import itemgetter
@@ -27,7 +27,7 @@ from prb_jax.processes.sharing import on_first_process, refuse_together
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.endpoint import Endpoint
 from prb_jax.remote.options import EndpointOptions
-from prb_jax.runs.kind import RunKind
+from prb_jax.runs.kind import RunKind, RunResult
 from prb_jax.runs.parts import Part, Skip, finish_part, parse_part
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowKind
@@ -50,17 +50,9 @@ _DEFINITIONS = {
 }
 
 
-@dataclass(frozen=True)
-class SampleRun:
-    """The result of `sample_data`.
-
-    Attributes:
-      out: the run folder.
-      summary: what `summary.json` holds; of a part its number and its rows.
-    """
-
-    out: Path
-    summary: dict[str, Any]
+class SampleRun(RunResult):
+    """The result of `sample_data`: `out`, the run folder, and `summary`, what `summary.json` holds; of a part its
+    number and its rows."""
 
 
 def sample_data(

@@ -9,7 +9,7 @@ curves; ``curves.png`` shows them. ``behaviour.json`` holds the last point of ea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from operator import itemgetter
 from pathlib import Path
@@ -31,7 +31,7 @@ from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.endpoint import REPLIES
 from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
-from prb_jax.runs.kind import RunKind
+from prb_jax.runs.kind import RunKind, RunResult
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowFile, RowKind
 from prb_jax.scoring import Scorer
@@ -65,17 +65,8 @@ _DEFINITIONS = {
 }
 
 
-@dataclass(frozen=True)
-class BestOfN:
-    """The result of `best_of_n`.
-
-    Attributes:
-      out: the run folder.
-      summary: what `summary.json` holds.
-    """
-
-    out: Path
-    summary: dict[str, Any]
+class BestOfN(RunResult):
+    """The result of `best_of_n`: `out`, the run folder, and `summary`, what `summary.json` holds."""
 
 
 def best_of_n(

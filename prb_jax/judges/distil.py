@@ -19,7 +19,7 @@ from prb_jax.data.writing import json_line, refuse_file, write_file, write_json
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.judges.best_of_n import REWARD_ROWS, REWARDS, RUNS
 from prb_jax.judges.candidates import read_candidates
-from prb_jax.runs.command_line import command_line
+from prb_jax.runs import command_line
 from prb_jax.runs.kind import as_recorded, check_same_inputs
 from prb_jax.storage.urls import localised
 

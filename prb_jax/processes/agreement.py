@@ -16,12 +16,11 @@ _FIELDS_SHOWN = 3
 _LONGEST_VALUE = 100
 
 
-def check_agreement(inputs: Mapping[str, Any], *, name: str = "inputs") -> None:
+def check_agreement(inputs: Mapping[str, Any]) -> None:
     """Makes sure that ``inputs`` are equal in all processes; a collective.
 
     Args:
       inputs: anything JSON can hold. Of files their contents (digests) and never their paths, which may differ.
-      name: of the inputs, for the message.
 
     Raises:
       RunError: in every process, naming the first process that differs from process 0, and the fields.
@@ -43,7 +42,7 @@ def check_agreement(inputs: Mapping[str, Any], *, name: str = "inputs") -> None:
     if not fields:  # 1 and 1.0
         return
     shown = [
-        f"{name}.{field}: {_short(found)}, expected {_short(expected)}"
+        f"inputs.{field}: {_short(found)}, expected {_short(expected)}"
         for field, (expected, found) in list(fields.items())[:_FIELDS_SHOWN]
     ]
     if len(fields) > _FIELDS_SHOWN:

@@ -6,17 +6,20 @@ One process is the normal case, and costs nothing here: JAX is asked only where
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prb_jax import errors
 from prb_jax.errors import PrbError, RunError
 
 if TYPE_CHECKING:
     import numpy as np
+
+Entered = TypeVar("Entered")
 
 
 def process_index() -> int:
@@ -84,11 +87,6 @@ def parts_of(count: int) -> list[range]:
     return [range(first, last) for first, last in itertools.pairwise(ends)]
 
 
-def own_part(count: int) -> range:
-    """Which of so many items are this process's, of a division into equal parts in order."""
-    return parts_of(count)[process_index()]
-
-
 def on_first_process(action: Callable[[], Any]) -> Any:
     """Runs ``action`` on process 0 alone; its value, or its PrbError, in every process.
 
@@ -111,6 +109,31 @@ def on_first_process(action: Callable[[], Any]) -> Any:
         kind, text = outcome["error"]
         raise getattr(errors, kind)(f"process 0: {text}")
     return outcome["value"]
+
+
+@contextlib.contextmanager
+def entered_on_first_process(
+    open_it: Callable[[], contextlib.AbstractContextManager[Entered]],
+    tell: Callable[[Entered], Any] = lambda entered: None,
+) -> Iterator[tuple[Entered | None, Any]]:
+    """Make and enter a context on process 0 alone; a collective, whose errors are raised in every process.
+
+    Args:
+      open_it: makes the context.
+      tell: makes of what it gives a value that JSON can hold.
+
+    Yields:
+      What it gives (None on the other processes), and the value that is told.
+    """
+    with contextlib.ExitStack() as stack:
+        entered: list[Entered] = []
+
+        def enter() -> Any:
+            entered.append(stack.enter_context(open_it()))
+            return tell(entered[0])
+
+        told = on_first_process(enter)
+        yield next(iter(entered), None), told
 
 
 def refuse_together(*, endpoint: object = None, part: object = None, together: bool | None = None) -> None:

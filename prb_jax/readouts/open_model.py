@@ -1,9 +1,4 @@
-"""One way to open a model: everything that is known of a reward model or a language model before a weight is read; and
-linear heads of one layout in another, which `prb convert` writes.
-
-The layout ``standard`` is a ``*ForSequenceClassification`` of transformers; ``value-head`` a language model with TRL's
-``v_head.summary`` beside it, which TRL and LLaMA-Factory read.
-"""
+"""One way to open a model: everything that is known of a reward model or a language model before a weight is read."""
 
 from __future__ import annotations
 
@@ -12,20 +7,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.checkpoints.load import EncoderFolder
 from prb_jax.checkpoints.locate import ModelFolder, describe, locate
 from prb_jax.checkpoints.weight_index import index_folder
-from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError, quote
-from prb_jax.models.config.decoder import STANDARD, DecoderConfig, parse_config, read_raw_config
+from prb_jax.models.config.decoder import DecoderConfig, parse_config, read_raw_config
 from prb_jax.models.config.encoder import EncoderConfig, is_encoder, refuse_encoder, refuse_for_encoder
 from prb_jax.models.config.families import FAMILIES
 from prb_jax.models.config.fields import choose_dtype
-from prb_jax.models.head import LINEAR, LanguageHead, Linear, is_one_row
+from prb_jax.models.head import LanguageHead
 from prb_jax.readouts.heads import PAPER_READOUT, choose_readout
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.registry import ModelRow
@@ -36,10 +28,6 @@ from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 
 LANGUAGE_MODEL = ModelRow(name="language-model", models=(), head=LanguageHead())
 """The row of a ``*ForCausalLM``; it is in no table, for it gives no reward."""
-
-VALUE_HEAD = Linear(("v_head.summary.weight",), with_bias=True, bias=True)
-
-_PROBE = (Message("user", "Is this a question?"), Message("assistant", "It is an answer."))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,83 +215,3 @@ def open_reward_or_language_model(
         if not causal or options.readout is not None:
             raise
         return open_language_model(folder, options), str(error)
-
-
-@dataclass(frozen=True)
-class ConvertedModel:
-    """Configuration and parameters in another layout."""
-
-    config: DecoderConfig
-    params: dict[str, Any]
-
-
-def check_convertible(found: ResolvedModel, *, where: str) -> None:
-    """Raise CheckpointError unless the read-out is linear at the last token: transformers has no class for others."""
-    if not is_one_row(found.config.head):
-        raise CheckpointError(
-            f"{where}: the read-out '{found.row.name}' is not a linear head at the last token, so no "
-            "*ForSequenceClassification has the same scores; `prb evaluate` scores with the checkpoint as it is, and "
-            "`prb train ... init_head=true` trains a new head"
-        )
-
-
-def as_standard(
-    found: ResolvedModel, params: dict[str, Any], *, drop_bias: bool, where: str
-) -> ConvertedModel:
-    """The same model with a head without bias under ``score``.
-
-    Raises:
-      CheckpointError: the head has a bias other than zero, which the standard class has no place for.
-    """
-    params = dict(params)
-    bias = params.pop("score_bias", None)
-    if bias is not None and bool(jnp.any(bias != 0)) and not drop_bias:
-        raise CheckpointError(
-            f"{where}: the head has a bias of {np.asarray(bias, np.float32).tolist()}, which no "
-            "*ForSequenceClassification has; `prb convert --drop-bias` leaves it out: every reward changes by that "
-            "much, no difference between responses does"
-        )
-    return ConvertedModel(replace(found.config, head=LINEAR, layout=STANDARD), params)
-
-
-def as_value_head(
-    found: ResolvedModel, params: dict[str, Any], *, drop_bias: bool, where: str
-) -> ConvertedModel:
-    """The same model with its head under ``v_head.summary``; a head without bias gets one of zero.
-
-    Raises:
-      CheckpointError: the head has several outputs, a value head one.
-    """
-    if found.config.num_labels != 1:
-        raise CheckpointError(
-            f"{where}: the head has {found.config.num_labels} outputs, a value head one: leave out --layout value-head"
-        )
-    bias = params.get("score_bias")
-    if bias is None or drop_bias:
-        bias = jnp.zeros((1,), params["score"].dtype)
-    config = replace(found.config, head=VALUE_HEAD, layout=STANDARD)
-    return ConvertedModel(config, {**params, "score_bias": bias})
-
-
-def standard_tokenizer(opened: OpenedModel) -> ChatTokenizer:
-    """The tokenizer of a model with the rules of its text in the chat template; CheckpointError where a template
-    cannot say them."""
-    chat = opened.chat()
-    if chat.ends_with is None:
-        return chat
-    place, rules = opened.tokenizer_folder.path, replace(opened.decoder.text, append=None)
-    plain = load_tokenizer(place, chat_template=opened.options.chat_template, rules=rules)
-    if plain.encode(_PROBE) == chat.encode(_PROBE):  # the template writes it already
-        return plain
-    token = chat.tokenizer.convert_ids_to_tokens(chat.ends_with)
-    quoted = token.replace("\\", "\\\\").replace("'", "\\'")
-    # Jinja leaves out one newline at the end of a template, as long as it is the end.
-    text = chat.template.text.removesuffix("\n") + f"{{{{ '{quoted}' }}}}"
-    written = load_tokenizer(place, chat_template=text)
-    if written.encode(_PROBE) != chat.encode(_PROBE):
-        raise CheckpointError(
-            f"{opened.name}: its conversations end in {quote(token)} (id {chat.ends_with}), which its tokenizer does "
-            "not read as one token in a text, so no chat template can write it: `prb evaluate` scores with the "
-            "checkpoint as it is"
-        )
-    return written

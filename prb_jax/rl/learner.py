@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from prb_jax.checkpoints.load import abstract_params, load_params
-from prb_jax.generation.policy import Policy, read_stop_ids
-from prb_jax.generation.programs import decoding_mesh, make_program
+from prb_jax.generation.policy import bare_policy
+from prb_jax.generation.programs import decoding_mesh
 from prb_jax.models.attention.choice import trained_stream_attention
 from prb_jax.models.decoder import Params
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.readouts.open_model import OpenedModel, open_language_model
+from prb_jax.readouts.open_model import open_language_model
 from prb_jax.rl.numbers import token_weights
 from prb_jax.rl.objective import (
     POLICY,
@@ -34,7 +34,7 @@ from prb_jax.rl.rollouts import Rollouts
 from prb_jax.rl.settings import PpoSettings
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import Batch, batch_sizes
-from prb_jax.sharding import check_heads, parameter_shardings, replicated
+from prb_jax.sharding import parameter_shardings, replicated
 from prb_jax.training.data import Order, permutation
 from prb_jax.training.export import Write, copy_file
 from prb_jax.training.microbatches import STEPS_SIMULATED, Microbatch, plan_layout
@@ -82,7 +82,12 @@ class Learner(Trainer):
             ),
         )
         self.actor = Actor(settings, opened.decoder.config, opened.mesh)
-        self.policy = _policy(opened, self.actor)
+        self.policy = bare_policy(
+            opened,
+            mesh=opened.mesh,
+            draws_on=decoding_mesh(self.actor.config, opened.mesh),
+            lora_scale=settings.lora_scale,
+        )
         identity = dict(self.policy.identity())
         start = Start(
             name=identity.pop("name"),
@@ -213,28 +218,6 @@ def _cut(array: np.ndarray, part: Microbatch, reads: Reads) -> np.ndarray:
     for members, view in _views(cut, part, array.shape[1]):
         view[...] = array[members]
     return cut
-
-
-def _policy(opened: OpenedModel, actor: Actor) -> Policy:
-    config, mesh, settings = actor.config, actor.mesh, actor.settings
-    check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
-    chat = opened.chat()
-    return Policy(
-        name=opened.name,
-        program=make_program(
-            config,
-            mesh=decoding_mesh(config, mesh),
-            dtype=actor.dtype,
-            attention=settings.attention,
-            lora_scale=settings.lora_scale,
-        ),
-        params={},
-        tokenizer=chat,
-        stop_ids=read_stop_ids(opened.folder.path, chat, raw=config.original),
-        mesh=mesh,
-        dtype=settings.dtype,
-        source=opened.source,
-    )
 
 
 def _targets(batch: Rollouts, rows: np.ndarray, settings: PpoSettings) -> Targets:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,8 +22,8 @@ from prb_jax.data.reading import read_json
 from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import RunError, quote
 from prb_jax.processes.agreement import differences
-from prb_jax.processes.sharing import on_first_process
-from prb_jax.runs.command_line import command_line
+from prb_jax.processes.sharing import entered_on_first_process, on_first_process, process_count
+from prb_jax.runs import command_line
 from prb_jax.runs.rows import RowFile, RowKind, share_rows
 from prb_jax.storage.urls import shown
 
@@ -30,6 +32,19 @@ SUMMARY = "summary.json"
 _LONGEST_DIFFERENCE = 20
 
 Inputs = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a verb leaves.
+
+    Attributes:
+      out: the run folder.
+      summary: what `summary.json` holds.
+    """
+
+    out: Path
+    summary: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -179,18 +194,11 @@ class RunKind:
         Process 0 alone holds and writes it. The others know what is finished, and keep the rows that they append in
         memory alone; only process 0 may finish the rows and the run. Errors are raised in every process.
         """
-        with contextlib.ExitStack() as stack:
-            opened: list[RunFolder] = []
-
-            def open_folder() -> Mapping[str, Any]:
-                folder = self.open(out, inputs, notes=notes, session=session)
-                opened.append(stack.enter_context(folder))
-                return opened[0].record
-
-            record = on_first_process(open_folder)
+        opens = partial(self.open, out, inputs, notes=notes, session=session)
+        with entered_on_first_process(opens, lambda folder: folder.record) as (folder, record):
             assert self.rows is not None
-            file = share_rows(self.rows, Path(out), opened[0].file if opened else None)
-            yield opened[0] if opened else RunFolder(Path(out), self, record, file)
+            file = share_rows(self.rows, Path(out), folder and folder.file)
+            yield folder or RunFolder(Path(out), self, record, file)
 
     def record(
         self,
@@ -205,10 +213,25 @@ class RunKind:
         new = {"kind": self.name, "format": 1, "inputs": inputs, "command": command_line(), **notes}
         known = found or {**new, "sessions": []}
         if not (folder / self.finished).exists():
-            now = {"started": datetime.now(UTC).isoformat(timespec="seconds")}
-            known = {**known, "sessions": [*known["sessions"], now if session is None else session]}
+            session = {"started": session_now()["started"]} if session is None else session
+            known = {**known, "sessions": [*known["sessions"], session]}
             write_json(folder / self.file, known)
         return known
+
+
+def session_now() -> dict[str, Any]:
+    """Return when a run is started, and in which Python."""
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+    }
+
+
+def devices_of(mesh: Any) -> dict[str, Any]:
+    """Return what the devices of a mesh are, and how many processes share them, JSON-ready."""
+    devices = mesh.devices.flatten().tolist()
+    kind = {"platform": devices[0].platform, "kind": devices[0].device_kind}
+    return {**kind, "count": len(devices), "processes": process_count()}
 
 
 def as_recorded(inputs: Mapping[str, Any]) -> dict[str, Any]:

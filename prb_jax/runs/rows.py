@@ -18,7 +18,7 @@ from prb_jax.data.reading import parse_json
 from prb_jax.data.writing import json_line, whole_file, writing
 from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.rows import RowView
-from prb_jax.processes.sharing import on_first_process, process_count, share_json
+from prb_jax.processes.sharing import entered_on_first_process, process_count, share_json
 
 Row = Mapping[str, Any]
 AnyRow = TypeVar("AnyRow")
@@ -125,10 +125,8 @@ class RowKind(Generic[AnyRow]):
         Raises:
           RunError: as :meth:`open`, in every process.
         """
-        with contextlib.ExitStack() as stack:
-            opened: list[RowFile[AnyRow]] = []
-            on_first_process(lambda: opened.append(stack.enter_context(self.open(folder))))
-            yield share_rows(self, folder, next(iter(opened), None))
+        with entered_on_first_process(lambda: self.open(folder)) as (file, _):
+            yield share_rows(self, folder, file)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.runs.command_line import command_line
+from prb_jax.runs import command_line
 from prb_jax.runs.evaluation import COMPUTED, EVALUATION, JUDGEMENTS, SCORES, is_settled
 from prb_jax.runs.parts import finish_part, parse_part
 from prb_jax.runs.weights_and_biases import log_summary, start_wandb

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,10 +15,11 @@ from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowTable, RowView
 from prb_jax.processes.agreement import check_agreement
-from prb_jax.processes.sharing import on_first_process, process_count, refuse_together
+from prb_jax.processes.sharing import entered_on_first_process, process_count, refuse_together
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote import is_url
 from prb_jax.runs.evaluation import SCORE_ROWS, EvaluationFolder, open_evaluation
+from prb_jax.runs.kind import devices_of, session_now
 from prb_jax.runs.parts import Part, Skip
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import share_rows
@@ -133,21 +133,13 @@ def open_scored_run(
     folder knows of them.
     """
     reading = job.inputs.reading if job.control is None else []
-    with contextlib.ExitStack() as stack:
-        opened: list[EvaluationFolder] = []
-
-        def open_folder() -> list[list[str]]:
-            folder = open_evaluation(
-                out, inputs=job.decided, session=session, notes=notes, by_blocks=bool(reading)
-            )
-            opened.append(stack.enter_context(folder))
-            return opened[0].known_blocks()
-
-        blocks = on_first_process(open_folder)
+    facts: dict[str, Any] = {"inputs": job.decided, "session": session, "notes": notes}
+    opens = partial(open_evaluation, out, **facts, by_blocks=bool(reading))
+    with entered_on_first_process(opens, EvaluationFolder.known_blocks) as (folder, blocks):
         for file, digests in zip(reading, blocks, strict=False):
             file.expect(digests)
-        file = share_rows(SCORE_ROWS, Path(out), opened[0].file if opened else None)
-        yield ScoredRun(job, opened[0] if opened else None, cast(RowTable, file.rows))
+        file = share_rows(SCORE_ROWS, Path(out), folder and folder.file)
+        yield ScoredRun(job, folder, cast(RowTable, file.rows))
 
 
 def _estimate(count: Count, comparisons: Sequence[Comparison]) -> None:
@@ -176,20 +168,11 @@ def computing_versions(*, plain: bool) -> dict[str, str | None]:
 
 def session_facts(scorer: Any, batch_tokens: int | None) -> dict[str, Any]:
     """Return how the run is done this time; results do not depend on it."""
-    session: dict[str, Any] = {
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "batch_tokens": batch_tokens,
-    }
+    session: dict[str, Any] = {**session_now(), "batch_tokens": batch_tokens}
     if (mesh := getattr(scorer, "mesh", None)) is None:
         return session
-    devices = mesh.devices.flatten().tolist()
-    kind = {"platform": devices[0].platform, "kind": devices[0].device_kind}
-    return session | {
-        "mesh": dict(mesh.shape),
-        "attention": getattr(scorer, "attention", None),
-        "devices": {**kind, "count": len(devices), "processes": process_count()},
-    }
+    attention = getattr(scorer, "attention", None)
+    return session | {"mesh": dict(mesh.shape), "attention": attention, "devices": devices_of(mesh)}
 
 
 def check_same_choices(

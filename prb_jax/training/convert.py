@@ -16,24 +16,22 @@ from prb_jax.errors import CheckpointError, RunError, quote
 from prb_jax.models import DTYPES
 from prb_jax.models.head import Linear, Vocabulary
 from prb_jax.personal.prompts import NAMES, TABLE
-from prb_jax.readouts import LAYOUTS
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.readouts.open_model import (
-    LANGUAGE_MODEL,
-    ConvertedModel,
-    OpenedModel,
-    as_standard,
-    as_value_head,
-    check_convertible,
-    open_reward_or_language_model,
-    standard_tokenizer,
-)
+from prb_jax.readouts.open_model import LANGUAGE_MODEL, OpenedModel, open_reward_or_language_model
 from prb_jax.runs.kind import check_same_inputs
 from prb_jax.sharding import make_mesh, parameter_shardings
 from prb_jax.text.template import PLAIN_RULES
 from prb_jax.text.view import TRAINED_VIEW
+from prb_jax.training import LAYOUTS
 from prb_jax.training.config import load_settings
 from prb_jax.training.export import TOKENIZER_FILES, copy_file, copy_tokenizer, write_whole
+from prb_jax.training.layouts import (
+    ConvertedModel,
+    as_standard,
+    as_value_head,
+    check_convertible,
+    standard_tokenizer,
+)
 from prb_jax.training.record import CHECKPOINTS, TRAIN, TRAINING
 from prb_jax.training.saved_states import Checkpoints
 from prb_jax.training.start import start_from

@@ -17,10 +17,8 @@ rises again at the seam; ``optimizer.schedule=constant`` has no seam.
 from __future__ import annotations
 
 import contextlib
-import platform
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +31,8 @@ from prb_jax.data.writing import held_folder, writing
 from prb_jax.errors import RunError, quote
 from prb_jax.models.attention.choice import choose_attention, trained_stream_attention
 from prb_jax.processes.agreement import check_agreement
-from prb_jax.processes.sharing import on_first_process, process_count
-from prb_jax.runs.kind import SUMMARY, RunKind, as_recorded, check_same_inputs
+from prb_jax.processes.sharing import on_first_process
+from prb_jax.runs.kind import SUMMARY, RunKind, as_recorded, check_same_inputs, devices_of, session_now
 from prb_jax.runs.weights_and_biases import check_wandb
 from prb_jax.training.config import SCRATCH, RunOptions, TrainSettings
 from prb_jax.training.data import TrainingData
@@ -191,19 +189,13 @@ def train_inputs(
 
 def session_on(mesh: Mesh, settings: RunOptions) -> dict[str, Any]:
     """When and on what a run is started, what attends, and the settings that have no effect on the result."""
-    devices, dtype = mesh.devices.flatten().tolist(), jnp.dtype(settings.dtype)
+    dtype = jnp.dtype(settings.dtype)
     attention = trained_stream_attention(mesh, dtype, settings.attention)
     return {
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
+        **session_now(),
         "settings": settings_with(settings, "contents", "none"),
         "mesh": dict(mesh.shape),
-        "devices": {
-            "platform": devices[0].platform,
-            "kind": devices[0].device_kind,
-            "count": len(devices),
-            "processes": process_count(),
-        },
+        "devices": devices_of(mesh),
         "attention": attention or choose_attention(mesh, dtype, settings.attention).name,
     }
 

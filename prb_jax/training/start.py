@@ -24,11 +24,12 @@ from prb_jax.models.random_params import init_params
 from prb_jax.personal.prompts import NAMES, TABLE
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.readouts.open_model import as_standard, check_convertible, open_model, standard_tokenizer
+from prb_jax.readouts.open_model import open_model
 from prb_jax.sharding import check_heads, parameter_shardings
 from prb_jax.text.new_tokenizer import train_tokenizer, training_texts
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 from prb_jax.training.config import SCRATCH, TrainSettings
+from prb_jax.training.layouts import as_standard, check_convertible, standard_tokenizer
 from prb_jax.trees.shapes import round_up
 
 _TEXTS_OF = 10_000

@@ -1,12 +1,19 @@
 """Several processes of one run: process 0 alone writes, all get the same result and the same errors."""
 
+import contextlib
 import json
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
-from prb_jax.processes.sharing import on_first_process, process_count, process_index, share_json
+from prb_jax.processes.sharing import (
+    entered_on_first_process,
+    on_first_process,
+    process_count,
+    process_index,
+    share_json,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,6 +47,20 @@ def test_one_process_asks_nobody():
     assert (process_index(), process_count()) == (0, 1)
     assert share_json({"a": [1.5, None]}) == {"a": [1.5, None]}
     assert on_first_process(lambda: 3) == 3
+
+
+def test_a_context_is_entered_once_and_left():
+    steps = []
+
+    @contextlib.contextmanager
+    def opened():
+        steps.append("in")
+        yield 3
+        steps.append("out")
+
+    with entered_on_first_process(opened, lambda number: [number, number]) as (number, told):
+        assert (number, told, steps) == (3, [3, 3], ["in"])
+    assert steps == ["in", "out"]
 
 
 def test_two_processes(tmp_path):

@@ -13,9 +13,9 @@ import pytest
 from prb_jax import DataError, RunError, evaluate
 from prb_jax.cli import main
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.scoring import prepared_tokens as writing
-from prb_jax.scoring.prepared_tokens import TokensJob, write_store
+from prb_jax.scoring import write_tokens as writing
 from prb_jax.scoring.reader import Reader
+from prb_jax.scoring.write_tokens import TokensJob, write_store
 from prb_jax.sources.prepare import prepare
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.token_store import COLUMNS, PAGE, open_store

@@ -10,8 +10,8 @@ import pytest
 import prb_jax as prb
 from prb_jax.data import lines
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.scoring.prepared_tokens import TokensJob, write_store
 from prb_jax.scoring.reader import Reader
+from prb_jax.scoring.write_tokens import TokensJob, write_store
 from prb_jax.sources.prepare import prepare
 from prb_jax.sources.prepared import PreparedComparisons
 from prb_jax.text.view import ViewOptions
