@@ -17,6 +17,7 @@ import fsspec
 import pytest
 
 from prb_jax import cli
+from prb_jax.storage.objects import Store
 from tests.processes.jobs import ended, job
 from tests.storage.servers import failing_proxy, gcs_server, s3_server
 from tests.training.tiny import rows as model_rows
@@ -89,6 +90,16 @@ def compare(direct: Any, folder: Path) -> None:
     assert stored == files
     for name in files - {"run.json"}:
         assert direct.cat_file(f"bucket/runs/x/{name}") == (folder / name).read_bytes(), name
+
+
+def test_objects_come_back_whatever_byte_they_end_in(bucket):
+    url, direct = bucket
+    for last in b"\r\n \0-":
+        data = b"object" + bytes([last])
+        direct.pipe_file("bucket/object", data)
+        assert Store(url).read("object") == data
+    direct.pipe_file("bucket/object", b"")
+    assert Store(url).read("object") == b""
 
 
 @pytest.mark.slow
