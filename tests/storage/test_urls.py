@@ -194,7 +194,7 @@ def test_what_cannot_be_done_is_said_in_one_line(tmp_path, store, monkeypatch, c
             *("train", "bt_user_blind", "model=x", "data=y", "--distributed", "--out", "gs://b/t")
         ],
         "--distributed: every process of prb ppo writes a part": [
-            *("ppo", "x", "y", "--data", "z", "--distributed", "--out", "gs://b/t")
+            *("ppo", "x", "model=y", "data=z", "--distributed", "--out", "gs://b/t")
         ],
     }
     before = contents()
