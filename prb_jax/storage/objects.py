@@ -59,6 +59,8 @@ class Store:
             ) from error
         except Exception as error:  # credentials that cannot be read
             raise RunError(f"{url}: cannot be opened: {_reason(error)}") from error
+        # gcsfs compares what the store says it holds only when asked to; a mismatch is an error, and so is retried.
+        self._checked = {"consistency": "md5"} if scheme == "gs" else {}
         self._root: str = self._fs._strip_protocol(url).rstrip("/")
 
     def versions(self) -> dict[str, str]:
@@ -120,7 +122,7 @@ class Store:
         def copy(path: str) -> None:
             file.seek(start)
             if size <= _BLOCK:
-                self._fs.pipe_file(path, _read(file, size))
+                self._fs.pipe_file(path, _read(file, size), **self._checked)
                 return
             with self._fs.open(path, "wb", block_size=_BLOCK) as target:
                 for offset in range(0, size, _BLOCK):

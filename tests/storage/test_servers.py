@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -17,6 +18,9 @@ import fsspec
 import pytest
 
 from prb_jax import cli
+from prb_jax.errors import RunError
+from prb_jax.storage import objects
+from prb_jax.storage.objects import Store
 from tests.processes.jobs import ended, job
 from tests.storage.servers import failing_proxy, gcs_server, s3_server
 from tests.training.tiny import rows as model_rows
@@ -89,6 +93,32 @@ def compare(direct: Any, folder: Path) -> None:
     assert stored == files
     for name in files - {"run.json"}:
         assert direct.cat_file(f"bucket/runs/x/{name}") == (folder / name).read_bytes(), name
+
+
+def test_objects_come_back_whatever_byte_they_end_in(bucket):
+    url, direct = bucket
+    for last in b"\r\n \0-":
+        data = b"object" + bytes([last])
+        direct.pipe_file("bucket/object", data)
+        assert Store(url).read("object") == data
+    direct.pipe_file("bucket/object", b"")
+    assert Store(url).read("object") == b""
+
+
+@pytest.mark.parametrize("bucket", ["gs"], indirect=True)
+def test_an_object_that_the_store_holds_with_other_bytes_is_an_error(bucket, monkeypatch):
+    from gcp_storage_emulator.storage import Storage
+
+    create = Storage.create_file
+
+    def other(self: Any, bucket: str, name: str, content: bytes, *rest: Any) -> None:
+        create(self, bucket, name, content, *rest)
+        self.objects[bucket][name]["md5Hash"] = "AAAAAAAAAAAAAAAAAAAAAA=="
+
+    monkeypatch.setattr(Storage, "create_file", other)
+    monkeypatch.setattr(objects, "_FIRST_WAIT", 0.001)
+    with pytest.raises(RunError, match="object: failed 9 times, last: MD5 checksum failed"):
+        Store(bucket[0]).upload("object", io.BytesIO(b"bytes"), start=0, size=5)
 
 
 @pytest.mark.slow

@@ -193,6 +193,9 @@ def test_what_cannot_be_done_is_said_in_one_line(tmp_path, store, monkeypatch, c
         "--distributed: every process of prb train writes a part": [
             *("train", "bt_user_blind", "model=x", "data=y", "--distributed", "--out", "gs://b/t")
         ],
+        "--distributed: every process of prb ppo writes a part": [
+            *("ppo", "x", "model=y", "data=z", "--distributed", "--out", "gs://b/t")
+        ],
     }
     before = contents()
     for message, words in table.items():
