@@ -50,6 +50,9 @@ from prb_jax.trees.streams import StreamBatch
 POLICY, VALUE = "policy", "value"
 """The groups of parameters: those of the policy, and those of the value function, where there is one."""
 
+FEW_READS = 4
+"""The last layer computes the read places alone where they are at most one in so many of the tokens of a stream."""
+
 LOGITS_AT_ONCE = 1 << 24
 """About so many logits are in memory at a time: the tokens of a response are taken in runs."""
 
@@ -229,8 +232,11 @@ def token_states(
     }
     places = jnp.asarray(reads.places)
     if isinstance(batch, StreamBatch):
+        # The last layer attends from read places to every key of the stream, and block by block from all tokens.
+        apart = FEW_READS * places.shape[1] <= batch.tokens.shape[1]
         batch = dataclasses.replace(batch, reads=places)
-        x = decode_stream(params, batch, reads_only=True, differentiated=differentiated, **options)
+        x = decode_stream(params, batch, reads_only=apart, differentiated=differentiated, **options)
+        x = x if apart else take_places(x, places)
     else:
         x = take_places(decode_tree(params, batch, attention=actor.attention, **options), places)
     return last_norm(params, x, actor.config)

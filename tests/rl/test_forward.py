@@ -14,6 +14,7 @@ import pytest
 
 from prb_jax.models.attention import splash
 from prb_jax.models.attention.choice import SPLASH_STREAM_ATTENTION
+from prb_jax.models.decoder import decode_stream
 from prb_jax.rl import learner as learning
 from prb_jax.rl.credit import credit
 from prb_jax.rl.learner import Learner
@@ -107,6 +108,33 @@ def test_tokens_are_those_of_transformers_at_the_temperature_of_the_draws(
     np.testing.assert_array_equal(seen.logprobs, seen.reference)
     ((_, metrics),) = learner.updates(_with_scores(seen, learner), step=0)
     assert metrics["entropy"] == pytest.approx(np.concatenate(entropies).mean(), abs=1e-5)
+
+
+@pytest.mark.parametrize(("few", "apart"), [(0, [True]), (4, [False])])
+def test_a_stream_of_many_reads_is_computed_block_by_block(
+    policy: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int, apart: list[bool]
+) -> None:
+    """The last layer does not attend from each of the read places to the whole stream, and the numbers are the same."""
+    model, folder = policy
+    trees = [tree(np.arange(5, 25), 9, 9, 9, 9, 9, 9), tree(np.arange(25, 45), 9, 9, 9, 9, 9, 9, first=30)]
+    kept: list[bool] = []
+
+    def decode(*args: Any, reads_only: bool, **options: Any) -> jax.Array:
+        kept.append(reads_only)
+        return decode_stream(*args, reads_only=reads_only, **options)
+
+    monkeypatch.setattr("prb_jax.rl.objective.FEW_READS", few)
+    monkeypatch.setattr("prb_jax.rl.objective.decode_stream", decode)
+    changes = {"rollout.temperature": TEMPERATURE, "rollout.n": 6, "optimizer.learning_rate": 0.0}
+    learner = started(folder, trees, tmp_path, algorithm="grpo", **changes)
+    seen = learner.look(Rollouts(trees, COLUMNS))
+    ((_, metrics),) = learner.updates(_with_scores(seen, learner), step=0)
+    assert len(kept) >= 3  # of the policy, the reference, and the policy in the update
+    assert sorted(set(kept)) == apart
+    assert metrics["grad_norm"] > 0
+    for row, one in enumerate(trees):
+        for k in range(6):
+            np.testing.assert_allclose(seen.logprobs[row, k], theirs(model, one, k)[0], atol=1e-5)
 
 
 def _with_scores(batch: Rollouts, learner: Learner) -> Rollouts:
