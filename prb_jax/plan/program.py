@@ -16,8 +16,8 @@ from jax.sharding import Mesh, NamedSharding
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.errors import MeshError, quote
 from prb_jax.models.attention.choice import (
+    KERNEL_STREAM_ATTENTION,
     PAGED_ATTENTION,
-    SPLASH_STREAM_ATTENTION,
     choose_attention,
     trained_stream_attention,
 )
@@ -52,7 +52,8 @@ class Program:
     arguments: tuple[Any, ...]  # ``ShapeDtypeStruct`` with shardings in place of arrays
     flops: float  # what its result needs on all chips together, without anything computed twice or in vain
     # how often a step of its attention kernel computes, on average: the share of the steps that compute
-    # anything; more than one where a step goes through several blocks of keys
+    # anything; more than one where a step goes through several blocks of keys; where the number of steps is data, how
+    # many there are
     visited: float
     attention: str = ""  # the name of that kernel, or of another implementation; "" where nobody asks
     tokens: int = 0  # of the batch, without padding; 0 where nobody asks, and so for the following
@@ -123,7 +124,7 @@ def training_program(
     check_shape(config, shape, mesh)
     kind = jnp.dtype(dtype)
     chosen = choose_attention(mesh, kind, attention)
-    packed = trained_stream_attention(mesh, kind, attention) == SPLASH_STREAM_ATTENTION
+    packed = trained_stream_attention(mesh, kind, attention) == KERNEL_STREAM_ATTENTION
     if shape.spread and not packed:
         raise MeshError(
             f"spread: is for training over packed streams, found the attention {quote(chosen.name)}"
@@ -150,8 +151,8 @@ def training_program(
             step.accumulate,
             (state, frozen, streams.batch, streams.extras),
             passes * flops,
-            streams.visited,
-            SPLASH_STREAM_ATTENTION,
+            streams.steps,
+            KERNEL_STREAM_ATTENTION,
             tokens=sum(tree.tokens for tree in trees),
             computed_tokens=streams.computed,
             bucket_tokens=tokens_in_buckets(config, trees, mesh=mesh),
@@ -181,7 +182,8 @@ def executed_flops(jaxpr: Any, *, visited: float = 1.0, int8: float = 1.0) -> fl
     dearest counts.
 
     Args:
-      visited: how often a step in the grid of an attention kernel computes, on average.
+      visited: how often a step in the grid of an attention kernel computes, on average; the steps of a side of the
+        grid that is data.
       int8: what an operation of a product of int8 factors counts.
     """
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
@@ -208,7 +210,7 @@ def _runs(name: str, parameters: dict[str, Any], visited: float) -> float:
     if name == "shard_map":
         return parameters["mesh"].size
     if name == "pallas_call":
-        return visited * math.prod(parameters["grid_mapping"].grid)
+        return visited * math.prod(side for side in parameters["grid_mapping"].grid if isinstance(side, int))
     return 1
 
 

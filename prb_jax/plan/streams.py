@@ -21,7 +21,7 @@ from prb_jax.scoring.batching import shape_options, stream_options
 from prb_jax.sharding import batch_sharding, mesh_shape
 from prb_jax.training.objective import Extras
 from prb_jax.trees.batches import Bucket
-from prb_jax.trees.kernel_tables import KernelTable
+from prb_jax.trees.kernel_tables import StepTable
 from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, for_kernel, pack_streams
 from prb_jax.trees.shapes import choose_shapes, round_up
 from prb_jax.trees.stream_shapes import READS_STEP
@@ -141,8 +141,7 @@ class TrainedStreams:
     # batch, extras: ``ShapeDtypeStruct`` with shardings
     batch: StreamBatch
     extras: Extras
-    # the share of the steps of the attention kernel that compute, in the stream with the most of them
-    visited: float
+    steps: int  # of the attention kernel for one head, in the stream with the most of them
     computed: int  # tokens of all streams, padding included
 
 
@@ -184,9 +183,9 @@ def trained_streams(config: DecoderConfig, trees: Sequence[Tree], *, mesh: Mesh)
         )
     reads = max(len(tree.responses) for tree in trees) * len(trees)
     tokens = -(-sum(tree.tokens for tree in trees) // shards)
-    options, batches = stream_options(config, mesh), []
+    options, batches = replace(stream_options(config, mesh), share=False), []
     while len(batches) != 1:
-        options = for_kernel(replace(options, tokens=max(tokens, *(tree.tokens for tree in trees))), trees)
+        options = for_kernel(replace(options, tokens=max(tokens, *(tree.tokens for tree in trees))))
         batches = pack_streams(trees, StreamShape(options.tokens, reads), options)
         tokens = options.tokens + options.block
     rows = max(sum(len(trees[member].responses) for member in stream.members) for stream in batches[0])
@@ -194,13 +193,13 @@ def trained_streams(config: DecoderConfig, trees: Sequence[Tree], *, mesh: Mesh)
     packed = tuple(replace(stream, shape=StreamShape(options.tokens, rows)) for stream in batches[0])
     batch = make_stream_batch(trees, packed, options)
     table = batch.window_blocks if config.sliding_window and all(config.layer_windows) else batch.blocks
-    assert isinstance(table, KernelTable)
+    assert isinstance(table, StepTable)
     responses = max(len(tree.responses) for tree in trees)
     places = split_rows(mesh, jnp.int32, shards, rows, responses)
     return TrainedStreams(
         batch=jax.tree.map(lambda array: split_rows(mesh, array.dtype, *array.shape), batch),
         extras=replace(extras_of(mesh, shards, rows, responses), places=places),
-        visited=float(np.asarray(table.key_steps).mean(axis=(1, 2)).max()),
+        steps=int(np.asarray(table.count).max()),
         computed=batch.tokens.size,
     )
 

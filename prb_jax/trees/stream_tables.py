@@ -5,7 +5,7 @@ paged caches has a table of pages: a stream falls into runs, tokens that stand s
 conversation. The keys of a run are its conversation from the first token on: whole pages that an earlier run has
 already, then pages of its own. The page in which it leaves the earlier run is copied. The kernel goes through all keys
 of a sequence for all of its queries. So a run is cut into sequences, and each one's keys end where it ends: few keys
-are visited in vain. The tables of the splash kernel are in :mod:`prb_jax.trees.kernel_tables`.
+are visited in vain. The steps of the kernel for training are in :mod:`prb_jax.trees.kernel_tables`.
 """
 
 from __future__ import annotations
@@ -47,34 +47,18 @@ def block_table(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return, for every block of queries of one stream, the blocks of keys of which one of its queries sees something.
 
-    Token i sees token j if ``j <= i < until[j]`` and ``positions[i] - positions[j] < window``.
-
     Args:
-      until: int32 [N], N a multiple of :data:`BLOCK`.
-      positions: int32 [N].
-      used: tokens of the stream; what follows is padding.
-      window: None for no window.
+      until, positions, used, window: as of :func:`meeting_blocks`, with blocks of :data:`BLOCK`.
 
     Returns:
       int32 [N / BLOCK, N / BLOCK], the numbers of blocks of keys: first those of which all queries see all, so that
       nothing has to be masked, then the others; and int32 [N / BLOCK, 2], how many there are of both kinds. A block of
       padding has none.
     """
-    count = len(until) // BLOCK
-    numbers = np.arange(count)
-    starts = numbers * BLOCK
-    last = until.reshape(count, BLOCK).max(axis=1)
-    first = until.reshape(count, BLOCK).min(axis=1)
-    real = (used + BLOCK - 1) // BLOCK
-    # [queries, keys]: something is seen; everything is seen by everyone.
-    some = (starts[None] <= starts[:, None]) & (last[None] > starts[:, None])
-    every = (starts[None] < starts[:, None]) & (first[None] >= starts[:, None] + BLOCK)
-    if window is not None:
-        near, whole = _within_window(until, positions, real, window)
-        some, every = some & near, every & whole
-    table = np.zeros((count, count), np.int32)
-    counts = np.zeros((count, 2), np.int32)
-    for query in range(real):
+    some, every = meeting_blocks(until, positions, used, block=BLOCK, window=window)
+    table = np.zeros(some.shape, np.int32)
+    counts = np.zeros((len(some), 2), np.int32)
+    for query in range(-(-used // BLOCK)):
         whole, partly = np.flatnonzero(every[query]), np.flatnonzero(some[query] & ~every[query])
         table[query, : len(whole)] = whole
         table[query, len(whole) : len(whole) + len(partly)] = partly
@@ -82,15 +66,43 @@ def block_table(
     return table, counts
 
 
+def meeting_blocks(
+    until: np.ndarray, positions: np.ndarray, used: int, *, block: int, window: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return which blocks of queries and keys of one stream meet.
+
+    Token i sees token j if ``j <= i < until[j]`` and ``positions[i] - positions[j] < window``.
+
+    Args:
+      until: int32 [N], N a multiple of the block.
+      positions: int32 [N].
+      used: tokens of the stream; what follows is padding.
+      block: tokens of a block of queries, and of one of keys.
+      window: None for no window.
+
+    Returns:
+      bool [N / block, N / block] of queries and keys, twice: some query sees some key, and all queries see all keys.
+      Blocks of padding meet themselves, or none.
+    """
+    starts = np.arange(len(until) // block) * block
+    last, first = until.reshape(-1, block).max(axis=1), until.reshape(-1, block).min(axis=1)
+    some = (starts[None] <= starts[:, None]) & (last[None] > starts[:, None])
+    every = (starts[None] < starts[:, None]) & (first[None] >= starts[:, None] + block)
+    if window is not None:
+        near, whole = _within_window(until, positions, -(-used // block), block, window)
+        some, every = some & near, every & whole
+    return some, every
+
+
 def _within_window(
-    until: np.ndarray, positions: np.ndarray, real: int, window: int
+    until: np.ndarray, positions: np.ndarray, real: int, block: int, window: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """bool [queries, keys] twice: some pair of tokens that see each other is within the window; all pairs are."""
-    count = len(until) // BLOCK
+    count = len(until) // block
     places = np.arange(len(until))
     near, whole = np.zeros((count, count), bool), np.zeros((count, count), bool)
     for query in range(real):
-        low, high = query * BLOCK, (query + 1) * BLOCK
+        low, high = query * block, (query + 1) * block
         # Keys before the block: queries of the trees that begin within it see none of them. The nearest of the
         # others bounds the distance from below.
         of_queries = positions[low:high]
@@ -99,8 +111,8 @@ def _within_window(
         nearest = positions.copy()
         nearest[:low] = before.min(initial=np.iinfo(np.int32).max)
         seen = (until > low) & (places < high)
-        near[query] = (seen & (nearest - positions < window)).reshape(count, BLOCK).any(axis=1)
-        whole[query] = (of_queries.max() - positions < window).reshape(count, BLOCK).all(axis=1)
+        near[query] = (seen & (nearest - positions < window)).reshape(count, block).any(axis=1)
+        whole[query] = (of_queries.max() - positions < window).reshape(count, block).all(axis=1)
     return near, whole
 
 

@@ -16,7 +16,7 @@ from prb_jax.models import ATTENTIONS
 from prb_jax.models.attention.blockwise import blockwise_attention
 from prb_jax.models.attention.streams import stream_attention
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.trees.kernel_tables import KernelTable
+from prb_jax.trees.kernel_tables import StepTable
 from prb_jax.trees.streams import StreamBatch
 
 Attention = Callable[..., jax.Array]
@@ -24,7 +24,7 @@ Attention = Callable[..., jax.Array]
 
 # The names of implementations in logs and reports.
 STREAM_ATTENTION = "block-wise XLA over packed streams"
-SPLASH_STREAM_ATTENTION = "splash kernel (Pallas) over packed streams"
+KERNEL_STREAM_ATTENTION = "kernel (Pallas) over packed streams"
 PAGED_ATTENTION = "ragged paged kernel (Pallas) over packed streams"
 CUDNN = "cuDNN"
 
@@ -124,7 +124,7 @@ def stream_attention_name(mesh: Mesh, wanted: str = "auto") -> str | None:
 
 def trained_stream_attention(mesh: Mesh, dtype: jnp.dtype, wanted: str = "auto") -> str | None:
     """Return the attention with which training runs over packed streams: :data:`STREAM_ATTENTION` on CPUs,
-    :data:`SPLASH_STREAM_ATTENTION` on TPUs in bfloat16; None where trees are padded to buckets: on GPUs, on TPUs where
+    :data:`KERNEL_STREAM_ATTENTION` on TPUs in bfloat16; None where trees are padded to buckets: on GPUs, on TPUs where
     a mesh splits the tokens of a tree, and wherever another attention than "auto" is asked for.
 
     Args:
@@ -134,14 +134,14 @@ def trained_stream_attention(mesh: Mesh, dtype: jnp.dtype, wanted: str = "auto")
     if wanted == "auto" and platform == "cpu":
         return STREAM_ATTENTION
     kernel = wanted == "auto" and platform == "tpu" and dtype == jnp.bfloat16 and mesh.shape["sequence"] == 1
-    return SPLASH_STREAM_ATTENTION if kernel else None
+    return KERNEL_STREAM_ATTENTION if kernel else None
 
 
 def attention_over(batch: StreamBatch, mesh: Mesh | None) -> Attention:
     """Return the attention of (q, k, v, window, softcap) for which packed streams were laid out."""
     attend: Attention = stream_attention
-    if isinstance(batch.blocks, KernelTable):
-        from prb_jax.models.attention.splash import splash_stream_attention as attend
+    if isinstance(batch.blocks, StepTable):
+        from prb_jax.models.attention.stream_kernel import kernel_attention as attend
     elif batch.pages is not None:
         from prb_jax.models.attention.paged import paged_attention as attend
     return functools.partial(attend, batch=batch, mesh=mesh)
