@@ -17,7 +17,6 @@ from prb_jax.checkpoints.load import abstract_params
 from prb_jax.errors import MeshError, quote
 from prb_jax.models.attention.choice import (
     KERNEL_STREAM_ATTENTION,
-    PAGED_ATTENTION,
     choose_attention,
     trained_stream_attention,
 )
@@ -29,7 +28,7 @@ from prb_jax.plan.streams import (
     BatchShape,
     drawn_trees,
     extras_of,
-    paged_stream,
+    scored_stream,
     split_rows,
     stream_flops,
     tokens_in_buckets,
@@ -73,7 +72,7 @@ def scoring_program(
     quantize: str | None = None,
     attention: str = "auto",
 ) -> Program:
-    """The scorer of :mod:`prb_jax.readouts.score_tree` and a batch of one shape. With the attention "paged" each part
+    """The scorer of :mod:`prb_jax.readouts.score_tree` and a batch of one shape. With the attention "streams" each part
     of the batch has its share of the trees in one packed stream. Raises MeshError: the mesh does not divide the model
     or the batch; axis and sizes are named; CheckpointError: these chips have no matrix units for that form, or such
     attention."""
@@ -87,18 +86,18 @@ def scoring_program(
     weights = abstract_params(config, dtype=kind, head_dtype=jnp.float32, quantize=quantize)
     shardings = parameter_shardings(weights, mesh)
     chosen = choose_attention(mesh, kind, attention, scored=config)
-    if attention != "paged" and shape.questions_per_user > 1:
+    if attention != "streams" and shape.questions_per_user > 1:
         raise MeshError(
-            "questions_per_user: people's profiles are shared in packed streams, of which the attention is 'paged', "
+            "questions_per_user: people's profiles are shared in packed streams, of which the attention is 'streams', "
             f"found {quote(attention)}"
         )
     options: dict[str, Any] = {"mesh": mesh, "dtype": kind, "readout": readout, "shardings": shardings}
     weights = placed(weights, shardings)
-    if attention == "paged":
-        function = make_stream_fn(config, attention=attention, **options)
-        batch, visited, read = paged_stream(config, shape, mesh=mesh)
+    if attention == "streams":
+        function = make_stream_fn(config, **options)
+        batch, steps, read = scored_stream(config, shape, mesh=mesh)
         flops = stream_flops(config, shape, mesh=mesh, reads_only=is_pointwise(config))
-        return Program(function, (weights, batch), flops, visited, PAGED_ATTENTION, kernel_bytes=read)
+        return Program(function, (weights, batch), flops, steps, KERNEL_STREAM_ATTENTION, kernel_bytes=read)
     function = make_score_fn(config, attention=attention, **options)
     arguments, visited = (weights, batch_of(shape, mesh)), visited_steps(config, shape)
     return Program(function, arguments, forward_flops(config, shape), visited, chosen.name)

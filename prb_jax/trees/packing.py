@@ -47,7 +47,6 @@ class StreamOptions:
     streams: int = 1  # of a batch: one for each part that the mesh splits it into
     block: int = BLOCK  # a stream's length is a multiple of this
     window: int | None = None  # of the model's sliding layers, if it has any
-    paged: bool = False  # attention is a kernel that reads pages, see :mod:`prb_jax.trees.stream_tables`
     kernel: bool = False  # attention is a kernel that takes steps, see :mod:`prb_jax.trees.kernel_tables`
     share: bool = True  # beginnings that comparisons have in common are computed once
     program_cost: int | None = None
@@ -59,9 +58,11 @@ class StreamOptions:
 
 
 def for_kernel(options: StreamOptions) -> StreamOptions:
-    """Return the options with the kernel that takes steps: streams are whole blocks of it."""
+    """Return the options with the kernel that takes steps: streams are whole blocks of it, of one length."""
     block = KERNEL_BLOCK if options.tokens >= KERNEL_BLOCK else LANES
-    return replace(options, tokens=round_up(options.tokens, block), block=block, kernel=True)
+    return replace(
+        options, tokens=round_up(options.tokens, block), block=block, kernel=True, program_cost=None
+    )
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from prb_jax.errors import short_repr
-from prb_jax.sharding import batch_sharding
 from prb_jax.trees.kernel_tables import StepTable, step_table
 from prb_jax.trees.packing import PackedBatch, PackedStream, StreamOptions
-from prb_jax.trees.stream_tables import BlockTable, PageTable, block_table, page_table
+from prb_jax.trees.stream_tables import BlockTable, block_table
 from prb_jax.trees.tree import Tree
 
 
@@ -44,11 +42,11 @@ class StreamBatch:
     previous: np.ndarray | jax.Array
     reads: np.ndarray | jax.Array  # [S, M], places of the tokens whose states give the scores
     ends: np.ndarray | jax.Array  # [S, M], places of the last tokens of the same conversations
-    blocks: BlockTable | StepTable | None
-    """Which blocks meet in attention, for a program, or as the steps of a kernel; None where it reads pages."""
+    blocks: (
+        BlockTable | StepTable
+    )  # which blocks meet in attention, for a program, or as the steps of a kernel
     window_blocks: BlockTable | StepTable | None
     """The same in layers with a sliding window; None for a model without any too."""
-    pages: PageTable | None = None  # the pages that a kernel reads; None where attention goes block by block
 
     __repr__ = short_repr
 
@@ -57,24 +55,13 @@ class StreamBatch:
         return self.blocks if window is None else self.window_blocks
 
 
-def stream_batch_shardings(mesh: Mesh, *, windows: bool, paged: bool = False) -> StreamBatch:
-    """The sharding of each array of a batch whose streams are dealt over the mesh, as :func:`jax.jit` takes them."""
-    flat, table = batch_sharding(mesh, 2), batch_sharding(mesh, 3)
-    arrays: Any = (flat,) * 6
-    blocks: Any = (BlockTable(table, table), BlockTable(table, table) if windows else None)  # pyright: ignore[reportArgumentType]
-    if paged:
-        blocks = (None, None, PageTable(table, table, flat, flat, flat))  # pyright: ignore[reportArgumentType]
-    return StreamBatch(*arrays, *blocks)
-
-
 def make_stream_batch(trees: Sequence[Tree], packed: PackedBatch, options: StreamOptions) -> StreamBatch:
     """Lay the trees of a batch out.
 
     Args:
       trees: those that were packed.
       packed: which of them stand in which stream; streams that are missing hold nothing but padding.
-      options: with S, the model's window, and the tables that its attention reads: of blocks, of pages, or of a
-        kernel's steps.
+      options: with S, the model's window, and whether its attention is a kernel that takes steps.
 
     Raises:
       ValueError: more streams than S, or trees that do not fit.
@@ -86,13 +73,6 @@ def make_stream_batch(trees: Sequence[Tree], packed: PackedBatch, options: Strea
     streams = [*packed, *[empty] * (options.streams - len(packed))]
     laid = [_lay(trees, stream) for stream in streams]
     arrays: dict[str, Any] = {name: np.stack([stream[name] for stream, _ in laid]) for name in laid[0][0]}
-    if options.paged:
-        pages = [
-            page_table(stream["previous"], stream["positions"], used, runs=shape.reads)
-            for stream, used in laid
-        ]
-        stacked = {name: np.stack([table[name] for table in pages]) for name in pages[0]}
-        return StreamBatch(**arrays, blocks=None, window_blocks=None, pages=PageTable(**stacked))
 
     def table(window: int | None) -> BlockTable | StepTable:
         if options.kernel:

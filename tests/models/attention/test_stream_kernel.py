@@ -13,14 +13,21 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from prb_jax.errors import CheckpointError, MeshError
+from prb_jax.models.attention import stream_kernel
+from prb_jax.models.attention.choice import choose_attention, stream_attention_name
 from prb_jax.models.attention.stream_kernel import kernel_attention
 from prb_jax.plan.chips import describe_slice
+from prb_jax.readouts.score_tree import score_stream, score_tree
 from prb_jax.trees.kernel_tables import FIRST, LAST, PARTLY, StepTable
 from prb_jax.trees.packing import StreamOptions, StreamShape, for_kernel, pack_streams
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree, build_tree
+from tests.models.attention.kernel_on_mesh import devices
+from tests.models.attention.test_blockwise import jit
 from tests.models.attention.test_streams import dense, gradients, off
 from tests.sweeps import sweep
+from tests.training.small_batches import batch_of, initial_params, random_trees, small_config
 from tests.trees.test_streams import people
 
 BLOCK = 128
@@ -167,3 +174,56 @@ def test_the_compiler_for_tpus_takes_the_kernels(chip: str) -> None:
         program = jax.jit(functools.partial(gradient, window=window, softcap=softcap))
         compiled = program.lower(q, k, k, given).compile()
         assert compiled.as_text().count('custom_call_target="tpu_custom_call"') == 3
+
+
+@pytest.mark.parametrize("window", [None, 24])
+def test_a_decoder_with_it_scores_as_over_trees(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two trees that begin alike and one that does not, in one stream; every second layer with a window."""
+    changes = (
+        {}
+        if window is None
+        else {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 1}
+    )
+    config = small_config(**changes)
+    trees = random_trees(2)
+    trees.append(build_tree([[*trees[0].prefix[:9], *ids] for ids in ([20, 21], [30], [31, 32])]))
+    options = for_kernel(StreamOptions(tokens=128, window=window))
+    (packed,) = pack_streams(trees, StreamShape(128, 16), options)
+    params, batch = initial_params(config), make_stream_batch(trees, packed, options)
+    by_xla = functools.partial(kernel_attention, interpret=True)
+    monkeypatch.setattr(stream_kernel, "kernel_attention", by_xla)
+    over_streams = jit(lambda params: score_stream(params, batch, config=config, dtype=jnp.dtype("float32")))
+    in_buckets = jit(functools.partial(score_tree, config=config, dtype=jnp.dtype("float32")))
+    ours = np.asarray(over_streams(params))[0, :, 0]
+    theirs = np.asarray(in_buckets(params, batch_of(trees)))[..., 0]
+    (stream,) = packed
+    expected = [theirs[member, : len(trees[member].responses)] for member in stream.members]
+    np.testing.assert_allclose(ours[:7], np.concatenate(expected), atol=1e-5, rtol=0)
+    assert len(np.unique(ours[:7])) == 7
+
+
+def chosen(
+    platform: str, dtype: str = "bfloat16", wanted: str = "streams", train: bool = False, **shape: int
+) -> str | None:
+    mesh: Any = devices(platform, **shape)
+    choose_attention(mesh, jnp.dtype(dtype), wanted, scored=None if train else small_config())
+    return stream_attention_name(mesh, wanted)
+
+
+def test_chosen_for_scoring_where_it_is_asked_for() -> None:
+    assert chosen("tpu") == "kernel (Pallas) over packed streams"
+    assert chosen("tpu", wanted="auto") is None
+    assert chosen("gpu", wanted="auto") is None
+    assert chosen("cpu", wanted="auto") == "block-wise XLA over packed streams"
+
+
+def test_refused_where_it_cannot_be() -> None:
+    for platform, dtype in (("cpu", "bfloat16"), ("gpu", "bfloat16"), ("tpu", "float32")):
+        with pytest.raises(
+            CheckpointError, match=f"'streams' is a kernel for TPUs .* found {platform} in {dtype}"
+        ):
+            chosen(platform, dtype)
+    with pytest.raises(CheckpointError, match="'streams' says how a model is scored; what is trained takes"):
+        chosen("tpu", train=True)
+    with pytest.raises(MeshError, match="takes whole streams, found sequence=2"):
+        chosen("tpu", sequence=2)
