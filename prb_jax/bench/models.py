@@ -76,11 +76,10 @@ def load_for_bench(source: Path | DecoderConfig, options: BenchOptions) -> Rewar
         params["score"] = params["score"].astype(jnp.float32)
     shown = stream_attention_name(devices, options.attention)
     making: Any = {"mesh": devices, "dtype": kind, "readout": readout, "shardings": shardings}
-    making["attention"] = options.attention
     return RewardModel(
         reader=Reader(name=name, config=config, tokenizer=cast(Any, None)),
         params=params,
-        score_fn=make_score_fn(config, **making),
+        score_fn=make_score_fn(config, attention=options.attention, **making),
         stream_fn=None if shown is None else make_stream_fn(config, **making),
         mesh=devices,
         dtype=chosen,

@@ -94,8 +94,8 @@ def _check(options: argparse.Namespace) -> None:
                 raise RunError(f"{other} {words}")
     if options.ppo and options.tuning == "head":
         raise RunError("--tuning: expected lora or full with --ppo, found head")
-    if options.questions_per_user > 1 and options.attention != "paged":
-        raise RunError("--questions-per-user is for packed streams: it needs --attention paged")
+    if options.questions_per_user > 1 and options.attention != "streams":
+        raise RunError("--questions-per-user is for packed streams: it needs --attention streams")
 
 
 def _title(options: argparse.Namespace) -> str:

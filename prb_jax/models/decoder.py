@@ -34,7 +34,7 @@ from prb_jax.models.decoder_layer import (
 from prb_jax.models.rope import rotary_angles
 from prb_jax.sharding import check_tokens, constrainer
 from prb_jax.trees.batches import Bucket, TreeBatch
-from prb_jax.trees.kernel_tables import KernelTable
+from prb_jax.trees.kernel_tables import StepTable
 from prb_jax.trees.streams import StreamBatch
 
 
@@ -94,7 +94,7 @@ def decode_stream(
 
     Args:
         reads_only: [S, M, D], of the read places; the last layer computes queries, attention and mlp there
-            alone, but for streams of the splash kernel in a model of several layers. Otherwise [S, N, D], of all
+            alone, but where gradients go through the kernel for TPUs and several layers. Otherwise [S, N, D], of all
             tokens.
     """
     mesh, layers = options.get("mesh"), options["config"].num_hidden_layers
@@ -107,8 +107,8 @@ def decode_stream(
         longest=tokens.shape[1],
         attend=attention_over(batch, mesh),
         attend_from_places=functools.partial(attend_from_stream_reads, batch=batch),
-        # Weights that are split over many chips have no room for the copies that this takes, see _decode_trees.
-        apart=layers == 1 or not isinstance(batch.blocks, KernelTable),
+        # Weights that are split over many chips have no room for the copies that gradients take, see _decode_trees.
+        apart=layers == 1 or not (options.get("differentiated") and isinstance(batch.blocks, StepTable)),
     )
     return _decode(params, rows, places=jnp.asarray(batch.reads) if reads_only else None, **options)[0]
 

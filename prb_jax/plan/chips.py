@@ -88,7 +88,7 @@ class PlanOptions:
     response_length: int = option(128, "tokens", "R", least=1)
     questions_per_user: int = option(
         1,
-        "trees in a row with the same profile: the prefix but for a question of 40 tokens; with --attention paged",
+        "trees in a row with the same profile: the prefix but for a question of 40 tokens; with --attention streams",
         "Q",
         least=1,
     )

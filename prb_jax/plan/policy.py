@@ -105,12 +105,9 @@ def plan_policy(
         batch=RolloutBatchSettings(prompts=shape.batch),
         value=ValueSettings(trunk=options.value_trunk or "own"),
     )
-    held, shared, programs = _policy_programs(config, settings, shape, devices)
-    given = {name: sum(held.values()) for name in programs}
-    drawing, caches, held_weights = _drawing_programs(
-        config, shape, devices, dtype=dtype, tuning=settings.tuning
-    )
-    programs, given = drawing | programs, held_weights | given
+    held, shared, learning = _policy_programs(config, settings, shape, devices)
+    drawing, caches, given = _drawing_programs(config, shape, devices, dtype=dtype, tuning=settings.tuning)
+    programs = drawing | learning
     if reward is not None:
         score = scoring_program(read_model(reward), shape, mesh=devices, dtype=dtype)
         held["reward model"] = given["score"] = _bytes(score.arguments[0])
@@ -120,6 +117,9 @@ def plan_policy(
         name: compile_program(planned, place, mesh=mesh, batch=shape.batch)
         for name, planned in programs.items()
     }
+    for name, program in learning.items():  # what a program does not use is no argument of it
+        beside = _bytes(program.arguments[-2:])  # a batch, and what its loss needs
+        given[name] = plans[name].argument_bytes_per_chip - beside
     whole, room = sum(held.values()), place.chip.hbm_bytes
     peaks = {name: planned.peak_bytes_per_chip + whole - given[name] for name, planned in plans.items()}
     return PolicyPlan(
@@ -191,7 +191,7 @@ def _batch(
     else:
         trees = drawn_trees(shape, longest=config.max_position_embeddings)
         streams = trained_streams(config, trees, mesh=mesh)
-        batch, visited = streams.batch, streams.visited
+        batch, visited = streams.batch, streams.steps
         rows, room = batch.reads.shape
         states = round_up(-(-shape.batch // rows) * responses * (length + 1), READS_STEP)
 

@@ -16,8 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.errors import MeshError, quote
 from prb_jax.models.attention.choice import (
-    PAGED_ATTENTION,
-    SPLASH_STREAM_ATTENTION,
+    KERNEL_STREAM_ATTENTION,
     choose_attention,
     trained_stream_attention,
 )
@@ -29,7 +28,7 @@ from prb_jax.plan.streams import (
     BatchShape,
     drawn_trees,
     extras_of,
-    paged_stream,
+    scored_stream,
     split_rows,
     stream_flops,
     tokens_in_buckets,
@@ -52,7 +51,8 @@ class Program:
     arguments: tuple[Any, ...]  # ``ShapeDtypeStruct`` with shardings in place of arrays
     flops: float  # what its result needs on all chips together, without anything computed twice or in vain
     # how often a step of its attention kernel computes, on average: the share of the steps that compute
-    # anything; more than one where a step goes through several blocks of keys
+    # anything; more than one where a step goes through several blocks of keys; where the number of steps is data, how
+    # many there are
     visited: float
     attention: str = ""  # the name of that kernel, or of another implementation; "" where nobody asks
     tokens: int = 0  # of the batch, without padding; 0 where nobody asks, and so for the following
@@ -72,7 +72,7 @@ def scoring_program(
     quantize: str | None = None,
     attention: str = "auto",
 ) -> Program:
-    """The scorer of :mod:`prb_jax.readouts.score_tree` and a batch of one shape. With the attention "paged" each part
+    """The scorer of :mod:`prb_jax.readouts.score_tree` and a batch of one shape. With the attention "streams" each part
     of the batch has its share of the trees in one packed stream.
 
     Args:
@@ -93,18 +93,18 @@ def scoring_program(
     weights = abstract_params(config, dtype=kind, head_dtype=jnp.float32, quantize=quantize)
     shardings = parameter_shardings(weights, mesh)
     chosen = choose_attention(mesh, kind, attention, scored=config)
-    if attention != "paged" and shape.questions_per_user > 1:
+    if attention != "streams" and shape.questions_per_user > 1:
         raise MeshError(
-            "questions_per_user: people's profiles are shared in packed streams, of which the attention is 'paged', "
+            "questions_per_user: people's profiles are shared in packed streams, of which the attention is 'streams', "
             f"found {quote(attention)}"
         )
     options: dict[str, Any] = {"mesh": mesh, "dtype": kind, "readout": readout, "shardings": shardings}
     weights = placed(weights, shardings)
-    if attention == "paged":
-        function = make_stream_fn(config, attention=attention, **options)
-        batch, visited, read = paged_stream(config, shape, mesh=mesh)
+    if attention == "streams":
+        function = make_stream_fn(config, **options)
+        batch, steps, read = scored_stream(config, shape, mesh=mesh)
         flops = stream_flops(config, shape, mesh=mesh, reads_only=is_pointwise(config))
-        return Program(function, (weights, batch), flops, visited, PAGED_ATTENTION, kernel_bytes=read)
+        return Program(function, (weights, batch), flops, steps, KERNEL_STREAM_ATTENTION, kernel_bytes=read)
     function = make_score_fn(config, attention=attention, **options)
     arguments, visited = (weights, batch_of(shape, mesh)), visited_steps(config, shape)
     return Program(function, arguments, forward_flops(config, shape), visited, chosen.name)
@@ -133,7 +133,7 @@ def training_program(
     check_shape(config, shape, mesh)
     kind = jnp.dtype(dtype)
     chosen = choose_attention(mesh, kind, attention)
-    packed = trained_stream_attention(mesh, kind, attention) == SPLASH_STREAM_ATTENTION
+    packed = trained_stream_attention(mesh, kind, attention) == KERNEL_STREAM_ATTENTION
     if shape.spread and not packed:
         raise MeshError(
             f"spread: is for training over packed streams, found the attention {quote(chosen.name)}"
@@ -160,8 +160,8 @@ def training_program(
             step.accumulate,
             (state, frozen, streams.batch, streams.extras),
             passes * flops,
-            streams.visited,
-            SPLASH_STREAM_ATTENTION,
+            streams.steps,
+            KERNEL_STREAM_ATTENTION,
             tokens=sum(tree.tokens for tree in trees),
             computed_tokens=streams.computed,
             bucket_tokens=tokens_in_buckets(config, trees, mesh=mesh),
@@ -191,7 +191,8 @@ def executed_flops(jaxpr: Any, *, visited: float = 1.0, int8: float = 1.0) -> fl
     dearest counts.
 
     Args:
-      visited: how often a step in the grid of an attention kernel computes, on average.
+      visited: how often a step in the grid of an attention kernel computes, on average; the steps of a side of the
+        grid that is data.
       int8: what an operation of a product of int8 factors counts.
     """
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
@@ -218,7 +219,7 @@ def _runs(name: str, parameters: dict[str, Any], visited: float) -> float:
     if name == "shard_map":
         return parameters["mesh"].size
     if name == "pallas_call":
-        return visited * math.prod(parameters["grid_mapping"].grid)
+        return visited * math.prod(side for side in parameters["grid_mapping"].grid if isinstance(side, int))
     return 1
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.errors import MeshError
-from prb_jax.models.attention.paged import KEYS, LANES, QUERIES, visited_blocks
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.flops import attention_flops, matrix_flops_per_token
 from prb_jax.models.named_shapes import QUESTION_TOKENS
@@ -21,12 +20,11 @@ from prb_jax.scoring.batching import shape_options, stream_options
 from prb_jax.sharding import batch_sharding, mesh_shape
 from prb_jax.training.objective import Extras
 from prb_jax.trees.batches import Bucket
-from prb_jax.trees.kernel_tables import KernelTable
-from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, for_kernel, pack_streams
+from prb_jax.trees.kernel_tables import StepTable
+from prb_jax.trees.packing import PackedStream, StreamShape, for_kernel, pack_streams
 from prb_jax.trees.shapes import choose_shapes, round_up
 from prb_jax.trees.stream_shapes import READS_STEP
-from prb_jax.trees.stream_tables import BLOCK
-from prb_jax.trees.streams import StreamBatch, make_stream_batch, stream_batch_shardings
+from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree
 
 
@@ -103,13 +101,13 @@ def stream_flops(config: DecoderConfig, shape: BatchShape, *, mesh: Mesh, reads_
     return total
 
 
-def paged_stream(config: DecoderConfig, shape: BatchShape, *, mesh: Mesh) -> tuple[StreamBatch, float, float]:
+def scored_stream(config: DecoderConfig, shape: BatchShape, *, mesh: Mesh) -> tuple[StreamBatch, int, float]:
     """Return the trees of a batch in a stream for each shard, and what the kernel of
-    :mod:`prb_jax.models.attention.paged` does with them.
+    :mod:`prb_jax.models.attention.stream_kernel` does with them.
 
     Returns:
-        ``ShapeDtypeStruct`` with shardings; the blocks of keys that a block of queries visits, on average; and the
-        bytes of keys and values that one chip reads for them in all layers, in bfloat16.
+        ``ShapeDtypeStruct`` with shardings; the steps of the kernel for one head; and the bytes of keys and values that
+        one chip reads for them in all layers, in bfloat16.
     """
     shards = mesh_shape(mesh).batch_shards
     rows = shape.batch // shards
@@ -118,20 +116,23 @@ def paged_stream(config: DecoderConfig, shape: BatchShape, *, mesh: Mesh) -> tup
     trees = [Tree(prefix, responses, (shape.response_length - 1,) * shape.responses)] * rows
     shared = shape.shared(rows)
     used = rows * shape.tokens - sum(shared)
-    tokens = round_up(used, BLOCK)
-    packed = PackedStream(StreamShape(tokens, rows * shape.responses), tuple(range(rows)), shared, used)
-    options = StreamOptions(tokens, window=config.sliding_window, paged=True)
-    one = make_stream_batch(trees, (packed,), options)
-    assert one.pages is not None
+    options = for_kernel(replace(stream_options(config, mesh), tokens=used))
+    packed = PackedStream(
+        StreamShape(options.tokens, rows * shape.responses), tuple(range(rows)), shared, used
+    )
+    one = make_stream_batch(trees, (packed,), replace(options, streams=1))
+    batch = jax.tree.map(lambda array: split_rows(mesh, array.dtype, shards, *array.shape[1:]), one)
+    table = _dearer_table(config, one)
+    steps = int(np.asarray(table.count).max())
+    numbers = 2 * config.num_attention_heads // mesh.shape["tensor"] * config.head_dim
+    return batch, steps, 2.0 * steps * table.block * numbers * config.num_hidden_layers
 
-    def placed(array: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((shards, *array.shape[1:]), array.dtype, sharding=sharding)
 
-    batch = jax.tree.map(placed, one, stream_batch_shardings(mesh, windows=False, paged=True))
-    visits = visited_blocks(one.pages)
-    numbers = 2 * config.num_key_value_heads // mesh.shape["tensor"] * round_up(config.head_dim, LANES)
-    read = 2.0 * visits * KEYS * numbers * config.num_hidden_layers
-    return batch, visits / -(-tokens // QUERIES), read
+def _dearer_table(config: DecoderConfig, batch: StreamBatch) -> StepTable:
+    """Of layers that see all and layers with a window."""
+    table = batch.window_blocks if config.sliding_window and all(config.layer_windows) else batch.blocks
+    assert isinstance(table, StepTable)
+    return table
 
 
 @dataclass(frozen=True)
@@ -141,8 +142,7 @@ class TrainedStreams:
     # batch, extras: ``ShapeDtypeStruct`` with shardings
     batch: StreamBatch
     extras: Extras
-    # the share of the steps of the attention kernel that compute, in the stream with the most of them
-    visited: float
+    steps: int  # of the attention kernel for one head, in the stream with the most of them
     computed: int  # tokens of all streams, padding included
 
 
@@ -187,23 +187,21 @@ def trained_streams(config: DecoderConfig, trees: Sequence[Tree], *, mesh: Mesh)
         )
     reads = max(len(tree.responses) for tree in trees) * len(trees)
     tokens = -(-sum(tree.tokens for tree in trees) // shards)
-    options, batches = stream_options(config, mesh), []
+    options, batches = replace(stream_options(config, mesh), share=False), []
     while len(batches) != 1:
-        options = for_kernel(replace(options, tokens=max(tokens, *(tree.tokens for tree in trees))), trees)
+        options = for_kernel(replace(options, tokens=max(tokens, *(tree.tokens for tree in trees))))
         batches = pack_streams(trees, StreamShape(options.tokens, reads), options)
         tokens = options.tokens + options.block
     rows = max(sum(len(trees[member].responses) for member in stream.members) for stream in batches[0])
     rows = round_up(rows, READS_STEP)
     packed = tuple(replace(stream, shape=StreamShape(options.tokens, rows)) for stream in batches[0])
     batch = make_stream_batch(trees, packed, options)
-    table = batch.window_blocks if config.sliding_window and all(config.layer_windows) else batch.blocks
-    assert isinstance(table, KernelTable)
     responses = max(len(tree.responses) for tree in trees)
     places = split_rows(mesh, jnp.int32, shards, rows, responses)
     return TrainedStreams(
         batch=jax.tree.map(lambda array: split_rows(mesh, array.dtype, *array.shape), batch),
         extras=replace(extras_of(mesh, shards, rows, responses), places=places),
-        visited=float(np.asarray(table.key_steps).mean(axis=(1, 2)).max()),
+        steps=int(np.asarray(_dearer_table(config, batch).count).max()),
         computed=batch.tokens.size,
     )
 

@@ -21,9 +21,9 @@ from prb_jax.models.decoder_layer import last_norm
 from prb_jax.models.encoder import encode_tokens
 from prb_jax.models.head import States, read_places
 from prb_jax.readouts.heads import read_out
-from prb_jax.sharding import parameter_shardings, replicated
+from prb_jax.sharding import batch_sharding, parameter_shardings, replicated
 from prb_jax.trees.batches import TreeBatch, tree_batch_shardings
-from prb_jax.trees.streams import StreamBatch, stream_batch_shardings
+from prb_jax.trees.streams import StreamBatch
 
 ScoreFn = Callable[[Params, TreeBatch], jax.Array]
 StreamFn = Callable[[Params, StreamBatch], jax.Array]
@@ -201,18 +201,14 @@ def make_stream_fn(
     dtype: jnp.dtype,
     readout: str | None = "logit",
     shardings: Mapping[str, Any] | None = None,
-    attention: str = "auto",
 ) -> StreamFn:
     """The jitted scorer of packed streams: (params, StreamBatch) -> rewards float32 [S, M], the same on every device.
 
-    Arguments as of :func:`make_score_fn`; with the attention "paged" batches have pages, and tables of blocks with
-    any other.
+    Arguments as of :func:`make_score_fn`; the tables of a batch say which attention it is for.
     """
     values = functools.partial(score_stream, config=config, dtype=dtype, mesh=mesh)
     shardings = shardings or parameter_shardings(abstract_params(config), mesh)
-    windows, paged = config.sliding_window is not None, attention == "paged"
-    batches = stream_batch_shardings(mesh, windows=windows, paged=paged)
-    return _jitted(values, readout, (shardings, batches), mesh)
+    return _jitted(values, readout, (shardings, batch_sharding(mesh, 1)), mesh)
 
 
 def _jitted(values: Callable[..., jax.Array], readout: str | None, shardings: Any, mesh: Mesh) -> Any:

@@ -313,18 +313,15 @@ def shape_options(
     )
 
 
-def stream_options(
-    config: DecoderConfig, mesh: Mesh, batch_tokens: int | None = None, *, paged: bool = False
-) -> StreamOptions:
+def stream_options(config: DecoderConfig, mesh: Mesh, batch_tokens: int | None = None) -> StreamOptions:
     """Return how streams are shaped for a decoder on these devices; `batch_tokens` is about the length of a stream, of
-    which each part that the mesh splits batches into computes one at a time; with `paged` a kernel reads pages."""
+    which each part that the mesh splits batches into computes one at a time."""
     platform = mesh.devices.flat[0].platform
     return StreamOptions(
         tokens=round_up(batch_tokens or TOKENS_PER_SHARD.get(platform, 8_192), BLOCK),
         streams=mesh_shape(mesh).batch_shards,
         window=config.sliding_window,
-        paged=paged,
-        program_cost=None if paged else round(_PROGRAM_FLOPS / matrix_flops_per_token(config)),
+        program_cost=round(_PROGRAM_FLOPS / matrix_flops_per_token(config)),
     )
 
 

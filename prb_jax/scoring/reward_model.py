@@ -16,7 +16,7 @@ from prb_jax.checkpoints.load import EncoderFolder, abstract_params, load_encode
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.records import Records, as_comparisons
 from prb_jax.errors import short_repr
-from prb_jax.models.attention.choice import PAGED_ATTENTION, choose_attention, stream_attention_name
+from prb_jax.models.attention.choice import KERNEL_STREAM_ATTENTION, choose_attention, stream_attention_name
 from prb_jax.models.quantization import quantization_form
 from prb_jax.personal.prompts import extend_embedding
 from prb_jax.readouts.open_model import OpenedModel
@@ -30,7 +30,7 @@ from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import View, ViewOptions
 from prb_jax.trees.batches import Bucket, TreeBatch, make_batch
-from prb_jax.trees.packing import StreamOptions
+from prb_jax.trees.packing import StreamOptions, for_kernel
 from prb_jax.trees.shapes import ShapeOptions, round_up
 from prb_jax.trees.tree import ScoredBatch, Tree
 
@@ -67,7 +67,7 @@ class RewardModel(GivesRewards):
         meaningless. It compiles once for each shape (B, P, K, R).
       stream_fn: the same for packed streams, rewards float32 [S, M] of a
         :class:`prb_jax.trees.streams.StreamBatch`: :meth:`score` and :meth:`stream` use it where there is one, on
-        CPUs, and where the attention "paged" was asked for. It compiles once for each shape (S, N, M).
+        CPUs, and where the attention "streams" was asked for. It compiles once for each shape (S, N, M).
       mesh: devices.
       dtype: of weights and activations; the head and the rewards are float32.
       readout: how logits become a reward.
@@ -210,8 +210,8 @@ class RewardModel(GivesRewards):
         """Return how comparisons are put into batches: packed into streams where the model has a scorer of them."""
         if self.stream_fn is None:
             return self.shape_options(batch_tokens)
-        paged = self.attention == PAGED_ATTENTION
-        return stream_options(self.decoder, self.mesh, batch_tokens, paged=paged)
+        options = stream_options(self.decoder, self.mesh, batch_tokens)
+        return for_kernel(options) if self.attention == KERNEL_STREAM_ATTENTION else options
 
     def shape_options(self, batch_tokens: int | None = None) -> ShapeOptions:
         """Return how batches are shaped for this model on its devices."""
@@ -264,8 +264,9 @@ def load_reward_model(opened: OpenedModel) -> RewardModel:
         if quantize is not None:
             quantization_form(quantize, mesh=mesh)
         shardings = parameter_shardings(abstract_params(config, quantize=quantize), mesh)
-        program |= {"shardings": shardings, "attention": attention}
-        score_fn, streams = make_score_fn(config, **program), stream_attention_name(mesh, attention)
+        program["shardings"] = shardings
+        score_fn = make_score_fn(config, attention=attention, **program)
+        streams = stream_attention_name(mesh, attention)
         if streams is not None:
             stream_fn = make_stream_fn(config, **program)
         loaded = load_params(

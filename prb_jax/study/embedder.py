@@ -278,10 +278,11 @@ def open_embedder(
         reading, shardings = replace(config, head=head), encoder_shardings(config, mesh)
         tree, stream = make_score_fn(reading, shardings=shardings, **settings), None
     else:
-        reading, settings["attention"] = replace(config, head=head), options.attention
+        reading = replace(config, head=head)
         params = abstract_params(config, quantize=loaded.quantize)
         settings["shardings"] = parameter_shardings(params, mesh)
-        tree, stream = make_score_fn(reading, **settings), make_stream_fn(reading, **settings)
+        tree = make_score_fn(reading, attention=options.attention, **settings)
+        stream = make_stream_fn(reading, **settings)
     return StateFeatures(loaded, tree, stream, chosen, readout is not None)
 
 

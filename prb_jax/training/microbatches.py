@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.errors import short_repr
-from prb_jax.models.attention.choice import SPLASH_STREAM_ATTENTION
+from prb_jax.models.attention.choice import KERNEL_STREAM_ATTENTION
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.models.flops import matrix_flops_per_token, stream_flops, tree_flops
@@ -25,7 +25,6 @@ from prb_jax.training.data import Examples, Order
 from prb_jax.training.objective import Extras
 from prb_jax.training.step import TrainState, TrainStep, sums_of, without_sums
 from prb_jax.trees.batches import TreeBatch, make_batch
-from prb_jax.trees.kernel_tables import KernelLayout
 from prb_jax.trees.packing import StreamOptions, StreamShape, for_kernel
 from prb_jax.trees.shapes import Shapes, choose_shapes
 from prb_jax.trees.stream_shapes import choose_step_shapes, pack_step
@@ -109,37 +108,26 @@ class Layout:
 
     config: DecoderConfig  # architecture
     token_bytes: int  # what a backward pass keeps of each token, about
-    # the shapes of padded batches; where there are streams, of trees that fit no stream of a kernel
-    padded: Shapes
-    # how trees are packed, where they are: what several begin with is computed once, but for a kernel
+    padded: Shapes  # of padded batches, where there are no streams
+    # how trees are packed, where they are: what several begin with is computed once
     streams: StreamOptions | None = None
     shapes: Sequence[StreamShape] = ()  # of the streams, the smallest first
     responses: int = 1  # the most of a tree, as far as is known
 
     def microbatches(self, trees: Sequence[Tree]) -> Iterator[Microbatch]:
         """Yield the microbatches of the trees of a step."""
-        places = list(range(len(trees)))
         if self.streams is None:
-            yield from self._padded(trees, places)
+            yield from self._padded(trees)
             return
-        kernel = self.streams.kernel
-        if kernel is not None:
-            fits = [_fits(tree, kernel, self.shapes[-1]) for tree in trees]
-            yield from self._padded(trees, [place for place in places if not fits[place]])
-            places = [place for place in places if fits[place]]
-        packing = [trees[place] for place in places]
-        for packed in pack_step(packing, self.shapes, self.streams):
-            batch = make_stream_batch(packing, packed, self.streams)
-            groups = [[places[member] for member in stream.members] for stream in packed]
+        for packed in pack_step(trees, self.shapes, self.streams):
+            batch = make_stream_batch(trees, packed, self.streams)
+            groups = [stream.members for stream in packed]
             tokens = sum(stream.tokens for stream in packed)
-            if kernel is not None:  # these are places
-                placed = [trees[place] for group in groups for place in group]
-                tokens -= sum(kernel.tokens_of(tree) - tree.tokens for tree in placed)
             flops, activations = stream_flops(batch, self.config), batch.tokens.size * self.token_bytes
             yield Microbatch(batch, groups, packed[0].shape.reads, tokens, flops, activations)
 
-    def _padded(self, trees: Sequence[Tree], places: Sequence[int]) -> Iterator[Microbatch]:
-        for padded in self.padded.batches([trees[place].shape for place in places], places):
+    def _padded(self, trees: Sequence[Tree]) -> Iterator[Microbatch]:
+        for padded in self.padded.batches([tree.shape for tree in trees], range(len(trees))):
             chosen = [trees[place] for place in padded.members]
             batch = make_batch(chosen, padded.bucket, batch=padded.rows)
             tokens = sum(tree.tokens for tree in chosen)
@@ -193,8 +181,8 @@ def plan_layout(
     fitting = int(_ACTIVATIONS / token_bytes)
     most = min(max(fitting, packed.tokens // 2), packed.tokens) if batch.tokens is None else batch.tokens
     packed, compile_cost = replace(packed, tokens=most), _COMPILE
-    if streams == SPLASH_STREAM_ATTENTION:
-        packed, compile_cost = for_kernel(packed, known), _COMPILE_OF_TPU * packed.streams
+    if streams == KERNEL_STREAM_ATTENTION:
+        packed, compile_cost = for_kernel(packed), _COMPILE_OF_TPU * packed.streams
     shapes = choose_step_shapes(
         looked_at,
         packed,
@@ -235,11 +223,6 @@ def _bytes_per_token(config: DecoderConfig, remat: str) -> int:
         "full": config.hidden_size,
     }
     return 4 * config.num_hidden_layers * numbers[remat]
-
-
-def _fits(tree: Tree, kernel: KernelLayout, shape: StreamShape) -> bool:
-    room = kernel.tokens_of(tree) <= shape.tokens and len(tree.responses) <= shape.reads
-    return room and kernel.fits(tree, shape.tokens)
 
 
 class Microbatches:

@@ -20,7 +20,7 @@ import numpy as np
 
 from prb_jax.errors import short_repr
 from prb_jax.trees.kernel_tables import BLOCK as KERNEL_BLOCK
-from prb_jax.trees.kernel_tables import LANES, KernelLayout, choose_unit
+from prb_jax.trees.kernel_tables import LANES
 from prb_jax.trees.shapes import round_up
 from prb_jax.trees.stream_tables import BLOCK
 from prb_jax.trees.tree import Tree, common_run
@@ -47,9 +47,7 @@ class StreamOptions:
     streams: int = 1  # of a batch: one for each part that the mesh splits it into
     block: int = BLOCK  # a stream's length is a multiple of this
     window: int | None = None  # of the model's sliding layers, if it has any
-    paged: bool = False  # attention is a kernel that reads pages, see :mod:`prb_jax.trees.stream_tables`
-    kernel: KernelLayout | None = None
-    """Attention is the splash kernel, see :mod:`prb_jax.trees.kernel_tables`: nothing is shared."""
+    kernel: bool = False  # attention is a kernel that takes steps, see :mod:`prb_jax.trees.kernel_tables`
     share: bool = True  # beginnings that comparisons have in common are computed once
     program_cost: int | None = None
     """What compiling one more program costs, in tokens of the model: a few streams that are less full than the others
@@ -59,15 +57,12 @@ class StreamOptions:
     compiled before its first request."""
 
 
-def for_kernel(options: StreamOptions, trees: Sequence[Tree]) -> StreamOptions:
-    """Return the options with a layout of the splash kernel that has room for these trees, but for trees that are
-    longer than a stream."""
+def for_kernel(options: StreamOptions) -> StreamOptions:
+    """Return the options with the kernel that takes steps: streams are whole blocks of it, of one length."""
     block = KERNEL_BLOCK if options.tokens >= KERNEL_BLOCK else LANES
-    most = round_up(options.tokens, block)
-    usual = [tree for tree in trees if tree.tokens <= most]
-    longest = max((tree.tokens for tree in usual), default=most)
-    kernel = KernelLayout(longest=longest, unit=choose_unit(usual, most), block=block)
-    return replace(options, tokens=most, block=block, kernel=kernel)
+    return replace(
+        options, tokens=round_up(options.tokens, block), block=block, kernel=True, program_cost=None
+    )
 
 
 @dataclass(frozen=True)
@@ -139,8 +134,7 @@ class SortedTrees:
 
     order: np.ndarray  # the index of the tree at each place
     tokens: np.ndarray
-    """Tokens of the tree at each place, computed alone; equal responses count once, but for trees of a kernel, of which
-    these are the places that they take."""
+    """Tokens of the tree at each place, computed alone; equal responses count once."""
     reads: np.ndarray  # its responses
     shared: np.ndarray
     """How many tokens it begins with that the tree at the place before begins with too; 0 where that is fewer than
@@ -161,22 +155,19 @@ class Unit:
 
 def sort_trees(trees: Sequence[Tree], options: StreamOptions) -> SortedTrees:
     """Put trees in the order of their prefixes, equal ones in their own order; where nothing is shared, all are."""
-    kernel, share = options.kernel, options.share and options.kernel is None
     order = list(range(len(trees)))
-    if share:
+    if options.share:
         # Big-endian bytes sort as the ids do.
         keys = [tree.prefix.astype(">i4").tobytes() for tree in trees]
         order.sort(key=keys.__getitem__)
     shared = np.zeros(len(order), np.int64)
-    for place in range(1, len(order) if share else 0):
+    for place in range(1, len(order) if options.share else 0):
         before, prefix = trees[order[place - 1]].prefix, trees[order[place]].prefix
         run = common_run([before, prefix])
         # Equal ones are one, however short: equal conversations then have equal scores, to the last bit.
         shared[place] = run if run >= LEAST_SHARED or run == len(before) == len(prefix) else 0
 
     def tokens_of(tree: Tree) -> int:
-        if kernel is not None:
-            return kernel.tokens_of(tree)
         distinct = {response.tobytes() for response in tree.responses}
         return len(tree.prefix) + sum(len(ids) // tree.prefix.itemsize for ids in distinct)
 

@@ -111,7 +111,7 @@ def choose_step_shapes(
         return -(-streams // options.streams)
 
     # Devices of a mesh, and TPUs, compute one stream each; one CPU device computes one, or several at a time.
-    one_by_one = options.streams > 1 or options.kernel is not None
+    one_by_one = options.streams > 1 or options.kernel
     time = _one_by_one if one_by_one else _on_one_device
 
     best: tuple[float, tuple[int, ...]] | None = None

@@ -19,14 +19,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from prb_jax.errors import short_repr
-from prb_jax.sharding import batch_sharding
-from prb_jax.trees.kernel_tables import KernelTable, kernel_table
+from prb_jax.trees.kernel_tables import StepTable, step_table
 from prb_jax.trees.packing import PackedBatch, PackedStream, StreamOptions
-from prb_jax.trees.shapes import round_up
-from prb_jax.trees.stream_tables import BlockTable, PageTable, block_table, page_table
+from prb_jax.trees.stream_tables import BlockTable, block_table
 from prb_jax.trees.tree import Tree
 
 
@@ -45,27 +42,17 @@ class StreamBatch:
     previous: np.ndarray | jax.Array
     reads: np.ndarray | jax.Array  # [S, M], places of the tokens whose states give the scores
     ends: np.ndarray | jax.Array  # [S, M], places of the last tokens of the same conversations
-    blocks: BlockTable | KernelTable | None
-    """Which blocks meet in attention, for a program or a kernel; None where it reads pages."""
-    window_blocks: BlockTable | KernelTable | None
+    blocks: (
+        BlockTable | StepTable
+    )  # which blocks meet in attention, for a program, or as the steps of a kernel
+    window_blocks: BlockTable | StepTable | None
     """The same in layers with a sliding window; None for a model without any too."""
-    pages: PageTable | None = None  # the pages that a kernel reads; None where attention goes block by block
 
     __repr__ = short_repr
 
-    def table(self, window: int | None) -> BlockTable | KernelTable | None:
+    def table(self, window: int | None) -> BlockTable | StepTable | None:
         """Which blocks meet in layers with this window, or without any."""
         return self.blocks if window is None else self.window_blocks
-
-
-def stream_batch_shardings(mesh: Mesh, *, windows: bool, paged: bool = False) -> StreamBatch:
-    """The sharding of each array of a batch whose streams are dealt over the mesh, as :func:`jax.jit` takes them."""
-    flat, table = batch_sharding(mesh, 2), batch_sharding(mesh, 3)
-    arrays: Any = (flat,) * 6
-    blocks: Any = (BlockTable(table, table), BlockTable(table, table) if windows else None)  # pyright: ignore[reportArgumentType]
-    if paged:
-        blocks = (None, None, PageTable(table, table, flat, flat, flat))  # pyright: ignore[reportArgumentType]
-    return StreamBatch(*arrays, *blocks)
 
 
 def make_stream_batch(trees: Sequence[Tree], packed: PackedBatch, options: StreamOptions) -> StreamBatch:
@@ -74,30 +61,24 @@ def make_stream_batch(trees: Sequence[Tree], packed: PackedBatch, options: Strea
     Args:
       trees: those that were packed.
       packed: which of them stand in which stream; streams that are missing hold nothing but padding.
-      options: with S, the model's window, and the tables that its attention reads: of blocks, pages or a kernel.
+      options: with S, the model's window, and whether its attention is a kernel that takes steps.
 
     Raises:
       ValueError: more streams than S, or trees that do not fit.
     """
     if len(packed) > options.streams:
         raise ValueError(f"{len(packed)} streams do not fit a batch of {options.streams}")
-    kernel, shape = options.kernel, packed[0].shape
+    shape = packed[0].shape
     empty = PackedStream(shape, (), (), 0)
     streams = [*packed, *[empty] * (options.streams - len(packed))]
-    laid = [_lay(trees, stream, 1 if kernel is None else kernel.unit) for stream in streams]
+    laid = [_lay(trees, stream) for stream in streams]
     arrays: dict[str, Any] = {name: np.stack([stream[name] for stream, _ in laid]) for name in laid[0][0]}
-    if options.paged:
-        pages = [
-            page_table(stream["previous"], stream["positions"], used, runs=shape.reads)
-            for stream, used in laid
-        ]
-        stacked = {name: np.stack([table[name] for table in pages]) for name in pages[0]}
-        return StreamBatch(**arrays, blocks=None, window_blocks=None, pages=PageTable(**stacked))
 
-    def table(window: int | None) -> BlockTable | KernelTable:
-        if kernel is not None:
-            names = ("until", "positions", "previous")
-            return kernel_table(*(arrays[name] for name in names), layout=kernel, window=window)
+    def table(window: int | None) -> BlockTable | StepTable:
+        if options.kernel:
+            used = np.asarray([used for _, used in laid])
+            until, positions = arrays["until"], arrays["positions"]
+            return step_table(until, positions, used, block=options.block, window=window)
         tables = [
             block_table(stream["until"], stream["positions"], used, window=window) for stream, used in laid
         ]
@@ -107,9 +88,8 @@ def make_stream_batch(trees: Sequence[Tree], packed: PackedBatch, options: Strea
     return StreamBatch(**arrays, blocks=table(None), window_blocks=in_window)
 
 
-def _lay(trees: Sequence[Tree], stream: PackedStream, unit: int) -> tuple[dict[str, np.ndarray], int]:
-    """The arrays of one stream, and how many tokens it has. With a ``unit`` beyond 1, prefixes end and responses begin
-    at its multiples."""
+def _lay(trees: Sequence[Tree], stream: PackedStream) -> tuple[dict[str, np.ndarray], int]:
+    """The arrays of one stream, and how many tokens it has."""
     shape = stream.shape
     count = sum(len(trees[index].responses) for index in stream.members)
     if stream.tokens > shape.tokens or count > shape.reads:
@@ -155,8 +135,6 @@ def _lay(trees: Sequence[Tree], stream: PackedStream, unit: int) -> tuple[dict[s
         if shared != length or len(tree.prefix) != length or not shared:
             known.clear()
         close(shared)
-        if unit > 1:
-            at += -(at + len(tree.prefix)) % unit
         if len(tree.prefix) > shared:
             first = write(tree.prefix[shared:], shared)
             path.append((shared, first))
@@ -164,7 +142,6 @@ def _lay(trees: Sequence[Tree], stream: PackedStream, unit: int) -> tuple[dict[s
         for response, offset in zip(tree.responses, tree.read, strict=True):
             ids = response.tobytes()
             if ids not in known:
-                at = round_up(at, unit)
                 known[ids] = write(response, len(tree.prefix))
                 until[known[ids] : at] = at
             reads[read], ends[read] = known[ids] + offset, known[ids] + len(response) - 1

@@ -26,7 +26,7 @@ from prb_jax.plan.program import executed_flops, forward_flops, scoring_program,
 from prb_jax.plan.streams import (
     BatchShape,
     drawn_trees,
-    paged_stream,
+    scored_stream,
     stream_flops,
     tokens_in_buckets,
     trained_streams,
@@ -93,12 +93,11 @@ def test_streams_by_hand():
     """Two people with two questions: a profile of 128 tokens and 40 of each question, then two responses of 64."""
     config, mesh = parse_config(TINY, where="tiny"), make_mesh(devices=jax.devices()[:1])
     shape = BatchShape(batch=4, prefix=168, responses=2, response_length=64, questions_per_user=2)
-    batch, visited, read = paged_stream(config, shape, mesh=mesh)
+    batch, steps, read = scored_stream(config, shape, mesh=mesh)
     assert (batch.tokens.shape, batch.reads.shape) == ((1, 1024), (1, 8))  # 928 real ones
-    # Runs begin at 0, 232, 296, 400 and again at 464. Blocks of 64 queries hold tokens of them 22 times, and all
-    # conversations of 232 keys fit into one block.
-    assert visited == 22 / 16
-    assert read == 2 * 22 * 512 * (2 * 2 * 128) * 3
+    # two blocks of 512, and the second person begins in the first of them
+    assert steps == 3
+    assert read == 2 * 3 * 512 * (2 * 4 * 64) * 3
     matrices = 256 * (2 * 256 + 2 * 128 + 3 * 512)
     tree = 168 * 169 // 2 + 2 * sum(168 + j for j in range(1, 65))
     pairs = 4 * tree - 2 * (128 * 129 // 2)
@@ -116,7 +115,7 @@ def test_trained_streams_by_hand():
     found = trained_streams(config, trees, mesh=mesh)
     assert (found.batch.tokens.shape, found.batch.reads.shape) == ((1, 1024), (1, 16))
     assert found.extras.labels.shape == (1, 16, 2)
-    assert (found.computed, found.visited) == (1024, 3 / 4)
+    assert (found.computed, found.steps) == (1024, 3)
     assert tokens_in_buckets(config, trees, mesh=mesh) == 4 * (112 + 2 * 64)
     uneven = drawn_trees(
         BatchShape(batch=999, prefix=100, responses=2, response_length=50, spread=0.4), longest=300
@@ -238,7 +237,7 @@ def test_models_that_cannot_be_read(tmp_path):
         (["--train", "--questions-per-user", "2"], "--questions-per-user is for scoring only"),
         (
             ["--questions-per-user", "2"],
-            "--questions-per-user is for packed streams: it needs --attention paged",
+            "--questions-per-user is for packed streams: it needs --attention streams",
         ),
     ],
 )
@@ -350,7 +349,7 @@ class TestOnTpus:
             ({"mesh": "tensor=4"}, "mesh axis tensor=4 does not divide num_key_value_heads=2"),
             ({"mesh": "fsdp=4", "batch": 6}, "mesh axis data=1 x fsdp=4 does not divide a batch of 6"),
             (
-                {"mesh": "fsdp=4", "batch": 8, "attention": "paged", "questions_per_user": 3},
+                {"mesh": "fsdp=4", "batch": 8, "attention": "streams", "questions_per_user": 3},
                 "batch: expected at least 12 trees, 3 questions of a user in each of 4 streams, found 8",
             ),
             ({"prefix": 4096}, r"the model was made for 1024 \(max_position_embeddings\)"),
@@ -366,7 +365,7 @@ class TestOnTpus:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("head_dim", [64, 128, 256])
-    def test_attention_is_the_splash_kernel_forward_and_backward(self, head_dim: int):
+    def test_attention_is_a_kernel_forward_and_backward(self, head_dim: int):
         """In the compiled program, with windows and soft caps; and nothing in it is of the size T x T."""
         config = parse_config(
             {**shape_config("gemma2-27b"), "num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512,
@@ -377,9 +376,10 @@ class TestOnTpus:
         shape = BatchShape(batch=2, prefix=1664, responses=3, response_length=128)  # T = 2,048
         scoring = scoring_program(config, shape, mesh=mesh, dtype="bfloat16")
         training = training_program(config, shape, mesh=mesh, dtype="bfloat16", tuning="full", remat="none")
-        for program, kernels in ((scoring, {"fwd"}), (training, {"fwd", "dq", "dkv"})):
+        splash, ours = {"splash_mha_fwd"}, {"stream_forward", "stream_by_query", "stream_by_key"}
+        for program, kernels in ((scoring, splash), (training, ours)):
             text = program.function.trace(*program.arguments).lower().compile().as_text()
-            assert set(re.findall(r"splash_mha_(\w+?)_", text)) == kernels
+            assert set(re.findall(r"splash_mha_[a-z]+|stream_(?:forward|by_[a-z]+)", text)) == kernels
             assert 'custom_call_target="tpu_custom_call"' in text
             assert not re.search(r"\[(\d+,)*2048,2048\]", text)
 
@@ -402,9 +402,12 @@ class TestOnTpus:
         assert packed.arguments[2].tokens.shape == (8, 1536)
         assert packed.tokens < packed.computed_tokens < packed.bucket_tokens
         found = []
-        for program in (packed, padded):
+        for program, kernels in (
+            (packed, {"stream_forward", "stream_by_query", "stream_by_key"}),
+            (padded, {"splash_mha_fwd", "splash_mha_dq", "splash_mha_dkv"}),
+        ):
             text = program.function.trace(*program.arguments).lower().compile().as_text()
-            assert set(re.findall(r"splash_mha_(\w+?)_", text)) == {"fwd", "dq", "dkv"}
+            assert set(re.findall(r"splash_mha_[a-z]+|stream_(?:forward|by_[a-z]+)", text)) == kernels
             assert not re.search(r"\[(\d+,)*1536,1536\]", text)
             kinds = r"(all-gather|all-to-all|collective-permute|all-reduce|reduce-scatter)(?:-start)?\("
             found.append(Counter(re.findall(rf" {kinds}", text)))
@@ -412,11 +415,11 @@ class TestOnTpus:
         assert found[0]["all-gather"] > 0
 
     @pytest.mark.slow
-    def test_streams_by_pages(self, config_file, capsys):
+    def test_scoring_over_streams(self, config_file, capsys):
         """Three questions a person, one person a chip; the kernel is in it, and no array of tokens by tokens."""
         command = [
             "plan", str(config_file), "--topology", "v5e:2x2", "--mesh", "fsdp=4", "--prefix", "128",
-            "--response-length", "64", "--attention", "paged", "--questions-per-user", "3",
+            "--response-length", "64", "--attention", "streams", "--questions-per-user", "3",
         ]  # fmt: skip
         assert cli.main(command) == 0
         words = " ".join(capsys.readouterr().out.split())  # a long path of the model breaks the line
@@ -429,9 +432,9 @@ class TestOnTpus:
         assert found["flops"] == stream_flops(config, shape, mesh=mesh, reads_only=True)
         assert found["fits"]
         assert found["compile_seconds"] > 0
-        program = scoring_program(config, shape, mesh=mesh, dtype="bfloat16", attention="paged")
+        program = scoring_program(config, shape, mesh=mesh, dtype="bfloat16", attention="streams")
         text = program.function.trace(*program.arguments).lower().compile().as_text()
-        assert "ragged_paged_attention_kernel" in text
+        assert "stream_forward" in text
         assert "splash_mha" not in text
         assert not re.search(r"\[(\d+,)*512,512\]", text)
 

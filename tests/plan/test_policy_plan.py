@@ -37,7 +37,7 @@ def config_file(tmp_path):
         (["--value-trunk", "own"], "--value-trunk is for policies: it needs --ppo"),
         (["--ppo", "--train"], "--train does not go with --ppo"),
         (["--ppo", "--sweep"], "--sweep does not go with --ppo"),
-        (["--ppo", "--attention", "paged"], "--attention does not go with --ppo"),
+        (["--ppo", "--attention", "streams"], "--attention does not go with --ppo"),
         (["--ppo", "--questions-per-user", "2"], "--questions-per-user does not go with --ppo"),
         (["--ppo", "--quantize", "int8"], "--quantize does not go with --ppo"),
         (["--ppo", "--tuning", "head"], "--tuning: expected lora or full with --ppo, found head"),

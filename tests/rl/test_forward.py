@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prb_jax.models.attention import splash
-from prb_jax.models.attention.choice import SPLASH_STREAM_ATTENTION
+from prb_jax.models.attention import stream_kernel
+from prb_jax.models.attention.choice import KERNEL_STREAM_ATTENTION
 from prb_jax.models.decoder import decode_stream
 from prb_jax.rl import learner as learning
 from prb_jax.rl.credit import credit
@@ -175,8 +175,8 @@ def test_streams_have_the_losses_and_gradients_of_padded_batches(
     changes: dict[str, Any],
 ) -> None:
     """In one stream and in several, by XLA and by the kernel for TPUs, whose steps XLA runs here."""
-    by_xla = functools.partial(splash.splash_stream_attention, interpret=True)
-    monkeypatch.setattr(splash, "splash_stream_attention", by_xla)
+    by_xla = functools.partial(stream_kernel.kernel_attention, interpret=True)
+    monkeypatch.setattr(stream_kernel, "kernel_attention", by_xla)
     trees = (
         [Tree(one.prefix, one.responses[:1], one.read[:1]) for one in TREES] if algorithm == "sft" else TREES
     )
@@ -186,7 +186,7 @@ def test_streams_have_the_losses_and_gradients_of_padded_batches(
         tokens = {"small": 64, "kernel": 128}.get(layout)
         with monkeypatch.context() as patch:
             if layout == "kernel":
-                patch.setattr(learning, "trained_stream_attention", lambda *_: SPLASH_STREAM_ATTENTION)
+                patch.setattr(learning, "trained_stream_attention", lambda *_: KERNEL_STREAM_ATTENTION)
             given = {"attention": attention, "batch.tokens": tokens, **changes}
             learner = started(policy[1], trees, tmp_path / layout, algorithm=algorithm, **given)
         batch = learner.look(Rollouts(trees, COLUMNS))

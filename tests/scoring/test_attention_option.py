@@ -60,7 +60,7 @@ def test_it_is_a_setting_of_training() -> None:
     with pytest.raises(RunError, match=r"'attention'.*kernel"):
         load_settings({"model": "m", "data": "d", "attention": "flash"})
     with pytest.raises(RunError, match=r"'attention'.*kernel"):
-        load_settings({"model": "m", "data": "d", "attention": "paged"})
+        load_settings({"model": "m", "data": "d", "attention": "streams"})
     with pytest.raises(CheckpointError, match=ON_A_CPU):
         build(small_config(num_hidden_layers=1), attention="kernel")
 
@@ -84,8 +84,8 @@ def test_what_it_cannot_be_is_one_line(
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 2
     assert all(ON_A_CPU in line for line in errors)
-    assert cli.main(["evaluate", *arguments[:-1], "paged"]) == 2
-    told = "attention: 'paged' is a kernel for TPUs in bfloat16, found cpu in float32: use 'auto'"
+    assert cli.main(["evaluate", *arguments[:-1], "streams"]) == 2
+    told = "attention: 'streams' is a kernel for TPUs in bfloat16, found cpu in float32: use 'auto'"
     assert capsys.readouterr().err == f"prb: error: {told}\n"
     with pytest.raises(SystemExit):
         cli.main(["bench", "load", str(folder), "--attention", "blockwise"])

@@ -19,7 +19,7 @@ def one_step(mesh: Any, *, kernel: bool = False) -> dict[str, Any]:
     import jax
     import numpy as np
 
-    from prb_jax.models.attention.choice import SPLASH_STREAM_ATTENTION, STREAM_ATTENTION
+    from prb_jax.models.attention.choice import KERNEL_STREAM_ATTENTION, STREAM_ATTENTION
     from prb_jax.training.config import BatchSettings
     from prb_jax.training.data import Examples, Order
     from prb_jax.training.microbatches import Microbatches
@@ -37,7 +37,7 @@ def one_step(mesh: Any, *, kernel: bool = False) -> dict[str, Any]:
         Order(count, count, seed=0),
         config=config,
         mesh=mesh,
-        streams=SPLASH_STREAM_ATTENTION if kernel else STREAM_ATTENTION,
+        streams=KERNEL_STREAM_ATTENTION if kernel else STREAM_ATTENTION,
         batch=BatchSettings(comparisons=count, tokens=256),
         steps=10,
     ).of_step(np.arange(count), nobody)
@@ -66,13 +66,13 @@ def main(out: str, devices: int, meshes: list[str]) -> None:
     jax.config.update("jax_num_cpu_devices", devices)
     jax.config.update("jax_disable_most_optimizations", True)
 
-    from prb_jax.models.attention import splash
+    from prb_jax.models.attention import stream_kernel
     from prb_jax.sharding import make_mesh
 
     alone = make_mesh(devices=jax.devices()[:1])
     found = {"alone": one_step(alone)}
-    by_xla = functools.partial(splash.splash_stream_attention, interpret=True)
-    splash.splash_stream_attention = by_xla
+    by_xla = functools.partial(stream_kernel.kernel_attention, interpret=True)
+    stream_kernel.kernel_attention = by_xla
     for spec in meshes:
         mesh, _, kernel = spec.partition("/")
         found[spec] = one_step(make_mesh(mesh), kernel=bool(kernel))

@@ -7,6 +7,7 @@ import functools
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +20,8 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.data.comparison import Comparison
-from prb_jax.models.attention import splash
-from prb_jax.models.attention.choice import SPLASH_STREAM_ATTENTION, STREAM_ATTENTION
+from prb_jax.models.attention import stream_kernel
+from prb_jax.models.attention.choice import KERNEL_STREAM_ATTENTION, STREAM_ATTENTION
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.personal.method import Users
 from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
@@ -32,8 +33,7 @@ from prb_jax.training.microbatches import Microbatch, Microbatches, add_gradient
 from prb_jax.training.objective import USER, WEIGHTS
 from prb_jax.training.step import sums_of
 from prb_jax.training.train import train
-from prb_jax.trees.batches import TreeBatch
-from prb_jax.trees.kernel_tables import KernelTable
+from prb_jax.trees.kernel_tables import StepTable
 from prb_jax.trees.packing import StreamOptions, StreamShape
 from prb_jax.trees.stream_shapes import choose_step_shapes, pack_step
 from prb_jax.trees.streams import StreamBatch
@@ -56,8 +56,8 @@ def compiled_fast():
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    by_xla = functools.partial(splash.splash_stream_attention, interpret=True)
-    monkeypatch.setattr(splash, "splash_stream_attention", by_xla)
+    by_xla = functools.partial(stream_kernel.kernel_attention, interpret=True)
+    monkeypatch.setattr(stream_kernel, "kernel_attention", by_xla)
 
 
 def comparison(number: int, responses: int, user: str) -> Comparison:
@@ -128,11 +128,11 @@ WINDOWED: dict[str, Any] = {
     sweep(
         [
             (STREAM_ATTENTION, "full", "none", {}),
-            (SPLASH_STREAM_ATTENTION, "lora", "dots", {}),
+            (KERNEL_STREAM_ATTENTION, "lora", "dots", {}),
             (STREAM_ATTENTION, "lora", "none", {}),
-            (SPLASH_STREAM_ATTENTION, "full", "none", WINDOWED),
-            (SPLASH_STREAM_ATTENTION, "full", "full", {}),
-            (SPLASH_STREAM_ATTENTION, "full", "none", {"num_hidden_layers": 1}),
+            (KERNEL_STREAM_ATTENTION, "full", "none", WINDOWED),
+            (KERNEL_STREAM_ATTENTION, "full", "full", {}),
+            (KERNEL_STREAM_ATTENTION, "full", "none", {"num_hidden_layers": 1}),
         ],
         few=(0, 1),
     ),
@@ -142,7 +142,7 @@ def test_a_step_over_streams_is_that_of_padded_batches(
 ) -> None:
     """With soft prompts, of which some comparisons of a user have another's; sliding windows and soft-caps; in several
     microbatches. On CPUs one, two or three are computed at a time, with the same bits and no program more."""
-    kernel, model = streams == SPLASH_STREAM_ATTENTION, small_config(**changes)
+    kernel, model = streams == KERNEL_STREAM_ATTENTION, small_config(**changes)
     method = SoftPrompts(
         table=Users(("u0", "u1", "u2")), tokens=3, width=32, places=12, generic_share=0.4, seed=0,
         optimizer=RowAdam(learning_rate=lambda step: 0.1), mesh=make_mesh(devices=jax.devices()[:1]),
@@ -204,11 +204,11 @@ def test_a_step_over_streams_is_that_of_padded_batches(
         assert float(metrics[1][name]) == pytest.approx(float(value), rel=tolerance, abs=tolerance), name
 
 
-def test_a_run_by_the_kernel_has_one_shape_and_what_does_not_fit_is_padded() -> None:
+def test_a_run_by_the_kernel_has_one_shape_and_what_does_not_fit_has_a_stream_of_its_own() -> None:
     """A tree that is longer than the streams, and one of more responses than they have places."""
     comparisons, trees = uneven(48, longest=60)
     usual = Examples(comparisons, comparisons, trees=trees)
-    run = planned(usual, small_config(), streams=SPLASH_STREAM_ATTENTION, tokens=512, steps=4)
+    run = planned(usual, small_config(), streams=KERNEL_STREAM_ATTENTION, tokens=512, steps=4)
     (shape,) = run.layout.shapes
     rng = np.random.default_rng(0)
     trees[4] = build_tree([[k, *rng.integers(10, 64, 400)] for k in range(2)])
@@ -221,14 +221,11 @@ def test_a_run_by_the_kernel_has_one_shape_and_what_does_not_fit_is_padded() -> 
         batches = run.of_step(members, np.zeros(12, np.int32))
         assert sum(part.tokens for part in batches) == sum(trees[member].tokens for member in members)
         found += batches
-    padded = [part for part in found if isinstance(part.batch, TreeBatch)]
-    assert sorted(int((part.extras.weights > 0).sum()) for part in padded) == [1, 1]
-    streams = [part.batch for part in found if isinstance(part.batch, StreamBatch)]
     assert sum(int((part.extras.weights > 0).sum()) for part in found) == 48
-    assert {batch.tokens.shape for batch in streams} == {(1, shape.tokens)}
-    assert len({jax.tree.structure(batch) for batch in streams}) == 1
-    assert all(isinstance(batch.blocks, KernelTable) for batch in streams)
-    assert len({batch.blocks.keys.shape for batch in streams if batch.blocks is not None}) == 1
+    streams = [part.batch for part in found]
+    assert all(isinstance(batch, StreamBatch) and isinstance(batch.blocks, StepTable) for batch in streams)
+    shapes = Counter(tuple(np.shape(leaf) for leaf in jax.tree.leaves(batch)) for batch in streams)
+    assert sorted(shapes.values()) == [1, 1, len(streams) - 2]
 
 
 def test_a_run_has_one_or_two_shapes_and_the_streams_of_a_step_are_full() -> None:
@@ -300,7 +297,7 @@ def test_runs_over_streams_and_over_padded_batches_are_alike_and_are_resumed(
 
     padded, streams, again = run("padded", attention="blockwise"), run("streams"), run("again", remat="full")
     for module in (trainer, record):
-        monkeypatch.setattr(module, "trained_stream_attention", lambda *_: SPLASH_STREAM_ATTENTION)
+        monkeypatch.setattr(module, "trained_stream_attention", lambda *_: KERNEL_STREAM_ATTENTION)
     kernel = run("kernel")
     with stopped_at(monkeypatch, 2):
         run("stopped")
@@ -310,9 +307,9 @@ def test_runs_over_streams_and_over_padded_batches_are_alike_and_are_resumed(
         for ours, theirs in zip(found[:2], padded[:2], strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=1e-5)
     assert [found[2] for found in (streams, again, kernel)] == [
-        STREAM_ATTENTION, STREAM_ATTENTION, SPLASH_STREAM_ATTENTION
+        STREAM_ATTENTION, STREAM_ATTENTION, KERNEL_STREAM_ATTENTION
     ]  # fmt: skip
-    assert padded[2] not in (STREAM_ATTENTION, SPLASH_STREAM_ATTENTION)
+    assert padded[2] not in (STREAM_ATTENTION, KERNEL_STREAM_ATTENTION)
 
 
 def test_steps_of_whole_users_are_resumed_and_a_large_user_is_split(

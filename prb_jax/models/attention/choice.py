@@ -16,7 +16,7 @@ from prb_jax.models import ATTENTIONS
 from prb_jax.models.attention.blockwise import blockwise_attention
 from prb_jax.models.attention.streams import stream_attention
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.trees.kernel_tables import KernelTable
+from prb_jax.trees.kernel_tables import StepTable
 from prb_jax.trees.streams import StreamBatch
 
 Attention = Callable[..., jax.Array]
@@ -24,8 +24,7 @@ Attention = Callable[..., jax.Array]
 
 # The names of implementations in logs and reports.
 STREAM_ATTENTION = "block-wise XLA over packed streams"
-SPLASH_STREAM_ATTENTION = "splash kernel (Pallas) over packed streams"
-PAGED_ATTENTION = "ragged paged kernel (Pallas) over packed streams"
+KERNEL_STREAM_ATTENTION = "kernel (Pallas) over packed streams"
 CUDNN = "cuDNN"
 
 
@@ -51,8 +50,8 @@ def choose_attention(
         mesh: of the program; None for one of this process's own devices.
         dtype: of activations.
         wanted: one of :data:`ATTENTIONS`: "blockwise" is the block-wise program on any machine, "kernel" what
-            "auto" is with a kernel, or an error. "paged" is a kernel for scoring over packed streams on
-            TPUs; this function checks that it can be, and gives the implementation for padded trees beside it.
+            "auto" is with a kernel, or an error. "streams" scores over packed streams on TPUs too, by the kernel that
+            trains there; this function checks that it can be, and gives the implementation for padded trees beside it.
         scored: the model, where the program only scores; None where gradients are taken, or before a model is known.
 
     Raises:
@@ -62,8 +61,8 @@ def choose_attention(
     if wanted not in ATTENTIONS:
         raise CheckpointError(f"attention: expected {', '.join(ATTENTIONS)}, found {quote(wanted)}")
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
-    if wanted == "paged":
-        _check_paged(platform, dtype, mesh, scored)
+    if wanted == "streams":
+        _check_streams(platform, dtype, mesh, scored)
     refused = None
     if dtype == jnp.bfloat16 and wanted != "blockwise":
         if platform == "tpu":
@@ -107,24 +106,24 @@ def wanted_attention(
             PrbWarning,
             stacklevel=3,
         )
-    return None if wanted in ("auto", "paged") and choice.name != CUDNN else choice.attend
+    return None if wanted in ("auto", "streams") and choice.name != CUDNN else choice.attend
 
 
 def stream_attention_name(mesh: Mesh, wanted: str = "auto") -> str | None:
     """Return the attention with which a decoder is scored over packed streams: :data:`STREAM_ATTENTION` on CPUs,
-    :data:`PAGED_ATTENTION` where it is wanted; None where trees are scored in buckets.
+    :data:`KERNEL_STREAM_ATTENTION` on TPUs where streams are wanted; None where trees are scored in buckets.
 
     Args:
         mesh, wanted: as of :func:`choose_attention`, which has checked them.
     """
-    if wanted == "paged":
-        return PAGED_ATTENTION
+    if wanted == "streams":
+        return KERNEL_STREAM_ATTENTION
     return STREAM_ATTENTION if mesh.devices.flat[0].platform == "cpu" else None
 
 
 def trained_stream_attention(mesh: Mesh, dtype: jnp.dtype, wanted: str = "auto") -> str | None:
     """Return the attention with which training runs over packed streams: :data:`STREAM_ATTENTION` on CPUs,
-    :data:`SPLASH_STREAM_ATTENTION` on TPUs in bfloat16; None where trees are padded to buckets: on GPUs, on TPUs where
+    :data:`KERNEL_STREAM_ATTENTION` on TPUs in bfloat16; None where trees are padded to buckets: on GPUs, on TPUs where
     a mesh splits the tokens of a tree, and wherever another attention than "auto" is asked for.
 
     Args:
@@ -134,39 +133,29 @@ def trained_stream_attention(mesh: Mesh, dtype: jnp.dtype, wanted: str = "auto")
     if wanted == "auto" and platform == "cpu":
         return STREAM_ATTENTION
     kernel = wanted == "auto" and platform == "tpu" and dtype == jnp.bfloat16 and mesh.shape["sequence"] == 1
-    return SPLASH_STREAM_ATTENTION if kernel else None
+    return KERNEL_STREAM_ATTENTION if kernel else None
 
 
 def attention_over(batch: StreamBatch, mesh: Mesh | None) -> Attention:
     """Return the attention of (q, k, v, window, softcap) for which packed streams were laid out."""
     attend: Attention = stream_attention
-    if isinstance(batch.blocks, KernelTable):
-        from prb_jax.models.attention.splash import splash_stream_attention as attend
-    elif batch.pages is not None:
-        from prb_jax.models.attention.paged import paged_attention as attend
+    if isinstance(batch.blocks, StepTable):
+        from prb_jax.models.attention.stream_kernel import kernel_attention as attend
     return functools.partial(attend, batch=batch, mesh=mesh)
 
 
-def _check_paged(platform: str, dtype: jnp.dtype, mesh: Mesh | None, scored: DecoderConfig | None) -> None:
-    """Refuse to use the kernel that reads pages where it cannot be; errors as of :func:`choose_attention`."""
+def _check_streams(platform: str, dtype: jnp.dtype, mesh: Mesh | None, scored: DecoderConfig | None) -> None:
+    """Refuse to score over packed streams where that cannot be; errors as of :func:`choose_attention`."""
     if platform != "tpu" or dtype != jnp.bfloat16:
         raise CheckpointError(
-            "attention: 'paged' is a kernel for TPUs in bfloat16, found "
+            "attention: 'streams' is a kernel for TPUs in bfloat16, found "
             f"{platform} in {jnp.dtype(dtype).name}: use 'auto'"
         )
     if scored is None:
         raise CheckpointError(
-            "attention: 'paged' scores packed streams alone, and has no backward pass: use 'auto'"
+            "attention: 'streams' says how a model is scored; what is trained takes 'auto', which is streams already"
         )
-    split = {"sequence": 1, "tensor": 1} if mesh is None else mesh.shape
-    if split["sequence"] > 1:
+    if mesh is not None and mesh.shape["sequence"] > 1:
         raise MeshError(
-            f"attention: 'paged' takes whole streams, found sequence={split['sequence']}: use 'auto'"
-        )
-    # Of the key-value heads of a device, keys and values fill whole rows of the kernel's tiles.
-    heads, parts = scored.num_key_value_heads, split["tensor"]
-    if heads // parts not in (1, 2, 4) and heads // parts % 8:
-        raise MeshError(
-            "attention: 'paged' takes 1, 2, 4 or a multiple of 8 key-value heads on a device, "
-            f"found num_key_value_heads={heads} with tensor={parts}: use 'auto'"
+            f"attention: 'streams' takes whole streams, found sequence={mesh.shape['sequence']}: use 'auto'"
         )

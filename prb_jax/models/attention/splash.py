@@ -1,14 +1,13 @@
-"""Attention on TPUs by JAX's Pallas splash kernel, over padded trees and over packed streams, forward and backward.
+"""Attention over padded trees on TPUs by JAX's Pallas splash kernel, forward and backward.
 
-Of trees the mask is computed inside the kernel from the indices of its block, and blocks that nobody sees (later
+The mask is computed inside the kernel from the indices of its block, and blocks that nobody sees (later
 ones, siblings, those outside the window) are never visited. Padding left of the prefix is a segment of
 its own. Nothing of the size T x T exists at any time. Kernels are opaque to the partitioner, so on a mesh every device
 runs its own: trees are split over the axes of the batch, heads over ``tensor`` and queries over ``sequence``, where
 every device has all keys.
 
-The tables of blocks to visit are fixed for one shape of trees; those of streams come with each batch
-(:mod:`prb_jax.trees.kernel_tables`): the kernel visits the blocks in which tokens of the streams see each other, and no
-others, and nothing is moved into padded rows and back.
+The tables of blocks to visit are fixed for one shape of trees. Packed streams have a kernel of their own,
+:mod:`prb_jax.models.attention.stream_kernel`.
 """
 
 from __future__ import annotations
@@ -23,15 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
-from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask_info import MaskInfo
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from prb_jax.models.attention.blockwise import ATTENTION_RESULTS
-from prb_jax.models.attention.streams import one_by_one, over_mesh
 from prb_jax.sharding import RULES
 from prb_jax.trees.batches import Bucket, TreeMask
-from prb_jax.trees.kernel_tables import BLOCK, LANES, KernelLayout, KernelTable
-from prb_jax.trees.streams import StreamBatch
+from prb_jax.trees.kernel_tables import BLOCK, LANES
 
 
 def splash_attention(
@@ -142,82 +138,6 @@ def _tree_kernel(
 
     keyed = _KeyedMask((mask, tokens), sees, (column | inside << low).astype(np.int32))
     return _make_kernel(keyed, heads, softcap, block, shards=shards, interpret=interpret)
-
-
-def splash_stream_attention(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    *,
-    batch: StreamBatch,
-    window: int | None = None,
-    softcap: float | None = None,
-    mesh: Mesh | None = None,
-    interpret: bool = False,
-) -> jax.Array:
-    """As :func:`prb_jax.models.attention.streams.stream_attention`, by a kernel for TPUs.
-
-    Products have factors of q's dtype and float32 sums, the softmax is float32. Padding sees itself alone.
-
-    Args:
-        q, k, v, window, softcap, mesh: as given there.
-        batch: the streams, with the table of a kernel for this window.
-        interpret: run the kernel's steps by XLA, on any machine, to test it.
-    """
-    table = batch.table(window)
-    assert isinstance(table, KernelTable)
-    tokens = q.shape[1]
-
-    def stream(args: tuple[jax.Array, jax.Array, jax.Array, KernelTable]) -> jax.Array:
-        q, k, v, tables = args
-
-        def visited(numbers: Any, steps: Any) -> MaskInfo:
-            return MaskInfo(
-                data_next=numbers[None],
-                mask_next=None,
-                block_mask=steps[None],
-                partial_mask_blocks=None,
-                q_sequence=tables.packed,  # pyright: ignore[reportArgumentType]
-            )
-
-        options = _stream_options(table.layout, tokens, q.shape[1], window, softcap, interpret)
-        forward, backward = (
-            visited(tables.keys, tables.key_steps),
-            visited(tables.queries, tables.query_steps),
-        )
-        kernel = splash.SplashAttentionKernel(forward, forward, backward, **options)
-        trees: Any = tables.trees
-        out: Any = kernel(*(x.transpose(1, 0, 2) for x in (q, k, v)), splash.SegmentIds(trees, trees))
-        return out.transpose(1, 0, 2).astype(q.dtype)
-
-    return over_mesh(lambda *arrays: one_by_one(stream, arrays), mesh)(q, k, v, table)
-
-
-@functools.lru_cache(maxsize=256)
-def _stream_options(
-    layout: KernelLayout, tokens: int, heads: int, window: int | None, softcap: float | None, interpret: bool
-) -> dict[str, Any]:
-    """All that a kernel is told but its tables: those of a kernel for a single block."""
-    places = np.arange(layout.block, dtype=np.int32)
-    mask = _KeyedMask((layout, tokens, window), tree_sight(layout, tokens, window), places)
-    return _make_kernel(mask, heads, softcap, layout.block, shards=1, interpret=interpret).kwargs
-
-
-def tree_sight(layout: KernelLayout, tokens: int, window: int | None) -> Callable[[Any, Any], Any]:
-    """Return a function of (packed queries, places of keys), bool: the query sees the key, if it is of the same tree.
-
-    Args:
-        layout, tokens: static facts of a stream.
-        window: a token sees only the ``window`` last tokens of its conversation, itself included; None for all.
-    """
-
-    def sees(packed: Any, key: Any) -> Any:
-        place, own, hidden = layout.unpack(packed, tokens)
-        before = key < own - hidden
-        visible = (key <= place) & (before | (key >= own))
-        return visible if window is None else visible & (place - key - before * hidden < window)
-
-    return sees
 
 
 class _KeyedMask(masks._ComputableMask):

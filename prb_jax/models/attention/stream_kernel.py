@@ -1,0 +1,364 @@
+"""Attention over packed streams (:mod:`prb_jax.trees.streams`) on TPUs: a Pallas kernel, forward and backward.
+
+A step of the kernel takes a block of queries and a block of keys that a table lists
+(:mod:`prb_jax.trees.kernel_tables`): only blocks in which somebody sees something, as many as a batch has, so that no
+step is empty, whatever trees stand in the stream and whatever they share. The number of steps is data: one program
+serves any trees.
+
+Scores are held keys by queries, so that the maximum and the sum of a softmax, and all that is known of a query, are
+rows. The backward pass keeps the logarithm of each softmax's denominator and computes a block's weights again, in two
+kernels: one walks through the keys of each block of queries, the other through the queries of each block of keys.
+
+Letters: N tokens, G kv heads, H head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import Mesh
+
+from prb_jax.models.attention.blocks import MASKED
+from prb_jax.models.attention.blockwise import ATTENTION_RESULTS
+from prb_jax.models.attention.streams import one_by_one, over_mesh
+from prb_jax.models.layers import product, soft_capped
+from prb_jax.trees.kernel_tables import FIRST, LANES, LAST, PARTLY, StepTable
+from prb_jax.trees.streams import StreamBatch
+
+
+class Settings(NamedTuple):
+    """What a kernel is compiled for."""
+
+    block: int  # queries, and keys, of a step
+    window: int | None
+    softcap: float | None
+    interpret: bool
+
+
+class Facts(NamedTuple):
+    """What a kernel is told of a stream, int32."""
+
+    table: StepTable  # without its axis of streams
+    until: jax.Array  # [1, N], see :class:`prb_jax.trees.streams.StreamBatch`
+    positions: jax.Array  # [1, N]
+
+
+def kernel_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    batch: StreamBatch,
+    window: int | None = None,
+    softcap: float | None = None,
+    mesh: Mesh | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """As :func:`prb_jax.models.attention.streams.stream_attention`, by a kernel for TPUs.
+
+    Products have factors of q's dtype and float32 sums, the softmax is float32. Padding sees itself alone.
+
+    Args:
+        q, k, v, window, softcap, mesh: as given there.
+        batch: the streams, with the table of steps for this window.
+        interpret: run the kernel's steps by XLA, on any machine, to test it.
+    """
+    table = batch.table(window)
+    if not isinstance(table, StepTable):
+        raise ValueError(f"these streams have no table of a kernel's steps for a window of {window}")
+    settings = Settings(table.block, window, softcap, interpret)
+
+    def stream(args: tuple[jax.Array, jax.Array, jax.Array, Facts]) -> jax.Array:
+        q, k, v = (x.swapaxes(0, 1) for x in args[:3])
+        return _attend(settings, q, k, v, args[3]).swapaxes(0, 1)
+
+    facts = Facts(table, jnp.asarray(batch.until)[:, None], jnp.asarray(batch.positions)[:, None])
+    return over_mesh(lambda *arrays: one_by_one(stream, arrays), mesh)(q, k, v, facts)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, facts: Facts) -> jax.Array:
+    """q [heads, N, H], k and v [G, N, H] -> [heads, N, H]."""
+    return _attend_forward(settings, q, k, v, facts)[0]
+
+
+def _attend_forward(
+    settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, facts: Facts
+) -> tuple[jax.Array, tuple[Any, ...]]:
+    heads, tokens, head_dim = q.shape
+    out, log = _run(
+        _forward,
+        settings,
+        facts,
+        group=heads // len(k),
+        of_queries=[q],
+        of_keys=[k],
+        key_columns=[v.swapaxes(1, 2)],
+        made=[_columns(heads, head_dim, tokens, q.dtype), _columns(heads, 1, tokens, jnp.float32)],
+        sums=[(1, settings.block), (1, settings.block), (head_dim, settings.block)],
+    )
+    out = out.swapaxes(1, 2)
+    out, log = (checkpoint_name(x, name) for x, name in zip((out, log), ATTENTION_RESULTS, strict=True))
+    return out, (q, k, v, facts, out, log)
+
+
+def _attend_backward(
+    settings: Settings, kept: tuple[Any, ...], cotangent: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+    q, k, v, facts, out, log = kept
+    (heads, tokens, head_dim), block = q.shape, settings.block
+    # The softmax's derivative needs of a row only the sum of weight times derivative by weight.
+    inner_product = jnp.sum(cotangent.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)[:, None]
+    given: dict[str, Any] = {
+        "group": heads // len(k),
+        "of_queries": [q, cotangent],
+        "query_columns": [log, inner_product],
+        "of_keys": [k, v],
+    }
+    (to_q,) = _run(
+        _by_query,
+        settings,
+        facts,
+        **given,
+        key_columns=[k.swapaxes(1, 2)],
+        made=[_columns(heads, head_dim, tokens, q.dtype)],
+        sums=[(head_dim, block)],
+    )
+    to_k, to_v = _run(
+        _by_key,
+        settings,
+        facts,
+        **given,
+        made=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (k, v)],
+        sums=[(block, head_dim)] * 2,
+        walk_queries=True,
+    )
+    return to_q.swapaxes(1, 2), to_k, to_v, None
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _columns(heads: int, rows: int, tokens: int, dtype: Any) -> jax.ShapeDtypeStruct:
+    """The shape of an array whose columns are tokens."""
+    return jax.ShapeDtypeStruct((heads, rows, tokens), dtype)
+
+
+def _run(
+    kernel: Callable[..., None],
+    settings: Settings,
+    facts: Facts,
+    *,
+    group: int,
+    of_queries: Sequence[jax.Array],
+    of_keys: Sequence[jax.Array],
+    query_columns: Sequence[jax.Array] = (),
+    key_columns: Sequence[jax.Array] = (),
+    made: Sequence[jax.ShapeDtypeStruct],
+    sums: Sequence[tuple[int, int]],
+    walk_queries: bool = False,
+) -> Sequence[jax.Array]:
+    """Run a kernel over all heads and all steps of a stream.
+
+    Args:
+        group: query heads of a kv head.
+        of_queries, of_keys: [heads or G, N, H], in the order in which the kernel takes them, followed by
+        query_columns, key_columns: [heads or G, H or 1, N].
+        made: results: one block a block of queries, its columns, or with ``walk_queries`` one a block of keys.
+        sums: shapes of the float32 numbers that it keeps from step to step.
+        walk_queries: the steps go through the queries of each block of keys, and not through the keys of each block
+            of queries.
+    """
+    block, table = settings.block, facts.table
+    steps = table.by_key if walk_queries else table.by_query
+    heads = len(of_queries[0])
+    # With walk_queries the heads that share their keys are the innermost axis: their sums are those of the keys.
+    grid = (heads // group, table.count[0], group) if walk_queries else (heads, table.count[0])
+
+    def head(place: Sequence[Any], *, shared: bool) -> Any:
+        if walk_queries:
+            return place[0] if shared else place[0] * group + place[2]
+        return lax.div(place[0], group) if shared else place[0]
+
+    def spec(row: int, *, shared: bool, columns: int | None = None, width: int = 0) -> pl.BlockSpec:
+        """Of the block of queries (row 0 of the steps) or keys (row 1) of a step."""
+
+        def index(*place: Any) -> tuple[Any, ...]:
+            *place, steps = place
+            number = steps[row, place[1]]
+            return (head(place, shared=shared), *((0, number) if columns else (number, 0)))
+
+        return pl.BlockSpec((None, columns, block) if columns else (None, block, width), index)
+
+    def of_fact(row: int) -> pl.BlockSpec:
+        return pl.BlockSpec((1, block), lambda *place: (0, place[-1][row, place[1]]))
+
+    inputs, specs = [facts.until], [of_fact(1)]
+    if settings.window is not None:
+        inputs += [facts.positions, facts.positions]
+        specs += [of_fact(1), of_fact(0)]
+    for arrays, row in ((of_queries, 0), (of_keys, 1)):
+        inputs += arrays
+        specs += [spec(row, shared=row == 1, width=x.shape[2]) for x in arrays]
+    for arrays, row in ((query_columns, 0), (key_columns, 1)):
+        inputs += arrays
+        specs += [spec(row, shared=row == 1, columns=x.shape[1]) for x in arrays]
+    if walk_queries:
+        results = [spec(1, shared=True, width=x.shape[2]) for x in made]
+    else:
+        results = [spec(0, shared=False, columns=x.shape[1]) for x in made]
+    return pl.pallas_call(
+        partial(kernel, settings),
+        out_shape=made,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=grid,
+            in_specs=specs,
+            out_specs=results,
+            scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in sums],
+        ),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", *["arbitrary"] * (len(grid) - 1))
+        ),
+        interpret=settings.interpret,
+        name=f"stream{kernel.__name__}",
+    )(steps, *inputs)
+
+
+class _Step:
+    """A step of a kernel, inside it.
+
+    Args:
+        settings: what the kernel is compiled for.
+        steps: [3, C], of all steps.
+        refs: the facts, and behind them the arrays that :attr:`arrays` are.
+    """
+
+    def __init__(self, settings: Settings, steps: Any, refs: Sequence[Any]) -> None:
+        number, facts = pl.program_id(1), 1 if settings.window is None else 3
+        self.settings = settings
+        self.query, self.key, self.flags = (steps[row, number] for row in range(3))
+        self.facts, self.arrays = refs[:facts], refs[facts:]
+
+    def on(self, flag: int, also: Any = True) -> Callable[[Callable[[], None]], None]:
+        """Run what follows in steps with this flag."""
+        return pl.when(((self.flags & flag) != 0) & also)
+
+    def scores(self, q: Any, k: Any) -> jax.Array:
+        """float32 [keys, queries], soft-capped, and not masked."""
+        return soft_capped(product(k[...], q[...], (1, 1)), self.settings.softcap)
+
+    def add(self, add: Callable[[Callable[[jax.Array, float], jax.Array]], None]) -> None:
+        """Run ``add`` with a function that replaces what nobody sees of an array [keys, queries] by a number."""
+        lax.cond(
+            (self.flags & PARTLY) != 0,
+            lambda: add(lambda x, other: jnp.where(self._seen(), x, other)),
+            lambda: add(lambda x, _: x),
+        )
+
+    def _seen(self) -> jax.Array:
+        """bool [keys, queries]."""
+        block = self.settings.block
+        place = self.query * block + lax.broadcasted_iota(jnp.int32, (block, block), 1)
+        key = self.key * block + lax.broadcasted_iota(jnp.int32, (block, block), 0)
+        until, *positions = (fact[...] for fact in self.facts)
+        seen = (key <= place) & (place < _column(until))
+        if self.settings.window is not None:
+            of_keys, of_queries = positions
+            seen &= of_queries - _column(of_keys) < self.settings.window
+        return seen
+
+
+def _column(row: jax.Array) -> jax.Array:
+    """[1, n] -> [n, 1]."""
+    return jnp.broadcast_to(row, (LANES, row.shape[1])).T[:, :1]
+
+
+def _forward(settings: Settings, steps: Any, *refs: Any) -> None:
+    """A step of the output: keeps a running maximum, sum and result of each query."""
+    step = _Step(settings, steps, refs)
+    q, k, v, out, log, top, total, result = step.arrays
+
+    @step.on(FIRST)
+    def _() -> None:
+        top[...] = jnp.full_like(top, MASKED)
+        total[...] = jnp.zeros_like(total)
+        result[...] = jnp.zeros_like(result)
+
+    @step.add
+    def _(seen: Callable[[jax.Array, float], jax.Array]) -> None:
+        scores = seen(step.scores(q, k), MASKED)
+        highest = jnp.maximum(top[...], scores.max(axis=0, keepdims=True))
+        weights, kept = jnp.exp(scores - highest), jnp.exp(top[...] - highest)
+        top[...] = highest
+        total[...] = kept * total[...] + weights.sum(axis=0, keepdims=True)
+        result[...] = kept * result[...] + product(v[...], weights.astype(v.dtype))
+
+    @step.on(LAST)
+    def _() -> None:
+        out[...] = (result[...] / total[...]).astype(out.dtype)
+        log[...] = top[...] + jnp.log(total[...])
+
+
+def _pulled(
+    step: _Step, seen: Callable[[jax.Array, float], jax.Array], refs: Sequence[Any]
+) -> tuple[jax.Array, jax.Array]:
+    """The weights [keys, queries] of a step, and the derivatives by its scores, both in q's dtype."""
+    q, cotangent, k, v, log, inner_product = refs
+    capped, softcap = step.scores(q, k), step.settings.softcap
+    weights = seen(jnp.exp(capped - log[...]), 0.0)
+    gradient = weights * (product(v[...], cotangent[...], (1, 1)) - inner_product[...])
+    if softcap is not None:
+        gradient = gradient * (1.0 - jnp.square(capped / softcap))
+    return weights.astype(q.dtype), gradient.astype(q.dtype)
+
+
+def _by_query(settings: Settings, steps: Any, *refs: Any) -> None:
+    """A step of the derivatives by queries."""
+    step = _Step(settings, steps, refs)
+    *given, key_columns, to_q, result = step.arrays
+
+    @step.on(FIRST)
+    def _() -> None:
+        result[...] = jnp.zeros_like(result)
+
+    @step.add
+    def _(seen: Callable[[jax.Array, float], jax.Array]) -> None:
+        _, gradient = _pulled(step, seen, given)
+        result[...] += product(key_columns[...], gradient)
+
+    @step.on(LAST)
+    def _() -> None:
+        to_q[...] = result[...].astype(to_q.dtype)
+
+
+def _by_key(settings: Settings, steps: Any, *refs: Any) -> None:
+    """A step of the derivatives by keys and values, which all heads of a group add to."""
+    step = _Step(settings, steps, refs)
+    *given, to_k, to_v, of_keys, of_values = step.arrays
+    q, cotangent = given[:2]
+    head = pl.program_id(2)
+
+    @step.on(FIRST, head == 0)
+    def _() -> None:
+        of_keys[...] = jnp.zeros_like(of_keys)
+        of_values[...] = jnp.zeros_like(of_values)
+
+    @step.add
+    def _(seen: Callable[[jax.Array, float], jax.Array]) -> None:
+        weights, gradient = _pulled(step, seen, given)
+        of_keys[...] += product(gradient, q[...])
+        of_values[...] += product(weights, cotangent[...])
+
+    @step.on(LAST, head == pl.num_programs(2) - 1)
+    def _() -> None:
+        to_k[...] = of_keys[...].astype(to_k.dtype)
+        to_v[...] = of_values[...].astype(to_v.dtype)

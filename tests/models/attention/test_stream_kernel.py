@@ -1,0 +1,229 @@
+"""The kernel for TPUs over packed streams, its steps run by XLA, against the mask written down whole; and the program
+that is compiled for a TPU."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from prb_jax.errors import CheckpointError, MeshError
+from prb_jax.models.attention import stream_kernel
+from prb_jax.models.attention.choice import choose_attention, stream_attention_name
+from prb_jax.models.attention.stream_kernel import kernel_attention
+from prb_jax.plan.chips import describe_slice
+from prb_jax.readouts.score_tree import score_stream, score_tree
+from prb_jax.trees.kernel_tables import FIRST, LAST, PARTLY, StepTable
+from prb_jax.trees.packing import StreamOptions, StreamShape, for_kernel, pack_streams
+from prb_jax.trees.streams import StreamBatch, make_stream_batch
+from prb_jax.trees.tree import Tree, build_tree
+from tests.models.attention.kernel_on_mesh import devices
+from tests.models.attention.test_blockwise import jit
+from tests.models.attention.test_streams import dense, gradients, off
+from tests.sweeps import sweep
+from tests.training.small_batches import batch_of, initial_params, random_trees, small_config
+from tests.trees.test_streams import people
+
+BLOCK = 128
+
+
+def uneven_trees() -> list[Tree]:
+    """People with profiles that their comparisons share; one to five responses; one tree of several blocks, one without
+    a prefix, equal responses."""
+    rng = np.random.default_rng(0)
+
+    def ids(count: int) -> list[int]:
+        return rng.integers(1, 9, count).tolist()
+
+    trees = people(2, 2)
+    for prefix, responses in (
+        (300, (40, 50)), (130, (20, 3, 60)), (7, (1, 2, 1, 2, 30)), (0, (9, 12)), (60, (33,)), (20, (150, 140)),
+    ):  # fmt: skip
+        shared = ids(prefix)
+        trees.append(build_tree([[*shared, 10 + k, *ids(count - 1)] for k, count in enumerate(responses)]))
+    shared = ids(10)
+    trees.append(build_tree([[*shared, 1, 2], [*shared, 3, 4, 5], [*shared, 1, 2]]))
+    return trees
+
+
+def kernel_batch(
+    trees: list[Tree], tokens: int, *, window: int | None = None, streams: int = 2
+) -> StreamBatch:
+    options = StreamOptions(tokens, streams=streams, window=window, kernel=True, block=BLOCK)
+    (packed,) = pack_streams(trees, StreamShape(tokens, 64), options)
+    return make_stream_batch(trees, packed, options)
+
+
+def table_of(batch: StreamBatch, window: int | None) -> StepTable:
+    table = batch.blocks if window is None else batch.window_blocks
+    assert isinstance(table, StepTable)
+    return table
+
+
+def real_tokens(batch: StreamBatch) -> np.ndarray:
+    """bool [S, N]."""
+    follows = np.asarray(batch.until) > np.arange(1, batch.until.shape[1] + 1)
+    return (np.asarray(batch.previous) >= 0) | follows
+
+
+@pytest.mark.parametrize("window", [None, 30, 200])
+def test_the_steps_are_the_blocks_that_meet_and_no_others(window: int | None) -> None:
+    """Each pair of blocks in which anything is seen is one step, in both orders, masked unless all is seen."""
+    batch = kernel_batch(uneven_trees(), 1024, window=window)
+    table, blocks, place = table_of(batch, window), 1024 // BLOCK, np.arange(1024)
+    assert table.by_query.shape == table.by_key.shape == (2, 3, blocks * (blocks + 1) // 2)
+    for row in range(2):
+        until, positions = np.asarray(batch.until[row]), np.asarray(batch.positions[row])
+        sees = (place[None] <= place[:, None]) & (place[:, None] < until[None])
+        if window is not None:
+            sees &= positions[:, None] - positions[None] < window
+        sees = sees.reshape(blocks, BLOCK, blocks, BLOCK)
+        meets, whole = sees.any(axis=(1, 3)), sees.all(axis=(1, 3))
+        count = int(table.count[row, 0])
+        assert count == meets.sum()
+        for steps, outer in ((table.by_query[row], 0), (table.by_key[row], 1)):
+            queries, keys, flags = np.asarray(steps)[:, :count]
+            assert len({*zip(queries.tolist(), keys.tolist(), strict=True)}) == count
+            assert meets[queries, keys].all()
+            np.testing.assert_array_equal((flags & PARTLY) == 0, whole[queries, keys])
+            runs = [list(run) for _, run in itertools.groupby(range(count), steps[outer].__getitem__)]
+            assert len(runs) == blocks  # those of one block stand together
+            np.testing.assert_array_equal(np.flatnonzero(flags & FIRST), [run[0] for run in runs])
+            np.testing.assert_array_equal(np.flatnonzero(flags & LAST), [run[-1] for run in runs])
+            assert not np.asarray(steps)[:, count:].any()
+
+
+@pytest.mark.parametrize(("window", "softcap"), sweep([(None, None), (30, 3.0), (200, None)], few=(0, 1)))
+def test_output_and_gradients_equal_those_of_the_whole_mask(
+    window: int | None, softcap: float | None
+) -> None:
+    batch = kernel_batch(uneven_trees(), 1024, window=window)
+    rng = np.random.default_rng(1)
+    q, k, v, towards = (
+        jnp.asarray(rng.normal(size=(2, 1024, heads, 32)), jnp.float32) / 2 for heads in (4, 2, 2, 4)
+    )
+    real = jnp.asarray(real_tokens(batch))
+    options: dict[str, Any] = {"window": window, "softcap": softcap}
+    ours = functools.partial(kernel_attention, batch=batch, interpret=True, **options)
+    whole = functools.partial(dense, batch=batch, **options)
+    out = jax.jit(ours)(q, k, v)
+    assert np.isfinite(out).all()
+    np.testing.assert_allclose(out[real], whole(q, k, v)[real], atol=1e-5)
+    gradients_of = (gradients(attend, q, k, v, towards, real) for attend in (ours, whole))
+    for one, other in zip(*gradients_of, strict=True):
+        assert np.isfinite(one).all()
+        assert off(one, other) < 1e-5
+
+
+def test_bfloat16_is_as_good_as_rounding_allows() -> None:
+    batch = kernel_batch(uneven_trees(), 1024)
+    rng = np.random.default_rng(1)
+    inputs = [jnp.asarray(rng.normal(size=(2, 1024, heads, 32)) / 2, jnp.bfloat16) for heads in (4, 2, 2)]
+    exact = dense(*(x.astype(jnp.float32) for x in inputs), batch, None, None)
+    out = jax.jit(functools.partial(kernel_attention, batch=batch, interpret=True))(*inputs)
+    assert out.dtype == jnp.bfloat16
+    error = np.abs(np.asarray(out, np.float32) - np.asarray(exact))[real_tokens(batch)]
+    # Outputs of size one are rounded to 8 bits, and the products of bfloat16 factors are exact in float32.
+    assert error.max() < 2**-7
+
+
+def test_one_program_serves_streams_with_any_number_of_steps() -> None:
+    """The number of steps is data: a stream of one long tree has many times as many as one of small trees."""
+    rng = np.random.default_rng(0)
+    long = [build_tree([rng.integers(1, 9, 1000), rng.integers(1, 9, 20)])]
+    batches = [kernel_batch(trees, 1024, streams=1) for trees in (people(1, 2), long)]
+    counts = [int(table_of(batch, None).count[0, 0]) for batch in batches]
+    assert counts[1] > 3 * counts[0]
+    attend = jax.jit(lambda q, k, v, batch: kernel_attention(q, k, v, batch=batch, interpret=True))
+    q, k, v = (jnp.asarray(rng.normal(size=(1, 1024, 2, 32)), jnp.float32) for _ in range(3))
+    for batch in batches:
+        real = real_tokens(batch)
+        expected = np.asarray(dense(q, k, v, batch, None, None))
+        np.testing.assert_allclose(np.asarray(attend(q, k, v, batch))[real], expected[real], atol=1e-5)
+    assert attend._cache_size() == 1
+
+
+def test_streams_are_whole_blocks_of_the_kernel() -> None:
+    assert for_kernel(StreamOptions(tokens=100)) == StreamOptions(tokens=128, block=128, kernel=True)
+    assert for_kernel(StreamOptions(tokens=5000)) == StreamOptions(tokens=5120, block=512, kernel=True)
+
+
+@pytest.mark.parametrize("chip", ["v5e", "v6e"])
+def test_the_compiler_for_tpus_takes_the_kernels(chip: str) -> None:
+    """Forward, by queries and by keys."""
+    pytest.importorskip("libtpu")
+    whole = NamedSharding(Mesh(np.array(describe_slice(f"{chip}:2x2").devices[:1]), ("x",)), PartitionSpec())
+    for window, softcap, head_dim in ((None, None, 128), (300, 30.0, 64)):
+        options = for_kernel(StreamOptions(2048, window=window))
+        (packed,) = pack_streams(people(2, 2), StreamShape(2048, 64), options)
+        batch = make_stream_batch(people(2, 2), packed, options)
+        given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), batch)
+        q, k = (jax.ShapeDtypeStruct((1, 2048, n, head_dim), jnp.bfloat16, sharding=whole) for n in (8, 2))
+
+        def gradient(q: jax.Array, k: jax.Array, v: jax.Array, batch: StreamBatch, **options: Any) -> Any:
+            attend = functools.partial(kernel_attention, batch=batch, **options)
+            out, back = jax.vjp(attend, q, k, v)
+            return back(out)
+
+        program = jax.jit(functools.partial(gradient, window=window, softcap=softcap))
+        compiled = program.lower(q, k, k, given).compile()
+        assert compiled.as_text().count('custom_call_target="tpu_custom_call"') == 3
+
+
+@pytest.mark.parametrize("window", [None, 24])
+def test_a_decoder_with_it_scores_as_over_trees(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two trees that begin alike and one that does not, in one stream; every second layer with a window."""
+    changes = (
+        {}
+        if window is None
+        else {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 1}
+    )
+    config = small_config(**changes)
+    trees = random_trees(2)
+    trees.append(build_tree([[*trees[0].prefix[:9], *ids] for ids in ([20, 21], [30], [31, 32])]))
+    options = for_kernel(StreamOptions(tokens=128, window=window))
+    (packed,) = pack_streams(trees, StreamShape(128, 16), options)
+    params, batch = initial_params(config), make_stream_batch(trees, packed, options)
+    by_xla = functools.partial(kernel_attention, interpret=True)
+    monkeypatch.setattr(stream_kernel, "kernel_attention", by_xla)
+    over_streams = jit(lambda params: score_stream(params, batch, config=config, dtype=jnp.dtype("float32")))
+    in_buckets = jit(functools.partial(score_tree, config=config, dtype=jnp.dtype("float32")))
+    ours = np.asarray(over_streams(params))[0, :, 0]
+    theirs = np.asarray(in_buckets(params, batch_of(trees)))[..., 0]
+    (stream,) = packed
+    expected = [theirs[member, : len(trees[member].responses)] for member in stream.members]
+    np.testing.assert_allclose(ours[:7], np.concatenate(expected), atol=1e-5, rtol=0)
+    assert len(np.unique(ours[:7])) == 7
+
+
+def chosen(
+    platform: str, dtype: str = "bfloat16", wanted: str = "streams", train: bool = False, **shape: int
+) -> str | None:
+    mesh: Any = devices(platform, **shape)
+    choose_attention(mesh, jnp.dtype(dtype), wanted, scored=None if train else small_config())
+    return stream_attention_name(mesh, wanted)
+
+
+def test_chosen_for_scoring_where_it_is_asked_for() -> None:
+    assert chosen("tpu") == "kernel (Pallas) over packed streams"
+    assert chosen("tpu", wanted="auto") is None
+    assert chosen("gpu", wanted="auto") is None
+    assert chosen("cpu", wanted="auto") == "block-wise XLA over packed streams"
+
+
+def test_refused_where_it_cannot_be() -> None:
+    for platform, dtype in (("cpu", "bfloat16"), ("gpu", "bfloat16"), ("tpu", "float32")):
+        with pytest.raises(
+            CheckpointError, match=f"'streams' is a kernel for TPUs .* found {platform} in {dtype}"
+        ):
+            chosen(platform, dtype)
+    with pytest.raises(CheckpointError, match="'streams' says how a model is scored; what is trained takes"):
+        chosen("tpu", train=True)
+    with pytest.raises(MeshError, match="takes whole streams, found sequence=2"):
+        chosen("tpu", sequence=2)
