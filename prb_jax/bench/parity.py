@@ -63,7 +63,7 @@ def bench_parity(options: BenchOptions) -> Figures:
         rival = TransformersScorer(source, dtype="float32")
         theirs = _rms(rival.run([[ids] for ids in conversations]).scores - ours)
     if options.training:
-        trained = "auto" if options.attention == "paged" else options.attention
+        trained = "auto" if options.attention in ("paged", "streams") else options.attention
         step = TreeTrainer(model, workload, replace(options, attention=trained)).run()
         first, second = expected.reshape(-1, 2).T.astype(np.float64)
         loss = abs(step.loss - float(np.logaddexp(0.0, second - first).mean()))

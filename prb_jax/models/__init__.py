@@ -8,7 +8,7 @@ from typing import Literal, get_args
 Dtype = Literal["float32", "bfloat16"]
 """The dtype to compute in."""
 
-AttentionName = Literal["auto", "blockwise", "kernel", "paged"]
+AttentionName = Literal["auto", "blockwise", "kernel", "paged", "streams"]
 """See :func:`prb_jax.models.attention.choice.choose_attention`."""
 
 TrainedAttention = Literal["auto", "blockwise", "kernel"]

@@ -205,13 +205,13 @@ def make_stream_fn(
 ) -> StreamFn:
     """The jitted scorer of packed streams: (params, StreamBatch) -> rewards float32 [S, M], the same on every device.
 
-    Arguments as of :func:`make_score_fn`; with the attention "paged" batches have pages, and tables of blocks with
-    any other.
+    Arguments as of :func:`make_score_fn`; with the attention "paged" batches have pages, with "streams" tables of
+    keys, and tables of blocks with any other.
     """
     values = functools.partial(score_stream, config=config, dtype=dtype, mesh=mesh)
     shardings = shardings or parameter_shardings(abstract_params(config), mesh)
-    windows, paged = config.sliding_window is not None, attention == "paged"
-    batches = stream_batch_shardings(mesh, windows=windows, paged=paged)
+    tables = {"paged": attention == "paged", "keys": attention == "streams"}
+    batches = stream_batch_shardings(mesh, windows=config.sliding_window is not None, **tables)
     return _jitted(values, readout, (shardings, batches), mesh)
 
 

@@ -29,7 +29,15 @@ from prb_jax.scoring.reader import Encode, Gather, encode_part
 from prb_jax.sharding import mesh_shape
 from prb_jax.sources.large import LargeComparisons, Window, windows
 from prb_jax.trees.batches import TreeBatch, make_batch
-from prb_jax.trees.packing import PackedBatch, StreamOptions, StreamShape, pack_streams
+from prb_jax.trees.key_tables import KeyLayout
+from prb_jax.trees.packing import (
+    PackedBatch,
+    StreamOptions,
+    StreamShape,
+    for_keys,
+    pack_streams,
+    with_key_layout,
+)
 from prb_jax.trees.shapes import ShapeOptions, Shapes, choose_shapes, round_up
 from prb_jax.trees.stream_shapes import choose_stream_shape
 from prb_jax.trees.stream_tables import BLOCK
@@ -217,6 +225,8 @@ def choose_batcher(
     """Return a batcher of the shapes that cost least for a window of ``count`` trees, which the sample speaks for;
     ``whole`` where a window may be all there is."""
     if isinstance(options, StreamOptions):
+        if options.keys is not None:
+            options = for_keys(options, sample, whole=whole)
         shape = choose_stream_shape(sample, options, whole=whole)
         return partial(_stream_batches, shape=shape, options=options)
     # A sample speaks for the whole, so the number of compiles is weighed against all rows.
@@ -301,18 +311,25 @@ def shape_options(
 
 
 def stream_options(
-    config: DecoderConfig, mesh: Mesh, batch_tokens: int | None = None, *, paged: bool = False
+    config: DecoderConfig,
+    mesh: Mesh,
+    batch_tokens: int | None = None,
+    *,
+    paged: bool = False,
+    keys: bool = False,
 ) -> StreamOptions:
     """Return how streams are shaped for a decoder on these devices; `batch_tokens` is about the length of a stream, of
-    which each part that the mesh splits batches into computes one at a time; with `paged` a kernel reads pages."""
+    which each part that the mesh splits batches into computes one at a time; with `paged` a kernel reads pages, with
+    `keys` it is given the keys of each block, in tables with room for any conversation of a stream."""
     platform = mesh.devices.flat[0].platform
-    return StreamOptions(
+    options = StreamOptions(
         tokens=round_up(batch_tokens or TOKENS_PER_SHARD.get(platform, 8_192), BLOCK),
         streams=mesh_shape(mesh).batch_shards,
         window=config.sliding_window,
         paged=paged,
-        program_cost=None if paged else round(_PROGRAM_FLOPS / matrix_flops_per_token(config)),
+        program_cost=None if paged or keys else round(_PROGRAM_FLOPS / matrix_flops_per_token(config)),
     )
+    return with_key_layout(options, KeyLayout.of(options.tokens, options.tokens)) if keys else options
 
 
 def lanes(mesh: Mesh, *, held: float = 0.0) -> int:

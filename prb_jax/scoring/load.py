@@ -140,7 +140,8 @@ def load(
       quantize: "int8", "int8-weights" or "fp8": the layers' matrices in eight bits, as
         :mod:`prb_jax.models.quantization` describes them.
       attention: "auto", the machine's own choice; "blockwise", the XLA program; "kernel", cuDNN on GPUs and
-        the splash kernel on TPUs, or an error; or "paged", on TPUs packed streams and a kernel that reads pages: see
+        the splash kernel on TPUs, or an error; or, to score over packed streams, "streams", cuDNN on GPUs, and "paged",
+        on TPUs a kernel that reads pages: see
         :func:`prb_jax.models.attention.choice.choose_attention`.
 
     Raises:

@@ -16,7 +16,12 @@ from prb_jax.checkpoints.load import EncoderFolder, abstract_params, load_encode
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.records import Records, as_comparisons
 from prb_jax.errors import short_repr
-from prb_jax.models.attention.choice import PAGED_ATTENTION, choose_attention, stream_attention_name
+from prb_jax.models.attention.choice import (
+    CUDNN_STREAM_ATTENTION,
+    PAGED_ATTENTION,
+    choose_attention,
+    stream_attention_name,
+)
 from prb_jax.models.quantization import quantization_form
 from prb_jax.personal.prompts import extend_embedding
 from prb_jax.readouts.open_model import OpenedModel
@@ -67,7 +72,7 @@ class RewardModel(GivesRewards):
         meaningless. It compiles once for each shape (B, P, K, R).
       stream_fn: the same for packed streams, rewards float32 [S, M] of a
         :class:`prb_jax.trees.streams.StreamBatch`: :meth:`score` and :meth:`stream` use it where there is one, on
-        CPUs, and where the attention "paged" was asked for. It compiles once for each shape (S, N, M).
+        CPUs, and where the attention "paged" or "streams" was asked for. It compiles once for each shape (S, N, M).
       mesh: devices.
       dtype: of weights and activations; the head and the rewards are float32.
       readout: how logits become a reward.
@@ -206,8 +211,11 @@ class RewardModel(GivesRewards):
         """Return how comparisons are put into batches: packed into streams where the model has a scorer of them."""
         if self.stream_fn is None:
             return self.shape_options(batch_tokens)
-        paged = self.attention == PAGED_ATTENTION
-        return stream_options(self.decoder, self.mesh, batch_tokens, paged=paged)
+        reads: Any = {
+            "paged": self.attention == PAGED_ATTENTION,
+            "keys": self.attention == CUDNN_STREAM_ATTENTION,
+        }
+        return stream_options(self.decoder, self.mesh, batch_tokens, **reads)
 
     def shape_options(self, batch_tokens: int | None = None) -> ShapeOptions:
         """Return how batches are shaped for this model on its devices."""

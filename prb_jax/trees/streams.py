@@ -24,6 +24,7 @@ from jax.sharding import Mesh
 from prb_jax.errors import short_repr
 from prb_jax.sharding import batch_sharding
 from prb_jax.trees.kernel_tables import KernelTable, kernel_table
+from prb_jax.trees.key_tables import KeyTable, key_table
 from prb_jax.trees.packing import PackedBatch, PackedStream, StreamOptions
 from prb_jax.trees.shapes import round_up
 from prb_jax.trees.stream_tables import BlockTable, PageTable, block_table, page_table
@@ -45,24 +46,27 @@ class StreamBatch:
     previous: np.ndarray | jax.Array
     reads: np.ndarray | jax.Array  # [S, M], places of the tokens whose states give the scores
     ends: np.ndarray | jax.Array  # [S, M], places of the last tokens of the same conversations
-    blocks: BlockTable | KernelTable | None
+    blocks: BlockTable | KernelTable | KeyTable | None
     """Which blocks meet in attention, for a program or a kernel; None where it reads pages."""
-    window_blocks: BlockTable | KernelTable | None
+    window_blocks: BlockTable | KernelTable | KeyTable | None
     """The same in layers with a sliding window; None for a model without any too."""
     pages: PageTable | None = None  # the pages that a kernel reads; None where attention goes block by block
 
     __repr__ = short_repr
 
-    def table(self, window: int | None) -> BlockTable | KernelTable | None:
+    def table(self, window: int | None) -> BlockTable | KernelTable | KeyTable | None:
         """Which blocks meet in layers with this window, or without any."""
         return self.blocks if window is None else self.window_blocks
 
 
-def stream_batch_shardings(mesh: Mesh, *, windows: bool, paged: bool = False) -> StreamBatch:
+def stream_batch_shardings(
+    mesh: Mesh, *, windows: bool, paged: bool = False, keys: bool = False
+) -> StreamBatch:
     """The sharding of each array of a batch whose streams are dealt over the mesh, as :func:`jax.jit` takes them."""
     flat, table = batch_sharding(mesh, 2), batch_sharding(mesh, 3)
     arrays: Any = (flat,) * 6
-    blocks: Any = (BlockTable(table, table), BlockTable(table, table) if windows else None)  # pyright: ignore[reportArgumentType]
+    of_blocks: Any = KeyTable(table, flat) if keys else BlockTable(table, table)  # pyright: ignore[reportArgumentType]
+    blocks: Any = (of_blocks, of_blocks if windows else None)
     if paged:
         blocks = (None, None, PageTable(table, table, flat, flat, flat))  # pyright: ignore[reportArgumentType]
     return StreamBatch(*arrays, *blocks)
@@ -94,7 +98,9 @@ def make_stream_batch(trees: Sequence[Tree], packed: PackedBatch, options: Strea
         stacked = {name: np.stack([table[name] for table in pages]) for name in pages[0]}
         return StreamBatch(**arrays, blocks=None, window_blocks=None, pages=PageTable(**stacked))
 
-    def table(window: int | None) -> BlockTable | KernelTable:
+    def table(window: int | None) -> BlockTable | KernelTable | KeyTable:
+        if options.keys is not None:
+            return key_table(arrays["until"], arrays["positions"], layout=options.keys, window=window)
         if kernel is not None:
             names = ("until", "positions", "previous")
             return kernel_table(*(arrays[name] for name in names), layout=kernel, window=window)

@@ -17,6 +17,7 @@ from prb_jax.models.attention.blockwise import blockwise_attention
 from prb_jax.models.attention.streams import stream_attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.trees.kernel_tables import KernelTable
+from prb_jax.trees.key_tables import KeyTable
 from prb_jax.trees.streams import StreamBatch
 
 Attention = Callable[..., jax.Array]
@@ -26,7 +27,10 @@ Attention = Callable[..., jax.Array]
 STREAM_ATTENTION = "block-wise XLA over packed streams"
 SPLASH_STREAM_ATTENTION = "splash kernel (Pallas) over packed streams"
 PAGED_ATTENTION = "ragged paged kernel (Pallas) over packed streams"
+CUDNN_STREAM_ATTENTION = "cuDNN over packed streams"
 CUDNN = "cuDNN"
+
+_STREAM_KERNELS = {"paged": PAGED_ATTENTION, "streams": CUDNN_STREAM_ATTENTION}
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,9 @@ def choose_attention(
         mesh: of the program; None for one of this process's own devices.
         dtype: of activations.
         wanted: one of :data:`ATTENTIONS`: "blockwise" is the block-wise program on any machine, "kernel" what
-            "auto" is with a kernel, or an error. "paged" is a kernel for scoring over packed streams on
-            TPUs; this function checks that it can be, and gives the implementation for padded trees beside it.
+            "auto" is with a kernel, or an error. "paged" on TPUs and "streams" on GPUs are kernels for scoring over
+            packed streams; this function checks that they can be, and gives the implementation for padded trees
+            beside them.
         scored: the model, where the program only scores; None where gradients are taken, or before a model is known.
 
     Raises:
@@ -64,6 +69,8 @@ def choose_attention(
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     if wanted == "paged":
         _check_paged(platform, dtype, mesh, scored)
+    if wanted == "streams":
+        _check_streams(platform, dtype, scored)
     refused = None
     if dtype == jnp.bfloat16 and wanted != "blockwise":
         if platform == "tpu":
@@ -77,7 +84,7 @@ def choose_attention(
             refused = cudnn_refusal(scored, mesh=mesh, dtype=dtype)
             if refused is None:
                 return AttentionChoice(CUDNN, functools.partial(cudnn_attention, mesh=mesh))
-    if wanted == "kernel":
+    if wanted in ("kernel", "streams"):
         reason = (
             f"cuDNN does not take this model ({refused})"
             if refused
@@ -112,13 +119,14 @@ def wanted_attention(
 
 def stream_attention_name(mesh: Mesh, wanted: str = "auto") -> str | None:
     """Return the attention with which a decoder is scored over packed streams: :data:`STREAM_ATTENTION` on CPUs,
-    :data:`PAGED_ATTENTION` where it is wanted; None where trees are scored in buckets.
+    :data:`PAGED_ATTENTION` or :data:`CUDNN_STREAM_ATTENTION` where that is wanted; None where trees are scored in
+    buckets.
 
     Args:
         mesh, wanted: as of :func:`choose_attention`, which has checked them.
     """
-    if wanted == "paged":
-        return PAGED_ATTENTION
+    if wanted in _STREAM_KERNELS:
+        return _STREAM_KERNELS[wanted]
     return STREAM_ATTENTION if mesh.devices.flat[0].platform == "cpu" else None
 
 
@@ -142,9 +150,24 @@ def attention_over(batch: StreamBatch, mesh: Mesh | None) -> Attention:
     attend: Attention = stream_attention
     if isinstance(batch.blocks, KernelTable):
         from prb_jax.models.attention.splash import splash_stream_attention as attend
+    elif isinstance(batch.blocks, KeyTable):
+        from prb_jax.models.attention.cudnn import cudnn_stream_attention as attend
     elif batch.pages is not None:
         from prb_jax.models.attention.paged import paged_attention as attend
     return functools.partial(attend, batch=batch, mesh=mesh)
+
+
+def _check_streams(platform: str, dtype: jnp.dtype, scored: DecoderConfig | None) -> None:
+    """Refuse to score packed streams by cuDNN where there is none; errors as of :func:`choose_attention`."""
+    if platform != "gpu" or dtype != jnp.bfloat16:
+        raise CheckpointError(
+            "attention: 'streams' is cuDNN's over packed streams, for GPUs in bfloat16, found "
+            f"{platform} in {jnp.dtype(dtype).name}: use 'auto'"
+        )
+    if scored is None:
+        raise CheckpointError(
+            "attention: 'streams' scores packed streams alone, and has no backward pass: use 'auto'"
+        )
 
 
 def _check_paged(platform: str, dtype: jnp.dtype, mesh: Mesh | None, scored: DecoderConfig | None) -> None:
