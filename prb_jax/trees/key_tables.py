@@ -21,18 +21,17 @@ COLUMNS = 64  # keys come in multiples of it: a mask whose rows are not aligned 
 
 QUERIES = (128, 1024)  # of a block, at least and at most
 
-_BALANCE = 128
-"""A block of Q queries copies the keys of a path of L tokens, and computes about Q / 2 pairs a query in vain. On an
-H100 a key of 4 KiB, written and read, takes as long as some 64 pairs of 32 heads: Q is best about the root of 128 L."""
+_BALANCE = 64
+"""A block of Q queries has L columns for keys before it, and computes about Q / 2 pairs a query in vain. On an H100 a
+column of 4 KiB, half of them padding, which is written and not read, takes as long as some 32 pairs of 32 heads: Q is
+best about the root of 64 L."""
 
 
 @dataclass(frozen=True)
 class KeyLayout:
     """The static facts of tables of keys."""
 
-    longest: (
-        int  # tokens of the conversations for which the tables have room; for longer ones they are widened
-    )
+    longest: int  # tokens of conversations; for longer ones tables are widened
     response: int  # tokens of the longest response, of which the tables of windows have to know
     queries: int  # of a block: a power of two
 

@@ -34,13 +34,15 @@ H100 = machine("gpu", "NVIDIA H100", 79, peak=7e5, torch_device="cuda")
 H200 = machine("gpu", "NVIDIA H200", 140, peak=7e5, torch_device="cuda")
 V5E = machine("tpu", "TPU v5 lite", 15.75, peak=1.9e5)
 
+ON_GPUS = {"blockwise", "streams"}
+
 
 @pytest.mark.parametrize(
     ("where", "models", "kernels"),
     [
         (CPU, {"score-k2": "qwen3-40m", "train-full": "qwen3-40m", "train-lora": "qwen3-40m"}, set()),
-        (H100, {"score-k2": "qwen3-8b", "train-full": "qwen3-1.7b", "train-lora": "qwen3-8b"}, {"blockwise"}),
-        (H200, {"score-k2": "qwen3-8b", "train-full": "qwen3-4b", "train-lora": "qwen3-8b"}, {"blockwise"}),
+        (H100, {"score-k2": "qwen3-8b", "train-full": "qwen3-1.7b", "train-lora": "qwen3-8b"}, ON_GPUS),
+        (H200, {"score-k2": "qwen3-8b", "train-full": "qwen3-4b", "train-lora": "qwen3-8b"}, ON_GPUS),
         (V5E, {"score-k2": "qwen3-4b", "train-full": "qwen3-0.6b", "train-lora": "qwen3-1.7b"}, {"blockwise", "paged"}),
     ],
     ids=lambda value: value.kind if isinstance(value, Machine) else "",
@@ -53,7 +55,9 @@ def test_the_rows_fill_the_device(where: Machine, models: dict[str, str], kernel
     always = "score-k16 score-k64 score-users train-users train-head sample-1 serve ppo"
     assert set(always.split()) <= rows.keys()
     assert {f"score-k2-{kernel}" for kernel in kernels} == {
-        name for name in rows if name.startswith("score-k2-") and name[9:] in ("blockwise", "paged", "kernel")
+        name
+        for name in rows
+        if name.startswith("score-k2-") and name[9:] in ("blockwise", "paged", "streams", "kernel")
     }
     before: set[str] = set()
     for row in plan:

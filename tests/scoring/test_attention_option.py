@@ -59,8 +59,9 @@ def test_it_is_a_setting_of_training() -> None:
     assert session["settings"]["attention"] == "blockwise"
     with pytest.raises(RunError, match=r"'attention'.*kernel"):
         load_settings({"model": "m", "data": "d", "attention": "flash"})
-    with pytest.raises(RunError, match=r"'attention'.*kernel"):
-        load_settings({"model": "m", "data": "d", "attention": "paged"})
+    for of_streams in ("paged", "streams"):
+        with pytest.raises(RunError, match=r"'attention'.*kernel"):
+            load_settings({"model": "m", "data": "d", "attention": of_streams})
     with pytest.raises(CheckpointError, match=ON_A_CPU):
         build(small_config(num_hidden_layers=1), attention="kernel")
 
@@ -87,6 +88,9 @@ def test_what_it_cannot_be_is_one_line(
     assert cli.main(["evaluate", *arguments[:-1], "paged"]) == 2
     told = "attention: 'paged' is a kernel for TPUs in bfloat16, found cpu in float32: use 'auto'"
     assert capsys.readouterr().err == f"prb: error: {told}\n"
+    assert cli.main(["evaluate", *arguments[:-1], "streams"]) == 2
+    told = "'streams' is cuDNN's over packed streams, for GPUs in bfloat16, found cpu in float32: use 'auto'"
+    assert capsys.readouterr().err == f"prb: error: attention: {told}\n"
     with pytest.raises(SystemExit):
         cli.main(["bench", "load", str(folder), "--attention", "blockwise"])
     assert "unrecognized arguments: --attention blockwise" in capsys.readouterr().err

@@ -202,7 +202,7 @@ def test_what_no_kernel_can_do_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(CheckpointError, match=f"attention: .* found {platform} in {dtype}"):
             chosen(platform, dtype, "kernel")
     with pytest.raises(
-        CheckpointError, match="attention: expected auto, blockwise, kernel, paged, found 'flash'"
+        CheckpointError, match="attention: expected auto, blockwise, kernel, paged, streams, found 'flash'"
     ):
         chosen("gpu", "bfloat16", "flash")
     monkeypatch.setattr(cudnn, "_refusal", lambda *sizes: "too many numbers")
