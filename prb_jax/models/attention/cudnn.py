@@ -175,7 +175,8 @@ def _stream(
         seen = (of_key <= query) & (query < until[of_key])
         if window is not None:
             seen &= positions[query] - positions[of_key] < window
-        return call(blocks, k[key], v[key], mask=seen[:, None], key_value_seq_lengths=lengths)
+        copies = (jnp.take(x, key, axis=0, mode="clip") for x in (k, v))
+        return call(blocks, *copies, mask=seen[:, None], key_value_seq_lengths=lengths)
 
     blocks = q.reshape(count, queries, *q.shape[1:])
     arrays = (blocks, places, keys, jnp.asarray(table.counts) + queries)
