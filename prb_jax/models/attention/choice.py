@@ -81,7 +81,7 @@ def choose_attention(
         if platform == "gpu" and scored is not None:
             from prb_jax.models.attention.cudnn import cudnn_attention, cudnn_refusal
 
-            refused = cudnn_refusal(scored, mesh=mesh, dtype=dtype)
+            refused = cudnn_refusal(scored, mesh=mesh, dtype=dtype, streams=wanted == "streams")
             if refused is None:
                 return AttentionChoice(CUDNN, functools.partial(cudnn_attention, mesh=mesh))
     if wanted in ("kernel", "streams"):

@@ -26,8 +26,10 @@ from prb_jax.models.attention.blocks import divisor
 from prb_jax.models.attention.streams import one_by_one, over_mesh
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.trees.batches import Bucket
-from prb_jax.trees.key_tables import COLUMNS, KeyTable
-from prb_jax.trees.streams import StreamBatch
+from prb_jax.trees.key_tables import COLUMNS, KeyLayout, KeyTable
+from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, with_key_layout
+from prb_jax.trees.streams import StreamBatch, make_stream_batch
+from prb_jax.trees.tree import build_tree
 
 COPIED_TOKENS = 65_536
 """The most keys, copied ones and those of the queries, that exist at a time: 256 MiB at 8 heads of 128 numbers."""
@@ -113,11 +115,13 @@ def _fused(softcap: float | None, implementation: Implementation) -> Any:
     return functools.partial(jax.nn.dot_product_attention, scale=1.0, implementation=implementation)
 
 
-def cudnn_refusal(config: DecoderConfig, *, mesh: Mesh | None, dtype: jnp.dtype) -> str | None:
+def cudnn_refusal(
+    config: DecoderConfig, *, mesh: Mesh | None, dtype: jnp.dtype, streams: bool = False
+) -> str | None:
     """Return why cuDNN does not compute the attention of a model on this machine, or None where it does.
 
-    A small program is compiled for the process's own GPU, so what JAX and cuDNN ask of head sizes, versions and
-    chips is asked of them, not listed here.
+    A small program is compiled for the process's own GPU, with ``streams`` of packed streams too, so what JAX and cuDNN
+    ask of head sizes, versions and chips is asked of them, not listed here.
     """
     if mesh is not None and mesh.shape["sequence"] > 1:
         return f"it has all tokens of a tree on one device, found sequence={mesh.shape['sequence']}"
@@ -129,20 +133,36 @@ def cudnn_refusal(config: DecoderConfig, *, mesh: Mesh | None, dtype: jnp.dtype)
         config.attn_logit_softcapping,
         any(config.layer_windows) and config.sliding_window is not None,
         jnp.dtype(dtype).name,
+        streams,
     )
 
 
 @functools.cache
 def _refusal(
-    heads: int, kv_heads: int, head_dim: int, softcap: float | None, slides: bool, dtype: str
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    softcap: float | None,
+    slides: bool,
+    dtype: str,
+    streams: bool,
 ) -> str | None:
-    bucket = Bucket(64, 2, 32)
-    q, k = (jax.ShapeDtypeStruct((1, bucket.tokens, n, head_dim), dtype) for n in (heads, kv_heads))
+    bucket, windows = Bucket(64, 2, 32), (None, 48) if slides else (None,)
+    q, k = (jax.ShapeDtypeStruct((1, 256, n, head_dim), dtype) for n in (heads, kv_heads))
     lengths = jax.ShapeDtypeStruct((1,), jnp.int32)
+    tree, options = build_tree([range(200)]), StreamOptions(256, window=48)
+    options = with_key_layout(options, KeyLayout(tree.tokens, 1, 128))
+    packed = (PackedStream(StreamShape(256, 16), (0,), (0,), tree.tokens),)
+    batch = make_stream_batch([tree], packed, options)
 
     def program(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> list[jax.Array]:
-        attend = functools.partial(cudnn_attention, bucket=bucket, prefix_lengths=lengths, softcap=softcap)
-        return [attend(q, k, v, window=window) for window in ((None, 48) if slides else (None,))]
+        trees = [x[:, : bucket.tokens] for x in (q, k, v)]
+        options: Any = {"bucket": bucket, "prefix_lengths": lengths, "softcap": softcap}
+        found = [cudnn_attention(*trees, window=window, **options) for window in windows]
+        if streams:
+            attend = functools.partial(cudnn_stream_attention, q, k, v, batch=batch, softcap=softcap)
+            found += [attend(window=window) for window in windows]
+        return found
 
     try:
         jax.jit(program).lower(q, k, k, lengths).compile()

@@ -200,6 +200,25 @@ def test_one_program_for_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
     assert program._cache_size() == 1
 
 
+def test_the_machine_is_asked_with_a_small_program_of_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they are wanted, with and without a window; what is refused is one line."""
+    _with_cudnn(monkeypatch)
+    asked: list[int | None] = []
+
+    def attend(*arrays: Any, window: int | None, **options: Any) -> jax.Array:
+        asked.append(window)
+        return cudnn_stream_attention(*arrays, window=window, **options)
+
+    monkeypatch.setattr(cudnn, "cudnn_stream_attention", attend)
+    refusal = functools.partial(cudnn._refusal.__wrapped__, 4, 2)
+    assert "multiple of 8, but got 36" in (refusal(36, None, True, "bfloat16", True) or "")
+    assert asked == []  # of padded trees already
+    monkeypatch.setattr(cudnn, "cudnn_attention", lambda q, *arrays, **options: q)
+    assert "multiple of 8, but got 36" in (refusal(36, None, True, "bfloat16", True) or "")
+    assert refusal(64, None, True, "bfloat16", False) is None
+    assert asked == [None]
+
+
 GPU, BFLOAT16 = devices("gpu"), jnp.dtype("bfloat16")
 
 
