@@ -108,7 +108,7 @@ def plan_rows(
     plan.train("train-full", trained, "full", steps, rival="trl")
     plan.train("train-lora", tuned, "lora", steps)
     plan.train("train-head", tuned, "head", steps)
-    for kernel in {"tpu": ("blockwise", "streams"), "gpu": ("blockwise",)}.get(machine.platform, ()):
+    for kernel in () if on_cpu else ("blockwise", "streams"):
         plan.parity(kernel)
         plan.score(f"score-k2-{kernel}", scored, 2, pairs[2], attention=kernel)
         plan.score(f"score-k16-{kernel}", scored, 16, pairs[16], attention=kernel)

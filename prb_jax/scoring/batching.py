@@ -29,7 +29,13 @@ from prb_jax.scoring.reader import Encode, Gather, encode_part
 from prb_jax.sharding import mesh_shape
 from prb_jax.sources.large import LargeComparisons, Window, windows
 from prb_jax.trees.batches import TreeBatch, make_batch
-from prb_jax.trees.packing import PackedBatch, StreamOptions, StreamShape, pack_streams
+from prb_jax.trees.packing import (
+    PackedBatch,
+    StreamOptions,
+    StreamShape,
+    for_keys,
+    pack_streams,
+)
 from prb_jax.trees.shapes import ShapeOptions, Shapes, choose_shapes, round_up
 from prb_jax.trees.stream_shapes import choose_stream_shape
 from prb_jax.trees.stream_tables import BLOCK
@@ -230,6 +236,8 @@ def choose_batcher(
       whole: a window may be all there is.
     """
     if isinstance(options, StreamOptions):
+        if options.keys is not None:
+            options = for_keys(options, sample, whole=whole)
         shape = choose_stream_shape(sample, options, whole=whole)
         return partial(_stream_batches, shape=shape, options=options)
     # A sample speaks for the whole, so the number of compiles is weighed against all rows.

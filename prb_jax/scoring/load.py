@@ -140,7 +140,7 @@ def load(
       quantize: "int8", "int8-weights" or "fp8": the layers' matrices in eight bits, as
         :mod:`prb_jax.models.quantization` describes them.
       attention: "auto", the machine's own choice; "blockwise", the XLA program; "kernel", cuDNN on GPUs and
-        the splash kernel on TPUs, or an error; or "streams", on TPUs a kernel over packed streams: see
+        the splash kernel on TPUs, or an error; or "streams", a kernel over packed streams on both: see
         :func:`prb_jax.models.attention.choice.choose_attention`.
 
     Raises:

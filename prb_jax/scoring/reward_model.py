@@ -16,7 +16,12 @@ from prb_jax.checkpoints.load import EncoderFolder, abstract_params, load_encode
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.records import Records, as_comparisons
 from prb_jax.errors import short_repr
-from prb_jax.models.attention.choice import KERNEL_STREAM_ATTENTION, choose_attention, stream_attention_name
+from prb_jax.models.attention.choice import (
+    CUDNN_STREAM_ATTENTION,
+    KERNEL_STREAM_ATTENTION,
+    choose_attention,
+    stream_attention_name,
+)
 from prb_jax.models.quantization import quantization_form
 from prb_jax.personal.prompts import extend_embedding
 from prb_jax.readouts.open_model import OpenedModel
@@ -30,7 +35,8 @@ from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import View, ViewOptions
 from prb_jax.trees.batches import Bucket, TreeBatch, make_batch
-from prb_jax.trees.packing import StreamOptions, for_kernel
+from prb_jax.trees.key_tables import KeyLayout
+from prb_jax.trees.packing import StreamOptions, for_kernel, with_key_layout
 from prb_jax.trees.shapes import ShapeOptions, round_up
 from prb_jax.trees.tree import ScoredBatch, Tree
 
@@ -211,7 +217,11 @@ class RewardModel(GivesRewards):
         if self.stream_fn is None:
             return self.shape_options(batch_tokens)
         options = stream_options(self.decoder, self.mesh, batch_tokens)
-        return for_kernel(options) if self.attention == KERNEL_STREAM_ATTENTION else options
+        if self.attention == KERNEL_STREAM_ATTENTION:
+            return for_kernel(options)
+        if self.attention == CUDNN_STREAM_ATTENTION:  # with room for any conversation of a stream
+            return with_key_layout(options, KeyLayout.of(options.tokens, options.tokens))
+        return options
 
     def shape_options(self, batch_tokens: int | None = None) -> ShapeOptions:
         """Return how batches are shaped for this model on its devices."""

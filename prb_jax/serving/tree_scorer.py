@@ -14,7 +14,8 @@ from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.serving.items import Item, Score, Scores, TreeMaker
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.batches import make_batch
-from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape
+from prb_jax.trees.key_tables import KeyLayout
+from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, with_key_layout
 from prb_jax.trees.shapes import Shapes, fixed_shapes, round_up
 from prb_jax.trees.stream_shapes import READS_STEP
 from prb_jax.trees.streams import make_stream_batch
@@ -77,6 +78,11 @@ def open_tree_scorer(model: RewardModel, options: ViewOptions, *, batch_tokens: 
         warnings.warn(remark, PrbWarning, stacklevel=2)
     chosen = model.batch_options(batch_tokens)
     if isinstance(chosen, StreamOptions):
+        if (
+            chosen.keys is not None
+        ):  # tables with room for usual conversations, not for any that fits a stream
+            longest = min(model.reader.limit(view), LONGEST_PREFIX)
+            chosen = with_key_layout(chosen, KeyLayout.of(longest, longest))
         tokens, block = chosen.tokens, chosen.block
         lengths = sorted({round_up(max(tokens // part, block), block) for part in PARTS})
         fixed = [StreamShape(n, round_up(-(-n // TOKENS_OF_A_READ), READS_STEP)) for n in lengths]

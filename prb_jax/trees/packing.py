@@ -21,6 +21,8 @@ import numpy as np
 from prb_jax.errors import short_repr
 from prb_jax.trees.kernel_tables import BLOCK as KERNEL_BLOCK
 from prb_jax.trees.kernel_tables import LANES
+from prb_jax.trees.key_tables import COLUMNS as KEY_COLUMNS
+from prb_jax.trees.key_tables import KeyLayout
 from prb_jax.trees.shapes import round_up
 from prb_jax.trees.stream_tables import BLOCK
 from prb_jax.trees.tree import Tree, common_run
@@ -48,6 +50,8 @@ class StreamOptions:
     block: int = BLOCK  # a stream's length is a multiple of this
     window: int | None = None  # of the model's sliding layers, if it has any
     kernel: bool = False  # attention is a kernel that takes steps, see :mod:`prb_jax.trees.kernel_tables`
+    keys: KeyLayout | None = None
+    """Attention is a kernel that is given the keys of each block, see :mod:`prb_jax.trees.key_tables`."""
     share: bool = True  # beginnings that comparisons have in common are computed once
     program_cost: int | None = None
     """What compiling one more program costs, in tokens of the model: a few streams that are less full than the others
@@ -62,6 +66,31 @@ def for_kernel(options: StreamOptions) -> StreamOptions:
     block = KERNEL_BLOCK if options.tokens >= KERNEL_BLOCK else LANES
     return replace(
         options, tokens=round_up(options.tokens, block), block=block, kernel=True, program_cost=None
+    )
+
+
+def for_keys(options: StreamOptions, trees: Sequence[Tree], *, whole: bool) -> StreamOptions:
+    """Return the options with tables of keys that have room for these trees, which are all there are (``whole``) or
+    the first of many of their kind; but for rare ones that are much longer, whose streams get wider tables."""
+    prefixes, _, responses = (
+        np.asarray(sizes) for sizes in zip(*(tree.shape for tree in trees), strict=True)
+    )
+    lengths = prefixes + responses
+    in_a_stream = options.tokens * len(trees) / sum(tree.tokens for tree in trees)
+    # All but a tree in every fourth stream, if those are half as long or less.
+    usual = int(np.quantile(lengths, 1 - min(1.0, 1 / in_a_stream) / 4, method="higher"))
+    longest = usual if 2 * usual <= lengths.max() else int(lengths.max())
+    response = int(responses[lengths <= longest].max())
+    if not whole:  # others are a little longer
+        longest, response = (coarse_length(length + 1, KEY_COLUMNS) for length in (longest, response))
+    return with_key_layout(options, KeyLayout.of(longest, response))
+
+
+def with_key_layout(options: StreamOptions, layout: KeyLayout) -> StreamOptions:
+    """Return the options with this layout; their streams are whole blocks of its queries."""
+    block = layout.queries
+    return replace(
+        options, tokens=round_up(options.tokens, block), block=block, keys=layout, program_cost=None
     )
 
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from prb_jax.errors import short_repr
 from prb_jax.trees.kernel_tables import StepTable, step_table
+from prb_jax.trees.key_tables import KeyTable, key_table
 from prb_jax.trees.packing import PackedBatch, PackedStream, StreamOptions
 from prb_jax.trees.stream_tables import BlockTable, block_table
 from prb_jax.trees.tree import Tree
@@ -42,15 +43,14 @@ class StreamBatch:
     previous: np.ndarray | jax.Array
     reads: np.ndarray | jax.Array  # [S, M], places of the tokens whose states give the scores
     ends: np.ndarray | jax.Array  # [S, M], places of the last tokens of the same conversations
-    blocks: (
-        BlockTable | StepTable
-    )  # which blocks meet in attention, for a program, or as the steps of a kernel
-    window_blocks: BlockTable | StepTable | None
+    blocks: BlockTable | StepTable | KeyTable
+    """Which blocks meet in attention, for a program, as the steps of a kernel, or as the keys that one is given."""
+    window_blocks: BlockTable | StepTable | KeyTable | None
     """The same in layers with a sliding window; None for a model without any too."""
 
     __repr__ = short_repr
 
-    def table(self, window: int | None) -> BlockTable | StepTable | None:
+    def table(self, window: int | None) -> BlockTable | StepTable | KeyTable | None:
         """Which blocks meet in layers with this window, or without any."""
         return self.blocks if window is None else self.window_blocks
 
@@ -74,11 +74,13 @@ def make_stream_batch(trees: Sequence[Tree], packed: PackedBatch, options: Strea
     laid = [_lay(trees, stream) for stream in streams]
     arrays: dict[str, Any] = {name: np.stack([stream[name] for stream, _ in laid]) for name in laid[0][0]}
 
-    def table(window: int | None) -> BlockTable | StepTable:
+    def table(window: int | None) -> BlockTable | StepTable | KeyTable:
+        until, positions = arrays["until"], arrays["positions"]
         if options.kernel:
             used = np.asarray([used for _, used in laid])
-            until, positions = arrays["until"], arrays["positions"]
             return step_table(until, positions, used, block=options.block, window=window)
+        if options.keys is not None:
+            return key_table(until, positions, layout=options.keys, window=window)
         tables = [
             block_table(stream["until"], stream["positions"], used, window=window) for stream, used in laid
         ]

@@ -85,7 +85,7 @@ def test_what_it_cannot_be_is_one_line(
     assert len(errors) == 2
     assert all(ON_A_CPU in line for line in errors)
     assert cli.main(["evaluate", *arguments[:-1], "streams"]) == 2
-    told = "attention: 'streams' is a kernel for TPUs in bfloat16, found cpu in float32: use 'auto'"
+    told = "attention: 'streams' is for TPUs and GPUs in bfloat16, found cpu in float32: use 'auto'"
     assert capsys.readouterr().err == f"prb: error: {told}\n"
     with pytest.raises(SystemExit):
         cli.main(["bench", "load", str(folder), "--attention", "blockwise"])

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +16,8 @@ import prb_jax as prb
 from prb_jax import cli
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.trees.batches import Bucket, make_batch
+from prb_jax.trees.packing import StreamOptions
+from tests.scoring.cudnn_model import over_cudnn_streams
 from tests.scoring.large_process import read_by_windows
 from tests.scoring.records import TOLERANCE, assert_close, text
 
@@ -60,6 +62,24 @@ def test_scores_are_those_of_single_trees(model: RewardModel, alike: bool) -> No
     expected = alone(model, comparisons)
     assert_close(model.score(comparisons), expected)
     assert_close(model.score(comparisons, batch_tokens=1024), expected)
+
+
+def test_cudnn_over_streams_scores_as_single_trees(
+    model: RewardModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores, and the tokens that are computed for them, in two programs: that of all data, and of half the length."""
+    comparisons = of_people(3, 6, alike=True)
+    expected, streams = alone(model, comparisons), over_cudnn_streams(model, monkeypatch)
+    options = streams.batch_options(1024)
+    assert isinstance(options, StreamOptions)
+    assert options.keys is not None
+    assert options.tokens % options.block == options.block % options.keys.queries == 0
+    assert_close(streams.score(comparisons), expected)
+    assert_close(streams.score(comparisons, batch_tokens=1024), expected)
+    assert_close(streams.score(comparisons, batch_tokens=1024), expected)
+    computed = sum(batch.computed or 0 for batch in streams.stream(comparisons, batch_tokens=1024))
+    assert computed < 0.5 * sum(tree.tokens for tree in streams.encode(comparisons))
+    assert cast(Any, streams.stream_fn)._cache_size() == 2
 
 
 @pytest.mark.slow

@@ -43,6 +43,7 @@ from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import build_tree
+from tests.scoring.cudnn_model import over_cudnn_streams
 from tests.scoring.records import record, write_model
 
 GOOD = {"response_text": "a SECRET answer", "query": "?"}
@@ -148,6 +149,27 @@ def test_padded_batches_and_many_waiting(tmp_path: Path, monkeypatch: pytest.Mon
     np.testing.assert_allclose(values, np.concatenate(expected), atol=1e-5)
     assert cast(Any, model.score_fn)._cache_size() == programs
     assert engine.waiting == 0
+
+
+def test_streams_with_tables_of_keys_have_fixed_shapes_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on GPUs with the attention "streams": a program for each length, whatever conversations come."""
+    model = prb.load(write_model(tmp_path, "llama", num_hidden_layers=1))
+    several = [record(number, 3) for number in range(6)]
+    expected = model.score(several, max_length=160)
+    streams = over_cudnn_streams(model, monkeypatch)
+    view = ViewOptions(max_length=160)
+    scorer = tree_scorer.open_tree_scorer(streams, view, batch_tokens=1024)
+    scorer.compile()
+    compiled = cast(Any, streams.stream_fn)._cache_size
+    assert compiled() == len(tree_scorer.PARTS)
+    trees = model.reader.encode(several, view=model.reader.view(view))
+    items = [RenderedItem(tuple(tree.sequence(k).tolist())) for tree in trees for k in range(3)]
+    found = [cast(Any, score).value for size in (1, 4, 13) for score in scorer(items[:size])]
+    wanted = np.concatenate(expected)
+    np.testing.assert_allclose(found, [*wanted[:1], *wanted[:4], *wanted[:13]], atol=1e-5)
+    assert compiled() == len(tree_scorer.PARTS)
 
 
 def test_conversations_that_begin_alike_are_computed_together_however_many_wait(tmp_path: Path) -> None:

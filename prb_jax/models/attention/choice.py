@@ -17,6 +17,7 @@ from prb_jax.models.attention.blockwise import blockwise_attention
 from prb_jax.models.attention.streams import stream_attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.trees.kernel_tables import StepTable
+from prb_jax.trees.key_tables import KeyTable
 from prb_jax.trees.streams import StreamBatch
 
 Attention = Callable[..., jax.Array]
@@ -25,6 +26,7 @@ Attention = Callable[..., jax.Array]
 # The names of implementations in logs and reports.
 STREAM_ATTENTION = "block-wise XLA over packed streams"
 KERNEL_STREAM_ATTENTION = "kernel (Pallas) over packed streams"
+CUDNN_STREAM_ATTENTION = "cuDNN over packed streams"
 CUDNN = "cuDNN"
 
 
@@ -50,8 +52,9 @@ def choose_attention(
         mesh: of the program; None for one of this process's own devices.
         dtype: of activations.
         wanted: one of :data:`ATTENTIONS`: "blockwise" is the block-wise program on any machine, "kernel" what
-            "auto" is with a kernel, or an error. "streams" scores over packed streams on TPUs too, by the kernel that
-            trains there; this function checks that it can be, and gives the implementation for padded trees beside it.
+            "auto" is with a kernel, or an error. "streams" scores over packed streams on TPUs and GPUs too, there by
+            the kernel that trains, here by cuDNN; this function checks that it can be, and gives the implementation for
+            padded trees beside it.
         scored: the model, where the program only scores; None where gradients are taken, or before a model is known.
 
     Raises:
@@ -73,10 +76,10 @@ def choose_attention(
         if platform == "gpu" and scored is not None:
             from prb_jax.models.attention.cudnn import cudnn_attention, cudnn_refusal
 
-            refused = cudnn_refusal(scored, mesh=mesh, dtype=dtype)
+            refused = cudnn_refusal(scored, mesh=mesh, dtype=dtype, streams=wanted == "streams")
             if refused is None:
                 return AttentionChoice(CUDNN, functools.partial(cudnn_attention, mesh=mesh))
-    if wanted == "kernel":
+    if wanted in ("kernel", "streams"):
         reason = (
             f"cuDNN does not take this model ({refused})"
             if refused
@@ -111,14 +114,16 @@ def wanted_attention(
 
 def stream_attention_name(mesh: Mesh, wanted: str = "auto") -> str | None:
     """Return the attention with which a decoder is scored over packed streams: :data:`STREAM_ATTENTION` on CPUs,
-    :data:`KERNEL_STREAM_ATTENTION` on TPUs where streams are wanted; None where trees are scored in buckets.
+    :data:`KERNEL_STREAM_ATTENTION` on TPUs and :data:`CUDNN_STREAM_ATTENTION` on GPUs where streams are wanted; None
+    where trees are scored in buckets.
 
     Args:
         mesh, wanted: as of :func:`choose_attention`, which has checked them.
     """
+    platform = mesh.devices.flat[0].platform
     if wanted == "streams":
-        return KERNEL_STREAM_ATTENTION
-    return STREAM_ATTENTION if mesh.devices.flat[0].platform == "cpu" else None
+        return CUDNN_STREAM_ATTENTION if platform == "gpu" else KERNEL_STREAM_ATTENTION
+    return STREAM_ATTENTION if platform == "cpu" else None
 
 
 def trained_stream_attention(mesh: Mesh, dtype: jnp.dtype, wanted: str = "auto") -> str | None:
@@ -141,14 +146,16 @@ def attention_over(batch: StreamBatch, mesh: Mesh | None) -> Attention:
     attend: Attention = stream_attention
     if isinstance(batch.blocks, StepTable):
         from prb_jax.models.attention.stream_kernel import kernel_attention as attend
+    elif isinstance(batch.blocks, KeyTable):
+        from prb_jax.models.attention.cudnn import cudnn_stream_attention as attend
     return functools.partial(attend, batch=batch, mesh=mesh)
 
 
 def _check_streams(platform: str, dtype: jnp.dtype, mesh: Mesh | None, scored: DecoderConfig | None) -> None:
     """Refuse to score over packed streams where that cannot be; errors as of :func:`choose_attention`."""
-    if platform != "tpu" or dtype != jnp.bfloat16:
+    if platform not in ("tpu", "gpu") or dtype != jnp.bfloat16:
         raise CheckpointError(
-            "attention: 'streams' is a kernel for TPUs in bfloat16, found "
+            "attention: 'streams' is for TPUs and GPUs in bfloat16, found "
             f"{platform} in {jnp.dtype(dtype).name}: use 'auto'"
         )
     if scored is None:

@@ -1,13 +1,16 @@
-"""Attention over trees on NVIDIA GPUs by cuDNN's fused attention, for scoring.
+"""Attention over trees on NVIDIA GPUs by cuDNN's fused attention, for scoring: padded ones, and packed streams.
 
-cuDNN knows causal masks, windows, lengths and masks that are written down, but no trees. A tree is two kinds of calls:
-the prefix with itself, causal; and every response with its own tokens and its prefix, under a written mask of only
-``R x (R + P)`` numbers. The keys of the prefix are copied for the second kind, a few responses at a time. The other
-way, a call with the prefix and a call with the response merged by the logarithms of their denominators, copies
+cuDNN knows causal masks, windows, lengths and masks that are written down, but no trees. A padded tree is two kinds of
+calls: the prefix with itself, causal; and every response with its own tokens and its prefix, under a written mask of
+only ``R x (R + P)`` numbers. The keys of the prefix are copied for the second kind, a few responses at a time. The
+other way, a call with the prefix and a call with the response merged by the logarithms of their denominators, copies
 nothing, but :func:`jax.nn.dot_product_attention` rounds these logarithms to bfloat16: of a sum between exp(8) and
 exp(16) that is up to 3 %.
 
 Lengths cut off what stands on the right, so prefixes are moved to the left of their columns first.
+
+A packed stream is one kind of call: each block of its tokens, where they lie, with the block itself and with copies of
+the keys before it that its table lists (:mod:`prb_jax.trees.key_tables`), under a written mask of the block.
 """
 
 from __future__ import annotations
@@ -20,14 +23,19 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from prb_jax.models.attention.blocks import divisor
-from prb_jax.models.attention.streams import over_mesh
+from prb_jax.models.attention.streams import one_by_one, over_mesh
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.trees.batches import Bucket
+from prb_jax.trees.key_tables import COLUMNS, KeyLayout, KeyTable
+from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, with_key_layout
+from prb_jax.trees.streams import StreamBatch, make_stream_batch
+from prb_jax.trees.tree import build_tree
 
 COPIED_TOKENS = 65_536
-"""The most keys of copied prefixes and of responses that exist at a time: 256 MiB at 8 heads of 128 numbers."""
+"""The most keys, copied ones and those of the queries, that exist at a time: 256 MiB at 8 heads of 128 numbers."""
 
-COLUMNS = 64  # copied keys come in multiples of it: a mask whose rows are not aligned is slow, or refused
+Implementation = Literal["cudnn", "xla"]
+"""Of :func:`jax.nn.dot_product_attention`; "xla" runs on any machine, to test the masks."""
 
 
 def cudnn_attention(
@@ -41,7 +49,7 @@ def cudnn_attention(
     softcap: float | None = None,
     mesh: Mesh | None = None,
     copied_tokens: int = COPIED_TOKENS,
-    implementation: Literal["cudnn", "xla"] = "cudnn",
+    implementation: Implementation = "cudnn",
 ) -> jax.Array:
     """The same as :func:`prb_jax.models.attention.blockwise.blockwise_attention`, by cuDNN.
 
@@ -50,17 +58,15 @@ def cudnn_attention(
     Args:
         mesh: over which trees and heads are split; None for one device.
         copied_tokens: see :data:`COPIED_TOKENS`.
-        implementation: of :func:`jax.nn.dot_product_attention`; "xla" runs on any machine, to test the masks.
+        implementation: see :data:`Implementation`.
 
     Raises:
         NotImplementedError: a softcap, or of JAX: a dtype or a head dim that cuDNN does not know.
         RuntimeError: of JAX: there is no cuDNN.
     """
-    if softcap is not None:
-        raise NotImplementedError(f"cuDNN's attention knows no softcap, found {softcap:g}")
+    call = _fused(softcap, implementation)
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.Array:
-        call = functools.partial(jax.nn.dot_product_attention, scale=1.0, implementation=implementation)
         prefix, parts = bucket.prefix, []
         if prefix:
             parts.append(_prefixes(call, q[:, :prefix], k[:, :prefix], v[:, :prefix], lengths, window=window))
@@ -73,11 +79,49 @@ def cudnn_attention(
     return over_mesh(attend, mesh)(q, k, v, prefix_lengths.astype(jnp.int32))
 
 
-def cudnn_refusal(config: DecoderConfig, *, mesh: Mesh | None, dtype: jnp.dtype) -> str | None:
+def cudnn_stream_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    batch: StreamBatch,
+    window: int | None = None,
+    softcap: float | None = None,
+    mesh: Mesh | None = None,
+    copied_tokens: int = COPIED_TOKENS,
+    implementation: Implementation = "cudnn",
+) -> jax.Array:
+    """As :func:`prb_jax.models.attention.streams.stream_attention`, by cuDNN, without a backward pass.
+
+    Products have factors of q's dtype and float32 sums, the softmax is float32.
+
+    Args:
+        q, k, v, window, softcap, mesh: as given there.
+        batch: the streams, with the table of keys of this window.
+        copied_tokens, implementation, errors: as of :func:`cudnn_attention`.
+    """
+    call, table = _fused(softcap, implementation), batch.table(window)
+    if not isinstance(table, KeyTable):
+        raise ValueError(f"these streams have no table of keys for a window of {window}")
+    stream = functools.partial(_stream, call, window, copied_tokens)
+    facts = (table, jnp.asarray(batch.until), jnp.asarray(batch.positions))
+    return over_mesh(lambda *arrays: one_by_one(lambda args: stream(*args), arrays), mesh)(q, k, v, facts)
+
+
+def _fused(softcap: float | None, implementation: Implementation) -> Any:
+    """JAX's attention of scaled queries; errors as of :func:`cudnn_attention`."""
+    if softcap is not None:
+        raise NotImplementedError(f"cuDNN's attention knows no softcap, found {softcap:g}")
+    return functools.partial(jax.nn.dot_product_attention, scale=1.0, implementation=implementation)
+
+
+def cudnn_refusal(
+    config: DecoderConfig, *, mesh: Mesh | None, dtype: jnp.dtype, streams: bool = False
+) -> str | None:
     """Return why cuDNN does not compute the attention of a model on this machine, or None where it does.
 
-    A small program is compiled for the process's own GPU, so what JAX and cuDNN ask of head sizes, versions and
-    chips is asked of them, not listed here.
+    A small program is compiled for the process's own GPU, with ``streams`` of packed streams too, so what JAX and cuDNN
+    ask of head sizes, versions and chips is asked of them, not listed here.
     """
     if mesh is not None and mesh.shape["sequence"] > 1:
         return f"it has all tokens of a tree on one device, found sequence={mesh.shape['sequence']}"
@@ -89,26 +133,81 @@ def cudnn_refusal(config: DecoderConfig, *, mesh: Mesh | None, dtype: jnp.dtype)
         config.attn_logit_softcapping,
         any(config.layer_windows) and config.sliding_window is not None,
         jnp.dtype(dtype).name,
+        streams,
     )
 
 
 @functools.cache
 def _refusal(
-    heads: int, kv_heads: int, head_dim: int, softcap: float | None, slides: bool, dtype: str
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    softcap: float | None,
+    slides: bool,
+    dtype: str,
+    streams: bool,
 ) -> str | None:
-    bucket = Bucket(64, 2, 32)
-    q, k = (jax.ShapeDtypeStruct((1, bucket.tokens, n, head_dim), dtype) for n in (heads, kv_heads))
+    bucket, windows = Bucket(64, 2, 32), (None, 48) if slides else (None,)
+    q, k = (jax.ShapeDtypeStruct((1, 256, n, head_dim), dtype) for n in (heads, kv_heads))
     lengths = jax.ShapeDtypeStruct((1,), jnp.int32)
+    tree, options = build_tree([range(200)]), StreamOptions(256, window=48)
+    options = with_key_layout(options, KeyLayout(tree.tokens, 1, 128))
+    packed = (PackedStream(StreamShape(256, 16), (0,), (0,), tree.tokens),)
+    batch = make_stream_batch([tree], packed, options)
 
     def program(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> list[jax.Array]:
-        attend = functools.partial(cudnn_attention, bucket=bucket, prefix_lengths=lengths, softcap=softcap)
-        return [attend(q, k, v, window=window) for window in ((None, 48) if slides else (None,))]
+        trees = [x[:, : bucket.tokens] for x in (q, k, v)]
+        options: Any = {"bucket": bucket, "prefix_lengths": lengths, "softcap": softcap}
+        found = [cudnn_attention(*trees, window=window, **options) for window in windows]
+        if streams:
+            attend = functools.partial(cudnn_stream_attention, q, k, v, batch=batch, softcap=softcap)
+            found += [attend(window=window) for window in windows]
+        return found
 
     try:
         jax.jit(program).lower(q, k, k, lengths).compile()
     except (NotImplementedError, RuntimeError, ValueError) as error:
         return str(error).strip().partition("\n")[0] or type(error).__name__
     return None
+
+
+def _stream(
+    call: Any,
+    window: int | None,
+    copied_tokens: int,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    facts: tuple[KeyTable, jax.Array, jax.Array],
+) -> jax.Array:
+    """One stream: q [N, heads, H], k and v [N, G, H] -> [N, heads, H], a few blocks at a time."""
+    table, until, positions = facts
+    count, width = table.keys.shape
+    queries = len(q) // count
+    places = jnp.arange(len(q)).reshape(count, queries)
+    # The block's own keys first: behind those before it stands padding, which their number cuts off.
+    keys = jnp.concatenate([places, jnp.asarray(table.keys)], axis=1)
+
+    def some(args: tuple[jax.Array, ...]) -> jax.Array:
+        """Of c blocks queries [c, Q, heads, H], places [c, Q] and [c, Q + L], and numbers of keys [c]."""
+        blocks, place, key, lengths = args
+        query, of_key = place[:, :, None], key[:, None]
+        seen = (of_key <= query) & (query < until[of_key])
+        if window is not None:
+            seen &= positions[query] - positions[of_key] < window
+        copies = (jnp.take(x, key, axis=0, mode="clip") for x in (k, v))
+        return call(blocks, *copies, mask=seen[:, None], key_value_seq_lengths=lengths)
+
+    blocks = q.reshape(count, queries, *q.shape[1:])
+    arrays = (blocks, places, keys, jnp.asarray(table.counts) + queries)
+    rounds = -(-count // max(1, copied_tokens // (queries + width)))
+    at_once = -(-count // rounds)
+    whole = count // at_once
+    dealt = [x[: whole * at_once].reshape(whole, at_once, *x.shape[1:]) for x in arrays]
+    parts = [jax.lax.map(some, tuple(dealt))] if whole > 1 else [some(tuple(x[0] for x in dealt))]
+    if whole * at_once < count:
+        parts.append(some(tuple(x[whole * at_once :] for x in arrays)))
+    return jnp.concatenate([part.reshape(-1, *q.shape[1:]) for part in parts])
 
 
 def _prefixes(

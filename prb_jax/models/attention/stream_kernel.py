@@ -77,8 +77,9 @@ def kernel_attention(
     settings = Settings(table.block, window, softcap, interpret)
 
     def stream(args: tuple[jax.Array, jax.Array, jax.Array, Facts]) -> jax.Array:
-        q, k, v = (x.swapaxes(0, 1) for x in args[:3])
-        return _attend(settings, q, k, v, args[3]).swapaxes(0, 1)
+        q, k, v, facts = args
+        by_head = [jnp.swapaxes(x, 0, 1) for x in (q, k, v)]
+        return jnp.swapaxes(_attend(settings, *by_head, facts), 0, 1)
 
     facts = Facts(table, jnp.asarray(batch.until)[:, None], jnp.asarray(batch.positions)[:, None])
     return over_mesh(lambda *arrays: one_by_one(stream, arrays), mesh)(q, k, v, facts)
@@ -191,9 +192,8 @@ def _run(
     def spec(row: int, *, shared: bool, columns: int | None = None, width: int = 0) -> pl.BlockSpec:
         """Of the block of queries (row 0 of the steps) or keys (row 1) of a step."""
 
-        def index(*place: Any) -> tuple[Any, ...]:
-            *place, steps = place
-            number = steps[row, place[1]]
+        def index(*place: Any) -> tuple[Any, ...]:  # of the grid, and behind it the steps
+            number = place[-1][row, place[1]]
             return (head(place, shared=shared), *((0, number) if columns else (number, 0)))
 
         return pl.BlockSpec((None, columns, block) if columns else (None, block, width), index)
@@ -226,7 +226,7 @@ def _run(
             scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in sums],
         ),
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", *["arbitrary"] * (len(grid) - 1))
+            dimension_semantics=(pltpu.PARALLEL, *[pltpu.ARBITRARY] * (len(grid) - 1))
         ),
         interpret=settings.interpret,
         name=f"stream{kernel.__name__}",

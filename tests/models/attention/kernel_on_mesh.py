@@ -52,6 +52,9 @@ def main(kernel: str) -> None:
     from prb_jax.trees.batches import Bucket
 
     enable_compilation_cache()
+    if kernel == "cudnn-streams":
+        print(json.dumps(_streams()))
+        return
     rng = np.random.default_rng(0)
     options: dict[str, Any]
     if kernel == "splash":
@@ -91,8 +94,53 @@ def main(kernel: str) -> None:
         "shard": out.addressable_shards[0].data.shape,
     }
     if kernel == "cudnn":
-        found["calls"] = _calls_of_cudnn(cudnn_attention, placed, mesh, bucket, window)
+
+        def program(q, k, v, lengths):
+            given = {"prefix_lengths": lengths, "window": window, "mesh": mesh}
+            return cudnn_attention(q, k, v, bucket=bucket, **given)
+
+        of_trees = jax.ShapeDtypeStruct(placed[0].shape[:1], jnp.int32)
+        found["calls"] = _calls_of_cudnn(program, placed, of_trees)
     print(json.dumps(found))
+
+
+def _streams() -> dict[str, Any]:
+    """Of cuDNN over packed streams."""
+    import jax
+    import jax.numpy as jnp
+
+    from prb_jax.models.attention.cudnn import cudnn_stream_attention
+    from prb_jax.sharding import batch_sharding, make_mesh, partition_spec
+    from prb_jax.trees.key_tables import KeyLayout
+    from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams, with_key_layout
+    from prb_jax.trees.streams import make_stream_batch
+    from tests.trees.test_streams import people
+
+    mesh = make_mesh("data=2,fsdp=2,tensor=2")
+    options = StreamOptions(tokens=512, streams=4, window=40)
+    options = with_key_layout(options, KeyLayout(longest=300, response=60, queries=128))
+    trees = people(5, 1)
+    (packed,) = pack_streams(trees, StreamShape(512, 32), options)
+    batch = make_stream_batch(trees, packed, options)
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.normal(size=(4, 512, heads, 16)), jnp.float32) / 4 for heads in (4, 2, 2))
+    run = jax.jit(
+        functools.partial(cudnn_stream_attention, window=40), static_argnames=("mesh", "implementation")
+    )
+    alone = run(q, k, v, batch=batch, implementation="xla")
+    place = jax.sharding.NamedSharding(mesh, partition_spec(("batch", None, "heads", None)))
+    placed = [jax.device_put(x, place) for x in (q, k, v)]
+    batch = jax.device_put(batch, batch_sharding(mesh, 1))
+    out = run(*placed, batch=batch, mesh=mesh, implementation="xla")
+
+    def program(q, k, v, batch):
+        return cudnn_stream_attention(q, k, v, batch=batch, window=40, mesh=mesh)
+
+    return {
+        "differences": [float(np.abs(np.asarray(out) - np.asarray(alone)).max())],
+        "shard": out.addressable_shards[0].data.shape,
+        "calls": _calls_of_cudnn(program, placed, batch),
+    }
 
 
 def _by_xla(function: Any) -> Any:
@@ -104,22 +152,17 @@ def _by_xla(function: Any) -> Any:
     return attend
 
 
-def _calls_of_cudnn(function: Any, placed: Any, mesh: Any, bucket: Any, window: int) -> int:
+def _calls_of_cudnn(program: Any, placed: Any, *facts: Any) -> int:
     import jax
     import jax.numpy as jnp
     from jax._src.cudnn import fused_attention_stablehlo
 
     fused_attention_stablehlo.check_cudnn_version = lambda: 91_000
-
-    def program(q, k, v, lengths):
-        return function(q, k, v, bucket=bucket, prefix_lengths=lengths, window=window, mesh=mesh)
-
     shapes = [jax.ShapeDtypeStruct(x.shape, jnp.bfloat16, sharding=x.sharding) for x in placed]
-    lengths = jax.ShapeDtypeStruct(placed[0].shape[:1], jnp.int32)
     names = ("__cudnn$fmhaSoftmax", "__cudnn$fmhaScaleBiasSoftmax")
     checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
     export = jax.export.export(jax.jit(program), platforms=("cuda",), disabled_checks=checks)
-    return len(re.findall(r"custom_call @__cudnn", export(*shapes, lengths).mlir_module()))
+    return len(re.findall(r"custom_call @__cudnn", export(*shapes, *facts).mlir_module()))
 
 
 if __name__ == "__main__":

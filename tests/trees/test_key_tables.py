@@ -1,0 +1,119 @@
+"""The keys before each block of a stream, against who sees whom token by token; and how much of them is padding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from prb_jax.trees.key_tables import COLUMNS, KeyLayout, KeyTable, key_table, pairs_of_blocks
+from prb_jax.trees.packing import StreamOptions, for_keys, pack_streams
+from prb_jax.trees.stream_shapes import choose_stream_shape
+from prb_jax.trees.streams import make_stream_batch
+from prb_jax.trees.tree import Tree, build_tree
+from tests.trees.forests import Forest, random_forest
+
+
+def until_of(forest: Forest) -> np.ndarray:
+    """Of each token the place behind the last one that sees it; padding sees itself."""
+    sees = forest.sees() | np.eye(len(forest.previous), dtype=bool)
+    return (len(sees) - sees[::-1].argmax(axis=0)).astype(np.int32)
+
+
+@pytest.mark.parametrize("window", [None, 1, 40, 300])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_block_has_the_keys_that_its_queries_see(seed: int, window: int | None) -> None:
+    forest = random_forest(seed, tokens=1024, longest=[30, 150, 400][seed % 3], trees=5)
+    layout = KeyLayout(longest=1024, response=400, queries=128)
+    until = until_of(forest)
+    table = key_table(until[None], forest.positions[None], layout=layout, window=window)
+    sees = forest.sees(window)
+    for block, start in enumerate(range(0, 1024, 128)):
+        keys = table.keys[0, block, : table.counts[0, block]]
+        np.testing.assert_array_equal(keys, np.flatnonzero(sees[start : start + 128, :start].any(axis=0)))
+
+
+def test_tables_have_room_for_usual_conversations_and_are_doubled_for_longer_ones() -> None:
+    layout = KeyLayout(longest=300, response=50, queries=128)
+    assert layout.width(1024, None) == 320
+    assert layout.width(1024, 100) == 192  # 99 of a window, 50 of a sibling
+    assert layout.width(1024, 1) == COLUMNS
+    assert (layout.width(256, None), layout.width(128, None)) == (128, 0)
+    widths = []
+    for length in (300, 400, 700, 1024):
+        positions = np.concatenate([np.arange(length), np.zeros(1024 - length, int)])[None]
+        until = np.where(np.arange(1024) < length, length, np.arange(1024) + 1)[None]
+        found = key_table(until, positions, layout=layout, window=None)
+        assert found.counts[0].tolist() == [at if at < length else 0 for at in range(0, 1024, 128)]
+        widths.append(found.keys.shape[2])
+    assert widths == [320, 640, 640, 896]
+
+
+def test_longer_conversations_have_longer_blocks() -> None:
+    queries = {longest: KeyLayout.of(longest, 10).queries for longest in (1, 130, 500, 2_000, 8_000, 60_000)}
+    assert queries == {1: 128, 130: 128, 500: 128, 2_000: 256, 8_000: 512, 60_000: 1024}
+
+
+def profiles(count: int, *, responses: int, questions: int = 1, seed: int = 0) -> list[Tree]:
+    """Trees with profiles of about 2,000 tokens and responses of about 130, log-normal."""
+    rng = np.random.default_rng(seed)
+
+    def ids(mean: float) -> np.ndarray:
+        return rng.integers(3, 60, max(1, round(mean * rng.lognormal(-0.1, 0.45))))
+
+    trees = []
+    for _ in range(count):
+        profile = ids(2000)
+        for _ in range(questions):
+            asked = np.concatenate([profile, ids(40)])
+            trees.append(build_tree([np.concatenate([asked, ids(130)]) for _ in range(responses)]))
+    return trees
+
+
+def seen_pairs(until: np.ndarray) -> int:
+    """Pairs of tokens that see each other, padding with itself too."""
+    return int((until - np.arange(until.shape[1])).sum())
+
+
+@pytest.mark.parametrize(
+    ("count", "kinds", "full", "pairs"),
+    [
+        (96, {"responses": 2}, 0.95, 1.4),
+        (32, {"responses": 16}, 0.95, 1.3),
+        (40, {"responses": 2, "questions": 15}, 0.95, 1.3),
+    ],
+)
+def test_little_is_padding(count: int, kinds: dict[str, int], full: float, pairs: float) -> None:
+    """Streams are full, blocks compute few pairs in vain, and one shape of tables serves all."""
+    trees = profiles(count, **kinds)
+    options = for_keys(StreamOptions(tokens=32_768), trees, whole=True)
+    shape = choose_stream_shape(trees, options, whole=True)
+    batches = [make_stream_batch(trees, packed, options) for packed in pack_streams(trees, shape, options)]
+    assert len(batches) > 2
+    tables = [table for batch in batches if isinstance(table := batch.blocks, KeyTable)]
+    assert len({table.keys.shape for table in tables}) == 1
+    computed = sum(pairs_of_blocks(table, shape.tokens) for table in tables)
+    until = np.concatenate([np.asarray(batch.until) for batch in batches])
+    assert computed < pairs * seen_pairs(until)
+    real = sum(stream.tokens for packed in pack_streams(trees, shape, options) for stream in packed)
+    assert real > full * until.size
+
+
+def test_rare_long_conversations_do_not_widen_all_tables() -> None:
+    trees = [build_tree([np.arange(3, 203 + number % 50)]) for number in range(400)]
+    options = StreamOptions(tokens=2048)
+    layout = for_keys(options, trees, whole=True).keys
+    assert layout is not None
+    assert 240 < layout.longest <= 250
+    long = build_tree([np.arange(3, 1800)])
+    with_one = for_keys(options, [*trees, long], whole=True).keys
+    assert with_one is not None
+    assert 240 < with_one.longest <= 250
+    often = for_keys(options, [*trees, *[long] * 80], whole=True).keys
+    assert often is not None
+    assert often.longest == 1797
+    # Of the first of many others may be a little longer; streams are whole blocks.
+    more = for_keys(replace(options, tokens=2000), trees, whole=False)
+    assert more.keys is not None
+    assert (more.keys.longest, more.block, more.tokens) == (256, more.keys.queries, 2048)
