@@ -60,8 +60,21 @@ class TokensJob:
 
 
 def write_store(job: TokensJob, *, split: str, processes: int = 1) -> Path:
-    """Write the trees of one split; what is there already stays. Raises DataError: a comparison that cannot be read or
-    shown to the model, or an id given twice."""
+    """Write the trees of one split; what is there already stays.
+
+    Args:
+      job: what is tokenised.
+      split: of the sources.
+      processes: how many write parts.
+
+    Returns:
+      The folder of the store.
+
+    Raises:
+      DataError: a comparison that cannot be read or shown to the model, or an id given twice.
+      CheckpointError: the tokenizer cannot be opened.
+      RunError: the folder cannot be written.
+    """
     reader = job.reader()
     view = reader.view(job.view)
     key = store_key(reader, view)

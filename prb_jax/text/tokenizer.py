@@ -121,8 +121,11 @@ class ChatTokenizer(TokenizerIds):
         """Ids of every conversation, where those of one group share most of their text.
 
         The same ids as `encode` gives for each one alone. What the texts of a group share up to the last special token
-        is tokenised once. Raises RenderError: the template refuses a conversation, numbered through all groups;
-        CheckpointError: the template writes BOS twice.
+        is tokenised once.
+
+        Raises:
+          RenderError: the template refuses a conversation, numbered through all groups.
+          CheckpointError: the template writes BOS twice.
         """
         texts = iter(self.render([conversation for group in groups for conversation in group]))
         parts: list[list[str]] = []  # of each group what its texts share, then the rest of each
@@ -142,8 +145,12 @@ class ChatTokenizer(TokenizerIds):
         return encoded
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of one whole conversation: the rendered template in one tokenisation. Raises DataError: the template
-        refuses the conversation; CheckpointError: the template writes BOS twice."""
+        """Ids of one whole conversation: the rendered template in one tokenisation.
+
+        Raises:
+          DataError: the template refuses the conversation.
+          CheckpointError: the template writes BOS twice.
+        """
         return self.encode_together([[messages]])[0][0].tolist()
 
     def with_special_tokens(self, ids: np.ndarray, *, max_length: int | None) -> np.ndarray:
@@ -238,8 +245,11 @@ def prompt_texts(chat: ChatTokenizer, conversations: Sequence[Sequence[Message]]
     """Return each conversation as text up to where the assistant's answer begins.
 
     The template is asked to open the assistant's turn. Where it does not know that request, the text is that of the
-    conversation with an answer, up to this answer. Raises RenderError: the template refuses a conversation; its
-    ``conversation`` tells which; CheckpointError: an answer that the template does not write as it is.
+    conversation with an answer, up to this answer.
+
+    Raises:
+      RenderError: the template refuses a conversation; its ``conversation`` tells which.
+      CheckpointError: the template does not write an answer as it is.
     """
     opened = chat.render(conversations, generation_prompt=True)
     closed = chat.render(conversations)
@@ -256,8 +266,12 @@ def prompt_texts(chat: ChatTokenizer, conversations: Sequence[Sequence[Message]]
 
 
 def encode_prompts(chat: ChatTokenizer, conversations: Sequence[Sequence[Message]]) -> list[np.ndarray]:
-    """Return the token ids of :func:`prompt_texts`, int32, each text in one tokenisation. Raises CheckpointError: a
-    prompt without a token, or with BOS twice; else as :func:`prompt_texts`."""
+    """Return the token ids of :func:`prompt_texts`, int32, each text in one tokenisation.
+
+    Raises:
+      RenderError: as :func:`prompt_texts`.
+      CheckpointError: as :func:`prompt_texts`; or a prompt without a token, or with BOS twice.
+    """
     encoded = chat.tokenize(prompt_texts(chat, conversations))
     for ids in encoded:
         chat.check_one_bos(ids)

@@ -34,7 +34,7 @@ class ConvertedModel:
 
 
 def check_convertible(found: ResolvedModel, *, where: str) -> None:
-    """Raise CheckpointError for a read-out that is no linear one at the last token: transformers has no such class."""
+    """Raise CheckpointError unless the read-out is linear at the last token: transformers has no class for others."""
     if not is_one_row(found.config.head):
         raise CheckpointError(
             f"{where}: the read-out '{found.row.name}' is not a linear head at the last token, so no "
@@ -46,8 +46,11 @@ def check_convertible(found: ResolvedModel, *, where: str) -> None:
 def as_standard(
     found: ResolvedModel, params: dict[str, Any], *, drop_bias: bool, where: str
 ) -> ConvertedModel:
-    """The same model with a head without bias under ``score``. Raises CheckpointError: the head has a bias other than
-    zero, which the standard class has no place for."""
+    """The same model with a head without bias under ``score``.
+
+    Raises:
+      CheckpointError: the head has a bias other than zero, which the standard class has no place for.
+    """
     params = dict(params)
     bias = params.pop("score_bias", None)
     if bias is not None and bool(jnp.any(bias != 0)) and not drop_bias:
@@ -62,8 +65,11 @@ def as_standard(
 def as_value_head(
     found: ResolvedModel, params: dict[str, Any], *, drop_bias: bool, where: str
 ) -> ConvertedModel:
-    """The same model with its head under ``v_head.summary``; a head without bias gets one of zero. Raises
-    CheckpointError: the head has several outputs, a value head one."""
+    """The same model with its head under ``v_head.summary``; a head without bias gets one of zero.
+
+    Raises:
+      CheckpointError: the head has several outputs, a value head one.
+    """
     if found.config.num_labels != 1:
         raise CheckpointError(
             f"{where}: the head has {found.config.num_labels} outputs, a value head one: leave out --layout value-head"

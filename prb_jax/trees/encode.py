@@ -72,7 +72,11 @@ def encode_each(
     view: View,
     pad_token_id: int | None = None,
 ) -> Iterator[Tree | TooLongError]:
-    """As `encode_comparisons`, one after another, with the error of each comparison that is too long in its place."""
+    """As `encode_comparisons`, one after another, with the error of each comparison that is too long in its place.
+
+    Raises:
+      DataError: as `encode_comparisons`, but for comparisons that are too long.
+    """
     encoder = _Encoder(tokenizer, view, view.max_length or view.protocol.max_length)
     for start in range(0, len(comparisons), CHUNK_ROWS):
         chunk = comparisons[start : start + CHUNK_ROWS]
