@@ -31,6 +31,7 @@ from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params, decode_stream, decode_tree
 from prb_jax.models.decoder_layer import last_norm
 from prb_jax.models.head import LanguageHead, dense
+from prb_jax.models.layers import without_unit_axes
 from prb_jax.models.lora import init_lora
 from prb_jax.rl.numbers import (
     clipped_policy_loss,
@@ -55,6 +56,10 @@ FEW_READS = 4
 
 LOGITS_AT_ONCE = 1 << 24
 """About so many logits are in memory at a time: the tokens of a response are taken in runs."""
+
+LOGITS_IN_CACHE, LEAST_RUN = 1 << 20, 128
+"""On CPUs so many, which stay in the cache between the passes over them; but no run is so short that most of its time
+goes to reading the matrix of the head."""
 
 Array = np.ndarray | jax.Array
 
@@ -259,7 +264,7 @@ def token_logprobs(
     head = actor.config.head
     assert isinstance(head, LanguageHead)
     rows, length, _ = states.shape
-    run = max(1, min(length, LOGITS_AT_ONCE // (rows * actor.config.vocab_size)))
+    run = tokens_at_once(actor, rows, length)
     runs = -(-length // run)
     constrain = constrainer(actor.mesh)
 
@@ -271,13 +276,28 @@ def token_logprobs(
     def one(part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         x, drawn = part
         logits = constrain(head.logits(params, x) / actor.temperature, ("batch", None, "vocab"))
-        logprobs = jax.nn.log_softmax(logits, axis=-1)
-        entropy = -(jnp.exp(logprobs) * logprobs).sum(axis=-1)
-        return jnp.take_along_axis(logprobs, drawn[..., None], axis=-1)[..., 0], entropy
+        logprobs = jax.nn.log_softmax(without_unit_axes(logits), axis=-1)
+        # A sum over a mask has a gradient that joins that of the softmax; that of an index would be written apart.
+        is_drawn = lax.broadcasted_iota(drawn.dtype, logprobs.shape, logprobs.ndim - 1) == without_unit_axes(
+            drawn[..., None]
+        )
+        of_drawn = jnp.where(is_drawn, logprobs, 0.0).sum(axis=-1)
+        spread = logprobs if actor.settings.loss.entropy_coefficient else lax.stop_gradient(logprobs)
+        entropy = -(jnp.exp(spread) * spread).sum(axis=-1)
+        return of_drawn.reshape(drawn.shape), entropy.reshape(drawn.shape)
 
     found = lax.map(one, (divided(states), divided(jnp.asarray(reads.tokens))))
     logprobs, entropy = (jnp.moveaxis(x, 0, 1).reshape(rows, -1)[:, :length] for x in found)
     return reads.by_response(logprobs)[:, :, :-1], reads.by_response(entropy)[:, :, :-1]
+
+
+def tokens_at_once(actor: Actor, rows: int, length: int) -> int:
+    """Return of how many of `length` states in each of so many rows the logits are in memory at a time."""
+    of_token = rows * actor.config.vocab_size
+    run = LOGITS_AT_ONCE // of_token
+    if actor.mesh.devices.flat[0].platform == "cpu":
+        run = min(run, max(LOGITS_IN_CACHE // of_token, LEAST_RUN))
+    return max(1, min(length, run))
 
 
 def token_values(

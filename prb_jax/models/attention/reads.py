@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from prb_jax.models.attention.blocks import MASKED, divisor
-from prb_jax.models.layers import float32_einsum, soft_capped
+from prb_jax.models.layers import float32_einsum, soft_capped, without_unit_axes
 from prb_jax.trees.batches import Bucket, TreeMask
 from prb_jax.trees.streams import StreamBatch
 
@@ -95,7 +95,8 @@ def attend_from_stream_reads(
         seen = (key <= place) & (place < until)
         if window is not None:
             seen &= jnp.take_along_axis(positions, place, axis=2) - positions < window
-        weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, MASKED), axis=-1).astype(q.dtype)
+        masked = without_unit_axes(jnp.where(seen[:, None, None], scores, MASKED))
+        weights = jax.nn.softmax(masked, axis=-1).astype(q.dtype).reshape(scores.shape)
         return float32_einsum("sgnct,stgh->scgnh", weights, v).astype(q.dtype)
 
     folded = q.reshape(streams, reads // chunk, chunk, kv_heads, -1, head_dim).swapaxes(0, 1)

@@ -1,0 +1,383 @@
+"""Does a better reward model make a better policy? The study of docs/behaviour.md, in one folder.
+
+    python docs/behaviour_study.py OUT [--workers 2]
+
+A small policy is made from nothing and taught to write, with six posts of the person in the prompt. Twelve reward
+models of differing quality, and the truth, then change what it writes: by choice among 16 samples, by guidance, by
+supervised training on their best samples, by DPO, by GRPO and by PPO. The truth says how much the texts please the
+persons who asked. Every command is printed as it would be typed. So many commands run side by side, each one on a
+single thread, so that the figures do not depend on the number of cores. The same call continues what was killed.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import random
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+from prb_jax.checkpoints.save import save_params
+from prb_jax.data.comparison import Comparison
+from prb_jax.metrics.prediction import Cells, draw_weights, pooled
+from prb_jax.metrics.uncertainty import mean_interval
+from prb_jax.models.config.decoder import parse_config
+from prb_jax.models.head import LanguageHead
+from prb_jax.models.random_params import init_params
+from prb_jax.quickstart.recipe import (
+    Recipe,
+    config_json,
+    make_start,
+    train_word_tokenizer,
+    training_pairs,
+)
+from prb_jax.runs.behaviour import Figure, pool, read_behaviour, reward_identity
+from prb_jax.sources import personas
+from prb_jax.text.tokenizer import load_tokenizer
+from prb_jax.text.visible import TextProtocol, visible
+
+TRUTH = "baseline:persona-truth"
+POSTS = 6
+SEEDS = (0, 1)
+QUIET = "log.tensorboard=false log.plot=false"
+
+# The policy: half a million parameters and a tokenizer of words.
+POLICY = Recipe(hidden_size=64, intermediate_size=192, layers=2, heads=2, vocab_size=8192, profiles=4)
+HELD_OUT = 8  # of the forty persons of the training part: by them settings of policies were chosen
+ROWS = 32_000  # of its supervised training
+SFT = (
+    f"configs/rl/sft.py profile_posts={POSTS} batch.prompts=16 steps=1990 optimizer.learning_rate=5e-3 "
+    f"optimizer.warmup_share=0.03 checkpoint.every=400 {QUIET}"
+)
+
+# The reward models.
+REWARDS = Recipe(profiles=2, generic_repeats=1)
+SMALL = (
+    "tuning=full batch.comparisons=64 optimizer.weight_decay=0.1 optimizer.b2=0.98 optimizer.final_share=0.05 "
+    f"loss.label_smoothing=0.1 loss.user_weights=false validation.fraction=0 {QUIET}"
+)
+BLIND = f"configs/bt_user_blind.py {SMALL} optimizer.learning_rate=5e-3"
+PROFILE = f"configs/bt_profile_context.py {SMALL} optimizer.learning_rate=1e-2"
+LESS = "limit=9600"  # what so few steps do not see is not read
+TRAINED = {  # name: how many of ten labels are exchanged in its data, config and settings
+    "blind": (0, f"{BLIND} steps=100"),
+    "profile_60": (0, f"{PROFILE} {LESS} steps=60"),
+    "profile_100": (0, f"{PROFILE} {LESS} steps=100"),
+    "profile_400": (0, f"{PROFILE} steps=400"),
+    "profile_800": (0, f"{PROFILE} steps=800"),
+    "two_posts": (0, f"{PROFILE} {LESS} steps=150 profile_posts=2"),
+    "noisy_2": (2, f"{PROFILE} {LESS} steps=150"),
+    "noisy_4": (4, f"{PROFILE} {LESS} steps=150"),
+    "opposite": (10, f"{PROFILE} {LESS} steps=60"),
+}
+METHOD, SHOTS, BACKBONE = "offset", 16, "profile_400"
+FITTED = "sixteen_shots"
+BASELINES = ("baseline:length", "baseline:profile-overlap")
+
+# What the policy writes, and how it is changed.
+TOKENS = 64
+SHOWN = f"--profile-posts {POSTS} --max-new-tokens {TOKENS}"
+DRAWN = (
+    f"profile_posts={POSTS} rollout.n=8 rollout.temperature=1 rollout.max_new_tokens={TOKENS} scoring.empty=0 "
+    f"watch.gold={TRUTH} {QUIET}"
+)
+ONLINE = (
+    "configs/rl/profile_in_prompt.py tuning=full kl.estimator=k3 kl.place=loss kl.coefficient=0.02 batch.prompts=16 "
+    "batch.minibatch=16 batch.epochs=1 optimizer.warmup_share=0.05 optimizer.learning_rate=6e-4 steps=100 "
+    f"watch.every=10 checkpoint.every=50 {DRAWN}"
+)
+ONLINE_ALGORITHMS = ("grpo", "ppo")
+AS_IT_IS = f"{ONLINE} algorithm=grpo optimizer.learning_rate=0.0 steps=1 watch.every=1"
+PROMPTS = 800  # of the training part, with 16 samples each, for what is trained on chosen samples
+OFFLINE = {
+    "sft": f"configs/rl/sft.py batch.prompts=16 epochs=2 optimizer.learning_rate=1e-3 {DRAWN}",
+    "dpo": f"configs/rl/dpo.py tuning=full batch.prompts=16 epochs=2 optimizer.learning_rate=3e-4 {DRAWN}",
+}
+
+Job = tuple[str, str]
+"""A name, which is a path in the folder of the study, and a command of `prb`."""
+
+
+class Study:
+    """The folder of a study: runs commands, and knows those that are done.
+
+    Args:
+      out: the folder.
+      workers: commands that run side by side.
+    """
+
+    def __init__(self, out: Path, workers: int) -> None:
+        self.out, self.workers = out, workers
+        # On one thread sums have one order, on whatever machine.
+        flags = "--xla_cpu_multi_thread_eigen=false"
+        self.environment = {
+            **os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
+        }  # fmt: skip
+
+    def run(self, jobs: Iterable[Job]) -> None:
+        """Run commands side by side; end where one fails."""
+        with ThreadPoolExecutor(self.workers) as pool_of_threads:
+            list(pool_of_threads.map(self._run_one, jobs))
+
+    def _run_one(self, job: Job) -> None:
+        name, command = job
+        done, log = self.out / "done" / name, self.out / "logs" / f"{name}.log"
+        if done.exists() and done.read_text(encoding="utf-8") == command:
+            return
+        print(f"$ prb {command}", flush=True)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("w", encoding="utf-8") as text:
+            words = [sys.executable, "-m", "prb_jax", *shlex.split(command)]
+            status = subprocess.run(
+                words, env=self.environment, stdout=text, stderr=subprocess.STDOUT
+            ).returncode
+        if status:
+            print(f"{name} failed; the end of {log}:\n{log.read_text(encoding='utf-8')[-2000:]}", flush=True)
+            os._exit(status)
+        done.parent.mkdir(parents=True, exist_ok=True)
+        done.write_text(command, encoding="utf-8")
+
+
+def shown_rows(comparisons: Iterable[Comparison]) -> list[dict[str, Any]]:
+    """The records of comparisons, without what is private."""
+    hidden = ("rubric_aspects", "narrative")
+    return [{key: x for key, x in one.to_row().items() if key not in hidden} for one in comparisons]
+
+
+def write(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write records as JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def some_of_each(comparisons: Iterable[Comparison], most: int) -> list[Comparison]:
+    """At most so many comparisons of each person, in an order that is drawn."""
+    drawn = list(comparisons)
+    random.Random(1).shuffle(drawn)
+    counts: dict[str | None, int] = {}
+    chosen = []
+    for one in drawn:
+        counts[one.user_id] = counts.get(one.user_id, 0) + 1
+        if counts[one.user_id] <= most:
+            chosen.append(one)
+    return chosen
+
+
+def exchanged_labels(rows: Sequence[dict[str, Any]], of_ten: int) -> list[dict[str, Any]]:
+    """The records with chosen and rejected exchanged in so many of ten."""
+    swap = {"chosen": "rejected", "rejected": "chosen"}
+    return [
+        {swap.get(key, key): value for key, value in row.items()} if number % 10 < of_ten else row
+        for number, row in enumerate(rows)
+    ]
+
+
+def exchanged_people(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records with posts of the next person in the place of the person's own; the truth is that of the person."""
+    of_person: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        of_person.setdefault(row["user_id"], []).append(row)
+    people = sorted(of_person)
+    exchanged = []
+    for person, following in zip(people, [*people[1:], people[0]], strict=True):
+        others = of_person[following]
+        exchanged += [
+            row | {"profile": others[number % len(others)]["profile"]}
+            for number, row in enumerate(of_person[person])
+        ]
+    return exchanged
+
+
+def prepare(out: Path) -> None:
+    """Write the untrained policy, the small model that reward models start from, and the data."""
+    if (out / "prepared").exists():
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    train, more = personas.load("train"), personas.load("train-more-wording")
+    generic = personas.load("generic-train")
+    make_policy(out / "untrained", [*train, *more])
+    make_start(out / "untrained_reward", [*train, *more, *generic], REWARDS)
+    labelled = shown_rows(training_pairs([*train, *more], generic, REWARDS))
+    for of_ten in {share for share, _ in TRAINED.values()}:
+        write(out / f"train_{of_ten}.jsonl", exchanged_labels(labelled, of_ten))
+    write(out / "persons.jsonl", shown_rows(train[::4]))
+
+    draws = random.Random(0)
+    held = set(draws.sample(sorted({one.user_id or "" for one in train}), HELD_OUT))
+    prompts = [one for one in train if one.user_id not in held]
+    draws.shuffle(prompts)
+    write(out / "prompts.jsonl", shown_rows(prompts))
+    write(out / "held.jsonl", shown_rows(some_of_each((one for one in train if one.user_id in held), 16)))
+    draws = random.Random(0)
+    answers = shown_rows(
+        training_pairs([one for one in (*train, *more) if one.user_id not in held], [], POLICY)
+    )
+    draws.shuffle(answers)
+    answers = answers[:ROWS]
+    for row in answers[
+        1::2
+    ]:  # what it writes depends on the person a little: two posts in the place of the answer
+        row["chosen"] = " ".join(post["text"] for post in draws.sample(row["profile"][:POSTS], 2))
+    write(out / "answers.jsonl", answers)
+
+    seen, unseen = personas.load("test-seen"), personas.load("test-unseen")
+    test = [*seen[::3], *unseen[::3]]
+    write(out / "test.jsonl", shown_rows(test))
+    tested = {one.id for one in test}
+    history = [one for one in (*seen, *unseen) if one.id not in tested]
+    write(out / "history.jsonl", shown_rows(some_of_each(history, SHOTS)))
+    asked = [*some_of_each(seen[::3], 2), *some_of_each(unseen[::3], 12)]
+    write(out / "asked.jsonl", shown_rows(asked))
+    write(
+        out / "exchanged.jsonl",
+        exchanged_people([row for row in shown_rows(asked) if row["subset"] == "personal-unseen"]),
+    )
+    (out / "prepared").touch()
+
+
+def make_policy(folder: Path, comparisons: Sequence[Comparison]) -> None:
+    """Write a policy with random weights, and a tokenizer of the words of these comparisons."""
+    texts: dict[str, None] = {}
+    for one in comparisons:
+        seen = visible(one, profile_posts=10, protocol=TextProtocol.DEFAULT)
+        texts.update((message.content, None) for message in seen.prefix_messages)
+        texts.update((response, None) for response in seen.responses)
+    train_word_tokenizer(texts, folder, vocab_size=POLICY.vocab_size)
+    tokenizer = load_tokenizer(folder)
+    raw = config_json(POLICY, vocab_size=tokenizer.vocab_size, pad_token_id=tokenizer.pad_token_id)
+    raw |= {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "tie_word_embeddings": True}
+    config = dataclasses.replace(parse_config(raw, where="policy"), head=LanguageHead(tied=True))
+    params = init_params(config, seed=0)
+    params.pop("score", None)
+    # Tied embeddings of size one would make logits of size eight: a loss of eighteen to begin with.
+    params["embed"] = 0.1 * params["embed"]
+    save_params(params, config, folder, raw_config=raw)
+
+
+def models_of(out: Path) -> dict[str, str]:
+    """Each reward model as a command takes it, by name; the truth is the last one."""
+    trained = {name: f"{out}/models/{name}" for name in TRAINED}
+    fitted = {FITTED: f"{out}/study/fitted/{METHOD}"}
+    return trained | fitted | {name.removeprefix("baseline:"): name for name in (*BASELINES, TRUTH)}
+
+
+def history_of(out: Path, name: str, option: str) -> str:
+    """The choices of each person, for the model that learns from them."""
+    return f"{option}{out}/history.jsonl" if name == FITTED else ""
+
+
+def run_all(study: Study) -> None:
+    """Run all commands but the last one, which compares."""
+    out = study.out
+    prepare(out)
+    asked, start = f"{out}/asked.jsonl", f"{out}/start"
+    study.run(
+        [
+            ("start", f"ppo {SFT} model={out}/untrained data={out}/answers.jsonl --out {start}"),
+            *(
+                (
+                    f"models/{name}",
+                    f"train {settings} model={out}/untrained_reward data={out}/train_{of_ten}.jsonl "
+                    f"--out {out}/models/{name}",
+                )
+                for name, (of_ten, settings) in TRAINED.items()
+            ),
+        ]
+    )
+    persons = f"--data {out}/persons.jsonl"
+    study.run([("features", f"features {out}/models/{BACKBONE} {persons} --out {out}/features")])
+    study.run(
+        [
+            (
+                "study",
+                f"personalise {persons} --backbone {out}/features --methods {METHOD} --shots 0,{SHOTS} "
+                f"--split other-question --seeds 1 --out {out}/study",
+            ),
+            ("samples", f"sample {start} --data {asked} {SHOWN} --n 16 --out {out}/samples"),
+            (
+                "more_samples",
+                f"sample {start} --data {out}/prompts.jsonl --limit {PROMPTS} {SHOWN} --n 16 --out {out}/more_samples",
+            ),
+        ]
+    )
+    models = models_of(out)
+    every, history = " ".join(models.values()), f"--history {out}/history.jsonl"
+    looks = {"start": start, "start_exchanged": start}
+    study.run(
+        [
+            *(
+                (
+                    f"scores/{name}",
+                    f"evaluate {model} --data {out}/test.jsonl {history_of(out, name, '--history ')} "
+                    f"--out {out}/scores/{name}",
+                )
+                for name, model in models.items()
+            ),
+            (
+                "best",
+                f"best-of-n --samples {out}/samples --rewards {every} {history} --quality {TRUTH} --out {out}/best",
+            ),
+            (
+                "more_best",
+                f"best-of-n --samples {out}/more_samples --rewards {every} {history} --out {out}/more_best",
+            ),
+            *((name, look_at(out, f"{model}/model", name)) for name, model in looks.items()),
+        ]
+    )
+    study.run(
+        (f"pairs/{name}", f"distil {out}/more_best --reward {model} --out {out}/pairs/{name}")
+        for name, model in models.items()
+    )
+    study.run(behaviours(out, models))
+
+
+def look_at(out: Path, model: str, name: str) -> str:
+    """A command that writes texts of a policy as it is, by GRPO with a learning rate of 0."""
+    people = "exchanged" if name.endswith("_exchanged") else "asked"
+    return (
+        f"ppo {AS_IT_IS} model={model} data={out}/prompts.jsonl reward={TRUTH} watch.data={out}/{people}.jsonl "
+        f"--out {out}/{name}"
+    )
+
+
+def behaviours(out: Path, models: dict[str, str]) -> list[Job]:
+    """The commands that change what the policy writes, the truth first: without it the others are not worth their time."""
+    jobs = []
+    order = sorted(models, key=lambda name: models[name] != TRUTH)
+    for seed in SEEDS:
+        for name in order:
+            shared = (
+                f"model={out}/start/model reward={models[name]} watch.data={out}/asked.jsonl seed={seed} "
+                f"{history_of(out, name, 'scoring.history=')}"
+            )
+            for algorithm in ONLINE_ALGORITHMS:
+                folder = f"{algorithm}/{name}_{seed}"
+                data = f"data={out}/prompts.jsonl"
+                jobs.append(
+                    (folder, f"ppo {ONLINE} algorithm={algorithm} {data} {shared} --out {out}/{folder}")
+                )
+            for algorithm, settings in OFFLINE.items():
+                folder = f"{algorithm}/{name}_{seed}"
+                data = f"data={out}/pairs/{name}/pairs.jsonl"
+                jobs.append((folder, f"ppo {settings} {data} {shared} --out {out}/{folder}"))
+    for name in order:
+        jobs.append(
+            (
+                f"guided/{name}",
+                f"guide {out}/start --reward {models[name]} {history_of(out, name, '--history ')} "
+                f"--data {out}/asked.jsonl {SHOWN} --chunk 16 --candidates 4 --temperature 1 --weight 1000 "
+                f"--quality {TRUTH} --out {out}/guided/{name}",
+            )
+        )
+    truth = order[0]
+    look = f"{truth}_exchanged"
+    jobs.append((look, look_at(out, f"{out}/grpo/{truth}_0/model", look)))
+    return jobs
