@@ -22,7 +22,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 
 from prb_jax.checkpoints.save import save_params
@@ -101,6 +100,8 @@ OFFLINE = {
     "sft": f"configs/rl/sft.py batch.prompts=16 epochs=2 optimizer.learning_rate=1e-3 {DRAWN}",
     "dpo": f"configs/rl/dpo.py tuning=full batch.prompts=16 epochs=2 optimizer.learning_rate=3e-4 {DRAWN}",
 }
+
+ALGORITHMS = (*ONLINE_ALGORITHMS, *OFFLINE)
 
 Job = tuple[str, str]
 """A name, which is a path in the folder of the study, and a command of `prb`."""
@@ -309,8 +310,7 @@ def run_all(study: Study) -> None:
         ]
     )
     models = models_of(out)
-    every, history = " ".join(models.values()), f"--history {out}/history.jsonl"
-    looks = {"start": start, "start_exchanged": start}
+    rewarded = f"--rewards {' '.join(models.values())} --history {out}/history.jsonl"
     study.run(
         [
             *(
@@ -329,7 +329,7 @@ def run_all(study: Study) -> None:
                 "more_best",
                 f"best-of-n --samples {out}/more_samples --rewards {every} {history} --out {out}/more_best",
             ),
-            *((name, look_at(out, f"{model}/model", name)) for name, model in looks.items()),
+            *((name, look_at(out, f"{start}/model", name)) for name in ("start_as_it_is", "start_exchanged")),
         ]
     )
     study.run(
@@ -349,7 +349,7 @@ def look_at(out: Path, model: str, name: str) -> str:
 
 
 def behaviours(out: Path, models: dict[str, str]) -> list[Job]:
-    """The commands that change what the policy writes, the truth first: without it the others are not worth their time."""
+    """The commands that change what the policy writes, first of all by the truth."""
     jobs = []
     order = sorted(models, key=lambda name: models[name] != TRUTH)
     for seed in SEEDS:
@@ -381,3 +381,204 @@ def behaviours(out: Path, models: dict[str, str]) -> list[Job]:
     look = f"{truth}_exchanged"
     jobs.append((look, look_at(out, f"{out}/grpo/{truth}_0/model", look)))
     return jobs
+
+
+def figures_of_start(out: Path) -> dict[str, float]:
+    """What the policy is worth before anything is learned, by the names of behaviours."""
+    rows = texts_of(out / "start_as_it_is")
+    parts = {"held out": rows} | {
+        subset: [row for row in rows if row["subset"] == subset]
+        for subset in sorted({row["subset"] for row in rows})
+    }
+    means = {part: float(np.mean([row["gold"] for row in members])) for part, members in parts.items()}
+    start = {f"{name} gold, {part}": mean for name in ALGORITHMS for part, mean in means.items()}
+    (drawn,) = read_rows(out / "start_as_it_is" / "gold.jsonl")
+    start |= {f"{name} gold": drawn["gold"] for name in ONLINE_ALGORITHMS}
+    any_sample = json.loads((out / "best" / "summary.json").read_text())["curves"]["random"][0]["quality"]
+    return start | {"guided quality": any_sample}
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def texts_of(run: Path) -> list[dict[str, Any]]:
+    """The texts that a policy wrote in the end for prompts that it was not trained on."""
+    return read_rows(run / "held_out.jsonl")
+
+
+def told(values: Sequence[float], users: Sequence[str]) -> str:
+    """A mean with its 95 % interval over persons."""
+    interval = mean_interval(np.asarray(values), users)
+    return f"{np.mean(values):+.3f} {in_brackets((interval.low, interval.high))}"
+
+
+def in_brackets(ends: Sequence[float] | None, form: str = "+.3f") -> str:
+    """An interval."""
+    return "" if ends is None else f"[{ends[0]:{form}}, {ends[1]:{form}}]"
+
+
+def pooled_cell(figures: Sequence[Figure]) -> str:
+    """A figure of all seeds, its 95 % interval over persons, and its value for each seed."""
+    whole = pool(figures)
+    columns = (np.asarray(column, np.float64)[:, None] for column in (whole.sums, whole.counts))
+    (ends,) = pooled(Cells(*columns), draw_weights(len(whole.clusters), draws=2000, seed=0)).intervals()
+    seeds = ", ".join(f"{figure.value:+.3f}" for figure in figures)
+    return f"{whole.value:+.3f} {in_brackets(ends)}" + (f"; {seeds}" if len(figures) > 1 else "")
+
+
+def gate_table(out: Path, truth: str) -> list[str]:
+    """What GRPO by the truth gained, on people it never saw, with their own posts and with those of another."""
+    lines = ["| texts for | start | after GRPO by the truth | gain |", "|---|---|---|---|"]
+    for people, name in (("unseen persons", "as_it_is"), ("unseen persons, posts of another", "exchanged")):
+        after_run = out / (f"{truth}_exchanged" if name == "exchanged" else f"grpo/{truth}_0")
+        before, after = (
+            {(row["id"], row["rollout"]): row for row in texts_of(run) if row["subset"] == "personal-unseen"}
+            for run in (out / f"start_{name}", after_run)
+        )
+        users = [row["user_id"] for row in before.values()]
+        columns = [[texts[key]["gold"] for key in before] for texts in (before, after)]
+        columns.append([after[key]["gold"] - before[key]["gold"] for key in before])
+        lines.append(f"| {' | '.join([people, *(told(values, users) for values in columns)])} |")
+    return lines
+
+
+def model_table(out: Path, models: dict[str, str]) -> list[str]:
+    """Accuracy and every behaviour of each reward model."""
+    runs = [out / "best", *(out / "guided" / name for name in models)]
+    runs += [out / kind / f"{name}_{seed}" for kind in ALGORITHMS for name in models for seed in SEEDS]
+    figures = [figure for run in runs for figure in read_behaviour(run)]
+    behaviour = {"best of 16": "best-of-16", "guided": "guided quality"}
+    behaviour |= {kind.upper(): f"{kind} gold, personal-unseen" for kind in ALGORITHMS}
+    heads = ["reward model", "accuracy, seen", "unseen", *behaviour]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for name in models:
+        run = out / "scores" / name
+        identity = reward_identity(json.loads((run / "run.json").read_text())["inputs"]["model"])
+        subsets = json.loads((run / "summary.json").read_text())["accuracy_by_subset"]
+        of_model = [figure for figure in figures if figure.reward_model == identity]
+        cells = [f"`{name}`", *(f"{subsets[f'personal-{who}']:.3f}" for who in ("seen", "unseen"))]
+        cells += [
+            pooled_cell([figure for figure in of_model if figure.name == wanted])
+            for wanted in behaviour.values()
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def correlation_table(out: Path) -> list[str]:
+    """What `prb correlate` found."""
+    heads = ("behaviour", "models", "Pearson", "p", "Spearman", "p", "Kendall", "p")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for row in json.loads((out / "correlation" / "correlate.json").read_text())["correlations"]:
+        cells = [row["behaviour"], str(row["models"])]
+        for name in ("pearson", "spearman", "kendall"):
+            measure = row["measures"].get(name)
+            if measure is None:
+                cells += ["no power", ""]
+                continue
+            p = measure["p"]
+            cells += [
+                f"{measure['value']:+.2f} {in_brackets(measure['ci95'], '+.2f')}",
+                "< 0.001" if p < 1e-3 else f"{p:.3f}",
+            ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def draw(out: Path, models: dict[str, str]) -> None:
+    """Draw the curves: the truth against steps and against the KL, the proxy against the KL, and the best of n."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(2, len(ONLINE_ALGORITHMS) + 1, figsize=(16, 9))
+    colors = dict(zip(models, pyplot.get_cmap("tab20").colors, strict=False))
+    for column, algorithm in enumerate(ONLINE_ALGORITHMS):
+        for name in models:
+            seeds = [read_rows(out / algorithm / f"{name}_{seed}" / "gold.jsonl") for seed in SEEDS]
+            curves = {
+                key: np.mean([[row[key] for row in rows] for rows in seeds], axis=0)
+                for key in ("step", "kl", "gold", "reward")
+            }
+            style: dict[str, Any] = {"color": colors[name], "label": name, "marker": ".", "linewidth": 1}
+            panels[0, column].plot(curves["step"], curves["gold"], **style)
+            panels[1, column].plot(np.sqrt(np.maximum(curves["kl"], 0)), curves["gold"], **style)
+        panels[0, column].set(
+            xlabel="step", ylabel="true satisfaction of the rollouts", title=algorithm.upper()
+        )
+        panels[1, column].set(xlabel="square root of the KL from the start", ylabel="true satisfaction")
+        if column == 0:
+            panels[0, 0].legend(fontsize=7, ncols=2)
+    curves = json.loads((out / "best" / "summary.json").read_text())["curves"]
+    for name, model in models.items():
+        points = curves[model]
+        numbers, values = ([point[key] for point in points] for key in ("n", "quality"))
+        panels[0, -1].plot(numbers, values, color=colors[name], label=name, marker=".", linewidth=1)
+    panels[0, -1].set(xlabel="samples", ylabel="true satisfaction", xscale="log", title="best of n")
+    for name, (accuracy, values) in scatter(out, models).items():
+        panels[1, -1].scatter(accuracy, values, color=colors[name], s=18)
+    panels[1, -1].set(
+        xlabel="accuracy on labelled pairs", ylabel="true satisfaction after GRPO, unseen persons"
+    )
+    figure.tight_layout()
+    figure.savefig(out / "study.png", dpi=90)
+    pyplot.close(figure)
+
+
+def scatter(out: Path, models: dict[str, str]) -> dict[str, tuple[list[float], list[float]]]:
+    """Accuracy and true satisfaction of unseen persons after GRPO, a point for each seed."""
+    points = {}
+    for name in models:
+        summary = json.loads((out / "scores" / name / "summary.json").read_text())
+        golds = []
+        for seed in SEEDS:
+            texts = texts_of(out / "grpo" / f"{name}_{seed}")
+            golds.append(float(np.mean([row["gold"] for row in texts if row["subset"] == "personal-unseen"])))
+        points[name] = ([summary["accuracy"]] * len(golds), golds)
+    return points
+
+
+def compare(study: Study) -> None:
+    """Correlate, and write `table.md` and `study.png`."""
+    out, models = study.out, models_of(study.out)
+    truth = next(name for name, model in models.items() if model == TRUTH)
+    scores = " ".join(f"{out}/scores/{name}" for name in models if name != truth)
+    behaviour = [f"{out}/best", *(f"{out}/guided/{name}" for name in models)]
+    behaviour += [f"{out}/{kind}/{name}_{seed}" for kind in ALGORITHMS for name in models for seed in SEEDS]
+    start = shlex.join(f"{name}={value:.6f}" for name, value in figures_of_start(out).items())
+    study.run(
+        [
+            (
+                "correlation",
+                f"correlate --scores {scores} --behaviour {' '.join(behaviour)} --figures accuracy --start {start} "
+                f"--plan --out {out}/correlation",
+            )
+        ]
+    )
+    tables = (gate_table(out, truth), model_table(out, models), correlation_table(out))
+    text = "\n\n".join("\n".join(lines) for lines in tables) + "\n"
+    (out / "table.md").write_text(text, encoding="utf-8")
+    draw(out, models)
+    print(
+        f"\n{text}\nwritten: {out / 'table.md'}, {out / 'study.png'}, {out / 'correlation' / 'correlate.png'}"
+    )
+
+
+def main() -> None:
+    """Run the study."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    given = parser.parse_args()
+    study = Study(given.out, given.workers)
+    run_all(study)
+    compare(study)
+
+
+if __name__ == "__main__":
+    main()
