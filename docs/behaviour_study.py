@@ -321,14 +321,8 @@ def run_all(study: Study) -> None:
                 )
                 for name, model in models.items()
             ),
-            (
-                "best",
-                f"best-of-n --samples {out}/samples --rewards {every} {history} --quality {TRUTH} --out {out}/best",
-            ),
-            (
-                "more_best",
-                f"best-of-n --samples {out}/more_samples --rewards {every} {history} --out {out}/more_best",
-            ),
+            ("best", f"best-of-n --samples {out}/samples {rewarded} --quality {TRUTH} --out {out}/best"),
+            ("more_best", f"best-of-n --samples {out}/more_samples {rewarded} --out {out}/more_best"),
             *((name, look_at(out, f"{start}/model", name)) for name in ("start_as_it_is", "start_exchanged")),
         ]
     )
