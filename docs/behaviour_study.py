@@ -48,12 +48,12 @@ POSTS = 6
 SEEDS = (0, 1)
 QUIET = "log.tensorboard=false log.plot=false"
 
-# The policy: half a million parameters and a tokenizer of words.
-POLICY = Recipe(hidden_size=64, intermediate_size=192, layers=2, heads=2, vocab_size=8192, profiles=4)
+# The policy: a quarter of a million parameters and a tokenizer of the most frequent words.
+POLICY = Recipe(hidden_size=64, intermediate_size=192, layers=2, heads=2, vocab_size=2048, profiles=4)
 HELD_OUT = 8  # of the forty persons of the training part: by them settings of policies were chosen
 ROWS = 32_000  # of its supervised training
 SFT = (
-    f"configs/rl/sft.py profile_posts={POSTS} batch.prompts=16 steps=1990 optimizer.learning_rate=5e-3 "
+    f"configs/rl/sft.py profile_posts={POSTS} batch.prompts=16 steps=1500 optimizer.learning_rate=5e-3 "
     f"optimizer.warmup_share=0.03 checkpoint.every=400 {QUIET}"
 )
 
@@ -204,7 +204,7 @@ def prepare(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     train, more = personas.load("train"), personas.load("train-more-wording")
     generic = personas.load("generic-train")
-    make_policy(out / "untrained", [*train, *more])
+    make_policy(out / "untrained", train)
     make_start(out / "untrained_reward", [*train, *more, *generic], REWARDS)
     labelled = shown_rows(training_pairs([*train, *more], generic, REWARDS))
     for of_ten in {share for share, _ in TRAINED.values()}:
@@ -218,9 +218,7 @@ def prepare(out: Path) -> None:
     write(out / "prompts.jsonl", shown_rows(prompts))
     write(out / "held.jsonl", shown_rows(some_of_each((one for one in train if one.user_id in held), 16)))
     draws = random.Random(0)
-    answers = shown_rows(
-        training_pairs([one for one in (*train, *more) if one.user_id not in held], [], POLICY)
-    )
+    answers = shown_rows(training_pairs([one for one in train if one.user_id not in held], [], POLICY))
     draws.shuffle(answers)
     answers = answers[:ROWS]
     for row in answers[
@@ -251,7 +249,7 @@ def make_policy(folder: Path, comparisons: Sequence[Comparison]) -> None:
         seen = visible(one, profile_posts=10, protocol=TextProtocol.DEFAULT)
         texts.update((message.content, None) for message in seen.prefix_messages)
         texts.update((response, None) for response in seen.responses)
-    train_word_tokenizer(texts, folder, vocab_size=POLICY.vocab_size)
+    train_word_tokenizer(texts, folder, vocab_size=POLICY.vocab_size, splits_words=False)
     tokenizer = load_tokenizer(folder)
     raw = config_json(POLICY, vocab_size=tokenizer.vocab_size, pad_token_id=tokenizer.pad_token_id)
     raw |= {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "tie_word_embeddings": True}
@@ -404,8 +402,7 @@ def texts_of(run: Path) -> list[dict[str, Any]]:
 
 def told(values: Sequence[float], users: Sequence[str]) -> str:
     """A mean with its 95 % interval over persons."""
-    interval = mean_interval(np.asarray(values), users)
-    return f"{np.mean(values):+.3f} {in_brackets((interval.low, interval.high))}"
+    return f"{np.mean(values):+.3f} {in_brackets(mean_interval(np.asarray(values), users).to_json()['ci95'])}"
 
 
 def in_brackets(ends: Sequence[float] | None, form: str = "+.3f") -> str:
@@ -489,7 +486,7 @@ def draw(out: Path, models: dict[str, str]) -> None:
     from matplotlib import pyplot
 
     figure, panels = pyplot.subplots(2, len(ONLINE_ALGORITHMS) + 1, figsize=(16, 9))
-    colors = dict(zip(models, pyplot.get_cmap("tab20").colors, strict=False))
+    colors = {name: pyplot.get_cmap("tab20")(number) for number, name in enumerate(models)}
     for column, algorithm in enumerate(ONLINE_ALGORITHMS):
         for name in models:
             seeds = [read_rows(out / algorithm / f"{name}_{seed}" / "gold.jsonl") for seed in SEEDS]

@@ -1,7 +1,7 @@
 """Choose the next token from logits: rules that are arrays, so that a change of a number compiles nothing.
 
 The rules work in the order of transformers: repetition penalty, temperature, top-k, top-p, min-p. The token is drawn by
-the Gumbel-max trick with a key of its own for each row and step.
+inverting the distribution function at one random number, with a key of its own for each row and step.
 """
 
 from __future__ import annotations
@@ -63,20 +63,56 @@ def choose(logits: jax.Array, keys: jax.Array, seen: jax.Array, rules: Rules) ->
       rules: how.
     """
     greedy = jnp.broadcast_to(rules.temperature, logits.shape[:-1]) == 0
-    model = logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     kept = filtered(logits, seen, rules)
-
-    def draw(x: jax.Array) -> jax.Array:
-        noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[-1:], jnp.float32))(keys.reshape(-1))
-        return jnp.where(greedy[..., None], x, x + noise.reshape(x.shape))
-
-    token = jnp.argmax(lax.cond(greedy.all(), lambda x: x, draw, kept), axis=-1).astype(jnp.int32)
+    best = first_largest(kept)
+    top = kept.max(axis=-1, keepdims=True)
+    weights = jnp.exp(kept - top)
+    total = weights.sum(axis=-1)
+    token = lax.cond(greedy.all(), lambda: best, lambda: jnp.where(greedy, best, _inverted(weights, keys)))
 
     def at_token(x: jax.Array) -> jax.Array:
         return jnp.take_along_axis(x, token[..., None], axis=-1)[..., 0]
 
-    drawn = at_token(kept) - jax.nn.logsumexp(kept, axis=-1)
-    return Chosen(token, at_token(model), jnp.where(greedy, 0.0, drawn))
+    drawn = at_token(kept) - top[..., 0] - jnp.log(total)
+    logprob = at_token(logits) - jax.nn.logsumexp(logits, axis=-1)
+    return Chosen(token, logprob, jnp.where(greedy, 0.0, drawn))
+
+
+def first_largest(x: jax.Array) -> jax.Array:
+    """As :func:`jax.numpy.argmax` over the last axis, int32, in plain maxima: XLA for CPUs runs these in parallel."""
+    places = lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
+    is_largest = (x == x.max(axis=-1, keepdims=True)) | (x != x)  # the first NaN, where there is one
+    return jnp.where(is_largest, places, x.shape[-1]).min(axis=-1)
+
+
+_BLOCK = 128
+"""Weights are summed up in blocks, of which one is searched: sums over a whole vocabulary are never written."""
+
+
+def _inverted(weights: jax.Array, keys: jax.Array) -> jax.Array:
+    """Draw one token a row with a probability in proportion to its weight, [B, S, V]; never one of weight 0."""
+    rows, vocab = keys.size, weights.shape[-1]
+    padded = jnp.pad(weights.reshape(rows, vocab), ((0, 0), (0, -vocab % _BLOCK)))
+    blocks = padded.reshape(rows, -1, _BLOCK)
+    of_blocks = blocks.sum(axis=-1)
+    until = jnp.cumsum(of_blocks, axis=-1)
+    uniform = jax.vmap(lambda key: jax.random.uniform(key, (), jnp.float32))(keys.reshape(-1))
+    target = uniform * until[:, -1]
+    block = _first_beyond(until, of_blocks, target)
+    before = jnp.where(
+        block > 0, jnp.take_along_axis(until, jnp.maximum(block - 1, 0)[:, None], axis=1)[:, 0], 0.0
+    )
+    chosen = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    token = block * _BLOCK + _first_beyond(jnp.cumsum(chosen, axis=-1), chosen, target - before)
+    return token.reshape(keys.shape)
+
+
+def _first_beyond(until: jax.Array, weights: jax.Array, target: jax.Array) -> jax.Array:
+    """The first place with a weight above 0 whose sum `until` there is above the target; the last such weight else."""
+    places = lax.broadcasted_iota(jnp.int32, weights.shape, 1)
+    real = weights > 0  # rounding may put a target beyond the last sum, or a sum of nothing beyond the target
+    first = jnp.where(real & (until > target[:, None]), places, weights.shape[1]).min(axis=1)
+    return jnp.minimum(first, jnp.where(real, places, 0).max(axis=1))
 
 
 def filtered(logits: jax.Array, seen: jax.Array, rules: Rules) -> jax.Array:

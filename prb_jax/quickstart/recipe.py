@@ -139,26 +139,30 @@ def starting_weights(params: Params) -> Params:
     return {**params, "embed": 0.05 * params["embed"], "score": 5.0 * params["score"]}
 
 
-def train_word_tokenizer(texts: Iterable[str], folder: Path, *, vocab_size: int) -> None:
+def train_word_tokenizer(
+    texts: Iterable[str], folder: Path, *, vocab_size: int, splits_words: bool = True
+) -> None:
     """Learn a tokenizer from `texts` and write it to `folder` in the Hugging Face layout; the same texts give the same
     ids.
 
     Words and punctuation marks, in lower case and without the blanks between them; each frequent word is one token, a
-    rare one several (BPE within words). What the prompt writes around the profile and each of its posts is one token
-    too. So a conversation has as few tokens as it has words.
+    rare one several (BPE within words), or unknown where words are not split. What the prompt writes around the profile
+    and each of its posts is one token too. So a conversation has as few tokens as it has words.
     """
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     headings = "|".join(re.escape(heading.lower()) for heading in (*PROFILE_HEADINGS, QUESTION_HEADING))
     post = r"post \d+( \(category: [^()\n]*\))?:\n"
-    backend = Tokenizer(models.BPE(unk_token=UNKNOWN))
+    model = models.BPE(unk_token=UNKNOWN) if splits_words else models.WordLevel(unk_token=UNKNOWN)
+    backend = Tokenizer(model)
     backend.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])  # pyright: ignore[reportAttributeAccessIssue]
     backend.pre_tokenizer = pre_tokenizers.Split(  # pyright: ignore[reportAttributeAccessIssue]
         Regex(rf"{headings}|{post}|\w+|[^\w\s]"), "removed", invert=True
     )
     special = [PAD, UNKNOWN, END, *ROLES]
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=special, show_progress=False)
+    kind = trainers.BpeTrainer if splits_words else trainers.WordLevelTrainer
+    trainer = kind(vocab_size=vocab_size, special_tokens=special, show_progress=False)
     backend.train_from_iterator(texts, trainer)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 import prb_jax as prb
-from prb_jax.generation.choose import Rules, choose, filtered
+from prb_jax.generation.choose import Rules, _first_beyond, choose, filtered, first_largest
 from prb_jax.generation.rules import SampleOptions
 
 VOCABULARY = 97
@@ -91,6 +91,34 @@ def test_draws_have_the_distribution_and_greedy_is_a_temperature() -> None:
     assert (np.asarray(half.token)[0, ::2] == logits[0, 0].argmax()).all()
     np.testing.assert_array_equal(np.asarray(half.token)[0, 1::2], tokens[1::2])  # neighbours change nothing
     assert (np.asarray(half.sampled_logprob)[0, ::2] == 0).all()
+
+
+def test_draws_over_many_blocks_never_take_what_a_rule_removed() -> None:
+    likely = {3: 0.5, 127: 0.2, 128: 0.1, 700: 0.15, 999: 0.05}
+    logits = np.full((1, 20_000, 1000), -20.0, np.float32)
+    for token, probability in likely.items():
+        logits[..., token] = np.log(probability)
+    keys = jax.random.split(jax.random.key(1), 20_000)[None]
+    token = np.asarray(
+        choose(jnp.asarray(logits), keys, np.zeros(logits.shape, bool), Rules(min_p=0.01)).token
+    )
+    counts = [(token == wanted).sum() for wanted in likely]
+    assert sum(counts) == token.size
+    assert stats.chisquare(counts, [token.size * share for share in likely.values()]).pvalue > 0.01
+
+
+def test_a_target_beyond_the_last_sum_takes_the_last_token_that_has_a_weight() -> None:
+    weights = jnp.asarray([[0.0, 1.0, 0.0, 2.0, 0.0]])
+    until = jnp.cumsum(weights, axis=-1)
+    for target, expected in ((-0.1, 1), (0.0, 1), (1.0, 3), (3.0, 3), (3.1, 3)):
+        assert int(_first_beyond(until, weights, jnp.asarray([target]))[0]) == expected
+
+
+@pytest.mark.parametrize(
+    "values", [[1.0, 3.0, 3.0, 2.0], [1.0, np.nan, 5.0, np.nan], [-np.inf, -np.inf, -np.inf]]
+)
+def test_the_first_largest_is_that_of_numpy(values: list[float]) -> None:
+    assert int(first_largest(jnp.asarray(values))) == np.argmax(values)
 
 
 @pytest.mark.parametrize(
