@@ -2,7 +2,7 @@
 
     python docs/behaviour_study.py OUT [--workers 2]
 
-A small policy is made from nothing and taught to write, with six posts of the person in the prompt. Twelve reward
+A small policy is made from nothing and taught to write, with six posts of the person in the prompt. Ten reward
 models of differing quality, and the truth, then change what it writes: by choice among 16 samples, by guidance, by
 supervised training on their best samples, by DPO, by GRPO and by PPO. The truth says how much the texts please the
 persons who asked. Every command is printed as it would be typed. So many commands run side by side, each one on a
@@ -68,14 +68,12 @@ PROFILE = f"configs/bt_profile_context.py {SMALL} optimizer.learning_rate=1e-2"
 LESS = "limit=9600"  # what so few steps do not see is not read
 TRAINED = {  # name: how many of ten labels are exchanged in its data, config and settings
     "blind": (0, f"{BLIND} steps=100"),
-    "profile_60": (0, f"{PROFILE} {LESS} steps=60"),
     "profile_100": (0, f"{PROFILE} {LESS} steps=100"),
     "profile_400": (0, f"{PROFILE} steps=400"),
     "profile_800": (0, f"{PROFILE} steps=800"),
     "two_posts": (0, f"{PROFILE} {LESS} steps=150 profile_posts=2"),
     "noisy_2": (2, f"{PROFILE} {LESS} steps=150"),
     "noisy_4": (4, f"{PROFILE} {LESS} steps=150"),
-    "opposite": (10, f"{PROFILE} {LESS} steps=60"),
 }
 METHOD, SHOTS, BACKBONE = "offset", 16, "profile_400"
 FITTED = "sixteen_shots"
@@ -88,20 +86,23 @@ DRAWN = (
     f"profile_posts={POSTS} rollout.n=8 rollout.temperature=1 rollout.max_new_tokens={TOKENS} scoring.empty=0 "
     f"watch.gold={TRUTH} {QUIET}"
 )
-ONLINE = (
+DRAWING = (
     "configs/rl/profile_in_prompt.py tuning=full kl.estimator=k3 kl.place=loss kl.coefficient=0.02 batch.prompts=16 "
-    "batch.minibatch=16 batch.epochs=1 optimizer.warmup_share=0.05 optimizer.learning_rate=6e-4 steps=100 "
-    f"watch.every=10 checkpoint.every=50 {DRAWN}"
+    "batch.minibatch=16 batch.epochs=1 optimizer.warmup_share=0.05 optimizer.learning_rate=6e-4 steps=80 "
+    f"watch.every=10 checkpoint.every=40 {DRAWN}"
 )
-ONLINE_ALGORITHMS = ("grpo", "ppo")
-AS_IT_IS = f"{ONLINE} algorithm=grpo optimizer.learning_rate=0.0 steps=1 watch.every=1"
+ONLINE = {
+    "grpo": f"{DRAWING} algorithm=grpo",
+    "ppo": f"{DRAWING} algorithm=ppo advantage.lam=1 value.trunk=shared",
+}
+AS_IT_IS = f"{DRAWING} algorithm=grpo optimizer.learning_rate=0.0 steps=1 watch.every=1"
 PROMPTS = 800  # of the training part, with 16 samples each, for what is trained on chosen samples
 OFFLINE = {
     "sft": f"configs/rl/sft.py batch.prompts=16 epochs=2 optimizer.learning_rate=1e-3 {DRAWN}",
     "dpo": f"configs/rl/dpo.py tuning=full batch.prompts=16 epochs=2 optimizer.learning_rate=3e-4 {DRAWN}",
 }
 
-ALGORITHMS = (*ONLINE_ALGORITHMS, *OFFLINE)
+ALGORITHMS = ("grpo", "sft", "dpo", "ppo")
 
 Job = tuple[str, str]
 """A name, which is a path in the folder of the study, and a command of `prb`."""
@@ -342,37 +343,36 @@ def look_at(out: Path, model: str, name: str) -> str:
 
 def behaviours(out: Path, models: dict[str, str]) -> list[Job]:
     """The commands that change what the policy writes, first of all by the truth."""
-    jobs = []
     order = sorted(models, key=lambda name: models[name] != TRUTH)
-    for seed in SEEDS:
+
+    def trained(algorithm: str, seed: int) -> list[Job]:
+        jobs = []
         for name in order:
-            shared = (
-                f"model={out}/start/model reward={models[name]} watch.data={out}/asked.jsonl seed={seed} "
-                f"{history_of(out, name, 'scoring.history=')}"
-            )
-            for algorithm in ONLINE_ALGORITHMS:
-                folder = f"{algorithm}/{name}_{seed}"
-                data = f"data={out}/prompts.jsonl"
-                jobs.append(
-                    (folder, f"ppo {ONLINE} algorithm={algorithm} {data} {shared} --out {out}/{folder}")
+            folder = f"{algorithm}/{name}_{seed}"
+            data = f"{out}/prompts.jsonl" if algorithm in ONLINE else f"{out}/pairs/{name}/pairs.jsonl"
+            jobs.append(
+                (
+                    folder,
+                    f"ppo {(ONLINE | OFFLINE)[algorithm]} model={out}/start/model data={data} reward={models[name]} "
+                    f"{history_of(out, name, 'scoring.history=')} watch.data={out}/asked.jsonl seed={seed} "
+                    f"--out {out}/{folder}",
                 )
-            for algorithm, settings in OFFLINE.items():
-                folder = f"{algorithm}/{name}_{seed}"
-                data = f"data={out}/pairs/{name}/pairs.jsonl"
-                jobs.append((folder, f"ppo {settings} {data} {shared} --out {out}/{folder}"))
-    for name in order:
-        jobs.append(
-            (
-                f"guided/{name}",
-                f"guide {out}/start --reward {models[name]} {history_of(out, name, '--history ')} "
-                f"--data {out}/asked.jsonl {SHOWN} --chunk 16 --candidates 4 --temperature 1 --weight 1000 "
-                f"--quality {TRUTH} --out {out}/guided/{name}",
             )
+        return jobs
+
+    guided = [
+        (
+            f"guided/{name}",
+            f"guide {out}/start --reward {models[name]} {history_of(out, name, '--history ')} "
+            f"--data {out}/asked.jsonl {SHOWN} --chunk 16 --candidates 4 --temperature 1 --weight 1000 "
+            f"--quality {TRUTH} --out {out}/guided/{name}",
         )
+        for name in order
+    ]
+    jobs = [job for seed in SEEDS for algorithm in ALGORITHMS for job in trained(algorithm, seed)]
     truth = order[0]
     look = f"{truth}_exchanged"
-    jobs.append((look, look_at(out, f"{out}/grpo/{truth}_0/model", look)))
-    return jobs
+    return [*guided, *jobs, (look, look_at(out, f"{out}/grpo/{truth}_0/model", look))]
 
 
 def figures_of_start(out: Path) -> dict[str, float]:
@@ -385,7 +385,7 @@ def figures_of_start(out: Path) -> dict[str, float]:
     means = {part: float(np.mean([row["gold"] for row in members])) for part, members in parts.items()}
     start = {f"{name} gold, {part}": mean for name in ALGORITHMS for part, mean in means.items()}
     (drawn,) = read_rows(out / "start_as_it_is" / "gold.jsonl")
-    start |= {f"{name} gold": drawn["gold"] for name in ONLINE_ALGORITHMS}
+    start |= {f"{name} gold": drawn["gold"] for name in ONLINE}
     any_sample = json.loads((out / "best" / "summary.json").read_text())["curves"]["random"][0]["quality"]
     return start | {"guided quality": any_sample}
 
@@ -485,9 +485,9 @@ def draw(out: Path, models: dict[str, str]) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(2, len(ONLINE_ALGORITHMS) + 1, figsize=(16, 9))
+    figure, panels = pyplot.subplots(2, len(ONLINE) + 1, figsize=(16, 9))
     colors = {name: pyplot.get_cmap("tab20")(number) for number, name in enumerate(models)}
-    for column, algorithm in enumerate(ONLINE_ALGORITHMS):
+    for column, algorithm in enumerate(ONLINE):
         for name in models:
             seeds = [read_rows(out / algorithm / f"{name}_{seed}" / "gold.jsonl") for seed in SEEDS]
             curves = {
