@@ -369,10 +369,16 @@ def behaviours(out: Path, models: dict[str, str]) -> list[Job]:
         )
         for name in order
     ]
+    accuracy = (
+        "policy_accuracy",
+        f"policy-accuracy {out}/start --rewards {' '.join(models.values())} --history {out}/history.jsonl "
+        f"--data {out}/test.jsonl --limit 200 --candidates 0 --score seq_score --profile-posts {POSTS} "
+        f"--out {out}/policy_accuracy",
+    )
     jobs = [job for seed in SEEDS for algorithm in ALGORITHMS for job in trained(algorithm, seed)]
     truth = order[0]
     look = f"{truth}_exchanged"
-    return [*guided, *jobs, (look, look_at(out, f"{out}/grpo/{truth}_0/model", look))]
+    return [*guided, accuracy, *jobs, (look, look_at(out, f"{out}/grpo/{truth}_0/model", look))]
 
 
 def figures_of_start(out: Path) -> dict[str, float]:
@@ -437,10 +443,11 @@ def gate_table(out: Path, truth: str) -> list[str]:
 
 def model_table(out: Path, models: dict[str, str]) -> list[str]:
     """Accuracy and every behaviour of each reward model."""
-    runs = [out / "best", *(out / "guided" / name for name in models)]
+    runs = [out / "best", out / "policy_accuracy", *(out / "guided" / name for name in models)]
     runs += [out / kind / f"{name}_{seed}" for kind in ALGORITHMS for name in models for seed in SEEDS]
     figures = [figure for run in runs for figure in read_behaviour(run)]
-    behaviour = {"best of 16": "best-of-16", "guided": "guided quality"}
+    behaviour = {"policy accuracy": "policy accuracy (seq_score)", "best of 16": "best-of-16"}
+    behaviour["guided"] = "guided quality"
     behaviour |= {kind.upper(): f"{kind} gold, personal-unseen" for kind in ALGORITHMS}
     heads = ["reward model", "accuracy, seen", "unseen", *behaviour]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
@@ -506,7 +513,7 @@ def draw(out: Path, models: dict[str, str]) -> None:
     curves = json.loads((out / "best" / "summary.json").read_text())["curves"]
     for name, model in models.items():
         points = curves[model]
-        numbers, values = ([point[key] for point in points] for key in ("n", "quality"))
+        numbers, values = ([point[key] for point in points] for key in ("k", "quality"))
         panels[0, -1].plot(numbers, values, color=colors[name], label=name, marker=".", linewidth=1)
     panels[0, -1].set(xlabel="samples", ylabel="true satisfaction", xscale="log", title="best of n")
     for name, (accuracy, values) in scatter(out, models).items():
@@ -537,7 +544,7 @@ def compare(study: Study) -> None:
     out, models = study.out, models_of(study.out)
     truth = next(name for name, model in models.items() if model == TRUTH)
     scores = " ".join(f"{out}/scores/{name}" for name in models if name != truth)
-    behaviour = [f"{out}/best", *(f"{out}/guided/{name}" for name in models)]
+    behaviour = [f"{out}/best", f"{out}/policy_accuracy", *(f"{out}/guided/{name}" for name in models)]
     behaviour += [f"{out}/{kind}/{name}_{seed}" for kind in ALGORITHMS for name in models for seed in SEEDS]
     start = shlex.join(f"{name}={value:.6f}" for name, value in figures_of_start(out).items())
     study.run(

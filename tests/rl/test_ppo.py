@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 import prb_jax as prb
 from prb_jax.cli import main
+from prb_jax.generation.rules import SampleOptions
 from prb_jax.rl.rollouts import encode_pairs
 from prb_jax.rl.settings import load_ppo_settings
 from prb_jax.text.view import View
@@ -136,6 +137,37 @@ def test_each_algorithm_solves_a_bandit(model: Path, tmp_path: Path, algorithm: 
     rewards = [row["reward"] for row in metrics(tmp_path / "run")]
     assert rewards[0] < 0.6
     assert np.mean(rewards[-5:]) > 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algorithm", "changes"),
+    [("sft", {"steps": 40}), ("dpo", {"steps": 160, "optimizer.learning_rate": 3e-3, "loss.dpo_beta": 0.02})],
+)
+def test_what_is_distilled_from_samples_solves_a_bandit(
+    model: Path, tmp_path: Path, algorithm: str, changes: dict[str, Any]
+) -> None:
+    """The samples that a reward prefers teach the policy as the reward itself does; the optimum is 1."""
+    data, options = (
+        str(write_rows(tmp_path / "prompts.jsonl", 512)),
+        SampleOptions(n=16, max_new_tokens=1, seed=1),
+    )
+    (tmp_path / "mine.py").write_text(
+        f"def letter(comparison):\n    return [float({LETTER!r} in text) for text in comparison.responses]\n"
+    )
+    reward = f"{tmp_path}/mine.py:letter"
+
+    def share(policy: Path, out: Path) -> float:
+        prb.sample_data(policy, data, out=out, options=options, progress=False)
+        lines = (out / "samples.jsonl").read_text().splitlines()
+        return float(np.mean([LETTER in json.loads(line)["text"] for line in lines]))
+
+    assert share(model, tmp_path / "samples") < 0.6
+    prb.best_of_n(tmp_path / "samples", [reward], out=tmp_path / "best", progress=False)
+    pairs = str(prb.distil(tmp_path / "best", out=tmp_path / "pairs").path)
+    given = without_rollouts(settings(model)) | {"algorithm": algorithm, "data": pairs, "batch.prompts": 16}
+    prb.ppo({**given, "checkpoint.every": 200, **changes}, out=tmp_path / "run", progress=False)
+    assert share(tmp_path / "run", tmp_path / "after") > 0.95
 
 
 @pytest.mark.slow
