@@ -45,7 +45,6 @@ from prb_jax.text.visible import TextProtocol, visible
 
 TRUTH = "baseline:persona-truth"
 POSTS = 6
-SEEDS = (0, 1)
 QUIET = "log.tensorboard=false log.plot=false"
 
 # The policy: a quarter of a million parameters and a tokenizer of the most frequent words.
@@ -98,11 +97,12 @@ ONLINE = {
 AS_IT_IS = f"{DRAWING} algorithm=grpo optimizer.learning_rate=0.0 steps=1 watch.every=1"
 PROMPTS = 800  # of the training part, with 16 samples each, for what is trained on chosen samples
 OFFLINE = {
-    "sft": f"configs/rl/sft.py batch.prompts=16 epochs=2 optimizer.learning_rate=1e-3 {DRAWN}",
-    "dpo": f"configs/rl/dpo.py tuning=full batch.prompts=16 epochs=2 optimizer.learning_rate=3e-4 {DRAWN}",
+    "sft": f"configs/rl/sft.py batch.prompts=16 steps=100 optimizer.learning_rate=1e-3 {DRAWN}",
+    "dpo": f"configs/rl/dpo.py tuning=full batch.prompts=16 steps=100 optimizer.learning_rate=3e-4 {DRAWN}",
 }
 
-ALGORITHMS = ("grpo", "sft", "dpo", "ppo")
+SEEDS = {"grpo": (0, 1), "sft": (0,), "dpo": (0,), "ppo": (0, 1)}
+"""Of each algorithm; the seed of SFT and DPO decides the order of their data alone."""
 
 Job = tuple[str, str]
 """A name, which is a path in the folder of the study, and a command of `prb`."""
@@ -375,7 +375,8 @@ def behaviours(out: Path, models: dict[str, str]) -> list[Job]:
         f"--data {out}/test.jsonl --limit 200 --candidates 0 --score seq_score --profile-posts {POSTS} "
         f"--out {out}/policy_accuracy",
     )
-    jobs = [job for seed in SEEDS for algorithm in ALGORITHMS for job in trained(algorithm, seed)]
+    repetitions = [(seed, kind) for seed in (0, 1) for kind, seeds in SEEDS.items() if seed in seeds]
+    jobs = [job for seed, kind in repetitions for job in trained(kind, seed)]
     truth = order[0]
     look = f"{truth}_exchanged"
     return [*guided, accuracy, *jobs, (look, look_at(out, f"{out}/grpo/{truth}_0/model", look))]
@@ -389,7 +390,7 @@ def figures_of_start(out: Path) -> dict[str, float]:
         for subset in sorted({row["subset"] for row in rows})
     }
     means = {part: float(np.mean([row["gold"] for row in members])) for part, members in parts.items()}
-    start = {f"{name} gold, {part}": mean for name in ALGORITHMS for part, mean in means.items()}
+    start = {f"{name} gold, {part}": mean for name in SEEDS for part, mean in means.items()}
     (drawn,) = read_rows(out / "start_as_it_is" / "gold.jsonl")
     start |= {f"{name} gold": drawn["gold"] for name in ONLINE}
     any_sample = json.loads((out / "best" / "summary.json").read_text())["curves"]["random"][0]["quality"]
@@ -444,11 +445,13 @@ def gate_table(out: Path, truth: str) -> list[str]:
 def model_table(out: Path, models: dict[str, str]) -> list[str]:
     """Accuracy and every behaviour of each reward model."""
     runs = [out / "best", out / "policy_accuracy", *(out / "guided" / name for name in models)]
-    runs += [out / kind / f"{name}_{seed}" for kind in ALGORITHMS for name in models for seed in SEEDS]
+    runs += [
+        out / kind / f"{name}_{seed}" for kind, seeds in SEEDS.items() for name in models for seed in seeds
+    ]
     figures = [figure for run in runs for figure in read_behaviour(run)]
     behaviour = {"policy accuracy": "policy accuracy (seq_score)", "best of 16": "best-of-16"}
     behaviour["guided"] = "guided quality"
-    behaviour |= {kind.upper(): f"{kind} gold, personal-unseen" for kind in ALGORITHMS}
+    behaviour |= {kind.upper(): f"{kind} gold, personal-unseen" for kind in SEEDS}
     heads = ["reward model", "accuracy, seen", "unseen", *behaviour]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name in models:
@@ -496,7 +499,9 @@ def draw(out: Path, models: dict[str, str]) -> None:
     colors = {name: pyplot.get_cmap("tab20")(number) for number, name in enumerate(models)}
     for column, algorithm in enumerate(ONLINE):
         for name in models:
-            seeds = [read_rows(out / algorithm / f"{name}_{seed}" / "gold.jsonl") for seed in SEEDS]
+            seeds = [
+                read_rows(out / algorithm / f"{name}_{seed}" / "gold.jsonl") for seed in SEEDS[algorithm]
+            ]
             curves = {
                 key: np.mean([[row[key] for row in rows] for rows in seeds], axis=0)
                 for key in ("step", "kl", "gold", "reward")
@@ -532,7 +537,7 @@ def scatter(out: Path, models: dict[str, str]) -> dict[str, tuple[list[float], l
     for name in models:
         summary = json.loads((out / "scores" / name / "summary.json").read_text())
         golds = []
-        for seed in SEEDS:
+        for seed in SEEDS["grpo"]:
             texts = texts_of(out / "grpo" / f"{name}_{seed}")
             golds.append(float(np.mean([row["gold"] for row in texts if row["subset"] == "personal-unseen"])))
         points[name] = ([summary["accuracy"]] * len(golds), golds)
@@ -545,7 +550,9 @@ def compare(study: Study) -> None:
     truth = next(name for name, model in models.items() if model == TRUTH)
     scores = " ".join(f"{out}/scores/{name}" for name in models if name != truth)
     behaviour = [f"{out}/best", f"{out}/policy_accuracy", *(f"{out}/guided/{name}" for name in models)]
-    behaviour += [f"{out}/{kind}/{name}_{seed}" for kind in ALGORITHMS for name in models for seed in SEEDS]
+    behaviour += [
+        f"{out}/{kind}/{name}_{seed}" for kind, seeds in SEEDS.items() for name in models for seed in seeds
+    ]
     start = shlex.join(f"{name}={value:.6f}" for name, value in figures_of_start(out).items())
     study.run(
         [
