@@ -236,7 +236,8 @@ def _attend_head_backward(
         inner: float32 [blocks, rows], the inner product of output and ``pulled``.
     """
     _, head_dim, rows = q.shape
-    turned_k = k.T
+    # Where there is one block, XLA would turn the product instead of its factor, into one that CPUs lack in bfloat16.
+    turned_k = lax.optimization_barrier(k.T)
 
     def block(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         to_q, to_k, to_v = carry
