@@ -26,7 +26,7 @@ from prb_jax.processes.sharing import process_index
 from prb_jax.rl.learner import Learner
 from prb_jax.rl.rewards import Reward
 from prb_jax.rl.rollouts import Rollouts, Sampler
-from prb_jax.rl.sections import WatchSettings
+from prb_jax.rl.sections import LABELLED, WatchSettings
 from prb_jax.runs.behaviour import REPETITION, Figure, cluster_of, figure_of, pool, write_behaviour
 from prb_jax.training.logs import StepFile
 
@@ -116,7 +116,10 @@ class Watch:
         if not (gold or held_out):
             return
         chosen = {name: value for name, value in inputs["settings"].items() if name != "seed"}
-        kept = {name: value for name, value in inputs.items() if name not in ("reward", "versions")}
+        # The pairs that a reward chose (`prb distil`) differ with the reward: they are no setting of the comparison.
+        chosen_by_reward = ("data",) if algorithm in LABELLED and reward is not None else ()
+        left_out = ("reward", "versions", *chosen_by_reward)
+        kept = {name: value for name, value in inputs.items() if name not in left_out}
         labels = {"name": "labels of the data", "data": inputs["data"]["sources"]}
         identity = labels if reward is None else reward.model_identity()
         setting = {**kept, "settings": chosen, REPETITION: inputs["settings"]["seed"]}
