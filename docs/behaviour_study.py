@@ -417,13 +417,13 @@ def in_brackets(ends: Sequence[float] | None, form: str = "+.3f") -> str:
     return "" if ends is None else f"[{ends[0]:{form}}, {ends[1]:{form}}]"
 
 
-def pooled_cell(figures: Sequence[Figure]) -> str:
+def pooled_cell(figures: Sequence[Figure], form: str = "+.3f") -> str:
     """A figure of all seeds, its 95 % interval over persons, and its value for each seed."""
     whole = pool(figures)
     columns = (np.asarray(column, np.float64)[:, None] for column in (whole.sums, whole.counts))
     (ends,) = pooled(Cells(*columns), draw_weights(len(whole.clusters), draws=2000, seed=0)).intervals()
-    seeds = ", ".join(f"{figure.value:+.3f}" for figure in figures)
-    return f"{whole.value:+.3f} {in_brackets(ends)}" + (f"; {seeds}" if len(figures) > 1 else "")
+    seeds = ", ".join(f"{figure.value:{form}}" for figure in figures)
+    return f"{whole.value:{form}} {in_brackets(ends, form)}" + (f"; {seeds}" if len(figures) > 1 else "")
 
 
 def gate_table(out: Path, truth: str) -> list[str]:
@@ -460,10 +460,9 @@ def model_table(out: Path, models: dict[str, str]) -> list[str]:
         subsets = json.loads((run / "summary.json").read_text())["accuracy_by_subset"]
         of_model = [figure for figure in figures if figure.reward_model == identity]
         cells = [f"`{name}`", *(f"{subsets[f'personal-{who}']:.3f}" for who in ("seen", "unseen"))]
-        cells += [
-            pooled_cell([figure for figure in of_model if figure.name == wanted])
-            for wanted in behaviour.values()
-        ]
+        for wanted in behaviour.values():
+            form = ".3f" if wanted.startswith("policy accuracy") else "+.3f"
+            cells.append(pooled_cell([figure for figure in of_model if figure.name == wanted], form))
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
