@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from prb_jax.checkpoints.load import abstract_params, load_params
 from prb_jax.generation.policy import bare_policy
@@ -96,23 +97,16 @@ class Learner(Trainer):
             tokenizer=self.policy.tokenizer,
             tokenizer_folder=opened.tokenizer_folder.path,
             identity=identity,
-            load=lambda mesh: self._read_weights(),
+            load=self._read_weights,
         )
         super().__init__(settings, start, make_policy_step(self.actor), self.actor.split)
-        self._reference: Params | None = None
         self._look = make_look(self.actor, self.program)
 
-    def _read_weights(self) -> Params:
+    def _read_weights(self, mesh: Mesh) -> Params:
         config = self.actor.config
         dtype = jnp.dtype("float32") if self.settings.tuning == "full" else self.actor.dtype
-        shardings = parameter_shardings(abstract_params(config), self.mesh)
-        params = load_params(self._opened.folder.path, config, dtype=dtype, shardings=shardings).params
-        if self.settings.tuning == "full" and self.settings.algorithm != "sft":
-            self._reference = reference_of(params, self.actor.dtype)
-        return params
-
-    def _load_frozen(self) -> None:
-        self._load()  # the reference is no part of a checkpoint
+        shardings = parameter_shardings(abstract_params(config), mesh)
+        return load_params(self._opened.folder.path, config, dtype=dtype, shardings=shardings).params
 
     def _more(self, *, adapter: bool = False) -> Write:
         name = "generation_config.json"
@@ -149,7 +143,7 @@ class Learner(Trainer):
             reads = self._read(part, batch.trees, columns)
             with compiling(self._look, *batch_sizes(part.batch)):
                 placed = self.program.place(part.batch, reads)
-                found = self._look(self.state, self.frozen, self._reference, *placed)
+                found = self._look(self.state, self.frozen, *placed)
             for whole, of_part in zip((logprobs, reference, values), map(np.asarray, found), strict=True):
                 for members, view in _views(of_part, part, responses):
                     whole[members] = view
@@ -244,27 +238,17 @@ def _targets(batch: Rollouts, rows: np.ndarray, settings: PpoSettings) -> Target
     )
 
 
-def reference_of(params: Params, dtype: jnp.dtype) -> Params:
-    """Return the starting weights, rounded only where a forward pass rounds them anyway: the matrices of the layers."""
-    if dtype == jnp.float32:
-        return params
-    layers = {name: leaf.astype(dtype) if leaf.ndim == 3 else leaf for name, leaf in params["layers"].items()}
-    return {**params, "layers": layers}
-
-
 def make_look(actor: Actor, step: TrainStep) -> Callable[..., Any]:
-    """Return (state, frozen, reference, batch, reads) -> log-probabilities, those of the reference, and values."""
+    """Return (state, frozen, batch, reads) -> log-probabilities, those of the reference, and values."""
     settings = actor.settings
-    full = settings.tuning == "full"
-    reference_shardings = parameter_shardings(abstract_params(actor.config), actor.mesh) if full else None
 
-    def look(state: TrainState, frozen: Params, reference: Params | None, batch: Batch, reads: Reads) -> Any:
+    def look(state: TrainState, frozen: Params, batch: Batch, reads: Reads) -> Any:
         def read(params: Params) -> tuple[jax.Array, jax.Array]:
             states = token_states(actor, params, batch, reads)
             return states, token_logprobs(actor, params, states, reads)[0]
 
         inputs = step.inputs(state)
-        states, under_reference = read(frozen if reference is None else reference)
+        states, under_reference = read(frozen)  # the reference
         logprobs = under_reference
         if settings.algorithm != "dpo":
             states, logprobs = read(merge(inputs[POLICY], frozen))
@@ -274,6 +258,6 @@ def make_look(actor: Actor, step: TrainStep) -> Callable[..., Any]:
 
     return jax.jit(
         look,
-        in_shardings=(step.state_shardings, step.frozen_shardings, reference_shardings, None, None),
+        in_shardings=(step.state_shardings, step.frozen_shardings, None, None),
         out_shardings=replicated(actor.mesh),
     )

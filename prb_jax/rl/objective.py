@@ -90,13 +90,16 @@ class Actor:
         return wanted_attention(self.mesh, self.dtype, self.settings.attention)
 
     def split(self, params: Params) -> tuple[dict[str, Params], Params]:
-        """Return the arrays that each group starts with, and those that are not trained.
+        """Return the arrays that each group starts with, and those that are not trained: those of the reference.
 
         The reference is the model as it is, so a value function with a trunk of its own shares the frozen weights too.
+        Where everything is trained, the frozen weights are a copy of all; sft needs none.
         """
         settings = self.settings
         lora = settings.lora if settings.tuning == "lora" else None
         trainable, frozen = split_params(params, tuning=settings.tuning, lora=lora, seed=settings.seed)
+        if lora is None and settings.algorithm != "sft":
+            frozen = _reference_of(params, self.dtype)
         sources = {POLICY: trainable}
         if settings.with_values:
             head = {"score": jnp.zeros((params["embed"].shape[1], 1), jnp.float32)}
@@ -108,6 +111,14 @@ class Actor:
                 trunk = init_lora(params, lora, seed=settings.seed + 1)
             sources[VALUE] = {**trunk, **head}
         return sources, frozen
+
+
+def _reference_of(params: Params, dtype: jnp.dtype) -> Params:
+    """The starting weights, rounded only where a forward pass rounds them anyway: the matrices of the layers."""
+    if dtype == jnp.float32:
+        return params
+    layers = {name: leaf.astype(dtype) if leaf.ndim == 3 else leaf for name, leaf in params["layers"].items()}
+    return {**params, "layers": layers}
 
 
 @jax.tree_util.register_dataclass

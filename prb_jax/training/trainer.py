@@ -146,16 +146,11 @@ class Trainer:
         sources, self.frozen = self._split(self.start.load(self.mesh))
         return sources
 
-    def _load_frozen(self) -> None:
-        """Read what a checkpoint does not hold: nothing, where everything is trained."""
-        if self.settings.tuning == "full":
-            self.frozen = {}
-        else:
-            self._load()
-
     def _resume(self, saved: SavedState) -> None:
-        if self.frozen is None:
-            self._load_frozen()
+        if not self.program.frozen_shardings:
+            self.frozen = {}
+        elif self.frozen is None:
+            self._load()
         self.state = {}
         self.state = self.program.resume(from_flat(self._saved, saved.arrays))
 
