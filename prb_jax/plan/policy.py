@@ -143,9 +143,8 @@ def _policy_programs(
     actor = Actor(settings, config, mesh)
     step = make_policy_step(actor)
     weights = abstract_params(config, dtype=jnp.dtype("float32") if full else kind)
-    sources, frozen = jax.eval_shape(actor.split, weights)
-    state = placed(jax.eval_shape(step.init, sources), step.state_shardings)
-    frozen = placed(frozen, step.frozen_shardings)
+    state, frozen = jax.eval_shape(step.begin, weights)
+    state, frozen = placed(state, step.state_shardings), placed(frozen, step.frozen_shardings)
     own_trunk = settings.value.trunk == "own"
     trained, copies = ("weights", "a copy") if full else ("adapters", "adapters")
     value = f"value function ({copies if own_trunk else 'a head'})"

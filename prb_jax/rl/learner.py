@@ -38,9 +38,9 @@ from prb_jax.scoring.batching import Batch, batch_sizes
 from prb_jax.sharding import parameter_shardings, replicated
 from prb_jax.training.data import Order, permutation
 from prb_jax.training.export import Write, copy_file
-from prb_jax.training.microbatches import STEPS_SIMULATED, Microbatch, plan_layout
+from prb_jax.training.microbatches import STEPS_SIMULATED, plan_layout
 from prb_jax.training.start import Start, with_pad_token
-from prb_jax.training.step import TrainState, TrainStep
+from prb_jax.training.step import Microbatch, TrainState, TrainStep
 from prb_jax.training.trainer import Trainer
 from prb_jax.training.weights import merge
 from prb_jax.trees.batches import TreeBatch
@@ -99,7 +99,7 @@ class Learner(Trainer):
             identity=identity,
             load=self._read_weights,
         )
-        super().__init__(settings, start, make_policy_step(self.actor), self.actor.split)
+        super().__init__(settings, start, make_policy_step(self.actor))
         self._look = make_look(self.actor, self.program)
 
     def _read_weights(self, mesh: Mesh) -> Params:

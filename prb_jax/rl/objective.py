@@ -216,6 +216,7 @@ def make_policy_step(actor: Actor) -> TrainStep:
     names = _SUMS.get(settings.algorithm, _ROLLOUT_SUMS)
     return make_train_step(
         loss_of(actor),
+        split=actor.split,
         groups=groups,
         frozen=frozen,
         zero=lambda: Sums({name: jnp.zeros((), jnp.float32) for name in names}),

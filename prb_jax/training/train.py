@@ -19,7 +19,6 @@ from prb_jax.training import PASSES
 from prb_jax.training.config import Config, load_settings
 from prb_jax.training.data import Order, TrainingData, UserOrder, read_training_data
 from prb_jax.training.loop import Loop, TrainResult, open_loop, prepared_ahead, run_steps, write_summary
-from prb_jax.training.microbatches import Microbatch, Microbatches
 from prb_jax.training.record import (
     MODEL,
     TRAINING,
@@ -30,6 +29,7 @@ from prb_jax.training.record import (
     train_inputs,
 )
 from prb_jax.training.start import start_from
+from prb_jax.training.step import Microbatch
 from prb_jax.training.trainer import RewardTrainer
 
 
@@ -85,17 +85,7 @@ def train(
         by_user = settings.batch_by == "user"
         order = UserOrder(examples.known, per_step=per_step, seed=seed) if by_user else None
         order = order or Order(len(examples), per_step, seed)
-        microbatches = Microbatches(
-            examples,
-            order,
-            prompt_tokens=trainer.method.tokens,
-            steps=lengths[0],  # a run that is lengthened keeps its shapes, and so its bits
-            config=start.config,
-            mesh=mesh,
-            streams=trainer.streams,
-            batch=settings.batch,
-            remat=settings.remat,
-        )
+        trainer.plan(examples, order)
         loop = stack.enter_context(open_loop(path, trainer, progress=progress))
         _say_how(loop, lengths, order)
         with loop.speed.pause():
@@ -104,7 +94,7 @@ def train(
         def prepare(step: int) -> tuple[np.ndarray, StepRows, list[Microbatch], int]:
             members = order.step(step)
             rows = trainer.method.rows_of_step(examples.rows, members, step=step)
-            parts = microbatches.of_step(members, rows.slots)
+            parts = trainer.microbatches(examples, members, rows)
             return members, rows, parts, sum(examples.trees[member].tokens for member in members)
 
         ahead = prepared_ahead(prepare, range(loop.step, settings.steps))
