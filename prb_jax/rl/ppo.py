@@ -232,9 +232,9 @@ def ppo(
                 )
             return row
 
-        def step_fn(step: int) -> Callable[[], Mapping[str, float]]:
+        def step_fn(step: int, members: Sequence[int]) -> Callable[[], Mapping[str, float]]:
             learn = learn_from_rollouts if sampler else learn_from_labels
-            row = learn(step, order.step(step).tolist())
+            row = learn(step, members)
             row = {"step": step + 1, "epoch": order.epoch_of(step + 1), **row}
             return lambda: row
 
@@ -245,6 +245,7 @@ def ppo(
         stops = settings.watch.most_kl is not None or settings.watch.window is not None
         run_steps(
             loop,
+            (order.step(step).tolist() for step in range(loop.step, settings.steps)),
             step_fn,
             facts=lambda step: {"kl_coefficient": coefficient},
             reason_to_end=reason if stops else None,

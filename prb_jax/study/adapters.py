@@ -16,7 +16,6 @@ from prb_jax.models.head import is_one_row
 from prb_jax.models.lora import LoraConfig
 from prb_jax.personal.few_shot.choices import Adapter
 from prb_jax.personal.few_shot.lora import AdapterSettings
-from prb_jax.personal.method import StepRows
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.study.embedder import AdaptedRewards, StateFeatures, check_trainable, open_embedder
 from prb_jax.text.view import ViewOptions
@@ -89,8 +88,8 @@ class AdapterTraining:
     model has no weights yet."""
 
     def __init__(self, trainer: RewardTrainer, pairs: Examples) -> None:
-        self._trainer, self._examples = trainer, trainer.encode(pairs)
-        trainer.plan(self._examples, self._order(len(pairs)))
+        self._trainer = trainer
+        trainer.plan(trainer.encode(pairs), self._order(len(pairs)))
 
     def __call__(self, members: np.ndarray, start: Adapter | None = None) -> Adapter:
         """As of :data:`prb_jax.personal.few_shot.choices.AdapterTrainer`; RunError where the loss or its gradient is
@@ -102,10 +101,7 @@ class AdapterTraining:
             trainer.begin_from(start)
         order, finite = self._order(len(members)), []
         for step in range(trainer.settings.steps):
-            step_members = members[order.step(step)]
-            rows = StepRows(np.zeros(0, np.int32), np.zeros(len(step_members), np.int32))
-            parts = trainer.microbatches(self._examples, step_members, rows)
-            finite.append(trainer.step(parts, rows)["finite"])
+            finite.append(trainer.step(trainer.batch(members[order.step(step)], step=step))["finite"])
         if not all(float(np.asarray(one)) for one in finite):
             raise RunError(
                 f"{trainer.start.name}: the loss of an adapter or its gradient is not finite; a lower rate "

@@ -11,7 +11,6 @@ import numpy as np
 
 from prb_jax.data.records import Records
 from prb_jax.models.flops import device_peak
-from prb_jax.personal.method import StepRows
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.sharding import make_mesh
 from prb_jax.text.view import TrainedView
@@ -29,8 +28,7 @@ from prb_jax.training.record import (
     train_inputs,
 )
 from prb_jax.training.start import start_from
-from prb_jax.training.step import Microbatch
-from prb_jax.training.trainer import RewardTrainer
+from prb_jax.training.trainer import RewardTrainer, StepBatch
 
 
 def train(
@@ -91,34 +89,38 @@ def train(
         with loop.speed.pause():
             peak = mesh.size * (1.0 if loop.log is None else device_peak(settings.dtype))
 
-        def prepare(step: int) -> tuple[np.ndarray, StepRows, list[Microbatch], int]:
-            members = order.step(step)
-            rows = trainer.method.rows_of_step(examples.rows, members, step=step)
-            parts = trainer.microbatches(examples, members, rows)
-            return members, rows, parts, sum(examples.trees[member].tokens for member in members)
-
-        ahead = prepared_ahead(prepare, range(loop.step, settings.steps))
+        # One thread makes the next batch while the device works on this one.
+        ahead = prepared_ahead(
+            lambda step: trainer.batch(order.step(step), step=step), range(loop.step, settings.steps)
+        )
         batches = stack.enter_context(contextlib.closing(ahead))
 
-        def step_fn(step: int) -> Callable[[], Mapping[str, float]]:
-            members, rows, parts, tokens = next(batches)
-            metrics = trainer.step(parts, rows)
-            flops = PASSES[settings.tuning] * sum(part.flops for part in parts)
+        def step_fn(step: int, batch: StepBatch) -> Callable[[], Mapping[str, float]]:
+            metrics = trainer.step(batch)
 
             def finish() -> dict[str, float]:
                 values = {name: float(np.asarray(value)) for name, value in metrics.items()}
-                ids = [examples.known[member].id for member in members.tolist()]
+                ids = [examples.known[member].id for member in batch.members.tolist()]
                 remedy = "A lower optimizer.learning_rate, dtype=float32, or other margins may help"
                 loop.check_finite(values, ids, step=step + 1, remedy=remedy)
-                rates = loop.rates(pairs=len(members), tokens=tokens, flops=flops)
+                flops = PASSES[settings.tuning] * batch.flops
+                rates = loop.rates(pairs=len(batch.members), tokens=batch.tokens, flops=flops)
                 mfu = rates.pop("flops_per_second") / peak
                 epoch = order.epoch_of(step + 1)
-                return {"step": step + 1, "epoch": epoch, **values, "tokens": tokens, **rates, "mfu": mfu}
+                return {
+                    "step": step + 1,
+                    "epoch": epoch,
+                    **values,
+                    "tokens": batch.tokens,
+                    **rates,
+                    "mfu": mfu,
+                }
 
             return finish
 
         run_steps(
             loop,
+            batches,
             step_fn,
             facts=lambda step: {"position": order.seen(step)},
             validates_at=lambda step: len(held_out) > 0 and settings.validates_at(step, lengths),

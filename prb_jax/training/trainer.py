@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from prb_jax.checkpoints.array_folder import flat_arrays, from_flat
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import RunError, quote
+from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.accuracy import ScoredRow, outcomes
 from prb_jax.models.attention.choice import STREAM_ATTENTION, trained_stream_attention
 from prb_jax.models.decoder import Params
@@ -143,6 +143,23 @@ class Trainer:
         self.state = self.program.resume(from_flat(self._saved, saved.arrays))
 
 
+@dataclass(frozen=True)
+class StepBatch:
+    """What one step sees, on the host."""
+
+    members: np.ndarray  # int64 [n], its comparisons
+    users: StepRows  # the rows of users that it trains
+    parts: Sequence[Microbatch]  # computed one after another, or some side by side
+    tokens: int  # of its trees, each counted alone
+
+    __repr__ = short_repr
+
+    @property
+    def flops(self) -> float:
+        """Of a forward pass on paper, without padding."""
+        return sum(part.flops for part in self.parts)
+
+
 class RewardTrainer(Trainer):
     """A reward model in training.
 
@@ -230,7 +247,7 @@ class RewardTrainer(Trainer):
 
     def plan(self, examples: Examples, order: Order) -> None:
         """Choose the shapes of microbatches for training data that is seen in this order."""
-        settings = self.settings
+        settings, self._examples = self.settings, examples
         self._layout = plan_layout(
             examples.trees,
             [order.step(step) for step in range(STEPS_SIMULATED)],
@@ -243,15 +260,18 @@ class RewardTrainer(Trainer):
             remat=settings.remat,
         )
 
-    def microbatches(self, examples: Examples, members: np.ndarray, rows: StepRows) -> list[Microbatch]:
-        """The microbatches of a step with these comparisons, which :meth:`plan` has planned for."""
-        return labelled(self._layout, examples, members, rows.slots, prompt_tokens=self.method.tokens)
+    def batch(self, members: np.ndarray, *, step: int) -> StepBatch:
+        """What a step, counted from 0, sees of these comparisons of the planned data."""
+        examples = self._examples
+        users = self.method.rows_of_step(examples.rows, members, step=step)
+        parts = labelled(self._layout, examples, members, users.slots, prompt_tokens=self.method.tokens)
+        return StepBatch(members, users, parts, sum(examples.trees[member].tokens for member in members))
 
-    def step(self, batches: Sequence[Microbatch], rows: StepRows) -> Metrics:
-        """One step of the optimiser over its microbatches; the metrics are not waited for."""
-        if rows.ids.size:
-            self.state = self.program.take(self.state, rows.ids)
-        return self.update(batches)
+    def step(self, batch: StepBatch) -> Metrics:
+        """One step of the optimiser; the metrics are not waited for."""
+        if batch.users.ids.size:
+            self.state = self.program.take(self.state, batch.users.ids)
+        return self.update(batch.parts)
 
     def validate(self, held_out: Examples) -> tuple[dict[str, float], float]:
         """Scores what is held out with the weights of now, through the same scorer that evaluates.
