@@ -35,23 +35,16 @@ _ARRAYS = ("tokens", "logprobs", "sampled_logprobs")
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """One sample.
+    """One sample."""
 
-    Attributes:
-      prompt: its position among the prompts.
-      sample: its number among the samples of the prompt.
-      tokens: int32 [T], with the token that ended it.
-      logprobs, sampled_logprobs: float32 [T], of each token: under the model, and under the distribution that it
-        was drawn from.
-      finish: "stop" (a stop id), "text" (a stop text) or "length".
-    """
-
-    prompt: int
-    sample: int
-    tokens: np.ndarray
+    prompt: int  # its position among the prompts
+    sample: int  # its number among the samples of the prompt
+    tokens: np.ndarray  # int32 [T], with the token that ended it
+    # logprobs, sampled_logprobs: float32 [T], of each token: under the model, and under the distribution that
+    # it was drawn from
     logprobs: np.ndarray
     sampled_logprobs: np.ndarray
-    finish: str
+    finish: str  # "stop" (a stop id), "text" (a stop text) or "length"
 
     __repr__ = short_repr
 

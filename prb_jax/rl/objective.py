@@ -61,17 +61,11 @@ Array = np.ndarray | jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Actor:
-    """All that is static of a policy in training.
+    """All that is static of a policy in training."""
 
-    Attributes:
-      settings: of the run.
-      config: architecture, with a :class:`prb_jax.models.head.LanguageHead`.
-      mesh: devices.
-    """
-
-    settings: PpoSettings
-    config: DecoderConfig
-    mesh: Mesh
+    settings: PpoSettings  # of the run
+    config: DecoderConfig  # architecture, with a :class:`prb_jax.models.head.LanguageHead`
+    mesh: Mesh  # devices
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -124,16 +118,12 @@ def _reference_of(params: Params, dtype: jnp.dtype) -> Params:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Reads:
-    """Where the responses of a microbatch are read.
+    """Where the responses of a microbatch are read."""
 
-    Attributes:
-      places: int32 [B, M], of the state before each token of each response, and of that behind its last token.
-      tokens: int32 [B, M], the token after each of these states; 0 behind a last one.
-      index: int32 [B, K, R + 1], which of the M states are those of each response; 0 where there is none.
-    """
-
+    # int32 [B, M], of the state before each token of each response, and of that behind its last token
     places: Array
-    tokens: Array
+    tokens: Array  # int32 [B, M], the token after each of these states; 0 behind a last one
+    # int32 [B, K, R + 1], which of the M states are those of each response; 0 where there is none
     index: Array
 
     def by_response(self, values: jax.Array) -> jax.Array:
@@ -145,29 +135,21 @@ class Reads:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Targets:
-    """What a loss needs of a microbatch besides its tokens; 0 where nothing is real, None where the loss does without.
+    """What a loss needs of a microbatch besides its tokens: 0 at padding, None for what the loss does not use."""
 
-    Attributes:
-      weights: float32 [B, K, R], of the losses of tokens: `prb_jax.rl.numbers.token_weights`; [B, 2] of pairs. They
-        add up to 1 over the minibatch.
-      counts: float32 [B, K, R], the same for numbers that are only reported: the mean over tokens.
-      mask: float32 [B, 2, R], of pairs, in each of which the first response is the chosen one.
-      old: float32 [B, K, R], log-probabilities when the tokens were drawn.
-      reference: float32 [B, K, R], under the reference.
-      advantages: float32 [B, K, R].
-      kl: float32 [B, K], the coefficient of the KL in the loss.
-      value_weights: float32 [B, K, R + 1].
-      values, returns: float32 [B, K, R + 1], as they were, and as they should have been.
-    """
-
+    # float32 [B, K, R], of the losses of tokens: `prb_jax.rl.numbers.token_weights`; [B, 2] of pairs. They
+    # add up to 1 over the minibatch.
     weights: Array
+    # float32 [B, K, R], the same for numbers that are only reported: the mean over tokens
     counts: Array | None = None
+    # float32 [B, 2, R], of pairs, in each of which the first response is the chosen one
     mask: Array | None = None
-    old: Array | None = None
-    reference: Array | None = None
-    advantages: Array | None = None
-    kl: Array | None = None
-    value_weights: Array | None = None
+    old: Array | None = None  # float32 [B, K, R], log-probabilities when the tokens were drawn
+    reference: Array | None = None  # float32 [B, K, R], under the reference
+    advantages: Array | None = None  # float32 [B, K, R]
+    kl: Array | None = None  # float32 [B, K], the coefficient of the KL in the loss
+    value_weights: Array | None = None  # float32 [B, K, R + 1]
+    # values, returns: float32 [B, K, R + 1], as they were, and as they should have been
     values: Array | None = None
     returns: Array | None = None
 

@@ -34,17 +34,11 @@ _VIEW = ("profile_posts", "protocol", "max_length")
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of the rollouts of some prompts.
+    """Scores of the rollouts of some prompts."""
 
-    Attributes:
-      values: float32 [prompts, n], scaled.
-      empty: rollouts without a letter.
-      failed: rollouts whose reward failed.
-    """
-
-    values: np.ndarray
-    empty: int
-    failed: int
+    values: np.ndarray  # float32 [prompts, n], scaled
+    empty: int  # rollouts without a letter
+    failed: int  # rollouts whose reward failed
 
 
 class _Ask(NamedTuple):

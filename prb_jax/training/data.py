@@ -37,22 +37,17 @@ _OPEN = 16
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """The comparisons of one role: to train on, to validate, or of a test. Those to train on gain tokens.
+    """The comparisons of one role: to train on, to validate, or of a test. Those to train on gain tokens."""
 
-    Attributes:
-      comparisons: a list, or, where the data is large, read when they are asked for.
-      known: of the same comparisons, the part that is no text.
-      prepared: the prepared folder with tokens that they all come from, and its split, if there is one.
-      trees: the tokens of each, once they are known.
-      weights: float32 [n], of each in the loss; equal ones if not given.
-      rows: int32 [n], the row of the user of each in the method of personalisation; 0, the generic user, if not given.
-    """
-
-    comparisons: Sequence[Any]
-    known: Sequence[Row]
+    comparisons: Sequence[Any]  # a list, or, where the data is large, read when they are asked for
+    known: Sequence[Row]  # of the same comparisons, the part that is no text
+    # the prepared folder with tokens that they all come from, and its split, if there is one
     prepared: tuple[Path, str] | None = None
-    trees: Sequence[Tree] = ()
+    trees: Sequence[Tree] = ()  # the tokens of each, once they are known
+    # float32 [n], of each in the loss; equal ones if not given
     weights: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    # int32 [n], the row of the user of each in the method of personalisation; 0, the generic user, if not
+    # given
     rows: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
 
     def __post_init__(self) -> None:
@@ -75,19 +70,12 @@ class Examples:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Labelled comparisons for one run.
+    """Labelled comparisons for one run."""
 
-    Attributes:
-      train: to train on, at least one, with distinct ids.
-      validation: held out; empty where there is no validation.
-      sources: what each named source is made of, JSON-ready.
-      split_by: "user", "id", "data" (sources of its own) or None.
-    """
-
-    train: Examples
-    validation: Examples
-    sources: Mapping[str, Any]
-    split_by: str | None
+    train: Examples  # to train on, at least one, with distinct ids
+    validation: Examples  # held out; empty where there is no validation
+    sources: Mapping[str, Any]  # what each named source is made of, JSON-ready
+    split_by: str | None  # "user", "id", "data" (sources of its own) or None
 
 
 def read_training_data(
