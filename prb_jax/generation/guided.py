@@ -97,7 +97,7 @@ class Guide:
 
         Raises:
           DataError: options that do not suit the guide, a prompt that does not fit into the reward model's context, or
-            a reward that is no number.
+            a reward that is not finite.
         """
         if self.chunk is None and replace(options.rules, temperature=1.0) != Rules():
             raise DataError(

@@ -1,4 +1,4 @@
-"""Samples of many prompts through a fixed number of rows: whoever is done makes room for the next one.
+"""Samples of many prompts through a fixed number of rows: a sample that is done makes room for the next one.
 
 The prompts are taken in *units*, parts of the input that depend on the input and the number of rows alone. Rows are
 filled again within a unit, never across two: a unit that is repeated after an interruption meets the same neighbours

@@ -215,7 +215,7 @@ def put_prompts(held: Prompts, new: Prompts, trees: jax.Array) -> Prompts:
 
 
 def restart(rows: Rows, prompts: Prompts, which: jax.Array, numbers: jax.Array) -> Rows:
-    """Begin new samples in the rows ``which`` bool [B, S]; ``numbers`` int32 [B, S] are theirs."""
+    """Begin new samples, with the numbers ``numbers`` int32 [B, S], in the rows ``which`` bool [B, S]."""
 
     def emptied(cache: SuffixCache) -> SuffixCache:
         return replace(cache, lengths=jnp.where(which, 0, cache.lengths))

@@ -54,8 +54,8 @@ class Program:
     # anything; more than one where a step goes through several blocks of keys; where the number of steps is data, how
     # many there are
     visited: float
-    attention: str = ""  # the name of that kernel, or of another implementation; "" where nobody asks
-    tokens: int = 0  # of the batch, without padding; 0 where nobody asks, and so for the following
+    attention: str = ""  # the name of that kernel, or of another implementation; "" if it is not reported
+    tokens: int = 0  # of the batch, without padding; 0 if it is not reported, and so for the following
     computed_tokens: int = 0  # the same with the padding of this program
     bucket_tokens: int = 0  # the same where trees are padded to the shapes that suit them best
     # of one chip, what that kernel reads of keys and values, if blocks are read more than once

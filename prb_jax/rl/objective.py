@@ -123,7 +123,7 @@ class Reads:
     # int32 [B, M], of the state before each token of each response, and of that behind its last token
     places: Array
     tokens: Array  # int32 [B, M], the token after each of these states; 0 behind a last one
-    # int32 [B, K, R + 1], which of the M states are those of each response; 0 where there is none
+    # int32 [B, K, R + 1], which of the M states are those of each response; 0 at padding
     index: Array
 
     def by_response(self, values: jax.Array) -> jax.Array:

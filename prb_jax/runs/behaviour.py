@@ -42,7 +42,7 @@ class Figure:
 
     @property
     def repetition(self) -> Any:
-        """Which repetition of the figure this one is; None where there is but one."""
+        """Which repetition of the figure this is; None if it was not repeated."""
         return self.setting.get(REPETITION)
 
     @property

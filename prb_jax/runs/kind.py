@@ -86,7 +86,7 @@ class RunKind:
         return Path(out)
 
     def read(self, folder: Path) -> dict[str, Any] | None:
-        """Return what ``run.json`` says; None where there is no run.
+        """Return what ``run.json`` says; None if the folder holds no run.
 
         Raises:
           RunError: the file cannot be read, or the folder holds another kind of run.
@@ -113,7 +113,7 @@ class RunKind:
         """Return what ``run.json`` of a finished run says.
 
         Raises:
-          RunError: there is none, or it is not finished.
+          RunError: the folder holds no run of this kind, or it is not finished.
         """
         run = self.read(folder)
         if run is None:

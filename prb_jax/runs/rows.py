@@ -41,7 +41,7 @@ class RowKind(Generic[AnyRow]):
     what: str  # a row is of, for messages
     key: Callable[[AnyRow], Hashable]  # tells rows apart
     fields: Iterable[str]  # that every row has
-    # makes a row of the object of a line; ValueError for an object that is none
+    # makes a row of the object of a line; raises ValueError for an object that is no row
     decode: Callable[[dict[str, Any]], AnyRow] = _same
     encode: Callable[[AnyRow], Row] = _same  # makes an object of a row
     table: Callable[[], MutableMapping[Any, AnyRow]] = dict  # makes what holds the rows by their keys

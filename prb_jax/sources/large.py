@@ -18,7 +18,7 @@ from prb_jax.errors import DataError
 
 
 class LargeComparisons(Sequence[Comparison]):
-    """Labelled comparisons that are read forward: every loop over them reads the files again, and holds none of them.
+    """Labelled comparisons that are read forward: every loop over them reads the files again, and keeps none of them.
 
     How many there are is known when a loop came to the end; their length reads as far. Several processes read the files
     each for itself. Whether ids are distinct is seen in `prb_jax.scoring.comparison_table`.
@@ -155,9 +155,9 @@ def is_held(comparisons: Sequence[Any]) -> bool:
 class Window:
     """Some comparisons that follow one another."""
 
-    places: range  # theirs
-    comparisons: Sequence[Comparison]  # themselves
-    last: bool  # whether there are no more
+    places: range  # of the comparisons
+    comparisons: Sequence[Comparison]
+    last: bool  # whether they are the last ones
 
 
 def windows(comparisons: Sequence[Comparison], *, first: int, size: int) -> Iterator[Window]:

@@ -73,7 +73,7 @@ class TrainingData:
     """Labelled comparisons for one run."""
 
     train: Examples  # to train on, at least one, with distinct ids
-    validation: Examples  # held out; empty where there is no validation
+    validation: Examples  # held out; empty in a run without validation
     sources: Mapping[str, Any]  # what each named source is made of, JSON-ready
     split_by: str | None  # "user", "id", "data" (sources of its own) or None
 

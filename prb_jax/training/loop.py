@@ -243,7 +243,7 @@ def write_summary(loop: Loop, summarise: Callable[[list[dict[str, Any]]], dict[s
         if loop.settings.log.plot:
             try:
                 plot_curves(loop.log.rows, loop.out / CURVES, title=loop.out.name)
-            except RunError as error:  # a picture less is no reason to fail
+            except RunError as error:  # the run is whole without the picture
                 loop.say(f"no picture: {error}")
         summary = summarise(loop.log.rows)
         write_json(loop.out / SUMMARY, summary)

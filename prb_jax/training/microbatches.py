@@ -85,8 +85,8 @@ class Layout:
 
     config: DecoderConfig  # architecture
     token_bytes: int  # what a backward pass keeps of each token, about
-    padded: Shapes  # of padded batches, where there are no streams
-    # how trees are packed, where they are: what several begin with is computed once
+    padded: Shapes  # of padded batches, which are used where `streams` is None
+    # how trees are packed, so that what several begin with is computed once; None for padded batches
     streams: StreamOptions | None = None
     shapes: Sequence[StreamShape] = ()  # of the streams, the smallest first
     responses: int = 1  # the most of a tree, as far as is known

@@ -129,9 +129,9 @@ class Checkpoints:
             raise
 
     def restore_newest(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> SavedState | None:
-        """The newest checkpoint that can be read, onto the shardings of `abstract`; None if there is none.
+        """The newest checkpoint that can be read, onto the shardings of `abstract`; None without one.
 
-        Damaged ones are said, put aside under another name, and passed over.
+        A damaged checkpoint is reported, renamed, and passed over.
         """
         for step in reversed(self.steps()):
             try:

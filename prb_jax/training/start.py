@@ -55,7 +55,7 @@ def start_from(settings: TrainSettings, train: Sequence[Comparison], *, out: Pat
 
     Args:
       settings: of the run.
-      train: training data, from which a new tokenizer is learned if there is none.
+      train: training data, from which a new model without a given tokenizer learns one.
       out: the run folder; a new tokenizer is kept there.
 
     Raises:
