@@ -79,8 +79,8 @@ def credit(
     if algorithm == "ppo":
         if chosen.whiten_rewards:
             rewards = whiten(rewards, value_mask, shift_mean=False)
-        found = gae(rewards, values, value_mask, gamma=chosen.gamma, lam=chosen.lam)
-        advantages, returns = found.advantages[..., :-1] * mask, found.returns * value_mask
+        estimate = gae(rewards, values, value_mask, gamma=chosen.gamma, lam=chosen.lam)
+        advantages, returns = estimate.advantages[..., :-1] * mask, estimate.returns * value_mask
         if chosen.whiten:
             advantages = whiten(advantages, mask, shift_mean=True)
     elif algorithm == "reinforce++":

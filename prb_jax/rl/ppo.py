@@ -201,8 +201,8 @@ def ppo(
             times.append(time.perf_counter())
             batch = learner.look(replace(batch, scores=scored.values))
             arrays = (batch.scores, batch.ended, batch.lengths, batch.logprobs, batch.reference, batch.values)
-            found = credit(*map(jnp.asarray, arrays), jnp.float32(coefficient), settings=settings)
-            batch = replace(batch, credit=found, kl=0.0 if settings.kl_in_reward else coefficient)
+            credited = credit(*map(jnp.asarray, arrays), jnp.float32(coefficient), settings=settings)
+            batch = replace(batch, credit=credited, kl=0.0 if settings.kl_in_reward else coefficient)
             updates = update(batch, asked, step)
             times.append(time.perf_counter())
             if kept is not None and (number == 1 or number % settings.rollouts_every == 0):
@@ -210,7 +210,7 @@ def ppo(
             tokens = int(batch.mask.sum())
             row = {
                 **updates,
-                **{name: float(np.asarray(value)) for name, value in found.numbers.items()},
+                **{name: float(np.asarray(value)) for name, value in credited.numbers.items()},
                 "kl_coefficient": coefficient,
                 "empty": scored.empty,
                 "failed": scored.failed,

@@ -90,10 +90,10 @@ class Reward:
 
     def identity(self) -> dict[str, Any]:
         """Return all that decides the scores, JSON-ready, without a name where there is more."""
-        found = {**self.scorer.identity(), **self._facts}
-        if len(found) > 1:
-            found.pop("name")
-        return found
+        identity = {**self.scorer.identity(), **self._facts}
+        if len(identity) > 1:
+            identity.pop("name")
+        return identity
 
     def model_identity(self) -> dict[str, Any]:
         """Return what tells the model from others, wherever it is and whatever it is shown."""
@@ -134,8 +134,8 @@ class Reward:
             isinstance(self.scorer, PlainScorer | RemoteScorer | ClassServer)
             or "judge elsewhere" in self.kinds
         )
-        found, failed = on_first_process(fill) if alone else fill()
-        scaled = np.asarray(found) * self.settings.scale
+        scores, failed = on_first_process(fill) if alone else fill()
+        scaled = np.asarray(scores) * self.settings.scale
         return Scores(scaled.astype(np.float32), empty, failed)
 
     def _fill(self, values: np.ndarray, asks: Sequence[_Ask], *, step: int) -> int:
@@ -155,15 +155,15 @@ class Reward:
             return len(places)
 
         while waiting:
-            order, found = list(waiting), []
+            order, scored = list(waiting), []
             problem: Exception | None = None
             try:
                 asked = [asks[place].comparison for place in order]
                 for batch in self.scorer.stream(asked, skip=lambda indices: False, **self._view):
-                    found += zip(batch.indices, batch.scores, strict=True)
+                    scored += zip(batch.indices, batch.scores, strict=True)
             except Exception as error:
                 problem = error
-            for index, row in found:
+            for index, row in scored:
                 if not np.isfinite(row).all():
                     unread = " (nan: no number in the reply)" if isinstance(self.scorer, JudgeScorer) else ""
                     failed += fail(order[index], f"gave {quote(np.asarray(row).tolist())}{unread}")

@@ -95,7 +95,7 @@ def read_training_data(
     described: dict[str, Any] = {}
 
     def read(text: str | None, role: str, *, split: str, given: Records | None = None) -> Examples:
-        found: list[Comparison] = []
+        comparisons: list[Comparison] = []
         subset = settings.subset if role != "validation.test" else None
         limit = settings.limit if role == "data" else None
         if given is not None:
@@ -103,8 +103,8 @@ def read_training_data(
                 raise RunError(
                     f"config key '{role}': names {quote(text)}, but records are given in its place"
                 )
-            found = read_comparisons(given, subset=subset, limit=limit)
-            described[role] = [{"kind": "records", "sha256": digest(found)}]
+            comparisons = read_comparisons(given, subset=subset, limit=limit)
+            described[role] = [{"kind": "records", "sha256": digest(comparisons)}]
         parts = [
             (name, find_comparisons(name, subset=subset, limit=limit, split=split)) for name in _named(text)
         ]
@@ -115,9 +115,9 @@ def read_training_data(
             described.setdefault(role, []).append(about)
         if any(isinstance(part, PreparedComparisons) for _, part in parts):
             return _read_large(parts, subset=subset, limit=limit, split=split)
-        found += [comparison for _, part in parts for comparison in part]
-        _refuse_repeated_ids(found, role)
-        return Examples(found, found)
+        comparisons += [comparison for _, part in parts for comparison in part]
+        _refuse_repeated_ids(comparisons, role)
+        return Examples(comparisons, comparisons)
 
     options, split_by = settings.validation, None
     train = read(settings.data, "data", split=SPLIT, given=data)

@@ -152,11 +152,13 @@ class Checkpoints:
             arrays = dict(self._read(step, _ARRAYS, ocp.args.StandardRestore(dict(abstract))))  # pyright: ignore[reportCallIssue]
         except Exception as error:
             raise RunError(f"{where}: cannot be read: {reason_of(error)}") from error
-        found = checksums(arrays)
+        computed = checksums(arrays)
         expected = facts.get("checksums")
-        if found != expected:
+        if computed != expected:
             wrong = [
-                name for name in found if not isinstance(expected, dict) or found[name] != expected.get(name)
+                name
+                for name in computed
+                if not isinstance(expected, dict) or computed[name] != expected.get(name)
             ]
             raise RunError(f"{where}: damaged: {', '.join(wrong[:3])} is not what was saved")
         return SavedState(step, arrays, facts)

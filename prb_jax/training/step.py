@@ -217,8 +217,8 @@ def make_train_step(
         return {**state, "step": jnp.zeros((), jnp.int32), **empty_sums(state)}
 
     def gradients(state: TrainState, frozen: Params, batch: Any, extras: Any) -> TrainState:
-        found, parts = jax.grad(loss_fn, has_aux=True)(inputs_of(state), frozen, batch, extras)
-        return {"acc": found, "parts": parts}
+        gradient, parts = jax.grad(loss_fn, has_aux=True)(inputs_of(state), frozen, batch, extras)
+        return {"acc": gradient, "parts": parts}
 
     def add(sums: TrainState, more: TrainState) -> TrainState:
         return {
