@@ -17,7 +17,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.data.records import Records, digest
 from prb_jax.errors import DataError, RunError, listed, quote
 from prb_jax.personal.method import OfUser
-from prb_jax.scoring.comparison_table import ComparisonTable, TableRow, TableRows
+from prb_jax.scoring.comparison_table import ComparisonTable, TableRow
 from prb_jax.scoring.prepared_tokens import places_of, stored_table
 from prb_jax.sources.large import Joined
 from prb_jax.sources.prepared import PreparedComparisons
@@ -63,7 +63,7 @@ class Examples:
         """Return the comparisons at these places."""
 
         def chosen(items: Sequence[Any]) -> Any:
-            return items.at(places) if isinstance(items, Joined | TableRows) else [items[i] for i in places]
+            return items.at(places) if isinstance(items, Joined) else [items[i] for i in places]
 
         return Examples(chosen(self.comparisons), chosen(self.known), self.prepared)
 
@@ -160,9 +160,9 @@ def _read_large(
         places = places_of(table, subset=subset, limit=limit, where=name)
         if len(parts) == 1:
             prepared = None if folder is None else (folder, split)
-            return Examples(Joined([part], places), TableRows(table, places), prepared)
+            return Examples(Joined([part], places), Joined([table], places), prepared)
         chosen.append(Joined([part], places))
-        known.append(TableRows(table, places))
+        known.append(Joined([table], places))
     rows = [row for part in known for row in part]
     _refuse_repeated_ids(rows, "data")
     return Examples(Joined(chosen), rows)
