@@ -267,12 +267,6 @@ def ppo(
             watch.finish(
                 inputs, algorithm=settings.algorithm, reward=opened, held_out=texts, plot=settings.log.plot
             )
-            names = [name for name in _SUMMED_UP if name in rows[0]]
-            first, tail = rows[:1], rows[-max(1, len(rows) // 10) :]
-
-            def means(part: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-                return {name: float(np.mean([row[name] for row in part])) for name in names}
-
             return {
                 "algorithm": settings.algorithm,
                 "reward": None if opened is None else opened.name,
@@ -281,13 +275,18 @@ def ppo(
                 "prompts": len(comparisons),
                 "prompts_seen": len(rows) * settings.batch.prompts,
                 "tokens_seen": int(sum(row["tokens"] for row in rows)),
-                "first": means(first),
-                "last_tenth": means(tail),
+                "first": _means(rows[:1]),
+                "last_tenth": _means(rows[-max(1, len(rows) // 10) :]),
                 **({"held_out": held_out_summary(texts)} if texts else {}),
                 "definitions": _DEFINITIONS,
             }
 
         return PpoResult(path, loop.step, path / MODEL, write_summary(loop, summarise))
+
+
+def _means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    names = [name for name in _SUMMED_UP if name in rows[0]]
+    return {name: float(np.mean([row[name] for row in rows])) for name in names}
 
 
 def _inputs(
