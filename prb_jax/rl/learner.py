@@ -108,7 +108,7 @@ class Learner(Trainer):
         shardings = parameter_shardings(abstract_params(config), mesh)
         return load_params(self._opened.folder.path, config, dtype=dtype, shardings=shardings).params
 
-    def _more(self, *, adapter: bool = False) -> Write:
+    def _side_files(self, *, adapter: bool = False) -> Write:
         name = "generation_config.json"
         return lambda folder: None if adapter else copy_file(self._opened.folder.path / name, folder / name)
 

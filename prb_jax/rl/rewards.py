@@ -114,8 +114,8 @@ class Reward:
         values = np.full((len(texts), max(map(len, texts))), np.nan, np.float64)
         empty = 0
         asks: list[_Ask] = []
-        for prompt, (comparison, own) in enumerate(zip(comparisons, texts, strict=True)):
-            blank = [place for place, text in enumerate(own) if not text.strip()]
+        for prompt, (comparison, rollouts) in enumerate(zip(comparisons, texts, strict=True)):
+            blank = [place for place, text in enumerate(rollouts) if not text.strip()]
             if blank and self.settings.empty is None:
                 raise RunError(
                     f"step {step}: comparison {quote(comparison.id)}: rollout {blank[0]} has no letter, so nothing can "
@@ -123,7 +123,7 @@ class Reward:
                 )
             values[prompt, blank] = 0.0 if self.settings.empty is None else self.settings.empty
             empty += len(blank)
-            asks += _asks(prompt, comparison, own)
+            asks += _asks(prompt, comparison, rollouts)
 
         def fill() -> tuple[list[list[float]], int]:
             failed = self._fill(values, asks, step=step)

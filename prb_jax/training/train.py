@@ -96,25 +96,18 @@ def train(
         batches = stack.enter_context(contextlib.closing(ahead))
 
         def step_fn(step: int, batch: StepBatch) -> Callable[[], Mapping[str, float]]:
-            metrics = trainer.step(batch)
+            metrics, members, tokens = trainer.step(batch), batch.members, batch.tokens
+            flops = PASSES[settings.tuning] * batch.flops
 
             def finish() -> dict[str, float]:
                 values = {name: float(np.asarray(value)) for name, value in metrics.items()}
-                ids = [examples.known[member].id for member in batch.members.tolist()]
+                ids = [examples.known[member].id for member in members.tolist()]
                 remedy = "A lower optimizer.learning_rate, dtype=float32, or other margins may help"
                 loop.check_finite(values, ids, step=step + 1, remedy=remedy)
-                flops = PASSES[settings.tuning] * batch.flops
-                rates = loop.rates(pairs=len(batch.members), tokens=batch.tokens, flops=flops)
+                rates = loop.rates(pairs=len(members), tokens=tokens, flops=flops)
                 mfu = rates.pop("flops_per_second") / peak
                 epoch = order.epoch_of(step + 1)
-                return {
-                    "step": step + 1,
-                    "epoch": epoch,
-                    **values,
-                    "tokens": batch.tokens,
-                    **rates,
-                    "mfu": mfu,
-                }
+                return {"step": step + 1, "epoch": epoch, **values, "tokens": tokens, **rates, "mfu": mfu}
 
             return finish
 

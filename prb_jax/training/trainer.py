@@ -96,9 +96,9 @@ class Trainer:
         """Starts writing a checkpoint."""
         checkpoints.save(step, flat_arrays(self.program.kept(self.state)), facts)
 
-    def update(self, batches: Sequence[Microbatch]) -> Metrics:
+    def update(self, parts: Sequence[Microbatch]) -> Metrics:
         """One step of the optimiser over its microbatches; the metrics are not waited for."""
-        state = add_gradients(self.program, self.state, self.frozen or {}, batches)
+        state = add_gradients(self.program, self.state, self.frozen or {}, parts)
         with compiling(self.program.update):
             self.state, metrics = self.program.update(state)
         return metrics
@@ -110,7 +110,7 @@ class Trainer:
 
     def export(self, folder: Path) -> None:
         """Writes the weights of now as a Hugging Face folder, with adapters merged; a collective."""
-        settings, more = self.settings, self._more()
+        settings = self.settings
         export_model(
             self.params(),
             self.start,
@@ -118,16 +118,22 @@ class Trainer:
             mesh=self.mesh,
             dtype=settings.exported_dtype,
             lora_scale=settings.lora_scale,
-            more=more,
+            more=self._side_files(),
         )
 
     def export_adapter(self, folder: Path) -> None:
         """Writes the adapters, and any score head, of now for PEFT; a collective."""
-        more = self._more(adapter=True)
-        export_adapter(self.params(), self.start, folder, mesh=self.mesh, lora=self.settings.lora, more=more)
+        export_adapter(
+            self.params(),
+            self.start,
+            folder,
+            mesh=self.mesh,
+            lora=self.settings.lora,
+            more=self._side_files(adapter=True),
+        )
 
-    def _more(self, *, adapter: bool = False) -> Write:
-        """What writes the further files of an export."""
+    def _side_files(self, *, adapter: bool = False) -> Write:
+        """A function that writes the files of an export beside weights, configuration and tokenizer."""
         return lambda folder: None
 
     def _read_frozen(self) -> Params:
@@ -361,7 +367,7 @@ class RewardTrainer(Trainer):
         """What the model sees of comparisons; of several processes this one alone makes it."""
         return self.reader.encode(comparisons, view=self.settings.view)
 
-    def _more(self, *, adapter: bool = False) -> Write:
+    def _side_files(self, *, adapter: bool = False) -> Write:
         table = None if adapter else self.method.host_table(self.state[USER])
 
         def write(folder: Path) -> None:
