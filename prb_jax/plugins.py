@@ -68,7 +68,7 @@ def _entry_points(kind: str, _path: tuple[str, ...]) -> metadata.EntryPoints:
 
 
 def plugin_names(kind: str) -> tuple[str, ...]:
-    """Return the names of all plug-ins of a kind, sorted; nothing of them is imported."""
+    """Return the names of all plug-ins of a kind, sorted, without importing them."""
     offered = {entry.name for entry in _entry_points(kind, tuple(sys.path))}
     return tuple(sorted(offered | {name for of, name in _registered if of == kind}))
 
@@ -77,7 +77,7 @@ def get_plugin(kind: str, name: str, expected: type | None = None) -> Plugin:
     """Return a plug-in, imported, whose value is of the expected type; a function if none is given.
 
     Raises:
-      RunError: there is none of this name, two packages offer it, or its package fails or offers something else.
+      RunError: no package or two packages offer this name, or its package fails or offers something else.
     """
     if (plugin := _registered.get((kind, name))) is None:
         group = _group(kind)

@@ -88,7 +88,7 @@ def audit(
       check_every: one judgement in so many is a check, on average; 10 by default, 0 for none.
       margin: differences of general quality within so many points, of the five, make no difference; 0.25 by default.
       seed: of choice, orders, sides and resamples; 0 by default.
-      annotators: names of those who may judge, each with a link; anybody who types a name where there are none.
+      annotators: names of those who may judge, each with a link; if empty, anybody who types a name.
       lease: minutes for which a pair is held for an annotator of whom nothing is heard.
       host: an address; beyond this machine's own loopback there must be annotators or an invitation.
       port: 0 picks a free one.

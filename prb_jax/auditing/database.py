@@ -142,7 +142,7 @@ class Database:
         return [name for (name,) in self._rows("SELECT name FROM annotators ORDER BY number")]
 
     def add_annotator(self, name: str) -> None:
-        """Add an annotator, if there is none of this name."""
+        """Add an annotator, unless the name is taken."""
         with self._writing() as cursor:
             cursor.execute("INSERT OR IGNORE INTO annotators (name) VALUES (?)", (name,))
 

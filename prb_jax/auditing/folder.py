@@ -126,7 +126,7 @@ def read_folder(path: str | Path) -> AuditFolder:
 
 
 def read_secret(path: Path) -> bytes:
-    """Return the key of the annotators' tokens; it is made where there is none.
+    """Return the key of the annotators' tokens; it is made the first time.
 
     Raises:
       RunError: it cannot be read or written.

@@ -80,10 +80,10 @@ class Session:
             self._count(event)
 
     def join(self, name: object) -> tuple[str, str]:
-        """Return the name of an annotator, who is added where there is none, and the annotator's token.
+        """Return the name and the token of an annotator, who is added if the name is new.
 
         Raises:
-          DataError: it is no name.
+          DataError: the name cannot be used.
         """
         text = " ".join(fields.text(name, WHERE, "name").split())
         if not 0 < len(text) <= LONGEST_NAME or not text.isprintable():
@@ -154,7 +154,7 @@ class Session:
         """Add a judgement; the same one twice, as a client does whose answer was lost, counts once.
 
         Raises:
-          DataError: the answer is not complete, or is none.
+          DataError: the answer is missing or not complete.
           ClosedError: the task is not open.
         """
         whole = check_answer(answer, where=WHERE, complete=True)
@@ -170,7 +170,7 @@ class Session:
         """Take the last judgement of an annotator back: its item is open again, with the answer.
 
         Raises:
-          ClosedError: there is none.
+          ClosedError: the annotator has judged nothing.
         """
         events = self._events.get(annotator)
         if not events:

@@ -133,7 +133,7 @@ def run_command(
         last = next((line for line in reversed(lines) if line.strip()), "")
         message = last.removeprefix("prb: error: ").strip() or "no message"
         raise RunError(f"{message} (exit status {status}; {log})")
-    # What is not a number is none: the file of all rows is strict JSON.
+    # NaN becomes null: the file of all rows is strict JSON.
     return json.loads(results.read_text(encoding="utf-8"), parse_constant=lambda _: None)
 
 

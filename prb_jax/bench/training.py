@@ -28,9 +28,9 @@ from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.training import PASSES
 from prb_jax.training.config import BatchSettings, TrainSettings
 from prb_jax.training.data import Examples, Order
-from prb_jax.training.microbatches import Microbatches, add_gradients
-from prb_jax.training.objective import RewardObjective, make_reward_step
-from prb_jax.training.step import TrainState
+from prb_jax.training.microbatches import STEPS_SIMULATED, labelled, plan_layout
+from prb_jax.training.objective import make_reward_step
+from prb_jax.training.step import add_gradients
 
 
 class TreeTrainer:
@@ -50,9 +50,10 @@ class TreeTrainer:
             optimizer=OPTIMIZER,
         )
         self.streams = trained_stream_attention(model.mesh, dtype, options.attention)
-        planned = Microbatches(
-            examples,
-            order,
+        layout = plan_layout(
+            examples.trees,
+            [order.step(step) for step in range(STEPS_SIMULATED)],
+            per_step=pairs,
             steps=STEPS,
             config=model.decoder,
             mesh=model.mesh,
@@ -60,12 +61,10 @@ class TreeTrainer:
             batch=settings.batch,
             remat=options.remat,
         )
-        self.microbatches = planned.of_step(order.step(0), examples.rows)
+        self.microbatches = labelled(layout, examples, order.step(0), examples.rows)
         self.flops = PASSES[options.tuning] * sum(microbatch.flops for microbatch in self.microbatches)
-        objective = RewardObjective(settings=settings, config=model.decoder, mesh=model.mesh)
-        self._step = make_reward_step(objective, lengths=(STEPS,))
-        sources, self._frozen = objective.split(model.params)
-        self._state: TrainState = self._step.init(sources)
+        self._step = make_reward_step(settings, model.decoder, mesh=model.mesh, lengths=(STEPS,))
+        self._state, self._frozen = self._step.begin(model.params)
 
     @property
     def compiles(self) -> int:

@@ -28,7 +28,7 @@ def get_benchmark(name: str) -> Benchmark:
     """The benchmark of one of ``benchmark_names()``.
 
     Raises:
-      KeyError: there is none of this name.
+      KeyError: no benchmark has this name.
       RunError: the package of a plug-in fails, or offers something else.
     """
     if name in NAMES:

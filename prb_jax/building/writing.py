@@ -1,4 +1,4 @@
-"""Records become rows: aspects where there are none, a plan, and candidates for both sides of a pair.
+"""Records become rows: aspects for those without any, a plan, and candidates for both sides of a pair.
 
 Of the candidates, the two that are most alike are the pair.
 """
@@ -75,7 +75,7 @@ def write_rows(
     """Write candidates for some records, which are asked about together; the same ones in the same order give the same.
 
     Returns:
-      By id the finished row, JSON-ready; or why there is none, and the record is to be written again.
+      By id the finished row, JSON-ready; or the reason why it could not be written: the record is to be tried again.
     """
     drafts = [_Draft(record, record.aspects) for record in records]
     _derive(drafts, writer, settings)

@@ -23,7 +23,7 @@ def write_arrays(folder: Path, arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Write arrays in place of what the folder held; every device writes its own part.
 
     Args:
-      folder: made where there is none.
+      folder: made if it is missing.
       arrays: of the host or of devices, by name; without any, nothing is written.
 
     Returns:

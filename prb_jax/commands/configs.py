@@ -31,7 +31,7 @@ def show_config(load: Callable[..., Any], config: str | None, overrides: list[st
 
 
 def given_config(options: argparse.Namespace) -> tuple[str | None, list[str]]:
-    """Return the config, None where there is none, and the keys with values.
+    """Return the config, None if none is given, and the keys with values.
 
     Without `--show-config` a config and `--out` are required: their absence ends the process with status 2.
     """

@@ -82,7 +82,7 @@ def prepare_jax(*, distributed: bool = False, after_interrupt: str = "") -> None
         start_job(after_interrupt=after_interrupt)
     from prb_jax.sharding import all_devices
 
-    all_devices()  # that there are none is said before anything is read
+    all_devices()  # fails here, before anything is read, on a machine without devices
 
 
 def hide_torch(options: argparse.Namespace) -> None:

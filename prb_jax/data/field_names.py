@@ -57,7 +57,7 @@ _PATIENCE: Final = 1000  # records in which a mapped column must occur
 
 @functools.lru_cache(maxsize=4096)
 def nearest_field(name: str) -> str | None:
-    """The field of a record that a column of another name seems to be; None where there is none."""
+    """The field of a record that a column of another name seems to be; None if it resembles no field."""
     plain = re.sub(r"[^a-z0-9]", "", name.casefold())
     if name in _KNOWN or not plain:
         return None
@@ -70,7 +70,7 @@ def nearest_field(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class FieldNames:
-    """What is read of a record: the fields that it may have, columns mapped to them, and names like theirs.
+    """What is read of a record: the fields that it may have, columns mapped to them, and names that resemble a field's.
 
     Raises:
       DataError: a mapping to what is no field, or of a field itself.

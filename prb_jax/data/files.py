@@ -52,7 +52,7 @@ def read_rows(path: Path, *, columns: FieldNames | None = RECORD) -> Iterator[Ro
         yield from JsonLines(path).rows()
         return
     with reading(path):
-        open_file(path).close()  # a pipe is none
+        open_file(path).close()  # a pipe is no regular file
         if kind == "parquet":
             for number, value in enumerate(parquet_values(path, columns), start=1):
                 yield Row(f"{path}: row {number}", value)

@@ -33,9 +33,9 @@ class Option:
     above: float | None = None
     most: float | None = None
     below: float | None = None
-    used_by: tuple[str, ...] = ()  # the algorithms that use it; all where there are none
+    used_by: tuple[str, ...] = ()  # the algorithms that use it; if empty, all do
     used_with: str = ""  # a key with which every algorithm uses it
-    # the kinds of things that use it, where it is handed to one of several kinds; all where there are none
+    # the kinds of things that use it, where it is handed to one of several kinds; if empty, all do
     used_where: tuple[str, ...] = ()
     # another key, without which this one has no effect, as "tuning=lora" or "kl.target", where any value but
     # none and 0 will do

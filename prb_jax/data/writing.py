@@ -70,9 +70,9 @@ def write_file(path: Path, data: bytes | memoryview) -> None:
 
 @contextlib.contextmanager
 def held_folder(path: Path, *, purpose: str = "is writing to this run") -> Iterator[None]:
-    """Make a folder, with its parents, where there is none, and hold it against a second writer.
+    """Make a folder with its parents, unless it is there, and hold it against a second writer.
 
-    The lock dies with the process, however it ends. On a file system without locks there is none.
+    The lock dies with the process, however it ends. On a file system without locks the folder is not held.
 
     Raises:
       RunError: it cannot be written, or another process holds it for this purpose.

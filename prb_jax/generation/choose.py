@@ -19,37 +19,30 @@ _REMOVED = -jnp.inf
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """How tokens are drawn: numbers, or arrays [B, S] with a number for each row; see `SampleOptions.rules`.
+    """How tokens are drawn: numbers, or arrays [B, S] with a number for each row; see `SampleOptions.rules`."""
 
-    Attributes:
-      temperature: divides the logits; 0 takes the most probable token (greedy).
-      top_k: keeps this many most probable tokens, and those that tie with the last of them; 0 keeps all.
-      top_p: keeps the most probable tokens until their probabilities sum up to this; 1 keeps all.
-      min_p: keeps tokens of at least this share of the largest probability; 0 keeps all.
-      repetition_penalty: divides positive and multiplies negative logits of tokens that occurred before, in the
-        prompt too; 1 changes nothing.
-    """
-
+    # divides the logits; 0 takes the most probable token (greedy)
     temperature: jax.Array | np.ndarray | float = 1.0
+    # keeps this many most probable tokens, and those that tie with the last of them; 0 keeps all
     top_k: jax.Array | np.ndarray | int = 0
+    # keeps the most probable tokens until their probabilities sum up to this; 1 keeps all
     top_p: jax.Array | np.ndarray | float = 1.0
+    # keeps tokens of at least this share of the largest probability; 0 keeps all
     min_p: jax.Array | np.ndarray | float = 0.0
+    # divides positive and multiplies negative logits of tokens that occurred before, in the prompt too; 1
+    # changes nothing
     repetition_penalty: jax.Array | np.ndarray | float = 1.0
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Chosen:
-    """The next token of each row.
+    """The next token of each row."""
 
-    Attributes:
-      token: int32 [B, S].
-      logprob: float32 [B, S], its log-probability under the model as it is (temperature 1, no other rule).
-      sampled_logprob: the same under the distribution that it was drawn from; 0 for a greedy choice.
-    """
-
-    token: jax.Array
+    token: jax.Array  # int32 [B, S]
+    # float32 [B, S], its log-probability under the model as it is (temperature 1, no other rule)
     logprob: jax.Array
+    # the same under the distribution that it was drawn from; 0 for a greedy choice
     sampled_logprob: jax.Array
 
 

@@ -46,19 +46,12 @@ TOGETHER = 16
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Guide:
-    """A reward model that guides a policy.
+    """A reward model that guides a policy."""
 
-    Attributes:
-      model: the reward model; of chunks also a baseline or a fitted method of personalisation.
-      weight: w; 0 is the policy alone, whose tokens are then drawn from the whole vocabulary.
-      candidates: C, most likely tokens of each step that are tried, or chunks that are drawn each time.
-      chunk: L, most tokens of a chunk; None guides every token.
-    """
-
-    model: Any
-    weight: float
-    candidates: int
-    chunk: int | None = None
+    model: Any  # the reward model; of chunks also a baseline or a fitted method of personalisation
+    weight: float  # w; 0 is the policy alone, whose tokens are then drawn from the whole vocabulary
+    candidates: int  # C, most likely tokens of each step that are tried, or chunks that are drawn each time
+    chunk: int | None = None  # L, most tokens of a chunk; None guides every token
 
     def checked(self, policy: Policy) -> Guide:
         """Return the guide, which suits the policy.
@@ -104,7 +97,7 @@ class Guide:
 
         Raises:
           DataError: options that do not suit the guide, a prompt that does not fit into the reward model's context, or
-            a reward that is no number.
+            a reward that is not finite.
         """
         if self.chunk is None and replace(options.rules, temperature=1.0) != Rules():
             raise DataError(

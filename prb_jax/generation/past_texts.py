@@ -28,19 +28,12 @@ _PAIRS: Final = (("text", "title"), ("abstract", "title"), ("text", None), ("inp
 
 @dataclass(frozen=True)
 class PastTexts:
-    """The result of `past_texts`.
+    """The result of `past_texts`."""
 
-    Attributes:
-      path: the file.
-      counts: pairs by source.
-      users: how many there are.
-      without: inputs without a pair of a source, and why.
-    """
-
-    path: Path
-    counts: dict[str, int]
-    users: int
-    without: dict[str, int]
+    path: Path  # the file
+    counts: dict[str, int]  # pairs by source
+    users: int  # how many there are
+    without: dict[str, int]  # inputs without a pair of a source, and why
 
 
 def past_texts(

@@ -243,7 +243,7 @@ def _checked(strengths: Sequence[float], *, candidates: int, score: str, validat
 
 
 def _swapped(comparisons: Sequence[Comparison], *, seed: int) -> tuple[list[Comparison] | None, str | None]:
-    """The comparisons with another user, or why there are none."""
+    """The comparisons with another user's profile, or the reason why they cannot be made."""
     if not any(comparison.profile or comparison.user_id for comparison in comparisons):
         return None, "the data name no users and have no profiles"
     try:

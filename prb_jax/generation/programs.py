@@ -112,22 +112,15 @@ def make_program(
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The static sizes of a sampler.
+    """The static sizes of a sampler."""
 
-    Attributes:
-      trees, samples: B and S: rows are B * S.
-      prompt_columns: P, for all tokens of a prompt but the last.
-      columns: M, tokens of a sample.
-      parts: into how many the mesh splits the trees.
-      read_tokens: see :data:`READ_TOKENS`.
-    """
-
+    # trees, samples: B and S: rows are B * S
     trees: int
     samples: int
-    prompt_columns: int
-    columns: int
-    parts: int = 1
-    read_tokens: int = READ_TOKENS["cpu"]
+    prompt_columns: int  # P, for all tokens of a prompt but the last
+    columns: int  # M, tokens of a sample
+    parts: int = 1  # into how many the mesh splits the trees
+    read_tokens: int = READ_TOKENS["cpu"]  # see :data:`READ_TOKENS`
 
     def reading(self, length: int) -> tuple[int, int]:
         """Return the columns in which a prompt of ``length`` tokens is read, and how many are read together."""
@@ -171,40 +164,25 @@ Cut = Callable[[np.ndarray], int | None]
 
 @dataclass(frozen=True, eq=False)
 class GuidedTask:
-    """What a guiding reward model reads beside the policy.
+    """What a guiding reward model reads beside the policy."""
 
-    Attributes:
-      params: of the reward model.
-      weight: w, of the rewards.
-      prompts: token ids of each prompt, as the reward model is shown it.
-    """
-
-    params: Params
-    weight: float
-    prompts: Sequence[np.ndarray]
+    params: Params  # of the reward model
+    weight: float  # w, of the rewards
+    prompts: Sequence[np.ndarray]  # token ids of each prompt, as the reward model is shown it
 
     __repr__ = short_repr
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Task:
-    """All that decides the samples of some prompts.
+    """All that decides the samples of some prompts."""
 
-    Attributes:
-      prompts: token ids of each prompt, at least one.
-      options: how samples are drawn.
-      stop_ids: tokens after which a sample ends.
-      cut: ends samples by their text; None where no text does.
-      numbers: of the prompts, for the random keys; their positions if not given.
-      guided: by a reward model, if one guides the tokens.
-    """
-
-    prompts: Sequence[np.ndarray]
-    options: SampleOptions
-    stop_ids: tuple[int, ...]
-    cut: Cut | None = None
-    numbers: Sequence[int] | None = None
-    guided: GuidedTask | None = None
+    prompts: Sequence[np.ndarray]  # token ids of each prompt, at least one
+    options: SampleOptions  # how samples are drawn
+    stop_ids: tuple[int, ...]  # tokens after which a sample ends
+    cut: Cut | None = None  # ends samples by their text; None where no text does
+    numbers: Sequence[int] | None = None  # of the prompts, for the random keys; their positions if not given
+    guided: GuidedTask | None = None  # by a reward model, if one guides the tokens
 
     __repr__ = short_repr
 

@@ -22,17 +22,11 @@ TOGETHER = 64
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """A text in token ids that a policy continues.
+    """A text in token ids that a policy continues."""
 
-    Attributes:
-      name: for messages: the id of the comparison, or the position.
-      ids: int32 [p], at least one.
-      posts_dropped: posts of the profile that did not fit.
-    """
-
-    name: str
-    ids: np.ndarray
-    posts_dropped: int = 0
+    name: str  # for messages: the id of the comparison, or the position
+    ids: np.ndarray  # int32 [p], at least one
+    posts_dropped: int = 0  # posts of the profile that did not fit
 
     __repr__ = short_repr
 

@@ -168,7 +168,7 @@ class _PolicySampler:
     Attributes:
       device: has the mesh, if there is one.
       stop_ids: tokens that end a text, as far as they are known.
-      posts_dropped: of each prompt; None where nobody drops any.
+      posts_dropped: of each prompt; None if prompts are not cut.
     """
 
     def __init__(

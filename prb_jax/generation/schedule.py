@@ -1,4 +1,4 @@
-"""Samples of many prompts through a fixed number of rows: whoever is done makes room for the next one.
+"""Samples of many prompts through a fixed number of rows: a sample that is done makes room for the next one.
 
 The prompts are taken in *units*, parts of the input that depend on the input and the number of rows alone. Rows are
 filled again within a unit, never across two: a unit that is repeated after an interruption meets the same neighbours
@@ -35,23 +35,16 @@ _ARRAYS = ("tokens", "logprobs", "sampled_logprobs")
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """One sample.
+    """One sample."""
 
-    Attributes:
-      prompt: its position among the prompts.
-      sample: its number among the samples of the prompt.
-      tokens: int32 [T], with the token that ended it.
-      logprobs, sampled_logprobs: float32 [T], of each token: under the model, and under the distribution that it
-        was drawn from.
-      finish: "stop" (a stop id), "text" (a stop text) or "length".
-    """
-
-    prompt: int
-    sample: int
-    tokens: np.ndarray
+    prompt: int  # its position among the prompts
+    sample: int  # its number among the samples of the prompt
+    tokens: np.ndarray  # int32 [T], with the token that ended it
+    # logprobs, sampled_logprobs: float32 [T], of each token: under the model, and under the distribution that
+    # it was drawn from
     logprobs: np.ndarray
     sampled_logprobs: np.ndarray
-    finish: str
+    finish: str  # "stop" (a stop id), "text" (a stop text) or "length"
 
     __repr__ = short_repr
 

@@ -48,25 +48,16 @@ from prb_jax.readouts.heads import read_out
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """The static settings of a model that is run token by token.
+    """The static settings of a model that is run token by token."""
 
-    Attributes:
-      config: architecture; of a policy with a :class:`prb_jax.models.head.LanguageHead`.
-      dtype: of activations and caches.
-      mesh: devices.
-      attention: that reads prompts; None for the machine's own.
-      lora_scale: of adapters, where the parameters have any.
-      filler: see :func:`prb_jax.models.cache.fill_prefix`.
-      copies_layers: cut the layers' weights out of their stacks once for many steps. CPUs would copy them for
-        every token; accelerators read them in place, and have no memory for a second copy.
-    """
-
-    config: DecoderConfig
-    dtype: jnp.dtype
-    mesh: Mesh
-    attention: Attention | None = None
-    lora_scale: float = 1.0
-    filler: int = 1
+    config: DecoderConfig  # architecture; of a policy with a :class:`prb_jax.models.head.LanguageHead`
+    dtype: jnp.dtype  # of activations and caches
+    mesh: Mesh  # devices
+    attention: Attention | None = None  # that reads prompts; None for the machine's own
+    lora_scale: float = 1.0  # of adapters, where the parameters have any
+    filler: int = 1  # see :func:`prb_jax.models.cache.fill_prefix`
+    # cut the layers' weights out of their stacks once for many steps. CPUs would copy them for every token;
+    # accelerators read them in place, and have no memory for a second copy.
     copies_layers: bool = True
 
     @property
@@ -99,51 +90,32 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class Guidance:
-    """The static settings of a reward model that guides every token.
+    """The static settings of a reward model that guides every token."""
 
-    Attributes:
-      reward: the reward model.
-      readout: how its logits become a reward.
-      candidates: C, most likely tokens of each step that are tried.
-    """
-
-    reward: Program
-    readout: str
-    candidates: int
+    reward: Program  # the reward model
+    readout: str  # how its logits become a reward
+    candidates: int  # C, most likely tokens of each step that are tried
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Stops:
-    """When a row is done.
+    """When a row is done."""
 
-    Attributes:
-      ids: int32 [Q], tokens after which it is; -1 for none.
-      tokens: int32, most tokens that are drawn, at most M.
-    """
-
-    ids: jax.Array
-    tokens: jax.Array
+    ids: jax.Array  # int32 [Q], tokens after which it is; -1 for none
+    tokens: jax.Array  # int32, most tokens that are drawn, at most M
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Prompts:
-    """The prompts of B trees.
+    """The prompts of B trees."""
 
-    Attributes:
-      cache: of all their tokens but the last one.
-      last: int32 [B], the last one.
-      numbers: int32 [B], for the random keys.
-      seen: bool [B, V], the tokens that occur in it.
-      reward: the whole prompts as a guiding reward model reads them.
-    """
-
-    cache: PrefixCache
-    last: jax.Array
-    numbers: jax.Array
-    seen: jax.Array
-    reward: PrefixCache | None = None
+    cache: PrefixCache  # of all their tokens but the last one
+    last: jax.Array  # int32 [B], the last one
+    numbers: jax.Array  # int32 [B], for the random keys
+    seen: jax.Array  # bool [B, V], the tokens that occur in it
+    reward: PrefixCache | None = None  # the whole prompts as a guiding reward model reads them
 
     __repr__ = short_repr
 
@@ -151,28 +123,18 @@ class Prompts:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """B * S rows on their way.
+    """B * S rows on their way."""
 
-    Attributes:
-      cache: of the tokens read, from the last one of the prompt on.
-      next: int32 [B, S], the token that is read next.
-      numbers: int32 [B, S], numbers of the samples, for the random keys.
-      seen: bool [B, S, V], tokens that occurred.
-      done: bool [B, S].
-      tokens: int32 [B, S, M], drawn so far; ``cache.lengths`` of them.
-      logprobs, sampled_logprobs: float32 [B, S, M], see :class:`prb_jax.generation.choose.Chosen`.
-      reward: the tokens drawn as a guiding reward model reads them.
-    """
-
-    cache: SuffixCache
-    next: jax.Array
-    numbers: jax.Array
-    seen: jax.Array
-    done: jax.Array
-    tokens: jax.Array
+    cache: SuffixCache  # of the tokens read, from the last one of the prompt on
+    next: jax.Array  # int32 [B, S], the token that is read next
+    numbers: jax.Array  # int32 [B, S], numbers of the samples, for the random keys
+    seen: jax.Array  # bool [B, S, V], tokens that occurred
+    done: jax.Array  # bool [B, S]
+    tokens: jax.Array  # int32 [B, S, M], drawn so far; ``cache.lengths`` of them
+    # logprobs, sampled_logprobs: float32 [B, S, M], see :class:`prb_jax.generation.choose.Chosen`
     logprobs: jax.Array
     sampled_logprobs: jax.Array
-    reward: SuffixCache | None = None
+    reward: SuffixCache | None = None  # the tokens drawn as a guiding reward model reads them
 
     __repr__ = short_repr
 
@@ -253,7 +215,7 @@ def put_prompts(held: Prompts, new: Prompts, trees: jax.Array) -> Prompts:
 
 
 def restart(rows: Rows, prompts: Prompts, which: jax.Array, numbers: jax.Array) -> Rows:
-    """Begin new samples in the rows ``which`` bool [B, S]; ``numbers`` int32 [B, S] are theirs."""
+    """Begin new samples, with the numbers ``numbers`` int32 [B, S], in the rows ``which`` bool [B, S]."""
 
     def emptied(cache: SuffixCache) -> SuffixCache:
         return replace(cache, lengths=jnp.where(which, 0, cache.lengths))

@@ -47,19 +47,12 @@ STEPS_TOGETHER = 16
 
 @dataclass(frozen=True, eq=False)
 class PolicyTokens:
-    """Log-probabilities of a policy for the tokens of K responses.
+    """Log-probabilities of a policy for the tokens of K responses."""
 
-    Attributes:
-      ids: int32 [T] of each response.
-      logprobs: float32 [T] of each.
-      tried: int32 [T, C] of each, the most likely tokens.
-      tried_logprobs: float32 [T, C] of each.
-    """
-
-    ids: tuple[np.ndarray, ...]
-    logprobs: tuple[np.ndarray, ...]
-    tried: tuple[np.ndarray, ...]
-    tried_logprobs: tuple[np.ndarray, ...]
+    ids: tuple[np.ndarray, ...]  # int32 [T] of each response
+    logprobs: tuple[np.ndarray, ...]  # float32 [T] of each
+    tried: tuple[np.ndarray, ...]  # int32 [T, C] of each, the most likely tokens
+    tried_logprobs: tuple[np.ndarray, ...]  # float32 [T, C] of each
 
     __repr__ = short_repr
 

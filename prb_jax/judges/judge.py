@@ -159,7 +159,7 @@ def judge(
         part=part,
         progress=progress,
     )
-    judged = result.summary.get("judge", {})  # of a part there is none
+    judged = result.summary.get("judge", {})  # the summary of a part has no such entry
     replies = judged.get("ratings", judged.get("n"))
     if judged and (judged.get("unparsable") == judged["n"] or judged.get("failed_parses") == replies):
         why = "replies could not be read"

@@ -1,10 +1,10 @@
 """How much annotators agree beyond chance, with intervals: Krippendorff's alpha, Fleiss' and Cohen's kappa, Gwet's AC1.
 
 A table [U, R] holds the category that each of R annotators gave to each of U units, a number from 0, and ``MISSING``
-where there is none. All coefficients are computed for B resamples at once: weights say how often each unit and each
-annotator was drawn. A pair of ratings counts as often as the product of the weights of its two annotators, and nobody
-is paired with himself, so that an annotator who is drawn twice does not agree with himself. With weights of 1 the
-coefficients are the published ones:
+where an annotator gave none. All coefficients are computed for B resamples at once: weights say how often each unit
+and each annotator was drawn. A pair of ratings counts as often as the product of the weights of its two annotators.
+No annotator is paired with himself, so that one who is drawn twice does not agree with himself. With weights of 1
+the coefficients are the published ones:
 
 - alpha: Krippendorff, "Content Analysis" (2004), chapter 11, nominal and ordinal; units with one rating do not count.
 - Fleiss' kappa and AC1: Gwet, "Handbook of Inter-Rater Reliability" (4th ed., 2014), chapters 2 and 5, where units may
@@ -156,7 +156,7 @@ def _beyond_chance(observed: np.ndarray, expected: np.ndarray, defined: np.ndarr
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure about judgements with its intervals; None where there is none, and ``reasons`` say why by the name.
+    """A figure about judgements with its intervals. What cannot be computed is None; ``reasons`` say why by its name.
 
     ``ci95`` is the 95 % interval over items, or over clusters of them, judged by these annotators; ``ci95_annotators``
     the one over both items and annotators, as draws from many.

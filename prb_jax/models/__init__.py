@@ -18,7 +18,7 @@ Remat = Literal["none", "dots", "full"]
 """What the backward pass computes again: see :func:`prb_jax.models.decoder_layer.rematerialised`."""
 
 REMAT: Remat = "dots"
-"""What training computes again if nobody says."""
+"""What training computes again by default."""
 
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 ATTENTIONS: tuple[AttentionName, ...] = get_args(AttentionName)

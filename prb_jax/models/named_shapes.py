@@ -68,7 +68,7 @@ def read_model(model: str | Path | DecoderConfig) -> DecoderConfig:
     """The configuration of a named shape, of a ``config.json``, or of a folder that holds one.
 
     Raises:
-      CheckpointError: there is none, or it cannot be used.
+      CheckpointError: the configuration is missing or cannot be used.
     """
     if isinstance(model, DecoderConfig):
         return model

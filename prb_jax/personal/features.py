@@ -231,7 +231,7 @@ def open_features(path: str | Path) -> FeatureStore:
     """Open a store of features; rows are read when they are asked for.
 
     Raises:
-      RunError: there is none, it is not finished, or a file of it is missing or has another shape.
+      RunError: the folder holds no store, the store is not finished, or a file of it is missing or has another shape.
     """
     folder = Path(path)
     if not (folder / FEATURES).is_file():

@@ -152,7 +152,7 @@ class Method:
         return {}
 
     def soft_prompts(self, inputs: Any) -> jax.Array | None:
-        """float [M, S, D], of the rows of the step; None where there are none."""
+        """float [M, S, D], of the rows of the step; None for a method without soft prompts."""
         return None
 
     def update(self, state: MethodState, gradient: Any, *, step: jax.Array, learn: jax.Array) -> MethodState:

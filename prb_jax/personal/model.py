@@ -106,7 +106,7 @@ class PersonalisedModel:
     def score(self, comparisons: Records, *, user: str | None = None) -> np.ndarray | list[np.ndarray]:
         """Return one float32 array [K] a comparison or record; of a single one, its array.
 
-        A user of whom nothing is known is scored with the state of anybody; :meth:`unknown` counts them.
+        An unknown user is scored with the method's state for new people; :meth:`unknown` counts them.
 
         Args:
           comparisons: to be scored; labels are not looked at.
@@ -135,7 +135,7 @@ class PersonalisedModel:
         """Read the states of people, such as :meth:`save_states` or a study wrote, and return their names.
 
         Raises:
-          RunError: there are none, they are of another method or of another fit of it, or a file is damaged.
+          RunError: the folder holds no states, they are of another method or another fit of it, or a file is damaged.
         """
         self.saved = read_states(folder, mesh=None, **self._fit)
         return self.saved.users
@@ -309,7 +309,7 @@ class PersonalisedModel:
         return jax.tree.map(lambda leaf: leaf[rows], self._states(list(known.values())))
 
     def _states(self, known: Sequence[History]) -> Any:
-        """The states of people, each leaf with a leading axis; of nobody known the method's empty one."""
+        """The states of people, each leaf with a leading axis; the method's empty state for unknown people."""
         contexts = self._texts.contexts(known, most=MOST)
         method, fitted = self.fitted.method, self.fitted.fitted
         states = in_batches(partial(adapt_rows, method, fitted), (contexts,))

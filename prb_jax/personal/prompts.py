@@ -89,7 +89,7 @@ class SavedPrompts:
 
 
 def load_prompts(folder: str | Path, *, width: int) -> SavedPrompts | None:
-    """The soft prompts that lie with a model; None where there are none.
+    """The soft prompts in the folder of a model; None if it has none.
 
     Args:
       folder: of the model.

@@ -91,7 +91,7 @@ def read_fitted(folder: str | Path) -> FittedMethod:
     """Read a fitted method.
 
     Raises:
-      RunError: there is none, a file is damaged, or its method is unknown.
+      RunError: the folder holds no fitted method, a file of it is damaged, or the method is unknown.
     """
     path = Path(folder)
     facts = _read(path / PERSONALISED, FITTED_FORMAT)
@@ -165,7 +165,7 @@ def read_states(
     With a mesh the people are split over its devices, where their number can be; without one the arrays are numpy's.
 
     Raises:
-      RunError: there are none, they are of another method or of another fit of it, or a file is damaged.
+      RunError: the folder holds no states, they are of another method or another fit of it, or a file is damaged.
     """
     path = Path(folder)
     facts = _read(path / STATES, STATES_FORMAT)

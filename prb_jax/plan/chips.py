@@ -46,8 +46,8 @@ CHIPS: Mapping[str, Chip] = {
 }
 """By generation, as Cloud TPU's documentation has them."""
 
-# libtpu asks the network what machine it is on, complains where it is on none, and lets only one process
-# have the TPU: here there is none to have.
+# libtpu asks the network which TPU machine it runs on, complains where it finds none, and lets only one process
+# use the TPU. A plan uses none.
 _OFFLINE = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",

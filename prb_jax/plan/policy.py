@@ -35,7 +35,7 @@ from prb_jax.plan.program import (
 )
 from prb_jax.plan.sampling import sampling_program
 from prb_jax.plan.streams import BatchShape, drawn_trees, trained_streams
-from prb_jax.rl.learner import make_look, reference_of
+from prb_jax.rl.learner import make_look
 from prb_jax.rl.objective import POLICY, VALUE, Actor, Extras, Reads, Targets, make_policy_step
 from prb_jax.rl.sections import RolloutBatchSettings, RolloutSettings, ValueSettings
 from prb_jax.rl.settings import PpoSettings
@@ -143,20 +143,15 @@ def _policy_programs(
     actor = Actor(settings, config, mesh)
     step = make_policy_step(actor)
     weights = abstract_params(config, dtype=jnp.dtype("float32") if full else kind)
-    sources, frozen = jax.eval_shape(actor.split, weights)
-    state = placed(jax.eval_shape(step.init, sources), step.state_shardings)
-    frozen = placed(frozen, step.frozen_shardings)
-    reference = None
-    if full:
-        abstract = jax.eval_shape(lambda params: reference_of(params, kind), weights)
-        reference = placed(abstract, parameter_shardings(abstract, mesh))
+    state, frozen = jax.eval_shape(step.begin, weights)
+    state, frozen = placed(state, step.state_shardings), placed(frozen, step.frozen_shardings)
     own_trunk = settings.value.trunk == "own"
     trained, copies = ("weights", "a copy") if full else ("adapters", "adapters")
     value = f"value function ({copies if own_trunk else 'a head'})"
     held = {
         **({} if full else {"policy, frozen weights": _bytes(frozen)}),
         f"policy, {trained}": _bytes(state[POLICY]["params"]),
-        "reference": 0 if reference is None else _bytes(reference),
+        "reference": _bytes(frozen) if full else 0,
         value: _bytes(state[VALUE]["params"]),
         "optimiser and sums of gradients": _bytes(state)
         - _bytes(state[POLICY]["params"])
@@ -169,7 +164,7 @@ def _policy_programs(
         shared[value] = "the policy's frozen weights"
     batch, extras, visited = _batch(config, settings, shape, mesh)
     forward, trunks = forward_flops(config, shape), 2 if own_trunk else 1
-    arguments = (state, frozen, reference, batch, extras[0])
+    arguments = (state, frozen, batch, extras[0])
     look = Program(make_look(actor, step), arguments, (1 + trunks) * forward, visited)
     update = Program(
         step.accumulate,

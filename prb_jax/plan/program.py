@@ -39,7 +39,7 @@ from prb_jax.readouts.score_tree import is_pointwise, make_score_fn, make_stream
 from prb_jax.sharding import check_heads, check_tokens, mesh_shape, parameter_shardings
 from prb_jax.training import PASSES, Tuning
 from prb_jax.training.config import OptimizerSettings, TrainSettings
-from prb_jax.training.objective import RewardObjective, make_reward_step
+from prb_jax.training.objective import make_reward_step
 from prb_jax.trees.batches import TreeBatch, TreeMask
 
 
@@ -54,8 +54,8 @@ class Program:
     # anything; more than one where a step goes through several blocks of keys; where the number of steps is data, how
     # many there are
     visited: float
-    attention: str = ""  # the name of that kernel, or of another implementation; "" where nobody asks
-    tokens: int = 0  # of the batch, without padding; 0 where nobody asks, and so for the following
+    attention: str = ""  # the name of that kernel, or of another implementation; "" if it is not reported
+    tokens: int = 0  # of the batch, without padding; 0 if it is not reported, and so for the following
     computed_tokens: int = 0  # the same with the padding of this program
     bucket_tokens: int = 0  # the same where trees are padded to the shapes that suit them best
     # of one chip, what that kernel reads of keys and values, if blocks are read more than once
@@ -145,13 +145,11 @@ def training_program(
         attention=attention,  # pyright: ignore[reportArgumentType]
         optimizer=OptimizerSettings(learning_rate=1e-4),
     )
-    objective = RewardObjective(settings=settings, config=config, mesh=mesh)
-    step = make_reward_step(objective, lengths=(1000,))
+    step = make_reward_step(settings, config, mesh=mesh, lengths=(1000,))
     weights = abstract_params(config, dtype=kind, head_dtype=jnp.float32)
-    sources, frozen = jax.eval_shape(objective.split, weights)
-    state = placed(jax.eval_shape(step.init, sources), step.state_shardings)
-
-    frozen, passes = placed(frozen, step.frozen_shardings), PASSES[tuning]
+    state, frozen = jax.eval_shape(step.begin, weights)
+    state, frozen = placed(state, step.state_shardings), placed(frozen, step.frozen_shardings)
+    passes = PASSES[tuning]
     if packed:
         trees = drawn_trees(shape, longest=config.max_position_embeddings)
         streams = trained_streams(config, trees, mesh=mesh)

@@ -154,7 +154,7 @@ def _number(name: str) -> int | None:
 
 
 def _check_address(*, first: bool) -> None:
-    """Refuse an address of process 0 that is none, or is taken: JAX itself often ends with a segmentation fault."""
+    """Refuse an address of process 0 that is not valid or in use: JAX itself often ends with a segmentation fault."""
     name, address = "JAX_COORDINATOR_ADDRESS", os.environ.get("JAX_COORDINATOR_ADDRESS")
     if not address:
         return

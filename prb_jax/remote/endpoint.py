@@ -55,7 +55,7 @@ TRIES: Final = "prb_tries"  # beside an answer that is kept: how often it was as
 class Reply:
     """The reply of a model."""
 
-    text: str  # of the reply; empty where the endpoint says that there is none
+    text: str  # of the reply; empty if the endpoint says that the model wrote nothing
     # prompt_tokens, completion_tokens: as counted by who produced it; None where that is not told
     prompt_tokens: int | None
     completion_tokens: int | None
@@ -122,7 +122,7 @@ class Endpoint:
         more: Mapping[str, Any] | None = None,
         tolerated: type[NoReplyError] | tuple[()] = NoReplyError,
     ) -> list[Reply | NoReplyError]:
-        """Return the reply to each conversation, or the error where there is none; several are asked at a time.
+        """Return for each conversation the reply, or the error in its place; several are asked at a time.
 
         Args:
           conversations: to reply to; equal requests are asked once.
@@ -283,7 +283,7 @@ class Endpoint:
         """The reply in an answer, with the alternatives of its tokens if they were asked for.
 
         Raises:
-          RunError: there is none.
+          RunError: the answer holds no reply.
         """
         choices = answer.get("choices") if isinstance(answer, Mapping) else None
         first: Any = choices[0] if isinstance(choices, list) and choices else None

@@ -101,7 +101,7 @@ class ScoreClient:
         """Return the answer of the server, after as many tries as it takes.
 
         Raises:
-          RunError: there is none, or a status that no further try would change.
+          RunError: no answer came, or one with a status that no further try would change.
         """
         import httpx
 
@@ -315,7 +315,7 @@ class ClassServer(ScoreClient):
 
 
 def _numbers(answer: Any) -> list[float] | None:
-    """The numbers of the only entry: vLLM's `probs` or `data`, SGLang's `embedding`; None where there are none."""
+    """The numbers of the only entry: vLLM's `probs` or `data`, SGLang's `embedding`; None if the answer has neither."""
     data = answer.get("data") if isinstance(answer, dict) else answer
     entry = data[0] if isinstance(data, list) and len(data) == 1 else answer
     if not isinstance(entry, dict):

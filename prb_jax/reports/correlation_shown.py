@@ -171,7 +171,7 @@ def draw_correlation(path: Path, found: Mapping[str, Any]) -> None:
 
 
 def _bars(figures: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[list[float]]]:
-    """Values, and how far the interval of each reaches below and above it; not at all where there is none."""
+    """Values, and how far the interval of each reaches below and above it; 0 for a value without an interval."""
     values = [figure["value"] for figure in figures]
     ends = [figure["ci95"] or [figure["value"]] * 2 for figure in figures]
     below = [max(value - low, 0.0) for value, (low, _) in zip(values, ends, strict=True)]

@@ -30,19 +30,12 @@ from prb_jax.rl.settings import PpoSettings
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Credit:
-    """What a step learns from each token.
+    """What a step learns from each token."""
 
-    Attributes:
-      advantages: float32 [B, K, R].
-      returns: float32 [B, K, R + 1].
-      value_mask: float32 [B, K, R + 1], states whose value is trained.
-      numbers: float32 [] by name, to be reported.
-    """
-
-    advantages: jax.Array
-    returns: jax.Array
-    value_mask: jax.Array
-    numbers: dict[str, jax.Array]
+    advantages: jax.Array  # float32 [B, K, R]
+    returns: jax.Array  # float32 [B, K, R + 1]
+    value_mask: jax.Array  # float32 [B, K, R + 1], states whose value is trained
+    numbers: dict[str, jax.Array]  # float32 [] by name, to be reported
 
 
 @functools.partial(jax.jit, static_argnames="settings")
@@ -86,8 +79,8 @@ def credit(
     if algorithm == "ppo":
         if chosen.whiten_rewards:
             rewards = whiten(rewards, value_mask, shift_mean=False)
-        found = gae(rewards, values, value_mask, gamma=chosen.gamma, lam=chosen.lam)
-        advantages, returns = found.advantages[..., :-1] * mask, found.returns * value_mask
+        estimate = gae(rewards, values, value_mask, gamma=chosen.gamma, lam=chosen.lam)
+        advantages, returns = estimate.advantages[..., :-1] * mask, estimate.returns * value_mask
         if chosen.whiten:
             advantages = whiten(advantages, mask, shift_mean=True)
     elif algorithm == "reinforce++":

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from prb_jax.checkpoints.load import abstract_params, load_params
 from prb_jax.generation.policy import bare_policy
@@ -37,9 +38,9 @@ from prb_jax.scoring.batching import Batch, batch_sizes
 from prb_jax.sharding import parameter_shardings, replicated
 from prb_jax.training.data import Order, permutation
 from prb_jax.training.export import Write, copy_file
-from prb_jax.training.microbatches import STEPS_SIMULATED, Microbatch, plan_layout
+from prb_jax.training.microbatches import STEPS_SIMULATED, plan_layout
 from prb_jax.training.start import Start, with_pad_token
-from prb_jax.training.step import TrainState, TrainStep
+from prb_jax.training.step import Microbatch, TrainState, TrainStep
 from prb_jax.training.trainer import Trainer
 from prb_jax.training.weights import merge
 from prb_jax.trees.batches import TreeBatch
@@ -96,25 +97,18 @@ class Learner(Trainer):
             tokenizer=self.policy.tokenizer,
             tokenizer_folder=opened.tokenizer_folder.path,
             identity=identity,
-            load=lambda mesh: self._read_weights(),
+            load=self._read_weights,
         )
-        super().__init__(settings, start, make_policy_step(self.actor), self.actor.split)
-        self._reference: Params | None = None
+        super().__init__(settings, start, make_policy_step(self.actor))
         self._look = make_look(self.actor, self.program)
 
-    def _read_weights(self) -> Params:
+    def _read_weights(self, mesh: Mesh) -> Params:
         config = self.actor.config
         dtype = jnp.dtype("float32") if self.settings.tuning == "full" else self.actor.dtype
-        shardings = parameter_shardings(abstract_params(config), self.mesh)
-        params = load_params(self._opened.folder.path, config, dtype=dtype, shardings=shardings).params
-        if self.settings.tuning == "full" and self.settings.algorithm != "sft":
-            self._reference = reference_of(params, self.actor.dtype)
-        return params
+        shardings = parameter_shardings(abstract_params(config), mesh)
+        return load_params(self._opened.folder.path, config, dtype=dtype, shardings=shardings).params
 
-    def _load_frozen(self) -> None:
-        self._load()  # the reference is no part of a checkpoint
-
-    def _more(self, *, adapter: bool = False) -> Write:
+    def _side_files(self, *, adapter: bool = False) -> Write:
         name = "generation_config.json"
         return lambda folder: None if adapter else copy_file(self._opened.folder.path / name, folder / name)
 
@@ -149,7 +143,7 @@ class Learner(Trainer):
             reads = self._read(part, batch.trees, columns)
             with compiling(self._look, *batch_sizes(part.batch)):
                 placed = self.program.place(part.batch, reads)
-                found = self._look(self.state, self.frozen, self._reference, *placed)
+                found = self._look(self.state, self.frozen, *placed)
             for whole, of_part in zip((logprobs, reference, values), map(np.asarray, found), strict=True):
                 for members, view in _views(of_part, part, responses):
                     whole[members] = view
@@ -244,27 +238,17 @@ def _targets(batch: Rollouts, rows: np.ndarray, settings: PpoSettings) -> Target
     )
 
 
-def reference_of(params: Params, dtype: jnp.dtype) -> Params:
-    """Return the starting weights, rounded only where a forward pass rounds them anyway: the matrices of the layers."""
-    if dtype == jnp.float32:
-        return params
-    layers = {name: leaf.astype(dtype) if leaf.ndim == 3 else leaf for name, leaf in params["layers"].items()}
-    return {**params, "layers": layers}
-
-
 def make_look(actor: Actor, step: TrainStep) -> Callable[..., Any]:
-    """Return (state, frozen, reference, batch, reads) -> log-probabilities, those of the reference, and values."""
+    """Return (state, frozen, batch, reads) -> log-probabilities, those of the reference, and values."""
     settings = actor.settings
-    full = settings.tuning == "full"
-    reference_shardings = parameter_shardings(abstract_params(actor.config), actor.mesh) if full else None
 
-    def look(state: TrainState, frozen: Params, reference: Params | None, batch: Batch, reads: Reads) -> Any:
+    def look(state: TrainState, frozen: Params, batch: Batch, reads: Reads) -> Any:
         def read(params: Params) -> tuple[jax.Array, jax.Array]:
             states = token_states(actor, params, batch, reads)
             return states, token_logprobs(actor, params, states, reads)[0]
 
         inputs = step.inputs(state)
-        states, under_reference = read(frozen if reference is None else reference)
+        states, under_reference = read(frozen)  # the reference
         logprobs = under_reference
         if settings.algorithm != "dpo":
             states, logprobs = read(merge(inputs[POLICY], frozen))
@@ -274,6 +258,6 @@ def make_look(actor: Actor, step: TrainStep) -> Callable[..., Any]:
 
     return jax.jit(
         look,
-        in_shardings=(step.state_shardings, step.frozen_shardings, reference_shardings, None, None),
+        in_shardings=(step.state_shardings, step.frozen_shardings, None, None),
         out_shardings=replicated(actor.mesh),
     )

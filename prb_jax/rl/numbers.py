@@ -36,15 +36,10 @@ _DEVIATION_FLOOR = 1e-4
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Advantages:
-    """How much better each token is than expected.
+    """How much better each token is than expected."""
 
-    Attributes:
-      advantages: float32 [..., T], 0 where the mask is.
-      returns: float32 [..., T], which the value function should have given.
-    """
-
-    advantages: jax.Array
-    returns: jax.Array
+    advantages: jax.Array  # float32 [..., T], 0 where the mask is
+    returns: jax.Array  # float32 [..., T], which the value function should have given
 
 
 def gae(rewards: jax.Array, values: jax.Array, mask: jax.Array, *, gamma: float, lam: float) -> Advantages:

@@ -66,17 +66,11 @@ Array = np.ndarray | jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Actor:
-    """All that is static of a policy in training.
+    """All that is static of a policy in training."""
 
-    Attributes:
-      settings: of the run.
-      config: architecture, with a :class:`prb_jax.models.head.LanguageHead`.
-      mesh: devices.
-    """
-
-    settings: PpoSettings
-    config: DecoderConfig
-    mesh: Mesh
+    settings: PpoSettings  # of the run
+    config: DecoderConfig  # architecture, with a :class:`prb_jax.models.head.LanguageHead`
+    mesh: Mesh  # devices
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -95,13 +89,16 @@ class Actor:
         return wanted_attention(self.mesh, self.dtype, self.settings.attention)
 
     def split(self, params: Params) -> tuple[dict[str, Params], Params]:
-        """Return the arrays that each group starts with, and those that are not trained.
+        """Return the arrays that each group starts with, and those that are not trained: those of the reference.
 
         The reference is the model as it is, so a value function with a trunk of its own shares the frozen weights too.
+        Where everything is trained, the frozen weights are a copy of all; sft needs none.
         """
         settings = self.settings
         lora = settings.lora if settings.tuning == "lora" else None
         trainable, frozen = split_params(params, tuning=settings.tuning, lora=lora, seed=settings.seed)
+        if lora is None and settings.algorithm != "sft":
+            frozen = _reference_of(params, self.dtype)
         sources = {POLICY: trainable}
         if settings.with_values:
             head = {"score": jnp.zeros((params["embed"].shape[1], 1), jnp.float32)}
@@ -115,19 +112,23 @@ class Actor:
         return sources, frozen
 
 
+def _reference_of(params: Params, dtype: jnp.dtype) -> Params:
+    """The starting weights, rounded only where a forward pass rounds them anyway: the matrices of the layers."""
+    if dtype == jnp.float32:
+        return params
+    layers = {name: leaf.astype(dtype) if leaf.ndim == 3 else leaf for name, leaf in params["layers"].items()}
+    return {**params, "layers": layers}
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Reads:
-    """Where the responses of a microbatch are read.
+    """Where the responses of a microbatch are read."""
 
-    Attributes:
-      places: int32 [B, M], of the state before each token of each response, and of that behind its last token.
-      tokens: int32 [B, M], the token after each of these states; 0 behind a last one.
-      index: int32 [B, K, R + 1], which of the M states are those of each response; 0 where there is none.
-    """
-
+    # int32 [B, M], of the state before each token of each response, and of that behind its last token
     places: Array
-    tokens: Array
+    tokens: Array  # int32 [B, M], the token after each of these states; 0 behind a last one
+    # int32 [B, K, R + 1], which of the M states are those of each response; 0 at padding
     index: Array
 
     def by_response(self, values: jax.Array) -> jax.Array:
@@ -139,29 +140,21 @@ class Reads:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Targets:
-    """What a loss needs of a microbatch besides its tokens; 0 where nothing is real, None where the loss does without.
+    """What a loss needs of a microbatch besides its tokens: 0 at padding, None for what the loss does not use."""
 
-    Attributes:
-      weights: float32 [B, K, R], of the losses of tokens: `prb_jax.rl.numbers.token_weights`; [B, 2] of pairs. They
-        add up to 1 over the minibatch.
-      counts: float32 [B, K, R], the same for numbers that are only reported: the mean over tokens.
-      mask: float32 [B, 2, R], of pairs, in each of which the first response is the chosen one.
-      old: float32 [B, K, R], log-probabilities when the tokens were drawn.
-      reference: float32 [B, K, R], under the reference.
-      advantages: float32 [B, K, R].
-      kl: float32 [B, K], the coefficient of the KL in the loss.
-      value_weights: float32 [B, K, R + 1].
-      values, returns: float32 [B, K, R + 1], as they were, and as they should have been.
-    """
-
+    # float32 [B, K, R], of the losses of tokens: `prb_jax.rl.numbers.token_weights`; [B, 2] of pairs. They
+    # add up to 1 over the minibatch.
     weights: Array
+    # float32 [B, K, R], the same for numbers that are only reported: the mean over tokens
     counts: Array | None = None
+    # float32 [B, 2, R], of pairs, in each of which the first response is the chosen one
     mask: Array | None = None
-    old: Array | None = None
-    reference: Array | None = None
-    advantages: Array | None = None
-    kl: Array | None = None
-    value_weights: Array | None = None
+    old: Array | None = None  # float32 [B, K, R], log-probabilities when the tokens were drawn
+    reference: Array | None = None  # float32 [B, K, R], under the reference
+    advantages: Array | None = None  # float32 [B, K, R]
+    kl: Array | None = None  # float32 [B, K], the coefficient of the KL in the loss
+    value_weights: Array | None = None  # float32 [B, K, R + 1]
+    # values, returns: float32 [B, K, R + 1], as they were, and as they should have been
     values: Array | None = None
     returns: Array | None = None
 
@@ -210,6 +203,7 @@ def make_policy_step(actor: Actor) -> TrainStep:
     names = _SUMS.get(settings.algorithm, _ROLLOUT_SUMS)
     return make_train_step(
         loss_of(actor),
+        split=actor.split,
         groups=groups,
         frozen=frozen,
         zero=lambda: Sums({name: jnp.zeros((), jnp.float32) for name in names}),

@@ -201,8 +201,8 @@ def ppo(
             times.append(time.perf_counter())
             batch = learner.look(replace(batch, scores=scored.values))
             arrays = (batch.scores, batch.ended, batch.lengths, batch.logprobs, batch.reference, batch.values)
-            found = credit(*map(jnp.asarray, arrays), jnp.float32(coefficient), settings=settings)
-            batch = replace(batch, credit=found, kl=0.0 if settings.kl_in_reward else coefficient)
+            credited = credit(*map(jnp.asarray, arrays), jnp.float32(coefficient), settings=settings)
+            batch = replace(batch, credit=credited, kl=0.0 if settings.kl_in_reward else coefficient)
             updates = update(batch, asked, step)
             times.append(time.perf_counter())
             if kept is not None and (number == 1 or number % settings.rollouts_every == 0):
@@ -210,7 +210,7 @@ def ppo(
             tokens = int(batch.mask.sum())
             row = {
                 **updates,
-                **{name: float(np.asarray(value)) for name, value in found.numbers.items()},
+                **{name: float(np.asarray(value)) for name, value in credited.numbers.items()},
                 "kl_coefficient": coefficient,
                 "empty": scored.empty,
                 "failed": scored.failed,
@@ -232,9 +232,9 @@ def ppo(
                 )
             return row
 
-        def step_fn(step: int) -> Callable[[], Mapping[str, float]]:
+        def step_fn(step: int, members: Sequence[int]) -> Callable[[], Mapping[str, float]]:
             learn = learn_from_rollouts if sampler else learn_from_labels
-            row = learn(step, order.step(step).tolist())
+            row = learn(step, members)
             row = {"step": step + 1, "epoch": order.epoch_of(step + 1), **row}
             return lambda: row
 
@@ -245,6 +245,7 @@ def ppo(
         stops = settings.watch.most_kl is not None or settings.watch.window is not None
         run_steps(
             loop,
+            (order.step(step).tolist() for step in range(loop.step, settings.steps)),
             step_fn,
             facts=lambda step: {"kl_coefficient": coefficient},
             reason_to_end=reason if stops else None,
@@ -266,12 +267,6 @@ def ppo(
             watch.finish(
                 inputs, algorithm=settings.algorithm, reward=opened, held_out=texts, plot=settings.log.plot
             )
-            names = [name for name in _SUMMED_UP if name in rows[0]]
-            first, tail = rows[:1], rows[-max(1, len(rows) // 10) :]
-
-            def means(part: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-                return {name: float(np.mean([row[name] for row in part])) for name in names}
-
             return {
                 "algorithm": settings.algorithm,
                 "reward": None if opened is None else opened.name,
@@ -280,13 +275,18 @@ def ppo(
                 "prompts": len(comparisons),
                 "prompts_seen": len(rows) * settings.batch.prompts,
                 "tokens_seen": int(sum(row["tokens"] for row in rows)),
-                "first": means(first),
-                "last_tenth": means(tail),
+                "first": _means(rows[:1]),
+                "last_tenth": _means(rows[-max(1, len(rows) // 10) :]),
                 **({"held_out": held_out_summary(texts)} if texts else {}),
                 "definitions": _DEFINITIONS,
             }
 
         return PpoResult(path, loop.step, path / MODEL, write_summary(loop, summarise))
+
+
+def _means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    names = [name for name in _SUMMED_UP if name in rows[0]]
+    return {name: float(np.mean([row[name] for row in rows])) for name in names}
 
 
 def _inputs(

@@ -34,17 +34,11 @@ _VIEW = ("profile_posts", "protocol", "max_length")
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of the rollouts of some prompts.
+    """Scores of the rollouts of some prompts."""
 
-    Attributes:
-      values: float32 [prompts, n], scaled.
-      empty: rollouts without a letter.
-      failed: rollouts whose reward failed.
-    """
-
-    values: np.ndarray
-    empty: int
-    failed: int
+    values: np.ndarray  # float32 [prompts, n], scaled
+    empty: int  # rollouts without a letter
+    failed: int  # rollouts whose reward failed
 
 
 class _Ask(NamedTuple):
@@ -96,10 +90,10 @@ class Reward:
 
     def identity(self) -> dict[str, Any]:
         """Return all that decides the scores, JSON-ready, without a name where there is more."""
-        found = {**self.scorer.identity(), **self._facts}
-        if len(found) > 1:
-            found.pop("name")
-        return found
+        identity = {**self.scorer.identity(), **self._facts}
+        if len(identity) > 1:
+            identity.pop("name")
+        return identity
 
     def model_identity(self) -> dict[str, Any]:
         """Return what tells the model from others, wherever it is and whatever it is shown."""
@@ -120,8 +114,8 @@ class Reward:
         values = np.full((len(texts), max(map(len, texts))), np.nan, np.float64)
         empty = 0
         asks: list[_Ask] = []
-        for prompt, (comparison, own) in enumerate(zip(comparisons, texts, strict=True)):
-            blank = [place for place, text in enumerate(own) if not text.strip()]
+        for prompt, (comparison, rollouts) in enumerate(zip(comparisons, texts, strict=True)):
+            blank = [place for place, text in enumerate(rollouts) if not text.strip()]
             if blank and self.settings.empty is None:
                 raise RunError(
                     f"step {step}: comparison {quote(comparison.id)}: rollout {blank[0]} has no letter, so nothing can "
@@ -129,7 +123,7 @@ class Reward:
                 )
             values[prompt, blank] = 0.0 if self.settings.empty is None else self.settings.empty
             empty += len(blank)
-            asks += _asks(prompt, comparison, own)
+            asks += _asks(prompt, comparison, rollouts)
 
         def fill() -> tuple[list[list[float]], int]:
             failed = self._fill(values, asks, step=step)
@@ -140,8 +134,8 @@ class Reward:
             isinstance(self.scorer, PlainScorer | RemoteScorer | ClassServer)
             or "judge elsewhere" in self.kinds
         )
-        found, failed = on_first_process(fill) if alone else fill()
-        scaled = np.asarray(found) * self.settings.scale
+        scores, failed = on_first_process(fill) if alone else fill()
+        scaled = np.asarray(scores) * self.settings.scale
         return Scores(scaled.astype(np.float32), empty, failed)
 
     def _fill(self, values: np.ndarray, asks: Sequence[_Ask], *, step: int) -> int:
@@ -161,15 +155,15 @@ class Reward:
             return len(places)
 
         while waiting:
-            order, found = list(waiting), []
+            order, scored = list(waiting), []
             problem: Exception | None = None
             try:
                 asked = [asks[place].comparison for place in order]
                 for batch in self.scorer.stream(asked, skip=lambda indices: False, **self._view):
-                    found += zip(batch.indices, batch.scores, strict=True)
+                    scored += zip(batch.indices, batch.scores, strict=True)
             except Exception as error:
                 problem = error
-            for index, row in found:
+            for index, row in scored:
                 if not np.isfinite(row).all():
                     unread = " (nan: no number in the reply)" if isinstance(self.scorer, JudgeScorer) else ""
                     failed += fail(order[index], f"gave {quote(np.asarray(row).tolist())}{unread}")

@@ -32,33 +32,22 @@ def _none() -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Rollouts:
-    """What a step learns from; it gains fields on its way, each for all of the step.
+    """What a step learns from; it gains fields on its way, each for all of the step."""
 
-    Attributes:
-      trees: B prompts, and their responses: rollouts, or labelled ones of the data.
-      columns: R.
-      texts: of each rollout.
-      ended: bool [B, K], whether a stop token is the last one of a rollout.
-      sampled: float32 [B, K, R], log-probabilities of rollouts as the sampler has them.
-      logprobs: float32 [B, K, R], under the policy that drew them, before the first update.
-      reference: float32 [B, K, R], under the reference.
-      values: float32 [B, K, R + 1]; 0 without a value function.
-      scores: float32 [B, K], of the reward.
-      credit: advantages of rollouts.
-      kl: coefficient of the KL in the loss; 0 where it is in the reward.
-    """
-
-    trees: Sequence[Tree]
-    columns: int
-    texts: Sequence[Sequence[str]] = ()
+    trees: Sequence[Tree]  # B prompts, and their responses: rollouts, or labelled ones of the data
+    columns: int  # R
+    texts: Sequence[Sequence[str]] = ()  # of each rollout
+    # bool [B, K], whether a stop token is the last one of a rollout
     ended: np.ndarray = field(default_factory=_none)
+    # float32 [B, K, R], log-probabilities of rollouts as the sampler has them
     sampled: np.ndarray = field(default_factory=_none)
+    # float32 [B, K, R], under the policy that drew them, before the first update
     logprobs: np.ndarray = field(default_factory=_none)
-    reference: np.ndarray = field(default_factory=_none)
-    values: np.ndarray = field(default_factory=_none)
-    scores: np.ndarray = field(default_factory=_none)
-    credit: Credit | None = None
-    kl: float = 0.0
+    reference: np.ndarray = field(default_factory=_none)  # float32 [B, K, R], under the reference
+    values: np.ndarray = field(default_factory=_none)  # float32 [B, K, R + 1]; 0 without a value function
+    scores: np.ndarray = field(default_factory=_none)  # float32 [B, K], of the reward
+    credit: Credit | None = None  # advantages of rollouts
+    kl: float = 0.0  # coefficient of the KL in the loss; 0 where it is in the reward
 
     __repr__ = short_repr
 

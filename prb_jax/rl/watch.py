@@ -172,7 +172,7 @@ def reason_to_stop(rows: Sequence[Mapping[str, Any]], settings: WatchSettings) -
 
 
 def distinct(texts: Sequence[Sequence[str]], n: int) -> float:
-    """Return the share of different runs of ``n`` words among all of them in these texts; 1 where there are none."""
+    """Return the share of different runs of ``n`` words among all of them in these texts; 1 for texts without any."""
     runs = [
         tuple(words[place : place + n])
         for rollouts in texts
@@ -260,7 +260,7 @@ def write_held_out(
 
 
 def _parts(rows: Rows) -> dict[str, Rows]:
-    """All rows as "held out", and those of each subset by its name where there are several; none of none."""
+    """All rows as "held out", and those of each subset by its name if there are several; empty without rows."""
     subsets = dict.fromkeys(row["subset"] for row in rows)
     parts = {"held out": rows} if rows else {}
     if len(subsets) > 1:

@@ -25,24 +25,16 @@ _KIND: Final = "prb_jax behaviour"
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One figure of the behaviour under one reward model.
+    """One figure of the behaviour under one reward model."""
 
-    Attributes:
-      name: of the figure, as "best-of-16".
-      reward_model: the identity of the reward model, as :func:`reward_identity` gives it.
-      label: how the reward model was called.
-      setting: all else that decides the figure; figures of the same name and setting are compared.
-      policy: the architecture of the policy, where there is one.
-      clusters: [C] users, as :func:`cluster_of` gives them.
-      sums, counts: [C], of each user's rows.
-    """
-
-    name: str
-    reward_model: Mapping[str, Any]
-    label: str
+    name: str  # of the figure, as "best-of-16"
+    reward_model: Mapping[str, Any]  # the identity of the reward model, as :func:`reward_identity` gives it
+    label: str  # how the reward model was called
+    # all else that decides the figure; figures of the same name and setting are compared
     setting: Mapping[str, Any]
-    policy: str | None
-    clusters: Sequence[str]
+    policy: str | None  # the architecture of the policy, where there is one
+    clusters: Sequence[str]  # [C] users, as :func:`cluster_of` gives them
+    # sums, counts: [C], of each user's rows
     sums: Sequence[float]
     counts: Sequence[int]
 
@@ -50,7 +42,7 @@ class Figure:
 
     @property
     def repetition(self) -> Any:
-        """Which repetition of the figure this one is; None where there is but one."""
+        """Which repetition of the figure this is; None if it was not repeated."""
         return self.setting.get(REPETITION)
 
     @property

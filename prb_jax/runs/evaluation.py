@@ -76,12 +76,9 @@ EVALUATION: Final = RunKind("prb_jax evaluation", "prb evaluate", rows=SCORE_ROW
 
 @dataclass(frozen=True)
 class EvaluationFolder(RunFolder):
-    """An open run folder of an evaluation.
+    """An open run folder of an evaluation."""
 
-    Attributes:
-      blocks: rows of the blocks of data that were read so far; None where all data is known as a whole.
-    """
-
+    # rows of the blocks of data that were read so far; None where all data is known as a whole
     blocks: RowFile[Row] | None
 
     def known_blocks(self) -> list[list[str]]:

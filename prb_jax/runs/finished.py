@@ -17,21 +17,13 @@ from prb_jax.runs.kind import RUN, SUMMARY
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """What a run folder of `prb evaluate` holds.
+    """What a run folder of `prb evaluate` holds."""
 
-    Attributes:
-      path: the folder.
-      record: what `run.json` says.
-      summary: what `summary.json` says.
-      rows: of `scores.jsonl`, in its order, at least one.
-      clusters: of these rows: over what intervals are taken.
-    """
-
-    path: Path
-    record: dict[str, Any]
-    summary: dict[str, Any]
-    rows: list[ScoredRow]
-    clusters: Clusters
+    path: Path  # the folder
+    record: dict[str, Any]  # what `run.json` says
+    summary: dict[str, Any]  # what `summary.json` says
+    rows: list[ScoredRow]  # of `scores.jsonl`, in its order, at least one
+    clusters: Clusters  # of these rows: over what intervals are taken
 
     __repr__ = short_repr
 

@@ -49,19 +49,12 @@ class RunResult:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """An open run folder, held against a second writer.
+    """An open run folder, held against a second writer."""
 
-    Attributes:
-      path: of the folder.
-      kind: of the run.
-      record: what `run.json` says.
-      file: its file of rows; only where the kind has one.
-    """
-
-    path: Path
-    kind: RunKind
-    record: Mapping[str, Any] = field(repr=False)
-    file: RowFile[Any] = field(repr=False)
+    path: Path  # of the folder
+    kind: RunKind  # of the run
+    record: Mapping[str, Any] = field(repr=False)  # what `run.json` says
+    file: RowFile[Any] = field(repr=False)  # its file of rows; only where the kind has one
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the summary, which makes the run a finished one."""
@@ -70,24 +63,17 @@ class RunFolder:
 
 @dataclass(frozen=True)
 class RunKind:
-    """What tells the folders of one command from others.
+    """What tells the folders of one command from others."""
 
-    Attributes:
-      name: as ``run.json`` has it.
-      command: that writes them, for messages.
-      rows: the file of rows: while it is empty, a run of other inputs takes the place of this one. None where a run is
-        never replaced.
-      file: that says what was run.
-      others: files and folders that, without that file, show that a folder holds something else.
-      finished: the file that a finished run has.
-    """
-
-    name: str
-    command: str
+    name: str  # as ``run.json`` has it
+    command: str  # that writes them, for messages
+    # the file of rows: while it is empty, a run of other inputs takes the place of this one. None where a run
+    # is never replaced.
     rows: RowKind[Any] | None = None
-    file: str = RUN
+    file: str = RUN  # that says what was run
+    # files and folders that, without that file, show that a folder holds something else
     others: tuple[str, ...] = ()
-    finished: str = SUMMARY
+    finished: str = SUMMARY  # the file that a finished run has
 
     def check(self, out: str | Path) -> Path:
         """Return the path of a folder that a run of this kind may be written to, before anything costly is done.
@@ -100,7 +86,7 @@ class RunKind:
         return Path(out)
 
     def read(self, folder: Path) -> dict[str, Any] | None:
-        """Return what ``run.json`` says; None where there is no run.
+        """Return what ``run.json`` says; None if the folder holds no run.
 
         Raises:
           RunError: the file cannot be read, or the folder holds another kind of run.
@@ -127,7 +113,7 @@ class RunKind:
         """Return what ``run.json`` of a finished run says.
 
         Raises:
-          RunError: there is none, or it is not finished.
+          RunError: the folder holds no run of this kind, or it is not finished.
         """
         run = self.read(folder)
         if run is None:

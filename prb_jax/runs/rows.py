@@ -35,25 +35,16 @@ def _same(row: Any) -> Any:
 
 @dataclass(frozen=True)
 class RowKind(Generic[AnyRow]):
-    """The rows of one kind of file.
+    """The rows of one kind of file."""
 
-    Attributes:
-      file: its name.
-      what: the rows are of, for messages.
-      key: tells rows apart.
-      fields: that every row has.
-      decode: makes a row of the object of a line; ValueError for an object that is none.
-      encode: makes an object of a row.
-      table: makes what holds the rows by their keys.
-    """
-
-    file: str
-    what: str
-    key: Callable[[AnyRow], Hashable]
-    fields: Iterable[str]
+    file: str  # its name
+    what: str  # a row is of, for messages
+    key: Callable[[AnyRow], Hashable]  # tells rows apart
+    fields: Iterable[str]  # that every row has
+    # makes a row of the object of a line; raises ValueError for an object that is no row
     decode: Callable[[dict[str, Any]], AnyRow] = _same
-    encode: Callable[[AnyRow], Row] = _same
-    table: Callable[[], MutableMapping[Any, AnyRow]] = dict
+    encode: Callable[[AnyRow], Row] = _same  # makes an object of a row
+    table: Callable[[], MutableMapping[Any, AnyRow]] = dict  # makes what holds the rows by their keys
 
     def read(self, path: Path, *, cut: bool = False) -> MutableMapping[Any, AnyRow]:
         """Return the rows of a file by their keys, in its order.
@@ -134,15 +125,11 @@ class RowFile(Generic[AnyRow]):
     """An open file of rows.
 
     Of several processes only process 0 has the file itself: rows that another one appends are kept in memory alone.
-
-    Attributes:
-      path: of the file.
-      rows: by key, in the order in which they lie on disk.
     """
 
-    path: Path
+    path: Path  # of the file
     kind: RowKind[AnyRow] = field(repr=False)
-    rows: MutableMapping[Any, AnyRow] = field(repr=False)
+    rows: MutableMapping[Any, AnyRow] = field(repr=False)  # by key, in the order in which they lie on disk
     _file: int | None = field(repr=False)
     _synced: list[float] = field(default_factory=lambda: [time.monotonic()], repr=False)
 

@@ -28,18 +28,14 @@ USERS_DEFINITION = (
 
 @dataclass(frozen=True)
 class UserLine:
-    """What a run says of one user.
+    """What a run says of one user."""
 
-    Attributes:
-      user: the name.
-      comparisons, wins, ties: how many.
-      ci95: the ends of the interval of the accuracy; None with fewer than six comparisons.
-    """
-
-    user: str
+    user: str  # the name
+    # comparisons, wins, ties: how many
     comparisons: int
     wins: int
     ties: int
+    # the ends of the interval of the accuracy; None with fewer than six comparisons
     ci95: tuple[float, float] | None
 
     @property

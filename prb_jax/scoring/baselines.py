@@ -87,7 +87,7 @@ def nearest_users(
 
     Among the other users who judged the pair, and at least one other pair that the user judged too, those with the
     highest agreement vote, each with the weight of the agreement: (pairs with the same vote + 1) / (common pairs + 2),
-    without the pair in question. None where there is no such user.
+    without the pair in question. None if no other user qualifies.
     """
     ballots = _count(comparisons)
     scores: list[np.ndarray | None] = [None] * len(comparisons)

@@ -240,23 +240,6 @@ class _Lazy(Sequence[Any]):
         return self._get(range(len(self))[index])
 
 
-class TableRows(_Lazy):
-    """Rows of some of the comparisons of a table, made when they are asked for.
-
-    Args:
-      table: of all of them.
-      places: int64, which ones.
-    """
-
-    def __init__(self, table: ComparisonTable, places: np.ndarray) -> None:
-        self._table, self._places = table, places
-        super().__init__(places.__len__, lambda index: table[int(places[index])])
-
-    def at(self, indices: np.ndarray) -> TableRows:
-        """Return the ones at these places."""
-        return TableRows(self._table, self._places[indices])
-
-
 def _short_digest(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 

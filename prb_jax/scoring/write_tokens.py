@@ -223,7 +223,7 @@ def _growing(path: Path, shape: tuple[int, ...]) -> Iterator[Callable[[np.ndarra
 
 @contextlib.contextmanager
 def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold a lock that dies with the process; False where another process has it. No lock where there are none."""
+    """Hold a lock that dies with the process; False if another process has it. Without file locks nothing is held."""
     held = True
     with writing(path):
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)

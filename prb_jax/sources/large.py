@@ -18,7 +18,7 @@ from prb_jax.errors import DataError
 
 
 class LargeComparisons(Sequence[Comparison]):
-    """Labelled comparisons that are read forward: every loop over them reads the files again, and holds none of them.
+    """Labelled comparisons that are read forward: every loop over them reads the files again, and keeps none of them.
 
     How many there are is known when a loop came to the end; their length reads as far. Several processes read the files
     each for itself. Whether ids are distinct is seen in `prb_jax.scoring.comparison_table`.
@@ -155,9 +155,9 @@ def is_held(comparisons: Sequence[Any]) -> bool:
 class Window:
     """Some comparisons that follow one another."""
 
-    places: range  # theirs
-    comparisons: Sequence[Comparison]  # themselves
-    last: bool  # whether there are no more
+    places: range  # of the comparisons
+    comparisons: Sequence[Comparison]
+    last: bool  # whether they are the last ones
 
 
 def windows(comparisons: Sequence[Comparison], *, first: int, size: int) -> Iterator[Window]:
@@ -183,15 +183,15 @@ def windows(comparisons: Sequence[Comparison], *, first: int, size: int) -> Iter
         start, count = start + count, size
 
 
-class Joined(Sequence[Comparison]):
-    """Comparisons of several sequences, one sequence after another, each looked up when it is asked for.
+class Joined(Sequence[Any]):
+    """Comparisons of several sequences, or rows of tables of them, each looked up when it is asked for.
 
     Args:
-      parts: the sequences.
-      places: int64, indices into all of their comparisons; all of them if not given.
+      parts: the sequences, one after another.
+      places: int64, indices into all of their items; all of them if not given.
     """
 
-    def __init__(self, parts: Sequence[Sequence[Comparison]], places: np.ndarray | None = None) -> None:
+    def __init__(self, parts: Sequence[Any], places: np.ndarray | None = None) -> None:
         self._parts = parts
         self._starts = list(itertools.accumulate(map(len, parts), initial=0))
         self.places = np.arange(self._starts[-1]) if places is None else places
@@ -203,11 +203,7 @@ class Joined(Sequence[Comparison]):
         """Return the ones at these places."""
         return Joined(self._parts, self.places[indices])
 
-    @overload
-    def __getitem__(self, index: int) -> Comparison: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Comparison]: ...
-    def __getitem__(self, index: int | slice) -> Comparison | list[Comparison]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[place] for place in range(len(self))[index]]
         place = int(self.places[index])

@@ -145,7 +145,7 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def tokens_folder(folder: Path) -> Path | None:
-    """The folder of the tokens that were prepared with a data set; None where there are none."""
+    """The folder of the tokens that were prepared with a data set; None if it was prepared without."""
     found = _version_folder(folder)
     return found / TOKENS if found is not None and (found / TOKENS).is_dir() else None
 

@@ -52,33 +52,21 @@ Signature = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file of a state.
+    """A file of a state."""
 
-    Attributes:
-      size: in bytes.
-      sha256: of its bytes; None where the file was found in the store without a manifest.
-      parts: names and sizes of the objects that hold its bytes.
-    """
-
-    size: int
-    sha256: str | None
-    parts: tuple[tuple[str, int], ...]
+    size: int  # in bytes
+    sha256: str | None  # of its bytes; None where the file was found in the store without a manifest
+    parts: tuple[tuple[str, int], ...]  # names and sizes of the objects that hold its bytes
 
 
 @dataclass(frozen=True)
 class State:
-    """What the store holds of a folder.
+    """What the store holds of a folder."""
 
-    Attributes:
-      files: by name.
-      number: of the manifest that says so; 0 where there is none.
-      known_as: its text; of a folder without a manifest the versions of its files.
-      plain: names under which the store holds files beside the manifest, current or not.
-    """
-
-    files: Mapping[str, StoredFile] = field(default_factory=dict)
-    number: int = 0
-    known_as: str = ""
+    files: Mapping[str, StoredFile] = field(default_factory=dict)  # by name
+    number: int = 0  # of the manifest that says so; 0 where there is none
+    known_as: str = ""  # its text; of a folder without a manifest the versions of its files
+    # names under which the store holds files beside the manifest, current or not
     plain: frozenset[str] = frozenset()
 
     @property

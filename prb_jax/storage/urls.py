@@ -259,7 +259,7 @@ def _fetched(url: str) -> str:
 
 
 def _fetched_file(store: Store) -> Path | None:
-    """The copy of the object at the URL itself; None where there is none, or another one meanwhile."""
+    """The copy of the object at the URL itself; None if there is no object, or if it was replaced meanwhile."""
     version = store.version()
     if version is None:
         return None

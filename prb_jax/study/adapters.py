@@ -16,13 +16,11 @@ from prb_jax.models.head import is_one_row
 from prb_jax.models.lora import LoraConfig
 from prb_jax.personal.few_shot.choices import Adapter
 from prb_jax.personal.few_shot.lora import AdapterSettings
-from prb_jax.personal.method import StepRows
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.study.embedder import AdaptedRewards, StateFeatures, check_trainable, open_embedder
 from prb_jax.text.view import ViewOptions
 from prb_jax.training.config import BatchSettings, OptimizerSettings, TrainSettings
 from prb_jax.training.data import Examples, Order
-from prb_jax.training.microbatches import Microbatches
 from prb_jax.training.start import start_from
 from prb_jax.training.trainer import RewardTrainer
 
@@ -90,27 +88,20 @@ class AdapterTraining:
     model has no weights yet."""
 
     def __init__(self, trainer: RewardTrainer, pairs: Examples) -> None:
-        self._trainer, settings = trainer, trainer.settings
-        self._microbatches = Microbatches(
-            trainer.encode(pairs),
-            self._order(len(pairs)),
-            steps=settings.steps,
-            config=trainer.start.config,
-            mesh=trainer.mesh,
-            streams=trainer.streams,
-            batch=settings.batch,
-        )
+        self._trainer = trainer
+        trainer.plan(trainer.encode(pairs), self._order(len(pairs)))
 
     def __call__(self, members: np.ndarray, start: Adapter | None = None) -> Adapter:
         """As of :data:`prb_jax.personal.few_shot.choices.AdapterTrainer`; RunError where the loss or its gradient is
         not finite."""
         trainer = self._trainer
-        trainer.begin_anew(start)
+        if start is None:
+            trainer.begin_anew()
+        else:
+            trainer.begin_from(start)
         order, finite = self._order(len(members)), []
         for step in range(trainer.settings.steps):
-            step_members = members[order.step(step)]
-            rows = StepRows(np.zeros(0, np.int32), np.zeros(len(step_members), np.int32))
-            finite.append(trainer.step(self._microbatches.of_step(step_members, rows.slots), rows)["finite"])
+            finite.append(trainer.step(trainer.batch(members[order.step(step)], step=step))["finite"])
         if not all(float(np.asarray(one)) for one in finite):
             raise RunError(
                 f"{trainer.start.name}: the loss of an adapter or its gradient is not finite; a lower rate "

@@ -23,7 +23,7 @@ from prb_jax.study.write_features import is_of_features, write_features
 
 
 def check_backbone(backbone: str | Path, methods: Sequence[Method], options: FeatureOptions | None) -> None:
-    """Refuse methods that train the backbone where there is none that can be trained, before anything is computed.
+    """Refuse, before anything is computed, methods that train the backbone where it cannot be trained.
 
     Raises:
       RunError: features are given, or an encoder; the method is named.

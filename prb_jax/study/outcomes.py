@@ -189,7 +189,7 @@ def run_method(
 
 
 def _donor_rows(part: SplitData) -> np.ndarray:
-    """For each row that of another person of the same part, in one circle: nobody keeps their own state."""
+    """For each row the row of another person of the same part: states go round one circle, so that none stays."""
     rows: dict[int, list[int]] = {}
     for row, user in enumerate(part.queries.users.tolist()):
         rows.setdefault(user, []).append(row)

@@ -149,11 +149,11 @@ def _chosen_step(checkpoints: Checkpoints, step: str | int | None, path: Path) -
 
 
 def _convert_checkpoint(opened: OpenedModel, target: Path, *, drop_bias: bool, layout: str) -> Path:
-    found, folder = opened.decoder, opened.folder.path
-    config = found.config
+    resolved, folder = opened.decoder, opened.folder.path
+    config = resolved.config
     language = opened.row is LANGUAGE_MODEL
     if not language:
-        check_convertible(found, where=opened.name)
+        check_convertible(resolved, where=opened.name)
     index = index_folder(folder, side_files=config.layout.side_files)
     stored = config.torch_dtype if config.torch_dtype in DTYPES else None
     head = index.tensors.get(config.head.key) if isinstance(config.head, Linear | Vocabulary) else None
@@ -168,9 +168,9 @@ def _convert_checkpoint(opened: OpenedModel, target: Path, *, drop_bias: bool, l
         model = ConvertedModel(config, params)
     else:
         rewrite = as_standard if layout == "standard" else as_value_head
-        model = rewrite(found, params, drop_bias=drop_bias, where=opened.name)
+        model = rewrite(resolved, params, drop_bias=drop_bias, where=opened.name)
     place = opened.tokenizer_folder.path
-    as_it_is = found.text == PLAIN_RULES and opened.options.chat_template is None and place == folder
+    as_it_is = resolved.text == PLAIN_RULES and opened.options.chat_template is None and place == folder
     spoken = None if as_it_is else standard_tokenizer(opened)
 
     def write(partial: Path) -> None:

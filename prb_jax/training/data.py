@@ -17,7 +17,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.data.records import Records, digest
 from prb_jax.errors import DataError, RunError, listed, quote
 from prb_jax.personal.method import OfUser
-from prb_jax.scoring.comparison_table import ComparisonTable, TableRow, TableRows
+from prb_jax.scoring.comparison_table import ComparisonTable, TableRow
 from prb_jax.scoring.prepared_tokens import places_of, stored_table
 from prb_jax.sources.large import Joined
 from prb_jax.sources.prepared import PreparedComparisons
@@ -37,22 +37,17 @@ _OPEN = 16
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """The comparisons of one role: to train on, to validate, or of a test. Those to train on gain tokens.
+    """The comparisons of one role: to train on, to validate, or of a test. Those to train on gain tokens."""
 
-    Attributes:
-      comparisons: a list, or, where the data is large, read when they are asked for.
-      known: of the same comparisons, the part that is no text.
-      prepared: the prepared folder with tokens that they all come from, and its split, if there is one.
-      trees: the tokens of each, once they are known.
-      weights: float32 [n], of each in the loss; equal ones if not given.
-      rows: int32 [n], the row of the user of each in the method of personalisation; 0, the generic user, if not given.
-    """
-
-    comparisons: Sequence[Any]
-    known: Sequence[Row]
+    comparisons: Sequence[Any]  # a list, or, where the data is large, read when they are asked for
+    known: Sequence[Row]  # of the same comparisons, the part that is no text
+    # the prepared folder with tokens that they all come from, and its split, if there is one
     prepared: tuple[Path, str] | None = None
-    trees: Sequence[Tree] = ()
+    trees: Sequence[Tree] = ()  # the tokens of each, once they are known
+    # float32 [n], of each in the loss; equal ones if not given
     weights: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    # int32 [n], the row of the user of each in the method of personalisation; 0, the generic user, if not
+    # given
     rows: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
 
     def __post_init__(self) -> None:
@@ -68,26 +63,19 @@ class Examples:
         """Return the comparisons at these places."""
 
         def chosen(items: Sequence[Any]) -> Any:
-            return items.at(places) if isinstance(items, Joined | TableRows) else [items[i] for i in places]
+            return items.at(places) if isinstance(items, Joined) else [items[i] for i in places]
 
         return Examples(chosen(self.comparisons), chosen(self.known), self.prepared)
 
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Labelled comparisons for one run.
+    """Labelled comparisons for one run."""
 
-    Attributes:
-      train: to train on, at least one, with distinct ids.
-      validation: held out; empty where there is no validation.
-      sources: what each named source is made of, JSON-ready.
-      split_by: "user", "id", "data" (sources of its own) or None.
-    """
-
-    train: Examples
-    validation: Examples
-    sources: Mapping[str, Any]
-    split_by: str | None
+    train: Examples  # to train on, at least one, with distinct ids
+    validation: Examples  # held out; empty in a run without validation
+    sources: Mapping[str, Any]  # what each named source is made of, JSON-ready
+    split_by: str | None  # "user", "id", "data" (sources of its own) or None
 
 
 def read_training_data(
@@ -107,7 +95,7 @@ def read_training_data(
     described: dict[str, Any] = {}
 
     def read(text: str | None, role: str, *, split: str, given: Records | None = None) -> Examples:
-        found: list[Comparison] = []
+        comparisons: list[Comparison] = []
         subset = settings.subset if role != "validation.test" else None
         limit = settings.limit if role == "data" else None
         if given is not None:
@@ -115,8 +103,8 @@ def read_training_data(
                 raise RunError(
                     f"config key '{role}': names {quote(text)}, but records are given in its place"
                 )
-            found = read_comparisons(given, subset=subset, limit=limit)
-            described[role] = [{"kind": "records", "sha256": digest(found)}]
+            comparisons = read_comparisons(given, subset=subset, limit=limit)
+            described[role] = [{"kind": "records", "sha256": digest(comparisons)}]
         parts = [
             (name, find_comparisons(name, subset=subset, limit=limit, split=split)) for name in _named(text)
         ]
@@ -127,9 +115,9 @@ def read_training_data(
             described.setdefault(role, []).append(about)
         if any(isinstance(part, PreparedComparisons) for _, part in parts):
             return _read_large(parts, subset=subset, limit=limit, split=split)
-        found += [comparison for _, part in parts for comparison in part]
-        _refuse_repeated_ids(found, role)
-        return Examples(found, found)
+        comparisons += [comparison for _, part in parts for comparison in part]
+        _refuse_repeated_ids(comparisons, role)
+        return Examples(comparisons, comparisons)
 
     options, split_by = settings.validation, None
     train = read(settings.data, "data", split=SPLIT, given=data)
@@ -172,9 +160,9 @@ def _read_large(
         places = places_of(table, subset=subset, limit=limit, where=name)
         if len(parts) == 1:
             prepared = None if folder is None else (folder, split)
-            return Examples(Joined([part], places), TableRows(table, places), prepared)
+            return Examples(Joined([part], places), Joined([table], places), prepared)
         chosen.append(Joined([part], places))
-        known.append(TableRows(table, places))
+        known.append(Joined([table], places))
     rows = [row for part in known for row in part]
     _refuse_repeated_ids(rows, "data")
     return Examples(Joined(chosen), rows)

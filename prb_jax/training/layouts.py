@@ -33,18 +33,18 @@ class ConvertedModel:
     params: dict[str, Any]
 
 
-def check_convertible(found: ResolvedModel, *, where: str) -> None:
+def check_convertible(model: ResolvedModel, *, where: str) -> None:
     """Raise CheckpointError unless the read-out is linear at the last token: transformers has no class for others."""
-    if not is_one_row(found.config.head):
+    if not is_one_row(model.config.head):
         raise CheckpointError(
-            f"{where}: the read-out '{found.row.name}' is not a linear head at the last token, so no "
+            f"{where}: the read-out '{model.row.name}' is not a linear head at the last token, so no "
             "*ForSequenceClassification has the same scores; `prb evaluate` scores with the checkpoint as it is, and "
             "`prb train ... init_head=true` trains a new head"
         )
 
 
 def as_standard(
-    found: ResolvedModel, params: dict[str, Any], *, drop_bias: bool, where: str
+    model: ResolvedModel, params: dict[str, Any], *, drop_bias: bool, where: str
 ) -> ConvertedModel:
     """The same model with a head without bias under ``score``.
 
@@ -59,25 +59,25 @@ def as_standard(
             "*ForSequenceClassification has; `prb convert --drop-bias` leaves it out: every reward changes by that "
             "much, no difference between responses does"
         )
-    return ConvertedModel(replace(found.config, head=LINEAR, layout=STANDARD), params)
+    return ConvertedModel(replace(model.config, head=LINEAR, layout=STANDARD), params)
 
 
 def as_value_head(
-    found: ResolvedModel, params: dict[str, Any], *, drop_bias: bool, where: str
+    model: ResolvedModel, params: dict[str, Any], *, drop_bias: bool, where: str
 ) -> ConvertedModel:
     """The same model with its head under ``v_head.summary``; a head without bias gets one of zero.
 
     Raises:
       CheckpointError: the head has several outputs, a value head one.
     """
-    if found.config.num_labels != 1:
+    if model.config.num_labels != 1:
         raise CheckpointError(
-            f"{where}: the head has {found.config.num_labels} outputs, a value head one: leave out --layout value-head"
+            f"{where}: the head has {model.config.num_labels} outputs, a value head one: leave out --layout value-head"
         )
     bias = params.get("score_bias")
     if bias is None or drop_bias:
         bias = jnp.zeros((1,), params["score"].dtype)
-    config = replace(found.config, head=VALUE_HEAD, layout=STANDARD)
+    config = replace(model.config, head=VALUE_HEAD, layout=STANDARD)
     return ConvertedModel(config, {**params, "score_bias": bias})
 
 

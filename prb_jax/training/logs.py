@@ -112,7 +112,7 @@ class MetricsLog(StepFile):
 
 
 def read_steps(path: Path, *, what: str = "a step") -> list[dict[str, Any]]:
-    """The rows of a file, without a torn last line; none where there is no file.
+    """The rows of a file, without a torn last line; empty if there is no file.
 
     Raises:
       RunError: a line that is no row with a step.
@@ -134,7 +134,7 @@ def read_steps(path: Path, *, what: str = "a step") -> list[dict[str, Any]]:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a `metrics.jsonl`, without a torn last line; none where there is no file.
+    """The rows of a `metrics.jsonl`, without a torn last line; empty if there is no file.
 
     Raises:
       RunError: a line that is no row of numbers; steps that are missing, or stand twice.

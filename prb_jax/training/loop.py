@@ -20,7 +20,8 @@ from prb_jax.errors import RunError, listed, quote, short_repr
 from prb_jax.processes.job import stops_at_a_step
 from prb_jax.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.runs.kind import SUMMARY
-from prb_jax.runs.progress import Count, Speed, show_progress
+from prb_jax.runs.progress import Count, Display, Speed, show_progress
+from prb_jax.training.config import RunOptions
 from prb_jax.training.logs import CURVES, MetricsLog, StepFile, plot_curves
 from prb_jax.training.record import CHECKPOINTS
 from prb_jax.training.saved_states import Checkpoints
@@ -62,45 +63,27 @@ class Board(Count):
         return [*self.head(), *means, *self.speeds("pairs", "tokens"), *mfu]
 
 
+@dataclass(eq=False)
 class Loop:
-    """One start of a run, from the step where it stood on. Open with :func:`open_loop`.
+    """One start of a run, from the step where it stood on. Open with :func:`open_loop`."""
 
-    Attributes:
-      step: steps made so far.
-      facts: what the checkpoint that the run continues from says; empty at the start.
-      log: None in all processes but the first.
-      files: further files of rows, which a checkpoint must not outlive.
-      interruption: whether a signal asked to stop.
-      stopped_by: the signal that stopped it, as "SIGTERM".
-      reason: why it ended before its last step.
-    """
+    out: Path  # the run folder
+    trainer: Trainer  # the model in training
+    checkpoints: Checkpoints
+    board: Board
+    display: Display
+    interruption: Interruption  # whether a signal asked to stop
+    step: int  # steps made so far
+    facts: Mapping[str, Any]  # what the checkpoint that the run continues from says; empty at the start
+    log: MetricsLog | None  # None in all processes but the first
+    files: list[StepFile] = field(default_factory=list)  # of rows, which a checkpoint must not outlive
+    stopped_by: str | None = None  # the signal that stopped it, as "SIGTERM"
+    reason: str | None = None  # why it ended before its last step
 
-    def __init__(self, out: Path, trainer: Trainer, *, progress: bool, stack: contextlib.ExitStack) -> None:
-        self.out, self.trainer, self.settings = out, trainer, trainer.settings
-        self.files: list[StepFile] = []
-        self.stopped_by: str | None = None
-        self.reason: str | None = None
-        messages: list[str] = []
-        kept, first = self.settings.checkpoint, process_index() == 0
-        self.checkpoints = Checkpoints(
-            out / CHECKPOINTS,
-            keep_last=kept.keep_last,
-            keep_best=getattr(kept, "keep_best", 0),
-            say=messages.append,
-        )
-        stack.callback(self.checkpoints.close)
-        self.step, self.facts = trainer.begin(self.checkpoints)
-        self.board = Board(self.settings.steps, self.step)
-        shown = show_progress(f"training {out}", self.board, enabled=progress)
-        self.display = stack.enter_context(shown)
-        self.interruption = stack.enter_context(watch_signals())
-        self.log = MetricsLog(out, step=self.step, settings=self.settings) if first else None
-        if self.log is not None:
-            stack.callback(self.log.close)
-        for message in messages:
-            self.say(message)
-        if self.step:
-            self.say(f"continued from the checkpoint of step {self.step}")
+    @property
+    def settings(self) -> RunOptions:
+        """Of the run."""
+        return self.trainer.settings
 
     @property
     def speed(self) -> Speed:
@@ -145,13 +128,32 @@ class Loop:
 @contextlib.contextmanager
 def open_loop(out: Path, trainer: Trainer, *, progress: bool = True) -> Iterator[Loop]:
     """Open checkpoints, metrics and progress of a run, and bring its model to where it stood."""
+    settings, messages = trainer.settings, list[str]()
     with contextlib.ExitStack() as stack:
-        yield Loop(out, trainer, progress=progress, stack=stack)
+        checkpoints = Checkpoints(
+            out / CHECKPOINTS,
+            keep_last=settings.checkpoint.keep_last,
+            keep_best=getattr(settings.checkpoint, "keep_best", 0),
+            say=messages.append,
+        )
+        stack.callback(checkpoints.close)
+        step, facts = trainer.begin(checkpoints)
+        board = Board(settings.steps, step)
+        display = stack.enter_context(show_progress(f"training {out}", board, enabled=progress))
+        interruption = stack.enter_context(watch_signals())
+        log = MetricsLog(out, step=step, settings=settings) if process_index() == 0 else None
+        if log is not None:
+            stack.callback(log.close)
+        loop = Loop(out, trainer, checkpoints, board, display, interruption, step, facts, log)
+        for message in [*messages, *([f"continued from the checkpoint of step {step}"] if step else [])]:
+            loop.say(message)
+        yield loop
 
 
 def run_steps(
     loop: Loop,
-    step_fn: Callable[[int], Callable[[], Row]],
+    batches: Iterator[Batch],
+    step_fn: Callable[[int, Batch], Callable[[], Row]],
     *,
     facts: Callable[[int], Mapping[str, Any]],
     validates_at: Callable[[int], bool] = lambda step: False,
@@ -162,8 +164,10 @@ def run_steps(
 
     Args:
       loop: the run.
-      step_fn: starts a step, counted from 0; what it returns waits for the step and gives its row. The device works on
-        a step while the row of the one before it is written, unless ``reason_to_end`` has to see every row at once.
+      batches: what each step sees, from the step where the run stands on.
+      step_fn: starts a step, counted from 0, with its batch; what it returns waits for the step and gives its row. The
+        device works on a step while the row of the one before it is written, unless ``reason_to_end`` has to see every
+        row at once.
       facts: what is saved beside the state after so many steps.
       validates_at: whether there is a validation after so many steps.
       validate: gives the numbers of a validation, and the one, smaller is better, by which a checkpoint is the best.
@@ -178,7 +182,7 @@ def run_steps(
 
     loop.reason = reason_to_end() if reason_to_end else None
     while loop.step < settings.steps and loop.reason is None:
-        waiting.append(step_fn(loop.step))
+        waiting.append(step_fn(loop.step, next(batches)))
         report(0 if at_once else 1)
         loop.step += 1
         loop.reason = reason_to_end() if reason_to_end else None
@@ -239,7 +243,7 @@ def write_summary(loop: Loop, summarise: Callable[[list[dict[str, Any]]], dict[s
         if loop.settings.log.plot:
             try:
                 plot_curves(loop.log.rows, loop.out / CURVES, title=loop.out.name)
-            except RunError as error:  # a picture less is no reason to fail
+            except RunError as error:  # the run is whole without the picture
                 loop.say(f"no picture: {error}")
         summary = summarise(loop.log.rows)
         write_json(loop.out / SUMMARY, summary)

@@ -29,7 +29,7 @@ class LossParts:
     reward_sum: jax.Array
     reward_square_sum: jax.Array
     reward_count: jax.Array
-    # reward_min, reward_max: over their responses; +inf and -inf where there are none
+    # reward_min, reward_max: over their responses; +inf and -inf before the first one
     reward_min: jax.Array
     reward_max: jax.Array
 

@@ -1,29 +1,22 @@
-"""The microbatches of a step: its trees packed into streams without padding, or padded to a few fixed shapes; and the
-sums of their gradients, on one CPU device of one microbatch for each core at a time, elsewhere one by one."""
+"""The microbatches of a step: its trees packed into streams without padding, or padded to a few fixed shapes."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.errors import short_repr
 from prb_jax.models.attention.choice import KERNEL_STREAM_ATTENTION
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.decoder import Params
 from prb_jax.models.flops import matrix_flops_per_token, stream_flops, tree_flops
-from prb_jax.runs.progress import compiling
-from prb_jax.scoring.batching import Batch, batch_sizes, lanes, shape_options, stream_options
+from prb_jax.scoring.batching import shape_options, stream_options
 from prb_jax.scoring.reader import Encode
-from prb_jax.training.data import Examples, Order
+from prb_jax.training.data import Examples
 from prb_jax.training.objective import Extras
-from prb_jax.training.step import TrainState, TrainStep, sums_of, without_sums
+from prb_jax.training.step import Microbatch
 from prb_jax.trees.batches import TreeBatch, make_batch
 from prb_jax.trees.packing import StreamOptions, StreamShape, for_kernel
 from prb_jax.trees.shapes import Shapes, choose_shapes
@@ -86,30 +79,14 @@ def trees_of(trees: Sequence[Tree], members: np.ndarray) -> list[Tree]:
     return [trees[member] for member in members]
 
 
-@dataclass(frozen=True)
-class Microbatch:
-    """A part of a step, on the host."""
-
-    batch: Batch  # the arrays of its tokens
-    # places of its trees in the step: those of each stream, or the one of each row of a padded batch
-    groups: Sequence[Sequence[int]]
-    rows: int  # trees that a group has room for; one in a padded batch
-    tokens: int  # that are computed, without padding
-    flops: float  # of a forward pass on paper, without padding
-    activations: float  # bytes that its backward pass keeps, about
-    extras: Any = None  # what the loss needs besides, once it is known
-
-    __repr__ = short_repr
-
-
 @dataclass(frozen=True, eq=False)
 class Layout:
     """How the trees of a step become microbatches of a few shapes. Build with :func:`plan_layout`."""
 
     config: DecoderConfig  # architecture
     token_bytes: int  # what a backward pass keeps of each token, about
-    padded: Shapes  # of padded batches, where there are no streams
-    # how trees are packed, where they are: what several begin with is computed once
+    padded: Shapes  # of padded batches, which are used where `streams` is None
+    # how trees are packed, so that what several begin with is computed once; None for padded batches
     streams: StreamOptions | None = None
     shapes: Sequence[StreamShape] = ()  # of the streams, the smallest first
     responses: int = 1  # the most of a tree, as far as is known
@@ -225,63 +202,56 @@ def _bytes_per_token(config: DecoderConfig, remat: str) -> int:
     return 4 * config.num_hidden_layers * numbers[remat]
 
 
-class Microbatches:
-    """The microbatches of labelled comparisons.
+def labelled(
+    layout: Layout, examples: Examples, members: np.ndarray, slots: np.ndarray, *, prompt_tokens: int = 0
+) -> list[Microbatch]:
+    """Return the microbatches of a step with the labels of their comparisons.
 
     Args:
+      layout: of the run.
       examples: the data, with its trees.
-      order: which comparisons each step sees.
+      members: int64 [n], the comparisons of the step.
+      slots: int32 [n], of each its place among the user rows of the step.
       prompt_tokens: of the soft prompt in front of every tree.
-      options: of :func:`plan_layout`.
     """
+    trees = trees_of(examples.trees, members)
+    if prompt_tokens and layout.streams is not None:
+        trees = [_named(tree, slot, prompt_tokens) for tree, slot in zip(trees, slots, strict=True)]
+    parts = layout.microbatches(trees)
+    return [replace(part, extras=_extras(part, layout, examples, members, slots)) for part in parts]
 
-    def __init__(self, examples: Examples, order: Order, *, prompt_tokens: int = 0, **options: Any) -> None:
-        self.examples, self.prompt_tokens = examples, prompt_tokens
-        together = [order.step(step) for step in range(STEPS_SIMULATED)]
-        self.layout = plan_layout(examples.trees, together, per_step=order.per_step, **options)
 
-    def of_step(self, members: np.ndarray, slots: np.ndarray) -> list[Microbatch]:
-        """Return the microbatches of a step.
-
-        Args:
-          members: int64 [n], its comparisons.
-          slots: int32 [n], of each its place among the user rows of the step.
-        """
-        trees = trees_of(self.examples.trees, members)
-        if self.prompt_tokens and self.layout.streams is not None:
-            trees = [_named(tree, slot, self.prompt_tokens) for tree, slot in zip(trees, slots, strict=True)]
-        parts = self.layout.microbatches(trees)
-        return [replace(part, extras=self._extras(part, members, slots)) for part in parts]
-
-    def _extras(self, part: Microbatch, members: np.ndarray, slots: np.ndarray) -> Extras:
-        known = [[self.examples.known[members[place]] for place in group] for group in part.groups]
-        batch, most = part.batch, max(len(one.labels or ()) for group in known for one in group)
-        if isinstance(batch, TreeBatch):
-            groups, responses, _ = batch.responses.shape
-        else:
-            groups, responses = len(batch.tokens), self.layout.responses
-            while responses < most:
-                responses *= 2
-        labels = np.zeros((groups, part.rows, responses), np.float32)
-        mask, places = np.zeros(labels.shape, bool), np.zeros(labels.shape, np.int32)
-        margin, weights = np.zeros((2, groups, part.rows), np.float32)
-        users = np.zeros(groups, np.int32)
-        for number, group in enumerate(part.groups):
-            read = 0
-            for row, place in enumerate(group):
-                comparison = known[number][row]
-                count = len(comparison.labels or ())
-                labels[number, row, :count] = comparison.labels
-                mask[number, row, :count] = True
-                places[number, row, :count] = np.arange(read, read + count)
-                margin[number, row] = comparison.margin or 0.0
-                weights[number, row] = self.examples.weights[members[place]]
-                users[number] = slots[place]
-                read += count
-        arrays = {"labels": labels, "mask": mask, "margin": margin, "weights": weights}
-        if isinstance(batch, TreeBatch):
-            return Extras(**{name: array[:, 0] for name, array in arrays.items()}, users=users)
-        return Extras(**arrays, users=np.zeros(groups, np.int32), places=places)
+def _extras(
+    part: Microbatch, layout: Layout, examples: Examples, members: np.ndarray, slots: np.ndarray
+) -> Extras:
+    comparisons = [[examples.known[members[place]] for place in group] for group in part.groups]
+    batch, most = part.batch, max(len(one.labels or ()) for group in comparisons for one in group)
+    if isinstance(batch, TreeBatch):
+        groups, responses, _ = batch.responses.shape
+    else:
+        groups, responses = len(batch.tokens), layout.responses
+        while responses < most:
+            responses *= 2
+    labels = np.zeros((groups, part.rows, responses), np.float32)
+    mask, places = np.zeros(labels.shape, bool), np.zeros(labels.shape, np.int32)
+    margin, weights = np.zeros((2, groups, part.rows), np.float32)
+    users = np.zeros(groups, np.int32)
+    for number, group in enumerate(part.groups):
+        read = 0
+        for row, place in enumerate(group):
+            comparison = comparisons[number][row]
+            count = len(comparison.labels or ())
+            labels[number, row, :count] = comparison.labels
+            mask[number, row, :count] = True
+            places[number, row, :count] = np.arange(read, read + count)
+            margin[number, row] = comparison.margin or 0.0
+            weights[number, row] = examples.weights[members[place]]
+            users[number] = slots[place]
+            read += count
+    arrays = {"labels": labels, "mask": mask, "margin": margin, "weights": weights}
+    if isinstance(batch, TreeBatch):
+        return Extras(**{name: array[:, 0] for name, array in arrays.items()}, users=users)
+    return Extras(**arrays, users=np.zeros(groups, np.int32), places=places)
 
 
 def _named(tree: Tree, slot: int, prompt_tokens: int) -> Tree:
@@ -289,45 +259,3 @@ def _named(tree: Tree, slot: int, prompt_tokens: int) -> Tree:
     prefix = tree.prefix.copy()
     prefix[:prompt_tokens] = slot
     return replace(tree, prefix=prefix)
-
-
-def add_gradients(
-    step: TrainStep, state: TrainState, frozen: Params, batches: Sequence[Microbatch]
-) -> TrainState:
-    """Return the state, which is donated, with the gradient sums of the microbatches of a step.
-
-    They are added in the order in which they are given, however many are computed side by side: the sums have the
-    same bits. Each that is computed holds activations and gradients of its own, so that there are fewer at a time where
-    these would fill the memory.
-    """
-    if lanes(step.mesh) == 1:
-        for part in batches:
-            placed = step.place(part.batch, part.extras)
-            with compiling(step.accumulate, *batch_sizes(part.batch)):
-                state = step.accumulate(state, frozen, *placed)
-        return state
-    rest, sums = without_sums(state), sums_of(state)
-    # Gradients are held twice: one that is done may wait for its turn to be added.
-    held = 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(sums))
-    count = lanes(step.mesh, held=held + max((part.activations for part in batches), default=0.0))
-    waiting: deque[Callable[[], TrainState]] = deque()
-
-    def gradients(placed: tuple[Batch, Any]) -> TrainState:
-        return jax.block_until_ready(step.gradients(rest, frozen, *placed))
-
-    with ThreadPoolExecutor(count, thread_name_prefix="gradients") as computing:
-        for part in batches:
-            placed = step.place(part.batch, part.extras)
-            shapes = tuple(leaf.shape for leaf in jax.tree.leaves(placed))
-            if shapes in step.compiled:
-                waiting.append(computing.submit(gradients, placed).result)
-            else:  # by this thread alone
-                with compiling(step.gradients, *batch_sizes(part.batch)):
-                    first = gradients(placed)
-                step.compiled.add(shapes)
-                waiting.append(lambda first=first: first)
-            if len(waiting) > count:
-                sums = step.add(sums, waiting.popleft()())
-        while waiting:
-            sums = step.add(sums, waiting.popleft()())
-    return {**rest, **sums}

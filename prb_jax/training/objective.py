@@ -1,4 +1,4 @@
-"""What reward models are trained for: the loss of labelled comparisons, as a function of groups of parameters."""
+"""The step of a reward model: rewards of labelled comparisons, their loss, and the groups of parameters it trains."""
 
 from __future__ import annotations
 
@@ -59,74 +59,73 @@ class Extras:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RewardObjective:
-    """The rewards of a model in training, and their loss. Both are pure functions of
-    (inputs of the groups, frozen parameters, batch, extras).
+class RewardStep(TrainStep):
+    """The compiled functions of a reward model in training. Build with :func:`make_reward_step`."""
+
+    # (state, frozen, batch, extras) -> rewards float32, [B, K] of trees and [S, M] of streams, on every device
+    rewards: Callable[[TrainState, Params, Batch, Extras], jax.Array]
+    # (state, ids int32 [M]) -> state whose method trains these rows; the state is donated
+    take: Callable[[TrainState, jax.Array | np.ndarray], TrainState]
+
+
+def make_reward_step(
+    settings: TrainSettings,
+    config: DecoderConfig,
+    *,
+    mesh: Mesh,
+    lengths: Sequence[int],
+    method: Method = NULL,
+) -> RewardStep:
+    """The compiled step of one model, one way of tuning and one mesh; its groups are :data:`WEIGHTS` and :data:`USER`.
+
+    Args:
+        settings: of the run.
+        config: architecture; its head must have one label.
+        mesh: devices.
+        lengths: of the run: see :func:`prb_jax.training.weights.learning_rate`.
+        method: of personalisation.
 
     Raises:
         CheckpointError: a head with several labels, or no such attention for these devices or this dtype.
+        MeshError: a mesh axis does not divide a parameter.
     """
+    if config.num_labels != 1:
+        raise CheckpointError(
+            f"training needs a score head with one label, found num_labels={config.num_labels}"
+        )
+    dtype = jnp.dtype(settings.dtype)
+    attention = wanted_attention(mesh, dtype, settings.attention)
+    options: dict[str, Any] = {
+        "config": config,
+        "dtype": dtype,
+        "mesh": mesh,
+        "lora_scale": settings.lora_scale,
+        "remat": settings.remat,
+    }
 
-    settings: TrainSettings  # of the run
-    config: DecoderConfig  # architecture; its head must have one label
-    mesh: Mesh  # devices
-    method: Method = NULL  # of personalisation
-
-    def __post_init__(self) -> None:
-        if self.config.num_labels != 1:
-            raise CheckpointError(
-                f"training needs a score head with one label, found num_labels={self.config.num_labels}"
-            )
-        wanted_attention(self.mesh, jnp.dtype(self.settings.dtype), self.settings.attention)
-
-    def split(self, params: Params) -> tuple[dict[str, Any], Params]:
-        """Return the arrays that each group of parameters starts with, and those that are not trained."""
-        settings = self.settings
+    def split(params: Params) -> tuple[dict[str, Any], Params]:
         trainable, frozen = split_params(
             params, tuning=settings.tuning, lora=settings.lora, seed=settings.seed
         )
         return {WEIGHTS: trainable, USER: params["embed"]}, frozen
 
-    def rewards(
-        self,
-        inputs: Mapping[str, Any],
-        frozen: Params,
-        batch: Batch,
-        extras: Extras,
-        *,
-        differentiated: bool = False,
+    def rewards_of(
+        inputs: Mapping[str, Any], frozen: Params, batch: Batch, extras: Extras, *, differentiated: bool
     ) -> jax.Array:
-        """float32 [B, K] of trees, [S, M] of streams; `differentiated` where gradients are taken of them."""
-        settings, dtype = self.settings, jnp.dtype(self.settings.dtype)
-        trained, prompts = inputs[WEIGHTS], self.method.soft_prompts(inputs[USER])
-        options: dict[str, Any] = {
-            "config": self.config,
-            "dtype": dtype,
-            "mesh": self.mesh,
-            "lora_scale": settings.lora_scale,
-            "remat": settings.remat,
-        }
+        trained, prompts = inputs[WEIGHTS], method.soft_prompts(inputs[USER])
+        params = merge(trained, frozen)
         if isinstance(batch, StreamBatch):
             through = differentiated and ("layers" in trained or prompts is not None)
-            logits = score_stream(
-                merge(trained, frozen), batch, soft_prompts=prompts, differentiated=through, **options
-            )
+            logits = score_stream(params, batch, soft_prompts=prompts, differentiated=through, **options)
         else:
-            logits = score_tree(
-                merge(trained, frozen),
-                batch,
-                attention=wanted_attention(self.mesh, dtype, settings.attention),
-                soft_prompt=None if prompts is None else jnp.take(prompts, jnp.asarray(extras.users), axis=0),
-                **options,
-            )
+            prompt = None if prompts is None else jnp.take(prompts, jnp.asarray(extras.users), axis=0)
+            logits = score_tree(params, batch, attention=attention, soft_prompt=prompt, **options)
         return logits[..., 0]
 
-    def __call__(
-        self, inputs: Mapping[str, Any], frozen: Params, batch: Batch, extras: Extras
+    def loss_fn(
+        inputs: Mapping[str, Any], frozen: Params, batch: Batch, extras: Extras
     ) -> tuple[jax.Array, LossParts]:
-        """The sum of the losses, and all sums and denominators: a ``loss_fn`` of
-        :func:`prb_jax.training.step.make_train_step`."""
-        rewards = self.rewards(inputs, frozen, batch, extras, differentiated=True)
+        rewards = rewards_of(inputs, frozen, batch, extras, differentiated=True)
         if extras.places is not None:
             rewards, extras = _by_comparison(rewards, extras)
         parts = comparison_loss(
@@ -135,73 +134,50 @@ class RewardObjective:
             mask=jnp.asarray(extras.mask),
             margin=jnp.asarray(extras.margin),
             weights=jnp.asarray(extras.weights),
-            config=self.settings.loss,
+            config=settings.loss,
         )
         return parts.loss_sum, parts
+
+    sources, frozen = jax.eval_shape(split, abstract_params(config))
+    optimizer = settings.optimizer_of(hidden_size=config.hidden_size)
+    weights = Weights(optimizer=optimizer, lengths=lengths, trainable=sources[WEIGHTS], mesh=mesh)
+    groups: dict[str, ParameterGroup] = {WEIGHTS: weights, USER: method}
+    step = make_train_step(
+        loss_fn,
+        split=split,
+        groups=groups,
+        frozen=frozen,
+        zero=LossParts.zero,
+        learning_rate=weights.learning_rate,
+        mesh=mesh,
+    )
+
+    def rewards(state: TrainState, frozen: Params, batch: Batch, extras: Extras) -> jax.Array:
+        return rewards_of(step.inputs(state), frozen, batch, extras, differentiated=False)
+
+    def take(state: TrainState, ids: jax.Array) -> TrainState:
+        return {**state, USER: method.take(state[USER], ids)}
+
+    states, everywhere = step.state_shardings, replicated(mesh)
+    return RewardStep(
+        **vars(step),
+        rewards=jax.jit(
+            rewards, in_shardings=(states, step.frozen_shardings, None, None), out_shardings=everywhere
+        ),
+        take=jax.jit(take, in_shardings=(states, everywhere), out_shardings=states, donate_argnums=0),
+    )
 
 
 def _by_comparison(rewards: jax.Array, extras: Extras) -> tuple[jax.Array, Extras]:
     """Rewards [S, M] of streams as [S * C, K], and what belongs to them."""
     places = jnp.asarray(extras.places)
     streams, rows, responses = places.shape
-    found = jnp.take_along_axis(rewards, places.reshape(streams, -1), axis=1)
+    by_response = jnp.take_along_axis(rewards, places.reshape(streams, -1), axis=1)
     flat = {
         name: jnp.reshape(jnp.asarray(getattr(extras, name)), (streams * rows, *shape))
         for name, shape in {"labels": (responses,), "mask": (responses,), "margin": (), "weights": ()}.items()
     }
-    return found.reshape(streams * rows, responses), dataclasses.replace(extras, **flat, places=None)
-
-
-def make_reward_step(objective: RewardObjective, *, lengths: Sequence[int]) -> TrainStep:
-    """The compiled step of one model, one way of tuning and one mesh; its groups are :data:`WEIGHTS` and :data:`USER`.
-
-    `lengths` of the run are as of :func:`prb_jax.training.weights.learning_rate`.
-
-    Raises:
-        MeshError: a mesh axis does not divide a parameter.
-    """
-    config = objective.config
-    sources, frozen = jax.eval_shape(objective.split, abstract_params(config))
-    optimizer = objective.settings.optimizer_of(hidden_size=config.hidden_size)
-    weights = Weights(optimizer=optimizer, lengths=lengths, trainable=sources[WEIGHTS], mesh=objective.mesh)
-    groups: dict[str, ParameterGroup] = {WEIGHTS: weights, USER: objective.method}
-    return make_train_step(
-        objective,
-        groups=groups,
-        frozen=frozen,
-        zero=LossParts.zero,
-        learning_rate=weights.learning_rate,
-        mesh=objective.mesh,
-    )
-
-
-def make_rewards(
-    objective: RewardObjective, step: TrainStep
-) -> Callable[[TrainState, Params, Batch, Extras], jax.Array]:
-    """(state, frozen, batch, extras) -> rewards float32, [B, K] of trees and [S, M] of streams, on every device."""
-
-    def rewards(state: TrainState, frozen: Params, batch: Batch, extras: Extras) -> jax.Array:
-        return objective.rewards(step.inputs(state), frozen, batch, extras)
-
-    return jax.jit(
-        rewards,
-        in_shardings=(step.state_shardings, step.frozen_shardings, None, None),
-        out_shardings=replicated(objective.mesh),
-    )
-
-
-def make_take(
-    objective: RewardObjective, step: TrainStep
-) -> Callable[[TrainState, jax.Array | np.ndarray], TrainState]:
-    """(state, ids int32 [M]) -> state whose method trains these rows; the state is donated."""
-
-    def take(state: TrainState, ids: jax.Array) -> TrainState:
-        return {**state, USER: objective.method.take(state[USER], ids)}
-
-    states = step.state_shardings
-    return jax.jit(
-        take, in_shardings=(states, replicated(objective.mesh)), out_shardings=states, donate_argnums=0
-    )
+    return by_response.reshape(streams * rows, responses), dataclasses.replace(extras, **flat, places=None)
 
 
 def method_of_run(

@@ -131,19 +131,19 @@ def open_run(
 
         def start() -> dict[str, Any] | None:
             stack.enter_context(held_folder(out))
-            wanted, found = as_recorded(inputs), kind.read(out)
-            if found is not None:
-                longer = len(wanted.get("lengths", ())) > len(found["inputs"].get("lengths", (0,)))
+            wanted, recorded = as_recorded(inputs), kind.read(out)
+            if recorded is not None:
+                longer = len(wanted.get("lengths", ())) > len(recorded["inputs"].get("lengths", (0,)))
                 old = (
-                    {**found["inputs"], **_with_length(found["inputs"], wanted)}
+                    {**recorded["inputs"], **_with_length(recorded["inputs"], wanted)}
                     if longer
-                    else found["inputs"]
+                    else recorded["inputs"]
                 )
                 check_same_inputs(out, old, wanted, file=TRAIN)
                 if longer:
                     _remove_result(out)
-                    found = {**found, "inputs": wanted}
-            kind.record(out, found, inputs=wanted, session=session, notes=notes)
+                    recorded = {**recorded, "inputs": wanted}
+            kind.record(out, recorded, inputs=wanted, session=session, notes=notes)
             return read_object(out / SUMMARY, error=RunError) if (out / SUMMARY).is_file() else None
 
         yield on_first_process(start)
@@ -217,5 +217,5 @@ def is_policy_run(folder: Path) -> bool:
     Raises:
       RunError: its ``train.json`` cannot be read.
     """
-    found = read_json(folder / TRAIN, error=RunError, optional=True)
-    return isinstance(found, dict) and found.get("kind") == POLICY_RUN.name
+    recorded = read_json(folder / TRAIN, error=RunError, optional=True)
+    return isinstance(recorded, dict) and recorded.get("kind") == POLICY_RUN.name

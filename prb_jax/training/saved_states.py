@@ -129,9 +129,9 @@ class Checkpoints:
             raise
 
     def restore_newest(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> SavedState | None:
-        """The newest checkpoint that can be read, onto the shardings of `abstract`; None if there is none.
+        """The newest checkpoint that can be read, onto the shardings of `abstract`; None without one.
 
-        Damaged ones are said, put aside under another name, and passed over.
+        A damaged checkpoint is reported, renamed, and passed over.
         """
         for step in reversed(self.steps()):
             try:
@@ -152,11 +152,13 @@ class Checkpoints:
             arrays = dict(self._read(step, _ARRAYS, ocp.args.StandardRestore(dict(abstract))))  # pyright: ignore[reportCallIssue]
         except Exception as error:
             raise RunError(f"{where}: cannot be read: {reason_of(error)}") from error
-        found = checksums(arrays)
+        computed = checksums(arrays)
         expected = facts.get("checksums")
-        if found != expected:
+        if computed != expected:
             wrong = [
-                name for name in found if not isinstance(expected, dict) or found[name] != expected.get(name)
+                name
+                for name in computed
+                if not isinstance(expected, dict) or computed[name] != expected.get(name)
             ]
             raise RunError(f"{where}: damaged: {', '.join(wrong[:3])} is not what was saved")
         return SavedState(step, arrays, facts)

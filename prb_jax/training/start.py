@@ -55,7 +55,7 @@ def start_from(settings: TrainSettings, train: Sequence[Comparison], *, out: Pat
 
     Args:
       settings: of the run.
-      train: training data, from which a new tokenizer is learned if there is none.
+      train: training data, from which a new model without a given tokenizer learns one.
       out: the run folder; a new tokenizer is kept there.
 
     Raises:
@@ -71,52 +71,52 @@ def start_from(settings: TrainSettings, train: Sequence[Comparison], *, out: Pat
         revision=settings.revision, tokenizer=settings.tokenizer, chat_template=settings.chat_template
     )
     opened = open_model(settings.model, options, new_head=settings.init_head)
-    found, folder = opened.decoder, opened.folder.path
+    model, folder = opened.decoder, opened.folder.path
     if (folder / TABLE).exists():
         raise CheckpointError(
             f"{folder}: holds soft prompts of users ({TABLE}), which a new run would lose: start from a model without "
             f"them; to train on from the weights alone, start from a copy of the folder without {TABLE} and {NAMES}"
         )
-    check_convertible(found, where=opened.name)
-    if found.config.num_labels != 1:
+    check_convertible(model, where=opened.name)
+    if model.config.num_labels != 1:
         raise CheckpointError(
-            f"{folder}: the score head has {found.config.num_labels} outputs, expected one for a Bradley-Terry loss; "
+            f"{folder}: the score head has {model.config.num_labels} outputs, expected one for a Bradley-Terry loss; "
             "init_head=true trains a new one from random weights"
         )
-    inspect_checkpoint(folder, found.config, head=not found.new_head)
+    inspect_checkpoint(folder, model.config, head=not model.new_head)
     tokenizer = standard_tokenizer(opened)
     if settings.tokenizer:
         _refuse_other_ids(tokenizer, folder)
-    raw = with_pad_token(found.config.original, tokenizer)
+    raw = with_pad_token(model.config.original, tokenizer)
 
     def load(mesh: Mesh) -> Params:
-        shardings = _shardings(found.config, mesh)
-        head = {} if found.new_head else {"score": shardings["score"]}
+        shardings = _shardings(model.config, mesh)
+        head = {} if model.new_head else {"score": shardings["score"]}
         read = {name: value for name, value in shardings.items() if name != "score"} | head
         params = load_params(
             folder,
-            found.config,
+            model.config,
             dtype=_weights_dtype(settings),
             head_dtype=jnp.float32,
             shardings=read,
-            head=not found.new_head,
+            head=not model.new_head,
         ).params
-        if found.new_head:
+        if model.new_head:
             # As open-instruct: small, so that a new head starts near reward 0.
-            deviation = (found.config.hidden_size + 1) ** -0.5
-            shape = (found.config.hidden_size, 1)
+            deviation = (model.config.hidden_size + 1) ** -0.5
+            shape = (model.config.hidden_size, 1)
             make = jax.jit(
                 lambda: deviation * jax.random.normal(jax.random.key(settings.seed), shape, jnp.float32),
                 out_shardings=shardings["score"],
             )
             params["score"] = make()
-        return as_standard(found, params, drop_bias=False, where=opened.name).params
+        return as_standard(model, params, drop_bias=False, where=opened.name).params
 
     return Start(
         name=opened.name,
         config=replace(
-            found.config,
-            pad_token_id=raw.get("pad_token_id", found.config.pad_token_id),
+            model.config,
+            pad_token_id=raw.get("pad_token_id", model.config.pad_token_id),
             head=LINEAR,
             layout=STANDARD,
         ),
@@ -125,7 +125,7 @@ def start_from(settings: TrainSettings, train: Sequence[Comparison], *, out: Pat
         tokenizer_folder=opened.tokenizer_folder.path,
         identity={
             **describe(opened.folder),
-            "new_head": found.new_head,
+            "new_head": model.new_head,
             "template": tokenizer.template_hash,
             "tokenizer": describe(opened.tokenizer_folder) if settings.tokenizer else None,
         },

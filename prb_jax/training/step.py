@@ -3,8 +3,7 @@
 ``accumulate`` adds a microbatch's gradient sum and its denominators to the state: one compile for each
 shape of batch. ``update`` divides, clips, applies the optimisers and clears the sums: one compile. Both
 give the state back in place (its buffers are donated) and in the same shardings. ``gradients`` and ``add`` are the two
-halves of ``accumulate``, for several microbatches side by side
-(:func:`prb_jax.training.microbatches.add_gradients`).
+halves of ``accumulate``, for several microbatches side by side. :func:`add_gradients` takes all microbatches of a step.
 
 The state is a nested dict: the state of each group by its name, ``step`` (int32, updates so far), ``acc`` (the
 gradient sums of each group since the last update) and ``parts`` (the sums of the loss). Weights that are not
@@ -15,7 +14,9 @@ trained are an argument, ``frozen``; they have no optimiser state and no gradien
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 import jax
@@ -24,15 +25,33 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from prb_jax.errors import short_repr
 from prb_jax.models.decoder import Params
+from prb_jax.runs.progress import compiling
+from prb_jax.scoring.batching import Batch, batch_sizes, lanes
 from prb_jax.sharding import batch_sharding, parameter_shardings, replicated, to_global
 
 TrainState = dict[str, Any]
 Metrics = dict[str, jax.Array]
-Batch = TypeVar("Batch")
-Extras = TypeVar("Extras")
+Placed = TypeVar("Placed")
 
 SUMS = ("acc", "parts")  # what of a state are sums since the last update, which each step makes anew
+
+
+@dataclasses.dataclass(frozen=True)
+class Microbatch:
+    """The part of a step that is computed at a time, on the host."""
+
+    batch: Batch  # the arrays of its tokens
+    # places of its trees in the step: those of each stream, or the one of each row of a padded batch
+    groups: Sequence[Sequence[int]]
+    rows: int  # trees that a group has room for; one in a padded batch
+    tokens: int  # that are computed, without padding
+    flops: float  # of a forward pass on paper, without padding
+    activations: float  # bytes that its backward pass keeps, about
+    extras: Any = None  # what the loss needs besides, once it is known
+
+    __repr__ = short_repr
 
 
 class Parts(Protocol):
@@ -81,6 +100,8 @@ class ParameterGroup(Protocol):
         ...
 
 
+Split = Callable[[Params], tuple[dict[str, Any], Params]]
+
 LossFn = Callable[[Mapping[str, Any], Params, Any, Any], tuple[jax.Array, Any]]
 """(inputs of the groups by name, frozen, batch, extras) -> (sum of the loss, its :class:`Parts`)."""
 
@@ -89,6 +110,8 @@ LossFn = Callable[[Mapping[str, Any], Params, Any, Any], tuple[jax.Array, Any]]
 class TrainStep:
     """The compiled functions of training. Build with :func:`make_train_step`."""
 
+    # all parameters -> (the arrays that each group starts with, by its name; those that are not trained)
+    split: Split
     # arrays that each group starts with, by its name -> state
     init: Callable[[Mapping[str, Any]], TrainState]
     # (state, frozen, batch, extras) -> state with a microbatch added; the state is donated
@@ -113,6 +136,11 @@ class TrainStep:
     # the shapes of batches for which ``gradients`` is compiled
     compiled: set[Any] = dataclasses.field(default_factory=set)
 
+    def begin(self, params: Params) -> tuple[TrainState, Params]:
+        """The state before the first step of a model with these parameters, and those that are not trained."""
+        sources, frozen = self.split(params)
+        return self.init(sources), frozen
+
     def kept(self, state: TrainState) -> TrainState:
         """What a checkpoint holds of a state: not its sums, which each step makes anew."""
         groups = {name: group.kept(state[name]) for name, group in self.groups.items()}
@@ -124,7 +152,7 @@ class TrainStep:
         state = {**groups, "step": kept["step"]}
         return {**state, **self.empty_sums(state)}
 
-    def place(self, batch: Batch, extras: Extras) -> tuple[Batch, Extras]:
+    def place(self, batch: Batch, extras: Placed) -> tuple[Batch, Placed]:
         """A microbatch of the host, its rows dealt over the mesh."""
 
         def put(x: Any) -> jax.Array:
@@ -146,6 +174,7 @@ def without_sums(state: TrainState) -> TrainState:
 def make_train_step(
     loss_fn: LossFn,
     *,
+    split: Split,
     groups: Mapping[str, ParameterGroup],
     frozen: Params,
     zero: Callable[[], Parts],
@@ -156,6 +185,7 @@ def make_train_step(
 
     Args:
         loss_fn: what is minimised.
+        split: parts the parameters of the model into what each group starts with, and what is not trained.
         groups: what is trained, by name; the first is the model's own.
         frozen: what is not trained; only shapes are looked at.
         zero: the parts of no comparison.
@@ -187,8 +217,8 @@ def make_train_step(
         return {**state, "step": jnp.zeros((), jnp.int32), **empty_sums(state)}
 
     def gradients(state: TrainState, frozen: Params, batch: Any, extras: Any) -> TrainState:
-        found, parts = jax.grad(loss_fn, has_aux=True)(inputs_of(state), frozen, batch, extras)
-        return {"acc": found, "parts": parts}
+        gradient, parts = jax.grad(loss_fn, has_aux=True)(inputs_of(state), frozen, batch, extras)
+        return {"acc": gradient, "parts": parts}
 
     def add(sums: TrainState, more: TrainState) -> TrainState:
         return {
@@ -227,6 +257,7 @@ def make_train_step(
 
     sums = sums_of(shardings)
     return TrainStep(
+        split=split,
         init=jax.jit(init, out_shardings=shardings),
         accumulate=jax.jit(
             accumulate,
@@ -250,3 +281,45 @@ def make_train_step(
         frozen_shardings=frozen_shardings,
         mesh=mesh,
     )
+
+
+def add_gradients(
+    step: TrainStep, state: TrainState, frozen: Params, batches: Sequence[Microbatch]
+) -> TrainState:
+    """Return the state, which is donated, with the gradient sums of the microbatches of a step.
+
+    They are added in the order in which they are given, however many are computed side by side: the sums have the
+    same bits. Each that is computed holds activations and gradients of its own, so that there are fewer at a time where
+    these would fill the memory.
+    """
+    if lanes(step.mesh) == 1:
+        for part in batches:
+            placed = step.place(part.batch, part.extras)
+            with compiling(step.accumulate, *batch_sizes(part.batch)):
+                state = step.accumulate(state, frozen, *placed)
+        return state
+    rest, sums = without_sums(state), sums_of(state)
+    # Gradients are held twice: one that is done may wait for its turn to be added.
+    held = 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(sums))
+    count = lanes(step.mesh, held=held + max((part.activations for part in batches), default=0.0))
+    waiting: deque[Callable[[], TrainState]] = deque()
+
+    def gradients(placed: tuple[Batch, Any]) -> TrainState:
+        return jax.block_until_ready(step.gradients(rest, frozen, *placed))
+
+    with ThreadPoolExecutor(count, thread_name_prefix="gradients") as computing:
+        for part in batches:
+            placed = step.place(part.batch, part.extras)
+            shapes = tuple(leaf.shape for leaf in jax.tree.leaves(placed))
+            if shapes in step.compiled:
+                waiting.append(computing.submit(gradients, placed).result)
+            else:  # by this thread alone
+                with compiling(step.gradients, *batch_sizes(part.batch)):
+                    first = gradients(placed)
+                step.compiled.add(shapes)
+                waiting.append(lambda first=first: first)
+            if len(waiting) > count:
+                sums = step.add(sums, waiting.popleft()())
+        while waiting:
+            sums = step.add(sums, waiting.popleft()())
+    return {**rest, **sums}

@@ -11,7 +11,6 @@ import numpy as np
 
 from prb_jax.data.records import Records
 from prb_jax.models.flops import device_peak
-from prb_jax.personal.method import StepRows
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.sharding import make_mesh
 from prb_jax.text.view import TrainedView
@@ -19,7 +18,6 @@ from prb_jax.training import PASSES
 from prb_jax.training.config import Config, load_settings
 from prb_jax.training.data import Order, TrainingData, UserOrder, read_training_data
 from prb_jax.training.loop import Loop, TrainResult, open_loop, prepared_ahead, run_steps, write_summary
-from prb_jax.training.microbatches import Microbatch, Microbatches
 from prb_jax.training.record import (
     MODEL,
     TRAINING,
@@ -30,7 +28,7 @@ from prb_jax.training.record import (
     train_inputs,
 )
 from prb_jax.training.start import start_from
-from prb_jax.training.trainer import RewardTrainer
+from prb_jax.training.trainer import RewardTrainer, StepBatch
 
 
 def train(
@@ -85,35 +83,21 @@ def train(
         by_user = settings.batch_by == "user"
         order = UserOrder(examples.known, per_step=per_step, seed=seed) if by_user else None
         order = order or Order(len(examples), per_step, seed)
-        microbatches = Microbatches(
-            examples,
-            order,
-            prompt_tokens=trainer.method.tokens,
-            steps=lengths[0],  # a run that is lengthened keeps its shapes, and so its bits
-            config=start.config,
-            mesh=mesh,
-            streams=trainer.streams,
-            batch=settings.batch,
-            remat=settings.remat,
-        )
+        trainer.plan(examples, order)
         loop = stack.enter_context(open_loop(path, trainer, progress=progress))
         _say_how(loop, lengths, order)
         with loop.speed.pause():
             peak = mesh.size * (1.0 if loop.log is None else device_peak(settings.dtype))
 
-        def prepare(step: int) -> tuple[np.ndarray, StepRows, list[Microbatch], int]:
-            members = order.step(step)
-            rows = trainer.method.rows_of_step(examples.rows, members, step=step)
-            parts = microbatches.of_step(members, rows.slots)
-            return members, rows, parts, sum(examples.trees[member].tokens for member in members)
-
-        ahead = prepared_ahead(prepare, range(loop.step, settings.steps))
+        # One thread makes the next batch while the device works on this one.
+        ahead = prepared_ahead(
+            lambda step: trainer.batch(order.step(step), step=step), range(loop.step, settings.steps)
+        )
         batches = stack.enter_context(contextlib.closing(ahead))
 
-        def step_fn(step: int) -> Callable[[], Mapping[str, float]]:
-            members, rows, parts, tokens = next(batches)
-            metrics = trainer.step(parts, rows)
-            flops = PASSES[settings.tuning] * sum(part.flops for part in parts)
+        def step_fn(step: int, batch: StepBatch) -> Callable[[], Mapping[str, float]]:
+            metrics, members, tokens = trainer.step(batch), batch.members, batch.tokens
+            flops = PASSES[settings.tuning] * batch.flops
 
             def finish() -> dict[str, float]:
                 values = {name: float(np.asarray(value)) for name, value in metrics.items()}
@@ -129,6 +113,7 @@ def train(
 
         run_steps(
             loop,
+            batches,
             step_fn,
             facts=lambda step: {"position": order.seen(step)},
             validates_at=lambda step: len(held_out) > 0 and settings.validates_at(step, lengths),

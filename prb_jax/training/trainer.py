@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from prb_jax.checkpoints.array_folder import flat_arrays, from_flat
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import RunError, quote
+from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.accuracy import ScoredRow, outcomes
 from prb_jax.models.attention.choice import STREAM_ATTENTION, trained_stream_attention
 from prb_jax.models.decoder import Params
@@ -28,23 +28,14 @@ from prb_jax.sharding import replicated
 from prb_jax.sources.large import Joined
 from prb_jax.text.view import TrainedView
 from prb_jax.training.config import RunOptions, TrainSettings
-from prb_jax.training.data import Examples, user_weights
+from prb_jax.training.data import Examples, Order, user_weights
 from prb_jax.training.export import Write, export_adapter, export_model
 from prb_jax.training.losses import comparison_loss
-from prb_jax.training.microbatches import Microbatch, TreesOnDemand, add_gradients
-from prb_jax.training.objective import (
-    USER,
-    WEIGHTS,
-    Extras,
-    RewardObjective,
-    make_reward_step,
-    make_rewards,
-    make_take,
-    method_of_run,
-)
+from prb_jax.training.microbatches import STEPS_SIMULATED, TreesOnDemand, labelled, plan_layout
+from prb_jax.training.objective import USER, WEIGHTS, Extras, RewardStep, make_reward_step, method_of_run
 from prb_jax.training.saved_states import Checkpoints, SavedState
 from prb_jax.training.start import Start
-from prb_jax.training.step import Metrics, TrainState, TrainStep
+from prb_jax.training.step import Metrics, Microbatch, TrainState, TrainStep, add_gradients
 from prb_jax.training.weights import merge
 from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.tree import Tree
@@ -59,21 +50,19 @@ class Trainer:
       settings: of the run.
       start: the model.
       program: the compiled functions of a step.
-      split: parameters -> (the arrays that each group starts with, those that are not trained).
+
+    Attributes:
+      settings, start, program: likewise.
+      mesh: devices.
+      state: of all that is trained; see :mod:`prb_jax.training.step`.
+      frozen: weights that are not trained; None before they are read.
     """
 
-    def __init__(
-        self,
-        settings: RunOptions,
-        start: Start,
-        program: TrainStep,
-        split: Callable[[Params], tuple[dict[str, Any], Params]],
-    ) -> None:
+    def __init__(self, settings: RunOptions, start: Start, program: TrainStep) -> None:
         self.settings, self.start, self.program, self.mesh = settings, start, program, program.mesh
         self.state: TrainState = {}
         self.frozen: Params | None = None
-        self._split = split
-        shapes = jax.eval_shape(lambda params: program.init(split(params)[0]), abstract_params(start.config))
+        shapes = jax.eval_shape(lambda params: program.begin(params)[0], abstract_params(start.config))
         self._saved = program.kept(
             jax.tree.map(
                 lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
@@ -97,7 +86,7 @@ class Trainer:
 
     def begin_anew(self) -> None:
         """Goes to the starting point."""
-        self.state = self.program.init(self._load())
+        self.state, self.frozen = self.program.begin(self.start.load(self.mesh))
 
     def load_step(self, checkpoints: Checkpoints, step: int) -> None:
         """Goes to the weights of one checkpoint."""
@@ -107,9 +96,9 @@ class Trainer:
         """Starts writing a checkpoint."""
         checkpoints.save(step, flat_arrays(self.program.kept(self.state)), facts)
 
-    def update(self, batches: Sequence[Microbatch]) -> Metrics:
+    def update(self, parts: Sequence[Microbatch]) -> Metrics:
         """One step of the optimiser over its microbatches; the metrics are not waited for."""
-        state = add_gradients(self.program, self.state, self.frozen or {}, batches)
+        state = add_gradients(self.program, self.state, self.frozen or {}, parts)
         with compiling(self.program.update):
             self.state, metrics = self.program.update(state)
         return metrics
@@ -121,7 +110,7 @@ class Trainer:
 
     def export(self, folder: Path) -> None:
         """Writes the weights of now as a Hugging Face folder, with adapters merged; a collective."""
-        settings, more = self.settings, self._more()
+        settings = self.settings
         export_model(
             self.params(),
             self.start,
@@ -129,35 +118,52 @@ class Trainer:
             mesh=self.mesh,
             dtype=settings.exported_dtype,
             lora_scale=settings.lora_scale,
-            more=more,
+            more=self._side_files(),
         )
 
     def export_adapter(self, folder: Path) -> None:
         """Writes the adapters, and any score head, of now for PEFT; a collective."""
-        more = self._more(adapter=True)
-        export_adapter(self.params(), self.start, folder, mesh=self.mesh, lora=self.settings.lora, more=more)
+        export_adapter(
+            self.params(),
+            self.start,
+            folder,
+            mesh=self.mesh,
+            lora=self.settings.lora,
+            more=self._side_files(adapter=True),
+        )
 
-    def _more(self, *, adapter: bool = False) -> Write:
-        """What writes the further files of an export."""
+    def _side_files(self, *, adapter: bool = False) -> Write:
+        """A function that writes the files of an export beside weights, configuration and tokenizer."""
         return lambda folder: None
 
-    def _load(self) -> dict[str, Any]:
-        """Read the starting weights; returns what each group starts with."""
-        sources, self.frozen = self._split(self.start.load(self.mesh))
-        return sources
-
-    def _load_frozen(self) -> None:
-        """Read what a checkpoint does not hold: nothing, where everything is trained."""
-        if self.settings.tuning == "full":
-            self.frozen = {}
-        else:
-            self._load()
+    def _read_frozen(self) -> Params:
+        """What is not trained, which is no part of a checkpoint; read if it is not there yet."""
+        if self.frozen is None:
+            some = bool(self.program.frozen_shardings)
+            self.frozen = self.program.split(self.start.load(self.mesh))[1] if some else {}
+        return self.frozen
 
     def _resume(self, saved: SavedState) -> None:
-        if self.frozen is None:
-            self._load_frozen()
+        self._read_frozen()
         self.state = {}
         self.state = self.program.resume(from_flat(self._saved, saved.arrays))
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """What one step sees, on the host."""
+
+    members: np.ndarray  # int64 [n], its comparisons
+    users: StepRows  # the rows of users that it trains
+    parts: Sequence[Microbatch]  # computed one after another, or some side by side
+    tokens: int  # of its trees, each counted alone
+
+    __repr__ = short_repr
+
+    @property
+    def flops(self) -> float:
+        """Of a forward pass on paper, without padding."""
+        return sum(part.flops for part in self.parts)
 
 
 class RewardTrainer(Trainer):
@@ -176,6 +182,7 @@ class RewardTrainer(Trainer):
     """
 
     settings: TrainSettings
+    program: RewardStep
 
     def __init__(
         self,
@@ -190,10 +197,10 @@ class RewardTrainer(Trainer):
         self.lengths = lengths or (settings.steps,)
         width = start.config.hidden_size
         self.method = method_of_run(settings, data, out=out, width=width, lengths=self.lengths, mesh=mesh)
-        objective = RewardObjective(settings=settings, config=start.config, mesh=mesh, method=self.method)
-        program = make_reward_step(objective, lengths=self.lengths)
-        super().__init__(settings, start, program, objective.split)
-        self._rewards, self._take_rows = make_rewards(objective, program), make_take(objective, program)
+        program = make_reward_step(
+            settings, start.config, mesh=mesh, lengths=self.lengths, method=self.method
+        )
+        super().__init__(settings, start, program)
         self._gather = jax.jit(lambda tree: tree, out_shardings=replicated(mesh))
         self.streams = trained_stream_attention(mesh, jnp.dtype(settings.dtype), settings.attention)
         self.truncated: int | None = 0
@@ -202,13 +209,9 @@ class RewardTrainer(Trainer):
             name=start.name, config=start.config, tokenizer=start.tokenizer, prompts=self.method
         )
 
-    def begin_anew(self, trained: Params | None = None) -> None:
-        """Goes back to the starting point, or to other trained weights of :meth:`trained`, with a new optimiser."""
-        if trained is None or self.frozen is None:
-            weights = self._load()[WEIGHTS]
-            trained = weights if trained is None else trained
-        assert trained is not None
-        embedding = merge(trained, self.frozen or {})["embed"]
+    def begin_from(self, trained: Params) -> None:
+        """Goes to other trained weights of :meth:`trained`, with a new optimiser."""
+        embedding = merge(trained, self._read_frozen())["embed"]
         self.state = self.program.init({WEIGHTS: trained, USER: embedding})
 
     def trained(self) -> Params:
@@ -248,11 +251,33 @@ class RewardTrainer(Trainer):
         trees = encode_by_processes(comparisons, self._encode_here) if isinstance(comparisons, list) else ()
         return replace(examples, comparisons=comparisons, trees=trees)
 
-    def step(self, batches: Sequence[Microbatch], rows: StepRows) -> Metrics:
-        """One step of the optimiser over its microbatches; the metrics are not waited for."""
-        if rows.ids.size:
-            self.state = self._take_rows(self.state, rows.ids)
-        return self.update(batches)
+    def plan(self, examples: Examples, order: Order) -> None:
+        """Choose the shapes of microbatches for training data that is seen in this order."""
+        settings, self._examples = self.settings, examples
+        self._layout = plan_layout(
+            examples.trees,
+            [order.step(step) for step in range(STEPS_SIMULATED)],
+            per_step=order.per_step,
+            steps=self.lengths[0],  # a run that is lengthened keeps its shapes, and so its bits
+            config=self.start.config,
+            mesh=self.mesh,
+            streams=self.streams,
+            batch=settings.batch,
+            remat=settings.remat,
+        )
+
+    def batch(self, members: np.ndarray, *, step: int) -> StepBatch:
+        """What a step, counted from 0, sees of these comparisons of the planned data."""
+        examples = self._examples
+        users = self.method.rows_of_step(examples.rows, members, step=step)
+        parts = labelled(self._layout, examples, members, users.slots, prompt_tokens=self.method.tokens)
+        return StepBatch(members, users, parts, sum(examples.trees[member].tokens for member in members))
+
+    def step(self, batch: StepBatch) -> Metrics:
+        """One step of the optimiser; the metrics are not waited for."""
+        if batch.users.ids.size:
+            self.state = self.program.take(self.state, batch.users.ids)
+        return self.update(batch.parts)
 
     def validate(self, held_out: Examples) -> tuple[dict[str, float], float]:
         """Scores what is held out with the weights of now, through the same scorer that evaluates.
@@ -319,8 +344,8 @@ class RewardTrainer(Trainer):
         blank, one = np.zeros(shape, np.float32), np.zeros(len(users), np.float32)
         state = {**self.state, USER: self.method.for_everyone(self.state[USER])}
         extras = Extras(labels=blank, mask=blank > 0, margin=one, weights=one, users=users)
-        with compiling(self._rewards, *batch_sizes(batch)):
-            return self._rewards(state, self.frozen or {}, *self.program.place(batch, extras))
+        with compiling(self.program.rewards, *batch_sizes(batch)):
+            return self.program.rewards(state, self.frozen or {}, *self.program.place(batch, extras))
 
     def _weights(self, comparisons: Sequence[OfUser]) -> np.ndarray:
         """float32 [n]: of each comparison in the loss."""
@@ -342,7 +367,7 @@ class RewardTrainer(Trainer):
         """What the model sees of comparisons; of several processes this one alone makes it."""
         return self.reader.encode(comparisons, view=self.settings.view)
 
-    def _more(self, *, adapter: bool = False) -> Write:
+    def _side_files(self, *, adapter: bool = False) -> Write:
         table = None if adapter else self.method.host_table(self.state[USER])
 
         def write(folder: Path) -> None:

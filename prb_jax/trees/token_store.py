@@ -132,7 +132,7 @@ def open_store(path: Path) -> TokenStore:
     """Open the store in a folder.
 
     Raises:
-      DataError: there is none, it is truncated or changed, or it is not one of ours.
+      DataError: the folder holds no store of this package, or the store is truncated or changed.
     """
     found = read_object(path / STORE, error=DataError, hint=AGAIN)
     if found.get("kind") != KIND or not isinstance(found.get("key"), dict):

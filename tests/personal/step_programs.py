@@ -39,7 +39,7 @@ def one_step(mesh: Any) -> dict[str, Any]:
     from prb_jax.training.objective import USER
     from tests.training.small_batches import (
         batch_of,
-        build_training,
+        build,
         extras_of,
         initial_params,
         random_trees,
@@ -60,8 +60,7 @@ def one_step(mesh: Any) -> dict[str, Any]:
         optimizer=RowAdam(learning_rate=lambda step: 1e-2),
         mesh=mesh,
     )
-    training, state, frozen = build_training(config, tuning="lora", params=params, mesh=mesh, method=method)
-    step = training.step
+    step, state, frozen = build(config, tuning="lora", params=params, mesh=mesh, method=method)
     room = np.zeros(TOKENS, np.int32)
     trees = [
         dataclasses.replace(tree, prefix=np.concatenate([room, tree.prefix])) for tree in random_trees(8)
@@ -77,7 +76,7 @@ def one_step(mesh: Any) -> dict[str, Any]:
     ]
     before = np.asarray(state[USER]["table"][0])
     programs = {
-        "take": training.take.lower(state, chosen.ids),
+        "take": step.take.lower(state, chosen.ids),
         "accumulate": step.accumulate.lower(state, frozen, *batches[0]),
         "update": step.update.lower(state),
     }
@@ -85,7 +84,7 @@ def one_step(mesh: Any) -> dict[str, Any]:
         "collectives": {name: collectives(lowered.compile().as_text()) for name, lowered in programs.items()}
     }
     for number in range(2):
-        state = training.take(state, jnp.asarray(chosen.ids))
+        state = step.take(state, jnp.asarray(chosen.ids))
         for placed in batches:
             state = step.accumulate(state, frozen, *placed)
         state, metrics = step.update(state)
@@ -95,7 +94,7 @@ def one_step(mesh: Any) -> dict[str, Any]:
     moved = np.flatnonzero(np.abs(table - before).max(axis=(1, 2)) > 0)
     found["moved"] = moved.tolist()
     found["rows"] = table[touched].tolist()
-    compiled: tuple[Any, ...] = (step.accumulate, step.update, training.take)
+    compiled: tuple[Any, ...] = (step.accumulate, step.update, step.take)
     found["compiles"] = [function._cache_size() for function in compiled]
     found["local"] = list(state[USER]["table"].addressable_shards[0].data.shape)
     return found

@@ -21,8 +21,8 @@ from prb_jax.rl.learner import Learner
 from prb_jax.rl.rollouts import Rollouts
 from prb_jax.rl.settings import load_ppo_settings
 from prb_jax.training.data import Order
-from prb_jax.training.microbatches import add_gradients
 from prb_jax.training.saved_states import Checkpoints
+from prb_jax.training.step import add_gradients
 from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import Tree
 from tests.rl.tiny import settings, without_rollouts, write_tiny_policy

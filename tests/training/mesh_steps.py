@@ -21,35 +21,37 @@ def one_step(mesh: Any, *, kernel: bool = False) -> dict[str, Any]:
 
     from prb_jax.models.attention.choice import KERNEL_STREAM_ATTENTION, STREAM_ATTENTION
     from prb_jax.training.config import BatchSettings
-    from prb_jax.training.data import Examples, Order
-    from prb_jax.training.microbatches import Microbatches
+    from prb_jax.training.data import Examples
+    from prb_jax.training.microbatches import labelled, plan_layout
     from prb_jax.training.objective import WEIGHTS
-    from tests.training.small_batches import build_training, initial_params, small_config
+    from tests.training.small_batches import build, initial_params, small_config
     from tests.training.test_streams import of_users
 
     config = small_config()
-    training, state, frozen = build_training(config, params=initial_params(config), mesh=mesh, remat="dots")
+    step, state, frozen = build(config, params=initial_params(config), mesh=mesh, remat="dots")
     comparisons, trees = of_users()
     count = len(trees)
-    nobody = np.zeros(count, np.int32)
-    batches = Microbatches(
-        Examples(comparisons, comparisons, trees=trees),
-        Order(count, count, seed=0),
+    layout = plan_layout(
+        trees,
+        [np.arange(count)],
+        per_step=count,
+        steps=10,
         config=config,
         mesh=mesh,
         streams=KERNEL_STREAM_ATTENTION if kernel else STREAM_ATTENTION,
         batch=BatchSettings(comparisons=count, tokens=256),
-        steps=10,
-    ).of_step(np.arange(count), nobody)
+    )
+    examples = Examples(comparisons, comparisons, trees=trees)
+    batches = labelled(layout, examples, np.arange(count), np.zeros(count, np.int32))
     for each in batches:
-        state = training.step.accumulate(state, frozen, *training.step.place(each.batch, each.extras))
+        state = step.accumulate(state, frozen, *step.place(each.batch, each.extras))
     rng = np.random.default_rng(0)
     sums = [
         float((np.asarray(leaf) * rng.normal(size=leaf.shape)).sum() / np.linalg.norm(leaf))
         for leaf in jax.tree.leaves(state["acc"][WEIGHTS])
     ]
-    metrics = training.step.update(state)[1]
-    programs: Any = training.step.accumulate
+    metrics = step.update(state)[1]
+    programs: Any = step.accumulate
     return {
         "loss": float(metrics["loss"]),
         "grad_norm": float(metrics["grad_norm"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,22 +16,12 @@ from prb_jax.models.random_params import init_params
 from prb_jax.personal.method import NULL, Method
 from prb_jax.sharding import make_mesh
 from prb_jax.training.config import LossSettings, OptimizerSettings, TrainSettings
-from prb_jax.training.objective import Extras, RewardObjective, make_reward_step, make_rewards, make_take
-from prb_jax.training.step import TrainStep
+from prb_jax.training.objective import Extras, RewardStep, make_reward_step
 from prb_jax.trees.batches import Bucket, TreeBatch, make_batch
 from prb_jax.trees.shapes import round_up
 from prb_jax.trees.tree import Tree, build_tree
 
 LORA = LoraConfig(rank=4, alpha=8.0)
-
-
-class Training(NamedTuple):
-    """The compiled functions of a model in training."""
-
-    step: TrainStep
-    rewards: Any
-    take: Any
-    split: Any
 
 
 def small_config(**changes: Any) -> DecoderConfig:
@@ -86,7 +76,7 @@ def rows_of(extras: Extras, rows: slice) -> Extras:
     return jax.tree.map(lambda value: value[rows], extras)
 
 
-def build_training(
+def build(
     config: DecoderConfig,
     *,
     tuning: Any = "full",
@@ -97,7 +87,7 @@ def build_training(
     steps: int = 20,
     method: Method = NULL,
     **options: Any,
-) -> tuple[Training, dict[str, Any], Params]:
+) -> tuple[RewardStep, dict[str, Any], Params]:
     """The compiled functions, a fresh state and the frozen parameters."""
     settings = TrainSettings(
         tuning=tuning,
@@ -108,35 +98,22 @@ def build_training(
         **{"remat": "none", **options},
     )
     mesh = mesh or make_mesh(devices=jax.devices()[:1])
-    objective = RewardObjective(settings=settings, config=config, mesh=mesh, method=method)
-    step = make_reward_step(objective, lengths=(steps,))
-    sources, frozen = objective.split(initial_params(config) if params is None else params)
-    frozen = jax.device_put(frozen, step.frozen_shardings)
-    training = Training(step, make_rewards(objective, step), make_take(objective, step), objective.split)
-    return training, step.init(sources), frozen
-
-
-def build(config: DecoderConfig, **options: Any) -> tuple[TrainStep, dict[str, Any], Params]:
-    """As :func:`build_training`, with the step alone."""
-    training, state, frozen = build_training(config, **options)
-    return training.step, state, frozen
+    step = make_reward_step(settings, config, mesh=mesh, lengths=(steps,), method=method)
+    state, frozen = step.begin(initial_params(config) if params is None else params)
+    return step, state, jax.device_put(frozen, step.frozen_shardings)
 
 
 @functools.cache
-def _built(tuning: str, layers: int) -> Training:
-    return build_training(small_config(num_hidden_layers=layers), tuning=tuning)[0]
-
-
-def built(tuning: str = "full", *, layers: int = 2) -> TrainStep:
-    """As :func:`build`, once for all tests; see :func:`fresh`."""
-    return _built(tuning, layers).step
+def built(tuning: str = "full", *, layers: int = 2) -> RewardStep:
+    """The step of :func:`build`, once for all tests; see :func:`fresh`."""
+    return build(small_config(num_hidden_layers=layers), tuning=tuning)[0]
 
 
 def fresh(tuning: str = "full", *, layers: int = 2) -> tuple[dict[str, Any], Params]:
     """A new state of :func:`built`, and the frozen parameters."""
-    training = _built(tuning, layers)
-    sources, frozen = training.split(initial_params(small_config(num_hidden_layers=layers)))
-    return training.step.init(sources), jax.device_put(frozen, training.step.frozen_shardings)
+    step = built(tuning, layers=layers)
+    state, frozen = step.begin(initial_params(small_config(num_hidden_layers=layers)))
+    return state, jax.device_put(frozen, step.frozen_shardings)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.sharding import make_mesh
 from prb_jax.training.config import BatchSettings, default_config, load_settings
 from prb_jax.training.data import Examples, Order, UserOrder, permutation, read_training_data, user_weights
-from prb_jax.training.microbatches import Microbatches, plan_layout
+from prb_jax.training.microbatches import labelled, plan_layout
 from prb_jax.trees.tree import Tree
 from tests.training.small_batches import small_config
 from tests.training.tiny import comparisons, rows, write_rows
@@ -230,9 +230,9 @@ def test_a_batch_masks_what_only_fills_up():
     weights = np.asarray([1.0, 2.0, 3.0], np.float32)
     examples = Examples(found, found, trees=trees, weights=weights)
     options = {"config": CONFIG, "mesh": MESH, "streams": None, "batch": BatchSettings()}
-    run = Microbatches(examples, Order(3, 3, seed=0), steps=1, **options)
-    run.layout.padded.rows.update(dict.fromkeys(run.layout.padded.rows, 4))  # pyright: ignore
-    (part,) = run.of_step(np.asarray([2, 0]), np.asarray([0, 1]))
+    layout = plan_layout(trees, [np.arange(3)], per_step=3, steps=1, **options)
+    layout.padded.rows.update(dict.fromkeys(layout.padded.rows, 4))  # pyright: ignore
+    (part,) = labelled(layout, examples, np.asarray([2, 0]), np.asarray([0, 1]))
     assert part.batch.prefix.shape[0] == 4
     np.testing.assert_array_equal(part.batch.prefix_lengths, [0, 4, 0, 0])
     np.testing.assert_array_equal(part.extras.mask.sum(axis=1), [2, 2, 0, 0])

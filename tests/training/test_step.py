@@ -27,7 +27,6 @@ from tests.sweeps import sweep
 from tests.training.small_batches import (
     batch_of,
     build,
-    build_training,
     built,
     extras_of,
     fresh,
@@ -149,8 +148,7 @@ def test_a_few_steps_learn_the_batch(tuning: str) -> None:
 
 
 def test_one_compile_for_each_shape_and_one_update() -> None:
-    training, state, frozen = build_training(CONFIG, tuning="lora")
-    step = training.step
+    step, state, frozen = build(CONFIG, tuning="lora")
     shapes = [Bucket(24, 2, 12), Bucket(32, 2, 12)]
     trees = random_trees(3)
     for turn in range(3):
@@ -164,8 +162,8 @@ def test_one_compile_for_each_shape_and_one_update() -> None:
     # Frozen weights are an argument: others need no compile, and matter.
     other = jax.device_put(jax.tree.map(lambda leaf: 2 * leaf, frozen), step.frozen_shardings)
     placed = step.place(batch_of(trees, bucket=shapes[0]), extras_of(trees))
-    assert not np.allclose(training.rewards(state, frozen, *placed), training.rewards(state, other, *placed))
-    assert training.rewards._cache_size() == 1
+    assert not np.allclose(step.rewards(state, frozen, *placed), step.rewards(state, other, *placed))
+    assert step.rewards._cache_size() == 1
     step.accumulate(state, other, *placed)
     assert step.accumulate._cache_size() == 2
 
@@ -235,13 +233,12 @@ def deeper(tuning: str, remat: str = "none") -> tuple[int, int, list[np.ndarray]
     """Of six layers over longer prefixes: the bytes that a step and scoring need, the sums of the step, and how many
     matrix products its program holds."""
     trees = random_trees(4, prefix=200)
-    training, state, frozen = build_training(small_config(num_hidden_layers=6), tuning=tuning, remat=remat)
-    step = training.step
+    step, state, frozen = build(small_config(num_hidden_layers=6), tuning=tuning, remat=remat)
     arguments = (state, frozen, *step.place(batch_of(trees), extras_of(trees)))
     compiled = step.accumulate.lower(*arguments).compile()
     scoring = 0
     if remat == "none":
-        scoring = training.rewards.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+        scoring = step.rewards.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
     sums = jax.tree.map(np.asarray, compiled(*arguments)["acc"][WEIGHTS])
     products = compiled.as_text().count(" dot(")
     return compiled.memory_analysis().temp_size_in_bytes, scoring, jax.tree.leaves(sums), products
@@ -285,15 +282,14 @@ def test_user_rows_are_trained_through_the_table() -> None:
     )
     params = initial_params(CONFIG)
     trainable, frozen = split_params(params, tuning="head")
-    training, state, _ = build_training(CONFIG, tuning="head", params=params, mesh=mesh, method=method)
-    step = training.step
+    step, state, _ = build(CONFIG, tuning="head", params=params, mesh=mesh, method=method)
     drawn = np.random.default_rng(0).normal(size=(7, tokens, width)).astype(np.float32)
     state[USER]["table"] = jax.device_put(drawn, method.shardings["table"])
     table = np.asarray(drawn)
     trees = random_trees(3)
     extras = dataclasses.replace(extras_of(trees), users=np.array([0, 1, 1], np.int32))
     placed = step.place(batch_of(trees), extras)
-    state = training.take(state, np.array([4, 2], np.int32))
+    state = step.take(state, np.array([4, 2], np.int32))
     np.testing.assert_array_equal(state[USER]["rows"], table[[4, 2]])
     state = step.accumulate(state, frozen, *placed)
     assert state["acc"][USER].shape == (2, tokens, width)

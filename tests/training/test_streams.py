@@ -26,12 +26,13 @@ from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.personal.method import Users
 from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
 from prb_jax.sharding import make_mesh
-from prb_jax.training import microbatches, record, trainer
+from prb_jax.training import record, trainer
+from prb_jax.training import step as training_step
 from prb_jax.training.config import BatchSettings
 from prb_jax.training.data import Examples, Order
-from prb_jax.training.microbatches import Microbatch, Microbatches, add_gradients
+from prb_jax.training.microbatches import STEPS_SIMULATED, Layout, labelled, plan_layout
 from prb_jax.training.objective import USER, WEIGHTS
-from prb_jax.training.step import sums_of
+from prb_jax.training.step import Microbatch, add_gradients, sums_of
 from prb_jax.training.train import train
 from prb_jax.trees.kernel_tables import StepTable
 from prb_jax.trees.packing import StreamOptions, StreamShape
@@ -40,7 +41,7 @@ from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import Tree, build_tree
 from tests.plain_process import plain_environment
 from tests.sweeps import sweep
-from tests.training.small_batches import build_training, small_config
+from tests.training.small_batches import build, small_config
 from tests.training.tiny import config, curve, rows, stopped_at, write_rows
 
 ROOT = Path(__file__).parents[2]
@@ -102,13 +103,13 @@ def planned(
     streams: str | None,
     tokens: int,
     steps: int = 1,
-    prompt: int = 0,
-) -> Microbatches:
+) -> Layout:
     per_step = len(examples) // steps
-    return Microbatches(
-        examples,
-        Order(len(examples), per_step, seed=0),
-        prompt_tokens=prompt,
+    order = Order(len(examples), per_step, seed=0)
+    return plan_layout(
+        examples.trees,
+        [order.step(step) for step in range(STEPS_SIMULATED)],
+        per_step=per_step,
         steps=10,
         config=model,
         mesh=make_mesh(devices=jax.devices()[:1]),
@@ -147,7 +148,7 @@ def test_a_step_over_streams_is_that_of_padded_batches(
         table=Users(("u0", "u1", "u2")), tokens=3, width=32, places=12, generic_share=0.4, seed=0,
         optimizer=RowAdam(learning_rate=lambda step: 0.1), mesh=make_mesh(devices=jax.devices()[:1]),
     )  # fmt: skip
-    training, first, frozen = build_training(model, tuning=tuning, method=method, remat=remat)
+    step, first, frozen = build(model, tuning=tuning, method=method, remat=remat)
     comparisons, trees = uneven(12) if kernel else of_users()
     weights = np.random.default_rng(1).uniform(0.5, 2, len(trees)).astype(np.float32)
     examples = Examples(
@@ -165,35 +166,35 @@ def test_a_step_over_streams_is_that_of_padded_batches(
     def added(batches: Sequence[Microbatch], count: int | None = None) -> Any:
         """One after the other, or so many at a time."""
         of_count = lambda mesh, held=None: 1 if count is None else count if held else 4  # noqa: E731
-        monkeypatch.setattr(microbatches, "lanes", of_count)
-        return add_gradients(training.step, jax.tree.map(jnp.copy, state), frozen, batches)
+        monkeypatch.setattr(training_step, "lanes", of_count)
+        return add_gradients(step, jax.tree.map(jnp.copy, state), frozen, batches)
 
     sums, metrics, programs = [], [], []
-    for layout in (None, streams):
+    for attention in (None, streams):
         state = jax.tree.map(jnp.copy, first)
         state[USER]["table"] = jax.device_put(table, method.shardings["table"])
-        state = training.take(state, step_rows.ids)
-        run = planned(examples, model, streams=layout, tokens=512 if kernel else 256, prompt=3)
-        batches = run.of_step(members, step_rows.slots)
+        state = step.take(state, step_rows.ids)
+        layout = planned(examples, model, streams=attention, tokens=512 if kernel else 256)
+        batches = labelled(layout, examples, members, step_rows.slots, prompt_tokens=3)
         assert len(batches) > 1
-        assert all(isinstance(part.batch, StreamBatch) == (layout is not None) for part in batches)
+        assert all(isinstance(part.batch, StreamBatch) == (attention is not None) for part in batches)
         computed = sum(part.tokens for part in batches)
         if (
-            layout == STREAM_ATTENTION
+            attention == STREAM_ATTENTION
         ):  # a profile is computed once, and again for those with the generic prompt
             assert len(np.unique(step_rows.slots)) == 4
             assert computed < 0.8 * alone
             done = [added(batches, count) for count in (1, 2, 3)]
             bits = [[np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(sums_of(one))] for one in done]
             assert bits[0] == bits[1] == bits[2]
-            assert training.step.gradients._cache_size() == len({part.batch.tokens.shape for part in batches})
-            assert training.step.add._cache_size() == 1
+            assert step.gradients._cache_size() == len({part.batch.tokens.shape for part in batches})
+            assert step.add._cache_size() == 1
         else:
             assert computed == alone
             done = [added(batches)]
-        programs.append(training.step.accumulate._cache_size())
+        programs.append(step.accumulate._cache_size())
         sums.append(jax.tree.map(np.asarray, done[-1]["acc"]))
-        metrics.append(training.step.update(done[-1])[1])
+        metrics.append(step.update(done[-1])[1])
     assert programs[1] == programs[0] + kernel
     assert set(sums[0]) == {WEIGHTS, USER}
     assert np.linalg.norm(sums[0][USER]) > 0.1
@@ -208,8 +209,8 @@ def test_a_run_by_the_kernel_has_one_shape_and_what_does_not_fit_has_a_stream_of
     """A tree that is longer than the streams, and one of more responses than they have places."""
     comparisons, trees = uneven(48, longest=60)
     usual = Examples(comparisons, comparisons, trees=trees)
-    run = planned(usual, small_config(), streams=KERNEL_STREAM_ATTENTION, tokens=512, steps=4)
-    (shape,) = run.layout.shapes
+    layout = planned(usual, small_config(), streams=KERNEL_STREAM_ATTENTION, tokens=512, steps=4)
+    (shape,) = layout.shapes
     rng = np.random.default_rng(0)
     trees[4] = build_tree([[k, *rng.integers(10, 64, 400)] for k in range(2)])
     trees[7] = build_tree([[9, k, 3] for k in range(2 * shape.reads)])
@@ -218,7 +219,7 @@ def test_a_run_by_the_kernel_has_one_shape_and_what_does_not_fit_has_a_stream_of
     found: list[Microbatch] = []
     for step in range(4):
         members = np.arange(12 * step, 12 * step + 12)
-        batches = run.of_step(members, np.zeros(12, np.int32))
+        batches = labelled(layout, usual, members, np.zeros(12, np.int32))
         assert sum(part.tokens for part in batches) == sum(trees[member].tokens for member in members)
         found += batches
     assert sum(int((part.extras.weights > 0).sum()) for part in found) == 48

@@ -4,10 +4,11 @@
     sum log sigmoid(lam_u^T [phi(e_w) - phi(e_l)]) - (beta / 2) |Lam|^2
 
 Where people share pairs, F starts from the singular value decomposition of the matrix of pairs and people: the
-entry is 1 or -1 for the choice and 0 where there is none, users are V sqrt(S), and F maps the differences of the
-features to U sqrt(S) by least squares. Otherwise F starts at random, and ``svd_start`` is 0 among the numbers. F
-and all lam are then fitted together. A new person is an L2 logistic regression in R^J, pulled to zero as published
-or to the mean of the seen people, as the validation part chooses; the state at k = 0 is that mean.
+entry is 1 or -1 for the choice and 0 for a pair that the person did not answer, users are V sqrt(S), and F maps
+the differences of the features to U sqrt(S) by least squares. Otherwise F starts at random, and the number
+``svd_start`` is 0. F and all lam are then fitted together. A new person is an L2 logistic regression in R^J, pulled
+to zero as published or to the mean of the seen people, as the validation part chooses; the state at k = 0 is that
+mean.
 
 The next question is the pair of the largest  s'(lam.v)^2 v^T Sigma^-1 v,  Sigma = 0.001 I + sum_i s'(lam.v_i) v_i
 v_i^T, over the pairs v_i that the person has answered.
