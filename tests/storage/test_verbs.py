@@ -28,7 +28,7 @@ sample {i}/policy --data {i}/pairs.jsonl --n 3 --max-new-tokens 6 --out {o}/samp
 best-of-n --samples {o}/sample --rewards {i}/tiny baseline:length baseline:random --out {o}/best
 best-of-n --samples {i}/texts.jsonl --data {i}/pairs.jsonl --rewards {i}/tiny --quality {i}/tiny --out {o}/best-of-texts
 distil {o}/best --reward {i}/tiny --out {o}/distilled
-policy-accuracy {i}/policy --rewards {i}/tiny baseline:length --data {i}/pairs.jsonl --out {o}/accuracy
+policy-accuracy {i}/policy --rewards {i}/tiny baseline:length baseline:random --data {i}/pairs.jsonl --out {o}/accuracy
 features {i}/bert --data {i}/people.jsonl --out {o}/features
 personalise --data {i}/people.jsonl --backbone {o}/features --methods offset,bayes --shots 0,2 --out {o}/study
 ask {o}/study/fitted/bayes --candidates {i}/people.jsonl --out {o}/questions.json
@@ -39,8 +39,10 @@ train {i}/train.yaml --out {o}/train
 convert {o}/train {o}/converted
 evaluate {o}/train --data {i}/pairs.jsonl --out {o}/trained
 evaluate baseline:length --data {i}/pairs.jsonl --out {o}/length
+evaluate baseline:random --data {i}/pairs.jsonl --out {o}/random
+evaluate {i}/tiny --data {i}/pairs.jsonl --controls none --out {o}/tiny
 push {o}/train org/name --evaluations {o}/trained --dry-run
-correlate --scores {o}/trained {o}/length --behaviour {o}/best {o}/accuracy --draws 100 --out {o}/correlate
+correlate --scores {o}/tiny {o}/length {o}/random --behaviour {o}/best {o}/accuracy --draws 100 --out {o}/correlate
 compare {o}/trained {o}/length --out {o}/compare
 report {o}/trained {o}/length --out {o}/page.html
 report {o}/train {o}/study --out {o}/curves.html
@@ -107,23 +109,45 @@ def test_verbs_from_and_to_urls(tmp_path, store, monkeypatch, capsys):
     }
     assert not set(WRITTEN) - found.keys()
     assert not [name for name in found if ".prb/" in name]
-    assert not [name for name, data in found.items() if str(tmp_path).encode() in data]
+    named = {name for name, data in found.items() if str(tmp_path).encode() in data}
+    assert {Path(name).name for name in named} <= {"commit_success.txt"}  # of Orbax
 
-    # Another machine knows the rewards by their URLs, goes on, and needs no copy of a model for its name.
+
+def test_a_reward_at_a_url_is_known_by_it_on_another_machine(tmp_path, store, monkeypatch, capsys):
+    given, data = tmp_path / "in", rows(4, users=2)
+    write_model(given / "tiny")
+    write_rows(given / "pairs.jsonl", data)
+    texts = [{"id": row["id"], "sample": n, "text": "soup " * (n + 1)} for row in data for n in range(2)]
+    write_rows(given / "texts.jsonl", texts)
+    write_rows(given / "quality.jsonl", [text | {"quality": text["sample"]} for text in texts])
+    put_folder(given, "gs://b")
+    best = [*("best-of-n", "--samples", "gs://b/texts.jsonl", "--data", "gs://b/pairs.jsonl")]
+    best += [
+        "--rewards",
+        "gs://b/tiny",
+        "baseline:length",
+        "--quality",
+        "gs://b/quality.jsonl",
+        "--out",
+        "gs://b/best",
+    ]
+    assert cli.main(best) == 0, capsys.readouterr().err
+    found = contents()
+    lines = [json.loads(line) for line in found["/b/best/rewards.jsonl"].splitlines()]
+    assert {line["scorer"] for line in lines} == {"gs://b/tiny", "baseline:length"}
+
     copies = tmp_path / "another machine"
     monkeypatch.setenv("PRB_JAX_STORAGE", str(copies))
-    distilled = "distil gs://b/out/best --reward gs://b/in/tiny --out gs://b/out/again"
-    assert cli.main(distilled.split()) == 0, capsys.readouterr().err
-    assert contents()["/b/out/again/pairs.jsonl"] == found["distilled/pairs.jsonl"]
-    assert not list(copies.glob("inputs/*/tiny"))
-    prb.distil("gs://b/out/best", reward="gs://b/in/tiny", out="gs://b/out/python")
-    assert contents()["/b/out/python/pairs.jsonl"] == found["distilled/pairs.jsonl"]
-    for line in VERBS.strip().splitlines():
-        if line.startswith(("best-of-n", "policy-accuracy")):
-            words = line.format(i="gs://b/in", o="gs://b/out").split()
-            assert cli.main(words) == 0, capsys.readouterr().err
-    for name in ("best/rewards.jsonl", "best/summary.json", "accuracy/rows.jsonl", "accuracy/summary.json"):
-        assert contents()[f"/b/out/{name}"] == found[name], name
+    distil = [*("distil", "gs://b/best", "--reward", "gs://b/tiny", "--data", "gs://b/pairs.jsonl")]
+    assert cli.main([*distil, "--out", "gs://b/pairs"]) == 0, capsys.readouterr().err
+    pairs = contents()["/b/pairs/pairs.jsonl"]
+    assert {json.loads(line)["meta"]["reward"] for line in pairs.splitlines()} == {"gs://b/tiny"}
+    prb.distil("gs://b/best", reward="gs://b/tiny", data=["gs://b/pairs.jsonl"], out="gs://b/python")
+    assert contents()["/b/python/pairs.jsonl"] == pairs
+    assert not list(copies.glob("inputs/*/tiny"))  # a name needs no copy
+    assert cli.main(best) == 0, capsys.readouterr().err
+    for name in ("rewards.jsonl", "summary.json"):
+        assert contents()[f"/b/best/{name}"] == found[f"/b/best/{name}"]
 
 
 def test_a_model_at_a_url_is_served(tmp_path, store, monkeypatch):
