@@ -51,6 +51,7 @@ from prb_jax.scoring.inputs import read_inputs
 from prb_jax.scoring.load import open_scorer, read_history, with_history
 from prb_jax.scoring.run import check_same_choices, computing_versions
 from prb_jax.sharding import mesh_shape
+from prb_jax.storage.urls import shown
 from prb_jax.text.view import ViewOptions
 
 ROWS = RowKind(
@@ -138,7 +139,7 @@ def policy_accuracy(
     if not 2 <= longest <= opened.context:
         raise DataError(f"max_length: expected 2 to {opened.context} tokens, found {longest}")
     scorers: dict[str, Any] = with_history(
-        {name: open_scorer(name, loading or LoadOptions()) for name in rewards}, read_history(history)
+        {shown(name): open_scorer(name, loading or LoadOptions()) for name in rewards}, read_history(history)
     )
     identity = dict(opened.identity())
     policy_name = identity.pop("name")
@@ -199,7 +200,7 @@ def policy_accuracy(
                         policy=identity.get("architecture"),
                     )
                 )
-            test = [row for row in judged[rewards[0], ""] if row.cluster not in held_out]
+            test = [row for row in judged[next(iter(scorers)), ""] if row.cluster not in held_out]
             alone = lambdas.index(0.0)
             summary = {
                 "policy": policy_name,

@@ -39,6 +39,7 @@ from prb_jax.scoring.baselines import baseline_scorer
 from prb_jax.scoring.inputs import Data
 from prb_jax.scoring.load import open_scorer, read_history, with_history
 from prb_jax.scoring.run import check_same_choices, computing_versions
+from prb_jax.storage.urls import shown
 
 REWARDS = "rewards.jsonl"
 CURVES = "curves.png"
@@ -132,7 +133,7 @@ def best_of_n(
         "best-of-n", models, {"quality": quality, "view": view, "samples": run["inputs"], "texts": texts}
     )
     scorers = with_history(
-        {name: _open(name, loading or LoadOptions(), judge, cache=path / REPLIES) for name in names},
+        {shown(name): _open(name, loading or LoadOptions(), judge, cache=path / REPLIES) for name in names},
         read_history(history),
     )
     decided = {
@@ -144,6 +145,7 @@ def best_of_n(
         "versions": computing_versions(plain=False),
     }
     check_agreement(decided)
+    rewards, quality = shown(list(rewards)), shown(quality)
     with RUNS.open_together(path, decided, notes={"samples": str(samples)}) as opened:
         for name, scorer in scorers.items():
             _score(opened.file, name, scorer, drawn.prompts, view=view, progress=progress)

@@ -27,6 +27,7 @@ from prb_jax.personal.history import (
     without_shared_responses,
 )
 from prb_jax.personal.saved import FittedMethod, UserStates, read_states, save_states
+from prb_jax.storage.urls import shown
 from prb_jax.trees.tree import ScoredBatch, Truncation
 
 MOST: Final = 64  # comparisons that a person is adapted on, the latest ones
@@ -77,8 +78,8 @@ class PersonalisedModel:
 
     @property
     def name(self) -> str:
-        """Method and folder."""
-        return str(self.fitted.path)
+        """The folder."""
+        return shown(str(self.fitted.path))
 
     def adapt(self, user: str, comparisons: Records) -> Any:
         """Adapt to a person; what was known of the person before is replaced.

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from prb_jax.storage.urls import shown
+
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
     from rich.table import Table as RichTable
@@ -91,17 +93,20 @@ class Table:
         from rich.markup import escape
         from rich.table import Table as RichTable
 
+        def text(value: str) -> str:  # before a narrow terminal folds the name of a local copy
+            return escape(shown(value))
+
         table = RichTable(
-            title=escape(self.title) or None,
+            title=text(self.title) or None,
             title_justify="left",
-            caption=escape(self.note) or None,
+            caption=text(self.note) or None,
             caption_justify="left",
             box=SIMPLE_HEAD,
             show_header=bool(self.heads),
             pad_edge=False,
         )
         for place, head in enumerate(self.heads):
-            table.add_column(escape(head), justify="left" if place < self.words else "right", overflow="fold")
+            table.add_column(text(head), justify="left" if place < self.words else "right", overflow="fold")
         if not self.heads:
             table.add_column(no_wrap=True, style="bold")
             table.add_column(overflow="fold")
@@ -111,7 +116,7 @@ class Table:
             column.no_wrap = column.no_wrap or (self.whole and place >= self.words)
         for row in self.rows:
             if row:
-                table.add_row(*map(escape, row))
+                table.add_row(*map(text, row))
             else:
                 table.add_section()
         return table

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 from weakref import WeakKeyDictionary
 
 from prb_jax.processes.sharing import process_index
+from prb_jax.storage.urls import shown
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -181,6 +182,7 @@ def show_progress(
       seconds_between_lines: how often a line is written where ``stream`` is not a terminal; the last one always is.
     """
     enabled = enabled and process_index() == 0
+    label = shown(label)
     display = Display(label, count, enabled, stream or sys.stderr, seconds_between_lines)
     _displays.append(display)
     try:

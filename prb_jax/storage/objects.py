@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
+import hashlib
+import io
 import json
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
@@ -30,9 +36,52 @@ _DEFINITE_NAMES: Final = (
     "NoCredentialsError", "DefaultCredentialsError", "ParamValidationError", "ProfileNotFound"
 )  # fmt: skip
 _DEFINITE_NUMBERS: Final = (errno.EINVAL, errno.EPERM, errno.ENOSYS)
+_MD5: Final = re.compile(r"[0-9a-fA-F]{32}")
 _TRANSIENT_STATUS: Final = (401, 408, 409, 425, 429)  # 401: a token that has just run out
 
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Checksum:
+    """What a store says of the bytes of an object, beside what came.
+
+    Attributes:
+      kind: "MD5", "CRC32C" or "ETag".
+      stored: the checksum of the store.
+      digest: of what came so far; has `update` and `digest`.
+    """
+
+    kind: str
+    stored: bytes
+    digest: Any
+
+    @property
+    def found(self) -> bytes:
+        """The checksum of what came so far."""
+        return self.digest.digest()
+
+    @property
+    def is_etag(self) -> bool:
+        """Whether it need not be a checksum: some stores have ETags that look like an MD5 and are none."""
+        return self.kind == "ETag"
+
+
+def stored_checksum(info: Mapping[str, Any]) -> Checksum | None:
+    """Return the checksum in what a store says of an object; None where it has none that can be computed here.
+
+    Google Cloud Storage has the MD5 of objects that were not composed of others, and the CRC32C of all. The ETag of S3
+    is the MD5 of objects that were written in one piece.
+    """
+    if md5 := info.get("md5Hash"):
+        return Checksum("MD5", base64.b64decode(md5), _md5())
+    if crc := info.get("crc32c"):
+        with contextlib.suppress(ImportError):  # comes with gcsfs
+            google_crc32c = import_module("google_crc32c")
+            if google_crc32c.implementation == "c":
+                return Checksum("CRC32C", base64.b64decode(crc), google_crc32c.Checksum())
+    etag = str(info.get("ETag") or "").strip('"')
+    return Checksum("ETag", bytes.fromhex(etag), _md5()) if _MD5.fullmatch(etag) else None
 
 
 class Store:
@@ -60,6 +109,7 @@ class Store:
         except Exception as error:  # credentials that cannot be read
             raise RunError(f"{url}: cannot be opened: {_reason(error)}") from error
         # gcsfs compares what the store says it holds only when asked to; a mismatch is an error, and so is retried.
+        # s3fs sends a checksum with what it writes, and S3 refuses other bytes.
         self._checked = {"consistency": "md5"} if scheme == "gs" else {}
         self._root: str = self._fs._strip_protocol(url).rstrip("/")
 
@@ -86,11 +136,40 @@ class Store:
 
     def read(self, name: str) -> bytes:
         """Return the bytes of an object."""
-        return self._do(name, self._fs.cat_file)
+        file = io.BytesIO()
+        self.fetch(name, file)
+        return file.getvalue()
 
     def fetch(self, name: str, file: BinaryIO) -> None:
-        """Append the bytes of an object to an open file, by blocks, each of which is retried."""
-        size = int(self._do(name, self._fs.info)["size"])
+        """Append the bytes of an object to an open file, by blocks, each of which is retried.
+
+        The bytes are compared with the checksum that the store gives; where they differ, they are fetched once more.
+
+        Raises:
+          RunError: they differ again.
+        """
+        begin, first = file.tell(), b""
+        while True:
+            info = self._do(name, self._fs.info)
+            checksum = stored_checksum(info)
+            for data in self._blocks(name, int(info["size"])):
+                file.write(data)
+                if checksum is not None:
+                    checksum.digest.update(data)
+            if checksum is None or checksum.found == checksum.stored:
+                return
+            if checksum.is_etag and (checksum.found == first or self._do(name, self._has_own_etag)):
+                return  # the ETag is no MD5 in this store; twice the same bytes are those that it holds
+            if first:
+                raise RunError(
+                    f"{self._place(name)}: came damaged twice: expected the {checksum.kind} {checksum.stored.hex()}, "
+                    f"found {checksum.found.hex()}"
+                )
+            first = checksum.found
+            file.seek(begin)
+            file.truncate()
+
+    def _blocks(self, name: str, size: int) -> Iterator[bytes]:
         for start in range(0, size, _BLOCK):
             count = min(_BLOCK, size - start)
 
@@ -100,15 +179,30 @@ class Store:
                     raise OSError(errno.EIO, f"expected {count} bytes, found {len(data)}")
                 return data
 
-            file.write(self._do(name, block))
+            yield self._do(name, block)
+
+    def _has_own_etag(self, path: str) -> bool:
+        """Whether S3 says that an object is encrypted by a key of KMS or of the customer: its ETag is no MD5 then."""
+        bucket, key, _ = self._fs.split_path(path)
+        head = self._fs.call_s3("head_object", Bucket=bucket, Key=key)
+        return head.get("ServerSideEncryption") not in (None, "AES256") or "SSECustomerAlgorithm" in head
 
     def create(self, name: str, data: bytes) -> bool:
         """Write an object that must not be there yet; return whether it is ours.
 
         Of several writers one alone succeeds, where the store knows preconditions (Google Cloud Storage, S3).
         """
+
+        def write(path: str) -> None:
+            try:
+                self._fs.pipe_file(path, data, mode="create", **self._checked)
+            except Exception as error:
+                if type(error).__name__ == "ChecksumError":  # the object was made, by us, of other bytes
+                    self._fs.rm_file(path)
+                raise
+
         try:
-            self._write(name, lambda path: self._fs.pipe_file(path, data, mode="create"))
+            self._write(name, write)
             return True
         except (FileExistsError, RunError):
             # A write that came through although its answer was lost is refused when it is repeated.
@@ -124,14 +218,24 @@ class Store:
             if size <= _BLOCK:
                 self._fs.pipe_file(path, _read(file, size), **self._checked)
                 return
-            with self._fs.open(path, "wb", block_size=_BLOCK) as target:
-                for offset in range(0, size, _BLOCK):
-                    target.write(_read(file, min(_BLOCK, size - offset)))
+            digest = _md5()
+            try:
+                with self._fs.open(path, "wb", block_size=_BLOCK) as target:
+                    for offset in range(0, size, _BLOCK):
+                        data = _read(file, min(_BLOCK, size - offset))
+                        digest.update(data)
+                        target.write(data)
+                stored = self._fs.info(path).get("md5Hash") if self._checked else None
+            except FileNotFoundError as error:  # also where the answer to the last block was lost
+                raise OSError(errno.EIO, f"the upload is gone: {_reason(error)}") from error
+            expected = base64.b64encode(digest.digest()).decode()
+            if stored not in (None, expected):
+                raise OSError(errno.EIO, f"the store holds the MD5 {stored}, expected {expected}")
 
         self._write(name, copy)
 
     def copy(self, source: str, target: str) -> None:
-        """Copy an object within the store."""
+        """Copy an object within the store, so that its bytes do not travel."""
         self._write(source, lambda path: self._fs.cp_file(path, self._path(target)))
 
     def remove(self, names: Iterable[str]) -> None:
@@ -142,6 +246,9 @@ class Store:
                 self._do(name, self._fs.rm_file)
 
         in_threads(remove, names)
+
+    def _place(self, name: str) -> str:
+        return f"{self.url}/{name}" if name else self.url
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
@@ -154,7 +261,7 @@ class Store:
 
     def _do(self, name: str, request: Callable[[str], Result]) -> Result:
         """The result of a request for the path of an object, repeated while it may help."""
-        place = f"{self.url}/{name}" if name else self.url
+        place = self._place(name)
         for attempt in range(TRIES):
             try:
                 self._fs.invalidate_cache()
@@ -206,6 +313,10 @@ def _read(file: BinaryIO, size: int) -> bytes:
     if len(data) != size:
         raise ValueError(f"a local file became shorter: expected {size} more bytes, found {len(data)}")
     return data
+
+
+def _md5() -> Any:
+    return hashlib.md5(usedforsecurity=False)
 
 
 def _version(info: Mapping[str, Any]) -> str:

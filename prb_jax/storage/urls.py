@@ -23,8 +23,14 @@ from prb_jax.errors import PrbError, RunError
 from prb_jax.storage.objects import Store, whole_file
 from prb_jax.storage.staging import Staging, TakenOverError, fetch_state, read_state
 
-OUTPUTS: Final = frozenset({"out", "target"})
+OUTPUTS: Final = frozenset({"out", "target", "export", "json"})
 """Parameters and options that name what is written; every other one names what is read."""
+
+_NAMES: Final = frozenset({("distil", "reward")})
+"""Options of verbs that name what a run holds already, so that no copy is needed."""
+
+CACHE: Final = "cache"
+"""The option of `prb build` that is read and written by several runs."""
 
 # A name within a text, as in NAME:URL, KEY=URL, URL,URL and URL?FIELD=COLUMN; of a Path "gs:/bucket" is left.
 _URL: Final = re.compile(
@@ -74,6 +80,8 @@ def localised(value: Any, *, output: bool = False) -> Any:
     if isinstance(value, str | Path):
         if not names_url(value):
             return value
+        if str(value).removeprefix("config.").startswith(f"{CACHE}="):
+            raise _no_cache(value)
         place = _staged if output else _fetched
         new = _URL.sub(lambda found: place(f"{found['scheme']}://{found['rest'].rstrip('/')}"), str(value))
         return Path(new) if isinstance(value, Path) else new
@@ -88,6 +96,8 @@ def _with_local_fields(value: Any) -> Any:
     changed = {}
     for item in dataclasses.fields(value):
         old = getattr(value, item.name)
+        if item.name == CACHE and names_url(old):
+            raise _no_cache(f"{CACHE}={old}")
         inner = dataclasses.is_dataclass(old)
         new = _with_local_fields(old) if inner else localised(old, output=item.name in OUTPUTS)
         if item.init and new is not old:
@@ -95,10 +105,16 @@ def _with_local_fields(value: Any) -> Any:
     return dataclasses.replace(value, **changed) if changed else value
 
 
+def _no_cache(found: object) -> RunError:
+    return RunError(
+        f"{found}: several builds write to it, so it needs a file system: expected a local folder"
+    )
+
+
 def localise_options(options: argparse.Namespace) -> None:
     """Put local paths in the places of the URLs of a command line, but for its words."""
     for name, value in vars(options).items():
-        if name != "words" and names_url(value):
+        if name != "words" and (options.words[0], name) not in _NAMES and names_url(value):
             setattr(options, name, localised(value, output=name in OUTPUTS))
 
 
@@ -160,13 +176,13 @@ def _close(current: _Session, *, finish: bool, after: BaseException | None) -> N
 
 @contextlib.contextmanager
 def urls_in_output() -> Iterator[None]:
-    """Print URLs in the place of local copies."""
-    before = sys.stdout
-    sys.stdout = _Shown(before)  # pyright: ignore[reportAttributeAccessIssue]
+    """Print URLs in the place of local copies, also in warnings."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(_Shown, before)  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:
-        sys.stdout = before
+        sys.stdout, sys.stderr = before
 
 
 class _Shown:
@@ -193,6 +209,8 @@ def accepts_urls(function: Callable[..., Any], name: str) -> Callable[..., Any]:
             return function(*args, **kwargs)  # it says itself what is wrong
         with session():
             for parameter, value in given.arguments.items():
+                if (name, parameter) in _NAMES:
+                    continue
                 if signature.parameters[parameter].kind is not inspect.Parameter.VAR_KEYWORD:
                     given.arguments[parameter] = localised(value, output=parameter in OUTPUTS)
             return function(*given.args, **given.kwargs)

@@ -65,11 +65,8 @@ def test_four_parts_merged_by_the_command_are_one_run(model, data, tmp_path, cap
     sizes = [json.loads((Path(part) / "part.json").read_text())["rows"] for part in parts]
     assert sum(sizes) == 60
     assert max(sizes) < 40
-    # One is killed: half of its rows and the mark are gone; its command continues it.
     killed = Path(parts[2])
-    lines = (killed / "scores.jsonl").read_bytes().splitlines(keepends=True)
-    (killed / "scores.jsonl").write_bytes(b"".join(lines[: len(lines) // 2]) + b'{"id": "torn')
-    (killed / "part.json").unlink()
+    kill(killed)
     merging = ["merge", *reversed(parts), "--out", str(tmp_path / "merged")]
     assert cli.main(merging) == 2
     assert f"{killed}: part 3/4 is not finished: repeat its command" in capsys.readouterr().err
@@ -85,18 +82,29 @@ def test_four_parts_merged_by_the_command_are_one_run(model, data, tmp_path, cap
     assert bytes_of(tmp_path / "merged") == whole
 
 
+def kill(part: Path) -> None:
+    """Leave a part as if it had been killed: half of its rows and the mark are gone; its command continues it."""
+    lines = (part / "scores.jsonl").read_bytes().splitlines(keepends=True)
+    (part / "scores.jsonl").write_bytes(b"".join(lines[: len(lines) // 2]) + b'{"id": "torn')
+    (part / "part.json").unlink()
+
+
 def test_parts_from_python_are_finished_by_the_same_call(tmp_path):
     items = comparisons(61)
     evaluate(SlowScorer(), items, out=tmp_path / "whole", progress=False)
-    parts = [tmp_path / f"part{number}" for number in (1, 2, 3)]
+    parts = [tmp_path / f"part{number}" for number in range(1, 8)]
     scored: list[set[int]] = []
     for number, part in enumerate(parts, start=1):
         scorer = SlowScorer()
-        result = evaluate(scorer, items, out=part, part=f"{number}/3", progress=False)
-        assert result.summary == {"model": "slow", "part": f"{number}/3", "n": len(scorer.scored)}
+        result = evaluate(scorer, items, out=part, part=f"{number}/7", progress=False)
+        assert result.summary == {"model": "slow", "part": f"{number}/7", "n": len(scorer.scored)}
         assert len(result.rows) == len(scorer.scored)
         scored.append(set(scorer.scored))
     assert all(not a & b for a, b in pairwise([*scored, scored[0]]))
+    kill(parts[3])
+    again = SlowScorer()
+    evaluate(again, items, out=parts[3], part="4/7", progress=False)
+    assert set(again.scored) == scored[3]  # the one batch that was torn
     prb.merge(parts, out=tmp_path / "merged")
     finishing = SlowScorer()
     evaluate(finishing, items, out=tmp_path / "merged", progress=False)

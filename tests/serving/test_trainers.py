@@ -1,6 +1,6 @@
 """Each trainer's call of a reward function gives what the model itself gives, whatever scores and wherever it is.
 
-A call is held as the code of the trainer makes it; TRL (`test_reward_fn.py`) and tunix (`test_tunix.py`) also train.
+A call is held as the code of the trainer makes it; TRL and tunix also train (`test_reward_fn.py`, `test_engines.py`).
 """
 
 from __future__ import annotations

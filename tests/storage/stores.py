@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 import fsspec
@@ -64,6 +65,14 @@ class UnreliableStore(MemoryFileSystem):
 def contents() -> dict[str, bytes]:
     """Every object by its path."""
     return {path: bytes(file.getbuffer()) for path, file in list(UnreliableStore.store.items())}
+
+
+def put_folder(folder: Path, url: str) -> None:
+    """Put the files of a local folder below a URL, without a request that may fail."""
+    fs = UnreliableStore(skip_instance_cache=True)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            super(UnreliableStore, fs).pipe_file(f"{url}/{path.relative_to(folder)}", path.read_bytes())
 
 
 def failing(share: float, seed: int = 0) -> Callable[[str, str], None]:

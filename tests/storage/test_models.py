@@ -1,7 +1,6 @@
 """Models, checkpoints and samples at URLs: trained, continued on another machine, scored, sampled from."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -10,15 +9,8 @@ from prb_jax import cli
 from prb_jax.storage.urls import session
 from prb_jax.training.config import default_config
 from prb_jax.training.train import train
-from tests.storage.stores import UnreliableStore, contents, failing
+from tests.storage.stores import contents, failing, put_folder
 from tests.training.tiny import rows, stopped_at, write_causal_model, write_model, write_rows
-
-
-def put(folder: Path, url: str) -> None:
-    fs = UnreliableStore(skip_instance_cache=True)
-    for path in folder.rglob("*"):
-        if path.is_file():
-            super(UnreliableStore, fs).pipe_file(f"{url}/{path.relative_to(folder)}", path.read_bytes())
 
 
 def config(model: object, data: object):
@@ -35,7 +27,7 @@ def test_models_are_trained_continued_and_used_at_urls(tmp_path, store, monkeypa
     model, data = write_model(tmp_path / "in" / "tiny"), tmp_path / "in" / "pairs.jsonl"
     write_rows(data, rows(40))
     write_causal_model(tmp_path / "in" / "policy")
-    put(tmp_path / "in", "gs://b/in")
+    put_folder(tmp_path / "in", "gs://b/in")
     store.fail = staticmethod(failing(0.05))
     monkeypatch.setenv("PRB_JAX_PUSH_SECONDS", "0.1")
     local = train(config(model, data), out=tmp_path / "local", progress=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
 import json
 import os
@@ -117,8 +119,37 @@ def test_an_object_that_the_store_holds_with_other_bytes_is_an_error(bucket, mon
 
     monkeypatch.setattr(Storage, "create_file", other)
     monkeypatch.setattr(objects, "_FIRST_WAIT", 0.001)
+    store, direct = Store(bucket[0]), bucket[1]
     with pytest.raises(RunError, match="object: failed 9 times, last: MD5 checksum failed"):
-        Store(bucket[0]).upload("object", io.BytesIO(b"bytes"), start=0, size=5)
+        store.upload("object", io.BytesIO(b"bytes"), start=0, size=5)
+    monkeypatch.setattr(objects, "_BLOCK", 1 << 18)
+    with pytest.raises(
+        RunError, match=r"object: failed 9 times, last: .*the store holds the MD5 AAAAAAAAAAAAAA"
+    ):
+        store.upload("object", io.BytesIO(b"block" * (1 << 16)), start=0, size=5 << 16)
+    direct.pipe_file("bucket/object", b"bytes")
+    with pytest.raises(RunError, match="gs://bucket/object: came damaged twice: expected the MD5 00000000"):
+        store.read("object")
+
+
+@pytest.mark.parametrize("bucket", ["gs"], indirect=True)
+def test_an_object_that_was_made_of_other_bytes_is_made_again_by_the_same_writer(bucket, monkeypatch):
+    from gcp_storage_emulator.storage import Storage
+
+    create, times = Storage.create_file, []
+
+    def damage(self: Any, bucket: str, name: str, content: bytes, file: Any, *rest: Any) -> None:
+        if not times:
+            content = b"Bytes"
+            file["md5Hash"] = base64.b64encode(hashlib.md5(content).digest()).decode()
+        times.append(content)
+        create(self, bucket, name, content, file, *rest)
+
+    monkeypatch.setattr(Storage, "create_file", damage)
+    store = Store(bucket[0])
+    assert store.create("object", b"bytes")
+    assert times == [b"Bytes", b"bytes"]
+    assert store.read("object") == b"bytes"
 
 
 @pytest.mark.slow
