@@ -20,12 +20,10 @@ from prb_jax.personal.features import open_features
 from prb_jax.personal.few_shot.choices import Context, Responses
 from prb_jax.personal.history import CONTRADICTED, IDENTICAL
 from prb_jax.personal.model import PersonalisedModel
-from prb_jax.reports.study import render_questions
 from prb_jax.reports.summary import render_summary
 from prb_jax.rl.rewards import open_reward
 from prb_jax.rl.sections import ScoringSettings
 from prb_jax.rl.settings import PpoSettings
-from prb_jax.study.ask import known_of_person
 from tests.json_lines import read_lines, write_lines
 from tests.study.people import rendered
 from tests.tiny_encoders import WORDS, write_encoder
@@ -55,7 +53,7 @@ def work(rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -
     write_encoder(folder / "bert")
     for name, part in (("data", rows), ("early", rows[::2]), ("late", rows[1::2])):
         write_lines(folder / f"{name}.jsonl", part)
-    command = "personalise --data data.jsonl --backbone bert --methods offset,bayes --shots 0,4"
+    command = "personalise --data data.jsonl --backbone bert --methods offset --shots 0,4"
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as shown:
         patch.setenv("COLUMNS", "80")
         patch.chdir(folder)
@@ -276,35 +274,7 @@ def test_ask_ranks_questions_by_what_their_answers_tell(
         several = r"several methods: name one of them: .*fitted/offset, .*fitted/pooled"
         with pytest.raises(RunError, match=several):
             use()
-    # how far the person is from anybody, and whether one more answer would tell more than all that is known
-    unknown = prb.ask(model, user=None, candidates=questions)
-    assert known_of_person(unknown) == pytest.approx(0, abs=1e-9)
-    assert [one.probability for one in unknown] == pytest.approx([one.of_anybody for one in unknown])
-    assert "not enough is known of this person" in rendered(render_questions(unknown, top=3))
-    told = prb.ask(model, user=rows[:8], candidates=questions)
-    assert known_of_person(told) > 0.001
     # a method without a personal part learns nothing from an answer, and says so
     pooled = str(work / "study" / "fitted" / "pooled")
     assert cli.main(["ask", pooled, "--candidates", str(work / "ask.jsonl")]) == 0
     assert "no answer tells anything" in " ".join(capsys.readouterr().out.split())
-
-
-def test_bayes_is_used_like_the_others(work: Path, rows: list[dict[str, Any]]) -> None:
-    folder = work / "study" / "fitted" / "bayes"
-    bayes: object = prb.load(folder)
-    assert isinstance(bayes, PersonalisedModel)
-    one = prb.Comparison(**rows[5])
-    before = bayes.score(one, user="new")
-    bayes.adapt("new", [row | {"user_id": None} for row in rows[:4]])
-    after = bayes.score(one, user="new")
-    assert np.isfinite([*before, *after]).all()
-    assert not np.allclose(before, after, atol=1e-4)
-    found = prb.evaluate(folder, work / "late.jsonl", history=work / "early.jsonl", progress=False).summary
-    assert found["accuracy"] > 0.7
-    questions = [{"id": row["id"], "question": row["question"], "responses": [row["chosen"], row["rejected"]]}
-                 for row in rows[2:8]]  # fmt: skip
-    asked = prb.ask(bayes, user=rows[:2], candidates=questions)
-    assert asked[0].information > 0
-    settings = PpoSettings(scoring=ScoringSettings(history=str(work / "early.jsonl")))
-    values = open_reward(settings, str(folder)).score([one], [[*one.responses]], step=1).values
-    assert np.ptp(values[0]) > 0
