@@ -1,4 +1,5 @@
-"""The studies of docs/personal_studies.md: features, methods and tables of five data sets, one command each.
+"""The studies of docs/personal_studies.md: features, methods and tables of five data sets, one command each. gd6 has
+two: `gd6` predicts other questions, in `gd6_plain` any other choice of a person may be learned from.
 
     python docs/personal_studies.py ENCODER DATA OUT [NAME...]
 
@@ -224,8 +225,9 @@ def _figure(value: float | None, interval: list[float] | None, *, signed: bool =
 def table(results: Sequence[Row], *, shots: Sequence[int], split: str = "unseen") -> str:
     """Return the rows of unseen or seen people as a table of Markdown."""
     lines = [
-        "| method | k | accuracy | minus pooled | minus pooled + offset | p, Holm | by the person |",
-        "|---|---|---|---|---|---|---|",
+        "| method | k | accuracy | minus pooled | minus pooled + offset | p, Holm | by the person "
+        "| log-loss minus pooled |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in results:
         if row["split"] != split or row["control"] or row["shots"] not in shots:
@@ -235,7 +237,8 @@ def table(results: Sequence[Row], *, shots: Sequence[int], split: str = "unseen"
             f"| `{row['method']}` | {row['shots']} | {_figure(row['accuracy'], row['accuracy_ci95'])} | "
             f"{_figure(row['diff_to_pooled'], row['diff_to_pooled_ci95'], signed=True)} | "
             f"{_figure(row['diff_to_offset'], row['diff_to_offset_ci95'], signed=True)} | {p} | "
-            f"{_figure(row['gain_from_user'], row['gain_from_user_ci95'], signed=True)} |"
+            f"{_figure(row['gain_from_user'], row['gain_from_user_ci95'], signed=True)} | "
+            f"{_figure(row['log_loss_diff_to_pooled'], row['log_loss_diff_to_pooled_ci95'], signed=True)} |"
         )
     return "\n".join(lines)
 
@@ -277,10 +280,11 @@ def write_table(name: str, folder: Path, out: Path) -> None:
 CHEAP = "pooled,offset,nearest,attention"
 STUDIES = {
     "gd6": Study("gd6", _whole, f"{CHEAP},lore_free,bayes", features=""),
+    "gd6_plain": Study("gd6", _whole, "all", shots="0,2,4,8,10", split="user", features=""),
     "polis_en": Study(
         "polis_en",
         _kind,
-        "pooled,offset,nearest",
+        "pooled,offset,bayes,nearest",
         shots="0,2,8",
         seeds=2,
         settings="pooled.l2=0.01,1 offset.l2=1 offset.spread=1,3 nearest.neighbours=200 nearest.shrink=1,8",
@@ -298,7 +302,7 @@ STUDIES = {
     "personas": Study(
         None,
         _whole,
-        "pooled,offset,attention,pref",
+        "pooled,offset,bayes,attention,pref",
         shots="0,2,4,8,16,128",
         seeds=3,
         settings="pooled.l2=1,10,100 offset.l2=100 offset.spread=10,30,100 attention.l2=100 attention.width=128 "
@@ -316,7 +320,7 @@ def studies(encoder: str, data: Path, out: Path, names: list[str]) -> None:
         study = STUDIES[name]
         if encoder != "--table":
             path = prepare(name, data, out)
-            features, methods = out / f"{name}.features", study.methods
+            features, methods = out / f"{study.data or name}.features", study.methods
             run(f"features {encoder} --data {path} {study.features} --out {features}")
             settings = f"--set {study.settings} " if study.settings else ""
             run(

@@ -190,15 +190,22 @@ def render_plan(plan: Mapping[str, Any]) -> Table:
 
 
 def render_questions(questions: Sequence[Question], *, top: int) -> Table:
-    """Return a line for each of the first questions, and what a random one would tell."""
+    """Return a line for each of the first questions, what a random one would tell, and how much is known already."""
+    from prb_jax.study.ask import known_of_person
+
     columns = {
         "question": lambda question: question.id,
         "information": lambda question: f"{question.information:.4f}",
         "prefers the first": lambda question: f"{question.probability:.2f}",
+        "anybody": lambda question: f"{question.of_anybody:.2f}",
     }
     information = [question.information for question in questions]
-    mean = sum(information) / len(information)
-    notes = [f"information in nats; a question at random: {mean:.4f}"]
+    mean, known = sum(information) / len(information), known_of_person(questions)
+    notes = [
+        f"information in nats; a question at random: {mean:.4f}; known of this person so far: {known:.4f}"
+    ]
+    if known < max(information):
+        notes.append("not enough is known of this person: one more answer tells more than all that is known")
     if max(information) < _NO_INFORMATION:
         notes.append(
             "no answer tells anything: when the method was fitted, it found nothing in which people differ, so that "

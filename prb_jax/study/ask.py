@@ -37,17 +37,29 @@ class Question:
       id: of the comparison.
       information: expected information, in nats.
       probability: that the person prefers the first response.
+      of_anybody: the same probability for a person of whom nothing is known.
       pref_rule: the value of PReF's rule; None for other methods.
     """
 
     id: str
     information: float
     probability: float
+    of_anybody: float
     pref_rule: float | None
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as a dict."""
         return asdict(self)
+
+
+def known_of_person(questions: Sequence[Question]) -> float:
+    """Return how far the probabilities of a person are from those of anybody, the mean of KL(person || anybody) over
+    the questions, in nats. Where one more answer is expected to tell more, not enough is known of the person."""
+    p, q = (
+        np.clip([getattr(question, name) for question in questions], 1e-7, 1 - 1e-7)
+        for name in ("probability", "of_anybody")
+    )
+    return float(np.mean(p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))))
 
 
 def ask(
@@ -99,13 +111,19 @@ def ask(
     divergence = p * (after - before) + np.logaddexp(0, before) - np.logaddexp(0, after)
     divergence = divergence.reshape(2, len(pool), len(asked))
     divergence[:, places, np.arange(len(places))] = np.nan  # of a question itself it is the answer
-    chance = 1 / (1 + np.exp(-rm.margins([known], pool)[0]))
+    chance, of_anybody = 1 / (1 + np.exp(-rm.margins([known, ()], pool).astype(np.float64)))
     information = chance * np.nanmean(divergence[0], axis=1) + (1 - chance) * np.nanmean(
         divergence[1], axis=1
     )
     rule = rm.pref_rule(known, pool)
     questions = [
-        Question(one.id, float(information[q]), float(chance[q]), None if rule is None else float(rule[q]))
+        Question(
+            one.id,
+            float(information[q]),
+            float(chance[q]),
+            float(of_anybody[q]),
+            None if rule is None else float(rule[q]),
+        )
         for q, one in enumerate(pool)
     ]
     return sorted(questions, key=lambda question: -question.information)

@@ -50,19 +50,25 @@ def draw_choices(
     users = np.arange(choices.number_of_users, dtype=np.int32)
     nothing = np.zeros((len(users), 1), np.int32)
     rows = UserRows(users, nothing, nothing > 0)
-    means = adapt_users(METHOD, prior, choices, rows, key=jax.random.key(0), mesh=mesh)["weights"]
-    tastes = (means + rng.standard_normal(means.shape)) @ np.asarray(prior.arrays["basis"]).T
+    known = adapt_users(METHOD, prior, choices, rows, key=jax.random.key(0), mesh=mesh)
+    means, roots = known["weights"], np.linalg.cholesky(known["covariance"].astype(np.float64))
+    drawn = means + np.einsum("ujl,ul->uj", roots, rng.standard_normal(means.shape))
+    basis = np.asarray(prior.arrays["basis"])
+    tastes = drawn[:, : basis.shape[1]] @ basis.T + known["rest"]
     tastes += np.sqrt(float(prior.numbers["isotropic"])) * rng.standard_normal(tastes.shape)
     margins = np.asarray(pooled_margins(prior, choices), np.float64)
     margins += np.einsum("nd,nd->n", choices.deltas, tastes[choices.users])
+    if "texts" in prior.arrays:
+        apart = np.subtract(*np.asarray(prior.arrays["texts"])[choices.texts.T])
+        margins += np.einsum("nt,nt->n", apart, drawn[choices.users, basis.shape[1] :])
     turned = rng.random(len(choices)) > 1 / (1 + np.exp(-margins))
-    drawn = replace(
+    made = replace(
         choices,
         chosen=np.where(turned, choices.rejected, choices.chosen).astype(np.int32),
         rejected=np.where(turned, choices.chosen, choices.rejected).astype(np.int32),
         in_context=None,
     )
-    return drawn, np.where(turned, -margins, margins)
+    return made, np.where(turned, -margins, margins)
 
 
 def ceiling(

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import prb_jax as prb
 from prb_jax.errors import DataError
 from prb_jax.personal.features import open_features
 from prb_jax.personal.few_shot.bayes import BayesSettings
 from prb_jax.personal.few_shot.protocol import Fitted
-from prb_jax.reports.study import render_plan, render_study
+from prb_jax.personal.model import PersonalisedModel
+from prb_jax.personal.saved import read_fitted
+from prb_jax.reports.study import render_plan, render_questions, render_study
+from prb_jax.study.ask import known_of_person
 from prb_jax.study.outcomes import make_part
-from prb_jax.study.personalise import personalise
+from prb_jax.study.personalise import Study, personalise
 from prb_jax.study.population import read_population
 from prb_jax.study.simulation import ceiling, draw_choices, plan_study, power_of
 from prb_jax.study.splits import make_splits
@@ -80,11 +85,38 @@ def test_power_is_the_chance_that_the_interval_lies_above_zero(gain: float, powe
     assert power_of([{"n": 9, "diff_to_pooled": gain, "diff_to_pooled_ci95": None}])["power"] is None
 
 
-def test_a_study_shows_the_ceiling_and_a_plan_says_how_many_people_it_takes(work: Path) -> None:
-    study = personalise(
+@pytest.fixture(scope="module")
+def study(work: Path) -> Study:
+    return personalise(
         PEOPLE, backbone=work / "features", out=work / "study", methods=["bayes"], shots=(0, 4),
         settings={"bayes": FEW}, progress=False,
     )  # fmt: skip
+
+
+def test_bayes_is_used_like_any_method_and_says_how_much_is_known_of_a_person(study: Study) -> None:
+    model = PersonalisedModel(read_fitted(study.out / "fitted" / "bayes"), PlantedFeatures())
+    unseen = json.loads((study.out / "splits.json").read_text())["splits"][0]["unseen"]
+    own = [one for one in PEOPLE if one.user_id == unseen[0]]
+    pool = [{"id": one.id, "question": "?", "responses": [*one.responses]} for one in own[8:]]
+    unknown, known = (prb.ask(model, user=user, candidates=pool) for user in (None, own[:8]))
+    assert known_of_person(unknown) == pytest.approx(0, abs=1e-9)
+    assert [one.probability for one in unknown] == pytest.approx([one.of_anybody for one in unknown])
+    assert [one.of_anybody for one in known] != pytest.approx([one.probability for one in known], abs=0.01)
+    assert known_of_person(known) > 0.01
+    assert unknown[0].information > known[0].information > 0
+    assert "not enough is known of this person" in rendered(render_questions(unknown, top=3))
+    told = "not enough is known" in rendered(render_questions(known, top=3))
+    assert told == (known_of_person(known) < known[0].information)
+    before = model.score(own[8], user="new")
+    model.adapt("new", [one.to_row() | {"user_id": None} for one in own[:8]])
+    assert not np.allclose(model.score(own[8], user="new"), before, atol=1e-3)
+    asked = [one for one in PEOPLE if one.user_id in unseen]
+    figures = prb.evaluate(model, asked, progress=False).summary
+    nobody = next(row for row in study.results if row["method"] == "bayes, no user")
+    assert figures["accuracy"] > nobody["accuracy"]
+
+
+def test_a_study_shows_the_ceiling_and_a_plan_says_how_many_people_it_takes(work: Path, study: Study) -> None:
     rows = {row["method"]: row for row in study.results if row["split"] == "unseen" and row["shots"] == 4}
     assert rows["ceiling"]["control"] == rows["ceiling, person known"]["control"] == "simulated"
     assert rows["ceiling"]["diff_to_no_user"] > 0.05

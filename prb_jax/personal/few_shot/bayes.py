@@ -1,23 +1,22 @@
 """Empirical Bayes: a prior of tastes estimated from the seen people, and each person's posterior in closed form.
 
-    w_u ~ N(mu + L A z_u, L L^T + r I),   P(i is chosen over j) = sigmoid(w_u.(e_i - e_j) + b_i - b_j)
+    w_u ~ N(mu + L A z_u, L L^T + r I),   t_u ~ N(0, I)
+    P(i is chosen over j) = sigmoid(w_u.(e_i - e_j) + t_u.(q_i - q_j) + b_i - b_j)
 
 mu and b, the effects of texts that several people judged, are pooled Bradley-Terry; z_u is the mean of the posts of a
-profile. With the margin m of a choice under mu and b, s = sigmoid(-m), c = s (1 - s) and delta = chosen - rejected, two
-choices i and j of one person have, for small Sigma,
+profile. L and q, the directions in which people differ, in the features and over single texts, come from products
+across different comparisons of the same person (`taste_prior`, Haseman and Elston 1972). How many are kept, what all
+others are left with (low rank and diagonal) and the scales are chosen on the validation part, with "nothing personal"
+among the choices. mu and b are then fitted again, for pooled margins are those of the mean of many tastes, smaller than
+those of the mean taste. r, tastes in all directions alike, stands for what the low rank leaves out, and is chosen there
+too. A is ridge regression of the seen people's posterior means.
 
-    E[s_i delta_i (s_j delta_j)^T] = M Sigma M,   M = E[c delta delta^T],
-
-so Sigma is estimated from products across different comparisons of the same person (never of a comparison with itself,
-nor of two that share a text, whose noise is common), less the same products between persons (Haseman and Elston 1972).
-Its eigenvectors in the metric of M are the directions of taste; how many are kept, what all others are left with (low
-rank and diagonal) and the scale are chosen on the validation part, with "nothing personal" among the choices. mu and b
-are then fitted again, for pooled margins are those of the mean of many tastes, smaller than those of the mean taste.
-r, tastes in all directions alike, stands for what the low rank leaves out, and is chosen there too. A is ridge
-regression of the seen people's posterior means. Adaptation is the Laplace posterior (one Newton solve in the
-k-dimensional dual), and a margin is shrunk by the posterior's variance v, m / sqrt(1 + pi v / 8) (MacKay 1992), so that
-its sigmoid is a probability. Of the part r I the mean is that of the posterior, and the variance that of the prior: k
-choices hardly change it, and a state stays small.
+The posts of a profile are choices too: a vote on a text is a choice of it over a typical text (or the reverse), and the
+person's own words are preferred to typical ones, each times a gain g of its kind, in the place of i - j above. Under
+r I, own words x_m make a candidate preferred by r g sum_m a_m <e, x_m>, its similarity to them. Adaptation is the
+Laplace posterior of choices and posts (one Newton solve in their dual), and a margin is shrunk by the posterior's
+variance v, m / sqrt(1 + pi v / 8) (MacKay 1992), so that its sigmoid is a probability. Of the part r I the mean is that
+of the posterior, and the variance that of the prior: k choices hardly change it, and a state stays small.
 """
 
 from __future__ import annotations
@@ -41,10 +40,18 @@ from prb_jax.personal.few_shot.fitting import (
     laplace_posterior,
     mean_loss,
     minimise,
-    pairs_of,
 )
 from prb_jax.personal.few_shot.offset import precision_of
 from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, Ints, State, adapt_users
+from prb_jax.personal.few_shot.taste_prior import Judgements, judgements_of, taste_covariance, text_tastes
+
+NUMBERS = (
+    "item_precision", "counted", "typical", "rank", "scale", "rest", "text_rank", "text_scale", "spread", "isotropic",
+    "profile_l2", "word_gain", "vote_gain",
+)  # fmt: skip
+GAINS = ("word_gain", "vote_gain")
+MEANS = ("word_mean", "vote_mean")
+"""Numbers and arrays of the two kinds of posts: the person's own words, and votes on texts of others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +77,20 @@ class BayesSettings(FewShotSettings):
         "penalties of the regression on profiles, in people; no regression is tried too",
         above=0,
     )
+    words: Floats = option(
+        (1.0, 2.0, 4.0),
+        "how much the person's own words weigh as choices over typical ones, in units of their features; not at all is "
+        "tried too",
+        above=0,
+    )
+    votes: Floats = option((0.3, 1.0), "the same of votes on texts of others", above=0)
+    text_rank: Ints = option((4, 16), "how many directions of single texts people differ in", least=1)
+    text_scale: Floats = option(
+        (0.5, 1.0, 2.0),
+        "factors of the estimated covariance of texts; no such directions are tried too",
+        above=0,
+    )
+    text_directions: int = option(16, "T, how many directions of texts are kept at most", least=1)
     directions: int = option(
         16, "J, how many directions of taste are kept at most: a posterior holds J + J^2 numbers", least=1
     )
@@ -87,8 +108,8 @@ def fit(data: FitData) -> Fitted:
     arrays = {"direction": direction, "items": np.zeros(1, np.float32), "basis": basis}
     if seen.posts is not None:
         arrays |= {"post_mean": np.zeros_like(direction), "profile": np.zeros_like(basis)}
-    names = ("item_precision", "rank", "scale", "rest", "spread", "isotropic", "profile_l2")
-    plain = data.fitted(arrays, {**dict.fromkeys(names, 0.0), "l2": l2})
+        arrays |= _post_means(seen)
+    plain = data.fitted(arrays, {**dict.fromkeys(NUMBERS, 0.0), "l2": l2})
     nobody = data.best([plain, *_with_items(seen, plain)])
     tastes = data.best([nobody, *_with_tastes(seen, nobody)])
     bases = [nobody, tastes] if tastes.numbers["scale"] else [nobody]
@@ -98,14 +119,38 @@ def fit(data: FitData) -> Fitted:
         for spread in settings.spread  # tastes in all directions alike
     ]
     best = data.best([tastes, *alike])
-    if seen.posts is None or not best.numbers["scale"]:
-        return best
-    return data.best([best, *_with_profiles(data, best)])
+    if seen.posts is not None and best.numbers["scale"]:
+        best = data.best([best, *_with_profiles(data, best)])
+    bases = [best, *alike]
+    if seen.posts is not None:
+        for gain, there, tried in zip(GAINS, _kinds(seen), (settings.words, settings.votes), strict=True):
+            if there.any():
+                best = data.best([best, *(_with(base, {gain: size}) for base in bases for size in tried)])
+                bases = [best]
+    return data.best([best, *_with_text_tastes(seen, best)])
 
 
 def _with(fitted: Fitted, numbers: dict[str, Any], **arrays: Any) -> Fitted:
     changed = {name: np.float32(value) for name, value in numbers.items()}
     return replace(fitted, arrays=fitted.arrays | arrays, numbers=fitted.numbers | changed)
+
+
+def _kinds(seen: Choices) -> tuple[np.ndarray, np.ndarray]:
+    """Which posts of the seen people are own words, and which are votes, bool [U, M] each."""
+    posts = seen.posts
+    assert posts is not None
+    there = np.asarray(posts.mask) & np.isin(np.arange(seen.number_of_users), seen.users)[:, None]
+    voted = np.zeros_like(there) if posts.signs is None else np.asarray(posts.signs) != 0
+    return there & ~voted, there & voted
+
+
+def _post_means(seen: Choices) -> dict[str, np.ndarray]:
+    """The typical post of each kind, with which each one is compared."""
+    assert seen.posts is not None
+    features = np.asarray(seen.posts.features, np.float32)
+    rows = [features[of_kind] for of_kind in _kinds(seen)]
+    nothing = np.zeros((1, features.shape[-1]), np.float32)
+    return {name: (own if len(own) else nothing).mean(axis=0) for name, own in zip(MEANS, rows, strict=True)}
 
 
 def _with_items(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
@@ -116,8 +161,9 @@ def _with_items(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
     if len(judged) < 2 * len(np.unique(seen.texts)):  # two judges a text in the mean
         return
     items = np.zeros(int(np.max(seen.items)) + 1, np.float32)
-    for precision in fitted.settings.item_precision:
-        yield _with_mean(seen, _with(fitted, {"item_precision": precision}, items=items))
+    counted = len(judgements_of(seen, votes=True).person) > len(seen)
+    for precision, votes in product(fitted.settings.item_precision, (0.0, 1.0) if counted else (0.0,)):
+        yield _with_mean(seen, _with(fitted, {"item_precision": precision, "counted": votes}, items=items))
 
 
 def _with_tastes(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
@@ -136,21 +182,50 @@ def _with_tastes(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
         yield _with_mean(seen, _with(fitted, {"rank": rank, "scale": scale, "rest": rest}, basis=basis))
 
 
+def _with_text_tastes(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
+    """Fits in which people differ over single texts too, where several people judged the same ones."""
+    settings = fitted.settings
+    if not fitted.numbers["item_precision"]:
+        return
+    judged = judgements_of(seen, votes=True)
+    margins = judged.deltas @ fitted.arrays["direction"] + _text_margins(fitted, judged)
+    loadings = text_tastes(judged, margins, rank=settings.text_directions)
+    for rank, scale in product(settings.text_rank, settings.text_scale):
+        texts = np.zeros((len(loadings), settings.text_directions), np.float32)
+        texts[:, : min(rank, loadings.shape[1])] = loadings[:, :rank] * np.sqrt(scale)
+        if not texts.any():
+            continue
+        vote = fitted.numbers["vote_gain"]
+        for gain in dict.fromkeys((float(vote), *(settings.votes if seen.posts is not None else ()))):
+            numbers = {"text_rank": rank, "text_scale": scale, "vote_gain": gain}
+            yield _with(fitted, numbers, texts=texts)
+
+
+def _text_margins(fitted: Fitted, judged: Judgements) -> np.ndarray:
+    """The part of the margins that is the effects of texts, float32 [n]."""
+    effects = np.append(fitted.arrays["items"], fitted.numbers["typical"])
+    chosen, rejected = np.minimum(judged.texts, len(effects) - 1).T
+    return effects[chosen] - effects[rejected]
+
+
 def _with_mean(seen: Choices, fitted: Fitted) -> Fitted:
     """The same tastes with the mean taste and the effects of texts fitted again, from those that are there."""
-    pairs, numbers = pairs_of(seen), fitted.numbers
-    variance = np.sum((pairs.deltas @ fitted.arrays["basis"]) ** 2, axis=1)
-    variance += numbers["isotropic"] * np.sum(pairs.deltas**2, axis=1)
+    numbers = fitted.numbers
+    judged = judgements_of(seen, votes=bool(numbers["counted"]))
+    variance = np.sum((judged.deltas @ fitted.arrays["basis"]) ** 2, axis=1)
+    variance += numbers["isotropic"] * np.sum(judged.deltas**2, axis=1)
+    pairs = ChoicePairs(judged.deltas, judged.person, np.ones(len(judged.deltas), np.float32))
     direction, effects = _fit_mean(
         pairs,
-        seen.texts.astype(np.int32) if numbers["item_precision"] else None,
+        judged.texts if numbers["item_precision"] else None,
         1 / np.sqrt(1 + np.pi / 8 * variance),
         numbers["l2"],
         numbers["item_precision"],
-        (fitted.arrays["direction"], fitted.arrays["items"]),
+        (fitted.arrays["direction"], np.append(fitted.arrays["items"], numbers["typical"])),
         steps=fitted.settings.steps,
     )
-    return _with(fitted, {}, direction=np.asarray(direction), items=np.asarray(effects))
+    *items, typical = np.asarray(effects)
+    return _with(fitted, {"typical": typical}, direction=np.asarray(direction), items=np.asarray(items))
 
 
 @partial(jax.jit, static_argnames="steps")
@@ -186,68 +261,6 @@ def pooled_margins(fitted: Fitted, choices: Choices) -> Array:
     return margins + effects[choices.chosen] - effects[choices.rejected]
 
 
-def taste_covariance(
-    choices: Choices, margins: np.ndarray, *, components: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Estimate the covariance of people's tastes from products across different comparisons.
-
-    Args:
-      choices: n choices of several people.
-      margins: float [n], under the tastes of everybody.
-      components: of the differences, at most.
-
-    Returns:
-      W float [D, C], variances float [C] (falling, noise may make some of them negative) and Q float [C, C] with
-      orthonormal columns: the covariance is W Q diag(variances) Q^T W^T.
-    """
-    deltas = np.asarray(choices.deltas, np.float64)
-    residuals = 1 / (1 + np.exp(np.asarray(margins, np.float64)))
-    curvature = residuals * (1 - residuals)
-    sizes, vectors = np.linalg.eigh((deltas * curvature[:, None]).T @ deltas / len(deltas))
-    chosen = np.argsort(-sizes)[:components]
-    chosen = chosen[sizes[chosen] > 1e-6 * sizes.max()]
-    whiten = vectors[:, chosen] / np.sqrt(sizes[chosen])
-    slopes = (deltas @ whiten) * residuals[:, None]
-
-    def products(groups: np.ndarray) -> tuple[np.ndarray, float]:
-        """The sum of products of different rows of a group, and how many there are."""
-        order, counts = np.unique(groups, return_inverse=True, return_counts=True)[1:]
-        sums = np.zeros((len(counts), slopes.shape[1]))
-        np.add.at(sums, order.reshape(-1), slopes)
-        return sums.T @ sums - slopes.T @ slopes, float((counts.astype(np.float64) ** 2).sum() - len(slopes))
-
-    person = choices.person.astype(np.int64)
-    all_within, total_within = products(person)
-    shared, count = _sharing(person, choices.texts.T, slopes)
-    within, number = all_within - shared, total_within - count
-    everything, total = products(np.zeros(len(deltas), np.int64))
-    between, others = everything - all_within, total - total_within
-    estimate = within / max(number, 1.0) - between / max(others, 1.0)
-    variances, axes = np.linalg.eigh((estimate + estimate.T) / 2)
-    return whiten, variances[::-1].copy(), axes[:, ::-1]
-
-
-def _sharing(person: np.ndarray, texts: np.ndarray, slopes: np.ndarray) -> tuple[np.ndarray, float]:
-    """The sum of products of different choices of a person that have a text in common, and how many there are."""
-    keys = np.concatenate([person, person]) * (int(texts.max()) + 1) + texts.reshape(-1)
-    rows = np.tile(np.arange(len(person)), 2)
-    order = np.argsort(keys, kind="stable")
-    edges = np.flatnonzero(np.diff(keys[order])) + 1
-    together = {
-        (first, second)
-        for rows_of_text in np.split(rows[order], edges)
-        if len(rows_of_text) > 1
-        for first in rows_of_text.tolist()
-        for second in rows_of_text.tolist()
-        if first < second
-    }
-    if not together:
-        return np.zeros((slopes.shape[1],) * 2), 0.0
-    first, second = np.asarray(sorted(together)).T
-    products = slopes[first].T @ slopes[second]
-    return products + products.T, 2.0 * len(first)
-
-
 def _with_profiles(data: FitData, fitted: Fitted) -> Iterator[Fitted]:
     """Fits in which the profile tells the mean of the prior: ridge regression of the posterior means."""
     contexts = group(data.seen)
@@ -273,6 +286,13 @@ def _profile(posts: Posts) -> Array:
     return total / jnp.maximum(jnp.sum(weights, axis=-1), 1.0)[..., None]
 
 
+def _tastes(fitted: Fitted) -> int:
+    """J + T, the directions of features and of texts."""
+    return fitted.arrays["basis"].shape[1] + (
+        fitted.arrays["texts"].shape[1] if "texts" in fitted.arrays else 0
+    )
+
+
 def _effects(fitted: Fitted, items: Array) -> Array:
     """The effects of texts; 0 of one that no seen person judged."""
     effects = fitted.arrays["items"]
@@ -280,9 +300,20 @@ def _effects(fitted: Fitted, items: Array) -> Array:
     return jnp.where(known, jnp.asarray(effects)[jnp.where(known, items, 0)], 0.0)
 
 
+def _of_texts(fitted: Fitted, responses: Responses) -> Array:
+    """The tastes for single texts, [., T]; 0 for one that no seen person judged."""
+    texts, items = fitted.arrays.get("texts"), responses.items
+    if texts is None or items is None:
+        return jnp.zeros(
+            (*responses.features.shape[:-1], 0 if texts is None else texts.shape[1]), jnp.float32
+        )
+    known = (items >= 0) & (items < len(texts))
+    return jnp.where(known[..., None], jnp.asarray(texts)[jnp.where(known, items, 0)], 0.0)
+
+
 def empty_state(fitted: Fitted) -> State:
     """Return the prior of a person without a profile."""
-    width, count = fitted.arrays["basis"].shape
+    width, count = len(fitted.arrays["basis"]), _tastes(fitted)
     return {
         "weights": jnp.zeros(count, jnp.float32),
         "covariance": jnp.eye(count, dtype=jnp.float32),
@@ -293,19 +324,16 @@ def empty_state(fitted: Fitted) -> State:
 def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
     """Return the posterior of a person: its mode [J] and covariance [J, J] in the directions of taste, and the mode of
     the rest [D]."""
-    deltas, rest = context.deltas, fitted.numbers["isotropic"]
-    rows = deltas @ fitted.arrays["basis"]
+    deltas, effects, rows, mask = _observations(fitted, context)
+    rest = fitted.numbers["isotropic"]
     prior = jnp.zeros(rows.shape[1], jnp.float32)
     if context.posts is not None and "profile" in fitted.arrays:
         has_posts = jnp.any(context.posts.mask)
         mean = (_profile(context.posts) - fitted.arrays["post_mean"]) @ fitted.arrays["profile"]
-        prior = jnp.where(has_posts, mean, prior)
-    margins = deltas @ fitted.arrays["direction"]
-    if context.chosen.items is not None and context.rejected.items is not None:
-        effects = _effects(fitted, context.chosen.items) - _effects(fitted, context.rejected.items)
-        margins = margins + effects * context.mask
+        prior = jnp.where(has_posts, jnp.pad(mean, (0, len(prior) - len(mean))), prior)
+    margins = deltas @ fitted.arrays["direction"] + effects
     kernel = rows @ rows.T + rest * (deltas @ deltas.T)
-    dual, factor, root = laplace_posterior(kernel, context.mask, margins + rows @ prior)
+    dual, factor, root = laplace_posterior(kernel, mask, margins + rows @ prior)
     known = jax.scipy.linalg.solve_triangular(factor, root[:, None] * rows, lower=True)
     return {
         "weights": prior + dual @ rows,
@@ -314,11 +342,35 @@ def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
     }
 
 
+def _observations(fitted: Fitted, context: Context) -> tuple[Array, Array, Array, Array]:
+    """The choices of a person and the posts of the profile as choices, [k + M]: differences of features [., D], of the
+    effects of texts, of tastes [., J + T], and which are there."""
+    deltas, mask, effects = context.deltas, context.mask, jnp.zeros(len(context.mask), jnp.float32)
+    chosen, rejected, posts = context.chosen, context.rejected, context.posts
+    if chosen.items is not None and rejected.items is not None:
+        effects = (_effects(fitted, chosen.items) - _effects(fitted, rejected.items)) * mask
+    of_texts = (_of_texts(fitted, chosen) - _of_texts(fitted, rejected)) * mask[:, None]
+    if posts is not None and "post_mean" in fitted.arrays:
+        signs = jnp.zeros(posts.mask.shape, jnp.float32) if posts.signs is None else jnp.asarray(posts.signs)
+        votes, numbers = signs != 0, fitted.numbers
+        gain = jnp.where(votes, numbers["vote_gain"] * signs, numbers["word_gain"]) * posts.mask
+        typical = jnp.where(votes[:, None], fitted.arrays["vote_mean"], fitted.arrays["word_mean"])
+        items = jnp.full(gain.shape, -1) if posts.items is None else jnp.asarray(posts.items)
+        liked = jnp.where(items < 0, 0.0, _effects(fitted, items) - numbers["typical"])
+        deltas = jnp.concatenate([deltas, gain[:, None] * (posts.features - typical)])
+        effects = jnp.concatenate([effects, gain * liked])
+        voted = Responses(posts.features, items)
+        of_texts = jnp.concatenate([of_texts, gain[:, None] * _of_texts(fitted, voted)])
+        mask = jnp.concatenate([mask, posts.mask & (gain != 0)])
+    return deltas, effects, jnp.concatenate([deltas @ fitted.arrays["basis"], of_texts], axis=1), mask
+
+
 def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     """Return the mean rewards, float32 [K], shrunk by the variance of their differences: of two responses the sigmoid
     of the difference is the probability of the choice."""
     features = responses.features
     tastes = features @ fitted.arrays["basis"]
+    tastes = jnp.concatenate([tastes, _of_texts(fitted, responses)], axis=1)
     means = features @ (fitted.arrays["direction"] + state["rest"]) + tastes @ state["weights"]
     if responses.items is not None:
         means = means + _effects(fitted, responses.items)

@@ -10,10 +10,11 @@ import pytest
 from scipy.optimize import minimize
 
 from prb_jax.personal.few_shot import bayes
-from prb_jax.personal.few_shot.bayes import METHOD, BayesSettings, taste_covariance
+from prb_jax.personal.few_shot.bayes import METHOD, BayesSettings
 from prb_jax.personal.few_shot.choices import Posts
 from prb_jax.personal.few_shot.protocol import Fitted, adapt_users, score_users
 from prb_jax.personal.few_shot.registry import method_named
+from prb_jax.personal.few_shot.taste_prior import taste_covariance
 from tests.personal.few_shot.planted import World, choices_of, sigmoid, with_posts, world
 
 KEY = jax.random.key(0)
@@ -73,19 +74,33 @@ def test_choices_that_share_a_text_tell_nothing_of_a_person() -> None:
     assert np.abs(variances).max() < 0.5 * mistaken.min()
 
 
-@pytest.mark.parametrize("rest", [0.0, 0.2])
-def test_the_posterior_is_that_of_a_dense_float64_solve(rest: float) -> None:
+@pytest.mark.parametrize(("rest", "profiles"), [(0.0, False), (0.2, False), (0.2, True)])
+def test_the_posterior_is_that_of_a_dense_float64_solve(rest: float, profiles: bool) -> None:
     rng = np.random.default_rng(2)
     made = tastes(30, size=1.0, seen=20, validation=5)
+    # Of each profile one post is of the person's own words, one text is agreed with, one disagreed with, one is none.
+    posts = rng.normal(size=(30, 4, WIDTH)).astype(np.float32)
+    signs, there = np.tile(np.float32([0, 1, -1, 1]), (30, 1)), np.tile([True, True, True, False], (30, 1))
+    means = {name: rng.normal(size=WIDTH).astype(np.float32) for name in ("word_mean", "vote_mean")}
+    told = np.stack([2.0 * (posts[:, 0] - means["word_mean"]), *(
+        0.5 * sign * (posts[:, place] - means["vote_mean"]) for place, sign in ((1, 1), (2, -1))
+    )], axis=1)  # fmt: skip
     basis = (rng.normal(size=(WIDTH, 3)) * 0.7).astype(np.float32)
     direction = rng.normal(size=WIDTH).astype(np.float32)
     arrays = {"direction": direction, "basis": basis, "items": np.zeros(1, np.float32)}
-    fitted = Fitted(arrays, {"isotropic": np.float32(rest)}, BayesSettings())
+    numbers = {"isotropic": rest, "word_gain": 2.0, "vote_gain": 0.5, "typical": 0.0}
+    if profiles:
+        made = with_posts(made, Posts(posts, there, signs))
+        zeros = {"post_mean": np.zeros(WIDTH, np.float32), "profile": np.zeros((WIDTH, 3), np.float32)}
+        arrays |= means | zeros
+    fitted = Fitted(arrays, {name: np.float32(number) for name, number in numbers.items()}, BayesSettings())
     states = adapt_users(METHOD, fitted, made.new, made.contexts.first(16), key=KEY)
     scores = score_users(METHOD, fitted, states, made.new, made.queries)
     rows = made.contexts.first(16)
     for user, (places, mask) in enumerate(zip(rows.places, rows.mask, strict=True)):
         deltas = made.new.deltas[places[mask]]
+        if profiles:
+            deltas = np.concatenate([deltas, told[rows.users[user]]])
         both = np.concatenate([basis, np.sqrt(np.float32(rest)) * np.eye(WIDTH, dtype=np.float32)], axis=1)
         x, m = (product.astype(np.float64) for product in (deltas @ both, deltas @ direction))
         size = both.shape[1]
@@ -179,3 +194,44 @@ def test_effects_of_texts_and_profiles_are_learned() -> None:
     assert fitted.numbers["profile_l2"] > 0
     assert made.share(METHOD, fitted, 0, width=32) > made.share_of_nobody(METHOD, fitted) + 0.1
     assert bayes.empty_state(fitted)["weights"].shape == (fitted.settings.directions,)
+
+
+def test_own_words_tell_a_taste_in_every_direction() -> None:
+    rng = np.random.default_rng(6)
+    people, width = 300, 24
+    features = rng.normal(size=(3000, width)).astype(np.float32)
+    weights = 0.5 * rng.normal(size=(people, width))
+    words = (weights[:, None] + rng.normal(size=(people, 3, width))).astype(np.float32)
+    made = world(features, weights @ features.T, seen=200, validation=50)
+    made = with_posts(made, Posts(words, np.ones((people, 3), bool)))
+    few = BayesSettings(l2=(1e-3,), rank=(2,), scale=(1.0,), profile_l2=(100.0,))
+    fitted = METHOD.fit(made.seen, made.validation, settings=few, key=KEY)
+    assert fitted.numbers["word_gain"] > 0
+    assert made.share(METHOD, fitted, 0, width=8) > made.share_of_nobody(METHOD, fitted) + 0.1
+    assert made.share(METHOD, fitted, 8, width=8) > made.share(METHOD, fitted, 0, width=8) + 0.01
+
+
+def test_people_who_differ_over_texts_are_told_by_their_votes_whatever_the_features_are() -> None:
+    rng = np.random.default_rng(7)
+    people, texts = 360, 120
+    features = rng.normal(size=(texts, WIDTH)).astype(np.float32)
+    loadings, sides = rng.normal(size=(texts, 2)), rng.normal(size=(people, 2))
+    opinions = 1.5 * sides @ loadings.T + rng.normal(size=texts)
+    items = np.arange(texts, dtype=np.int32)
+    made = world(features, opinions, seen=280, validation=40, choices=12, new_choices=24, items=items, seed=7)
+    asked = np.stack([rng.permutation(texts)[:12] for _ in range(people)])
+    agrees = rng.random(asked.shape) < sigmoid(np.take_along_axis(opinions, asked, axis=1))
+    votes = Posts(
+        features[asked], np.ones(asked.shape, bool), np.where(agrees, 1, -1).astype(np.float32), asked
+    )
+    made = with_posts(made, votes)
+    few = BayesSettings(l2=(1e-2,), item_precision=(1.0,), rank=(2,), scale=(1.0,), profile_l2=(100.0,))
+    fitted = METHOD.fit(made.seen, made.validation, settings=few, key=KEY)
+    assert fitted.numbers["text_rank"] > 0
+    assert fitted.numbers["vote_gain"] > 0
+    shares = [made.share(METHOD, fitted, k, width=12) for k in (0, 12)]
+    assert made.share_of_nobody(METHOD, fitted) + 0.05 < shares[0] < shares[1]
+    found = fitted.arrays["texts"][:, :2]
+    # The two directions are those that were planted, up to a turn.
+    basis = [np.linalg.qr(one - one.mean(axis=0))[0] for one in (found, loadings)]
+    assert np.linalg.svd(basis[0].T @ basis[1])[1].min() > 0.7
