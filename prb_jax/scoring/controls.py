@@ -73,10 +73,16 @@ def choose_controls(job: Job, asked: str | None) -> list[Job]:
             adapts = isinstance(scorer, AdaptsToUsers)  # a user's name is enough to be shown another one
             view = replace(job.view, profile_posts=0) if adapts else job.view if reads_tokens else None
             shown = with_other_users(comparisons, view=view, seed=job.decided["seed"])
-            if isinstance(scorer, AdaptsToUsers) and not isinstance(scorer, HasJudgements):
-                scorer = scorer.with_other_states(comparisons)
+            scorer = with_other_states(scorer, comparisons)
         controls.append(replace(job, control=name, shown=shown, scorer=scorer))
     return controls
+
+
+def with_other_states(scorer: Any, comparisons: Sequence[Comparison]) -> Any:
+    """Return what scores a control in which others stand in the place of the users of these comparisons."""
+    if isinstance(scorer, AdaptsToUsers) and not isinstance(scorer, HasJudgements):
+        return scorer.with_other_states(comparisons)
+    return scorer
 
 
 def _sees_users(job: Job) -> bool:
