@@ -153,7 +153,7 @@ def text_tastes(judged: Judgements, margins: np.ndarray, *, rank: int) -> np.nda
     loadings = np.zeros((size, max(rank, 0)))
     for _ in range(_ROUNDS if rank > 0 and estimate.nnz else 0):
         estimate.setdiag(np.sum(loadings**2, axis=1))
-        sizes, vectors = eigsh(estimate, k=rank, which="LA", v0=start, tol=1e-6)
+        sizes, vectors = eigsh(estimate, k=rank, which="LA", v0=start, tol=1e-6)  # pyright: ignore[reportArgumentType]
         order = np.argsort(-sizes)
         loadings = vectors[:, order] * np.sqrt(np.maximum(sizes[order], 0))
     return loadings.astype(np.float32)
