@@ -80,7 +80,10 @@ def test_the_posterior_is_that_of_a_dense_float64_solve(rest: float, profiles: b
     made = tastes(30, size=1.0, seen=20, validation=5)
     # Of each profile one post is of the person's own words, one text is agreed with, one disagreed with, one is none.
     posts = rng.normal(size=(30, 4, WIDTH)).astype(np.float32)
-    signs, there = np.tile(np.float32([0, 1, -1, 1]), (30, 1)), np.tile([True, True, True, False], (30, 1))
+    signs, there = (
+        np.tile(np.array([0, 1, -1, 1], np.float32), (30, 1)),
+        np.tile([True, True, True, False], (30, 1)),
+    )
     means = {name: rng.normal(size=WIDTH).astype(np.float32) for name in ("word_mean", "vote_mean")}
     told = np.stack([2.0 * (posts[:, 0] - means["word_mean"]), *(
         0.5 * sign * (posts[:, place] - means["vote_mean"]) for place, sign in ((1, 1), (2, -1))
