@@ -101,8 +101,8 @@ OFFLINE = {
     "dpo": f"configs/rl/dpo.py tuning=full batch.prompts=16 steps=100 optimizer.learning_rate=3e-4 {DRAWN}",
 }
 
-SEEDS = {"grpo": (0, 1), "sft": (0,), "dpo": (0,), "ppo": (0, 1)}
-"""Of each algorithm; the seed of SFT and DPO decides the order of their data alone."""
+SEEDS = {"grpo": (0, 1), "sft": (0,), "dpo": (0,), "ppo": (0,)}
+"""Of each algorithm; the seed of SFT and DPO decides the order of their data alone, and PPO takes as long as GRPO."""
 
 Job = tuple[str, str]
 """A name, which is a path in the folder of the study, and a command of `prb`."""
@@ -468,21 +468,22 @@ def model_table(out: Path, models: dict[str, str]) -> list[str]:
 
 
 def correlation_table(out: Path) -> list[str]:
-    """What `prb correlate` found."""
-    heads = ("behaviour", "models", "Pearson", "p", "Spearman", "p", "Kendall", "p")
+    """What the truth gains in each behaviour, and what `prb correlate` found where that is enough."""
+    result = json.loads((out / "correlation" / "correlate.json").read_text())
+    correlations = {row["behaviour"]: row["measures"] for row in result["correlations"]}
+    heads = ("behaviour", "the truth gains", "Pearson", "p", "Spearman", "p", "Kendall", "p")
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for row in json.loads((out / "correlation" / "correlate.json").read_text())["correlations"]:
-        cells = [row["behaviour"], str(row["models"])]
+    for behaviour, gate in result["gates"].items():
+        gain = gate["improvement"]
+        cells = [behaviour, "not known" if gain is None else f"{gain:+.3f} {in_brackets(gate['ci95'])}"]
+        measures = correlations.get(behaviour)
         for name in ("pearson", "spearman", "kendall"):
-            measure = row["measures"].get(name)
-            if measure is None:
+            measure: dict[str, Any] = {"value": None} if measures is None else measures[name]
+            if measure["value"] is None:
                 cells += ["no power", ""]
-                continue
-            p = measure["p"]
-            cells += [
-                f"{measure['value']:+.2f} {in_brackets(measure['ci95'], '+.2f')}",
-                "< 0.001" if p < 1e-3 else f"{p:.3f}",
-            ]
+            else:
+                p = "< 0.001" if measure["p"] < 1e-3 else f"{measure['p']:.3f}"
+                cells += [f"{measure['value']:+.2f} {in_brackets(measure['ci95'], '+.2f')}", p]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
