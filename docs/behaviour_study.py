@@ -101,8 +101,8 @@ OFFLINE = {
     "dpo": f"configs/rl/dpo.py tuning=full batch.prompts=16 steps=100 optimizer.learning_rate=3e-4 {DRAWN}",
 }
 
-SEEDS = {"grpo": (0, 1), "sft": (0,), "dpo": (0,), "ppo": (0,)}
-"""Of each algorithm; the seed of SFT and DPO decides the order of their data alone, and PPO takes as long as GRPO."""
+SEEDS = {"grpo": (0, 1), "sft": (0,), "dpo": (0,), "ppo": (0, 1)}
+"""Of each algorithm; the seed of SFT and DPO decides the order of their data alone."""
 
 Job = tuple[str, str]
 """A name, which is a path in the folder of the study, and a command of `prb`."""
