@@ -42,7 +42,7 @@ evaluate baseline:length --data {i}/pairs.jsonl --out {o}/length
 evaluate baseline:random --data {i}/pairs.jsonl --out {o}/random
 evaluate {i}/tiny --data {i}/pairs.jsonl --controls none --out {o}/tiny
 push {o}/train org/name --evaluations {o}/trained --dry-run
-correlate --scores {o}/tiny {o}/length {o}/random --behaviour {o}/best {o}/accuracy --draws 100 --out {o}/correlate
+correlate --scores {o}/tiny {o}/length {o}/random --behaviour {o}/best --draws 100 --out {o}/correlate
 compare {o}/trained {o}/length --out {o}/compare
 report {o}/trained {o}/length --out {o}/page.html
 report {o}/train {o}/study --out {o}/curves.html
