@@ -26,6 +26,7 @@ import numpy as np
 
 from prb_jax.checkpoints.save import save_params
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.writing import json_line
 from prb_jax.metrics.prediction import Cells, draw_weights, pooled
 from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.models.config.decoder import parse_config
@@ -41,7 +42,6 @@ from prb_jax.quickstart.recipe import (
 from prb_jax.runs.behaviour import Figure, pool, read_behaviour, reward_identity
 from prb_jax.sources import personas
 from prb_jax.text.tokenizer import load_tokenizer
-from prb_jax.text.visible import TextProtocol, visible
 
 TRUTH = "baseline:persona-truth"
 POSTS = 6
@@ -157,7 +157,7 @@ def shown_rows(comparisons: Iterable[Comparison]) -> list[dict[str, Any]]:
 
 def write(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Write records as JSON lines."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    path.write_bytes(b"".join(map(json_line, rows)))
 
 
 def some_of_each(comparisons: Iterable[Comparison], most: int) -> list[Comparison]:
@@ -245,12 +245,7 @@ def prepare(out: Path) -> None:
 
 def make_policy(folder: Path, comparisons: Sequence[Comparison]) -> None:
     """Write a policy with random weights, and a tokenizer of the words of these comparisons."""
-    texts: dict[str, None] = {}
-    for one in comparisons:
-        seen = visible(one, profile_posts=10, protocol=TextProtocol.DEFAULT)
-        texts.update((message.content, None) for message in seen.prefix_messages)
-        texts.update((response, None) for response in seen.responses)
-    train_word_tokenizer(texts, folder, vocab_size=POLICY.vocab_size, splits_words=False)
+    train_word_tokenizer(comparisons, folder, vocab_size=POLICY.vocab_size, splits_words=False)
     tokenizer = load_tokenizer(folder)
     raw = config_json(POLICY, vocab_size=tokenizer.vocab_size, pad_token_id=tokenizer.pad_token_id)
     raw |= {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "tie_word_embeddings": True}
@@ -384,17 +379,18 @@ def behaviours(out: Path, models: dict[str, str]) -> list[Job]:
 
 def figures_of_start(out: Path) -> dict[str, float]:
     """What the policy is worth before anything is learned, by the names of behaviours."""
-    rows = texts_of(out / "start_as_it_is")
-    parts = {"held out": rows} | {
-        subset: [row for row in rows if row["subset"] == subset]
-        for subset in sorted({row["subset"] for row in rows})
-    }
-    means = {part: float(np.mean([row["gold"] for row in members])) for part, members in parts.items()}
+    means = held_out_means(out / "start_as_it_is")
     start = {f"{name} gold, {part}": mean for name in SEEDS for part, mean in means.items()}
     (drawn,) = read_rows(out / "start_as_it_is" / "gold.jsonl")
     start |= {f"{name} gold": drawn["gold"] for name in ONLINE}
     any_sample = json.loads((out / "best" / "summary.json").read_text())["curves"]["random"][0]["quality"]
     return start | {"guided quality": any_sample}
+
+
+def held_out_means(run: Path) -> dict[str, float]:
+    """The true satisfaction by texts for prompts that were not trained on: of all, and of each subset."""
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    return {part: means["gold"]["value"] for part, means in summary["held_out"].items()}
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -536,10 +532,8 @@ def scatter(out: Path, models: dict[str, str]) -> dict[str, tuple[list[float], l
     points = {}
     for name in models:
         summary = json.loads((out / "scores" / name / "summary.json").read_text())
-        golds = []
-        for seed in SEEDS["grpo"]:
-            texts = texts_of(out / "grpo" / f"{name}_{seed}")
-            golds.append(float(np.mean([row["gold"] for row in texts if row["subset"] == "personal-unseen"])))
+        runs = [out / "grpo" / f"{name}_{seed}" for seed in SEEDS["grpo"]]
+        golds = [held_out_means(run)["personal-unseen"] for run in runs]
         points[name] = ([summary["accuracy"]] * len(golds), golds)
     return points
 

@@ -87,12 +87,7 @@ def make_start(folder: Path, comparisons: Sequence[Comparison], recipe: Recipe) 
     """Write the model that both trainings start from, and its tokenizer, unless they are there."""
     if (folder / "config.json").exists():  # written last
         return folder
-    texts: dict[str, None] = {}
-    for comparison in comparisons:
-        seen = visible(comparison, profile_posts=PROFILE_POSTS, protocol=TextProtocol.DEFAULT)
-        texts.update((message.content, None) for message in seen.prefix_messages)
-        texts.update((response, None) for response in seen.responses)
-    train_word_tokenizer(texts, folder, vocab_size=recipe.vocab_size)
+    train_word_tokenizer(comparisons, folder, vocab_size=recipe.vocab_size)
     tokenizer = load_tokenizer(folder)
     raw = config_json(recipe, vocab_size=tokenizer.vocab_size, pad_token_id=tokenizer.pad_token_id)
     config = parse_config(raw, where="quickstart")
@@ -140,10 +135,10 @@ def starting_weights(params: Params) -> Params:
 
 
 def train_word_tokenizer(
-    texts: Iterable[str], folder: Path, *, vocab_size: int, splits_words: bool = True
+    comparisons: Iterable[Comparison], folder: Path, *, vocab_size: int, splits_words: bool = True
 ) -> None:
-    """Learn a tokenizer from `texts` and write it to `folder` in the Hugging Face layout; the same texts give the same
-    ids.
+    """Learn a tokenizer from what a model sees of comparisons, and write it to `folder` in the Hugging Face layout; the
+    same comparisons give the same ids.
 
     Words and punctuation marks, in lower case and without the blanks between them; each frequent word is one token, a
     rare one several (BPE within words), or unknown where words are not split. What the prompt writes around the profile
@@ -154,6 +149,11 @@ def train_word_tokenizer(
 
     headings = "|".join(re.escape(heading.lower()) for heading in (*PROFILE_HEADINGS, QUESTION_HEADING))
     post = r"post \d+( \(category: [^()\n]*\))?:\n"
+    texts: dict[str, None] = {}
+    for comparison in comparisons:
+        seen = visible(comparison, profile_posts=PROFILE_POSTS, protocol=TextProtocol.DEFAULT)
+        texts.update((message.content, None) for message in seen.prefix_messages)
+        texts.update((response, None) for response in seen.responses)
     model = models.BPE(unk_token=UNKNOWN) if splits_words else models.WordLevel(unk_token=UNKNOWN)
     backend = Tokenizer(model)
     backend.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])  # pyright: ignore[reportAttributeAccessIssue]
