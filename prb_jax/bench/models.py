@@ -85,7 +85,7 @@ def load_for_bench(source: Path | DecoderConfig, options: BenchOptions) -> Rewar
         dtype=chosen,
         readout=readout,
         quantize=quantize,
-        attention=shown or choose_attention(devices, kind, options.attention, scored=config).name,
+        attention=shown or choose_attention(devices, kind, options.attention, config=config).name,
     )
 
 

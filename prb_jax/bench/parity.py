@@ -20,16 +20,19 @@ from prb_jax.bench.options import BenchOptions
 from prb_jax.bench.rivals.transformers import TransformersScorer
 from prb_jax.bench.scoring import score_pass
 from prb_jax.bench.training import TreeTrainer
-from prb_jax.bench.workload import Workload, synthetic_workload
+from prb_jax.bench.workload import synthetic_workload
 from prb_jax.errors import RunError
 from prb_jax.readouts.score_tree import make_score_fn
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.sharding import all_devices, make_mesh
+from prb_jax.trees.batches import Bucket, make_batch
+from prb_jax.trees.shapes import round_up
 from prb_jax.trees.tree import build_tree
 
 _TREES = 4
 _PREFIX, _RESPONSE = 300, 40
 _LONGEST = 1024  # tokens of a conversation
+_MULTIPLE = 64  # of the lengths of padded conversations
 _FLOAT32 = 1e-5
 _OF_PLAIN = 2.0
 """Times the difference of the dtype itself, that of a conversation at a time, block-wise, on this device."""
@@ -115,7 +118,10 @@ def _block_wise(model: RewardModel):
 
 
 def _alone(model: RewardModel, conversations: Sequence[np.ndarray]) -> np.ndarray:
-    """The score of each conversation, padded but not shared with another."""
-    trees = tuple(build_tree([ids]) for ids in conversations)
-    without_streams = replace(model, stream_fn=None)
-    return np.concatenate(score_pass(without_streams, Workload("alone", trees), batch_tokens=None).scores)
+    """The score of each conversation, padded but not shared with another: by one program, since a block-wise one takes
+    a GPU half a minute to compile."""
+    trees = [build_tree([ids]) for ids in conversations]
+    prefix, _, length = (round_up(max(sizes), _MULTIPLE) for sizes in zip(*(tree.shape for tree in trees)))
+    batches = (make_batch([tree], Bucket(prefix, 1, length), batch=1) for tree in trees)
+    model = replace(model, stream_fn=None)
+    return np.concatenate([np.asarray(model.dispatch(batch))[0] for batch in batches])

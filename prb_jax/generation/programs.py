@@ -103,7 +103,7 @@ def make_program(
         config=config,
         dtype=dtype,
         mesh=mesh,
-        attention=wanted_attention(mesh, dtype, attention),
+        attention=wanted_attention(mesh, dtype, attention, config=config),
         lora_scale=lora_scale,
         filler=max(FILLER.get(platform, 1), mesh.shape["sequence"]),
         copies_layers=platform == "cpu",

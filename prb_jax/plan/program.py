@@ -92,7 +92,7 @@ def scoring_program(
     )
     weights = abstract_params(config, dtype=kind, head_dtype=jnp.float32, quantize=quantize)
     shardings = parameter_shardings(weights, mesh)
-    chosen = choose_attention(mesh, kind, attention, scored=config)
+    chosen = choose_attention(mesh, kind, attention, config=config)
     if attention != "streams" and shape.questions_per_user > 1:
         raise MeshError(
             "questions_per_user: people's profiles are shared in packed streams, of which the attention is 'streams', "
@@ -132,7 +132,7 @@ def training_program(
     """
     check_shape(config, shape, mesh)
     kind = jnp.dtype(dtype)
-    chosen = choose_attention(mesh, kind, attention)
+    chosen = choose_attention(mesh, kind, attention, config=config, trained=True)
     packed = trained_stream_attention(mesh, kind, attention) == KERNEL_STREAM_ATTENTION
     if shape.spread and not packed:
         raise MeshError(

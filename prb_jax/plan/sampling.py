@@ -124,7 +124,7 @@ def sampling_program(
     caches = _cache_bytes(shown[0].cache), _cache_bytes(shown[1].cache)
     arguments = (placed(weights, parameter_shardings(weights, mesh)), *shown)
     function = run_program(sampler)
-    attention = choose_attention(mesh, kind).name
+    attention = choose_attention(mesh, kind, config=policy).name
     return Program(function, arguments, step_flops(policy, shape), 1.0, attention, named=named), caches
 
 

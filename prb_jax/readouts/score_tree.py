@@ -188,7 +188,7 @@ def make_score_fn(
         values = functools.partial(score_pairs, config=config, dtype=dtype, mesh=mesh)
         shardings = shardings or encoder_shardings(config, mesh)
     else:
-        attend = wanted_attention(mesh, dtype, attention, scored=config)
+        attend = wanted_attention(mesh, dtype, attention, config=config)
         values = functools.partial(score_tree, config=config, dtype=dtype, mesh=mesh, attention=attend)
         shardings = shardings or parameter_shardings(abstract_params(config), mesh)
     return _jitted(values, readout, (shardings, tree_batch_shardings(mesh)), mesh)

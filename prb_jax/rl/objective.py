@@ -86,7 +86,9 @@ class Actor:
     @cached_property
     def attention(self) -> Attention | None:
         """An implementation; None for the machine's own."""
-        return wanted_attention(self.mesh, self.dtype, self.settings.attention)
+        return wanted_attention(
+            self.mesh, self.dtype, self.settings.attention, config=self.config, trained=True
+        )
 
     def split(self, params: Params) -> tuple[dict[str, Params], Params]:
         """Return the arrays that each group starts with, and those that are not trained: those of the reference.

@@ -138,7 +138,7 @@ def ppo(
     inputs = _inputs(settings, read, learner, rewards, held_out)
     notes = {"model": learner.start.name, "reward": None if opened is None else opened.name}
     with contextlib.ExitStack() as stack:
-        session = session_on(learner.mesh, settings)
+        session = session_on(learner.mesh, settings, learner.actor.config)
         folder = open_run(POLICY_RUN, path, inputs=inputs, session=session, notes=notes)
         summary = stack.enter_context(folder)
         if summary is not None:

@@ -288,7 +288,7 @@ def load_reward_model(opened: OpenedModel) -> RewardModel:
             quantize=quantize,
         )
         params = loaded.params
-        shown_attention = streams or choose_attention(mesh, dtype, attention, scored=config).name
+        shown_attention = streams or choose_attention(mesh, dtype, attention, config=config).name
         if prompts is not None:
             embedding = extend_embedding(params["embed"], prompts.table, sharding=shardings["embed"])
             params = {**params, "embed": embedding}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.models.attention.choice import KERNEL_STREAM_ATTENTION
+from prb_jax.models.attention.choice import CUDNN_STREAM_ATTENTION, KERNEL_STREAM_ATTENTION
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.flops import matrix_flops_per_token, stream_flops, tree_flops
 from prb_jax.scoring.batching import shape_options, stream_options
@@ -18,7 +18,7 @@ from prb_jax.training.data import Examples
 from prb_jax.training.objective import Extras
 from prb_jax.training.step import Microbatch
 from prb_jax.trees.batches import TreeBatch, make_batch
-from prb_jax.trees.packing import StreamOptions, StreamShape, for_kernel
+from prb_jax.trees.packing import StreamOptions, StreamShape, for_kernel, for_keys
 from prb_jax.trees.shapes import Shapes, choose_shapes
 from prb_jax.trees.stream_shapes import choose_step_shapes, pack_step
 from prb_jax.trees.streams import make_stream_batch
@@ -31,8 +31,8 @@ _LOOKED_AT = 1024  # comparisons, about, of these steps whose trees decide the s
 _ENCODED = 256
 _BATCH_COST = 256  # what starting one more microbatch costs, in tokens
 
-_COMPILE, _COMPILE_OF_TPU = 1e12, 1e16
-"""Floating-point operations of a CPU, and of one chip, in the time of a compile."""
+_COMPILE, _COMPILE_OF_ACCELERATOR = 1e12, 1e16
+"""Floating-point operations of a CPU, and of one TPU or GPU, in the time of a compile."""
 
 _ACTIVATIONS = 6e9  # bytes that the activations of a stream may take where its length is not given
 
@@ -159,7 +159,10 @@ def plan_layout(
     most = min(max(fitting, packed.tokens // 2), packed.tokens) if batch.tokens is None else batch.tokens
     packed, compile_cost = replace(packed, tokens=most), _COMPILE
     if streams == KERNEL_STREAM_ATTENTION:
-        packed, compile_cost = for_kernel(packed), _COMPILE_OF_TPU * packed.streams
+        packed, compile_cost = for_kernel(packed), _COMPILE_OF_ACCELERATOR * packed.streams
+    elif streams == CUDNN_STREAM_ATTENTION:
+        packed = for_keys(packed, known, whole=not on_demand)
+        compile_cost = _COMPILE_OF_ACCELERATOR * packed.streams
     shapes = choose_step_shapes(
         looked_at,
         packed,

@@ -94,7 +94,7 @@ def make_reward_step(
             f"training needs a score head with one label, found num_labels={config.num_labels}"
         )
     dtype = jnp.dtype(settings.dtype)
-    attention = wanted_attention(mesh, dtype, settings.attention)
+    attention = wanted_attention(mesh, dtype, settings.attention, config=config, trained=True)
     options: dict[str, Any] = {
         "config": config,
         "dtype": dtype,

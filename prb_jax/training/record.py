@@ -30,6 +30,7 @@ from prb_jax.data.reading import read_json, read_object
 from prb_jax.data.writing import held_folder, writing
 from prb_jax.errors import RunError, quote
 from prb_jax.models.attention.choice import choose_attention, trained_stream_attention
+from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.runs.kind import SUMMARY, RunKind, as_recorded, check_same_inputs, devices_of, session_now
@@ -187,16 +188,18 @@ def train_inputs(
     }
 
 
-def session_on(mesh: Mesh, settings: RunOptions) -> dict[str, Any]:
+def session_on(mesh: Mesh, settings: RunOptions, config: DecoderConfig) -> dict[str, Any]:
     """When and on what a run is started, what attends, and the settings that have no effect on the result."""
     dtype = jnp.dtype(settings.dtype)
     attention = trained_stream_attention(mesh, dtype, settings.attention)
+    if attention is None:
+        attention = choose_attention(mesh, dtype, settings.attention, config=config, trained=True).name
     return {
         **session_now(),
         "settings": settings_with(settings, "contents", "none"),
         "mesh": dict(mesh.shape),
         "devices": devices_of(mesh),
-        "attention": attention or choose_attention(mesh, dtype, settings.attention).name,
+        "attention": attention,
     }
 
 

@@ -72,7 +72,9 @@ def train(
     inputs = train_inputs(settings, read, start, lengths=lengths)
     notes = {"model": start.name, "view": TrainedView(settings.view, settings.method).to_json()}
     with contextlib.ExitStack() as stack:
-        opened = open_run(TRAINING, path, inputs=inputs, session=session_on(mesh, settings), notes=notes)
+        opened = open_run(
+            TRAINING, path, inputs=inputs, session=session_on(mesh, settings, start.config), notes=notes
+        )
         summary = stack.enter_context(opened)
         if summary is not None:
             return TrainResult(path, settings.steps, path / MODEL, summary)

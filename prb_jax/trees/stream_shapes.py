@@ -110,8 +110,8 @@ def choose_step_shapes(
     def batches(streams: int) -> int:
         return -(-streams // options.streams)
 
-    # Devices of a mesh, and TPUs, compute one stream each; one CPU device computes one, or several at a time.
-    one_by_one = options.streams > 1 or options.kernel
+    # Devices of a mesh, TPUs and GPUs compute one stream each; one CPU device computes one, or several at a time.
+    one_by_one = options.streams > 1 or options.kernel or options.keys is not None
     time = _one_by_one if one_by_one else _on_one_device
 
     best: tuple[float, tuple[int, ...]] | None = None

@@ -21,7 +21,7 @@ from prb_jax.training.config import load_settings
 from prb_jax.training.record import session_on
 from tests.training.small_batches import batch_of, build, random_trees, small_config
 
-ON_A_CPU = "attention: there are kernels for TPUs in bfloat16, and for GPUs in bfloat16 to score, found cpu in float32"
+ON_A_CPU = "attention: there are kernels for TPUs and GPUs in bfloat16, found cpu in float32"
 
 
 def only_on_cpus() -> None:
@@ -54,7 +54,7 @@ def test_it_reaches_the_program() -> None:
 def test_it_is_a_setting_of_training() -> None:
     only_on_cpus()
     settings = load_settings({"model": "m", "data": "d", "attention": "blockwise"})
-    session = session_on(make_mesh(devices=jax.devices()[:1]), settings)
+    session = session_on(make_mesh(devices=jax.devices()[:1]), settings, small_config())
     assert session["attention"] == "block-wise XLA, head by head"
     assert session["settings"]["attention"] == "blockwise"
     with pytest.raises(RunError, match=r"'attention'.*kernel"):

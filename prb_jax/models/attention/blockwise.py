@@ -18,6 +18,8 @@ from prb_jax.trees.batches import Bucket
 # then stays in the cache: twice the size costs 20 % of attention's speed, half of it costs 10 %.
 BLOCK_ROWS = 512
 BACKWARD_BLOCK_ROWS = 256
+# Accelerators have no such caches, and take a third of a second to compile each product of a block.
+ACCELERATOR_BLOCK_ROWS = 1024
 
 # Names of what a rematerialisation policy may keep of attention.
 ATTENTION_RESULTS = ("attention_out", "attention_log")
@@ -33,8 +35,8 @@ def blockwise_attention(
     window: int | None = None,
     softcap: float | None = None,
     sequential: bool | None = None,
-    block_rows: int = BLOCK_ROWS,
-    backward_block_rows: int = BACKWARD_BLOCK_ROWS,
+    block_rows: int | None = None,
+    backward_block_rows: int | None = None,
 ) -> jax.Array:
     """Return the attention of every token to the tokens it may see, [B, T, N, H] in q's dtype.
 
@@ -52,7 +54,7 @@ def blockwise_attention(
         softcap: scores s become ``softcap * tanh(s / softcap)`` before masking.
         sequential: handle one tree and one kv head after the other, so that a block of scores stays in
             the cache; the default on CPU. Otherwise all trees and heads at once, for accelerators.
-        block_rows, backward_block_rows: query rows of a block.
+        block_rows, backward_block_rows: query rows of a block, in the place of those for this machine.
     """
     batch, tokens, _, head_dim = q.shape
     kv_heads = k.shape[2]
@@ -62,8 +64,8 @@ def blockwise_attention(
         bucket=bucket,
         window=window,
         softcap=softcap,
-        forward_rows=block_rows,
-        backward_rows=backward_block_rows,
+        forward_rows=block_rows or (BLOCK_ROWS if sequential else ACCELERATOR_BLOCK_ROWS),
+        backward_rows=backward_block_rows or (BACKWARD_BLOCK_ROWS if sequential else ACCELERATOR_BLOCK_ROWS),
     )
     # [B, G, T, group, H]: the query heads of one kv head share its keys.
     grouped = q.reshape(batch, tokens, kv_heads, -1, head_dim).transpose(0, 2, 1, 3, 4)

@@ -40,13 +40,18 @@ class AttentionChoice:
 
 
 def choose_attention(
-    mesh: Mesh | None, dtype: jnp.dtype, wanted: str = "auto", *, scored: DecoderConfig | None = None
+    mesh: Mesh | None,
+    dtype: jnp.dtype,
+    wanted: str = "auto",
+    *,
+    config: DecoderConfig | None = None,
+    trained: bool = False,
 ) -> AttentionChoice:
     """The implementation for padded trees in programs on ``mesh``, whose devices need not be present.
 
-    By itself ("auto") it is, in bfloat16, the splash kernel on TPUs and cuDNN on GPUs for scoring, and a block-wise
-    program everywhere else: in float32 the splash kernel would round the factors of its products to bfloat16, and cuDNN
-    computes in two bytes alone, without a backward pass of these masks.
+    By itself ("auto") it is, in bfloat16, the splash kernel on TPUs and cuDNN on GPUs, and a block-wise program
+    everywhere else: in float32 the splash kernel would round the factors of its products to bfloat16, and cuDNN
+    computes in two bytes alone.
 
     Args:
         mesh: of the program; None for one of this process's own devices.
@@ -55,7 +60,8 @@ def choose_attention(
             "auto" is with a kernel, or an error. "streams" scores over packed streams on TPUs and GPUs too, there by
             the kernel that trains, here by cuDNN; this function checks that it can be, and gives the implementation for
             padded trees beside it.
-        scored: the model, where the program only scores; None where gradients are taken, or before a model is known.
+        config: the model, which cuDNN may refuse; None before it is known: then nothing is chosen that may refuse.
+        trained: gradients are taken.
 
     Raises:
         CheckpointError: no such name, or a machine or dtype without such a kernel.
@@ -65,7 +71,7 @@ def choose_attention(
         raise CheckpointError(f"attention: expected {', '.join(ATTENTIONS)}, found {quote(wanted)}")
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     if wanted == "streams":
-        _check_streams(platform, dtype, mesh, scored)
+        _check_streams(platform, dtype, mesh, trained=trained)
     refused = None
     if dtype == jnp.bfloat16 and wanted != "blockwise":
         if platform == "tpu":
@@ -73,19 +79,19 @@ def choose_attention(
             from prb_jax.models.attention.splash import splash_attention
 
             return AttentionChoice("splash kernel (Pallas)", functools.partial(splash_attention, mesh=mesh))
-        if platform == "gpu" and scored is not None:
+        if platform == "gpu" and config is not None:
             from prb_jax.models.attention.cudnn import cudnn_attention, cudnn_refusal
 
-            refused = cudnn_refusal(scored, mesh=mesh, dtype=dtype, streams=wanted == "streams")
+            streams = wanted == "streams"
+            refused = cudnn_refusal(config, mesh=mesh, dtype=dtype, streams=streams, trained=trained)
             if refused is None:
                 return AttentionChoice(CUDNN, functools.partial(cudnn_attention, mesh=mesh))
     if wanted in ("kernel", "streams"):
         reason = (
             f"cuDNN does not take this model ({refused})"
             if refused
-            else "there are kernels for TPUs in bfloat16, and for GPUs in bfloat16 to score, found "
+            else "there are kernels for TPUs and GPUs in bfloat16, found "
             f"{platform} in {jnp.dtype(dtype).name}"
-            + (" to train" if platform == "gpu" and scored is None else "")
         )
         raise CheckpointError(f"attention: {reason}: use 'blockwise' or 'auto'")
     in_turn = platform == "cpu"
@@ -95,16 +101,16 @@ def choose_attention(
 
 
 def wanted_attention(
-    mesh: Mesh | None, dtype: jnp.dtype, wanted: str, *, scored: DecoderConfig | None = None
+    mesh: Mesh | None, dtype: jnp.dtype, wanted: str, *, config: DecoderConfig, trained: bool = False
 ) -> Attention | None:
     """What :func:`prb_jax.readouts.score_tree.score_tree` is given: None where it is to choose by itself.
 
     Arguments and errors as of :func:`choose_attention`. Where cuDNN refuses a model, a warning says why.
     """
-    choice = choose_attention(mesh, dtype, wanted, scored=scored)
+    choice = choose_attention(mesh, dtype, wanted, config=config, trained=trained)
     if choice.refused is not None:
         warnings.warn(
-            f"attention: cuDNN does not take this model ({choice.refused}): scored by {choice.name}, "
+            f"attention: cuDNN does not take this model ({choice.refused}): it is computed by {choice.name}, "
             "which is slower",
             PrbWarning,
             stacklevel=3,
@@ -151,14 +157,14 @@ def attention_over(batch: StreamBatch, mesh: Mesh | None) -> Attention:
     return functools.partial(attend, batch=batch, mesh=mesh)
 
 
-def _check_streams(platform: str, dtype: jnp.dtype, mesh: Mesh | None, scored: DecoderConfig | None) -> None:
+def _check_streams(platform: str, dtype: jnp.dtype, mesh: Mesh | None, *, trained: bool) -> None:
     """Refuse to score over packed streams where that cannot be; errors as of :func:`choose_attention`."""
     if platform not in ("tpu", "gpu") or dtype != jnp.bfloat16:
         raise CheckpointError(
             "attention: 'streams' is for TPUs and GPUs in bfloat16, found "
             f"{platform} in {jnp.dtype(dtype).name}: use 'auto'"
         )
-    if scored is None:
+    if trained:
         raise CheckpointError(
             "attention: 'streams' says how a model is scored; what is trained takes 'auto', which is streams already"
         )

@@ -1,4 +1,4 @@
-"""Attention over trees on NVIDIA GPUs by cuDNN's fused attention, for scoring: padded ones, and packed streams.
+"""Attention over trees on NVIDIA GPUs by cuDNN's fused attention: padded ones, and packed streams.
 
 cuDNN knows causal masks, windows, lengths and masks that are written down, but no trees. A padded tree is two kinds of
 calls: the prefix with itself, causal; and every response with its own tokens and its prefix, under a written mask of
@@ -10,12 +10,16 @@ exp(16) that is up to 3 %.
 Lengths cut off what stands on the right, so prefixes are moved to the left of their columns first.
 
 A packed stream is one kind of call: each block of its tokens, where they lie, with the block itself and with copies of
-the keys before it that its table lists (:mod:`prb_jax.trees.key_tables`), under a written mask of the block.
+the keys before it that its table lists (:mod:`prb_jax.trees.key_tables`), under a written mask of the block. Its
+backward pass copies them again, a few blocks at a time, and adds up the gradients of the copies block by block: the
+keys of a block are all different, so that their sums need no atomic operations, as XLA's derivative of the copying
+does.
 """
 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
@@ -36,6 +40,9 @@ COPIED_TOKENS = 65_536
 
 Implementation = Literal["cudnn", "xla"]
 """Of :func:`jax.nn.dot_product_attention`; "xla" runs on any machine, to test the masks."""
+
+Facts = tuple[KeyTable, jax.Array, jax.Array]
+"""Of a stream: its table of keys, and int32 [N] `until` and positions (:class:`prb_jax.trees.streams.StreamBatch`)."""
 
 
 def cudnn_attention(
@@ -91,7 +98,7 @@ def cudnn_stream_attention(
     copied_tokens: int = COPIED_TOKENS,
     implementation: Implementation = "cudnn",
 ) -> jax.Array:
-    """As :func:`prb_jax.models.attention.streams.stream_attention`, by cuDNN, without a backward pass.
+    """As :func:`prb_jax.models.attention.streams.stream_attention`, by cuDNN.
 
     Products have factors of q's dtype and float32 sums, the softmax is float32.
 
@@ -103,7 +110,7 @@ def cudnn_stream_attention(
     call, table = _fused(softcap, implementation), batch.table(window)
     if not isinstance(table, KeyTable):
         raise ValueError(f"these streams have no table of keys for a window of {window}")
-    stream = functools.partial(_stream, call, window, copied_tokens)
+    stream = functools.partial(_stream, _Blocks(call, window, copied_tokens))
     facts = (table, jnp.asarray(batch.until), jnp.asarray(batch.positions))
     return over_mesh(lambda *arrays: one_by_one(lambda args: stream(*args), arrays), mesh)(q, k, v, facts)
 
@@ -116,12 +123,18 @@ def _fused(softcap: float | None, implementation: Implementation) -> Any:
 
 
 def cudnn_refusal(
-    config: DecoderConfig, *, mesh: Mesh | None, dtype: jnp.dtype, streams: bool = False
+    config: DecoderConfig,
+    *,
+    mesh: Mesh | None,
+    dtype: jnp.dtype,
+    streams: bool = False,
+    trained: bool = False,
 ) -> str | None:
     """Return why cuDNN does not compute the attention of a model on this machine, or None where it does.
 
-    A small program is compiled for the process's own GPU, with ``streams`` of packed streams too, so what JAX and cuDNN
-    ask of head sizes, versions and chips is asked of them, not listed here.
+    A small program is compiled for the process's own GPU, with ``streams`` of packed streams too, and with gradients
+    where the model is ``trained``, so what JAX and cuDNN ask of head sizes, versions and chips is asked of them, not
+    listed here.
     """
     if mesh is not None and mesh.shape["sequence"] > 1:
         return f"it has all tokens of a tree on one device, found sequence={mesh.shape['sequence']}"
@@ -134,6 +147,7 @@ def cudnn_refusal(
         any(config.layer_windows) and config.sliding_window is not None,
         jnp.dtype(dtype).name,
         streams,
+        trained,
     )
 
 
@@ -146,6 +160,7 @@ def _refusal(
     slides: bool,
     dtype: str,
     streams: bool,
+    trained: bool = False,
 ) -> str | None:
     bucket, windows = Bucket(64, 2, 32), (None, 48) if slides else (None,)
     q, k = (jax.ShapeDtypeStruct((1, 256, n, head_dim), dtype) for n in (heads, kv_heads))
@@ -164,50 +179,125 @@ def _refusal(
             found += [attend(window=window) for window in windows]
         return found
 
+    def gradients(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> Any:
+        def total(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            return sum(jnp.sum(x, dtype=jnp.float32) for x in program(q, k, v, lengths))  # pyright: ignore[reportReturnType]
+
+        return jax.grad(total, (0, 1, 2))(q, k, v)
+
     try:
-        jax.jit(program).lower(q, k, k, lengths).compile()
+        jax.jit(gradients if trained else program).lower(q, k, k, lengths).compile()
     except (NotImplementedError, RuntimeError, ValueError) as error:
         return str(error).strip().partition("\n")[0] or type(error).__name__
     return None
 
 
-def _stream(
-    call: Any,
-    window: int | None,
-    copied_tokens: int,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    facts: tuple[KeyTable, jax.Array, jax.Array],
-) -> jax.Array:
-    """One stream: q [N, heads, H], k and v [N, G, H] -> [N, heads, H], a few blocks at a time."""
-    table, until, positions = facts
-    count, width = table.keys.shape
-    queries = len(q) // count
-    places = jnp.arange(len(q)).reshape(count, queries)
-    # The block's own keys first: behind those before it stands padding, which their number cuts off.
-    keys = jnp.concatenate([places, jnp.asarray(table.keys)], axis=1)
+@dataclass(frozen=True)
+class _Blocks:
+    """How the blocks of a stream are computed."""
 
-    def some(args: tuple[jax.Array, ...]) -> jax.Array:
-        """Of c blocks queries [c, Q, heads, H], places [c, Q] and [c, Q + L], and numbers of keys [c]."""
-        blocks, place, key, lengths = args
+    call: Any  # of :func:`_fused`
+    window: int | None
+    copied_tokens: int  # see :data:`COPIED_TOKENS`
+
+    def deal(self, facts: Facts, *arrays: jax.Array) -> list[tuple[jax.Array, ...]]:
+        """What is computed at a time: arrays [N, ...] in blocks, with the places and numbers of their keys.
+
+        Each entry is a stack of rounds with c blocks: arrays [rounds, c, Q, ...], places of the queries [rounds, c, Q]
+        and of the keys [rounds, c, Q + L], and how many of these there are [rounds, c]. A last entry has the blocks
+        that fill no round.
+        """
+        table, until, _ = facts
+        count, width = table.keys.shape
+        queries = len(until) // count
+        places = jnp.arange(len(until)).reshape(count, queries)
+        # The block's own keys first: behind those before it stands padding, which their number cuts off.
+        keys = jnp.concatenate([places, jnp.asarray(table.keys)], axis=1)
+        blocks = [x.reshape(count, queries, *x.shape[1:]) for x in arrays]
+        stacks = [*blocks, places, keys, jnp.asarray(table.counts) + queries]
+        rounds = -(-count // max(1, self.copied_tokens // (queries + width)))
+        at_once = -(-count // rounds)
+        whole = count // at_once * at_once
+        dealt = [tuple(x[:whole].reshape(-1, at_once, *x.shape[1:]) for x in stacks)]
+        return dealt if whole == count else [*dealt, tuple(x[None, whole:] for x in stacks)]
+
+    def attend(
+        self,
+        facts: Facts,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        place: jax.Array,
+        key: jax.Array,
+        lengths: jax.Array,
+    ) -> jax.Array:
+        """Of c blocks: queries [c, Q, heads, H], copies [c, Q + L, G, H], places of both, and numbers of keys [c]."""
+        _, until, positions = facts
         query, of_key = place[:, :, None], key[:, None]
         seen = (of_key <= query) & (query < until[of_key])
-        if window is not None:
-            seen &= positions[query] - positions[of_key] < window
-        copies = (jnp.take(x, key, axis=0, mode="clip") for x in (k, v))
-        return call(blocks, *copies, mask=seen[:, None], key_value_seq_lengths=lengths)
+        if self.window is not None:
+            seen &= positions[query] - positions[of_key] < self.window
+        return self.call(q, k, v, mask=seen[:, None], key_value_seq_lengths=lengths)
 
-    blocks = q.reshape(count, queries, *q.shape[1:])
-    arrays = (blocks, places, keys, jnp.asarray(table.counts) + queries)
-    rounds = -(-count // max(1, copied_tokens // (queries + width)))
-    at_once = -(-count // rounds)
-    whole = count // at_once
-    dealt = [x[: whole * at_once].reshape(whole, at_once, *x.shape[1:]) for x in arrays]
-    parts = [jax.lax.map(some, tuple(dealt))] if whole > 1 else [some(tuple(x[0] for x in dealt))]
-    if whole * at_once < count:
-        parts.append(some(tuple(x[whole * at_once :] for x in arrays)))
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _stream(how: _Blocks, q: jax.Array, k: jax.Array, v: jax.Array, facts: Facts) -> jax.Array:
+    """One stream: q [N, heads, H], k and v [N, G, H] -> [N, heads, H], a few blocks at a time."""
+
+    def some(args: tuple[jax.Array, ...]) -> jax.Array:
+        blocks, place, key, lengths = args
+        return how.attend(facts, blocks, _copies(k, key), _copies(v, key), place, key, lengths)
+
+    parts = [jax.lax.map(some, stack) for stack in how.deal(facts, q)]
     return jnp.concatenate([part.reshape(-1, *q.shape[1:]) for part in parts])
+
+
+def _stream_forward(
+    how: _Blocks, q: jax.Array, k: jax.Array, v: jax.Array, facts: Facts
+) -> tuple[jax.Array, tuple[Any, ...]]:
+    return _stream(how, q, k, v, facts), (q, k, v, facts)
+
+
+def _stream_backward(
+    how: _Blocks, kept: tuple[Any, ...], cotangent: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+    q, k, v, facts = kept
+
+    def some(
+        sums: tuple[jax.Array, ...], args: tuple[jax.Array, ...]
+    ) -> tuple[tuple[jax.Array, ...], jax.Array]:
+        blocks, pulled, place, key, lengths = args
+        attend = functools.partial(how.attend, facts, place=place, key=key, lengths=lengths)
+        _, pull = jax.vjp(attend, blocks, _copies(k, key), _copies(v, key))
+        to_q, *to_copies = pull(pulled)
+        # Padding behind the keys goes nowhere. A library may leave anything there.
+        real = jnp.arange(key.shape[1]) < lengths[:, None]
+        targets = jnp.where(real, key, len(k) + jnp.arange(key.shape[1]))
+
+        def add(block: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            return tuple(
+                total.at[targets[block]].add(
+                    more[block].astype(total.dtype), mode="drop", unique_indices=True
+                )
+                for total, more in zip(sums, to_copies, strict=True)
+            )
+
+        return jax.lax.fori_loop(0, len(blocks), add, sums), to_q
+
+    sums = tuple(jnp.zeros(x.shape, jnp.float32) for x in (k, v))
+    parts: list[jax.Array] = []
+    for stack in how.deal(facts, q, cotangent):
+        sums, part = jax.lax.scan(some, sums, stack)
+        parts.append(part.reshape(-1, *q.shape[1:]))
+    to_k, to_v = sums
+    return jnp.concatenate(parts), to_k.astype(k.dtype), to_v.astype(v.dtype), None
+
+
+_stream.defvjp(_stream_forward, _stream_backward)
+
+
+def _copies(x: jax.Array, places: jax.Array) -> jax.Array:
+    return jnp.take(x, places, axis=0, mode="clip")
 
 
 def _prefixes(

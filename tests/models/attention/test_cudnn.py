@@ -135,15 +135,16 @@ def test_a_decoder_with_it_scores_as_with_blocks() -> None:
 GPU, BFLOAT16 = devices("gpu"), jnp.dtype("bfloat16")
 
 
-def test_chosen_for_scoring_in_bfloat16_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chosen_in_bfloat16_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     config = small_config()
     monkeypatch.setattr(cudnn, "_refusal", lambda *sizes: None)
-    choose = functools.partial(choose_attention, scored=config)
+    choose = functools.partial(choose_attention, config=config)
     assert choose(GPU, BFLOAT16).name == "cuDNN"
-    function = wanted_attention(GPU, BFLOAT16, "auto", scored=config)
+    function = wanted_attention(GPU, BFLOAT16, "auto", config=config)
     assert isinstance(function, functools.partial)
     assert function.func is cudnn_attention
     blocks = "block-wise XLA, all heads at once"
+    assert choose(GPU, BFLOAT16, trained=True).name == "cuDNN"
     assert choose_attention(GPU, BFLOAT16).name == choose(GPU, jnp.dtype("float32")).name == blocks
     assert choose(GPU, BFLOAT16, "blockwise").name == blocks
     assert choose(devices("tpu"), BFLOAT16).name == "splash kernel (Pallas)"
@@ -159,7 +160,7 @@ def test_a_refusal_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.warns(
             PrbWarning, match=r"cuDNN does not take this model \(cuDNN is not detected\.\): .*XLA"
         ) as seen:
-            assert wanted_attention(GPU, BFLOAT16, "auto", scored=small_config()) is None
+            assert wanted_attention(GPU, BFLOAT16, "auto", config=small_config()) is None
         assert len(seen) == 1
     _with_cudnn(monkeypatch)
     cudnn._refusal.cache_clear()
@@ -193,7 +194,7 @@ def test_chosen_by_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen("tpu", "float32", "auto") == at_once
     assert choose_attention(None, BFLOAT16).name == (by_head if jax.default_backend() == "cpu" else at_once)
     monkeypatch.setattr(cudnn, "_refusal", lambda *sizes: None)
-    assert choose_attention(GPU, BFLOAT16, "kernel", scored=small_config()).name == "cuDNN"
+    assert choose_attention(GPU, BFLOAT16, "kernel", config=small_config()).name == "cuDNN"
 
 
 def test_what_no_kernel_can_do_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,4 +208,4 @@ def test_what_no_kernel_can_do_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
         chosen("gpu", "bfloat16", "flash")
     monkeypatch.setattr(cudnn, "_refusal", lambda *sizes: "too many numbers")
     with pytest.raises(CheckpointError, match=r"cuDNN does not take this model \(too many numbers\): use"):
-        choose_attention(GPU, BFLOAT16, "kernel", scored=small_config())
+        choose_attention(GPU, BFLOAT16, "kernel", config=small_config())

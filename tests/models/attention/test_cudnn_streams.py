@@ -92,6 +92,32 @@ def test_equals_the_mask_written_out(window: int | None, heads: int, kv_heads: i
         np.testing.assert_allclose(found[real], theirs[real], atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize(("window", "copied_tokens"), [(None, 65_536), (None, 1), (300, 1200)])
+def test_gradients_are_those_of_the_mask_written_out(window: int | None, copied_tokens: int) -> None:
+    """Of q, k and v; all blocks at once, one at a time, and some at a time with a rest. What stands at padding of a
+    stream or of a table gives nothing."""
+    tokens = 1536
+    trees = [*people(2, 2, seed=1), *people(1, 1, profile=1400, seed=4), *ODD]
+    batch, _, packed = batches_of(trees, tokens, window)
+    arrays = inputs(tokens, heads=8, kv_heads=2)
+    towards = (
+        np.random.default_rng(1).normal(size=arrays[0].shape) * real_tokens(packed, tokens)[..., None, None]
+    )
+
+    def gradients(attend: Any) -> list[np.ndarray]:
+        def total(*arrays: jax.Array) -> jax.Array:
+            return jnp.sum(attend(*arrays) * jnp.asarray(towards, jnp.float32))
+
+        return [np.asarray(x) for x in jit(jax.grad(total, (0, 1, 2)))(*arrays)]
+
+    options: dict[str, Any] = {"batch": batch, "window": window}
+    ours = gradients(functools.partial(by_xla, copied_tokens=copied_tokens, **options))
+    theirs = gradients(functools.partial(dense, softcap=None, **options))
+    for found, expected in zip(ours, theirs, strict=True):
+        assert np.isfinite(found).all()
+        assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
 def test_bfloat16_is_within_its_roundings() -> None:
     """The bound of padded trees: one softmax, its weights and the output rounded once each."""
     tokens = 1024
@@ -226,7 +252,7 @@ def test_chosen_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cudnn, "_refusal", lambda *sizes: None)
     assert stream_attention_name(GPU, "streams") == "cuDNN over packed streams"
     assert stream_attention_name(GPU, "auto") is stream_attention_name(GPU, "kernel") is None
-    beside = wanted_attention(GPU, BFLOAT16, "streams", scored=small_config())
+    beside = wanted_attention(GPU, BFLOAT16, "streams", config=small_config())
     assert isinstance(beside, functools.partial)
     assert beside.func is cudnn_attention
 
@@ -237,11 +263,11 @@ def test_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
             CheckpointError,
             match=f"'streams' is for TPUs and GPUs in bfloat16, found {platform} in {dtype}",
         ):
-            choose_attention(devices(platform), jnp.dtype(dtype), "streams", scored=small_config())
+            choose_attention(devices(platform), jnp.dtype(dtype), "streams", config=small_config())
     with pytest.raises(CheckpointError, match="'streams' says how a model is scored"):
-        choose_attention(GPU, BFLOAT16, "streams")
+        choose_attention(GPU, BFLOAT16, "streams", trained=True)
     with pytest.raises(MeshError, match="takes whole streams, found sequence=2"):
-        choose_attention(devices("gpu", sequence=2), BFLOAT16, "streams", scored=small_config())
+        choose_attention(devices("gpu", sequence=2), BFLOAT16, "streams", config=small_config())
     monkeypatch.setattr(cudnn, "_refusal", lambda *sizes: "too many numbers")
     with pytest.raises(CheckpointError, match=r"cuDNN does not take this model \(too many numbers\): use"):
-        choose_attention(GPU, BFLOAT16, "streams", scored=small_config())
+        choose_attention(GPU, BFLOAT16, "streams", config=small_config())

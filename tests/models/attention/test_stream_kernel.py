@@ -206,7 +206,7 @@ def chosen(
     platform: str, dtype: str = "bfloat16", wanted: str = "streams", train: bool = False, **shape: int
 ) -> str | None:
     mesh: Any = devices(platform, **shape)
-    choose_attention(mesh, jnp.dtype(dtype), wanted, scored=None if train else small_config())
+    choose_attention(mesh, jnp.dtype(dtype), wanted, config=small_config(), trained=train)
     return stream_attention_name(mesh, wanted)
 
 
