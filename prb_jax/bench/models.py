@@ -74,7 +74,7 @@ def load_for_bench(source: Path | DecoderConfig, options: BenchOptions) -> Rewar
 
         params = jax.jit(make, out_shardings=shardings)()
         params["score"] = params["score"].astype(jnp.float32)
-    shown = stream_attention_name(devices, options.attention)
+    shown = stream_attention_name(devices, kind, options.attention, config=config)
     making: Any = {"mesh": devices, "dtype": kind, "readout": readout, "shardings": shardings}
     return RewardModel(
         reader=Reader(name=name, config=config, tokenizer=cast(Any, None)),

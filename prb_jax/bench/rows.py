@@ -108,11 +108,11 @@ def plan_rows(
     plan.train("train-full", trained, "full", steps, rival="trl")
     plan.train("train-lora", tuned, "lora", steps)
     plan.train("train-head", tuned, "head", steps)
-    for kernel in () if on_cpu else ("blockwise", "streams"):
+    for kernel in {"gpu": ("kernel", "blockwise"), "tpu": ("blockwise", "streams")}.get(machine.platform, ()):
         plan.parity(kernel)
         plan.score(f"score-k2-{kernel}", scored, 2, pairs[2], attention=kernel)
         plan.score(f"score-k16-{kernel}", scored, 16, pairs[16], attention=kernel)
-    for kernel in {"tpu": ("kernel", "blockwise")}.get(machine.platform, ()):
+    for kernel in () if on_cpu else ("kernel", "blockwise"):
         plan.parity(kernel, training=True)
         plan.train(f"train-full-{kernel}", trained, "full", steps, attention=kernel)
     for samples in (16, 1):

@@ -49,7 +49,7 @@ class TreeTrainer:
             attention=options.attention,  # pyright: ignore[reportArgumentType]
             optimizer=OPTIMIZER,
         )
-        self.streams = trained_stream_attention(model.mesh, dtype, options.attention)
+        self.streams = trained_stream_attention(model.mesh, dtype, options.attention, config=model.decoder)
         layout = plan_layout(
             examples.trees,
             [order.step(step) for step in range(STEPS_SIMULATED)],

@@ -35,6 +35,7 @@ from prb_jax.models.rope import rotary_angles
 from prb_jax.sharding import check_tokens, constrainer
 from prb_jax.trees.batches import Bucket, TreeBatch
 from prb_jax.trees.kernel_tables import StepTable
+from prb_jax.trees.key_tables import KeyTable
 from prb_jax.trees.streams import StreamBatch
 
 
@@ -107,8 +108,9 @@ def decode_stream(
         longest=tokens.shape[1],
         attend=attention_over(batch, mesh),
         attend_from_places=functools.partial(attend_from_stream_reads, batch=batch),
-        # Weights that are split over many chips have no room for the copies that gradients take, see _decode_trees.
-        apart=layers == 1 or not (options.get("differentiated") and isinstance(batch.blocks, StepTable)),
+        # Accelerators have no room for the copies of the weights that gradients take, see _decode_trees.
+        apart=layers == 1
+        or not (options.get("differentiated") and isinstance(batch.blocks, StepTable | KeyTable)),
     )
     return _decode(params, rows, places=jnp.asarray(batch.reads) if reads_only else None, **options)[0]
 

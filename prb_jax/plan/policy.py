@@ -180,7 +180,7 @@ def _batch(
 ) -> tuple[Batch, Extras, float]:
     """Shapes of a microbatch of `prb ppo`, what its loss needs, and how often the steps of a kernel compute."""
     responses, length = shape.responses, shape.response_length
-    if trained_stream_attention(mesh, jnp.dtype(settings.dtype)) is None:
+    if trained_stream_attention(mesh, jnp.dtype(settings.dtype), config=config) is None:
         batch, visited = batch_of(shape, mesh), visited_steps(config, shape)
         rows, room, states = shape.batch, responses, responses * (length + 1)
     else:

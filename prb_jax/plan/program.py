@@ -133,7 +133,7 @@ def training_program(
     check_shape(config, shape, mesh)
     kind = jnp.dtype(dtype)
     chosen = choose_attention(mesh, kind, attention, config=config, trained=True)
-    packed = trained_stream_attention(mesh, kind, attention) == KERNEL_STREAM_ATTENTION
+    packed = trained_stream_attention(mesh, kind, attention, config=config) == KERNEL_STREAM_ATTENTION
     if shape.spread and not packed:
         raise MeshError(
             f"spread: is for training over packed streams, found the attention {quote(chosen.name)}"

@@ -124,7 +124,9 @@ class Learner(Trainer):
             steps=settings.steps * batch.updates,
             config=self.actor.config,
             mesh=self.mesh,
-            streams=trained_stream_attention(self.mesh, self.actor.dtype, settings.attention),
+            streams=trained_stream_attention(
+                self.mesh, self.actor.dtype, settings.attention, config=self.actor.config
+            ),
             batch=batch,
             remat=settings.remat,
         )

@@ -276,7 +276,7 @@ def load_reward_model(opened: OpenedModel) -> RewardModel:
         shardings = parameter_shardings(abstract_params(config, quantize=quantize), mesh)
         program["shardings"] = shardings
         score_fn = make_score_fn(config, attention=attention, **program)
-        streams = stream_attention_name(mesh, attention)
+        streams = stream_attention_name(mesh, dtype, attention, config=config)
         if streams is not None:
             stream_fn = make_stream_fn(config, **program)
         loaded = load_params(

@@ -137,7 +137,7 @@ class BatchSettings(Options, prefix="batch."):
     max_buckets: int = option(
         4,
         "the most shapes of batches, and so compiles; where trees are packed into streams (on CPUs, and on "
-        "TPUs in bfloat16), two are the most.",
+        "TPUs and GPUs in bfloat16), two are the most.",
         least=1,
     )
 
@@ -303,7 +303,7 @@ class TrainSettings(RunOptions):
     batch_by: Literal["comparison", "user"] = option(
         "comparison",
         "unit by which steps are filled: single comparisons, or whole users, whose profile is then computed"
-        " once a step on CPUs.",
+        " once a step, where trees are packed into streams.",
     )
     remat: Remat = option(REMAT, "activations that the backward pass computes again instead of keeping them.")
     attention: TrainedAttention = option(

@@ -191,7 +191,7 @@ def train_inputs(
 def session_on(mesh: Mesh, settings: RunOptions, config: DecoderConfig) -> dict[str, Any]:
     """When and on what a run is started, what attends, and the settings that have no effect on the result."""
     dtype = jnp.dtype(settings.dtype)
-    attention = trained_stream_attention(mesh, dtype, settings.attention)
+    attention = trained_stream_attention(mesh, dtype, settings.attention, config=config)
     if attention is None:
         attention = choose_attention(mesh, dtype, settings.attention, config=config, trained=True).name
     return {

@@ -202,7 +202,9 @@ class RewardTrainer(Trainer):
         )
         super().__init__(settings, start, program)
         self._gather = jax.jit(lambda tree: tree, out_shardings=replicated(mesh))
-        self.streams = trained_stream_attention(mesh, jnp.dtype(settings.dtype), settings.attention)
+        self.streams = trained_stream_attention(
+            mesh, jnp.dtype(settings.dtype), settings.attention, config=start.config
+        )
         self.truncated: int | None = 0
         self.view = TrainedView(settings.view, settings.method)
         self.reader = Reader(

@@ -34,19 +34,19 @@ H100 = machine("gpu", "NVIDIA H100", 79, peak=7e5, torch_device="cuda")
 H200 = machine("gpu", "NVIDIA H200", 140, peak=7e5, torch_device="cuda")
 V5E = machine("tpu", "TPU v5 lite", 15.75, peak=1.9e5)
 
-KERNELS = {"blockwise", "streams"}
+ON_GPUS, ON_TPUS = {"blockwise", "kernel"}, {"blockwise", "streams"}
 
 
 @pytest.mark.parametrize(
     ("where", "models", "kernels"),
     [
         (CPU, {"score-k2": "qwen3-40m", "train-full": "qwen3-40m", "train-lora": "qwen3-40m"}, set()),
-        (H100, {"score-k2": "qwen3-8b", "train-full": "qwen3-1.7b", "train-lora": "qwen3-8b"}, KERNELS),
-        (H200, {"score-k2": "qwen3-8b", "train-full": "qwen3-4b", "train-lora": "qwen3-8b"}, KERNELS),
+        (H100, {"score-k2": "qwen3-8b", "train-full": "qwen3-1.7b", "train-lora": "qwen3-8b"}, ON_GPUS),
+        (H200, {"score-k2": "qwen3-8b", "train-full": "qwen3-4b", "train-lora": "qwen3-8b"}, ON_GPUS),
         (
             V5E,
             {"score-k2": "qwen3-4b", "train-full": "qwen3-0.6b", "train-lora": "qwen3-1.7b"},
-            KERNELS,
+            ON_TPUS,
         ),
     ],
     ids=lambda value: value.kind if isinstance(value, Machine) else "",

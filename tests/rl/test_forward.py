@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prb_jax.models.attention import stream_kernel
-from prb_jax.models.attention.choice import KERNEL_STREAM_ATTENTION
+from prb_jax.models.attention import cudnn, stream_kernel
+from prb_jax.models.attention.choice import CUDNN_STREAM_ATTENTION, KERNEL_STREAM_ATTENTION
 from prb_jax.models.decoder import decode_stream
 from prb_jax.rl import learner as learning
 from prb_jax.rl.credit import credit
@@ -174,19 +174,23 @@ def test_streams_have_the_losses_and_gradients_of_padded_batches(
     algorithm: str,
     changes: dict[str, Any],
 ) -> None:
-    """In one stream and in several, by XLA and by the kernel for TPUs, whose steps XLA runs here."""
+    """In one stream and in several; by XLA, the kernel for TPUs and cuDNN, whose steps and calls XLA runs here."""
     by_xla = functools.partial(stream_kernel.kernel_attention, interpret=True)
     monkeypatch.setattr(stream_kernel, "kernel_attention", by_xla)
+    by_xla = functools.partial(cudnn.cudnn_stream_attention, implementation="xla")
+    monkeypatch.setattr(cudnn, "cudnn_stream_attention", by_xla)
+    kernels = {"kernel": KERNEL_STREAM_ATTENTION, "cudnn": CUDNN_STREAM_ATTENTION}
     trees = (
         [Tree(one.prefix, one.responses[:1], one.read[:1]) for one in TREES] if algorithm == "sft" else TREES
     )
     found = []
-    for layout in ("blockwise", "auto", "small", "kernel"):
+    for layout in ("blockwise", "auto", "small", *kernels):
         attention = "blockwise" if layout == "blockwise" else "auto"
-        tokens = {"small": 64, "kernel": 128}.get(layout)
+        tokens = {"small": 64, "kernel": 128, "cudnn": 128}.get(layout)
         with monkeypatch.context() as patch:
-            if layout == "kernel":
-                patch.setattr(learning, "trained_stream_attention", lambda *_: KERNEL_STREAM_ATTENTION)
+            if layout in kernels:
+                name = kernels[layout]
+                patch.setattr(learning, "trained_stream_attention", lambda *_, name=name, **options: name)
             given = {"attention": attention, "batch.tokens": tokens, **changes}
             learner = started(policy[1], trees, tmp_path / layout, algorithm=algorithm, **given)
         batch = learner.look(Rollouts(trees, COLUMNS))

@@ -2,7 +2,7 @@
 
 python -m tests.training.mesh_steps OUT DEVICES MESH...
 
-With "/kernel" behind a mesh, attention is that of the kernel for TPUs, its steps run by XLA.
+With "/kernel" behind a mesh, attention is that of the kernel for TPUs, with "/cudnn" that of cuDNN, run by XLA.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 
-def one_step(mesh: Any, *, kernel: bool = False) -> dict[str, Any]:
+def one_step(mesh: Any, *, by: str = "") -> dict[str, Any]:
     """The loss of a step, sums that tell its gradients apart, and what it was computed in."""
     import jax
     import numpy as np
 
-    from prb_jax.models.attention.choice import KERNEL_STREAM_ATTENTION, STREAM_ATTENTION
+    from prb_jax.models.attention import choice
     from prb_jax.training.config import BatchSettings
     from prb_jax.training.data import Examples
     from prb_jax.training.microbatches import labelled, plan_layout
@@ -38,7 +38,7 @@ def one_step(mesh: Any, *, kernel: bool = False) -> dict[str, Any]:
         steps=10,
         config=config,
         mesh=mesh,
-        streams=KERNEL_STREAM_ATTENTION if kernel else STREAM_ATTENTION,
+        streams=getattr(choice, f"{by.upper()}_STREAM_ATTENTION" if by else "STREAM_ATTENTION"),
         batch=BatchSettings(comparisons=count, tokens=256),
     )
     examples = Examples(comparisons, comparisons, trees=trees)
@@ -68,16 +68,17 @@ def main(out: str, devices: int, meshes: list[str]) -> None:
     jax.config.update("jax_num_cpu_devices", devices)
     jax.config.update("jax_disable_most_optimizations", True)
 
-    from prb_jax.models.attention import stream_kernel
+    from prb_jax.models.attention import cudnn, stream_kernel
     from prb_jax.sharding import make_mesh
 
     alone = make_mesh(devices=jax.devices()[:1])
     found = {"alone": one_step(alone)}
     by_xla = functools.partial(stream_kernel.kernel_attention, interpret=True)
     stream_kernel.kernel_attention = by_xla
+    cudnn.cudnn_stream_attention = functools.partial(cudnn.cudnn_stream_attention, implementation="xla")
     for spec in meshes:
-        mesh, _, kernel = spec.partition("/")
-        found[spec] = one_step(make_mesh(mesh), kernel=bool(kernel))
+        mesh, _, by = spec.partition("/")
+        found[spec] = one_step(make_mesh(mesh), by=by)
     Path(out).write_text(json.dumps(found))
 
 

@@ -1,5 +1,5 @@
-"""Training over packed streams, by XLA and by the kernel for TPUs, whose steps XLA runs here: the losses and gradients
-of padded batches, few programs, and steps of whole users."""
+"""Training over packed streams, by XLA, by the kernel for TPUs and by cuDNN, whose steps and calls XLA runs here: the
+losses and gradients of padded batches, few programs, and steps of whole users."""
 
 from __future__ import annotations
 
@@ -20,8 +20,12 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.data.comparison import Comparison
-from prb_jax.models.attention import stream_kernel
-from prb_jax.models.attention.choice import KERNEL_STREAM_ATTENTION, STREAM_ATTENTION
+from prb_jax.models.attention import cudnn, stream_kernel
+from prb_jax.models.attention.choice import (
+    CUDNN_STREAM_ATTENTION,
+    KERNEL_STREAM_ATTENTION,
+    STREAM_ATTENTION,
+)
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.personal.method import Users
 from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
@@ -59,6 +63,8 @@ def compiled_fast():
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     by_xla = functools.partial(stream_kernel.kernel_attention, interpret=True)
     monkeypatch.setattr(stream_kernel, "kernel_attention", by_xla)
+    by_xla = functools.partial(cudnn.cudnn_stream_attention, implementation="xla")
+    monkeypatch.setattr(cudnn, "cudnn_stream_attention", by_xla)
 
 
 def comparison(number: int, responses: int, user: str) -> Comparison:
@@ -134,8 +140,10 @@ WINDOWED: dict[str, Any] = {
             (KERNEL_STREAM_ATTENTION, "full", "none", WINDOWED),
             (KERNEL_STREAM_ATTENTION, "full", "full", {}),
             (KERNEL_STREAM_ATTENTION, "full", "none", {"num_hidden_layers": 1}),
+            (CUDNN_STREAM_ATTENTION, "full", "full", {}),
+            (CUDNN_STREAM_ATTENTION, "lora", "dots", {"sliding_window": 20, "use_sliding_window": True}),
         ],
-        few=(0, 1),
+        few=(0, 1, 6),
     ),
 )
 def test_a_step_over_streams_is_that_of_padded_batches(
@@ -143,7 +151,7 @@ def test_a_step_over_streams_is_that_of_padded_batches(
 ) -> None:
     """With soft prompts, of which some comparisons of a user have another's; sliding windows and soft-caps; in several
     microbatches. On CPUs one, two or three are computed at a time, with the same bits and no program more."""
-    kernel, model = streams == KERNEL_STREAM_ATTENTION, small_config(**changes)
+    kernel, model = streams != STREAM_ATTENTION, small_config(**changes)
     method = SoftPrompts(
         table=Users(("u0", "u1", "u2")), tokens=3, width=32, places=12, generic_share=0.4, seed=0,
         optimizer=RowAdam(learning_rate=lambda step: 0.1), mesh=make_mesh(devices=jax.devices()[:1]),
@@ -198,7 +206,7 @@ def test_a_step_over_streams_is_that_of_padded_batches(
     assert programs[1] == programs[0] + kernel
     assert set(sums[0]) == {WEIGHTS, USER}
     assert np.linalg.norm(sums[0][USER]) > 0.1
-    tolerance = 1e-4 if kernel else 1e-5
+    tolerance = 1e-4 if streams == KERNEL_STREAM_ATTENTION else 1e-5
     for ours, theirs in zip(jax.tree.leaves(sums[1]), jax.tree.leaves(sums[0]), strict=True):
         assert np.linalg.norm(ours - theirs) <= tolerance * np.linalg.norm(theirs)
     for name, value in metrics[0].items():
@@ -298,7 +306,8 @@ def test_runs_over_streams_and_over_padded_batches_are_alike_and_are_resumed(
 
     padded, streams, again = run("padded", attention="blockwise"), run("streams"), run("again", remat="full")
     for module in (trainer, record):
-        monkeypatch.setattr(module, "trained_stream_attention", lambda *_: KERNEL_STREAM_ATTENTION)
+        chosen = lambda *_, **options: KERNEL_STREAM_ATTENTION  # noqa: E731
+        monkeypatch.setattr(module, "trained_stream_attention", chosen)
     kernel = run("kernel")
     with stopped_at(monkeypatch, 2):
         run("stopped")
@@ -337,8 +346,8 @@ def test_steps_of_whole_users_are_resumed_and_a_large_user_is_split(
 @pytest.mark.slow
 def test_a_step_is_the_same_on_every_mesh(tmp_path) -> None:
     """Streams over devices, heads and tokens split, and layers that are computed again: one program each. Also with the
-    kernel for TPUs."""
-    meshes = ["data=2,tensor=2", "fsdp=2,sequence=2", "fsdp=2,tensor=2/kernel"]
+    kernel for TPUs and with cuDNN."""
+    meshes = ["data=2,tensor=2", "fsdp=2,sequence=2", "fsdp=2,tensor=2/kernel", "fsdp=2,tensor=2/cudnn"]
     command = [sys.executable, "-m", "tests.training.mesh_steps", str(tmp_path / "out.json"), "4", *meshes]
     environment = plain_environment()
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300)

@@ -56,10 +56,10 @@ def choose_attention(
     Args:
         mesh: of the program; None for one of this process's own devices.
         dtype: of activations.
-        wanted: one of :data:`ATTENTIONS`: "blockwise" is the block-wise program on any machine, "kernel" what
-            "auto" is with a kernel, or an error. "streams" scores over packed streams on TPUs and GPUs too, there by
-            the kernel that trains, here by cuDNN; this function checks that it can be, and gives the implementation for
-            padded trees beside it.
+        wanted: one of :data:`ATTENTIONS`: "blockwise" is the block-wise program on any machine, "kernel" the kernel
+            for padded trees, or an error. "streams" scores over packed streams on TPUs too, by the kernel that trains,
+            and is an error where it cannot; on GPUs "auto" does so, by cuDNN. This function checks that it can be, and
+            gives the implementation for padded trees beside it.
         config: the model, which cuDNN may refuse; None before it is known: then nothing is chosen that may refuse.
         trained: gradients are taken.
 
@@ -82,7 +82,7 @@ def choose_attention(
         if platform == "gpu" and config is not None:
             from prb_jax.models.attention.cudnn import cudnn_attention, cudnn_refusal
 
-            streams = wanted == "streams"
+            streams = wanted != "kernel"
             refused = cudnn_refusal(config, mesh=mesh, dtype=dtype, streams=streams, trained=trained)
             if refused is None:
                 return AttentionChoice(CUDNN, functools.partial(cudnn_attention, mesh=mesh))
@@ -118,33 +118,46 @@ def wanted_attention(
     return None if wanted in ("auto", "streams") and choice.name != CUDNN else choice.attend
 
 
-def stream_attention_name(mesh: Mesh, wanted: str = "auto") -> str | None:
+def stream_attention_name(
+    mesh: Mesh, dtype: jnp.dtype, wanted: str = "auto", *, config: DecoderConfig
+) -> str | None:
     """Return the attention with which a decoder is scored over packed streams: :data:`STREAM_ATTENTION` on CPUs,
-    :data:`KERNEL_STREAM_ATTENTION` on TPUs and :data:`CUDNN_STREAM_ATTENTION` on GPUs where streams are wanted; None
-    where trees are scored in buckets.
+    :data:`CUDNN_STREAM_ATTENTION` on GPUs in bfloat16 where cuDNN takes the model, and
+    :data:`KERNEL_STREAM_ATTENTION` on TPUs where streams are wanted; None where trees are scored in buckets.
 
     Args:
-        mesh, wanted: as of :func:`choose_attention`, which has checked them.
+        mesh, dtype, wanted, config: as of :func:`choose_attention`, which has checked them.
     """
     platform = mesh.devices.flat[0].platform
-    if wanted == "streams":
-        return CUDNN_STREAM_ATTENTION if platform == "gpu" else KERNEL_STREAM_ATTENTION
-    return STREAM_ATTENTION if platform == "cpu" else None
+    if platform == "gpu":
+        return CUDNN_STREAM_ATTENTION if _streams_by_cudnn(mesh, dtype, wanted, config) else None
+    if platform == "tpu":
+        return KERNEL_STREAM_ATTENTION if wanted == "streams" else None
+    return STREAM_ATTENTION
 
 
-def trained_stream_attention(mesh: Mesh, dtype: jnp.dtype, wanted: str = "auto") -> str | None:
+def trained_stream_attention(
+    mesh: Mesh, dtype: jnp.dtype, wanted: str = "auto", *, config: DecoderConfig
+) -> str | None:
     """Return the attention with which training runs over packed streams: :data:`STREAM_ATTENTION` on CPUs,
-    :data:`KERNEL_STREAM_ATTENTION` on TPUs in bfloat16; None where trees are padded to buckets: on GPUs, on TPUs where
-    a mesh splits the tokens of a tree, and wherever another attention than "auto" is asked for.
+    :data:`KERNEL_STREAM_ATTENTION` on TPUs and :data:`CUDNN_STREAM_ATTENTION` on GPUs in bfloat16; None where trees are
+    padded to buckets: where a mesh of TPUs or GPUs splits the tokens of a tree, where cuDNN refuses the model, and
+    wherever another attention than "auto" is asked for.
 
     Args:
-        mesh, dtype, wanted: as of :func:`choose_attention`, which has checked them.
+        mesh, dtype, wanted, config: as of :func:`choose_attention`, which has checked them.
     """
     platform = mesh.devices.flat[0].platform
-    if wanted == "auto" and platform == "cpu":
-        return STREAM_ATTENTION
-    kernel = wanted == "auto" and platform == "tpu" and dtype == jnp.bfloat16 and mesh.shape["sequence"] == 1
-    return KERNEL_STREAM_ATTENTION if kernel else None
+    if wanted != "auto":
+        return None
+    if platform == "gpu":
+        return (
+            CUDNN_STREAM_ATTENTION if _streams_by_cudnn(mesh, dtype, wanted, config, trained=True) else None
+        )
+    if platform == "tpu":
+        whole = dtype == jnp.bfloat16 and mesh.shape["sequence"] == 1
+        return KERNEL_STREAM_ATTENTION if whole else None
+    return STREAM_ATTENTION
 
 
 def attention_over(batch: StreamBatch, mesh: Mesh | None) -> Attention:
@@ -155,6 +168,16 @@ def attention_over(batch: StreamBatch, mesh: Mesh | None) -> Attention:
     elif isinstance(batch.blocks, KeyTable):
         from prb_jax.models.attention.cudnn import cudnn_stream_attention as attend
     return functools.partial(attend, batch=batch, mesh=mesh)
+
+
+def _streams_by_cudnn(
+    mesh: Mesh, dtype: jnp.dtype, wanted: str, config: DecoderConfig, *, trained: bool = False
+) -> bool:
+    if dtype != jnp.bfloat16 or wanted not in ("auto", "streams"):
+        return False
+    from prb_jax.models.attention.cudnn import cudnn_refusal
+
+    return cudnn_refusal(config, mesh=mesh, dtype=dtype, streams=True, trained=trained) is None
 
 
 def _check_streams(platform: str, dtype: jnp.dtype, mesh: Mesh | None, *, trained: bool) -> None:

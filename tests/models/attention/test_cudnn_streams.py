@@ -14,7 +14,12 @@ import pytest
 
 from prb_jax.errors import CheckpointError, MeshError
 from prb_jax.models.attention import cudnn
-from prb_jax.models.attention.choice import choose_attention, stream_attention_name, wanted_attention
+from prb_jax.models.attention.choice import (
+    choose_attention,
+    stream_attention_name,
+    trained_stream_attention,
+    wanted_attention,
+)
 from prb_jax.models.attention.cudnn import cudnn_attention, cudnn_stream_attention
 from prb_jax.models.attention.streams import stream_attention
 from prb_jax.models.random_params import init_params
@@ -248,10 +253,17 @@ def test_the_machine_is_asked_with_a_small_program_of_streams(monkeypatch: pytes
 GPU, BFLOAT16 = devices("gpu"), jnp.dtype("bfloat16")
 
 
-def test_chosen_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chosen_in_bfloat16_where_cudnn_takes_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To score and to train; a mesh that splits tokens, float32 and other wishes get padded trees."""
     monkeypatch.setattr(cudnn, "_refusal", lambda *sizes: None)
-    assert stream_attention_name(GPU, "streams") == "cuDNN over packed streams"
-    assert stream_attention_name(GPU, "auto") is stream_attention_name(GPU, "kernel") is None
+    config = small_config()
+    for choose in (stream_attention_name, trained_stream_attention):
+        assert choose(GPU, BFLOAT16, config=config) == "cuDNN over packed streams"
+        for padded in ("kernel", "blockwise"):
+            assert choose(GPU, BFLOAT16, padded, config=config) is None
+        assert choose(GPU, jnp.dtype("float32"), config=config) is None
+        assert choose(devices("gpu", sequence=2), BFLOAT16, config=config) is None
+    assert stream_attention_name(GPU, BFLOAT16, "streams", config=config) == "cuDNN over packed streams"
     beside = wanted_attention(GPU, BFLOAT16, "streams", config=small_config())
     assert isinstance(beside, functools.partial)
     assert beside.func is cudnn_attention
@@ -269,5 +281,7 @@ def test_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MeshError, match="takes whole streams, found sequence=2"):
         choose_attention(devices("gpu", sequence=2), BFLOAT16, "streams", config=small_config())
     monkeypatch.setattr(cudnn, "_refusal", lambda *sizes: "too many numbers")
+    assert stream_attention_name(GPU, BFLOAT16, config=small_config()) is None
+    assert trained_stream_attention(GPU, BFLOAT16, config=small_config()) is None
     with pytest.raises(CheckpointError, match=r"cuDNN does not take this model \(too many numbers\): use"):
         choose_attention(GPU, BFLOAT16, "streams", config=small_config())

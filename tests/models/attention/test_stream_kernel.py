@@ -207,13 +207,12 @@ def chosen(
 ) -> str | None:
     mesh: Any = devices(platform, **shape)
     choose_attention(mesh, jnp.dtype(dtype), wanted, config=small_config(), trained=train)
-    return stream_attention_name(mesh, wanted)
+    return stream_attention_name(mesh, jnp.dtype(dtype), wanted, config=small_config())
 
 
 def test_chosen_for_scoring_where_it_is_asked_for() -> None:
     assert chosen("tpu") == "kernel (Pallas) over packed streams"
     assert chosen("tpu", wanted="auto") is None
-    assert chosen("gpu", wanted="auto") is None
     assert chosen("cpu", wanted="auto") == "block-wise XLA over packed streams"
 
 
