@@ -185,6 +185,9 @@ def load_ppo_settings(
       RunError, DataError: an unknown key (naming the nearest one), a wrong type, or a value out of range.
     """
     settings = build_settings(PpoSettings, config, overrides)
+    overridden = {override.partition("=")[0] for override in overrides}
+    if settings.epochs is not None and "epochs" in overridden and "steps" not in overridden:
+        settings = replace(settings, steps=PpoSettings.steps)  # those of the config give way
     labelled = settings.algorithm in LABELLED
     check_used(settings, given=given)
     if complete:

@@ -92,6 +92,14 @@ def test_a_key_that_needs_another_one_is_refused_without_it(changes: dict[str, A
         load(**changes)
 
 
+def test_epochs_that_are_asked_for_take_the_place_of_the_steps_of_a_config(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("steps: 1000\n")
+    settings = load_ppo_settings(tmp_path / "config.yaml", ["epochs=2"], complete=False)
+    assert settings.with_steps(40 * settings.batch.prompts).steps == 80
+    with pytest.raises(prb.RunError, match=r"'steps': epochs=2 says how long the run is"):
+        load_ppo_settings(tmp_path / "config.yaml", ["epochs=2", "steps=7"], complete=False)
+
+
 def test_a_config_in_python_is_checked_too(tmp_path: Path) -> None:
     config: Any = default_config()
     config.algorithm = "grpo"
