@@ -139,12 +139,12 @@ def parse_mesh(text: str | None, *, devices: int, slices: int = 1) -> MeshShape:
 
 def _read_mesh(text: str) -> tuple[dict[str, int], str | None]:
     """Sizes by axis, -1 for one that takes what is left, and the axis of ``dcn=``."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for part in text.split(","):
         name, _, value = (piece.strip() for piece in part.partition("="))
-        if name in found:
+        if name in texts:
             raise MeshError(f"mesh '{text}': axis '{name}' is given twice")
-        found[name], fault = value, ""
+        texts[name], fault = value, ""
         if name == "dcn":
             if value not in CROSSING:
                 fault = f"dcn: expected {' or '.join(CROSSING)}, found '{value}'"
@@ -158,8 +158,8 @@ def _read_mesh(text: str) -> tuple[dict[str, int], str | None]:
             )
         if fault:
             raise MeshError(f"mesh '{text}': {fault}")
-    crossing = found.pop("dcn", None)
-    return {name: int(value) for name, value in found.items()}, crossing
+    crossing = texts.pop("dcn", None)
+    return {name: int(value) for name, value in texts.items()}, crossing
 
 
 def crossing_axis(text: str | None) -> str | None:
@@ -191,24 +191,26 @@ def make_mesh(text: str | None = None, *, devices: Sequence[Any] | None = None) 
     Raises:
       MeshError: as :func:`parse_mesh`; slices of different sizes; no device.
     """
-    found = list(all_devices() if devices is None else devices)
-    by_slice = Counter(getattr(device, "slice_index", 0) for device in found if device.platform == "tpu")
+    chosen_devices = list(all_devices() if devices is None else devices)
+    by_slice = Counter(
+        getattr(device, "slice_index", 0) for device in chosen_devices if device.platform == "tpu"
+    )
     slices = max(1, len(by_slice))
     if len(set(by_slice.values())) > 1:
         counts = ", ".join(f"{count} in slice {index}" for index, count in sorted(by_slice.items()))
         raise MeshError(f"mesh: the slices have different numbers of devices: {counts}")
-    shape = parse_mesh(text, devices=len(found), slices=slices)
+    shape = parse_mesh(text, devices=len(chosen_devices), slices=slices)
     sizes = {name: getattr(shape, name) for name in MESH_AXES}
     axis_types = (AxisType.Auto,) * len(MESH_AXES)
     if slices == 1:
-        mesh = jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=axis_types, devices=found)
+        mesh = jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=axis_types, devices=chosen_devices)
         return meet(mesh)
     crossing = crossing_axis(text) or "data"
     outer = {name: slices if name == crossing else 1 for name in MESH_AXES}
     layout = mesh_utils.create_hybrid_device_mesh(
         tuple(sizes[name] // outer[name] for name in MESH_AXES),
         tuple(outer.values()),
-        found,
+        chosen_devices,
         allow_split_physical_axes=True,
     )
     return Mesh(layout, MESH_AXES, axis_types=axis_types)

@@ -8,10 +8,10 @@ __version__ = "0.1.0"
 
 def versions(packages: Iterable[str]) -> dict[str, str | None]:
     """Return the version of this package and of each package named; None for one that is not installed."""
-    found: dict[str, str | None] = {"prb_jax": __version__}
+    installed: dict[str, str | None] = {"prb_jax": __version__}
     for package in packages:
         try:
-            found[package] = metadata.version(package)
+            installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = None
-    return found
+            installed[package] = None
+    return installed

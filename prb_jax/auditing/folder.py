@@ -223,8 +223,10 @@ def _check_sources(folder: AuditFolder) -> None:
             try:
                 now = as_recorded(describe_source(name))
             except DataError as error:
-                own = "the audit goes on with its own copy of the pairs"
-                warnings.warn(f"{name}: cannot be read now ({error}); {own}", PrbWarning, stacklevel=2)
+                consequence = "the audit goes on with its own copy of the pairs"
+                warnings.warn(
+                    f"{name}: cannot be read now ({error}); {consequence}", PrbWarning, stacklevel=2
+                )
                 continue
             if now != before:
                 raise DataError(

@@ -51,7 +51,10 @@ def bench_ranking(options: BenchOptions) -> Figures:
     ranked, their_posts, rate, speed, padding, equal, swap = (None,) * 7
     if theirs:
         rates = [run.posts / run.seconds for run in theirs]
-        rate, speed = statistics.median(rates), median_ratio([posts / own for own in passes], rates)
+        rate, speed = (
+            statistics.median(rates),
+            median_ratio([posts / seconds_of_pass for seconds_of_pass in passes], rates),
+        )
         # A user may have had a turn in several rounds, where everything is as before.
         by_user = {
             place: pair
@@ -98,14 +101,14 @@ def largest_swap(order: Sequence[int], scores: np.ndarray) -> float:
 
 def _first_of_each_user(data: str | Path, users: int | None) -> list[Query]:
     rows, queries = read_queries(data)
-    found: dict[Any, Query] = {}
+    by_user: dict[Any, Query] = {}
     for number, (row, query) in enumerate(zip(rows, queries, strict=True)):
         if query.posts:
             user = row.value.get("user_id")
             # A name is a text, a place a number: they never meet.
-            found.setdefault(number if user is None else user, query)
-    if not found:
+            by_user.setdefault(number if user is None else user, query)
+    if not by_user:
         raise DataError(f"{data}: no comparison has a profile to rank")
-    if users is not None and users > len(found):
-        raise DataError(f"{data}: {len(found)} users have a profile, and {users} are asked for")
-    return list(found.values())[:users]
+    if users is not None and users > len(by_user):
+        raise DataError(f"{data}: {len(by_user)} users have a profile, and {users} are asked for")
+    return list(by_user.values())[:users]

@@ -85,11 +85,17 @@ def bench_sampling(options: BenchOptions) -> Figures:
         runs.append(lambda: rival.run(given[:count], samples=samples, tokens=new, **drawing))
     first, drawn = ours()
     passes, *others = in_turn(options.rounds, *runs)
-    seconds, tokens = statistics.median(own for own, _ in passes), prompts * samples * new
+    seconds, tokens = (
+        statistics.median(seconds_of_pass for seconds_of_pass, _ in passes),
+        prompts * samples * new,
+    )
     rate = speed = equal = None
     for theirs in others:
         rates = [run.tokens / run.seconds for run in theirs]
-        rate, speed = statistics.median(rates), median_ratio([tokens / own for own, _ in passes], rates)
+        rate, speed = (
+            statistics.median(rates),
+            median_ratio([tokens / seconds_of_pass for seconds_of_pass, _ in passes], rates),
+        )
         equal = _equal(drawn, np.concatenate(theirs[0].ids)) if same else None
     figures = Figures()
     add = figures.add
@@ -110,9 +116,9 @@ def bench_sampling(options: BenchOptions) -> Figures:
 
 def _equal(ours: Sequence[np.ndarray], theirs: np.ndarray) -> float:
     same = []
-    for own, other in zip(ours, theirs):
-        different = np.flatnonzero(own != other)
-        same.append(different[0] if len(different) else len(own))
+    for our_ids, their_ids in zip(ours, theirs):
+        different = np.flatnonzero(our_ids != their_ids)
+        same.append(different[0] if len(different) else len(our_ids))
     return float(np.sum(same) / (len(same) * theirs.shape[1]))
 
 

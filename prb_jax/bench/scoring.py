@@ -171,8 +171,8 @@ def _bench(model: RewardModel, workload: Workload, scorer: Any, options: BenchOp
     trees, rates = len(workload.trees), [len(workload.trees) / one.seconds for one in passes]
     seconds = statistics.median(one.seconds for one in passes)
     # Comparisons a second, had it scored every response of the workload at this rate.
-    each = workload.responses / trees
-    theirs = [run.sequences / run.seconds / each for run in others[0]] if others else []
+    per_tree = workload.responses / trees
+    theirs = [run.sequences / run.seconds / per_tree for run in others[0]] if others else []
     people = [trees / run.seconds for run in others[1]] if len(others) > 1 else []
     form = model.dtype if model.quantize is None else f"{model.dtype}, {model.quantize}"
     padding = speed = difference = their_peak = None
@@ -224,5 +224,5 @@ def _largest_difference(
         for tree, row in zip(workload.trees, scores, strict=True)
         for k, score in enumerate(row)
     }
-    found = [ours[np.asarray(ids, np.int32).tobytes()] for ids in order]
-    return float(np.abs(np.array(found) - theirs).max())
+    our_scores = [ours[np.asarray(ids, np.int32).tobytes()] for ids in order]
+    return float(np.abs(np.array(our_scores) - theirs).max())

@@ -92,13 +92,13 @@ class _Traffic:
             number, self.next = self.next % len(self.bodies), self.next + 1
             begun = time.perf_counter()
             try:
-                found = await _ask(reader, writer, self.bodies[number])
+                scores = await _ask(reader, writer, self.bodies[number])
             except (OSError, ValueError, EOFError):
                 self.lost += 1
                 reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
                 continue
             self.delays.append(time.perf_counter() - begun)
-            difference = float(np.abs(found - self.expected[number]).max())
+            difference = float(np.abs(scores - self.expected[number]).max())
             self.max_difference = max(self.max_difference, difference)
         writer.close()
 

@@ -70,10 +70,12 @@ def bench_all(
     """
     folder, run, begun = Path(out), runner or run_command, clock()
     with held_folder(folder):
-        (found,) = run(["machine"], environment={}, seconds=600, log=folder / "logs" / "machine.log")
-        machine = Machine.from_json(found)
+        (facts_of_machine,) = run(
+            ["machine"], environment={}, seconds=600, log=folder / "logs" / "machine.log"
+        )
+        machine = Machine.from_json(facts_of_machine)
         asked: Any = {"model": model, "prefix_tokens": prefix_tokens, "response_tokens": response_tokens}
-        facts = {name: found[name] for name in ("platform", "kind", "count", "versions")}
+        facts = {name: facts_of_machine[name] for name in ("platform", "kind", "count", "versions")}
         inputs = as_recorded(facts | asked)
         bench = KIND.read(folder)
         if bench is None:

@@ -116,9 +116,9 @@ def _bench(model: RewardModel, workload: Workload, options: BenchOptions) -> Fig
     if rival is not None:
         their_first = rival.run(trees)
         runs.append(lambda: rival.run(trees))
-    own, *their = ([step.seconds for step in steps] for steps in in_turn(options.rounds, *runs))
-    seconds, beside = statistics.median(own), statistics.median(their[0]) if their else None
-    speed = median_ratio(their[0], own) if their else None
+    ours_seconds, *their = ([step.seconds for step in steps] for steps in in_turn(options.rounds, *runs))
+    seconds, beside = statistics.median(ours_seconds), statistics.median(their[0]) if their else None
+    speed = median_ratio(their[0], ours_seconds) if their else None
     padding = difference = None
     if their_first is not None:
         padding = 1 - their_first.tokens / their_first.padded_tokens

@@ -205,11 +205,13 @@ def score_intervals(
         }
     rng = np.random.default_rng(seed)
     drawn = [benchmark.score(_draw(benchmark, strata, rng)) for _ in range(resamples)]
-    bounds = _bounds([each.score for each in drawn])
+    bounds = _bounds([redrawn.score for redrawn in drawn])
     return {
         "score_ci95": bounds,
         "score_ci95_reason": None if bounds else "all draws give one score",
-        "figures_ci95": {name: _bounds([each.figures.get(name) for each in drawn]) for name in score.figures},
+        "figures_ci95": {
+            name: _bounds([redrawn.figures.get(name) for redrawn in drawn]) for name in score.figures
+        },
     }
 
 

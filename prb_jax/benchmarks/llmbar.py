@@ -52,7 +52,7 @@ def score(rows: Sequence[ScoredRow]) -> BenchmarkScore:
     needed = (NATURAL, *ADVERSARIAL)
     groups = by_subset(rows)
     subsets = {name: mean(map(is_won, groups[name])) for name in needed if name in groups}
-    own = [row for name in subsets for row in groups[name]]
+    rows_of_set = [row for name in subsets for row in groups[name]]
     missing = [name for name in needed if name not in subsets]
     known = {name: value for name, value in subsets.items() if value is not None}
     adversarial = None
@@ -62,8 +62,8 @@ def score(rows: Sequence[ScoredRow]) -> BenchmarkScore:
         score=None if missing else mean(known[name] for name in needed),
         figures={"mean of adversarial": adversarial, **{name: subsets[name] for name in sorted(subsets)}},
         details={
-            "pairs": len(own),
-            "accuracy": mean(map(is_won, own)),
+            "pairs": len(rows_of_set),
+            "accuracy": mean(map(is_won, rows_of_set)),
             "other_subsets": {
                 name: mean(map(is_won, groups[name])) for name in sorted(groups.keys() - set(needed))
             },

@@ -82,13 +82,13 @@ def read_arrays(
             for name, one in described.items()
         }
         with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
-            found = reader.restore(folder.absolute(), args=ocp.args.StandardRestore(target))  # pyright: ignore[reportCallIssue]
+            restored = reader.restore(folder.absolute(), args=ocp.args.StandardRestore(target))  # pyright: ignore[reportCallIssue]
     except Exception as error:
         raise RunError(f"{folder}: cannot be read: {reason_of(error)}") from error
-    sums = checksums(found)
+    sums = checksums(restored)
     if wrong := [name for name, one in described.items() if sums[name] != one["checksum"]]:
         raise RunError(f"{folder}: damaged: {', '.join(wrong[:3])} is not what was saved")
-    return dict(found)
+    return dict(restored)
 
 
 def bytes_on_disk(folder: Path) -> int:

@@ -297,7 +297,7 @@ def match_encoder(index: WeightIndex, config: EncoderConfig) -> EncoderFolder:
 
 
 def load_encoder_params(
-    found: EncoderFolder, *, mesh: Mesh, dtype: DTypeLike = jnp.float32, head_dtype: DTypeLike | None = None
+    opened: EncoderFolder, *, mesh: Mesh, dtype: DTypeLike = jnp.float32, head_dtype: DTypeLike | None = None
 ) -> LoadedParams:
     """The weights, split over ``mesh`` by :data:`prb_jax.sharding.PARAMETER_AXES`.
 
@@ -305,8 +305,8 @@ def load_encoder_params(
       CheckpointError: a file that cannot be read.
       MeshError: a mesh axis does not divide what it splits.
     """
-    shardings = encoder_shardings(found.config, mesh)
-    return load_params(found.folder, found.config, dtype=dtype, shardings=shardings, head_dtype=head_dtype)
+    shardings = encoder_shardings(opened.config, mesh)
+    return load_params(opened.folder, opened.config, dtype=dtype, shardings=shardings, head_dtype=head_dtype)
 
 
 def encoder_shardings(config: EncoderConfig, mesh: Mesh) -> dict[str, Any]:

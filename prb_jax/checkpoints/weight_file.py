@@ -193,7 +193,7 @@ def read_torch_file(path: Path) -> dict[str, TensorInfo]:
             order = f"{root}byteorder"
             if order in archive.namelist() and _member(archive, order, path, most=16) != b"little":
                 raise CheckpointError(f"{path}: was written on a big-endian machine; {_REMEDY}")
-            found = _Unpickler(
+            state = _Unpickler(
                 io.BytesIO(_member(archive, pickles[0], path, most=_MAX_PICKLE_BYTES)), path
             ).load()
             members = {info.filename: info for info in archive.infolist()}
@@ -207,12 +207,12 @@ def read_torch_file(path: Path) -> dict[str, TensorInfo]:
         raise
     except Exception as error:  # what a broken or hostile pickle can raise has no bound
         raise CheckpointError(f"{path}: data.pkl is not that of a state dict: {error}") from error
-    if not isinstance(found, Mapping):
-        raise CheckpointError(f"{path}: expected a state dict, found {type(found).__name__}")
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"{path}: expected a state dict, found {type(state).__name__}")
     with open_file(path) as file:
         return {
             str(name): _located(str(name), value, path=path, root=root, members=members, file=file)
-            for name, value in found.items()
+            for name, value in state.items()
         }
 
 

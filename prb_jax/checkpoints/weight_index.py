@@ -116,9 +116,9 @@ def _index_shards(folder: Path, index: Path) -> WeightIndex:
             raise CheckpointError(f"{index}: names the file '{path.name}', which is not in the folder")
         _add_tensors(tensors, path)
     for name, file_name in weight_map.items():
-        found = tensors[name].path.name if name in tensors else None
-        if found != file_name:
-            but = "no file holds it" if found is None else f"it is in '{found}'"
+        holder = tensors[name].path.name if name in tensors else None
+        if holder != file_name:
+            but = "no file holds it" if holder is None else f"it is in '{holder}'"
             raise CheckpointError(f"{index}: tensor '{name}' should be in '{file_name}', but {but}")
     return WeightIndex(folder, files, tensors)
 

@@ -35,15 +35,15 @@ def run(options: argparse.Namespace) -> None:
     from prb_jax.building.build import build
 
     result = call(build, options, config=config, overrides=overrides)
-    found = result.summary
+    summary = result.summary
     print(f"{'gate':<16}{'before':>8}{'after':>8}{'dropped':>9}")
-    for gate in found["gates"]:
+    for gate in summary["gates"]:
         before, after = (_shown(gate[when]) for when in ("before", "after"))
         told = {"passed": "", "failed": "  FAILED", "leak found": "  FAILED"}
         verdict = told.get(gate["verdict"], f"  {gate['verdict']}") + ("  relaxed" if gate["relaxed"] else "")
         print(f"{gate['gate']:<16}{before:>8}{after:>8}{gate['dropped']:>9}{verdict}")
-    parts = ", ".join(f"{count:,} {name}" for name, count in found["parts"].items())
-    print(f"{found['pairs']:,} pairs of {found['records']:,} records ({parts})")
+    parts = ", ".join(f"{count:,} {name}" for name, count in summary["parts"].items())
+    print(f"{summary['pairs']:,} pairs of {summary['records']:,} records ({parts})")
     evaluation = f"prb evaluate MODEL --data {result.out}/public.jsonl --out ..."
     print(f"written to {result.out}; `{evaluation}` evaluates on it")
 

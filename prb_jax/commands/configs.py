@@ -76,16 +76,16 @@ def with_config(options: argparse.Namespace, sub: Parser) -> argparse.Namespace:
 
 
 def _read_options(path: Path, actions: dict[str, argparse.Action]) -> dict[str, Any]:
-    found = {}
+    values = {}
     for written, value in read_config_file(path).items():
         key = str(written).replace("-", "_")
         if key not in actions:
             raise RunError(f"{path}: {unknown_key(key, actions)}")
-        if key in found:
+        if key in values:
             raise RunError(f"{path}: config key '{key}' is given twice")
         if value is not None:
-            found[key] = _checked(actions[key], value, where=f"{path}: config key '{key}'")
-    return found
+            values[key] = _checked(actions[key], value, where=f"{path}: config key '{key}'")
+    return values
 
 
 def _checked(action: argparse.Action, value: Any, *, where: str) -> Any:

@@ -43,10 +43,10 @@ def run_past_texts(options: argparse.Namespace) -> None:
     """Write the pairs, and print how many there are."""
     from prb_jax.generation.past_texts import past_texts
 
-    found = call(past_texts, options)
-    print(f"{found.path}: {sum(found.counts.values()):,} pairs of {found.users:,} users")
-    for source, count in found.counts.items():
-        without = found.without.get(source, 0)
+    written = call(past_texts, options)
+    print(f"{written.path}: {sum(written.counts.values()):,} pairs of {written.users:,} users")
+    for source, count in written.counts.items():
+        without = written.without.get(source, 0)
         print(f"{source}: {count:,} pairs" + (f", {without:,} inputs have none" if without else ""))
 
 

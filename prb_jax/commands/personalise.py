@@ -127,9 +127,9 @@ def run(options: argparse.Namespace) -> None:
             print(f"written to {study.out}")
 
 
-def _print(options: argparse.Namespace, found: object, render: Callable[[], object]) -> None:
+def _print(options: argparse.Namespace, document: object, render: Callable[[], object]) -> None:
     if options.format == "json":
-        print(json.dumps(found, indent=2))
+        print(json.dumps(document, indent=2))
     else:
         print_table(render())
 

@@ -175,9 +175,9 @@ def cache_folder() -> Path | str:
     chosen = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if chosen:
         return chosen
-    own = os.environ.get("PRB_JAX_CACHE")
-    if own:
-        root = Path(own)
+    from_environment = os.environ.get("PRB_JAX_CACHE")
+    if from_environment:
+        root = Path(from_environment)
     else:
         root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prb_jax"
     return root / "programs" / f"jax-{version('jax')}-{_processor()}"

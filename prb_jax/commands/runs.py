@@ -110,10 +110,10 @@ def run_correlate(options: argparse.Namespace) -> None:
     from prb_jax.reports.correlation import CORRELATE, correlate
     from prb_jax.reports.correlation_shown import PICTURE, render_correlation
 
-    found = call(correlate, options, start=_start(options.start))
-    print_table(render_correlation(found))
+    correlation = call(correlate, options, start=_start(options.start))
+    print_table(render_correlation(correlation))
     if options.out is not None:
-        picture = f" and {PICTURE}" if found["correlations"] else ""
+        picture = f" and {PICTURE}" if correlation["correlations"] else ""
         print(f"written to {options.out}/{CORRELATE}{picture}")
 
 

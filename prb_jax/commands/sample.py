@@ -42,14 +42,14 @@ def run(options: argparse.Namespace) -> None:
     result = call(sample_data, options, model=options.policy)
     if process_index() > 0:
         return
-    found = result.summary
+    summary = result.summary
     if options.part is not None:
-        print(f"part {options.part}: {counted(found['n'], 'sample')}, written to {result.out}")
+        print(f"part {options.part}: {counted(summary['n'], 'sample')}, written to {result.out}")
         return
-    ends = ", ".join(f"{name} {count:,}" for name, count in sorted(found["finish"].items()))
-    tokens = "" if found["mean_tokens"] is None else f", {found['mean_tokens']:.1f} tokens a sample"
-    print(f"{found['n']:,} prompts, {found['samples']} samples of each{tokens}; ended by: {ends}")
-    dropped = found["posts_dropped"]
+    ends = ", ".join(f"{name} {count:,}" for name, count in sorted(summary["finish"].items()))
+    tokens = "" if summary["mean_tokens"] is None else f", {summary['mean_tokens']:.1f} tokens a sample"
+    print(f"{summary['n']:,} prompts, {summary['samples']} samples of each{tokens}; ended by: {ends}")
+    dropped = summary["posts_dropped"]
     if dropped and dropped["prompts"]:
         lost = f"lost {counted(dropped['posts'], 'post')} that did not fit"
         print(f"{counted(dropped['prompts'], 'prompt')} {lost}")
@@ -97,13 +97,15 @@ def run_guide(options: argparse.Namespace) -> None:
     result = call(guide, options, loading=chosen(options, LoadOptions).devices)
     if process_index() > 0:
         return
-    found = result.summary
-    facts = [(TEXT_LABELS[name], interval(one["value"], one["ci95"])) for name, one in found["text"].items()]
-    facts.append((TEXT_LABELS["corpus_bleu"], f"{found['corpus_bleu']:.2f}"))
-    if one := found.get("quality"):
+    summary = result.summary
+    facts = [
+        (TEXT_LABELS[name], interval(one["value"], one["ci95"])) for name, one in summary["text"].items()
+    ]
+    facts.append((TEXT_LABELS["corpus_bleu"], f"{summary['corpus_bleu']:.2f}"))
+    if one := summary.get("quality"):
         facts.append((f"quality: {one['model']}", interval(one["value"], one["ci95"])))
-    guided = f"weight {found['weight']:g}" if "weight" in found else "the policy alone"
-    title = f"{found['n']:,} prompts, {guided}, beside the preferred responses"
+    guided = f"weight {summary['weight']:g}" if "weight" in summary else "the policy alone"
+    title = f"{summary['n']:,} prompts, {guided}, beside the preferred responses"
     print_table(facts_table(facts, title=title))
     print(f"written to {result.out}")
 
@@ -159,9 +161,11 @@ def _print_accuracy(summary: Mapping[str, Any]) -> None:
         "policy alone, by length": summary["lambda_0"]["lennorm"],
         "longer response": summary["length"],
     }
-    for name, found in summary["rewards"].items():
-        alone[f"reward alone: {name}"] = found["reward_alone"]["half_credit"]
-    rows = [(name, interval(found["policy_accuracy"], found["ci95"])) for name, found in alone.items()]
+    for name, of_reward in summary["rewards"].items():
+        alone[f"reward alone: {name}"] = of_reward["reward_alone"]["half_credit"]
+    rows = [
+        (name, interval(of_reward["policy_accuracy"], of_reward["ci95"])) for name, of_reward in alone.items()
+    ]
     title = f"{summary['n_test']:,} comparisons of test users"
     print_table(Table(title, ("control", "policy accuracy"), rows))
     columns = {
@@ -177,18 +181,20 @@ def _print_accuracy(summary: Mapping[str, Any]) -> None:
         "validation": field("validation", "{:.3f}"),
         "test": field("test", "{:.3f}"),
     }
-    for name, found in summary["rewards"].items():
+    for name, of_reward in summary["rewards"].items():
         note = "lambda: chosen on validation users; with length: correlation of score and tokens"
-        if any(figures["lambda"] == max(summary["strengths"]) for figures in found["scores"].values()):
+        if any(figures["lambda"] == max(summary["strengths"]) for figures in of_reward["scores"].values()):
             note += "\nthe largest lambda was chosen: larger ones may do better (--lambdas)"
-        if found["token_level"]:
-            note += f"\nno rewards of tokens: {found['token_level']}"
-        scores = [{"score": score, **figures} for score, figures in found["scores"].items()]
+        if of_reward["token_level"]:
+            note += f"\nno rewards of tokens: {of_reward['token_level']}"
+        scores = [{"score": score, **figures} for score, figures in of_reward["scores"].items()]
         print_table(Table.of(name, scores, columns, note=note))
-        own = found["scores"][found["headline"]]
-        shares = ", ".join(f"{float(part):.0%} {number(value)}" for part, value in own["prefixes"].items())
+        headline = of_reward["scores"][of_reward["headline"]]
+        shares = ", ".join(
+            f"{float(part):.0%} {number(value)}" for part, value in headline["prefixes"].items()
+        )
         note = f"first part of the response: {shares}"
-        print_table(Table.of(f"{found['headline']} by lambda", own["curve"], points, note=note))
+        print_table(Table.of(f"{of_reward['headline']} by lambda", headline["curve"], points, note=note))
 
 
 def add_best_of_n(sub: Parser) -> None:
@@ -235,7 +241,7 @@ def run_best_of_n(options: argparse.Namespace) -> None:
     result = call(best_of_n, options, judge=None if asked == JudgeOptions() else asked)
     if process_index() > 0:
         return
-    found, curves = result.summary, result.summary["curves"]
+    summary, curves = result.summary, result.summary["curves"]
     first = next(iter(curves.values()))
     columns = [("selector", list(curves))]
     columns += [
@@ -246,11 +252,11 @@ def run_best_of_n(options: argparse.Namespace) -> None:
         for place, point in enumerate(first)
     ]
     print_table(ResultsTable(f"quality of the best of k: {quality_label(options.quality)}", columns))
-    if found["empty"]:
-        others = f"prompts with nothing else: {len(found['left_out'])}"
-        print(f"{found['empty']:,} empty samples cannot be scored and are left out; {others}")
-    if found["unread"]:
-        print(f"{found['unread']:,} samples have no number of a judge and are left out")
+    if summary["empty"]:
+        others = f"prompts with nothing else: {len(summary['left_out'])}"
+        print(f"{summary['empty']:,} empty samples cannot be scored and are left out; {others}")
+    if summary["unread"]:
+        print(f"{summary['unread']:,} samples have no number of a judge and are left out")
     if reason := first[0]["ci95_reason"]:
         print(f"no intervals: {reason}")
     print(f"written to {result.out}")

@@ -211,14 +211,14 @@ def check_used(settings: Any, *, given: Sequence[str] = ()) -> None:
 def from_flat(kind: Callable[..., Made], values: Mapping[str, Any]) -> Made:
     """Return a dataclass of options and their sections, from values by the names of single options; other values are
     not looked at."""
-    found = {}
+    fields_given = {}
     for item in fields(kind):  # pyright: ignore[reportArgumentType]
         inner = item.default_factory
         if isinstance(inner, type) and dataclasses.is_dataclass(inner):
-            found[item.name] = from_flat(inner, values)
+            fields_given[item.name] = from_flat(inner, values)
         elif item.name in values:
-            found[item.name] = values[item.name]
-    return kind(**found)
+            fields_given[item.name] = values[item.name]
+    return kind(**fields_given)
 
 
 def refuse_given(given: Mapping[str, Any], decided: str) -> None:

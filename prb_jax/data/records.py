@@ -43,7 +43,7 @@ class Placed:
 
 def as_comparisons(data: Records, *, labelled: bool = True) -> list[Comparison]:
     """The comparisons of a Python caller; see ``given_rows`` and ``read_records``."""
-    return [each.comparison for each in read_records(given_rows(data), labelled=labelled)]
+    return [record.comparison for record in read_records(given_rows(data), labelled=labelled)]
 
 
 def given_rows(data: Records) -> Iterator[Row]:
@@ -151,8 +151,8 @@ def tell_alike(users: Iterable[str], places: Mapping[str, str] = MappingProxyTyp
 
 def digest(comparisons: Iterable[Comparison]) -> str:
     """``"sha256:..."`` of the contents of comparisons, in order."""
-    found = sha256()
+    hashed = sha256()
     for comparison in comparisons:
-        found.update(json.dumps(comparison.to_row(), sort_keys=True).encode())
-        found.update(b"\n")
-    return f"sha256:{found.hexdigest()}"
+        hashed.update(json.dumps(comparison.to_row(), sort_keys=True).encode())
+        hashed.update(b"\n")
+    return f"sha256:{hashed.hexdigest()}"

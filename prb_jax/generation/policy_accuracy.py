@@ -183,11 +183,13 @@ def policy_accuracy(
             figures, behaviour = {}, []
             for name, scorer in scorers.items():
                 swap = judged.get((name, _SWAP))
-                figures[name] = found = _figures(judged[name, ""], swap, lambdas=lambdas, validation=held_out)
+                figures[name] = of_reward = _figures(
+                    judged[name, ""], swap, lambdas=lambdas, validation=held_out
+                )
                 fallback = SEQUENCE + (LENNORM if score.endswith(LENNORM) else "")
-                headline = score if score in found["scores"] else fallback
-                found |= {"token_level": why_not_token_level(scorer, opened), "headline": headline}
-                strength = lambdas.index(found["scores"][headline]["lambda"])
+                headline = score if score in of_reward["scores"] else fallback
+                of_reward |= {"token_level": why_not_token_level(scorer, opened), "headline": headline}
+                strength = lambdas.index(of_reward["scores"][headline]["lambda"])
                 behaviour.append(
                     figure_of(
                         values_of_test(judged[name, ""], headline, strength, held_out),

@@ -59,7 +59,10 @@ class PolicyTokens:
     def facts(self, whole: Sequence[float] | np.ndarray) -> list[TokenFacts]:
         """Return what is known of each response beside its reward ``whole`` where no prefix has a reward."""
         rewards = map(float, whole)
-        return [TokenFacts(own, reward) for own, reward in zip(self.logprobs, rewards, strict=True)]
+        return [
+            TokenFacts(of_response, reward)
+            for of_response, reward in zip(self.logprobs, rewards, strict=True)
+        ]
 
 
 def reward_program(model: RewardModel) -> Program:
@@ -166,13 +169,15 @@ def read_rewards(
     facts = []
     for row, (of_policy, of_whole) in enumerate(zip(tokens, whole, strict=True)):
         facts.append([])
-        for k, own in enumerate(of_policy.facts(of_whole)):
-            known = replace(own, rewards=rewards[row, k, : len(own.logprobs)], start=float(start[row]))
+        for k, token_facts in enumerate(of_policy.facts(of_whole)):
+            known = replace(
+                token_facts, rewards=rewards[row, k, : len(token_facts.logprobs)], start=float(start[row])
+            )
             if candidates:
                 known = replace(
                     known,
                     tried_logprobs=of_policy.tried_logprobs[k],
-                    tried_rewards=of_tried[row, k, : len(own.logprobs)],
+                    tried_rewards=of_tried[row, k, : len(token_facts.logprobs)],
                     listed=(of_policy.tried[k] == of_policy.ids[k][:, None]).any(axis=1),
                 )
             facts[-1].append(known)
@@ -266,9 +271,9 @@ def _reward_program(program: Program, readout: str) -> Any:
         shape = (depth, rows, responses, length, kv_heads, head_dim)
         both = (decoded.keys, decoded.values)
         before = [tuple(x[:, :, :width].transpose(0, 1, 3, 2, 4)) for x in both]
-        own = [tuple(x[:, :, width:].reshape(shape).transpose(0, 1, 2, 4, 3, 5)) for x in both]
+        of_responses = [tuple(x[:, :, width:].reshape(shape).transpose(0, 1, 2, 4, 3, 5)) for x in both]
         prefix = PrefixCache(before[0], before[1], jnp.asarray(batch.prefix_lengths))
-        suffix = SuffixCache(own[0], own[1], jnp.full((rows, responses), length, jnp.int32))
+        suffix = SuffixCache(of_responses[0], of_responses[1], jnp.full((rows, responses), length, jnp.int32))
         layers = layers_of(params)
         candidates, parts = tried.shape[-1], length // STEPS_TOGETHER
 

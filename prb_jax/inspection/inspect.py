@@ -215,7 +215,7 @@ def _encoder(folder: ModelFolder, options: LoadOptions) -> dict[str, str]:
     named = class_names(read_raw_config(folder.path))
     classifier = any(name.endswith("ForSequenceClassification") for name in named)
     if not classifier and options.readout is None:
-        found = open_encoder(folder.path)
+        encoder = open_encoder(folder.path)
         vocabulary = 1 + max(open_tokenizer(str(where)).get_vocab().values())
         reading = {
             "embedding": words.pooling_rule(read_pooling(folder.path)),
@@ -223,17 +223,17 @@ def _encoder(folder: ModelFolder, options: LoadOptions) -> dict[str, str]:
         }
     else:
         opened = open_model(folder, options)
-        found, row, pairs = opened.encoder, opened.row, opened.pairs()
+        encoder, row, pairs = opened.encoder, opened.row, opened.pairs()
         vocabulary = pairs.vocab_size
         ids = pairs.encode(_TEA)
         reading = {
             **words.view_fact(folder),
-            "score head": found.report.head,
+            "score head": encoder.report.head,
             "readout": f"{row.name}: pooler and classifier of the first token's state, {opened.labels}",
             "example": f"{pairs.texts(_TEA)!r}\n{len(ids)} ids: {' '.join(map(str, ids))}",
             "warnings": "\n".join(row.notes) or "none",
         }
-    config, weights = found.config, found.report
+    config, weights = encoder.config, encoder.report
     if vocabulary > config.vocab_size:
         raise CheckpointError(
             f"{where}: has ids up to {vocabulary - 1}, but {folder.name} has only {config.vocab_size} embeddings: this "

@@ -221,8 +221,8 @@ def read_template(
     before = None if system is None else read_text(system, "--system")
     if path is not None:
         return RatingTemplate(read_text(path, "--template"), str(path), before, rubric)
-    own = (ONE_ASPECT, ASPECT_AFTER_REASONING) if rubric else (ONE_NUMBER, NUMBER_AFTER_REASONING)
-    return RatingTemplate(own[reason], system=before, rubric=rubric)
+    formats = (ONE_ASPECT, ASPECT_AFTER_REASONING) if rubric else (ONE_NUMBER, NUMBER_AFTER_REASONING)
+    return RatingTemplate(formats[reason], system=before, rubric=rubric)
 
 
 @dataclass(frozen=True)

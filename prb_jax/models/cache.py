@@ -329,16 +329,16 @@ def _attend(
     added = capped(product(flat, sk, (4, 4), batch=3))
     added = added.reshape(trees, samples, kv_heads, tried, group, places)
     added = jnp.where(written[:, :, None, :, None], added, _HIDDEN)
-    own = capped(float32_einsum("bsgcnh,bscgh->bsgcn", grouped, k))
+    own_scores = capped(float32_einsum("bsgcnh,bscgh->bsgcn", grouped, k))
 
     # Merged: with the largest score m of all three, each part is a sum of exp(score - m) and of values times it.
     def by_sample(x: jax.Array) -> jax.Array:
         return x.swapaxes(1, 2)  # [B, G, S, ...] to [B, S, G, ...] and back
 
-    top = jnp.maximum(jnp.maximum(by_sample(before.max(axis=-1)), added.max(axis=-1)), own)
+    top = jnp.maximum(jnp.maximum(by_sample(before.max(axis=-1)), added.max(axis=-1)), own_scores)
     weights_before = jnp.exp(before - by_sample(top)[..., None])
     weights_added = jnp.exp(added - top[..., None])
-    weight_own = jnp.exp(own - top)
+    weight_own = jnp.exp(own_scores - top)
     total = by_sample(weights_before.sum(axis=-1)) + weights_added.sum(axis=-1) + weight_own
     wide = weights_before.reshape(trees, kv_heads, samples * tried * group, columns).astype(pv.dtype)
     mixed = product(wide, pv, (3, 2), batch=2)

@@ -188,8 +188,8 @@ def _decode(
         weights = gather(weights)
 
         def kept(sliding: bool, x: jax.Array) -> tuple[jax.Array, Any]:
-            x, found = run(sliding, x, weights)
-            return x, found if keep else None
+            x, keys_and_values = run(sliding, x, weights)
+            return x, keys_and_values if keep else None
 
         if mixed:
             return lax.cond(is_sliding, lambda y: kept(True, y), lambda y: kept(False, y), x)

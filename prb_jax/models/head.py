@@ -76,12 +76,12 @@ class States:
         tokens, previous = jnp.asarray(self.batch.tokens), _previous(self.batch)
         columns = jnp.arange(tokens.shape[1])
         first = jnp.broadcast_to(columns, tokens.shape)
-        found = tokens == pattern[-1]
+        ends = tokens == pattern[-1]
         for token in reversed(pattern[:-1]):
             before = jnp.take_along_axis(previous, first, axis=1)
             first = jnp.maximum(before, 0)
-            found &= (before >= 0) & (jnp.take_along_axis(tokens, first, axis=1) == token)
-        last = jnp.max(jnp.where(_conversations(self.batch) & found[:, None], columns, -1), axis=2)
+            ends &= (before >= 0) & (jnp.take_along_axis(tokens, first, axis=1) == token)
+        last = jnp.max(jnp.where(_conversations(self.batch) & ends[:, None], columns, -1), axis=2)
         states = self._at(jnp.take_along_axis(first, jnp.maximum(last, 0), axis=1))
         return jnp.where(last[:, :, None] >= 0, states, jnp.nan)
 
@@ -129,9 +129,9 @@ def _conversations(batch: TreeBatch | StreamBatch) -> jax.Array:
         columns < bucket.prefix
     )
     response = (columns - bucket.prefix) // bucket.response_length
-    own = response == jnp.arange(bucket.responses)[:, None]
+    same_response = response == jnp.arange(bucket.responses)[:, None]
     inside = bucket.inside(columns) < jnp.asarray(batch.response_lengths)[:, :, None]
-    return in_prefix[:, None] | (own & inside)
+    return in_prefix[:, None] | (same_response & inside)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,8 +222,8 @@ class Linear(ReadsAnything):
                 "made up at random: get the whole checkpoint, side files too, or name another read-out with "
                 "--readout"
             )
-        found = replace(self, keys=(key,))
-        return replace(found, bias=self.with_bias and found.bias_key in stored)
+        bound = replace(self, keys=(key,))
+        return replace(bound, bias=self.with_bias and bound.bias_key in stored)
 
     def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
         return dense(states.read(), params["score"], params["score_bias"] if self.bias else None)

@@ -135,8 +135,8 @@ def quantized_project(x: jax.Array, weight: jax.Array, scale: jax.Array, *, acti
 def scale_of(weights: Mapping[str, Any], name: str) -> tuple[Any, bool] | None:
     """The scales of the matrix ``name`` of a layer, and whether activations are quantised too; None if it
     is not quantised."""
-    found = [suffix for suffix in SCALE_SUFFIXES if f"{name}{suffix}" in weights]
-    return (weights[f"{name}{found[0]}"], found[0] == BOTH_SCALE) if found else None
+    suffixes = [suffix for suffix in SCALE_SUFFIXES if f"{name}{suffix}" in weights]
+    return (weights[f"{name}{suffixes[0]}"], suffixes[0] == BOTH_SCALE) if suffixes else None
 
 
 def quantize_params(params: Mapping[str, Any], form: Form) -> dict[str, Any]:

@@ -206,8 +206,8 @@ def _rope_type(rope: FieldReader) -> RopeType:
     named = {rope.text(key): key for key in ("type", "rope_type") if rope.has(key)}
     if len(named) > 1:
         raise rope.error("type", f"the same as rope_type ('{rope.raw['rope_type']}')")
-    for found, key in named.items():
-        if found not in ROPE_TYPES:
+    for rope_type, key in named.items():
+        if rope_type not in ROPE_TYPES:
             raise rope.error(key, f"one of the supported rope types ({', '.join(ROPE_TYPES)})")
     return cast(RopeType, next(iter(named), "default"))
 

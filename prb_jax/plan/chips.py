@@ -112,13 +112,13 @@ def parse_topology(name: str) -> tuple[Chip, int]:
     Raises:
       MeshError: a name of another form, or an unknown generation.
     """
-    found = re.fullmatch(r"([^:]+):([1-9]\d*(?:x[1-9]\d*){1,2})", name)
-    if found is None or found[1] not in CHIPS:
+    match = re.fullmatch(r"([^:]+):([1-9]\d*(?:x[1-9]\d*){1,2})", name)
+    if match is None or match[1] not in CHIPS:
         raise MeshError(
             f"topology '{name}': expected GENERATION:SHAPE as in v5e:4x4 or v5p:2x2x4, "
             f"with a generation of {', '.join(CHIPS)}"
         )
-    return CHIPS[found[1]], math.prod(int(size) for size in found[2].split("x"))
+    return CHIPS[match[1]], math.prod(int(size) for size in match[2].split("x"))
 
 
 def slice_of(options: PlanOptions) -> Slice:

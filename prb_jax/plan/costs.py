@@ -135,10 +135,10 @@ def _fused(name: str, module: Module, chips: int) -> Iterator[tuple[str, str, fl
 
 def _between_slices(instruction: Instruction, inside: Computation) -> tuple[str, float] | None:
     """(kind, bytes) that a chip hands to its host for other slices; None for any other send."""
-    found = re.search(r'_xla_megascale_transfer_type="(\w+)"', instruction.rest)
-    if found is None:
+    match = re.search(r'_xla_megascale_transfer_type="(\w+)"', instruction.rest)
+    if match is None:
         return None
-    kind = found[1].lower().replace("_", "-")
+    kind = match[1].lower().replace("_", "-")
     slices = re.search(r'_xla_megascale_target="\{([\d,:]+)\}', instruction.rest)
     # as in "1,2" or "0:3"
     ranges = [part.split(":") for part in slices[1].split(",")] if slices else [["1", "2"]]

@@ -239,8 +239,8 @@ def _source(inside: Computation, name: str) -> Instruction | None:
 
 
 def _place(element: Instruction) -> int:
-    found = re.search(r"index=(\d+)", element.rest)
-    return int(found[1]) if found else -1
+    match = re.search(r"index=(\d+)", element.rest)
+    return int(match[1]) if match else -1
 
 
 def _constant(inside: Computation, name: str) -> int | None:

@@ -313,8 +313,8 @@ def needed_bytes(message: str) -> int:
     Some versions write "total memory required for HLO temporaries (20.00G)", which includes arguments,
     others "Used 20.50G of 15.75G hbm".
     """
-    found = re.search(r"(?:HLO temporaries \(|Used )([\d.]+)([KMGT]?)(?:\)| of [\d.]+[KMGT]? hbm)", message)
-    return round(float(found[1]) * _UNITS[found[2]]) if found else 0
+    match = re.search(r"(?:HLO temporaries \(|Used )([\d.]+)([KMGT]?)(?:\)| of [\d.]+[KMGT]? hbm)", message)
+    return round(float(match[1]) * _UNITS[match[2]]) if match else 0
 
 
 def bytes_per_chip(leaf: jax.ShapeDtypeStruct) -> int:

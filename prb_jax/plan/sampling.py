@@ -69,12 +69,12 @@ def plan_sampling(model: str | Path | DecoderConfig, options: PlanOptions) -> Sa
     shape = shape_of(options, batch=trees)
     making: Any = {"mesh": devices, "dtype": options.dtype, "quantize": options.quantize}
     program, caches = sampling_program(config, shape, **making)
-    found = compile_program(program, place, mesh=mesh_named(options.mesh, devices), batch=trees)
-    if found.unknown_loops == 1:  # the loop over tokens, which ends when all samples have
-        found = replace(found, note="the time is that of one token of each sample")
-    seconds = found.estimated_seconds
+    token_plan = compile_program(program, place, mesh=mesh_named(options.mesh, devices), batch=trees)
+    if token_plan.unknown_loops == 1:  # the loop over tokens, which ends when all samples have
+        token_plan = replace(token_plan, note="the time is that of one token of each sample")
+    seconds = token_plan.estimated_seconds
     return SamplingPlan(
-        plan=found,
+        plan=token_plan,
         prefix_cache_bytes_per_chip=caches[0],
         sample_cache_bytes_per_chip=caches[1],
         tokens_per_second=None if seconds is None else trees * options.responses / seconds,

@@ -11,46 +11,46 @@ from prb_jax.plan.sampling import SamplingPlan
 from prb_jax.reports.table import Table, facts_table, number
 
 
-def plan_table(found: Plan, *, title: str) -> Group:
+def plan_table(plan: Plan, *, title: str) -> Group:
     """One plan."""
     facts = {
-        "fits": "yes" if found.fits else "no",
-        "chips, mesh, batch": f"{found.chips}, {found.mesh}, {found.batch}",
-        "peak a chip": f"{_gib(found.peak_bytes_per_chip)} of {_gib(found.hbm_bytes_per_chip)}",
-        "  arguments": _gib(found.argument_bytes_per_chip),
-        "  temporaries": _gib(found.temp_bytes_per_chip),
-        "attention": found.attention,
+        "fits": "yes" if plan.fits else "no",
+        "chips, mesh, batch": f"{plan.chips}, {plan.mesh}, {plan.batch}",
+        "peak a chip": f"{_gib(plan.peak_bytes_per_chip)} of {_gib(plan.hbm_bytes_per_chip)}",
+        "  arguments": _gib(plan.argument_bytes_per_chip),
+        "  temporaries": _gib(plan.temp_bytes_per_chip),
+        "attention": plan.attention,
     }
-    if found.tokens:
-        facts["tokens of the trees"] = f"{found.tokens:,}"
-        facts["  computed, in streams"] = _padded(found.computed_tokens, found.tokens)
-        facts["  if padded to buckets"] = _padded(found.bucket_tokens, found.tokens)
-    facts["FLOPs of a step"] = f"{found.flops:.3g}"
-    if found.estimated_seconds is not None:
-        facts["step, at best"] = _seconds(found)
-        facts |= {f"  {side}": f"{seconds:.3g} s" for side, seconds in found.seconds_by.items()}
-        facts["MFU, at best"] = _mfu(found)
-    facts["compiled in"] = f"{found.compile_seconds:.1f} s"
-    if found.note:
-        facts["note"] = found.note
+    if plan.tokens:
+        facts["tokens of the trees"] = f"{plan.tokens:,}"
+        facts["  computed, in streams"] = _padded(plan.computed_tokens, plan.tokens)
+        facts["  if padded to buckets"] = _padded(plan.bucket_tokens, plan.tokens)
+    facts["FLOPs of a step"] = f"{plan.flops:.3g}"
+    if plan.estimated_seconds is not None:
+        facts["step, at best"] = _seconds(plan)
+        facts |= {f"  {side}": f"{seconds:.3g} s" for side, seconds in plan.seconds_by.items()}
+        facts["MFU, at best"] = _mfu(plan)
+    facts["compiled in"] = f"{plan.compile_seconds:.1f} s"
+    if plan.note:
+        facts["note"] = plan.note
     parts = [facts_table(facts.items(), title=title)]
-    if found.collectives:
-        sent = sorted(found.collectives.items())
+    if plan.collectives:
+        sent = sorted(plan.collectives.items())
         rows = [(kind, f"{moved.count:,}", _gib(moved.bytes)) for kind, moved in sent]
         parts.append(Table("", ("collective", "runs", "a chip sends"), rows))
     return Group(*parts)
 
 
-def sampling_table(found: SamplingPlan, *, title: str) -> Group:
+def sampling_table(plan: SamplingPlan, *, title: str) -> Group:
     """One plan of sampling."""
     facts = [
-        ("cache of the prompts, a chip", _gib(found.prefix_cache_bytes_per_chip)),
-        ("cache of the samples, a chip", _gib(found.sample_cache_bytes_per_chip)),
+        ("cache of the prompts, a chip", _gib(plan.prefix_cache_bytes_per_chip)),
+        ("cache of the samples, a chip", _gib(plan.sample_cache_bytes_per_chip)),
     ]
-    if found.tokens_per_second is not None:
-        facts.append(("tokens a second, at best", f"{found.tokens_per_second:,.0f}"))
+    if plan.tokens_per_second is not None:
+        facts.append(("tokens a second, at best", f"{plan.tokens_per_second:,.0f}"))
     return Group(
-        plan_table(found.plan, title=title), facts_table(facts, title="Sampling"), *_engines(found.plan.fits)
+        plan_table(plan.plan, title=title), facts_table(facts, title="Sampling"), *_engines(plan.plan.fits)
     )
 
 
@@ -67,26 +67,26 @@ def sweep_table(plans: tuple[Plan, ...], *, title: str) -> Group:
     return Group(Table.of(title, plans, columns))
 
 
-def policy_table(found: PolicyPlan, *, title: str) -> Group:
+def policy_table(policy: PolicyPlan, *, title: str) -> Group:
     """The plan of a policy: what is held, what is shared, and what each program takes."""
-    room = _gib(found.hbm_bytes_per_chip)
+    room = _gib(policy.hbm_bytes_per_chip)
     facts = [
-        ("fits", "yes" if found.fits else "no"),
-        ("mesh, prompts", f"{found.mesh}, {found.batch}"),
-        ("peak a chip", f"{_gib(found.peak_bytes_per_chip)} of {room}"),
+        ("fits", "yes" if policy.fits else "no"),
+        ("mesh, prompts", f"{policy.mesh}, {policy.batch}"),
+        ("peak a chip", f"{_gib(policy.peak_bytes_per_chip)} of {room}"),
     ]
-    held = [(part, _gib(size), found.shared.get(part, "")) for part, size in found.held.items()]
-    held.append(("all", _gib(sum(found.held.values())), ""))
+    held = [(part, _gib(size), policy.shared.get(part, "")) for part, size in policy.held.items()]
+    held.append(("all", _gib(sum(policy.held.values())), ""))
     meanings = {"place": "place: weights are split for drawing", "draw": "draw: a token of each rollout"}
     programs = [
-        (meanings.get(name, name), _gib(found.peaks[name]), _seconds(plan))
-        for name, plan in found.programs.items()
+        (meanings.get(name, name), _gib(policy.peaks[name]), _seconds(plan))
+        for name, plan in policy.programs.items()
     ]
     return Group(
         facts_table(facts, title=title),
         Table("", ("held", "a chip", "shares"), held),
         Table("", ("program", "peak a chip, all that is held included", "time, at best"), programs),
-        *_engines(found.fits),
+        *_engines(policy.fits),
     )
 
 

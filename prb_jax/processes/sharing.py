@@ -55,16 +55,16 @@ def share_json(value: Any) -> Any:
     return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(buffer))[:length].tobytes())
 
 
-def gather_int32(own: np.ndarray) -> list[np.ndarray]:
+def gather_int32(values: np.ndarray) -> list[np.ndarray]:
     """The vectors int32 [any length] of all processes, in their order; a collective."""
     if process_count() == 1:
-        return [own]
+        return [values]
     import numpy as np
     from jax.experimental import multihost_utils
 
-    lengths = np.asarray(multihost_utils.process_allgather(np.int32(len(own))))
+    lengths = np.asarray(multihost_utils.process_allgather(np.int32(len(values))))
     padded = np.zeros(1 << int(lengths.max()).bit_length(), np.int32)
-    padded[: len(own)] = own
+    padded[: len(values)] = values
     rows = np.asarray(multihost_utils.process_allgather(padded))
     return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 

@@ -315,10 +315,10 @@ def fit_persona_words(pairs: Sequence[Comparison]) -> PersonaWords:
 
     start = np.zeros(shape[1])
     options = {"maxiter": ITERATIONS}
-    found = scipy.optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options=options)
-    weights = found.x.reshape(-1, len(columns))
-    own = {persona: weights[block] for persona, block in blocks.items()}
-    return PersonaWords(columns, weights[0], own, presentations=found.nfev * len(pairs))
+    fitted = scipy.optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options=options)
+    weights = fitted.x.reshape(-1, len(columns))
+    of_personas = {persona: weights[block] for persona, block in blocks.items()}
+    return PersonaWords(columns, weights[0], of_personas, presentations=fitted.nfev * len(pairs))
 
 
 def _words(text: str) -> set[str]:

@@ -80,15 +80,15 @@ class Gated:
         return self.gate_at[0][1] if self.gate_at else ()
 
     def tensors(self) -> tuple[HeadTensor, ...]:
-        found = list(self.objectives.tensors())
+        tensors = list(self.objectives.tensors())
         k = self.objectives.outputs // int(self.per_objective)
         if self.gate is not None:
-            found.extend(self.gate.tensors())
+            tensors.extend(self.gate.tensors())
         if self.transform is not None:
-            found.append(HeadTensor(key=self.transform, shape=(k, k)))
+            tensors.append(HeadTensor(key=self.transform, shape=(k, k)))
         if self.scale is not None:
-            found.append(HeadTensor(key=self.scale, shape=(1,)))
-        return tuple(found)
+            tensors.append(HeadTensor(key=self.scale, shape=(1,)))
+        return tuple(tensors)
 
     def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
         tensors, last = params["head"], states.read()

@@ -155,7 +155,7 @@ class Stack:
         if f"{self.prefix}.weight" in stored:
             return [self.prefix]
         numbered = re.compile(re.escape(self.prefix) + r"\.(\d+)\.\w+")
-        numbers = sorted({int(found[1]) for key in stored if (found := numbered.fullmatch(key))})
+        numbers = sorted({int(match[1]) for key in stored if (match := numbered.fullmatch(key))})
         return [f"{self.prefix}.{number}" for number in numbers]
 
     @property
@@ -164,15 +164,15 @@ class Stack:
 
     def tensors(self) -> tuple[HeadTensor, ...]:
         """Everything that it reads from the checkpoint."""
-        found: list[HeadTensor] = []
+        tensors: list[HeadTensor] = []
         for layer in self.layers:
             vectors = [f"{layer.name}.bias"] if layer.bias else []
             if layer.batch_norm is not None:
                 vectors += [f"{layer.batch_norm}.{part}" for part in _BATCH_NORM]
             shape = (layer.outputs, layer.inputs)
-            found.append(HeadTensor(key=f"{layer.name}.weight", shape=shape, transposed=True))
-            found += [HeadTensor(key=key, shape=shape[:1]) for key in vectors]
-        return tuple(found)
+            tensors.append(HeadTensor(key=f"{layer.name}.weight", shape=shape, transposed=True))
+            tensors += [HeadTensor(key=key, shape=shape[:1]) for key in vectors]
+        return tuple(tensors)
 
     def __call__(self, params: Mapping[str, Any], x: jax.Array) -> jax.Array:
         """x float32 [..., width] -> float32 [..., outputs]."""
@@ -214,10 +214,13 @@ class Mlp(_OneStack):
 
     def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> Self:
         bound = super().bound(stored, config, where=where, what=what)
-        found, depth = len(bound.stack.layers) - 1, config.get(self.depth_field) if self.depth_field else None
-        if depth not in (None, found):
+        hidden, depth = (
+            len(bound.stack.layers) - 1,
+            config.get(self.depth_field) if self.depth_field else None,
+        )
+        if depth not in (None, hidden):
             raise CheckpointError(
-                f"{where}: '{self.stack.prefix}' has {found} hidden layers, but config.json says "
+                f"{where}: '{self.stack.prefix}' has {hidden} hidden layers, but config.json says "
                 f"{self.depth_field}={depth}: tensors are missing or belong to another model"
             )
         return bound
@@ -295,8 +298,8 @@ class Steps(_OneStack):
         return (self.marker,)
 
     def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
-        def positive(found: jax.Array) -> jax.Array:
-            return jax.nn.softmax(self.stack(params["head"], found), axis=-1)[..., 1]
+        def positive(states_read: jax.Array) -> jax.Array:
+            return jax.nn.softmax(self.stack(params["head"], states_read), axis=-1)[..., 1]
 
         steps, shown = states.along(self.marker, positive)
         if self.together == "last":

@@ -54,5 +54,5 @@ class LoadOptions:
     @property
     def given(self) -> dict[str, Any]:
         """The choices that were made, by name."""
-        found = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}
-        return {name: value for name, (value, default) in found.items() if value != default}
+        choices = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}
+        return {name: value for name, (value, default) in choices.items() if value != default}

@@ -143,9 +143,9 @@ class _Stored:
                 self._indexes[files] = index_folder(self.folder, side_files=files)
             except CheckpointError as error:
                 self._indexes[files] = error
-        if isinstance(found := self._indexes[files], CheckpointError):
-            raise found
-        return found
+        if isinstance(index := self._indexes[files], CheckpointError):
+            raise index
+        return index
 
     def names(self, layout: Layout) -> Collection[str]:
         """The names of all tensors; none where they cannot be read, which is said where they are."""
@@ -191,8 +191,8 @@ def _asked_for(readout: str) -> ModelRow:
     if (row := rows.get(readout) or steps.get(readout)) is not None:
         return row
     name = readout.partition(":")[0]
-    if found := _VOCABULARY.fullmatch(readout):
-        parts = [part.partition("=") for part in found[1].split(",")]
+    if match := _VOCABULARY.fullmatch(readout):
+        parts = [part.partition("=") for part in match[1].split(",")]
         head = Vocabulary(
             tokens=tuple(int(token) for token, _, _ in parts),
             numbers=tuple(float(number) for _, _, number in parts if number),
@@ -248,10 +248,10 @@ def _with_what_is_missing(error: CheckpointError, stored: _Stored) -> Checkpoint
 def _with_new_head(row: ModelRow, stored: _Stored, head: Head | None, *, where: str) -> ResolvedModel:
     """The body of a row with a new head; the tensors of the checkpoint's own one, if it is known, are left aside."""
     config, layout = _body(row, stored, where=where)
-    own = [] if head is None else [tensor.key for tensor in head.tensors()]
+    of_head = [] if head is None else [tensor.key for tensor in head.tensors()]
     if isinstance(head, Linear):
-        own += [head.key, head.bias_key]
-    ignored = (*layout.ignored, *((re.escape(name), "replaced by a new head") for name in own))
+        of_head += [head.key, head.bias_key]
+    ignored = (*layout.ignored, *((re.escape(name), "replaced by a new head") for name in of_head))
     return ResolvedModel(replace(config, layout=replace(layout, ignored=ignored)), row, new_head=True)
 
 

@@ -185,9 +185,9 @@ class TextEncoder:
         for batch in batches:
             waiting.append((batch, self._dispatch(batch, ids)))
             while len(waiting) > (IN_FLIGHT if batch is not batches[-1] else 0):
-                done, found = waiting.popleft()
+                done, embedded = waiting.popleft()
                 members = list(done.members)
-                vectors[members] = np.asarray(found)[: len(members)]
+                vectors[members] = np.asarray(embedded)[: len(members)]
                 advance(len(members), sum(len(ids[index]) for index in members))
         places = np.fromiter((distinct[text] for text in texts), np.int64, len(texts))
         shapes = [(batch.rows, batch.bucket.tokens) for batch in batches]
@@ -263,14 +263,14 @@ def load_text_encoder(
       MeshError: the mesh does not fit the devices or the model.
     """
     folder = locate(model, revision=revision)
-    found = open_encoder(folder.path)
-    config, pooling = found.config, read_pooling(folder.path)
+    encoder = open_encoder(folder.path)
+    config, pooling = encoder.config, read_pooling(folder.path)
     tokenizer = open_tokenizer(str(folder.path))
     before, after = added_tokens(tokenizer, folder.name)
     added, positions = len(before) + len(after), config.max_position_embeddings
     chosen = choose_dtype(dtype, config.torch_dtype, where=folder.name)
     devices = mesh if isinstance(mesh, Mesh) else make_mesh(mesh)
-    loaded = load_encoder_params(found, mesh=devices, dtype=jnp.dtype(chosen))
+    loaded = load_encoder_params(encoder, mesh=devices, dtype=jnp.dtype(chosen))
     if max_length is not None and max_length > positions:
         raise DataError(
             f"max_length {max_length} is more than the {positions} tokens (max_position_embeddings) that "

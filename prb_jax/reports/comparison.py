@@ -63,14 +63,14 @@ def compare(
     if out is not None:
         refuse_file(out)
     named = named_runs([Path(run) for run in runs])
-    found = {name: read_run(path, metric=metric, cluster=cluster) for name, path in named.items()}
-    (first, reference), *others = found.items()
+    by_name = {name: read_run(path, metric=metric, cluster=cluster) for name, path in named.items()}
+    (first, reference), *others = by_name.items()
     for name, run in others:
         check_comparable(first, reference, name, run, across_protocols=across_protocols)
-    compared = compare_rows({name: run.rows for name, run in found.items()}, clusters=reference.clusters)
-    differing = what_differs(found)
+    compared = compare_rows({name: run.rows for name, run in by_name.items()}, clusters=reference.clusters)
+    differing = what_differs(by_name)
     for standing in compared["runs"]:
-        run = found[standing["name"]]
+        run = by_name[standing["name"]]
         inputs = run.record["inputs"]
         standing |= {
             "model": run.summary.get("model"),

@@ -167,10 +167,10 @@ def correlate(
                 f"{', '.join(figure.label for figure in strangers) or 'none'}"
             )
         columns = [place for place, name in enumerate(runs) if name in known]
-        own = [known[name] for name in runs if name in known]
+        measured = [known[name] for name in runs if name in known]
         judged = [models[name] for name in runs if name in known]
-        sample = pooled(behaviour_cells(own, places), weights)
-        people = min(len(set(figure.clusters)) for figure in own)
+        sample = pooled(behaviour_cells(measured, places), weights)
+        people = min(len(set(figure.clusters)) for figure in measured)
         for model, value, bounds in zip(judged, sample.values, _intervals(sample, people), strict=True):
             model["behaviour"][one.name] = {
                 "value": float(value),
@@ -180,7 +180,7 @@ def correlate(
             }
         accuracies = [model["benchmark"]["accuracy"]["value"] for model in judged]
         verdicts[one.name] = f"{_verdict(accuracies)}.\n{gates[one.name]['reason']}"
-        prompts = min(sum(figure.counts) for figure in own)
+        prompts = min(sum(figure.counts) for figure in measured)
         for figure in benchmark if figures is None else dict.fromkeys(figures):
             part = Sample(benchmark[figure].values[columns], benchmark[figure].draws[:, columns])
             if plan:
@@ -191,7 +191,12 @@ def correlate(
                 name: {**measure, **_shown_interval(measure["ci95"], people)}
                 for name, measure in predict(part, sample, seed=seed).items()
             }
-            about = {"behaviour": one.name, "benchmark": figure, "models": len(own), "policy": one.policy}
+            about = {
+                "behaviour": one.name,
+                "benchmark": figure,
+                "models": len(measured),
+                "policy": one.policy,
+            }
             correlations.append({**about, "measures": measures})
     result = {
         "models": list(models.values()),
@@ -294,19 +299,19 @@ def _group(figures: Sequence[tuple[Path, Figure]]) -> list[_Behaviour]:
     if not groups:
         raise RunError("behaviour: expected runs with a behaviour, found none")
     often = [name for name, _ in groups]
-    found = []
+    pooled_parts = []
     for (name, _), group in groups.items():
         folder, first = next(iter(group.values()))[0]
-        own = {key: [figure for _, figure in known] for key, known in group.items()}
-        found.append(
+        by_setting = {key: [figure for _, figure in known] for key, known in group.items()}
+        pooled_parts.append(
             _Behaviour(
                 name if often.count(name) == 1 else f"{name} ({folder})",
                 _family(first.policy),
-                {key: pool(known) for key, known in own.items()},
-                {key: [figure.value for figure in known] for key, known in own.items()},
+                {key: pool(known) for key, known in by_setting.items()},
+                {key: [figure.value for figure in known] for key, known in by_setting.items()},
             )
         )
-    return found
+    return pooled_parts
 
 
 def _family(architecture: str | None) -> str | None:
@@ -314,20 +319,20 @@ def _family(architecture: str | None) -> str | None:
 
 
 def _lineages(runs: Mapping[str, FinishedRun], file: str | Path | None) -> dict[str, str | None]:
-    found = {
+    lineages = {
         name: _family(reward_identity(run.record["inputs"]["model"]).get("architecture"))
         for name, run in runs.items()
     }
     if file is not None:
         given = read_object(Path(file), error=RunError)
         for name, value in given.items():
-            if name not in found or not isinstance(value, str):
+            if name not in lineages or not isinstance(value, str):
                 raise RunError(
-                    f"{file}: expected names of score runs ({', '.join(found)}) with a text each, found "
+                    f"{file}: expected names of score runs ({', '.join(lineages)}) with a text each, found "
                     f"{quote(name)}: {quote(value)}"
                 )
-        found |= given
-    return found
+        lineages |= given
+    return lineages
 
 
 def _clusters(run: FinishedRun) -> list[str]:
@@ -352,19 +357,19 @@ def _benchmark(
         np.add.at(counts, of_row[which], 1)
         return Cells(sums, np.broadcast_to(counts, sums.shape))
 
-    found = {"accuracy": pooled(cells(np.ones(len(rows), bool)), weights)}
+    figures = {"accuracy": pooled(cells(np.ones(len(rows), bool)), weights)}
     named = np.asarray([user is not None for user in first.clusters.users])
     if named.any():
         whole = cells(named)
         users = np.flatnonzero(whole.counts[:, 0])
-        own = Cells(whole.sums[users], whole.counts[users])
+        of_users = Cells(whole.sums[users], whole.counts[users])
         if len(users) > 1:
-            found["user_accuracy"] = cluster_mean(own, weights[:, users])
-            found["user_quantile"] = cluster_quantile(own, weights[:, users], quantile=quantile)
+            figures["user_accuracy"] = cluster_mean(of_users, weights[:, users])
+            figures["user_quantile"] = cluster_quantile(of_users, weights[:, users], quantile=quantile)
     if len(set(subsets)) > 1:
         parts = [cells(subsets == name) for name in sorted(set(subsets))]
-        found["subset_quantile"] = part_quantile(parts, weights, quantile=quantile)
-    return found
+        figures["subset_quantile"] = part_quantile(parts, weights, quantile=quantile)
+    return figures
 
 
 def _verdict(accuracies: Sequence[float]) -> str:

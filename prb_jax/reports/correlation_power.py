@@ -58,13 +58,15 @@ def gate(
     """
     upper = next((figure for figure in figures if is_upper_bound(figure)), None)
     chance = next((figure for figure in figures if figure.label == RANDOM), None)
-    found: dict[str, Any] = {"upper_bound": None if upper is None else upper.value, "start": start}
-    found |= {"improvement": None, "ci95": None, "least_gain": least_gain, "passed": None}
+    verdict: dict[str, Any] = {"upper_bound": None if upper is None else upper.value, "start": start}
+    verdict |= {"improvement": None, "ci95": None, "least_gain": least_gain, "passed": None}
     if upper is None:
-        return found | {"reason": "no upper bound: whether any reward could move this behaviour is not known"}
+        return verdict | {
+            "reason": "no upper bound: whether any reward could move this behaviour is not known"
+        }
     if start is None and chance is None:
         reason = f"no start: give --start, or a run with {RANDOM} as the reward"
-        return found | {"reason": f"the upper bound reaches {upper.value:.3f}, but there is {reason}"}
+        return verdict | {"reason": f"the upper bound reaches {upper.value:.3f}, but there is {reason}"}
     compared = [upper] if start is not None or chance is None else [upper, chance]
     sample = pooled(behaviour_cells(compared, places), weights)
     origin = sample.values[1] if start is None else start
@@ -80,7 +82,7 @@ def gate(
         "interval above zero is needed, so that no correlation is shown"
     )
     outcome = {"start": float(origin), "improvement": gain, "ci95": ends, "passed": passed, "reason": reason}
-    return found | outcome
+    return verdict | outcome
 
 
 def behaviour_cells(figures: Sequence[Figure], places: Mapping[str, int]) -> Cells:
@@ -96,7 +98,7 @@ def plan(benchmark: Sample, behaviour: Sample, *, prompts: int, seed: int) -> di
     """Return how many models and prompts resolve a correlation, see `POWER_DEFINITIONS`; the prompts are those of each
     model."""
     (noise_x, spread_x), (noise_y, spread_y) = (noise_and_spread(one) for one in (benchmark, behaviour))
-    found: dict[str, Any] = {
+    planned: dict[str, Any] = {
         "models": len(behaviour.values),
         "prompts": prompts,
         "benchmark": {"spread": spread_x, "noise": noise_x},
@@ -107,7 +109,7 @@ def plan(benchmark: Sample, behaviour: Sample, *, prompts: int, seed: int) -> di
     for name, spread in (("benchmark", spread_x), ("behaviour", spread_y)):
         if not spread:
             reason = f"the models differ in their {name} by no more than chance: no number of them resolves an order"
-            return found | {"reason": reason}
+            return planned | {"reason": reason}
     for correlation in CORRELATIONS:
         for factor in PROMPTS:
             needed, here = plan_models(
@@ -118,5 +120,5 @@ def plan(benchmark: Sample, behaviour: Sample, *, prompts: int, seed: int) -> di
                 seed=seed,
             )
             row = {"correlation": correlation, "prompts": round(prompts * factor), "models": needed}
-            found["rows"].append(row | {"power_here": here})
-    return found
+            planned["rows"].append(row | {"power_here": here})
+    return planned

@@ -33,11 +33,11 @@ _WORDS: Final = {
 }
 
 
-def render_correlation(found: Mapping[str, Any]) -> Group:
+def render_correlation(correlation: Mapping[str, Any]) -> Group:
     """Return tables of what `prb_jax.correlate` gives: the models, and the measures for each behaviour."""
     from rich.console import Group
 
-    tables, parameters = [_models(found)], found["parameters"]
+    tables, parameters = [_models(correlation)], correlation["parameters"]
     columns = {
         "benchmark": lambda row: _words(row["benchmark"]),
         "measure": lambda row: _words(row["measure"]),
@@ -45,10 +45,10 @@ def render_correlation(found: Mapping[str, Any]) -> Group:
         "p": field("p", "{:.3f}"),
         "by chance": field("chance", "{:.3f}"),
     }
-    for behaviour, verdict in found["verdicts"].items():
+    for behaviour, verdict in correlation["verdicts"].items():
         rows = [
             {"benchmark": part["benchmark"], "measure": name, **measure}
-            for part in found["correlations"]
+            for part in correlation["correlations"]
             if part["behaviour"] == behaviour
             for name, measure in part["measures"].items()
         ]
@@ -63,24 +63,25 @@ def render_correlation(found: Mapping[str, Any]) -> Group:
         )  # fmt: skip
         tables.append(table if rows else replace(table, rows=[["no power", *[""] * (len(columns) - 1)]]))
         tables += [
-            _plan_table(behaviour, figure, plan) for figure, plan in found["plans"].get(behaviour, {}).items()
+            _plan_table(behaviour, figure, plan)
+            for figure, plan in correlation["plans"].get(behaviour, {}).items()
         ]
     return Group(*tables)
 
 
-def _models(found: Mapping[str, Any]) -> Table:
+def _models(correlation: Mapping[str, Any]) -> Table:
     accuracy = bounded("value", "ci95")
     columns = {
         "run": field("name"),
         "lineage": field("lineage"),
         "accuracy": lambda model: accuracy(model["benchmark"]["accuracy"]),
     }
-    for name in found["verdicts"]:
+    for name in correlation["verdicts"]:
         columns[_words(name)] = lambda model, name=name: accuracy(model["behaviour"].get(name, {}))
-    models = sorted(found["models"], key=lambda model: -model["benchmark"]["accuracy"]["value"])
-    figures = [model["benchmark"]["accuracy"] for model in found["models"]]
-    figures += [figure for model in found["models"] for figure in model["behaviour"].values()]
-    note, unmatched = "[..] 95 % interval over users" + _reasons(figures), found["unmatched"]
+    models = sorted(correlation["models"], key=lambda model: -model["benchmark"]["accuracy"]["value"])
+    figures = [model["benchmark"]["accuracy"] for model in correlation["models"]]
+    figures += [figure for model in correlation["models"] for figure in model["behaviour"].values()]
+    note, unmatched = "[..] 95 % interval over users" + _reasons(figures), correlation["unmatched"]
     if unmatched["scores"]:
         note += f"\nin --scores alone, left out: {', '.join(unmatched['scores'])}"
     if unmatched["behaviour"]:
@@ -118,7 +119,7 @@ def _count(models: int | None) -> str:
     return "> 1,000" if models is None else f"{models:,}"
 
 
-def draw_correlation(path: Path, found: Mapping[str, Any]) -> None:
+def draw_correlation(path: Path, correlation: Mapping[str, Any]) -> None:
     """Draw every model as a point with its intervals: a row for each behaviour, a column for each benchmark figure.
 
     Of a single benchmark figure the behaviours stand side by side, up to four in a row.
@@ -128,7 +129,7 @@ def draw_correlation(path: Path, found: Mapping[str, Any]) -> None:
     """
     from matplotlib.figure import Figure
 
-    parts, models = found["correlations"], found["models"]
+    parts, models = correlation["correlations"], correlation["models"]
     rows = list(dict.fromkeys(part["behaviour"] for part in parts))
     columns = list(dict.fromkeys(part["benchmark"] for part in parts))
     lineages = sorted({model["lineage"] or NONE for model in models})
@@ -147,13 +148,13 @@ def draw_correlation(path: Path, found: Mapping[str, Any]) -> None:
             if part["behaviour"] in model["behaviour"]
         }
         for place, lineage in enumerate(lineages):
-            own = [
+            estimated = [
                 points[model["name"]]
                 for model in models
                 if model["name"] in points and (model["lineage"] or NONE) == lineage
             ]
-            if own:
-                (x, x_bars), (y, y_bars) = map(_bars, zip(*own, strict=True))
+            if estimated:
+                (x, x_bars), (y, y_bars) = map(_bars, zip(*estimated, strict=True))
                 style = {"fmt": "o", "markersize": 4, "linewidth": 0.7, "color": f"C{place}"}
                 axis.errorbar(x, y, xerr=x_bars, yerr=y_bars, label=lineage, **style)
         if named:

@@ -56,10 +56,10 @@ def draw_margins(margins: np.ndarray) -> Drawing:
     )
 
 
-def draw_reliability(found: Mapping[str, Any]) -> Drawing:
+def draw_reliability(curve: Mapping[str, Any]) -> Drawing:
     """Draw the share of right picks against their confidence, from `prb_jax.metrics.calibration.calibration`."""
     figure, axis = _axis("confidence of the pick", "share of right picks", size=(4.6, 4.0))
-    parts = found["bins"]
+    parts = curve["bins"]
     confidence, right, counts = ([part[key] for part in parts] for key in ("confidence", "right", "n"))
     low = min(0.5, *(part["low"] for part in parts))
     axis.plot([low, 1], [low, 1], color=_MUTED, linewidth=0.8, linestyle=":", label="perfect")
@@ -72,8 +72,8 @@ def draw_reliability(found: Mapping[str, Any]) -> Drawing:
     return drawing(
         figure,
         "Reliability diagram",
-        f"Expected calibration error {found['ece']:.3f}: picks are right in {found['right']:.1%} of the comparisons, "
-        f"with a mean confidence of {found['confidence']:.1%}. A point on the dotted line means what it says; a larger "
+        f"Expected calibration error {curve['ece']:.3f}: picks are right in {curve['right']:.1%} of the comparisons, "
+        f"with a mean confidence of {curve['confidence']:.1%}. A point on the dotted line means what it says; a larger "
         "point holds more comparisons.",
     )
 
@@ -173,7 +173,7 @@ def inline_svg(text: str, *, title: str) -> Markup:
     used = set(re.findall(r"(?:href=\"|url\()#([\w-]+)", text))
     prefix = f"d{sha256(text.encode()).hexdigest()[:8]}"
     text = re.sub(
-        r' id="([\w-]+)"', lambda found: f' id="{prefix}-{found[1]}"' if found[1] in used else "", text
+        r' id="([\w-]+)"', lambda match: f' id="{prefix}-{match[1]}"' if match[1] in used else "", text
     )
     text = re.sub(r'(href="|url\()#', rf"\1#{prefix}-", text)
     for colour, variable in _COLOURS.items():

@@ -171,8 +171,8 @@ def _bounded(title: str, items: Iterable[Any], columns: Mapping[str, Getter]) ->
 def _scores(run: FinishedRun) -> Iterator[Block]:
     """Margins and calibration."""
     yield draw_margins(outcomes(run.rows).margins)
-    found = calibration(run.rows)
-    yield draw_reliability(found)
+    reliability = calibration(run.rows)
+    yield draw_reliability(reliability)
     columns = {
         "confidence": lambda part: Cell(f"{part['low']:.2f} to {part['high']:.2f}", part["low"]),
         "comparisons": field("n", "{:,}"),
@@ -180,8 +180,8 @@ def _scores(run: FinishedRun) -> Iterator[Block]:
         "share right": field("right", "{:.3f}"),
         "difference": lambda part: number(part["right"] - part["confidence"], "{:+.3f}"),
     }
-    title = f"Calibration: expected calibration error {found['ece']:.3f}"
-    yield Table.of(title, found["bins"], columns, note=f"{CALIBRATION_DEFINITION}.")
+    title = f"Calibration: expected calibration error {reliability['ece']:.3f}"
+    yield Table.of(title, reliability["bins"], columns, note=f"{CALIBRATION_DEFINITION}.")
 
 
 def _lengths(run: FinishedRun, texts: Texts) -> Iterator[Block]:
@@ -190,15 +190,15 @@ def _lengths(run: FinishedRun, texts: Texts) -> Iterator[Block]:
         yield Paragraph(f"Not shown: {texts.missing}.", True)
         return
     lengths = [[len(text) for text in texts.by_id[row.id].responses] for row in run.rows]
-    found = length_bias(run.rows, lengths)
+    bias = length_bias(run.rows, lengths)
     shares = {
         "the preferred response is the longest one": "preferred_is_longest",
         "the longest response has the best score": "picks_longest",
-        f"accuracy where the preferred response is the longest ({found['n_longest']:,})": "accuracy_longest",
-        f"accuracy where it is not ({found['n_shorter']:,})": "accuracy_shorter",
+        f"accuracy where the preferred response is the longest ({bias['n_longest']:,})": "accuracy_longest",
+        f"accuracy where it is not ({bias['n_shorter']:,})": "accuracy_shorter",
     }
-    rows = [(name, number(found[key])) for name, key in shares.items()]
-    note = f"{found['equal']:,} comparisons have no single longest response. Definition: {LENGTH_DEFINITION}."
+    rows = [(name, number(bias[key])) for name, key in shares.items()]
+    note = f"{bias['equal']:,} comparisons have no single longest response. Definition: {LENGTH_DEFINITION}."
     yield Table("Length bias", ("", "share"), rows, note=note)
 
 

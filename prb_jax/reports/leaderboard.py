@@ -48,20 +48,20 @@ def leaderboard(
     top = Path(folder)
     if not top.is_dir():
         raise RunError(f"{top}: expected a folder with runs, found {'a file' if top.exists() else 'nothing'}")
-    found = []
+    entries = []
     for path in sorted(top.rglob(RUN)):
         record = read_json(path, error=RunError)
         of_evaluation = isinstance(record, dict) and record.get("kind") == EVALUATION.name
         if of_evaluation and isinstance(record.get("inputs"), dict):
-            found.append(_entry(top, path.parent, record))
+            entries.append(_entry(top, path.parent, record))
     kept = [
-        entry for entry in found
+        entry for entry in entries
         if (unfinished or entry["finished"])
         and (controls or entry["control"] is None)
         and (upper_bounds or not entry["upper_bound"])
     ]  # fmt: skip
     if not kept:
-        waiting = sum(not entry["finished"] for entry in found)
+        waiting = sum(not entry["finished"] for entry in entries)
         more = f"; {waiting} are not finished: --unfinished shows them" if waiting else ""
         raise RunError(f"{top}: no finished run of `prb evaluate` in it or below it{more}")
     return sorted(kept, key=lambda entry: (entry["data"], -(entry["accuracy"] or 0.0), entry["run"]))
@@ -101,8 +101,8 @@ def _by_subset(path: Path, record: Mapping[str, Any], summary: Mapping[str, Any]
     for benchmark in summary.get("benchmarks") or {}:
         file = path / benchmark / AGGREGATES / f"{name}.json"
         if file.exists():
-            own = read_object(file, error=RunError)
-            figures |= {key: value for key, value in own.items() if key in figures}
+            subset_figures = read_object(file, error=RunError)
+            figures |= {key: value for key, value in subset_figures.items() if key in figures}
     return figures
 
 
@@ -141,8 +141,8 @@ def render_leaderboard(entries: Sequence[Mapping[str, Any]]) -> Group:
     }
     return Group(
         *(
-            Table.of(data, own, columns, whole=True, note=note if data == entries[-1]["data"] else "")
-            for data, own in by_data.items()
+            Table.of(data, of_data, columns, whole=True, note=note if data == entries[-1]["data"] else "")
+            for data, of_data in by_data.items()
         )
     )
 

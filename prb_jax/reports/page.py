@@ -26,7 +26,7 @@ def visible(text: str) -> str:
     Escaping for HTML comes later, from the template.
     """
     text = printable(text.replace("\r\n", "\n"))
-    return _DIRECTIONS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _DIRECTIONS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def clipped(text: str, most: int) -> str:

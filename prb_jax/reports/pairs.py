@@ -58,8 +58,11 @@ class TextReader:
         try:
             key = repr((names, recorded.get("subset"), limit))
             if key not in self._known:
-                found = read_inputs(names, subset=recorded.get("subset"), limit=limit)
-                self._known[key] = (found.to_json(), {each.id: each for each in found.comparisons})
+                opened = read_inputs(names, subset=recorded.get("subset"), limit=limit)
+                self._known[key] = (
+                    opened.to_json(),
+                    {comparison.id: comparison for comparison in opened.comparisons},
+                )
         except DataError as error:
             if self.places:
                 raise

@@ -138,7 +138,7 @@ def eval_results(evaluations: Sequence[FinishedRun], *, task_id: str) -> str:
             continue
         if inputs.get("limit") is not None or summary.get("accuracy") is None or inputs.get("hints"):
             continue
-        scores = [found["score"] for found in (summary.get("benchmarks") or {}).values()]
+        scores = [benchmark["score"] for benchmark in (summary.get("benchmarks") or {}).values()]
         of_benchmark = len(scores) == 1 and scores[0] is not None
         view = ", ".join(f"{name} {inputs.get(name)}" for name in ("protocol", "profile_posts"))
         entries.append(
@@ -292,14 +292,14 @@ def _sources(data: Any) -> str:
     """The files of the data with the first letters of their digests."""
     if not isinstance(data, Mapping):
         return "not recorded"
-    found = []
+    sources = []
     for source in data.get("sources") or []:
         files = [f"{name} ({digest[:19]})" for name, digest in (source.get("files") or {}).items()]
         more = [f"and {len(files) - 10} more files"] if files[10:] else []
         named = [str(source[key]) for key in ("repository", "name", "part") if source.get(key)]
-        found.append(", ".join([*files[:10], *more, *named]))
+        sources.append(", ".join([*files[:10], *more, *named]))
     subset = f"; subset {data['subset']}" if data.get("subset") else ""
-    return f"{'; '.join(found) or data.get('sha256')}{subset}; {data.get('comparisons', 0):,} comparisons"
+    return f"{'; '.join(sources) or data.get('sha256')}{subset}; {data.get('comparisons', 0):,} comparisons"
 
 
 def _inline(text: str) -> str:

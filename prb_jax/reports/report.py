@@ -150,12 +150,14 @@ def _several(runs: Sequence[FinishedRun], names: Mapping[Path, str], titles: Map
 
 def _compared(runs: Sequence[FinishedRun], names: Mapping[Path, str]) -> list[Block]:
     """Tables of what `prb compare` finds in runs on the same data."""
-    found = compare_rows({names[run.path]: run.rows for run in runs}, clusters=runs[0].clusters)
+    comparison = compare_rows({names[run.path]: run.rows for run in runs}, clusters=runs[0].clusters)
     meanings = COMPARISON_DEFINITIONS
     protocols = sorted({str(run.record["inputs"].get("protocol")) for run in runs})
     across = f" The runs have different protocols: {', '.join(protocols)}." if len(protocols) > 1 else ""
-    title = f"Ranks on the same {found['pairs'][0]['n']:,} comparisons"
-    ranks = Table.of(title, found["runs"], RANKS, words=2, note=f"Rank: {meanings['rank_group']}.{across}")
+    title = f"Ranks on the same {comparison['pairs'][0]['n']:,} comparisons"
+    ranks = Table.of(
+        title, comparison["runs"], RANKS, words=2, note=f"Rank: {meanings['rank_group']}.{across}"
+    )
     columns = {
         "on the same comparisons": lambda pair: f"{pair['a']} minus {pair['b']}",
         "difference": change("difference", "ci95"),
@@ -163,4 +165,4 @@ def _compared(runs: Sequence[FinishedRun], names: Mapping[Path, str]) -> list[Bl
         "p, Holm": field("p_holm", "{:.2g}"),
     }
     note = f"[..] {meanings['ci95']}. p: {meanings['p']}. p, Holm: {meanings['p_holm']}."
-    return [ranks, Table.of("Paired differences of accuracy", found["pairs"], columns, note=note)]
+    return [ranks, Table.of("Paired differences of accuracy", comparison["pairs"], columns, note=note)]

@@ -54,12 +54,12 @@ def _curves(rows: Sequence[Row], title: str, *, figure: str = "accuracy") -> Tab
     reached = {row["shots"]: row.get("reached") for row in plain}
     lines = [["people who have k", *(number(reached[count], "{:,}") for count in shots)]]
     for simulated in (False, True):
-        own = [row for row in rows if row["control"] == "simulated"] if simulated else plain
-        lines += [[]] if own else []
-        for name in dict.fromkeys(row["method"] for row in own):
-            found = {row["shots"]: number(row[figure]) for row in own if row["method"] == name}
+        shown = [row for row in rows if row["control"] == "simulated"] if simulated else plain
+        lines += [[]] if shown else []
+        for name in dict.fromkeys(row["method"] for row in shown):
+            by_shots = {row["shots"]: number(row[figure]) for row in shown if row["method"] == name}
             label = f"{name} (simulated)" if simulated else name
-            lines.append([label, *(found.get(count, "") for count in shots)])
+            lines.append([label, *(by_shots.get(count, "") for count in shots)])
     most = max(plain, key=lambda row: row["n"])
     note = (
         f"{figure.replace('_', '-')} after k comparisons of a person; {most['n']:,} choices of "
@@ -70,13 +70,13 @@ def _curves(rows: Sequence[Row], title: str, *, figure: str = "accuracy") -> Tab
 
 def _last(rows: Sequence[Row], control: str | None = None) -> dict[str, Row]:
     """Of each method its row with the most shots, under a control where one is named."""
-    found: dict[str, Row] = {}
+    last: dict[str, Row] = {}
     for name in dict.fromkeys(row["method"] for row in rows if row["control"] is None):
         named = name if control is None else f"{name}, {control}"
-        own = [row for row in rows if row["method"] == named and row["accuracy"] is not None]
-        if own:
-            found[name] = max(own, key=lambda row: row["shots"])
-    return found
+        of_method = [row for row in rows if row["method"] == named and row["accuracy"] is not None]
+        if of_method:
+            last[name] = max(of_method, key=lambda row: row["shots"])
+    return last
 
 
 def _differences(rows: Sequence[Row], part: str) -> Table:
@@ -109,8 +109,8 @@ def _controls(rows: Sequence[Row], part: str) -> Table:
     columns = {
         "method": str,
         **{
-            head: lambda name, found=found: number(found.get(name, {}).get("accuracy"))
-            for head, found in by_control.items()
+            head: lambda name, figures=figures: number(figures.get(name, {}).get("accuracy"))
+            for head, figures in by_control.items()
         },
     }
     return Table.of(f"{part}: controls", by_control["shuffled"], columns)
@@ -126,9 +126,9 @@ def _costs(rows: Sequence[Row], title: str) -> Table:
         "on disk": field("disk_bytes_per_user", "{:,}"),
     }
     # not baselines
-    own = [row for row in _last(rows).values() if row["bytes_per_user"] or row["seconds_fit"]]
+    costly = [row for row in _last(rows).values() if row["bytes_per_user"] or row["seconds_fit"]]
     note = "adapting with the largest k, all people at once; bytes a person"
-    return Table.of(title, own, columns, note=note)
+    return Table.of(title, costly, columns, note=note)
 
 
 def _notes(summary: Mapping[str, Any]) -> Iterator[str]:

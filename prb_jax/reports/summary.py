@@ -195,9 +195,9 @@ def _by_subset(shown: Summaries, subsets: Sequence[str]) -> Table:
 
 def _benchmark(benchmark: str, summaries: Summaries) -> Table:
     """The score and figures of one benchmark, for each model and the baselines beside it."""
-    found = {name: (summary.get("benchmarks") or {}).get(benchmark) for name, summary in summaries.items()}
+    by_model = {name: (summary.get("benchmarks") or {}).get(benchmark) for name, summary in summaries.items()}
     shown: dict[str, Mapping[str, Any]] = {
-        name: result for name, result in found.items() if result is not None
+        name: result for name, result in by_model.items() if result is not None
     }
     for result in list(shown.values()):
         shown |= {name: part for name, part in result["baselines"].items() if name not in shown}

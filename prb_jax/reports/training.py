@@ -101,10 +101,10 @@ def _policy_figures(summary: Mapping[str, Any]) -> Table:
 
 def _rollouts(kept: Sequence[Mapping[str, Any]]) -> list[Block]:
     """The first and the last rollouts that were kept."""
-    found: list[Block] = []
+    blocks: list[Block] = []
     for step in sorted({kept[0]["step"], kept[-1]["step"]}):
         for row in [row for row in kept if row["step"] == step][:_SHOWN]:
             scores = f"reward {row['reward']:.4g}, KL {row['kl']:.4g}"
             about = f"step {step}, {row['id']}, rollout {row['rollout']}: {scores}"
-            found.append(Preformatted(about, row["text"]))
-    return found
+            blocks.append(Preformatted(about, row["text"]))
+    return blocks

@@ -146,9 +146,9 @@ def rank_by_similarity(
         if not query.posts:
             orders.append([])
             continue
-        own = np.asarray([places[post["text"]] for post in query.posts])
+        post_places = np.asarray([places[post["text"]] for post in query.posts])
         # One product for equal texts: in a matrix product their rows could differ in the last bit.
-        distinct, inverse = np.unique(own, return_inverse=True)
+        distinct, inverse = np.unique(post_places, return_inverse=True)
         scores = embedded.vectors[distinct] @ embedded.vectors[places[query.question]]
         orders.append(best_first(scores[inverse].tolist()))
     return SimilarityRanking(

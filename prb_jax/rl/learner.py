@@ -145,8 +145,8 @@ class Learner(Trainer):
             reads = self._read(part, batch.trees, columns)
             with compiling(self._look, *batch_sizes(part.batch)):
                 placed = self.program.place(part.batch, reads)
-                found = self._look(self.state, self.frozen, *placed)
-            for whole, of_part in zip((logprobs, reference, values), map(np.asarray, found), strict=True):
+                looked = self._look(self.state, self.frozen, *placed)
+            for whole, of_part in zip((logprobs, reference, values), map(np.asarray, looked), strict=True):
                 for members, view in _views(of_part, part, responses):
                     whole[members] = view
         return replace(batch, logprobs=logprobs * batch.mask, reference=reference * batch.mask, values=values)

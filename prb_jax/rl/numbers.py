@@ -61,8 +61,8 @@ def gae(rewards: jax.Array, values: jax.Array, mask: jax.Array, *, gamma: float,
         return now, now
 
     start = jnp.zeros_like(deltas[..., 0])
-    _, found = lax.scan(back, start, jnp.moveaxis(deltas, -1, 0), reverse=True)
-    advantages = jnp.moveaxis(found, 0, -1) * mask
+    _, backwards = lax.scan(back, start, jnp.moveaxis(deltas, -1, 0), reverse=True)
+    advantages = jnp.moveaxis(backwards, 0, -1) * mask
     return Advantages(advantages, advantages + values)
 
 

@@ -282,8 +282,8 @@ def token_logprobs(
         entropy = -(jnp.exp(spread) * spread).sum(axis=-1)
         return of_drawn.reshape(drawn.shape), entropy.reshape(drawn.shape)
 
-    found = lax.map(one, (divided(states), divided(jnp.asarray(reads.tokens))))
-    logprobs, entropy = (jnp.moveaxis(x, 0, 1).reshape(rows, -1)[:, :length] for x in found)
+    by_run = lax.map(one, (divided(states), divided(jnp.asarray(reads.tokens))))
+    logprobs, entropy = (jnp.moveaxis(x, 0, 1).reshape(rows, -1)[:, :length] for x in by_run)
     return reads.by_response(logprobs)[:, :, :-1], reads.by_response(entropy)[:, :, :-1]
 
 

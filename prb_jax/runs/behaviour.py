@@ -65,15 +65,15 @@ def pool(figures: Sequence[Figure]) -> Figure:
     """Return repetitions of one figure as one: the mean over the rows of all of them."""
     sums: dict[str, list[float]] = {}
     counts: dict[str, int] = {}
-    for each in figures:
-        for cluster, total, count in zip(each.clusters, each.sums, each.counts, strict=True):
+    for figure in figures:
+        for cluster, total, count in zip(figure.clusters, figure.sums, figure.counts, strict=True):
             sums.setdefault(cluster, []).append(total)
             counts[cluster] = counts.get(cluster, 0) + count
     return replace(
         figures[0],
         setting=figures[0].repeated_setting,
         clusters=list(sums),
-        sums=[math.fsum(own) for own in sums.values()],
+        sums=[math.fsum(terms) for terms in sums.values()],
         counts=[counts[cluster] for cluster in sums],
     )
 
@@ -111,8 +111,8 @@ def figure_of(
         setting=setting,
         policy=policy,
         clusters=list(parts),
-        sums=[math.fsum(own) for own in parts.values()],
-        counts=[len(own) for own in parts.values()],
+        sums=[math.fsum(of_cluster) for of_cluster in parts.values()],
+        counts=[len(of_cluster) for of_cluster in parts.values()],
     )
 
 
@@ -123,7 +123,7 @@ def write_behaviour(folder: Path, figures: Sequence[Figure]) -> None:
       RunError: it cannot be written.
     """
     write_json(
-        folder / BEHAVIOUR, {"kind": _KIND, "format": 1, "figures": [asdict(each) for each in figures]}
+        folder / BEHAVIOUR, {"kind": _KIND, "format": 1, "figures": [asdict(figure) for figure in figures]}
     )
 
 
@@ -139,10 +139,10 @@ def read_behaviour(folder: str | Path) -> list[Figure]:
             f"{folder}: expected a finished run of a verb with a behaviour (`prb best-of-n`, `prb policy-accuracy`, "
             f"`prb guide`, `prb ppo` with watch.gold), found no {BEHAVIOUR} in it"
         )
-    found = read_object(path, error=RunError)
-    if found.get("kind") != _KIND or not isinstance(found.get("figures"), list) or not found["figures"]:
-        raise RunError(f"{path}: expected kind {quote(_KIND)} and figures, found {quote(found.get('kind'))}")
-    return [_figure(path, number, value) for number, value in enumerate(found["figures"])]
+    record = read_object(path, error=RunError)
+    if record.get("kind") != _KIND or not isinstance(record.get("figures"), list) or not record["figures"]:
+        raise RunError(f"{path}: expected kind {quote(_KIND)} and figures, found {quote(record.get('kind'))}")
+    return [_figure(path, number, value) for number, value in enumerate(record["figures"])]
 
 
 def _figure(path: Path, number: int, value: Any) -> Figure:
@@ -152,8 +152,8 @@ def _figure(path: Path, number: int, value: Any) -> Figure:
     columns = [value[name] for name in ("clusters", "sums", "counts")]
     if not all(isinstance(column, list) and len(column) == len(columns[0]) > 0 for column in columns):
         raise RunError(f"{where}: expected clusters, sums and counts of one length")
-    if not all(type(each) in (int, float) and math.isfinite(each) for each in columns[1]):
+    if not all(type(entry) in (int, float) and math.isfinite(entry) for entry in columns[1]):
         raise RunError(f"{where}: field 'sums': expected finite numbers")
-    if not all(type(each) is int and each > 0 for each in columns[2]):
+    if not all(type(entry) is int and entry > 0 for entry in columns[2]):
         raise RunError(f"{where}: field 'counts': expected whole numbers above 0")
     return Figure(**value)

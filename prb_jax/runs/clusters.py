@@ -59,16 +59,16 @@ def read_clusters(folder: Path, rows: Sequence[ScoredRow]) -> Clusters:
         return Clusters(tuple(row.user_id for row in rows))
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror or error}") from error
-    found = {}
+    by_id = {}
     for number, line in enumerate(lines, start=1):
         where = f"{path}:{number}"
         value = parse_json(line, where=where, error=RunError)
         if not isinstance(value, dict) or value.keys() != _FIELDS or not isinstance(value["id"], str):
             raise RunError(f"{where}: expected an object with {', '.join(sorted(_FIELDS))}")
-        found[value["id"]] = value
-    if found.keys() != {row.id for row in rows}:
+        by_id[value["id"]] = value
+    if by_id.keys() != {row.id for row in rows}:
         raise RunError(f"{path}: does not name the comparisons of this run, each once")
-    lined = [found[row.id] for row in rows]
+    lined = [by_id[row.id] for row in rows]
     crossed = bool(lined) and lined[0]["responses"] is not None
     return Clusters(
         tuple(value["user"] for value in lined),

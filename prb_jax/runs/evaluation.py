@@ -111,10 +111,10 @@ class EvaluationFolder(RunFolder):
         Raises:
           RunError: it says something else already.
         """
-        found, wanted = EVALUATION.read(self.path) or {"inputs": {}}, as_recorded(inputs)
-        check_same_inputs(self.path, _filled(found["inputs"], wanted), wanted)
-        if found["inputs"] != wanted:
-            write_json(self.path / RUN, {**found, "inputs": wanted})
+        record, wanted = EVALUATION.read(self.path) or {"inputs": {}}, as_recorded(inputs)
+        check_same_inputs(self.path, _filled(record["inputs"], wanted), wanted)
+        if record["inputs"] != wanted:
+            write_json(self.path / RUN, {**record, "inputs": wanted})
         _remove(self.path / BLOCKS)
 
     def append_computed(self, *, member: str, tokens: int) -> None:
@@ -134,12 +134,12 @@ class EvaluationFolder(RunFolder):
             return self.record.get(COMPUTED_TOKENS)
         with writing(path):
             lines = path.read_bytes().split(b"\n")[:-1]
-        found: dict[str, int] = {}
+        by_member: dict[str, int] = {}
         for line in lines:
             with contextlib.suppress(ValueError):  # empty, or torn: its batch was computed again
                 member, tokens = json.loads(line)
-                found[member] = tokens
-        return sum(found.values())
+                by_member[member] = tokens
+        return sum(by_member.values())
 
     def settle_computed(self, tokens: int) -> None:
         """Keep the number of computed tokens in ``run.json``, in place of the file of single batches."""
@@ -166,9 +166,9 @@ def open_evaluation(
       RunError: as `RunKind.open`; the blocks of data that is not known as a whole are not there.
     """
 
-    def compared(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[Any, Any]:
-        both = _filled(found, wanted), _filled(wanted, found)
-        if _is_open(found) and not by_blocks and both[0] == both[1]:
+    def compared(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[Any, Any]:
+        both = _filled(recorded, wanted), _filled(wanted, recorded)
+        if _is_open(recorded) and not by_blocks and both[0] == both[1]:
             raise RunError(
                 f"{out} holds a run that stopped before its data was read to the end, so that nothing tells "
                 "whether a prepared copy has the same contents: continue it with the files that it began "
@@ -201,8 +201,8 @@ def is_settled(out: str | Path) -> bool:
     """
     path = Path(out)
     scored = (path / SCORES).is_file() and (path / SCORES).stat().st_size > 0
-    found = EVALUATION.read(path) if scored else None
-    return found is not None and not _is_open(found["inputs"])
+    record = EVALUATION.read(path) if scored else None
+    return record is not None and not _is_open(record["inputs"])
 
 
 def _remove(path: Path) -> None:
@@ -226,9 +226,11 @@ def _filled(inputs: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str,
         return inputs
     described = []
     for source, their in zip(sources, theirs, strict=True):
-        files, found = source.get("files"), their.get("files")
-        if isinstance(files, Mapping) and isinstance(found, Mapping):
-            closed = {name: found.get(name) if digest is None else digest for name, digest in files.items()}
+        files, other_files = source.get("files"), their.get("files")
+        if isinstance(files, Mapping) and isinstance(other_files, Mapping):
+            closed = {
+                name: other_files.get(name) if digest is None else digest for name, digest in files.items()
+            }
             described.append({**source, "files": closed})
         else:
             described.append(source)

@@ -132,7 +132,10 @@ class RunKind:
         *,
         notes: Mapping[str, Any] | None = None,
         session: Mapping[str, Any] | None = None,
-        compared: Callable[[Inputs, Inputs], tuple[Inputs, Inputs]] = lambda found, wanted: (found, wanted),
+        compared: Callable[[Inputs, Inputs], tuple[Inputs, Inputs]] = lambda recorded, wanted: (
+            recorded,
+            wanted,
+        ),
     ) -> Iterator[RunFolder]:
         """Make the folder of a run, with its parents, or open it to continue, and hold it against a second writer.
 
@@ -150,14 +153,14 @@ class RunKind:
         path = self.check(out)
         with contextlib.ExitStack() as stack:
             stack.enter_context(held_folder(path))
-            found, wanted = self.read(path), as_recorded(inputs)
+            recorded, wanted = self.read(path), as_recorded(inputs)
             rows = None if self.rows is None else self.rows.read(path / self.rows.file, cut=True)
-            if found is not None and found["inputs"] != wanted:
+            if recorded is not None and recorded["inputs"] != wanted:
                 if rows is not None and not rows:
-                    found = None  # it stopped before its first row: there is nothing to keep
+                    recorded = None  # it stopped before its first row: there is nothing to keep
                 else:
-                    check_same_inputs(path, *compared(found["inputs"], wanted), file=self.file)
-            record = self.record(path, found, inputs=wanted, session=session, notes=notes or {})
+                    check_same_inputs(path, *compared(recorded["inputs"], wanted), file=self.file)
+            record = self.record(path, recorded, inputs=wanted, session=session, notes=notes or {})
             file = None if self.rows is None else stack.enter_context(self.rows.open(path, rows))
             yield RunFolder(path, self, record, cast("RowFile[Any]", file))
 
@@ -189,7 +192,7 @@ class RunKind:
     def record(
         self,
         folder: Path,
-        found: Mapping[str, Any] | None,
+        recorded: Mapping[str, Any] | None,
         *,
         inputs: Mapping[str, Any],
         session: Mapping[str, Any] | None,
@@ -197,7 +200,7 @@ class RunKind:
     ) -> Mapping[str, Any]:
         """Write that the run that was found (a new one where it is None) is started again, unless it is finished."""
         new = {"kind": self.name, "format": 1, "inputs": inputs, "command": command_line(), **notes}
-        known = found or {**new, "sessions": []}
+        known = recorded or {**new, "sessions": []}
         if not (folder / self.finished).exists():
             session = {"started": session_now()["started"]} if session is None else session
             known = {**known, "sessions": [*known["sessions"], session]}

@@ -55,10 +55,10 @@ def user_lines(rows: Sequence[ScoredRow], clusters: Clusters) -> list[UserLine]:
     counts: dict[str, list[int]] = {}
     for user, win, tie in zip(clusters.users, result.wins.tolist(), result.ties.tolist(), strict=True):
         if user is not None:
-            found = counts.setdefault(user, [0, 0, 0])
-            found[0] += 1
-            found[1] += win
-            found[2] += tie
+            tally = counts.setdefault(user, [0, 0, 0])
+            tally[0] += 1
+            tally[1] += win
+            tally[2] += tie
     return [UserLine(user, n, wins, ties, _interval(wins, n)) for user, (n, wins, ties) in counts.items()]
 
 
@@ -76,13 +76,13 @@ def write_users(
     Raises:
       RunError: it cannot be written.
     """
-    found = user_lines(rows, clusters)
-    if not found:
+    users = user_lines(rows, clusters)
+    if not users:
         return False
     text = io.StringIO(newline="")
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(COLUMNS)
-    for one in found:
+    for one in users:
         bounds = ("", "") if one.ci95 is None else [f"{end:.6g}" for end in one.ci95]
         known = "" if unknown is None else "no" if one.user in unknown else "yes"
         facts = [one.user, one.comparisons, one.wins, one.ties]
@@ -95,5 +95,5 @@ def write_users(
 
 @lru_cache(maxsize=4096)
 def _interval(wins: int, n: int) -> tuple[float, float] | None:
-    found = clustered_interval(np.repeat([1, 0], [wins, n - wins]), np.ones(n, np.int64)).bounds
-    return None if found is None else (found[0], found[1])
+    bounds = clustered_interval(np.repeat([1, 0], [wins, n - wins]), np.ones(n, np.int64)).bounds
+    return None if bounds is None else (bounds[0], bounds[1])

@@ -63,13 +63,13 @@ def log_summary(run: Any, summary: Mapping[str, Any]) -> None:
 
 
 def _scalars(value: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    found: dict[str, float] = {}
+    scalars: dict[str, float] = {}
     for name, part in value.items():
         path = f"{prefix}{name}"
         if isinstance(part, Mapping):
-            found |= _scalars(part, f"{path}/")
+            scalars |= _scalars(part, f"{path}/")
         elif isinstance(part, list) and len(part) == 2 and all(isinstance(end, float) for end in part):
-            found |= {f"{path}/low": part[0], f"{path}/high": part[1]}
+            scalars |= {f"{path}/low": part[0], f"{path}/high": part[1]}
         elif isinstance(part, int | float) and not isinstance(part, bool):
-            found[path] = part
-    return found
+            scalars[path] = part
+    return scalars

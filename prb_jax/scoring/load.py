@@ -311,14 +311,14 @@ def file_scorer(name: str) -> PlainScorer:
       RunError: there is no such file or function, or the file fails.
     """
     file = Path(name.rpartition(":")[0])
-    found = python_value(name)
-    if not callable(found.value):
+    function = python_value(name)
+    if not callable(function.value):
         raise RunError(
-            f"{file}: expected a function {found.name} of a comparison, found {quote(found.value)}"
+            f"{file}: expected a function {function.name} of a comparison, found {quote(function.value)}"
         )
     code = "of this file alone: a change of what it imports is not seen"
     digest = sha256(file.read_bytes()).hexdigest()
-    return function_scorer(cast(ScoreFunction, found.value), name=found.name, code=code, sha256=digest)
+    return function_scorer(cast(ScoreFunction, function.value), name=function.name, code=code, sha256=digest)
 
 
 def _checked(values: Any, comparison: Comparison, *, name: str) -> np.ndarray:

@@ -88,8 +88,8 @@ def folder_layout(folder: Path) -> Layout:
         no config where others do, naming them.
     """
     declared = _declared(folder)
-    found: Layout = dict(_read_declared(folder, declared)) if declared else _by_name(folder)
-    return {name: found[name] for name in paper_order(found)}
+    layout: Layout = dict(_read_declared(folder, declared)) if declared else _by_name(folder)
+    return {name: layout[name] for name in paper_order(layout)}
 
 
 def _by_name(folder: Path) -> dict[str | None, dict[str, list[Path]]]:
@@ -98,14 +98,16 @@ def _by_name(folder: Path) -> dict[str | None, dict[str, list[Path]]]:
         raise DataError(f"{folder}: cannot be read as a data set: no data files in it")
     unread = [file for file in files if not has_known_suffix(file)]
     _refuse(folder, unread, "of a kind that is not read")
-    found: dict[str | None, list[tuple[Path, set[str]]]] = {}
+    files_by_config: dict[str | None, list[tuple[Path, set[str]]]] = {}
     for file in files:
         config, splits = _place(PurePosixPath(file.relative_to(folder).as_posix()))
-        found.setdefault(config, []).append((file, splits))
-    if None in found and len(found) > 1:
-        _refuse(folder, [file for file, _ in found[None]], "beside sub-folders, which are the subsets,")
+        files_by_config.setdefault(config, []).append((file, splits))
+    if None in files_by_config and len(files_by_config) > 1:
+        _refuse(
+            folder, [file for file, _ in files_by_config[None]], "beside sub-folders, which are the subsets,"
+        )
     layout: dict[str | None, dict[str, list[Path]]] = {}
-    for config, members in found.items():
+    for config, members in files_by_config.items():
         named = any(splits for _, splits in members)
         unread = [file for file, splits in members if named and len(splits) != 1]
         _refuse(folder, unread, "whose names say no split, or several,")

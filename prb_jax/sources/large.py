@@ -218,7 +218,7 @@ def stamp(files: Sequence[Path]) -> list[tuple[str, int, int, int]]:
       DataError: one of them is gone.
     """
     try:
-        found = [(str(file), file.stat()) for file in files]
+        states = [(str(file), file.stat()) for file in files]
     except OSError as error:
         raise DataError(f"{error.filename}: cannot be read: {error.strerror or error}") from error
-    return [(name, facts.st_size, facts.st_mtime_ns, facts.st_ino) for name, facts in found]
+    return [(name, facts.st_size, facts.st_mtime_ns, facts.st_ino) for name, facts in states]

@@ -146,8 +146,8 @@ def _digests(folder: Path) -> dict[str, str]:
 
 def tokens_folder(folder: Path) -> Path | None:
     """The folder of the tokens that were prepared with a data set; None if it was prepared without."""
-    found = _version_folder(folder)
-    return found / TOKENS if found is not None and (found / TOKENS).is_dir() else None
+    version = _version_folder(folder)
+    return version / TOKENS if version is not None and (version / TOKENS).is_dir() else None
 
 
 def prepared_sources(folder: Path, *, split: str) -> list[Any]:
@@ -160,8 +160,8 @@ def prepared_sources(folder: Path, *, split: str) -> list[Any]:
     sources, splits = made.get("sources"), made.get("splits")
     if not isinstance(sources, list) or not isinstance(splits, list) or split not in splits:
         raise DataError(f"{folder}: does not say what the split {quote(split)} was made of; {_AGAIN}")
-    each = len(sources) // len(splits)
-    return sources[splits.index(split) * each :][:each]
+    per_split = len(sources) // len(splits)
+    return sources[splits.index(split) * per_split :][:per_split]
 
 
 def to_row(example: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,19 +197,19 @@ def _version_folder(folder: Path) -> Path | None:
 
 
 def _found(folder: Path) -> Path:
-    found = _version_folder(folder)
-    if found is None:
+    version = _version_folder(folder)
+    if version is None:
         raise DataError(f"{folder}: holds no data set that `prb prepare` wrote")
-    return found
+    return version
 
 
 def _examples(folder: Path, split: str) -> Any:
     """Random access to the stored examples of a split."""
-    found = _found(folder)
+    version = _found(folder)
     import tensorflow_datasets as tfds  # slow to import
 
     try:
-        builder: Any = tfds.builder_from_directory(found)
+        builder: Any = tfds.builder_from_directory(version)
         splits = list(builder.info.splits)
         name = splits[0] if len(splits) == 1 else split
         if name not in splits:

@@ -230,35 +230,35 @@ def _resolve(source: str | Path, *, split: str) -> Source:
     """Open the source of a name, which may end in "?FIELD=COLUMN&..."."""
     source = localised(source)
     if isinstance(source, str) and (match := _COLUMNS.fullmatch(source)) and not Path(source).exists():
-        found = _resolve(match["source"], split=split)
-        if not found.has_columns:
+        opened = _resolve(match["source"], split=split)
+        if not opened.has_columns:
             raise DataError(
                 f"{source}: columns can be mapped in files, folders and data sets of the hub alone"
             )
         columns = dict(pair.split("=", 1) for pair in match["columns"].split("&"))
-        return replace(found, columns=FieldNames(columns))
+        return replace(opened, columns=FieldNames(columns))
     name, colon, place = source.partition(":") if isinstance(source, str) else ("", "", "")
     if isinstance(source, str) and is_python_value(source):
         return PythonSource(source)
     if name == PERSONAS:
         return _open("personas.PersonasSource", place if colon else split)
     if name not in benchmarks.benchmark_names():
-        found = _at(source)
+        opened = _at(source)
     elif colon:
-        found = _at(place)
-        if found.benchmark not in (None, name):
-            raise DataError(f"{source}: holds the benchmark {quote(found.benchmark)}")
-        found = replace(found, benchmark=name)
+        opened = _at(place)
+        if opened.benchmark not in (None, name):
+            raise DataError(f"{source}: holds the benchmark {quote(opened.benchmark)}")
+        opened = replace(opened, benchmark=name)
     else:
         benchmark = benchmarks.get_benchmark(name)
         if benchmark.repository is None:
             raise DataError(
                 f"{name}: has no data set on the hub; give --data {name}:FOLDER with {benchmark.home}"
             )
-        found = _open("folders.HubSource", benchmark.repository, benchmark=name)
-    if found.benchmark in (None, PRB):
-        return found
-    return _open("benchmarks.BenchmarkSource", found.name, benchmark=found.benchmark, inner=found)
+        opened = _open("folders.HubSource", benchmark.repository, benchmark=name)
+    if opened.benchmark in (None, PRB):
+        return opened
+    return _open("benchmarks.BenchmarkSource", opened.name, benchmark=opened.benchmark, inner=opened)
 
 
 def _at(place: str | Path) -> Source:

@@ -129,10 +129,10 @@ class Store:
     def version(self) -> str | None:
         """Return the version of the object at the URL itself; None where there is no such object."""
         try:
-            found = self._do("", self._fs.info)
+            facts = self._do("", self._fs.info)
         except FileNotFoundError:
             return None
-        return _version(found) if found.get("type") == "file" else None
+        return _version(facts) if facts.get("type") == "file" else None
 
     def read(self, name: str) -> bytes:
         """Return the bytes of an object."""

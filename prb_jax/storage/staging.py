@@ -91,12 +91,12 @@ def read_state(store: Store) -> State:
             return State(files, known_as=known_as, plain=frozenset(plain))
         with contextlib.suppress(FileNotFoundError):  # a newer one has just taken its place
             text = store.read(_manifest(number))
-            found = json.loads(text)
+            record = json.loads(text)
             files = {
                 name: StoredFile(entry["size"], entry["sha256"], tuple(map(tuple, entry["parts"])))
-                for name, entry in found["files"].items()
+                for name, entry in record["files"].items()
             }
-            return State(files, number, text.decode(), frozenset(found["plain"]))
+            return State(files, number, text.decode(), frozenset(record["plain"]))
     raise RunError(f"{store.url}: was fetched while it was being changed; try again")
 
 
@@ -281,10 +281,10 @@ class Staging:
 
         Returns False where that failed because the files were replaced too fast; nothing was changed then.
         """
-        found = self._snapshot()
-        if found is None:
+        snapshot = self._snapshot()
+        if snapshot is None:
             return False
-        signatures, files = found
+        signatures, files = snapshot
         entries = {name: self._state.files[name] for name in signatures if name not in files}
 
         def write(item: tuple[str, BinaryIO | None]) -> None:
@@ -445,21 +445,21 @@ def _manifest(number: int) -> str:
 
 def _newest(names: Mapping[str, str]) -> int:
     """The greatest number of a manifest; 0 where there is none."""
-    found = (name.removeprefix(_MANIFEST) for name in names if name.startswith(_MANIFEST))
-    return max((int(name.removesuffix(".json")) for name in found), default=0)
+    numbers = (name.removeprefix(_MANIFEST) for name in names if name.startswith(_MANIFEST))
+    return max((int(name.removesuffix(".json")) for name in numbers), default=0)
 
 
 def _scan(folder: Path) -> dict[str, Signature]:
     """Every file of a folder by its name; without those that are not whole yet, which no run needs."""
-    found: dict[str, Signature] = {}
+    signatures: dict[str, Signature] = {}
     for directory, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not _is_temporary(name)]
         for name in files:
             if not _is_temporary(name):
                 path = os.path.join(directory, name)
                 with contextlib.suppress(FileNotFoundError):
-                    found[Path(path).relative_to(folder).as_posix()] = _signature(os.stat(path))
-    return found
+                    signatures[Path(path).relative_to(folder).as_posix()] = _signature(os.stat(path))
+    return signatures
 
 
 def _signature(status: os.stat_result) -> Signature:

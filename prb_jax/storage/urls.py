@@ -83,7 +83,7 @@ def localised(value: Any, *, output: bool = False) -> Any:
         if str(value).removeprefix("config.").startswith(f"{CACHE}="):
             raise _no_cache(value)
         place = _staged if output else _fetched
-        new = _URL.sub(lambda found: place(f"{found['scheme']}://{found['rest'].rstrip('/')}"), str(value))
+        new = _URL.sub(lambda match: place(f"{match['scheme']}://{match['rest'].rstrip('/')}"), str(value))
         return Path(new) if isinstance(value, Path) else new
     if isinstance(value, list | tuple) and names_url(value):
         return type(value)(localised(item, output=output) for item in value)
@@ -105,10 +105,8 @@ def _with_local_fields(value: Any) -> Any:
     return dataclasses.replace(value, **changed) if changed else value
 
 
-def _no_cache(found: object) -> RunError:
-    return RunError(
-        f"{found}: several builds write to it, so it needs a file system: expected a local folder"
-    )
+def _no_cache(path: object) -> RunError:
+    return RunError(f"{path}: several builds write to it, so it needs a file system: expected a local folder")
 
 
 def localise_options(options: argparse.Namespace) -> None:

@@ -28,8 +28,8 @@ def training_texts(comparisons: Sequence[Comparison], *, profiles: bool) -> list
         texts.update((response, None) for response in comparison.responses)
         if profiles:
             texts.update((post.text, None) for post in comparison.profile)
-    found = list(texts)
-    return found[:: max(1, -(-len(found) // MOST_TEXTS))]
+    all_texts = list(texts)
+    return all_texts[:: max(1, -(-len(all_texts) // MOST_TEXTS))]
 
 
 def train_tokenizer(texts: Iterable[str], folder: str | Path, *, vocab_size: int) -> Path:

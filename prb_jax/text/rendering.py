@@ -176,14 +176,14 @@ class _Environment(ImmutableSandboxedEnvironment):
     def _check(self, name: str, subject: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Pays for what an operation is given, and refuses it where it could make far more of it."""
         given = [*args, *kwargs.values()]
-        own, others = self.size(subject), sum(map(self.size, given))
+        length, others = self.size(subject), sum(map(self.size, given))
         if name in _GROWING:
             numbers = sum(abs(value) for value in given if isinstance(value, int))
             if name == "round" and numbers > 100:
                 raise TemplateError("the template rounds to more than 100 digits")
-            self._refuse(own * (1 + numbers + others))
+            self._refuse(length * (1 + numbers + others))
         elif name == "replace" and isinstance(subject, str) and given and isinstance(given[0], str):
-            self._refuse(own + subject.count(given[0]) * others)
+            self._refuse(length + subject.count(given[0]) * others)
         elif name == "translate":
             raise TemplateError("the template calls 'translate', which is not offered")
         elif name in ("format", "format_map") and isinstance(subject, str):
@@ -191,7 +191,7 @@ class _Environment(ImmutableSandboxedEnvironment):
                 field or "" for _, place, field, _ in string.Formatter().parse(subject) if place is not None
             ]
             specs = _SPEC.findall(subject) if name == "format" else []
-            self._check_format(subject, [*fields, *specs], own + others)
+            self._check_format(subject, [*fields, *specs], length + others)
 
     def _check_format(self, text: str, specs: Sequence[str], size: int) -> None:
         if any(_WIDE.search(spec) for spec in specs):

@@ -135,10 +135,10 @@ class TextRules:
         """
         if asked is not None:
             return dict(self.templates).get(asked, asked)
-        own = getattr(tokenizer, "chat_template", None)
-        if not own:
+        template = getattr(tokenizer, "chat_template", None)
+        if not template:
             return self.template
-        return next((text for mark, text in self.replaced if mark in str(own)), None)
+        return next((text for mark, text in self.replaced if mark in str(template)), None)
 
     def last_token(self, tokenizer: Any, *, where: str) -> int | None:
         """Return the id of the token that ends every conversation, or None.
@@ -148,8 +148,8 @@ class TextRules:
         """
         if self.append is None:
             return None
-        found = getattr(tokenizer, "cls_token_id", None) if self.append == "cls_token" else None
-        token = self.append_id if found is None else found
+        classifier = getattr(tokenizer, "cls_token_id", None) if self.append == "cls_token" else None
+        token = self.append_id if classifier is None else classifier
         if token is None or tokenizer.convert_ids_to_tokens(int(token)) is None:
             raise CheckpointError(
                 f"{where}: this model reads its reward at a token (id {token}) that the tokenizer does not have: "

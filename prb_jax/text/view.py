@@ -97,24 +97,24 @@ def read_trained_view(folder: Path) -> TrainedView | None:
     path = folder / TRAINED_VIEW
     if not path.exists():
         return None
-    found = read_object(path, error=CheckpointError)
+    record = read_object(path, error=CheckpointError)
     kinds = {
         "method": str, "profile_posts": int, "protocol": str, "max_length": int | None, "order_claim": str,
         "profile_order": str,
     }  # fmt: skip
-    found.setdefault("order_claim", OrderClaim.ALWAYS.value)  # it was trained before there was a choice
-    for name in sorted(found.keys() | kinds.keys()):
-        if name not in kinds or name not in found:
+    record.setdefault("order_claim", OrderClaim.ALWAYS.value)  # it was trained before there was a choice
+    for name in sorted(record.keys() | kinds.keys()):
+        if name not in kinds or name not in record:
             what = "missing" if name in kinds else f"unknown; expected only {', '.join(kinds)}"
             raise CheckpointError(f"{path}: field {name!r}: {what}")
-        if not isinstance(found[name], kinds[name]) or isinstance(found[name], bool):
+        if not isinstance(record[name], kinds[name]) or isinstance(record[name], bool):
             kind = getattr(kinds[name], "__name__", kinds[name])
-            raise CheckpointError(f"{path}: field {name!r}: expected {kind}, found {quote(found[name])}")
+            raise CheckpointError(f"{path}: field {name!r}: expected {kind}, found {quote(record[name])}")
     try:
-        return TrainedView(_view_of(found), found["method"], found["profile_order"])
+        return TrainedView(_view_of(record), record["method"], record["profile_order"])
     except ValueError:
         raise CheckpointError(
-            f"{path}: field 'order_claim': expected {' or '.join(OrderClaim)}, found {quote(found['order_claim'])}"
+            f"{path}: field 'order_claim': expected {' or '.join(OrderClaim)}, found {quote(record['order_claim'])}"
         ) from None
     except DataError as error:
         raise CheckpointError(f"{path}: {error}") from error

@@ -222,7 +222,7 @@ def _runs(segment: np.ndarray, most: int) -> list[tuple[float, tuple[int, ...]]]
     size = len(segment)
     best = segment[0]
     choices: list[np.ndarray] = []
-    found: list[tuple[float, tuple[int, ...]]] = [(float(best[-1]), (size - 1,))]
+    runs: list[tuple[float, tuple[int, ...]]] = [(float(best[-1]), (size - 1,))]
     for _ in range(1, min(most, size)):
         # candidates[i, j]: the best of one run fewer up to i - 1, then the run i..j
         candidates = np.full_like(segment, np.inf)
@@ -232,8 +232,8 @@ def _runs(segment: np.ndarray, most: int) -> list[tuple[float, tuple[int, ...]]]
         ends = [size - 1]
         for choice in reversed(choices):
             ends.append(int(choice[ends[-1]]) - 1)
-        found.append((float(best[-1]), tuple(reversed(ends))))
-    return found
+        runs.append((float(best[-1]), tuple(reversed(ends))))
+    return runs
 
 
 def _run_rows(rows: np.ndarray) -> np.ndarray:

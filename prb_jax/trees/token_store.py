@@ -92,12 +92,12 @@ class TokenStore:
         """
         of = self.arrays
         numbers = of["page_numbers"][of["page_starts"][index] : of["page_starts"][index + 1]]
-        own = np.array(of["tokens"][of["token_starts"][index] : of["token_starts"][index + 1]])
+        after_pages = np.array(of["tokens"][of["token_starts"][index] : of["token_starts"][index + 1]])
         responses = slice(int(of["response_starts"][index]), int(of["response_starts"][index + 1]))
         prefix, lengths = int(of["prefix_lengths"][index]), of["response_lengths"][responses].astype(np.int64)
         if len(numbers) and int(numbers.max()) >= len(of["pages"]):
             raise self._damaged(index)
-        tokens = np.concatenate([of["pages"][numbers].reshape(-1), own])
+        tokens = np.concatenate([of["pages"][numbers].reshape(-1), after_pages])
         if len(tokens) != prefix + lengths.sum() or zlib.crc32(tokens.tobytes()) != int(of["checks"][index]):
             raise self._damaged(index)
         parts = np.split(tokens, np.cumsum([prefix, *lengths])[:-1])
@@ -117,8 +117,8 @@ class TokenStore:
     def tokens(self) -> np.ndarray:
         """int64 [n]: tokens of every tree, the prefix once and every response."""
         starts = np.asarray(self.arrays["response_starts"])
-        own = np.add.reduceat(np.asarray(self.arrays["response_lengths"], np.int64), starts[:-1])
-        return own + self.arrays["prefix_lengths"]
+        of_responses = np.add.reduceat(np.asarray(self.arrays["response_lengths"], np.int64), starts[:-1])
+        return of_responses + self.arrays["prefix_lengths"]
 
     def truncated(self) -> np.ndarray:
         """bool [n]: whether anything was cut."""
@@ -134,15 +134,15 @@ def open_store(path: Path) -> TokenStore:
     Raises:
       DataError: the folder holds no store of this package, or the store is truncated or changed.
     """
-    found = read_object(path / STORE, error=DataError, hint=AGAIN)
-    if found.get("kind") != KIND or not isinstance(found.get("key"), dict):
+    record = read_object(path / STORE, error=DataError, hint=AGAIN)
+    if record.get("kind") != KIND or not isinstance(record.get("key"), dict):
         raise DataError(f"{path / STORE}: not written by `prb prepare --model`")
-    if found.get("format") != FORMAT:
+    if record.get("format") != FORMAT:
         raise DataError(
-            f"{path / STORE}: format: expected {FORMAT}, found {quote(found.get('format'))}; {AGAIN}"
+            f"{path / STORE}: format: expected {FORMAT}, found {quote(record.get('format'))}; {AGAIN}"
         )
     arrays: dict[str, np.ndarray] = {}
-    files = found.get("files")
+    files = record.get("files")
     for name, kind in COLUMNS.items():
         file = path / f"{name}.npy"
         written = files.get(file.name) if isinstance(files, dict) else None
@@ -168,11 +168,11 @@ def open_store(path: Path) -> TokenStore:
     ):
         if len(arrays[starts]) != count + 1 or int(arrays[starts][-1]) != len(arrays[values]):
             raise DataError(f"{path / starts}.npy: does not belong to {values}.npy; {AGAIN}")
-    if count == 0 or found.get("comparisons") != count or len(arrays["labels"]) != responses:
+    if count == 0 or record.get("comparisons") != count or len(arrays["labels"]) != responses:
         raise DataError(
-            f"{path / STORE}: expected {found.get('comparisons')} comparisons, found {count}; {AGAIN}"
+            f"{path / STORE}: expected {record.get('comparisons')} comparisons, found {count}; {AGAIN}"
         )
-    return TokenStore(path, found["key"], found.get("data"), arrays)
+    return TokenStore(path, record["key"], record.get("data"), arrays)
 
 
 def split_pages(prefix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -190,8 +190,8 @@ class CachedScorer:
                 most = self.responses or len(tree.responses)
                 for first in range(0, len(tree.responses), most):
                     some = tree.responses[first : first + most]
-                    own = cache if len(tree.responses) <= most else copy.deepcopy(cache)
-                    scores.append(self._score(own, len(tree.prefix), some))
+                    copied = cache if len(tree.responses) <= most else copy.deepcopy(cache)
+                    scores.append(self._score(copied, len(tree.prefix), some))
                     padded += len(some) * max(map(len, some))
                 sequences += len(tree.responses)
                 tokens += tree.tokens
@@ -243,7 +243,7 @@ class TransformersSampler:
         self, prompts: Sequence[np.ndarray], *, samples: int, tokens: int, temperature: float
     ) -> GeneratedRun:
         """Draw ``samples`` continuations of each prompt, all of exactly ``tokens`` tokens."""
-        torch, found = self._torch, []
+        torch, drawn = self._torch, []
         size = max(1, BATCH // samples)
         drawing: dict[str, Any] = {"do_sample": False}
         if temperature > 0:
@@ -262,8 +262,8 @@ class TransformersSampler:
                     eos_token_id=None,
                     **drawing,
                 )
-                found.append(out[:, ids.shape[1] :].cpu().numpy())
-        return GeneratedRun(time.perf_counter() - start, sum(ids.size for ids in found), found)
+                drawn.append(out[:, ids.shape[1] :].cpu().numpy())
+        return GeneratedRun(time.perf_counter() - start, sum(ids.size for ids in drawn), drawn)
 
 
 @dataclass(frozen=True)
@@ -308,9 +308,9 @@ class TransformersRanker:
                 ]
                 embedded = [self._embed(batch) for batch in ([query.question], *batches)]
                 (question, *parts), masks = zip(*embedded, strict=True)
-                found = torch.cat(parts) @ question[0]
-                orders.append(torch.argsort(found, descending=True, stable=True).tolist())
-                scores.append(found.cpu().numpy())
+                similarities = torch.cat(parts) @ question[0]
+                orders.append(torch.argsort(similarities, descending=True, stable=True).tolist())
+                scores.append(similarities.cpu().numpy())
                 tokens += sum(int(mask.sum()) for mask in masks)
                 padded += sum(mask.numel() for mask in masks)
         seconds = time.perf_counter() - start

@@ -235,9 +235,9 @@ class TrlPolicyTrainer:
 
         def generate(prompts: Any) -> Any:
             begun = time.perf_counter()
-            found = inside(trainer, prompts)
+            step = inside(trainer, prompts)
             drawing.append(time.perf_counter() - begun)
-            return found
+            return step
 
         trainer._generate = generate
         rows = [{"prompt": prompt} for prompt in self._prompts for _ in range(self._samples)]

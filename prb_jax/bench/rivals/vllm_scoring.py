@@ -59,8 +59,8 @@ class VllmScorer:
         prompts = [{"prompt_token_ids": ids.tolist()} for ids in sequences]
         self._engine.reset_prefix_cache()  # or a second round would find the first one's work
         start = time.perf_counter()
-        found = self._engine.encode(prompts, pooling_task="classify", use_tqdm=False)
+        outputs = self._engine.encode(prompts, pooling_task="classify", use_tqdm=False)
         seconds = time.perf_counter() - start
         tokens = sum(len(ids) for ids in sequences)
-        scores = np.asarray([float(output.outputs.data.reshape(-1)[0]) for output in found])
+        scores = np.asarray([float(output.outputs.data.reshape(-1)[0]) for output in outputs])
         return PaddedRun(seconds, len(sequences), tokens, tokens, scores)

@@ -173,11 +173,11 @@ def _refusal(
     def program(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> list[jax.Array]:
         trees = [x[:, : bucket.tokens] for x in (q, k, v)]
         options: Any = {"bucket": bucket, "prefix_lengths": lengths, "softcap": softcap}
-        found = [cudnn_attention(*trees, window=window, **options) for window in windows]
+        outputs = [cudnn_attention(*trees, window=window, **options) for window in windows]
         if streams:
             attend = functools.partial(cudnn_stream_attention, q, k, v, batch=batch, softcap=softcap)
-            found += [attend(window=window) for window in windows]
-        return found
+            outputs += [attend(window=window) for window in windows]
+        return outputs
 
     def gradients(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> Any:
         def total(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:

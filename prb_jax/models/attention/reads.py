@@ -55,8 +55,8 @@ def attend_from_reads(
     )
     scores = soft_capped(scores, softcap)
     # The prefix, and each query's own response.
-    own = prefix + length * jnp.arange(responses)[:, None] + jnp.arange(length)
-    keys = jnp.concatenate([jnp.broadcast_to(jnp.arange(prefix), (responses, prefix)), own], axis=1)
+    own_places = prefix + length * jnp.arange(responses)[:, None] + jnp.arange(length)
+    keys = jnp.concatenate([jnp.broadcast_to(jnp.arange(prefix), (responses, prefix)), own_places], axis=1)
     visible = TreeMask(bucket, window).sees(places[:, :, None], keys)
     visible &= keys >= (prefix - prefix_lengths)[:, None, None]
     weights = jax.nn.softmax(jnp.where(visible[:, :, None, None], scores, MASKED), axis=-1).astype(q.dtype)

@@ -173,7 +173,7 @@ def _each_head(head: Callable[..., Any], facts: Facts, *arrays: jax.Array) -> An
 
     def stream(args: tuple[Facts, tuple[jax.Array, ...]]) -> Any:
         stream_facts, arrays = args
-        return lax.map(lambda each: head(stream_facts, *each), arrays)
+        return lax.map(lambda of_head: head(stream_facts, *of_head), arrays)
 
     return lax.map(stream, (facts, arrays))
 

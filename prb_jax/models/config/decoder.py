@@ -273,12 +273,12 @@ def _family(fields: FieldReader) -> Family:
 def _activation(fields: FieldReader, family: Family) -> Activation:
     # Files of Gemma since 2 may also hold the older 'hidden_act', which transformers does not read for them.
     name = "hidden_activation" if family.post_norms else "hidden_act"
-    found = fields.text(name, default="gelu_pytorch_tanh" if family.gemma else "silu")
-    if family.gemma and not family.post_norms and found == "gelu":
-        found = "gelu_pytorch_tanh"  # what the first Gemma's files mean by it, as in transformers
-    if found not in _ACTIVATIONS:
+    activation = fields.text(name, default="gelu_pytorch_tanh" if family.gemma else "silu")
+    if family.gemma and not family.post_norms and activation == "gelu":
+        activation = "gelu_pytorch_tanh"  # what the first Gemma's files mean by it, as in transformers
+    if activation not in _ACTIVATIONS:
         raise fields.error(name, f"one of {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[found]
+    return _ACTIVATIONS[activation]
 
 
 def _attention_softcap(fields: FieldReader, family: Family) -> float | None:

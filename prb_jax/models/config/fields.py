@@ -146,10 +146,10 @@ class FieldReader:
         names = [name for name in ("dtype", "torch_dtype") if self.has(name)]
         if not names:
             return None
-        found = self.text(names[0]).removeprefix("torch.")
-        if found not in _STORED_DTYPES:
+        dtype = self.text(names[0]).removeprefix("torch.")
+        if dtype not in _STORED_DTYPES:
             raise self.error(names[0], f"one of {', '.join(_STORED_DTYPES)}")
-        return found
+        return dtype
 
     def refuse_unless(self, neutral: Mapping[str, Any]) -> None:
         """Refuse fields that would change numbers in a way that is not followed here.

@@ -150,7 +150,9 @@ def _post_means(seen: Choices) -> dict[str, np.ndarray]:
     features = np.asarray(seen.posts.features, np.float32)
     rows = [features[of_kind] for of_kind in _kinds(seen)]
     nothing = np.zeros((1, features.shape[-1]), np.float32)
-    return {name: (own if len(own) else nothing).mean(axis=0) for name, own in zip(MEANS, rows, strict=True)}
+    return {
+        name: (posts if len(posts) else nothing).mean(axis=0) for name, posts in zip(MEANS, rows, strict=True)
+    }
 
 
 def _with_items(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:

@@ -138,9 +138,9 @@ def text_tastes(judged: Judgements, margins: np.ndarray, *, rank: int) -> np.nda
         """The sums, for each two texts, of products across different judgements of the same person."""
         every = np.arange(len(values))
         rows, people = of_groups(values, every), of_groups(values, persons)
-        found = people.T @ people - rows.T @ rows
+        products = people.T @ people - rows.T @ rows
         shared = rows[first].T @ rows[second]
-        return csr_array(found - shared - shared.T)
+        return csr_array(products - shared - shared.T)
 
     alike = np.where(judged.texts == judged.typical, -1, judged.texts)
     first, second = _sharing(persons, alike)
