@@ -284,8 +284,8 @@ STUDIES = {
     "polis_en": Study(
         "polis_en",
         _kind,
-        "pooled,offset,bayes,nearest",
-        shots="0,2,8",
+        "pooled,offset,nearest,bayes",
+        shots="0,2,4",
         seeds=2,
         settings="pooled.l2=0.01,1 offset.l2=1 offset.spread=1,3 nearest.neighbours=200 nearest.shrink=1,8",
         more=_by_conversation,
