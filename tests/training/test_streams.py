@@ -306,8 +306,7 @@ def test_runs_over_streams_and_over_padded_batches_are_alike_and_are_resumed(
 
     padded, streams, again = run("padded", attention="blockwise"), run("streams"), run("again", remat="full")
     for module in (trainer, record):
-        chosen = lambda *_, **options: KERNEL_STREAM_ATTENTION  # noqa: E731
-        monkeypatch.setattr(module, "trained_stream_attention", chosen)
+        monkeypatch.setattr(module, "trained_stream_attention", lambda *_, **__: KERNEL_STREAM_ATTENTION)
     kernel = run("kernel")
     with stopped_at(monkeypatch, 2):
         run("stopped")

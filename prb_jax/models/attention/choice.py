@@ -130,7 +130,7 @@ def stream_attention_name(
     """
     platform = mesh.devices.flat[0].platform
     if platform == "gpu":
-        return CUDNN_STREAM_ATTENTION if _streams_by_cudnn(mesh, dtype, wanted, config) else None
+        return _cudnn_over_streams(mesh, dtype, config) if wanted in ("auto", "streams") else None
     if platform == "tpu":
         return KERNEL_STREAM_ATTENTION if wanted == "streams" else None
     return STREAM_ATTENTION
@@ -151,9 +151,7 @@ def trained_stream_attention(
     if wanted != "auto":
         return None
     if platform == "gpu":
-        return (
-            CUDNN_STREAM_ATTENTION if _streams_by_cudnn(mesh, dtype, wanted, config, trained=True) else None
-        )
+        return _cudnn_over_streams(mesh, dtype, config, trained=True)
     if platform == "tpu":
         whole = dtype == jnp.bfloat16 and mesh.shape["sequence"] == 1
         return KERNEL_STREAM_ATTENTION if whole else None
@@ -170,14 +168,16 @@ def attention_over(batch: StreamBatch, mesh: Mesh | None) -> Attention:
     return functools.partial(attend, batch=batch, mesh=mesh)
 
 
-def _streams_by_cudnn(
-    mesh: Mesh, dtype: jnp.dtype, wanted: str, config: DecoderConfig, *, trained: bool = False
-) -> bool:
-    if dtype != jnp.bfloat16 or wanted not in ("auto", "streams"):
-        return False
+def _cudnn_over_streams(
+    mesh: Mesh, dtype: jnp.dtype, config: DecoderConfig, *, trained: bool = False
+) -> str | None:
+    """:data:`CUDNN_STREAM_ATTENTION` where cuDNN takes the model, in bfloat16."""
+    if dtype != jnp.bfloat16:
+        return None
     from prb_jax.models.attention.cudnn import cudnn_refusal
 
-    return cudnn_refusal(config, mesh=mesh, dtype=dtype, streams=True, trained=trained) is None
+    refused = cudnn_refusal(config, mesh=mesh, dtype=dtype, streams=True, trained=trained)
+    return CUDNN_STREAM_ATTENTION if refused is None else None
 
 
 def _check_streams(platform: str, dtype: jnp.dtype, mesh: Mesh | None, *, trained: bool) -> None:
