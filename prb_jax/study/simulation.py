@@ -22,6 +22,7 @@ from prb_jax.personal.few_shot.bayes import METHOD, pooled_margins
 from prb_jax.personal.few_shot.choices import Choices, UserRows, group
 from prb_jax.personal.few_shot.protocol import Fitted, adapt_users, repeated, score_users
 from prb_jax.personal.few_shot.registry import POOLED, method_named
+from prb_jax.personal.few_shot.taste_prior import judgements_of
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.inputs import Data, read_inputs
 from prb_jax.sharding import make_mesh
@@ -56,7 +57,7 @@ def draw_choices(
     basis = np.asarray(prior.arrays["basis"])
     tastes = drawn[:, : basis.shape[1]] @ basis.T + known["rest"]
     tastes += np.sqrt(float(prior.numbers["isotropic"])) * rng.standard_normal(tastes.shape)
-    margins = np.asarray(pooled_margins(prior, choices), np.float64)
+    margins = np.asarray(pooled_margins(prior, judgements_of(choices, votes=False)), np.float64)
     margins += np.einsum("nd,nd->n", choices.deltas, tastes[choices.users])
     if "texts" in prior.arrays:
         apart = np.subtract(*np.asarray(prior.arrays["texts"])[choices.texts.T])

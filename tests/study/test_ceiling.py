@@ -33,7 +33,7 @@ def prior(*, size: float) -> Fitted:
     basis = np.zeros((WIDTH, 4), np.float32)
     basis[0, 0] = basis[1, 1] = size
     arrays = {"direction": np.full(WIDTH, 0.3, np.float32), "basis": basis, "items": np.zeros(1, np.float32)}
-    return Fitted(arrays, {"isotropic": np.float32(0)}, FEW)
+    return Fitted(arrays, {"isotropic": np.float32(0), "typical": np.float32(0)}, FEW)
 
 
 PEOPLE = planted_people(PlantedFeatures(), users=60)

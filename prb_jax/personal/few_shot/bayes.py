@@ -170,7 +170,7 @@ def _with_items(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
 
 def _with_tastes(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
     """Fits with the covariance of tastes, for each rank and scale."""
-    settings, margins = fitted.settings, np.asarray(pooled_margins(fitted, seen))
+    settings, margins = fitted.settings, pooled_margins(fitted, judgements_of(seen, votes=False))
     to_features, variances, axes = taste_covariance(seen, margins, components=settings.components)
     kept = min(settings.directions, len(variances))
     for rank, scale in product(sorted({min(rank, kept) for rank in settings.rank}), settings.scale):
@@ -190,8 +190,7 @@ def _with_text_tastes(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
     if not fitted.numbers["item_precision"]:
         return
     judged = judgements_of(seen, votes=True)
-    margins = judged.deltas @ fitted.arrays["direction"] + _text_margins(fitted, judged)
-    loadings = text_tastes(judged, margins, rank=settings.text_directions)
+    loadings = text_tastes(judged, pooled_margins(fitted, judged), rank=settings.text_directions)
     for rank, scale in product(settings.text_rank, settings.text_scale):
         texts = np.zeros((len(loadings), settings.text_directions), np.float32)
         texts[:, : min(rank, loadings.shape[1])] = loadings[:, :rank] * np.sqrt(scale)
@@ -201,13 +200,6 @@ def _with_text_tastes(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
         for gain in dict.fromkeys((float(vote), *(settings.votes if seen.posts is not None else ()))):
             numbers = {"text_rank": rank, "text_scale": scale, "vote_gain": gain}
             yield _with(fitted, numbers, texts=texts)
-
-
-def _text_margins(fitted: Fitted, judged: Judgements) -> np.ndarray:
-    """The part of the margins that is the effects of texts, float32 [n]."""
-    effects = np.append(fitted.arrays["items"], fitted.numbers["typical"])
-    chosen, rejected = np.minimum(judged.texts, len(effects) - 1).T
-    return effects[chosen] - effects[rejected]
 
 
 def _with_mean(seen: Choices, fitted: Fitted) -> Fitted:
@@ -254,13 +246,12 @@ def _fit_mean(
     return minimise(loss, start, steps=steps)
 
 
-def pooled_margins(fitted: Fitted, choices: Choices) -> Array:
-    """Return the margins of choices when nothing is known of their users, float32 [n]."""
-    margins = choices.deltas @ fitted.arrays["direction"]
-    if choices.items is None:
-        return margins
-    effects = _effects(fitted, np.asarray(choices.items))
-    return margins + effects[choices.chosen] - effects[choices.rejected]
+def pooled_margins(fitted: Fitted, judged: Judgements) -> np.ndarray:
+    """Return the margins of judgements when nothing is known of the people, float32 [n]."""
+    known, effects = fitted.arrays["items"][: judged.typical], np.zeros(judged.typical + 1, np.float32)
+    effects[: len(known)], effects[-1] = known, fitted.numbers["typical"]
+    chosen, rejected = judged.texts.T
+    return judged.deltas @ fitted.arrays["direction"] + effects[chosen] - effects[rejected]
 
 
 def _with_profiles(data: FitData, fitted: Fitted) -> Iterator[Fitted]:
