@@ -7,9 +7,11 @@ mu and b, the effects of texts that several people judged, are pooled Bradley-Te
 profile. L and q, the directions in which people differ, in the features and over single texts, come from products
 across different comparisons of the same person (`taste_prior`, Haseman and Elston 1972). How many are kept, what all
 others are left with (low rank and diagonal) and the scales are chosen on the validation part, with "nothing personal"
-among the choices. mu and b are then fitted again, for pooled margins are those of the mean of many tastes, smaller than
-those of the mean taste. r, tastes in all directions alike, stands for what the low rank leaves out, and is chosen there
-too. A is ridge regression of the seen people's posterior means.
+among the choices. Products take tastes for small, and flatten strong ones: the directions of highest density, fitted
+together with the t_u of the seen people from those of the products on, are tried in their place. mu and b are then
+fitted again, for pooled margins are those of the mean of many tastes, smaller than those of the mean taste. r, tastes
+in all directions alike, stands for what the low rank leaves out, and is chosen there too. A is ridge regression of the
+seen people's posterior means.
 
 The posts of a profile are choices too: a vote on a text is a choice of it over a typical text (or the reverse), and the
 person's own words are preferred to typical ones, each times a gain g of its kind, in the place of i - j above. Under
@@ -40,14 +42,15 @@ from prb_jax.personal.few_shot.fitting import (
     laplace_posterior,
     mean_loss,
     minimise,
+    pairs_of,
 )
 from prb_jax.personal.few_shot.offset import precision_of
 from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, Ints, State, adapt_users
 from prb_jax.personal.few_shot.taste_prior import Judgements, judgements_of, taste_covariance, text_tastes
 
 NUMBERS = (
-    "item_precision", "counted", "typical", "rank", "scale", "rest", "text_rank", "text_scale", "spread", "isotropic",
-    "profile_l2", "word_gain", "vote_gain",
+    "item_precision", "counted", "typical", "rank", "scale", "rest", "basis_l2", "text_rank", "text_scale", "spread",
+    "isotropic", "profile_l2", "word_gain", "vote_gain",
 )  # fmt: skip
 GAINS = ("word_gain", "vote_gain")
 MEANS = ("word_mean", "vote_mean")
@@ -66,6 +69,12 @@ class BayesSettings(FewShotSettings):
     scale: Floats = option(
         (0.3, 1.0, 3.0, 10.0), "factors of the estimated covariance; nothing personal is tried too", above=0
     )
+    basis_l2: Floats = option(
+        (0.3, 1.0),
+        "penalties of the directions of taste where they are fitted together with the tastes of the seen people; the "
+        "estimated ones are tried too",
+        above=0,
+    )
     spread: Floats = option(
         (0.3, 0.6, 1.0),
         "standard deviations of the part of a margin that comes from tastes in all directions alike; no such part is "
@@ -73,12 +82,12 @@ class BayesSettings(FewShotSettings):
         above=0,
     )
     profile_l2: Floats = option(
-        (10.0, 100.0, 1000.0),
+        (0.1, 1.0, 10.0, 100.0),
         "penalties of the regression on profiles, in people; no regression is tried too",
         above=0,
     )
     words: Floats = option(
-        (1.0, 2.0, 4.0),
+        (0.3, 1.0, 2.0, 4.0),
         "how much the person's own words weigh as choices over typical ones, in units of their features; not at all is "
         "tried too",
         above=0,
@@ -112,6 +121,8 @@ def fit(data: FitData) -> Fitted:
     plain = data.fitted(arrays, {**dict.fromkeys(NUMBERS, 0.0), "l2": l2})
     nobody = data.best([plain, *_with_items(seen, plain)])
     tastes = data.best([nobody, *_with_tastes(seen, nobody)])
+    if tastes.numbers["scale"]:
+        tastes = data.best([tastes, *_with_fitted_basis(data, tastes)])
     bases = [nobody, tastes] if tastes.numbers["scale"] else [nobody]
     alike = [
         _with_mean(seen, _with(base, {"spread": spread, "isotropic": 1 / precision_of(seen, spread)}))
@@ -182,6 +193,42 @@ def _with_tastes(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
         basis = np.zeros_like(fitted.arrays["basis"])
         basis[:, :kept] = to_features @ axes[:, :kept] * np.sqrt(scale * spread)
         yield _with_mean(seen, _with(fitted, {"rank": rank, "scale": scale, "rest": rest}, basis=basis))
+
+
+def _with_fitted_basis(data: FitData, fitted: Fitted) -> Iterator[Fitted]:
+    """Fits in which the directions are those of highest density, together with the tastes of the seen people."""
+    seen, settings, start = data.seen, fitted.settings, fitted.arrays["basis"]
+    tastes = adapt_users(METHOD, fitted, replace(seen, posts=None), group(seen), key=data.key, mesh=data.mesh)
+    margins, pairs = pooled_margins(fitted, judgements_of(seen, votes=False)), pairs_of(seen)
+    for l2 in settings.basis_l2:
+        basis, people = _fit_basis(
+            pairs, margins, np.float32(l2), start, tastes["weights"], steps=settings.steps
+        )
+        # The scales of both are one freedom: the covariance of the directions is that of the fitted tastes.
+        root = np.linalg.qr(np.asarray(people) / np.sqrt(len(people)), mode="r")
+        axes, sizes, _ = np.linalg.svd(np.asarray(basis) @ root.T, full_matrices=False)
+        for scale in settings.scale:
+            changed = np.zeros_like(start)
+            changed[:, : len(sizes)] = axes * sizes * np.sqrt(scale)
+            yield _with_mean(
+                seen, _with(fitted, {"basis_l2": l2, "scale": scale, "rest": 0.0}, basis=changed)
+            )
+
+
+@partial(jax.jit, static_argnames="steps")
+def _fit_basis(
+    pairs: ChoicePairs, margins: Array, l2: Array, basis: Array, tastes: Array, *, steps: int
+) -> tuple[Array, Array]:
+    """The directions [D, J] and the tastes [P, J] of the lowest loss, from those that are given on."""
+    total = jnp.sum(pairs.weights)
+
+    def loss(params: tuple[Array, Array]) -> jax.Array:
+        f, t = params
+        personal = jnp.sum((pairs.deltas @ f) * t[pairs.users], axis=1)
+        penalty = 0.5 * l2 * jnp.sum(f * f) + 0.5 * jnp.sum(t * t) / total
+        return mean_loss(margins + personal, pairs.weights) + penalty
+
+    return minimise(loss, (basis, tastes), steps=steps)
 
 
 def _with_text_tastes(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from scipy.optimize import minimize
 from prb_jax.personal.few_shot import bayes
 from prb_jax.personal.few_shot.bayes import METHOD, BayesSettings
 from prb_jax.personal.few_shot.choices import Posts
+from prb_jax.personal.few_shot.fitting import pairs_of
 from prb_jax.personal.few_shot.protocol import Fitted, adapt_users, score_users
 from prb_jax.personal.few_shot.registry import method_named
 from prb_jax.personal.few_shot.taste_prior import taste_covariance
@@ -44,6 +46,56 @@ def test_the_covariance_is_the_planted_one_without_the_noise_of_single_choices()
     assert np.abs(found - planted).max() < 0.25 * size**2
     assert np.sum(found * planted) / (np.linalg.norm(found) * np.linalg.norm(planted)) > 0.98
     assert (np.abs(variances[2:]) < 0.15 * variances[1]).all()
+
+
+def test_strong_tastes_are_fitted_from_the_estimated_directions() -> None:
+    """Nearly sure choices: the products say half of the size; fitted directions are nearer to the planted ones."""
+    people, size = 60, 4.0
+    made = tastes(people + 80, size=size, seen=people, validation=20, choices=200, new_choices=64, rows=8000)
+    rng = np.random.default_rng(0)
+    rng.normal(size=(8000, WIDTH))
+    axes = np.linalg.qr(rng.normal(size=(WIDTH, 2)))[0]
+    few = BayesSettings(l2=(1e-2,), rank=(2,), basis_l2=(1e-3,))
+    fitted = METHOD.fit(made.seen, made.validation, settings=few, key=KEY)
+    assert fitted.numbers["basis_l2"] > 0
+
+    def outside(basis: np.ndarray) -> float:
+        """The share of the covariance that lies outside the planted plane."""
+        return float(1 - np.sum((axes.T @ basis) ** 2) / np.sum(basis**2))
+
+    whiten, variances, turned = taste_covariance(
+        made.seen, made.seen.deltas @ fitted.arrays["direction"], components=64
+    )
+    estimated = whiten @ turned[:, :2] * np.sqrt(variances[:2])
+    assert np.linalg.norm(estimated) < 0.5 * size * np.sqrt(2)
+    assert outside(fitted.arrays["basis"]) < 0.5 * outside(estimated)
+    assert 0.5 * size < np.linalg.norm(fitted.arrays["basis"]) / np.sqrt(2) < 2 * size
+
+
+def test_directions_and_tastes_are_those_of_the_lowest_loss_in_float64() -> None:
+    made = tastes(30, size=2.0, seen=20, validation=5)
+    rng, seen = np.random.default_rng(8), made.seen
+    start = rng.normal(size=(WIDTH, 2)).astype(np.float32), rng.normal(size=(20, 2)).astype(np.float32)
+    margins, l2 = rng.normal(size=len(seen)).astype(np.float32), 0.03
+    deltas, person = seen.deltas.astype(np.float64), seen.person
+
+    def loss(values: np.ndarray) -> tuple[float, np.ndarray]:
+        f, t = values[: 2 * WIDTH].reshape(WIDTH, 2), values[2 * WIDTH :].reshape(20, 2)
+        m = margins + np.sum((deltas @ f) * t[person], axis=1)
+        slopes = -sigmoid(-m)[:, None] / len(m)
+        to_tastes = np.zeros_like(t)
+        np.add.at(to_tastes, person, slopes * (deltas @ f))
+        gradients = deltas.T @ (slopes * t[person]) + l2 * f, to_tastes + t / len(m)
+        size = np.logaddexp(0, -m).mean() + 0.5 * l2 * np.sum(f**2) + 0.5 * np.sum(t**2) / len(m)
+        return float(size), np.concatenate([one.reshape(-1) for one in gradients])
+
+    def flat(f: Any, t: Any) -> np.ndarray:
+        return np.concatenate([np.asarray(f, np.float64).reshape(-1), np.asarray(t, np.float64).reshape(-1)])
+
+    expected = minimize(loss, flat(*start), jac=True, method="BFGS", options={"gtol": 1e-9, "maxiter": 2000})
+    ours = flat(*bayes._fit_basis(pairs_of(seen), margins, np.float32(l2), *start, steps=500))
+    assert loss(ours)[0] < expected.fun + 1e-5
+    assert np.linalg.norm(loss(ours)[1]) < 1e-4
 
 
 def test_choices_that_share_a_text_tell_nothing_of_a_person() -> None:
