@@ -205,7 +205,7 @@ def _with_fitted_basis(data: FitData, fitted: Fitted) -> Iterator[Fitted]:
             pairs, margins, np.float32(l2), start, tastes["weights"], steps=settings.steps
         )
         # The scales of both are one freedom: the covariance of the directions is that of the fitted tastes.
-        root = np.linalg.qr(np.asarray(people) / np.sqrt(len(people)), mode="r")
+        root = np.linalg.qr(np.asarray(people) / np.sqrt(len(people))).R
         axes, sizes, _ = np.linalg.svd(np.asarray(basis) @ root.T, full_matrices=False)
         for scale in settings.scale:
             changed = np.zeros_like(start)
