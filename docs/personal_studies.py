@@ -25,11 +25,13 @@ import numpy as np
 
 from prb_jax.cli import main
 from prb_jax.personal.features import open_features
-from prb_jax.personal.few_shot.fitting import laplace_posterior, minimise
+from prb_jax.personal.few_shot import bayes
+from prb_jax.personal.few_shot.fitting import minimise
+from prb_jax.personal.few_shot.protocol import Fitted
 from prb_jax.scoring.inputs import read_inputs
 from prb_jax.sources import personas
-from prb_jax.study.outcomes import make_part, read_outcome, standardised
-from prb_jax.study.population import Population, read_population
+from prb_jax.study.outcomes import PLAIN, SplitData, make_part, read_outcome, run_method, standardised
+from prb_jax.study.population import read_population
 from prb_jax.study.results import subset_results
 from prb_jax.study.splits import UNSEEN_PART, make_splits
 
@@ -181,8 +183,11 @@ def _readable(out: Path) -> str:
     axes = np.linalg.solve(seen.T @ seen + 100 * np.eye(seen.shape[1]), seen.T @ levels[~asked])
     right = np.sum((deltas[asked] @ axes) * true[asked], axis=1) > 0
     lines = [f"A linear reader that knows axes and tastes: {right.mean():.3f} of {len(right):,} choices."]
+    study = STUDIES["personas"]
+    splits = make_splits(population, by=study.split, seeds=study.seeds)
+    parts = [make_part(standardised(choices, split)[0], split) for split in splits]
     for l2 in (0.01, 0.03, 0.1, 0.3):
-        adapted, known = _told_the_tastes_of_seen_people(population, true, l2)
+        adapted, known = _told_the_tastes_of_seen_people(parts, true, l2)
         lines.append(
             f"Directions fitted on the choices of the seen people, whose tastes are told, penalty {l2}: "
             f"{adapted:.3f} after 16 comparisons, {known:.3f} where the tastes of the unseen people are told too."
@@ -191,34 +196,26 @@ def _readable(out: Path) -> str:
 
 
 def _told_the_tastes_of_seen_people(
-    population: Population, true: np.ndarray, l2: float
+    parts: Sequence[SplitData], true: np.ndarray, l2: float
 ) -> tuple[float, float]:
     """The accuracy on unseen people of the directions that fit the choices of the seen people best, where the true
     tastes of these, float32 [n, 8] for the choices, are told: after 16 comparisons, and with the true tastes."""
-    study, right = STUDIES["personas"], list[np.ndarray]()
-    for split in make_splits(population, by=study.split, seeds=study.seeds):
-        choices = standardised(population.choices, split)[0]
-        part = make_part(choices, split)
-        deltas, trained = jnp.asarray(choices.deltas), split.trained
+    right = list[np.ndarray]()
+    for part in parts:
+        deltas, trained = jnp.asarray(part.choices.deltas), part.split.trained
 
         def loss(f: jax.Array, x: jax.Array = deltas[trained], t: np.ndarray = true[trained]) -> jax.Array:
             return jnp.mean(jax.nn.softplus(-jnp.sum((x @ f) * t, axis=1))) + 0.5 * l2 * jnp.sum(f * f)
 
-        axes = minimise(loss, jnp.zeros((deltas.shape[1], true.shape[1])), steps=200)
-        rows, contexts = np.asarray(deltas @ axes), part.contexts.first(16)
-        for user, places, mask, asked, there in zip(
-            contexts.users,
-            contexts.places,
-            contexts.mask,
-            part.queries.places,
-            part.queries.mask,
-            strict=True,
-        ):
-            if split.part[user] == UNSEEN_PART:
-                x, queries = rows[places], asked[there]
-                dual = laplace_posterior(x @ x.T, mask, np.zeros(len(x), np.float32))[0]
-                adapted = rows[queries] @ (np.asarray(dual) @ x) > 0
-                right.append(np.stack([adapted, np.sum(rows[queries] * true[queries], axis=1) > 0], axis=1))
+        axes = np.asarray(minimise(loss, jnp.zeros((deltas.shape[1], true.shape[1])), steps=200))
+        nothing = np.zeros(len(axes), np.float32)
+        arrays = {"direction": nothing, "basis": axes, "items": np.zeros(1, np.float32)}
+        prior = Fitted(arrays, {"isotropic": np.float32(0)}, bayes.BayesSettings())
+        outcome, _ = run_method(bayes.METHOD, prior, part, shots=(16,), mesh=None)
+        places = outcome.places
+        known = np.sum((part.choices.deltas[places] @ axes) * true[places], axis=1)
+        unseen = part.split.part[part.choices.users[places]] == UNSEEN_PART
+        right.append(np.stack([outcome.margins[PLAIN, 16] > 0, known > 0], axis=1)[unseen])
     return tuple(np.concatenate(right).mean(axis=0))
 
 

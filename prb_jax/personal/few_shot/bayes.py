@@ -39,6 +39,7 @@ from prb_jax.personal.few_shot.fitting import (
     ChoicePairs,
     FitData,
     define,
+    fit_factors,
     laplace_posterior,
     mean_loss,
     minimise,
@@ -201,7 +202,7 @@ def _with_fitted_basis(data: FitData, fitted: Fitted) -> Iterator[Fitted]:
     tastes = adapt_users(METHOD, fitted, replace(seen, posts=None), group(seen), key=data.key, mesh=data.mesh)
     margins, pairs = pooled_margins(fitted, judgements_of(seen, votes=False)), pairs_of(seen)
     for l2 in settings.basis_l2:
-        basis, people = _fit_basis(
+        basis, people = fit_factors(
             pairs, margins, np.float32(l2), start, tastes["weights"], steps=settings.steps
         )
         # The scales of both are one freedom: the covariance of the directions is that of the fitted tastes.
@@ -213,22 +214,6 @@ def _with_fitted_basis(data: FitData, fitted: Fitted) -> Iterator[Fitted]:
             yield _with_mean(
                 seen, _with(fitted, {"basis_l2": l2, "scale": scale, "rest": 0.0}, basis=changed)
             )
-
-
-@partial(jax.jit, static_argnames="steps")
-def _fit_basis(
-    pairs: ChoicePairs, margins: Array, l2: Array, basis: Array, tastes: Array, *, steps: int
-) -> tuple[Array, Array]:
-    """The directions [D, J] and the tastes [P, J] of the lowest loss, from those that are given on."""
-    total = jnp.sum(pairs.weights)
-
-    def loss(params: tuple[Array, Array]) -> jax.Array:
-        f, t = params
-        personal = jnp.sum((pairs.deltas @ f) * t[pairs.users], axis=1)
-        penalty = 0.5 * l2 * jnp.sum(f * f) + 0.5 * jnp.sum(t * t) / total
-        return mean_loss(margins + personal, pairs.weights) + penalty
-
-    return minimise(loss, (basis, tastes), steps=steps)
 
 
 def _with_text_tastes(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:

@@ -145,6 +145,24 @@ def fit_direction(pairs: ChoicePairs, l2: Array, start: Array, *, steps: int) ->
     return minimise(loss, start, steps=steps)
 
 
+@partial(jax.jit, static_argnames="steps")
+def fit_factors(
+    pairs: ChoicePairs, margins: Array, l2: Array, factors: Array, people: Array, *, steps: int
+) -> tuple[jax.Array, jax.Array]:
+    """Return the directions F, float32 [D, J], and the people's weights lam, float32 [P, J], of the lowest mean
+    softplus(-(m + delta.F lam_u)) + |lam|^2 / 2n + (l2 / 2) |F|^2, from those that are given on; m are the ``margins``
+    float32 [n] without them."""
+    total = jnp.sum(pairs.weights)
+
+    def loss(params: tuple[Array, Array]) -> jax.Array:
+        f, lam = params
+        personal = jnp.sum((pairs.deltas @ f) * lam[pairs.users], axis=1)
+        penalty = 0.5 * jnp.sum(lam * lam) / total + 0.5 * l2 * jnp.sum(f * f)
+        return mean_loss(margins + personal, pairs.weights) + penalty
+
+    return minimise(loss, (factors, people), steps=steps)
+
+
 def best_direction(
     pairs: ChoicePairs, held: np.ndarray, penalties: Floats, *, steps: int
 ) -> tuple[np.ndarray, np.float32]:

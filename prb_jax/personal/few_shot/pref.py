@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from typing import Literal
 
@@ -31,13 +30,11 @@ from scipy.sparse.linalg import svds
 from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
 from prb_jax.personal.few_shot.fitting import (
-    ChoicePairs,
     FitData,
     define,
+    fit_factors,
     immovable_precision,
-    mean_loss,
     mean_state,
-    minimise,
     most_probable,
     pairs_of,
 )
@@ -60,19 +57,6 @@ class PReFSettings(FewShotSettings):
         above=0,
     )
     steps: int = option(150, "updates of the solver at most", least=1)
-
-
-@partial(jax.jit, static_argnames="steps")
-def _fit(pairs: ChoicePairs, l2: Array, factors: Array, people: Array, *, steps: int) -> tuple[Array, Array]:
-    total = jnp.sum(pairs.weights)
-
-    def loss(params: tuple[Array, Array]) -> jax.Array:
-        f, lam = params
-        margins = jnp.sum((pairs.deltas @ f) * lam[pairs.users], axis=1)
-        penalty = 0.5 * jnp.sum(lam * lam) / total + 0.5 * l2 * jnp.sum(f * f)
-        return mean_loss(margins, pairs.weights) + penalty
-
-    return minimise(loss, (factors, people), steps=steps)
 
 
 def _svd_start(seen: Choices, rank: int) -> tuple[np.ndarray, np.ndarray] | None:
@@ -116,9 +100,11 @@ def fit(data: FitData) -> Fitted:
             "pull_to_mean": 1.0,
         }
         yield data.fitted(arrays, numbers)
-        pairs = pairs_of(seen)
+        pairs, nothing = pairs_of(seen), np.zeros(len(seen), np.float32)
         for l2 in settings.l2:
-            f, lam = map(np.asarray, _fit(pairs, np.float32(l2), factors, people, steps=settings.steps))
+            f, lam = map(
+                np.asarray, fit_factors(pairs, nothing, np.float32(l2), factors, people, steps=settings.steps)
+            )
             # The scales of F and of the weights are one freedom: the mean square of the seen people's weights is 1.
             scale = float(np.sqrt(np.mean(lam**2)) + 1e-12)
             mean = (lam.mean(axis=0) / scale).astype(np.float32)

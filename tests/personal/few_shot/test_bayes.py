@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 from prb_jax.personal.few_shot import bayes
 from prb_jax.personal.few_shot.bayes import METHOD, BayesSettings
 from prb_jax.personal.few_shot.choices import Posts
-from prb_jax.personal.few_shot.fitting import pairs_of
+from prb_jax.personal.few_shot.fitting import fit_factors, pairs_of
 from prb_jax.personal.few_shot.protocol import Fitted, adapt_users, score_users
 from prb_jax.personal.few_shot.registry import method_named
 from prb_jax.personal.few_shot.taste_prior import taste_covariance
@@ -93,7 +93,7 @@ def test_directions_and_tastes_are_those_of_the_lowest_loss_in_float64() -> None
         return np.concatenate([np.asarray(f, np.float64).reshape(-1), np.asarray(t, np.float64).reshape(-1)])
 
     expected = minimize(loss, flat(*start), jac=True, method="BFGS", options={"gtol": 1e-9, "maxiter": 2000})
-    ours = flat(*bayes._fit_basis(pairs_of(seen), margins, np.float32(l2), *start, steps=500))
+    ours = flat(*fit_factors(pairs_of(seen), margins, np.float32(l2), *start, steps=500))
     assert loss(ours)[0] < expected.fun + 1e-5
     assert np.linalg.norm(loss(ours)[1]) < 1e-4
 
