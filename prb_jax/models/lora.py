@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.custom_derivatives import SymbolicZero
 
 from prb_jax.data.options import Options, option
 from prb_jax.errors import CheckpointError
@@ -88,17 +90,61 @@ def adapted_project(
         name: of the matrix, one of :data:`TARGETS`.
         scale: of the adapter's update, see :attr:`LoraConfig.scale`.
     """
-    bias, scales = weights.get(f"{name}_bias"), scale_of(weights, name)
-    if scales is None:
-        out = project(x, weights[name], bias)
-    else:
-        out = quantized_project(x, weights[name], scales[0], activations=scales[1])
+    weight, bias, scales = weights[name], weights.get(f"{name}_bias"), scale_of(weights, name)
+    a, b = (weights.get(f"{name}{factor}") for factor in (FACTOR_A, FACTOR_B))
+    if scales is not None:
+        out = quantized_project(x, weight, scales[0], activations=scales[1])
         out = (out if bias is None else out + bias.astype(jnp.float32)).astype(x.dtype)
-    a = weights.get(f"{name}{FACTOR_A}")
-    if a is not None:
-        update = project(checkpoint_name(project(x, a), PROJECTED), weights[f"{name}{FACTOR_B}"])
+    elif a is not None and b is not None and _merges(x, weight):
+        merged: jax.Array = _merged_matmul(scale, x, weight, a, b)
+        return checkpoint_name(merged if bias is None else merged + bias.astype(jnp.float32), PROJECTED)
+    else:
+        out = project(x, weight, bias)
+    if a is not None and b is not None:
+        update = project(checkpoint_name(project(x, a), PROJECTED), b)
         out = (out.astype(jnp.float32) + scale * update.astype(jnp.float32)).astype(x.dtype)
     return checkpoint_name(out, PROJECTED)
+
+
+def _merges(x: jax.Array, weight: jax.Array) -> bool:
+    """Whether x (W + s A B) is the cheaper way: A B takes no more products than x A and (x A) B do.
+
+    In float32 alone: rounded to bfloat16, W + s A B would lose the small updates of which training consists.
+    """
+    tokens, (inputs, outputs) = math.prod(x.shape[:-1]), weight.shape
+    return x.dtype == jnp.float32 and tokens * (inputs + outputs) >= inputs * outputs
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _merged_matmul(scale: float, x: jax.Array, weight: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    """x (W + scale A B) in float32, in no more passes over activations than x W takes."""
+    return product(x, _with_update(weight, a, b, scale))
+
+
+# The derivative written by hand: that of W + s A B, a product as large as the forward one, is needed only where W is
+# trained; A and B are narrow.
+def _merged_forward(scale: float, x: Any, weight: Any, a: Any, b: Any) -> tuple[jax.Array, tuple[Any, ...]]:
+    arrays = tuple(argument.value for argument in (x, weight, a, b))
+    return _merged_matmul(scale, *arrays), (*arrays, jnp.zeros(()) if weight.perturbed else None)
+
+
+def _merged_backward(scale: float, kept: tuple[Any, ...], cotangent: Any) -> tuple[Any, ...]:
+    x, weight, a, b, trained = kept
+    if isinstance(cotangent, SymbolicZero):
+        return None, None, None, None
+    leading = tuple(range(x.ndim - 1))
+    to_x = product(cotangent, _with_update(weight, a, b, scale), (-1, 1))
+    to_weight = None if trained is None else product(x, cotangent, (leading, leading)).astype(weight.dtype)
+    through_b, through_a = product(cotangent, b.astype(x.dtype), (-1, 1)), product(x, a.astype(x.dtype))
+    to_a, to_b = product(x, through_b, (leading, leading)), product(through_a, cotangent, (leading, leading))
+    return to_x, to_weight, (scale * to_a).astype(a.dtype), (scale * to_b).astype(b.dtype)
+
+
+_merged_matmul.defvjp(_merged_forward, _merged_backward, symbolic_zeros=True)
+
+
+def _with_update(weight: jax.Array, a: jax.Array, b: jax.Array, scale: float | jax.Array) -> jax.Array:
+    return weight.astype(jnp.float32) + scale * product(a.astype(jnp.float32), b.astype(jnp.float32))
 
 
 def merge_lora(params: Mapping[str, Any], *, scale: float) -> dict[str, Any]:
@@ -131,8 +177,7 @@ def _merge(sharding: jax.sharding.Sharding | None) -> Callable[..., jax.Array]:
     def every(weight: jax.Array, a: jax.Array, b: jax.Array, scale: jax.Array) -> jax.Array:
         def one(args: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
             w, a, b = args
-            update = product(a.astype(jnp.float32), b.astype(jnp.float32))
-            return (w.astype(jnp.float32) + scale * update).astype(w.dtype)
+            return _with_update(w, a, b, scale).astype(w.dtype)
 
         return lax.map(one, (weight, a, b))
 

@@ -129,6 +129,41 @@ def test_a_frozen_factor_has_no_gradient_and_a_product_has_the_right_ones() -> N
     assert text.count("dot_general") == 2  # forward, and the gradient by x: none by the weight
 
 
+@pytest.mark.parametrize("tokens", [2, 40])
+def test_gradients_of_an_adapted_product_and_how_many_products_they_take(tokens: int) -> None:
+    """Few tokens go through the factors, many through W + s A B; W's gradient costs a product where it is asked for."""
+    rng = np.random.default_rng(0)
+    sizes = {"x": (1, tokens, 12), "q": (12, 10), "q_lora_a": (12, 2), "q_lora_b": (2, 10), "q_bias": (10,)}
+    exact = {name: rng.normal(size=size) for name, size in sizes.items()}
+    arrays = {name: jnp.asarray(value, jnp.float32) for name, value in exact.items()}
+    towards = rng.normal(size=(1, tokens, 10))
+
+    def loss(trained, frozen):
+        everything = {**frozen, **trained}
+        out = adapted_project(everything.pop("x"), everything, "q", scale=0.5)
+        return jnp.sum(out * towards.astype(np.float32))
+
+    x, w, a, b = (
+        exact[name].reshape(-1, exact[name].shape[-1]) for name in ("x", "q", "q_lora_a", "q_lora_b")
+    )
+    upstream = towards.reshape(tokens, 10)
+    expected = {
+        "x": (upstream @ (w + 0.5 * a @ b).T)[None], "q": x.T @ upstream, "q_lora_a": 0.5 * x.T @ (upstream @ b.T),
+        "q_lora_b": 0.5 * (x @ a).T @ upstream, "q_bias": upstream.sum(0),
+    }  # fmt: skip
+    for name, gradient in jax.grad(loss)(arrays, {}).items():
+        np.testing.assert_allclose(gradient, expected[name], atol=2e-5, err_msg=name)
+
+    trained = {name: arrays.pop(name) for name in ("x", "q_lora_a", "q_lora_b")}
+    program = jax.make_jaxpr(jax.grad(loss))(trained, arrays).jaxpr
+    shapes = [
+        equation.outvars[0].aval.shape
+        for equation in program.eqns
+        if equation.primitive.name == "dot_general"
+    ]
+    assert shapes.count((12, 10)) == (1 if tokens == 40 else 0)  # A B alone: no gradient by W
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
