@@ -76,11 +76,12 @@ $(RUN):
 	@test -n "$(PYTHON)" || { echo "error: no Python >= 3.11 with venv found; install one, or set PYTHON=" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# Installs again when the requirements change; not where they are met already (no network needed then).
+# Installs again when the requirements change; not where they are met already (no network needed then). Python compiles
+# the few modules that are used when it first imports them; compiling all of them here would take a minute.
 $(VENV)/.installed: pyproject.toml | $(RUN)
-	@$(RUN) .ci/satisfied.py || { $(INSTALLING); $(RUN) -m pip install --quiet --editable .; }
+	@$(RUN) .ci/satisfied.py || { $(INSTALLING); $(RUN) -m pip install --quiet --no-compile --editable .; }
 	touch $@
 
 $(VENV)/.installed-%: pyproject.toml | $(RUN)
-	@$(RUN) .ci/satisfied.py $* || { $(INSTALLING); $(RUN) -m pip install --quiet --editable '.[$*]'; }
+	@$(RUN) .ci/satisfied.py $* || { $(INSTALLING); $(RUN) -m pip install --quiet --no-compile --editable '.[$*]'; }
 	touch $@ $(VENV)/.installed

@@ -54,7 +54,7 @@ def test_processes_that_differ_are_refused_by_name_and_field(tmp_path: Path) -> 
 def test_every_process_of_a_command_ends_with_status_2_and_one_line(tmp_path: Path) -> None:
     command = ["-m", "prb_jax", "evaluate", "baseline:length", "--data", "personas:generic-test"]
     rest = ["--out", tmp_path / "run", "--distributed", "--limit"]
-    with job([*command, *rest, 20], count=3, others=[*command, *rest, 10]) as processes:
+    with job([*command, *rest, 20], count=2, others=[*command, *rest, 10]) as processes:
         found = ended(processes)
     for status, _, errors in found:
         assert status == 2, found

@@ -127,6 +127,7 @@ def test_policy_accuracy(reward: Path, policy: Path, data: str, tmp_path: Path) 
     check_continued(tmp_path, *command, rows="rows.jsonl", keep=20, said="policy alone (lambda 0)")
 
 
+@pytest.mark.slow
 def test_judge(policy: Path, data: str, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     command = ("judge", policy, "--data", data, "--controls", "blind")

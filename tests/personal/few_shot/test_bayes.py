@@ -231,11 +231,12 @@ def test_where_nothing_is_personal_it_is_pooled_bradley_terry() -> None:
 
 def test_effects_of_texts_and_profiles_are_learned() -> None:
     rng = np.random.default_rng(5)
+    settings = BayesSettings(l2=(1e-3, 1e-2), rank=(2,), scale=(1.0,), basis_l2=(1.0,), spread=(1.0,), words=(1.0,))
     features = rng.normal(size=(300, WIDTH)).astype(np.float32)
     opinions = np.repeat(1.5 * rng.normal(size=(1, 300)), 300, axis=0)
     items = np.arange(300, dtype=np.int32)
     made = world(features, opinions, seen=240, validation=30, choices=100, new_choices=100, items=items)
-    fitted = METHOD.fit(made.seen, made.validation, settings=BayesSettings(), key=KEY)
+    fitted = METHOD.fit(made.seen, made.validation, settings=settings, key=KEY)
     assert fitted.numbers["item_precision"] > 0
     assert made.share(METHOD, fitted, 0, width=32) > 0.97
 
@@ -245,7 +246,7 @@ def test_effects_of_texts_and_profiles_are_learned() -> None:
     weights = 2 * posts.mean(axis=1) * ([1.0] * 3 + [0.0] * (WIDTH - 3))
     made = world(features, weights @ features.T, seen=300, validation=50)
     made = with_posts(made, Posts(posts, np.ones((people, 4), bool)))
-    fitted = METHOD.fit(made.seen, made.validation, settings=BayesSettings(), key=KEY)
+    fitted = METHOD.fit(made.seen, made.validation, settings=settings, key=KEY)
     assert fitted.numbers["profile_l2"] > 0
     assert made.share(METHOD, fitted, 0, width=32) > made.share_of_nobody(METHOD, fitted) + 0.1
     assert bayes.empty_state(fitted)["weights"].shape == (fitted.settings.directions,)
