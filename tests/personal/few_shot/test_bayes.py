@@ -231,7 +231,9 @@ def test_where_nothing_is_personal_it_is_pooled_bradley_terry() -> None:
 
 def test_effects_of_texts_and_profiles_are_learned() -> None:
     rng = np.random.default_rng(5)
-    settings = BayesSettings(l2=(1e-3, 1e-2), rank=(2,), scale=(1.0,), basis_l2=(1.0,), spread=(1.0,), words=(1.0,))
+    settings = BayesSettings(
+        l2=(1e-3, 1e-2), rank=(2,), scale=(1.0,), basis_l2=(1.0,), spread=(1.0,), words=(1.0,)
+    )
     features = rng.normal(size=(300, WIDTH)).astype(np.float32)
     opinions = np.repeat(1.5 * rng.normal(size=(1, 300)), 300, axis=0)
     items = np.arange(300, dtype=np.int32)
