@@ -315,9 +315,8 @@ def write_table(name: str, folder: Path, out: Path) -> None:
     print(f"written: {out / name}.md")
 
 
-CHEAP = "pooled,offset,nearest,attention"
 STUDIES = {
-    "gd6": Study("gd6", _whole, f"{CHEAP},lore_free,bayes", features=""),
+    "gd6": Study("gd6", _whole, "all", shots="0,1,2,4,8", features=""),
     "gd6_plain": Study("gd6", _whole, "all", shots="0,2,4,8,10", split="user", features=""),
     "polis_en": Study(
         "polis_en",
@@ -331,7 +330,7 @@ STUDIES = {
     "ukpconvarg1": Study(
         "ukpconvarg1",
         _judgements,
-        f"{CHEAP},bayes",
+        "pooled,offset,nearest,attention,bayes",
         shots="0,1,4",
         seeds=3,
         settings="offset.spread=0.3,1,3 nearest.neighbours=200 nearest.shrink=8 attention.steps=1 attention.rounds=1",
