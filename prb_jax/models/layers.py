@@ -83,14 +83,14 @@ def project(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> j
     products run at full speed on CPUs. The same holds for the two products of the backward pass, and the
     gradient of a float32 weight stays float32.
     """
-    out = _matmul(x, weight)
+    out = matmul(x, weight)
     if bias is not None:
         out = out + bias.astype(jnp.float32)
     return out.astype(x.dtype)
 
 
 @jax.custom_vjp
-def _matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
+def matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
     """[..., I] x [I, O] -> float32 [..., O], both factors in x's dtype."""
     return product(x, weight.astype(x.dtype))
 
@@ -119,7 +119,7 @@ def _matmul_backward(kept: tuple[Any, ...], cotangent: Any) -> tuple[Any, Any]:
     return to_x, to_weight
 
 
-_matmul.defvjp(_matmul_forward, _matmul_backward, symbolic_zeros=True)
+matmul.defvjp(_matmul_forward, _matmul_backward, symbolic_zeros=True)
 
 
 def rms_norm(

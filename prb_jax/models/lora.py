@@ -22,7 +22,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from prb_jax.data.options import Options, option
 from prb_jax.errors import CheckpointError
-from prb_jax.models.layers import product, project
+from prb_jax.models.layers import matmul, product, project
 from prb_jax.models.quantization import MATRICES, quantized_project, scale_of
 
 TARGETS: tuple[str, ...] = MATRICES
@@ -92,15 +92,14 @@ def adapted_project(
     """
     weight, bias, scales = weights[name], weights.get(f"{name}_bias"), scale_of(weights, name)
     a, b = (weights.get(f"{name}{factor}") for factor in (FACTOR_A, FACTOR_B))
+    merges = a is not None and b is not None and scales is None and _merges(x, weight)
+    out: jax.Array
     if scales is not None:
         out = quantized_project(x, weight, scales[0], activations=scales[1])
-        out = (out if bias is None else out + bias.astype(jnp.float32)).astype(x.dtype)
-    elif a is not None and b is not None and _merges(x, weight):
-        merged: jax.Array = _merged_matmul(scale, x, weight, a, b)
-        return checkpoint_name(merged if bias is None else merged + bias.astype(jnp.float32), PROJECTED)
     else:
-        out = project(x, weight, bias)
-    if a is not None and b is not None:
+        out = _merged_matmul(scale, x, weight, a, b) if merges else matmul(x, weight)
+    out = (out if bias is None else out + bias.astype(jnp.float32)).astype(x.dtype)
+    if a is not None and b is not None and not merges:
         update = project(checkpoint_name(project(x, a), PROJECTED), b)
         out = (out.astype(jnp.float32) + scale * update.astype(jnp.float32)).astype(x.dtype)
     return checkpoint_name(out, PROJECTED)
