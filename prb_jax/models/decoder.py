@@ -107,7 +107,7 @@ def decode_stream(
         positions=jnp.asarray(batch.positions),
         longest=tokens.shape[1],
         attend=attention_over(batch, mesh),
-        attend_from_places=functools.partial(attend_from_stream_reads, batch=batch),
+        attend_from_places=functools.partial(attend_from_stream_reads, batch=batch, mesh=mesh),
         # Accelerators have no room for the copies of the weights that gradients take, see _decode_trees.
         apart=layers == 1
         or not (options.get("differentiated") and isinstance(batch.blocks, StepTable | KeyTable)),

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import Mesh
 
 from prb_jax.models.attention.blocks import MASKED, divisor
+from prb_jax.models.attention.streams import Facts, attend_blocks, over_mesh
 from prb_jax.models.layers import float32_einsum, soft_capped, without_unit_axes
 from prb_jax.trees.batches import Bucket, TreeMask
+from prb_jax.trees.stream_tables import BLOCK, BlockTable
 from prb_jax.trees.streams import StreamBatch
 
 READS = 64  # read places whose scores with all keys of a stream are held at a time
+READS_OF_A_BLOCK = 16  # read places that walk through the keys of their trees together
 
 
 def take_places(x: jax.Array, places: jax.Array) -> jax.Array:
@@ -73,16 +79,52 @@ def attend_from_stream_reads(
     batch: StreamBatch,
     window: int | None = None,
     softcap: float | None = None,
+    mesh: Mesh | None = None,
 ) -> jax.Array:
     """As :func:`prb_jax.models.attention.streams.stream_attention`, for the tokens at the read places alone.
 
     Args:
         q: [S, M, heads, H], already scaled.
-        k, v, batch, window, softcap: as given there.
+        k, v, batch, window, softcap, mesh: as given there.
 
     Returns:
         [S, M, heads, H] in q's dtype.
     """
+    if not isinstance(batch.blocks, BlockTable):
+        return _attend_to_all_keys(q, k, v, batch=batch, window=window, softcap=softcap)
+    streams, reads, *_ = q.shape
+    padding = -reads % READS_OF_A_BLOCK
+    until, positions = jnp.asarray(batch.until), jnp.asarray(batch.positions)
+    places = jnp.pad(jnp.asarray(batch.reads), ((0, 0), (0, padding)))
+    key, place = jnp.arange(until.shape[1]), places[:, :, None]
+    seen = (key <= place) & (place < until[:, None])
+    if window is not None:
+        seen &= jnp.take_along_axis(positions, places, axis=1)[:, :, None] - positions[:, None] < window
+    seen = seen.reshape(streams, -1, READS_OF_A_BLOCK, until.shape[1] // BLOCK, BLOCK)
+    some, every = seen.any(axis=(2, 4)), seen.all(axis=(2, 4))
+    facts = Facts(
+        keys=jnp.argsort(
+            2 - some.astype(jnp.int32) - every, axis=2
+        ),  # what is seen wholly, partly, not at all
+        counts=jnp.stack([every.sum(axis=2), (some & ~every).sum(axis=2)], axis=2),
+        until=until,
+        positions=positions,
+        places=places.reshape(streams, -1, READS_OF_A_BLOCK),
+    )
+    q = jnp.pad(q, ((0, 0), (0, padding), (0, 0), (0, 0)))
+    return over_mesh(partial(attend_blocks, window, softcap), mesh)(q, k, v, facts)[:, :reads]
+
+
+def _attend_to_all_keys(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    batch: StreamBatch,
+    window: int | None,
+    softcap: float | None,
+) -> jax.Array:
+    """The same in one product of the read places and all keys of a stream, which accelerators are fast at."""
     streams, reads, _, head_dim = q.shape
     tokens, kv_heads = k.shape[1:3]
     chunk = divisor(reads, READS)

@@ -44,6 +44,7 @@ class Facts(NamedTuple):
     counts: jax.Array
     until: jax.Array  # [N], see :class:`prb_jax.trees.streams.StreamBatch`
     positions: jax.Array
+    places: jax.Array  # [blocks, C], where the C queries of each block stand
 
     @property
     def real(self) -> jax.Array:
@@ -62,7 +63,8 @@ class Facts(NamedTuple):
 
     def seen(self, number: jax.Array, rows: int, start: jax.Array, window: int | None) -> jax.Array:
         """bool [BLOCK, rows]: which keys of the block at ``start`` each row of a block of queries sees."""
-        place = number * BLOCK + jnp.arange(rows) // (rows // BLOCK)
+        places = self.places[number]
+        place = jnp.repeat(places, rows // len(places))
         key = (start + jnp.arange(BLOCK))[:, None]
         seen = (key <= place) & (place < lax.dynamic_slice_in_dim(self.until, start, BLOCK)[:, None])
         if window is not None:
@@ -96,15 +98,17 @@ def stream_attention(
     table = batch.table(window)
     if not isinstance(table, BlockTable):
         raise ValueError(f"these streams have no table of blocks for a window of {window}")
-    given = (table.keys, table.counts, batch.until, batch.positions)
-    return over_mesh(partial(_attend, window, softcap), mesh)(q, k, v, Facts(*map(jnp.asarray, given)))
+    places = jnp.broadcast_to(jnp.arange(q.shape[1]).reshape(-1, BLOCK), (*table.keys.shape[:2], BLOCK))
+    given = (table.keys, table.counts, batch.until, batch.positions, places)
+    return over_mesh(partial(attend_blocks, window, softcap), mesh)(q, k, v, Facts(*map(jnp.asarray, given)))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend(
+def attend_blocks(
     window: int | None, softcap: float | None, q: jax.Array, k: jax.Array, v: jax.Array, facts: Facts
 ) -> jax.Array:
-    """As :func:`stream_attention`, on one device."""
+    """As :func:`stream_attention`, on one device, for the queries [S, blocks * C, heads, H] whose places, and whose
+    blocks of keys, the facts name."""
     return _attend_forward(window, softcap, q, k, v, facts)[0]
 
 
@@ -113,7 +117,7 @@ def _attend_forward(
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     head, parts = partial(_attend_head, window=window, softcap=softcap), _parts(q, k)
     keys, values = (jnp.repeat(x, parts, axis=1) for x in (k.transpose(0, 2, 1, 3), v.transpose(0, 2, 3, 1)))
-    out, log = _each_head(head, facts, _blocks(q, k.shape[2] * parts), keys, values)
+    out, log = _each_head(head, facts, _blocks(q, k.shape[2] * parts, facts), keys, values)
     out = _from_blocks(out, q.shape)
     out, log = (checkpoint_name(x, name) for x, name in zip((out, log), ATTENTION_RESULTS, strict=True))
     return out, (q, k, v, facts, out, log)
@@ -130,11 +134,11 @@ def _attend_backward(
     to_q, to_k, to_v = _each_head(
         partial(_attend_head_backward, window=window, softcap=softcap),
         facts,
-        _blocks(q, runs),
-        _blocks(cotangent, runs),
+        _blocks(q, runs, facts),
+        _blocks(cotangent, runs, facts),
         *(jnp.repeat(x.transpose(0, 2, 1, 3), parts, axis=1) for x in (k, v)),
         log,
-        _blocks(inner, runs)[..., 0, :],
+        _blocks(inner, runs, facts)[..., 0, :],
     )
 
     def of_keys(x: jax.Array, like: jax.Array) -> jax.Array:
@@ -145,7 +149,7 @@ def _attend_backward(
     return _from_blocks(to_q, q.shape), of_keys(to_k, k), of_keys(to_v, v), None
 
 
-_attend.defvjp(_attend_forward, _attend_backward)
+attend_blocks.defvjp(_attend_forward, _attend_backward)
 
 
 def _parts(q: jax.Array, k: jax.Array) -> int:
@@ -154,17 +158,19 @@ def _parts(q: jax.Array, k: jax.Array) -> int:
     return group // divisor(group, HEADS)
 
 
-def _blocks(x: jax.Array, runs: int) -> jax.Array:
-    """[S, N, heads, H] -> [S, runs, blocks, H, BLOCK * heads / runs]: the query heads of a run share their keys."""
-    streams, tokens, heads, size = x.shape
-    x = x.reshape(streams, tokens // BLOCK, BLOCK, runs, heads // runs, size)
-    return x.transpose(0, 3, 1, 5, 2, 4).reshape(streams, runs, tokens // BLOCK, size, -1)
+def _blocks(x: jax.Array, runs: int, facts: Facts) -> jax.Array:
+    """[S, queries, heads, H] -> [S, runs, blocks, H, C * heads / runs]: the query heads of a run share their keys."""
+    streams, _, heads, size = x.shape
+    blocks = facts.places.shape[1]
+    x = x.reshape(streams, blocks, -1, runs, heads // runs, size)
+    return x.transpose(0, 3, 1, 5, 2, 4).reshape(streams, runs, blocks, size, -1)
 
 
 def _from_blocks(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """The way back from :func:`_blocks`."""
     streams, runs, blocks, size, rows = x.shape
-    x = x.reshape(streams, runs, blocks, size, BLOCK, rows // BLOCK)
+    heads = shape[2] // runs
+    x = x.reshape(streams, runs, blocks, size, rows // heads, heads)
     return x.transpose(0, 2, 4, 1, 5, 3).reshape(shape)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from prb_jax.models.attention.blocks import MASKED
-from prb_jax.models.attention.reads import READS, attend_from_stream_reads
+from prb_jax.models.attention.reads import READS_OF_A_BLOCK, attend_from_stream_reads
 from prb_jax.models.attention.streams import stream_attention
 from prb_jax.models.head import States
 from prb_jax.models.layers import rms_norm
@@ -108,10 +108,11 @@ def test_gradients_equal_those_of_the_whole_mask(window: int | None, softcap: fl
     for one, other in zip(ours, gradients(whole, q, k, v, towards, real), strict=True):
         assert float(jnp.abs(other).max()) > 0.1
         assert off(one, other) < 3e-6
-    # Of twice as many read places as are taken at a time, most of which are no real ones.
-    reads, row = np.tile(batch.reads, (1, 2 * READS // 32)), jnp.arange(2)[:, None]
+    # Of more read places than are taken at a time, most of which are no real ones.
+    count = 2 * READS_OF_A_BLOCK + 3
+    reads, row = np.tile(batch.reads, (1, 2))[:, :count], jnp.arange(2)[:, None]
     more = {**options, "batch": replace(batch, reads=reads)}
-    at_reads = (towards[:, : 2 * READS], jnp.ones(reads.shape, bool))
+    at_reads = (towards[:, :count], jnp.ones(reads.shape, bool))
     found = gradients(
         lambda q, k, v: attend_from_stream_reads(q[row, reads], k, v, **more), q, k, v, *at_reads
     )
