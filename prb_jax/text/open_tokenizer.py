@@ -10,7 +10,7 @@ import contextlib
 import json
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,10 @@ def _growth(normalizer: Any) -> float:
     return growth
 
 
+RECENT_CHARACTERS = 1 << 24
+"""Of texts whose ids are kept; a token has about four."""
+
+
 def tokenize(tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
     """Ids of each text as it stands, int32, with no special token added and none cut off.
 
@@ -177,9 +181,9 @@ def independent_tokens(tokenizer: Any, probe: str) -> tuple[str, ...]:
     """The tokens occurring in the rendered text `probe` before which a text may be cut.
 
     A tokenizer first looks for its added tokens and then normalises, splits and encodes what stands between them, each
-    stretch by itself. So the ids before and after a special token do not depend on each other, and the K conversations
-    of a comparison, which share thousands of tokens of prompt, need those tokenised only once. This holds for tokens
-    that match the text as it stands (`special`, not `normalized`, not `single_word`), take no neighbouring blanks with
+    stretch by itself. So the ids before and after a special token do not depend on each other, and the conversations
+    of a person, which share thousands of tokens of prompt, need those tokenised only once. This holds for tokens that
+    match the text as it stands (`special`, not `normalized`, not `single_word`), take no neighbouring blanks with
     them (neither `lstrip` nor `rstrip`), and cannot be hidden by an overlapping added token.
 
     Empty where the tokenizer is not one of the `tokenizers` library, whose rules these are.
@@ -207,25 +211,27 @@ def independent_tokens(tokenizer: Any, probe: str) -> tuple[str, ...]:
     )
 
 
-def shared_run(texts: Sequence[str], cut_tokens: Sequence[str]) -> int:
-    """The last position before one of `cut_tokens` within the text that all `texts` start with.
+class RecentStretches:
+    """The ids of stretches of text that were tokenised lately, in at most twice :data:`RECENT_CHARACTERS`."""
 
-    0 where there is none, or nothing to share.
-    """
-    if len(texts) < 2 or not cut_tokens:
-        return 0
-    first = texts[0]
-    run = min(common_start(first, other) for other in texts[1:])
-    return max(0, *(first.rfind(token, 0, run) for token in cut_tokens))
+    def __init__(self) -> None:
+        self._recent: dict[str, np.ndarray] = {}
+        self._older: dict[str, np.ndarray] = {}
+        self._characters = 0  # of the recent ones
 
-
-def common_start(a: str, b: str) -> int:
-    """Number of leading characters in which `a` and `b` agree."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    def ids(
+        self, stretches: Iterable[str], tokenize: Callable[[list[str]], list[np.ndarray]]
+    ) -> dict[str, np.ndarray]:
+        """Return the ids of each distinct stretch; only new ones are tokenised."""
+        recent, older = self._recent, self._older  # another thread may exchange them
+        stretches = dict.fromkeys(stretches)
+        new = [text for text in stretches if text not in recent and text not in older]
+        ids = dict(zip(new, tokenize(new), strict=True))
+        ids |= {
+            text: recent[text] if text in recent else older[text] for text in stretches if text not in ids
+        }
+        self._characters += sum(len(text) for text in stretches if text not in recent)
+        recent.update(ids)
+        if self._characters > RECENT_CHARACTERS:
+            self._recent, self._older, self._characters = {}, recent, 0
+        return ids

@@ -9,6 +9,7 @@ does that here.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,7 +20,13 @@ import numpy as np
 
 from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError, DataError, quote, short_repr
-from prb_jax.text.open_tokenizer import added_tokens, independent_tokens, open_tokenizer, shared_run, tokenize
+from prb_jax.text.open_tokenizer import (
+    RecentStretches,
+    added_tokens,
+    independent_tokens,
+    open_tokenizer,
+    tokenize,
+)
 from prb_jax.text.rendering import compile_template
 from prb_jax.text.template import PLAIN_RULES, Template, TextRules, choose_template
 
@@ -58,7 +65,7 @@ class ChatTokenizer(TokenizerIds):
     template: Template
     tokenizer: Any = field(repr=False)
     cut_tokens: tuple[str, ...] = ()
-    """Special tokens before which a rendered text may be cut and tokenised in two parts: no id changes by it."""
+    """Special tokens before which a rendered text may be cut and tokenised in parts: no id changes by it."""
     added_before: tuple[int, ...] = ()
     """The special tokens that the tokenizer adds around a text when asked to (the `paper` protocol asks)."""
     added_after: tuple[int, ...] = ()
@@ -120,29 +127,29 @@ class ChatTokenizer(TokenizerIds):
     def encode_together(self, groups: Sequence[Sequence[Sequence[Message]]]) -> list[list[np.ndarray]]:
         """Ids of every conversation, where those of one group share most of their text.
 
-        The same ids as `encode` gives for each one alone. What the texts of a group share up to the last special token
-        is tokenised once.
+        The same ids as `encode` gives for each one alone. What stands between two special tokens is tokenised once,
+        also if a later call has it again: a profile with another question, a response with another profile.
 
         Raises:
           RenderError: the template refuses a conversation, numbered through all groups.
           CheckpointError: the template writes BOS twice.
         """
-        texts = iter(self.render([conversation for group in groups for conversation in group]))
-        parts: list[list[str]] = []  # of each group what its texts share, then the rest of each
-        for group in groups:
-            rendered = [next(texts) for _ in group]
-            cut = shared_run(rendered, self.cut_tokens)
-            parts.append([rendered[0][:cut] if cut else "", *(text[cut:] for text in rendered)])
-        ids = iter(
-            self.tokenize([text for shared, *rest in parts for text in ([shared] if shared else []) + rest])
-        )
-        encoded: list[list[np.ndarray]] = []
-        for shared, *rest in parts:
-            head = next(ids) if shared else np.zeros(0, np.int32)
-            encoded.append([self._ended(np.concatenate([head, next(ids)])) for _ in rest])
+        texts = self.render([conversation for group in groups for conversation in group])
+        if self.cut_tokens:
+            split = re.compile(f"(?={'|'.join(map(re.escape, self.cut_tokens))})").split
+            stretches = [split(text) for text in texts]
+            ids = self._recent.ids((part for parts in stretches for part in parts), self.tokenize)
+            sequences = iter([np.concatenate([ids[part] for part in parts]) for parts in stretches])
+        else:
+            sequences = iter(self.tokenize(texts))
+        encoded = [[self._ended(next(sequences)) for _ in group] for group in groups]
         for sequence in (sequence for group in encoded for sequence in group):
             self.check_one_bos(sequence)
         return encoded
+
+    @cached_property
+    def _recent(self) -> RecentStretches:
+        return RecentStretches()
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """Ids of one whole conversation: the rendered template in one tokenisation.

@@ -4,27 +4,39 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from prb_jax.text.open_tokenizer import common_start, independent_tokens, shared_run
+from prb_jax.text import open_tokenizer
+from prb_jax.text.open_tokenizer import independent_tokens
 from tests import tiny_tokenizer as tiny
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "length"),
-    [("", "", 0), ("abc", "", 0), ("abc", "abc", 3), ("abc", "abd", 2), ("xbc", "abc", 0), ("ab", "abc", 2)],
-)
-def test_common_start(a: str, b: str, length: int) -> None:
-    assert common_start(a, b) == common_start(b, a) == length
+def test_stretches_are_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_tokenizer, "RECENT_CHARACTERS", 5)
+    asked: list[str] = []
 
+    def tokenize(texts: list[str]) -> list[np.ndarray]:
+        asked.extend(texts)
+        return [np.asarray([ord(letter) for letter in text], np.int32) for text in texts]
 
-def test_the_cut_lies_before_a_token_that_all_share_in_full() -> None:
-    tokens = ("<s>", "<e>")
-    assert shared_run(["<s>hello<e><s>a", "<s>hello<e><s>b"], tokens) == len("<s>hello<e>")
-    assert shared_run(["<s>hello<e><s", "<s>hello<e><x"], tokens) == len("<s>hello")
-    assert shared_run(["hello a", "hello b"], tokens) == 0
-    assert shared_run(["<s>hello<e>"], tokens) == 0  # nothing to share
-    assert shared_run(["<s>a<e>x", "<s>a<e>y"], ()) == 0
+    stretches = open_tokenizer.RecentStretches()
+
+    def ids(*texts: str) -> list[list[int]]:
+        known = stretches.ids(texts, tokenize)
+        return [known[text].tolist() for text in texts]
+
+    assert ids("abc", "de", "abc", "f") == [[97, 98, 99], [100, 101], [97, 98, 99], [102]]
+    assert asked == ["abc", "de", "f"]
+    assert ids("abc", "gh") == [
+        [97, 98, 99],
+        [103, 104],
+    ]  # kept a while longer, and again because it was needed
+    assert ids("i") == [[105]]
+    assert asked == ["abc", "de", "f", "gh", "i"]
+    assert ids("jklmn") == [[106, 107, 108, 109, 110]]
+    assert ids("abc", "de") == [[97, 98, 99], [100, 101]]
+    assert asked == ["abc", "de", "f", "gh", "i", "jklmn", "de"]
 
 
 def test_tokens_that_depend_on_their_neighbours_are_left_out(tmp_path: Path) -> None:

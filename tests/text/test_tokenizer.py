@@ -292,6 +292,9 @@ def test_the_shared_part_is_tokenised_once(tmp_path: Path, monkeypatch: pytest.M
     prompt = Message("user", "word " * 1000)
     chat.encode_together([[(prompt, Message("assistant", f"answer {k}")) for k in range(16)]])
     assert 5000 < sum(map(len, seen)) < 5000 + 16 * 60
+    seen.clear()
+    chat.encode_together([[(prompt, Message("assistant", "of another comparison"))]])
+    assert 0 < sum(map(len, seen)) < 60
 
 
 def test_one_of_several_templates_of_a_tokenizer(tmp_path: Path) -> None:
