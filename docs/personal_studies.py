@@ -84,12 +84,12 @@ def _judgements(rows: list[Row]) -> list[Row]:
     arguments = {_start(text): text for text in texts}
 
     def votes(post: Row) -> list[Row]:
-        found = JUDGEMENT.search(post["text"])
-        assert found is not None, post
+        quotations = JUDGEMENT.search(post["text"])
+        assert quotations is not None, post
         kinds = ("agreed_with", "disagreed_with")
         return [
             {"id": f"{post['id']} {kind}", "category": kind, "text": arguments.get(_start(text), text)}
-            for kind, text in zip(kinds, found.groups(), strict=True)
+            for kind, text in zip(kinds, quotations.groups(), strict=True)
         ]
 
     return [
@@ -157,13 +157,13 @@ def _new_wording(out: Path) -> list[str]:
         (out / f"personas.{name}.jsonl").write_text(text, encoding="utf-8")
     lines = ["| method | k | accuracy |", "|---|---|---|"]
     data, fitted = out / "personas.wording.jsonl", out / "personas" / "fitted"
-    for method in STUDIES["personas"].methods.split(","):
+    for method in sorted(path.name for path in fitted.iterdir()):
         folder = out / "personas.wording" / method
         run(
             f"evaluate {fitted / method} --data {data} --history {out / 'personas.history.jsonl'} --out {folder}"
         )
-        found = json.loads((folder / "summary.json").read_text())
-        lines.append(f"| `{method}` | 16 | {_figure(found['accuracy'], found['ci95'])} |")
+        summary = json.loads((folder / "summary.json").read_text())
+        lines.append(f"| `{method}` | 16 | {_figure(summary['accuracy'], summary['ci95'])} |")
     parts = [_bound("personal"), _readable(out), "New wording:", "\n".join(lines)]
     return [*parts, _bound("test-unseen-wording")]
 
@@ -224,24 +224,21 @@ def _bound(part: str) -> str:
 
 
 def _by_conversation(out: Path) -> list[str]:
-    """The last method on the pairs of each conversation, with the largest number of shots."""
+    """`bayes` on the pairs of each conversation, with the largest number of shots."""
     study, folder = STUDIES["polis_en"], out / "polis_en"
     inputs = read_inputs([str(out / "polis_en.jsonl")])
     population = read_population(inputs.comparisons, open_features(out / "polis_en.features"))
     splits = make_splits(population, by=study.split, seeds=study.seeds)
     topics = {one.id: f"{one.subset}: {one.category}" for one in inputs.comparisons}
-    methods = study.methods.split(",")
     outcomes = {
         name: [read_outcome(folder / "outcomes" / f"{name}-{split.seed}.npz") for split in splits]
-        for name in methods
+        for name in ("pooled", "offset", "bayes")
     }
     named = replace(population, subsets=tuple(topics[one] for one in population.ids))
     rows = [
         row
         for row in subset_results(named, splits, outcomes)
-        if row["method"] == methods[-1]
-        and row["shots"] == int(study.shots.split(",")[-1])
-        and row["n"] >= LEAST
+        if row["method"] == "bayes" and row["shots"] == int(study.shots.split(",")[-1]) and row["n"] >= LEAST
     ]
     lines = ["| conversation | choices | accuracy | minus pooled | by the person |", "|---|---|---|---|---|"]
     for row in sorted(rows, key=lambda row: (row["subset"].partition(":")[0], -row["n"])):
@@ -250,7 +247,7 @@ def _by_conversation(out: Path) -> list[str]:
             f"{_figure(row['diff_to_pooled'], row['diff_to_pooled_ci95'], signed=True)} | "
             f"{_figure(row['gain_from_user'], row['gain_from_user_ci95'], signed=True)} |"
         )
-    return [f"`{methods[-1]}` by conversation, {rows[0]['shots']} shots:", "\n".join(lines)]
+    return [f"`bayes` by conversation, {rows[0]['shots']} shots:", "\n".join(lines)]
 
 
 def _figure(value: float | None, interval: list[float] | None, *, signed: bool = False) -> str:
@@ -315,13 +312,16 @@ def write_table(name: str, folder: Path, out: Path) -> None:
     print(f"written: {out / name}.md")
 
 
+PENALISED = ("nearest", "lore", "lore_free", "vpl", "pal", "gpo", "mrm", "user_embedding", "user_clusters")
+"""Methods whose pooled direction has the penalties of `pooled` in the study of personas."""
+
 STUDIES = {
     "gd6": Study("gd6", _whole, "all", shots="0,1,2,4,8", features=""),
     "gd6_plain": Study("gd6", _whole, "all", shots="0,2,4,8,10", split="user", features=""),
     "polis_en": Study(
         "polis_en",
         _kind,
-        "pooled,offset,nearest,bayes",
+        "all",
         shots="0,2,4",
         seeds=2,
         settings="pooled.l2=0.01,1 offset.l2=1 offset.spread=1,3 nearest.neighbours=200 nearest.shrink=1,8",
@@ -330,20 +330,21 @@ STUDIES = {
     "ukpconvarg1": Study(
         "ukpconvarg1",
         _judgements,
-        "pooled,offset,nearest,attention,bayes",
+        "all",
         shots="0,1,4",
         seeds=3,
         settings="offset.spread=0.3,1,3 nearest.neighbours=200 nearest.shrink=8 attention.steps=1 attention.rounds=1",
     ),
-    "prefeval": Study("prefeval", _whole, "pooled,offset,attention,bayes", shots="0", seeds=4, features=""),
+    "prefeval": Study("prefeval", _whole, "all", shots="0", seeds=4, features=""),
     "personas": Study(
         None,
         _whole,
-        "pooled,offset,bayes,attention,pref",
+        "all",
         shots="0,2,4,8,16,128",
         seeds=3,
         settings="pooled.l2=1,10,100 offset.l2=100 offset.spread=10,30,100 attention.l2=100 attention.width=128 "
-        "attention.steps=1 attention.rounds=1 pref.rank=12 pref.beta=0.03,0.1,0.3 pref.l2=0.3,1,3",
+        "attention.steps=1 attention.rounds=1 pref.rank=12 pref.beta=0.03,0.1,0.3 pref.l2=0.3,1,3 "
+        + " ".join(f"{method}.l2=1,10,100" for method in PENALISED),
         more=_new_wording,
     ),
 }
