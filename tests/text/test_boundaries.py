@@ -28,10 +28,8 @@ def test_stretches_are_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) 
 
     assert ids("abc", "de", "abc", "f") == [[97, 98, 99], [100, 101], [97, 98, 99], [102]]
     assert asked == ["abc", "de", "f"]
-    assert ids("abc", "gh") == [
-        [97, 98, 99],
-        [103, 104],
-    ]  # kept a while longer, and again because it was needed
+    # "abc" is kept a while longer, and again because it was needed.
+    assert ids("abc", "gh") == [[97, 98, 99], [103, 104]]
     assert ids("i") == [[105]]
     assert asked == ["abc", "de", "f", "gh", "i"]
     assert ids("jklmn") == [[106, 107, 108, 109, 110]]

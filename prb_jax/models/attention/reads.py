@@ -102,10 +102,9 @@ def attend_from_stream_reads(
         seen &= jnp.take_along_axis(positions, places, axis=1)[:, :, None] - positions[:, None] < window
     seen = seen.reshape(streams, -1, READS_OF_A_BLOCK, until.shape[1] // BLOCK, BLOCK)
     some, every = seen.any(axis=(2, 4)), seen.all(axis=(2, 4))
+    # Blocks of keys that are seen wholly stand first, then those seen partly.
     facts = Facts(
-        keys=jnp.argsort(
-            2 - some.astype(jnp.int32) - every, axis=2
-        ),  # what is seen wholly, partly, not at all
+        keys=jnp.argsort(2 - some.astype(jnp.int32) - every, axis=2),
         counts=jnp.stack([every.sum(axis=2), (some & ~every).sum(axis=2)], axis=2),
         until=until,
         positions=positions,
