@@ -191,8 +191,8 @@ def _measure(
     record |= {"status": MEASURED, "message": "", "result": result, "seconds": time.monotonic() - start}
     if row.verb == "parity" and not result["agrees"]:
         differences = {name: result.get(f"{name}_difference") for name in ("rms", "loss", "against")}
-        found = ", ".join(f"{name} {value:.1e}" for name, value in differences.items() if value is not None)
-        text = f"scores differ from float32: {found or 'no number'}; tolerance {result['tolerance']}"
+        shown = ", ".join(f"{name} {value:.1e}" for name, value in differences.items() if value is not None)
+        text = f"scores differ from float32: {shown or 'no number'}; tolerance {result['tolerance']}"
         record |= {"status": FAILED, "message": text}
     return record
 
