@@ -224,7 +224,7 @@ def _bound(part: str) -> str:
 
 
 def _by_conversation(out: Path) -> list[str]:
-    """`bayes` on the pairs of each conversation, with the largest number of shots."""
+    """`bayes` on the pairs of each conversation, with two shots."""
     study, folder = STUDIES["polis_en"], out / "polis_en"
     inputs = read_inputs([str(out / "polis_en.jsonl")])
     population = read_population(inputs.comparisons, open_features(out / "polis_en.features"))
@@ -238,7 +238,7 @@ def _by_conversation(out: Path) -> list[str]:
     rows = [
         row
         for row in subset_results(named, splits, outcomes)
-        if row["method"] == "bayes" and row["shots"] == int(study.shots.split(",")[-1]) and row["n"] >= LEAST
+        if row["method"] == "bayes" and row["shots"] == 2 and row["n"] >= LEAST
     ]
     lines = ["| conversation | choices | accuracy | minus pooled | by the person |", "|---|---|---|---|---|"]
     for row in sorted(rows, key=lambda row: (row["subset"].partition(":")[0], -row["n"])):
@@ -247,7 +247,7 @@ def _by_conversation(out: Path) -> list[str]:
             f"{_figure(row['diff_to_pooled'], row['diff_to_pooled_ci95'], signed=True)} | "
             f"{_figure(row['gain_from_user'], row['gain_from_user_ci95'], signed=True)} |"
         )
-    return [f"`bayes` by conversation, {rows[0]['shots']} shots:", "\n".join(lines)]
+    return ["`bayes` by conversation, two shots:", "\n".join(lines)]
 
 
 def _figure(value: float | None, interval: list[float] | None, *, signed: bool = False) -> str:
