@@ -23,6 +23,8 @@ _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 _MOST_IDS = 2**31  # ids are int32
 _MOST_GROWTH = 100
 """How many times as long a text may be after the normaliser; those of known models at most double it."""
+RECENT_CHARACTERS = 1 << 24
+"""Of texts whose ids are kept; a token has about four."""
 _LONGEST_MAPPED = 64  # bytes that one character may become in a table of SentencePiece; in its own at most 33
 
 
@@ -131,10 +133,6 @@ def _growth(normalizer: Any) -> float:
         if not math.isfinite(growth):
             break
     return growth
-
-
-RECENT_CHARACTERS = 1 << 24
-"""Of texts whose ids are kept; a token has about four."""
 
 
 def tokenize(tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:

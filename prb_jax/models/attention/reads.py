@@ -94,20 +94,15 @@ def attend_from_stream_reads(
         return _attend_to_all_keys(q, k, v, batch=batch, window=window, softcap=softcap)
     streams, reads, *_ = q.shape
     padding = -reads % READS_OF_A_BLOCK
-    until, positions = jnp.asarray(batch.until), jnp.asarray(batch.positions)
     places = jnp.pad(jnp.asarray(batch.reads), ((0, 0), (0, padding)))
-    key, place = jnp.arange(until.shape[1]), places[:, :, None]
-    seen = (key <= place) & (place < until[:, None])
-    if window is not None:
-        seen &= jnp.take_along_axis(positions, places, axis=1)[:, :, None] - positions[:, None] < window
-    seen = seen.reshape(streams, -1, READS_OF_A_BLOCK, until.shape[1] // BLOCK, BLOCK)
+    seen = _seen(batch, places, window).reshape(streams, -1, READS_OF_A_BLOCK, k.shape[1] // BLOCK, BLOCK)
     some, every = seen.any(axis=(2, 4)), seen.all(axis=(2, 4))
     # Blocks of keys that are seen wholly stand first, then those seen partly.
     facts = Facts(
         keys=jnp.argsort(2 - some.astype(jnp.int32) - every, axis=2),
         counts=jnp.stack([every.sum(axis=2), (some & ~every).sum(axis=2)], axis=2),
-        until=until,
-        positions=positions,
+        until=jnp.asarray(batch.until),
+        positions=jnp.asarray(batch.positions),
         places=places.reshape(streams, -1, READS_OF_A_BLOCK),
     )
     q = jnp.pad(q, ((0, 0), (0, padding), (0, 0), (0, 0)))
@@ -125,18 +120,14 @@ def _attend_to_all_keys(
 ) -> jax.Array:
     """The same in one product of the read places and all keys of a stream, which accelerators are fast at."""
     streams, reads, _, head_dim = q.shape
-    tokens, kv_heads = k.shape[1:3]
+    kv_heads = k.shape[2]
     chunk = divisor(reads, READS)
-    until, positions = (jnp.asarray(x)[:, None] for x in (batch.until, batch.positions))
 
     def some(args: tuple[jax.Array, jax.Array]) -> jax.Array:
         queries, places = args  # [S, c, G, group, H], [S, c]
         scores = soft_capped(float32_einsum("scgnh,stgh->sgnct", queries, k), softcap)
-        key, place = jnp.arange(tokens), places[:, :, None]
-        seen = (key <= place) & (place < until)
-        if window is not None:
-            seen &= jnp.take_along_axis(positions, place, axis=2) - positions < window
-        masked = without_unit_axes(jnp.where(seen[:, None, None], scores, MASKED))
+        seen = _seen(batch, places, window)[:, None, None]
+        masked = without_unit_axes(jnp.where(seen, scores, MASKED))
         weights = jax.nn.softmax(masked, axis=-1).astype(q.dtype).reshape(scores.shape)
         return float32_einsum("sgnct,stgh->scgnh", weights, v).astype(q.dtype)
 
@@ -147,3 +138,13 @@ def _attend_to_all_keys(
     else:  # a backward pass computes each part's weights again: all at once would be reads times tokens
         out = lax.map(jax.checkpoint(some, prevent_cse=False), (folded, places))
     return out.swapaxes(0, 1).reshape(q.shape)
+
+
+def _seen(batch: StreamBatch, places: jax.Array, window: int | None) -> jax.Array:
+    """bool [S, c, N]: which keys of its stream the token at each of these places, int32 [S, c], sees."""
+    until, positions = (jnp.asarray(x)[:, None] for x in (batch.until, batch.positions))
+    place = places[:, :, None]
+    seen = (jnp.arange(until.shape[-1]) <= place) & (place < until)
+    if window is not None:
+        seen &= jnp.take_along_axis(positions, place, axis=2) - positions < window
+    return seen

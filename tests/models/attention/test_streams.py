@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from prb_jax.models.attention.blocks import MASKED
-from prb_jax.models.attention.reads import READS_OF_A_BLOCK, attend_from_stream_reads
+from prb_jax.models.attention.reads import READS, READS_OF_A_BLOCK, attend_from_stream_reads
 from prb_jax.models.attention.streams import stream_attention
 from prb_jax.models.head import States
 from prb_jax.models.layers import rms_norm
@@ -68,8 +68,12 @@ def test_equals_the_oracle(window: int | None, softcap: float | None) -> None:
     real = batch.previous >= 0
     np.testing.assert_allclose(found[real], expected[real], atol=1e-5)
     rows = np.arange(2)[:, None]
-    from_reads = jit(functools.partial(attend_from_stream_reads, **options))(q[rows, batch.reads], k, v)
-    np.testing.assert_allclose(from_reads, expected[rows, batch.reads], atol=1e-5)
+    for blocks in (batch.blocks, None):  # with their table, and without, as accelerators compute it
+        attend = functools.partial(
+            attend_from_stream_reads, **{**options, "batch": replace(batch, blocks=blocks)}
+        )
+        from_reads = jit(attend)(q[rows, batch.reads], k, v)
+        np.testing.assert_allclose(from_reads, expected[rows, batch.reads], atol=1e-5)
 
 
 def gradients(attend, q, k, v, towards, real) -> list[jax.Array]:
@@ -109,16 +113,18 @@ def test_gradients_equal_those_of_the_whole_mask(window: int | None, softcap: fl
         assert float(jnp.abs(other).max()) > 0.1
         assert off(one, other) < 3e-6
     # Of more read places than are taken at a time, most of which are no real ones.
-    count = 2 * READS_OF_A_BLOCK + 3
-    reads, row = np.tile(batch.reads, (1, 2))[:, :count], jnp.arange(2)[:, None]
-    more = {**options, "batch": replace(batch, reads=reads)}
-    at_reads = (towards[:, :count], jnp.ones(reads.shape, bool))
-    found = gradients(
-        lambda q, k, v: attend_from_stream_reads(q[row, reads], k, v, **more), q, k, v, *at_reads
-    )
-    expected = gradients(lambda q, k, v: whole(q, k, v)[row, reads], q, k, v, *at_reads)
-    for one, other in zip(found, expected, strict=True):
-        assert off(one, other) < 3e-6
+    row = jnp.arange(2)[:, None]
+    for blocks, count in ((batch.blocks, 2 * READS_OF_A_BLOCK + 3), (None, 2 * READS)):
+        reads = np.tile(batch.reads, (1, 2 * READS // 32))[:, :count]
+        more = {**options, "batch": replace(batch, reads=reads, blocks=blocks)}
+        at_reads = (towards[:, :count], jnp.ones(reads.shape, bool))
+        found = gradients(
+            lambda q, k, v, reads=reads, more=more: attend_from_stream_reads(q[row, reads], k, v, **more),
+            q, k, v, *at_reads,
+        )  # fmt: skip
+        expected = gradients(lambda q, k, v, reads=reads: whole(q, k, v)[row, reads], q, k, v, *at_reads)
+        for one, other in zip(found, expected, strict=True):
+            assert off(one, other) < 3e-6
 
 
 def test_bfloat16_gradients_are_near_those_of_float32() -> None:
