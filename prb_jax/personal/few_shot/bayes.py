@@ -23,9 +23,9 @@ of the posterior, and the variance that of the prior: k choices hardly change it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import product
 from typing import Any
 
@@ -110,9 +110,14 @@ class BayesSettings(FewShotSettings):
     steps: int = option(100, "updates of the solver at most", least=1)
 
 
+Judged = Callable[[bool], Judgements]
+"""The choices of the seen people, and with True their votes too."""
+
+
 def fit(data: FitData) -> Fitted:
     """Estimate the prior of people's tastes from the seen people, one part of it after another."""
     seen, settings = data.seen, data.settings
+    judged = lru_cache(1)(lambda votes: judgements_of(seen, votes=votes))  # large, and asked for often
     direction, l2 = data.pooled(steps=settings.steps)
     basis = np.zeros((len(direction), settings.directions), np.float32)
     arrays = {"direction": direction, "items": np.zeros(1, np.float32), "basis": basis}
@@ -120,13 +125,13 @@ def fit(data: FitData) -> Fitted:
         arrays |= {"post_mean": np.zeros_like(direction), "profile": np.zeros_like(basis)}
         arrays |= _post_means(seen)
     plain = data.fitted(arrays, {**dict.fromkeys(NUMBERS, 0.0), "l2": l2})
-    nobody = data.best([plain, *_with_items(seen, plain)])
-    tastes = data.best([nobody, *_with_tastes(seen, nobody)])
+    nobody = data.best([plain, *_with_items(seen, judged, plain)])
+    tastes = data.best([nobody, *_with_tastes(seen, judged, nobody)])
     if tastes.numbers["scale"]:
-        tastes = data.best([tastes, *_with_fitted_basis(data, tastes)])
+        tastes = data.best([tastes, *_with_fitted_basis(data, judged, tastes)])
     bases = [nobody, tastes] if tastes.numbers["scale"] else [nobody]
     alike = [
-        _with_mean(seen, _with(base, {"spread": spread, "isotropic": 1 / precision_of(seen, spread)}))
+        _with_mean(judged, _with(base, {"spread": spread, "isotropic": 1 / precision_of(seen, spread)}))
         for base in bases
         for spread in settings.spread  # tastes in all directions alike
     ]
@@ -139,7 +144,7 @@ def fit(data: FitData) -> Fitted:
             if there.any():
                 best = data.best([best, *(_with(base, {gain: size}) for base in bases for size in tried)])
                 bases = [best]
-    return data.best([best, *_with_text_tastes(seen, best)])
+    return data.best([best, *_with_text_tastes(seen, judged, best)])
 
 
 def _with(fitted: Fitted, numbers: dict[str, Any], **arrays: Any) -> Fitted:
@@ -167,22 +172,22 @@ def _post_means(seen: Choices) -> dict[str, np.ndarray]:
     }
 
 
-def _with_items(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
+def _with_items(seen: Choices, judged: Judged, fitted: Fitted) -> Iterator[Fitted]:
     """Fits with effects of texts, where several people judged the same ones."""
     if seen.items is None:
         return
-    judged = np.unique(np.stack([np.repeat(seen.person, 2), seen.texts.reshape(-1)], axis=1), axis=0)
-    if len(judged) < 2 * len(np.unique(seen.texts)):  # two judges a text in the mean
+    pairs = np.unique(np.stack([np.repeat(seen.person, 2), seen.texts.reshape(-1)], axis=1), axis=0)
+    if len(pairs) < 2 * len(np.unique(seen.texts)):  # two judges a text in the mean
         return
     items = np.zeros(int(np.max(seen.items)) + 1, np.float32)
-    counted = len(judgements_of(seen, votes=True).person) > len(seen)
+    counted = len(judged(True).person) > len(seen)
     for precision, votes in product(fitted.settings.item_precision, (0.0, 1.0) if counted else (0.0,)):
-        yield _with_mean(seen, _with(fitted, {"item_precision": precision, "counted": votes}, items=items))
+        yield _with_mean(judged, _with(fitted, {"item_precision": precision, "counted": votes}, items=items))
 
 
-def _with_tastes(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
+def _with_tastes(seen: Choices, judged: Judged, fitted: Fitted) -> Iterator[Fitted]:
     """Fits with the covariance of tastes, for each rank and scale."""
-    settings, margins = fitted.settings, pooled_margins(fitted, judgements_of(seen, votes=False))
+    settings, margins = fitted.settings, pooled_margins(fitted, judged(False))
     to_features, variances, axes = taste_covariance(seen, margins, components=settings.components)
     kept = min(settings.directions, len(variances))
     for rank, scale in product(sorted({min(rank, kept) for rank in settings.rank}), settings.scale):
@@ -193,14 +198,14 @@ def _with_tastes(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
             continue
         basis = np.zeros_like(fitted.arrays["basis"])
         basis[:, :kept] = to_features @ axes[:, :kept] * np.sqrt(scale * spread)
-        yield _with_mean(seen, _with(fitted, {"rank": rank, "scale": scale, "rest": rest}, basis=basis))
+        yield _with_mean(judged, _with(fitted, {"rank": rank, "scale": scale, "rest": rest}, basis=basis))
 
 
-def _with_fitted_basis(data: FitData, fitted: Fitted) -> Iterator[Fitted]:
+def _with_fitted_basis(data: FitData, judged: Judged, fitted: Fitted) -> Iterator[Fitted]:
     """Fits in which the directions are those of highest density, together with the tastes of the seen people."""
     seen, settings, start = data.seen, fitted.settings, fitted.arrays["basis"]
     tastes = adapt_users(METHOD, fitted, replace(seen, posts=None), group(seen), key=data.key, mesh=data.mesh)
-    margins, pairs = pooled_margins(fitted, judgements_of(seen, votes=False)), pairs_of(seen)
+    margins, pairs = pooled_margins(fitted, judged(False)), pairs_of(seen)
     for l2 in settings.basis_l2:
         basis, people = fit_factors(
             pairs, margins, np.float32(l2), start, tastes["weights"], steps=settings.steps
@@ -212,17 +217,17 @@ def _with_fitted_basis(data: FitData, fitted: Fitted) -> Iterator[Fitted]:
             changed = np.zeros_like(start)
             changed[:, : len(sizes)] = axes * sizes * np.sqrt(scale)
             yield _with_mean(
-                seen, _with(fitted, {"basis_l2": l2, "scale": scale, "rest": 0.0}, basis=changed)
+                judged, _with(fitted, {"basis_l2": l2, "scale": scale, "rest": 0.0}, basis=changed)
             )
 
 
-def _with_text_tastes(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
+def _with_text_tastes(seen: Choices, judged: Judged, fitted: Fitted) -> Iterator[Fitted]:
     """Fits in which people differ over single texts too, where several people judged the same ones."""
     settings = fitted.settings
     if not fitted.numbers["item_precision"]:
         return
-    judged = judgements_of(seen, votes=True)
-    loadings = text_tastes(judged, pooled_margins(fitted, judged), rank=settings.text_directions)
+    rows = judged(True)
+    loadings = text_tastes(rows, pooled_margins(fitted, rows), rank=settings.text_directions)
     for rank, scale in product(settings.text_rank, settings.text_scale):
         texts = np.zeros((len(loadings), settings.text_directions), np.float32)
         texts[:, : min(rank, loadings.shape[1])] = loadings[:, :rank] * np.sqrt(scale)
@@ -234,16 +239,16 @@ def _with_text_tastes(seen: Choices, fitted: Fitted) -> Iterator[Fitted]:
             yield _with(fitted, numbers, texts=texts)
 
 
-def _with_mean(seen: Choices, fitted: Fitted) -> Fitted:
+def _with_mean(judged: Judged, fitted: Fitted) -> Fitted:
     """The same tastes with the mean taste and the effects of texts fitted again, from those that are there."""
     numbers = fitted.numbers
-    judged = judgements_of(seen, votes=bool(numbers["counted"]))
-    variance = np.sum((judged.deltas @ fitted.arrays["basis"]) ** 2, axis=1)
-    variance += numbers["isotropic"] * np.sum(judged.deltas**2, axis=1)
-    pairs = ChoicePairs(judged.deltas, judged.person, np.ones(len(judged.deltas), np.float32))
+    rows = judged(bool(numbers["counted"]))
+    variance = np.sum((rows.deltas @ fitted.arrays["basis"]) ** 2, axis=1)
+    variance += numbers["isotropic"] * np.sum(rows.deltas**2, axis=1)
+    pairs = ChoicePairs(rows.deltas, rows.person, np.ones(len(rows.deltas), np.float32))
     direction, effects = _fit_mean(
         pairs,
-        judged.texts if numbers["item_precision"] else None,
+        rows.texts if numbers["item_precision"] else None,
         1 / np.sqrt(1 + np.pi / 8 * variance),
         numbers["l2"],
         numbers["item_precision"],

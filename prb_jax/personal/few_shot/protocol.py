@@ -113,6 +113,8 @@ class Method:
 USERS_AT_ONCE = 2048
 """Users that are adapted by one call of the compiled program: it bounds the memory of their gathered features."""
 
+FEWEST_POSTS = 16  # places for the posts of a user, at least, where the data have so many
+
 BATCH = 256  # rows of a compiled call for people who come one after another
 
 
@@ -137,10 +139,28 @@ def adapt_users(
       DataError: the data lack a thing that the method needs.
     """
     choices.require(method.name, method.needs)
-    table, posts = _on_devices((choices.table, choices.posts), mesh)
-    places = contexts.places
+    table, places = _on_devices(choices.table, mesh), contexts.places
     rows = (contexts.users, choices.chosen[places], choices.rejected[places], contexts.mask)
-    return _over_users(partial(_adapt, method, fitted, table, posts, key), rows, mesh)
+    if choices.posts is None:
+        return _over_users(partial(_adapt, method, fitted, table, None, key), rows, mesh)
+    # The time is that of the padded posts, and few people have as many posts as the one with the most.
+    widths, states, order = _widths_of_posts(choices.posts)[contexts.users], list[State](), list[np.ndarray]()
+    for width in np.unique(widths):
+        posts = _on_devices(jax.tree.map(lambda leaf, width=width: leaf[:, :width], choices.posts), mesh)
+        order.append(np.flatnonzero(widths == width))
+        run = partial(_adapt, method, fitted, table, posts, key)
+        states.append(_over_users(run, tuple(leaf[order[-1]] for leaf in rows), mesh))
+    back = np.argsort(np.concatenate(order))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[back], *states)
+
+
+def _widths_of_posts(posts: Posts) -> np.ndarray:
+    """In how many places the posts of each user are held, [U]: powers of two, so that there are few programs."""
+    mask = np.asarray(posts.mask)
+    most = mask.shape[1]
+    count = np.where(mask.any(axis=1), most - np.argmax(mask[:, ::-1], axis=1), 0)
+    widths = 2 ** np.arange(FEWEST_POSTS.bit_length() - 1, max(most, FEWEST_POSTS).bit_length() + 1)
+    return np.minimum(widths[np.searchsorted(widths, count)], most)
 
 
 def score_users(

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 import pytest
 
-from prb_jax.personal.few_shot.choices import UserRows
+from prb_jax.personal.few_shot import bayes, protocol
+from prb_jax.personal.few_shot.choices import Posts, UserRows, group
 from prb_jax.personal.few_shot.protocol import Fitted, adapt_users, bytes_per_user, score_users
 from prb_jax.personal.few_shot.registry import method_named
 from prb_jax.personal.saved import UserStates, read_states, save_states
@@ -86,6 +87,41 @@ def test_fits_and_scores_do_not_depend_on_the_mesh(tmp_path):
         np.testing.assert_array_equal(found[f"{mesh}/basis"], found["none/basis"])
         for name in ("weights", "scores", "loss"):
             np.testing.assert_allclose(found[f"{mesh}/{name}"], found[f"none/{name}"], atol=1e-5)
+
+
+def test_profiles_of_unequal_lengths_give_the_states_of_padded_ones(monkeypatch):
+    rng = np.random.default_rng(0)
+    lengths, width = np.array([3, 40, 0, 17, 16]), 6
+    users = len(lengths)
+    mask = (np.arange(40) < lengths[:, None]) & (np.arange(40) != 1)  # a post may be missing among the others
+    posts = Posts(
+        rng.normal(size=(users, 40, width)).astype(np.float32), mask, rng.choice([-1.0, 0, 1], mask.shape)
+    )
+    places = rng.integers(20, size=(2, 3 * users))
+    choices = choices_of(
+        rng.normal(size=(20, width)).astype(np.float32),
+        *places,
+        users=np.repeat(np.arange(users), 3),
+        posts=posts,
+    )
+    arrays = {
+        name: rng.normal(size=width).astype(np.float32) for name in ("direction", *bayes.MEANS, "post_mean")
+    }
+    arrays |= {"items": np.zeros(1, np.float32)}
+    arrays |= {name: rng.normal(size=(width, 2)).astype(np.float32) for name in ("basis", "profile")}
+    numbers = {"word_gain": 1.0, "vote_gain": 0.5, "isotropic": 0.1, "typical": 0.0}
+    fitted = Fitted(arrays, numbers, bayes.BayesSettings())
+    contexts = group(choices).of(np.array([4, 1, 0, 3, 2, 1]))
+
+    def states() -> dict[str, np.ndarray]:
+        return adapt_users(bayes.METHOD, fitted, choices, contexts, key=jax.random.key(0))
+
+    trimmed = states()
+    monkeypatch.setattr(protocol, "FEWEST_POSTS", 64)
+    padded = states()
+    assert np.ptp(padded["weights"]) > 0.1
+    for name, leaf in padded.items():
+        np.testing.assert_allclose(trimmed[name], leaf, atol=1e-5)
 
 
 @pytest.mark.slow
