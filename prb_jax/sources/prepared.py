@@ -102,6 +102,9 @@ class PreparedComparisons(Sequence[Comparison]):
             return [Comparison.from_row(row.value, where=row.where) for row in self._rows(places)]
         return self[places : places + 1][0]
 
+    def __iter__(self) -> Iterator[Comparison]:
+        return (Comparison.from_row(row.value, where=row.where) for row in self.rows())
+
     def rows(self) -> Iterator[Row]:
         """Yield the records of the split, in the order of their source."""
         for start in range(0, len(self), _AT_A_TIME):

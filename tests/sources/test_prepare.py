@@ -105,7 +105,7 @@ def test_random_access_in_the_order_of_the_source(many):
         assert lazy[number] == comparisons[number]
     assert lazy[10:20] == comparisons[10:20]
     assert lazy[20:10] == []
-    assert list(lazy)[:50] == comparisons[:50]
+    assert list(lazy) == comparisons
     with pytest.raises(IndexError):
         lazy[3000]
     assert read_comparisons(folder) == comparisons

@@ -180,4 +180,4 @@ def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     return responses.features @ fitted.arrays["direction"] + similar @ fitted.arrays["gains"]
 
 
-METHOD = define("attention", AttentionSettings, fit, adapt, score, empty_state)
+METHOD = define("attention", AttentionSettings, fit, adapt, score, empty_state, holds_posts=True)

@@ -96,6 +96,7 @@ class Method:
     # whether the score of a response depends on that response alone, so that the responses of many
     # comparisons may be scored at once; False where it depends on the other responses of the comparison
     pointwise: bool = True
+    holds_posts: bool = False  # whether the state has a place for each place of a post
     needs: tuple[str, ...] = ()  # names of the fields of `Choices` that it cannot do without
     # ``(fitted, choices) -> Choices`` whose features are those that adapt and score read, of a method that
     # trains the backbone: then they are known only when it is fitted. None: the features stay as they are
@@ -139,28 +140,30 @@ def adapt_users(
       DataError: the data lack a thing that the method needs.
     """
     choices.require(method.name, method.needs)
-    table, places = _on_devices(choices.table, mesh), contexts.places
-    rows = (contexts.users, choices.chosen[places], choices.rejected[places], contexts.mask)
-    if choices.posts is None:
-        return _over_users(partial(_adapt, method, fitted, table, None, key), rows, mesh)
+    places, posts, users = contexts.places, choices.posts, contexts.users
+    rows = (users, choices.chosen[places], choices.rejected[places], contexts.mask)
+    run = partial(_adapt, method, fitted, _on_devices(choices.table, mesh), key)
+    if posts is None:
+        return _over_users(run, (*rows, None), mesh)
     # The time is that of the padded posts, and few people have as many posts as the one with the most.
-    widths, states, order = _widths_of_posts(choices.posts)[contexts.users], list[State](), list[np.ndarray]()
+    fewest = posts.mask.shape[1] if method.holds_posts else FEWEST_POSTS
+    widths, states, order = _widths_of_posts(posts, fewest)[users], list[State](), list[np.ndarray]()
     for width in np.unique(widths):
-        posts = _on_devices(jax.tree.map(lambda leaf, width=width: leaf[:, :width], choices.posts), mesh)
-        order.append(np.flatnonzero(widths == width))
-        run = partial(_adapt, method, fitted, table, posts, key)
-        states.append(_over_users(run, tuple(leaf[order[-1]] for leaf in rows), mesh))
+        group = np.flatnonzero(widths == width)
+        of_group = jax.tree.map(lambda leaf, users=users[group], width=width: leaf[users, :width], posts)
+        states.append(_over_users(run, (*(leaf[group] for leaf in rows), of_group), mesh))
+        order.append(group)
     back = np.argsort(np.concatenate(order))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[back], *states)
 
 
-def _widths_of_posts(posts: Posts) -> np.ndarray:
+def _widths_of_posts(posts: Posts, fewest: int) -> np.ndarray:
     """In how many places the posts of each user are held, [U]: powers of two, so that there are few programs."""
     mask = np.asarray(posts.mask)
     most = mask.shape[1]
     count = np.where(mask.any(axis=1), most - np.argmax(mask[:, ::-1], axis=1), 0)
-    widths = 2 ** np.arange(FEWEST_POSTS.bit_length() - 1, max(most, FEWEST_POSTS).bit_length() + 1)
-    return np.minimum(widths[np.searchsorted(widths, count)], most)
+    powers = np.exp2(np.ceil(np.log2(np.maximum(count, max(fewest, 1)))))
+    return np.minimum(powers.astype(np.int64), most)
 
 
 def score_users(
@@ -228,19 +231,18 @@ def _adapt(
     method: Method,
     fitted: Fitted,
     table: Responses,
-    posts: Posts | None,
     key: jax.Array,
     users: Array,
     chosen: Array,
     rejected: Array,
     mask: Array,
+    posts: Posts | None,
 ) -> State:
-    def one(user: Array, chosen: Array, rejected: Array, mask: Array) -> State:
-        profile = None if posts is None else posts.take(user)
-        context = Context(table.take(chosen), table.take(rejected), mask, profile)
+    def one(user: Array, chosen: Array, rejected: Array, mask: Array, posts: Posts | None) -> State:
+        context = Context(table.take(chosen), table.take(rejected), mask, posts)
         return method.adapt(fitted, context, jax.random.fold_in(key, user))
 
-    return jax.vmap(one)(users, chosen, rejected, mask)
+    return jax.vmap(one)(users, chosen, rejected, mask, posts)
 
 
 @partial(jax.jit, static_argnums=0)

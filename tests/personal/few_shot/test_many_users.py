@@ -6,6 +6,7 @@
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -122,6 +123,9 @@ def test_profiles_of_unequal_lengths_give_the_states_of_padded_ones(monkeypatch)
     assert np.ptp(padded["weights"]) > 0.1
     for name, leaf in padded.items():
         np.testing.assert_allclose(trimmed[name], leaf, atol=1e-5)
+    holding = replace(bayes.METHOD, adapt=lambda fitted, context, key: context.posts.mask, holds_posts=True)
+    held = adapt_users(holding, fitted, choices, contexts, key=jax.random.key(0))
+    np.testing.assert_array_equal(held, mask[contexts.users])
 
 
 @pytest.mark.slow
