@@ -4,6 +4,7 @@
 """
 
 import ast
+import functools
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -105,6 +106,7 @@ def named_in(tree: ast.AST, package: str, for_types: bool = False) -> Iterator[t
             yield from named_in(node, package, for_types)
 
 
+@functools.cache
 def imports_of(root: Path) -> list[Import]:
     """Every import of one module of the package by another one, also inside functions."""
     modules, found = modules_of(root), set()

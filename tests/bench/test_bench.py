@@ -49,6 +49,7 @@ def test_both_ways_score_alike_and_every_number_is_finite(folder: Path, bench, c
         assert word in shown
 
 
+@pytest.mark.slow
 def test_a_config_alone_is_enough(folder: Path, bench) -> None:
     rows = bench("score", folder / "config.json", SMALL, "--dtype bfloat16 float32")
     assert [row["dtype"] for row in rows] == ["bfloat16", "float32"]
@@ -57,6 +58,7 @@ def test_a_config_alone_is_enough(folder: Path, bench) -> None:
     assert all(row["speedup"] is None for row in rows)
 
 
+@pytest.mark.slow
 def test_a_quantised_model_has_a_row_beside_the_other(folder: Path, bench, capsys) -> None:
     rows = bench("score", folder / "config.json", SMALL, "--quantize int8")
     assert [row["quantize"] for row in rows] == [None, "int8"]
@@ -134,6 +136,7 @@ def test_training_beside_trl_starts_from_the_same_loss(folder: Path, bench, caps
         assert word in shown
 
 
+@pytest.mark.slow
 def test_what_is_trained_can_be_chosen(folder: Path, bench) -> None:
     """Adapters start as nothing, so the first loss is the same; less is computed."""
     found = {}
@@ -261,7 +264,9 @@ def test_the_peak_counts_the_multiplications_of_a_square_product(monkeypatch) ->
     assert sizes == [1024, 2048]
 
 
-@pytest.mark.parametrize(("dtype", "width"), [("float32", 4), ("bfloat16", 2)])
+@pytest.mark.parametrize(
+    ("dtype", "width"), [pytest.param("float32", 4, marks=pytest.mark.slow), ("bfloat16", 2)]
+)
 def test_loading_counts_every_byte_once(folder: Path, bench, dtype: str, width: int, capsys) -> None:
     results = bench("load", folder, f"--dtype {dtype} --rounds 2")
     assert [result["files_are"] for result in results][:1] == ["cached"]

@@ -16,6 +16,7 @@ from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
 from prb_jax.trees.streams import make_stream_batch
 
 
+@pytest.mark.slow
 def test_people_with_several_questions(
     folder: Path, bench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

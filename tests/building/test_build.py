@@ -73,6 +73,7 @@ def trouble(body: dict[str, Any], tries: int) -> Answer | None:
     ][which]
 
 
+@pytest.mark.slow
 def test_a_build_through_an_endpoint_in_trouble(tmp_path: Path) -> None:
     """No row is lost, none doubled; what was killed ends with the same bytes; the product is a benchmark."""
     data = write_records(tmp_path, COUNT)

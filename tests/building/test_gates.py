@@ -122,6 +122,7 @@ def test_gates_that_leave_out_pairs_find_their_own_fault_alone() -> None:
                 assert found.keys() <= quiet[name].keys(), (name, fault)
 
 
+@pytest.mark.slow
 def test_gates_of_all_pairs_find_their_own_fault_and_raise_few_false_alarms() -> None:
     alarms = Counter[str]()
     for seed in range(TRIALS):

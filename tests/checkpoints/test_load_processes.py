@@ -85,7 +85,7 @@ def test_shards_over_four_devices(tiny: Path) -> None:
         assert not found["transformers"]
 
 
-@pytest.mark.parametrize(("count", "devices"), [(2, 2), (4, 1)])
+@pytest.mark.parametrize(("count", "devices"), [(2, 2), pytest.param(4, 1, marks=pytest.mark.slow)])
 def test_each_process_reads_only_its_part(tiny: Path, count: int, devices: int) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -181,6 +181,7 @@ def test_peak_memory_is_the_quantised_shards(devices: str, mesh: str, large: Pat
     assert not found["torch"]
 
 
+@pytest.mark.slow
 def test_quantised_shards_over_two_processes(tiny: Path) -> None:
     """The same integers and scales as in one process. Inputs that the processes split are read by both."""
     with socket.socket() as free:

@@ -144,6 +144,7 @@ def test_a_run_is_a_model_for_evaluate_and_convert(data, whole, tmp_path):
     assert (tmp_path / "hf" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_a_disk_that_is_full_is_one_clear_error_and_the_run_continues(model, data, tmp_path):
     small = tmp_path / "small"

@@ -125,6 +125,7 @@ def test_scores_of_few_candidates() -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_run_of_two_reward_models(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, model, data = tmp_path / "out", str(folder / "rm"), str(folder / "pairs.jsonl")
     command = [

@@ -108,6 +108,7 @@ def test_a_sample_depends_on_its_prompt_place_and_seed_alone(policy: prb.Policy)
     assert tokens(policy.sample(PROMPTS, **(SAMPLING | {"seed": 10}))) != tokens(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", sweep(["default", "fsdp=2,tensor=2", "data=2,sequence=2"], few=(0,)))
 def test_samples_do_not_depend_on_the_mesh(
     folder: Path, policy: prb.Policy, tmp_path: Path, mesh: str

@@ -322,6 +322,7 @@ class TestOnTpus:
     def _libtpu(self):
         pytest.importorskip("libtpu")
 
+    @pytest.mark.slow
     def test_two_slices_exchange_scores_alone(self, config_file, capsys):
         """Between slices scoring sends the scores of its trees, float32, and nothing else."""
         options: dict[str, Any] = {**SHAPE, "topology": "v5e:2x2", "slices": 2, "batch": 16}

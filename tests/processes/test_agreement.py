@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
 from safetensors.numpy import load_file, save_file
 
 from prb_jax.processes.agreement import differences
@@ -30,6 +31,7 @@ def write_folders(place: Path) -> None:
     save_file(tensors, weights, metadata={"format": "pt"})
 
 
+@pytest.mark.slow
 def test_processes_that_differ_are_refused_by_name_and_field(tmp_path: Path) -> None:
     write_folders(tmp_path)
     with job(["-m", "tests.processes.agreement_process", tmp_path], count=2) as processes:

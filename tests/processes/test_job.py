@@ -116,7 +116,9 @@ def test_processes_that_are_not_known(variables: dict[str, str], message: str, m
     assert message in str(refused.value)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 75, marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_a_process_that_waits(tmp_path: Path, number: signal.Signals, status: int) -> None:
     """First for processes that are not there, then for one that does not come to a collective."""
     command = ["-m", "prb_jax", "evaluate", "baseline:length", "--data", "personas:generic-test"]
@@ -175,6 +177,7 @@ def test_processes_that_never_come_are_one_line() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_baseline_is_written_by_process_0_alone(tmp_path: Path, capsys) -> None:
     command = ["evaluate", "baseline:length", "--data", "personas:generic-test", "--limit", "20"]
     with job(["-m", "prb_jax", *command, "--out", tmp_path / "two", "--distributed"], count=2) as processes:

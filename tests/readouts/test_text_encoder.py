@@ -215,6 +215,7 @@ def test_every_text_is_in_one_batch_that_holds_it(
     assert padded_to == sorted(padded_to, reverse=True)
 
 
+@pytest.mark.slow
 def test_the_same_vectors_on_a_mesh(folder: tuple[Path, object], tmp_path: Path) -> None:
     path, model = folder
     rows = texts(24)

@@ -184,6 +184,7 @@ def test_learning_curves_of_a_training_run(tmp_path):
     assert "prb train &#39;a b.py&#39; --out trained" in text
 
 
+@pytest.mark.slow
 def test_a_page_of_ten_thousand_comparisons_is_small(tmp_path):
     long = {"chosen": "word & " * 200, "rejected": "<b> " * 400}
     rows = [row | {"user_id": f"u{i % 5000}"} for i, row in enumerate(records(10_000, **long))]

@@ -164,7 +164,7 @@ def _with_scores(batch: Rollouts, learner: Learner) -> Rollouts:
             ("grpo", {"loss.ratio": "sequence", "remat": "full"}),
             ("sft", {"tuning": "lora"}),
         ],
-        few=(0, 1),
+        few=(0,),
     ),
 )
 def test_streams_have_the_losses_and_gradients_of_padded_batches(

@@ -75,6 +75,7 @@ def test_a_reply_without_a_number_and_an_endpoint_that_fails_stop_the_step_with_
         assert found.failed == 3
 
 
+@pytest.mark.slow
 def test_a_policy_is_trained_by_a_judge_on_this_machine(model: Path, tmp_path: Path) -> None:
     """Its expected numbers are those of `prb judge --protocol score`; gold is a judge of the rubric."""
     data = write_rows(tmp_path / "rows.jsonl")

@@ -68,6 +68,7 @@ def test_a_run_ends_where_gold_falls_while_the_reward_rises(model: Path, tmp_pat
         assert text in page
 
 
+@pytest.mark.slow
 def test_runs_with_gold_are_a_behaviour_that_correlate_reads(model: Path, tmp_path: Path) -> None:
     given = settings(model) | BANDIT | {"steps": 1}
     for name, reward in {"letter": has_letter, "lack": lacks_letter, "taste": by_taste}.items():
@@ -85,6 +86,7 @@ def test_runs_with_gold_are_a_behaviour_that_correlate_reads(model: Path, tmp_pa
     assert {each["models"] for each in found["correlations"]} == {3}
 
 
+@pytest.mark.slow
 def test_held_out_prompts_are_written_for_and_seeds_are_repetitions(model: Path, tmp_path: Path) -> None:
     data = tmp_path / "held_out.jsonl"
     new = [each | {"id": f"new{each['id']}", "subset": each["user_id"]} for each in rows(4)]

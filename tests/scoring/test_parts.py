@@ -11,6 +11,7 @@ import pytest
 import prb_jax as prb
 from prb_jax import RunError, cli, evaluate
 from tests.scoring.slow_scorer import SlowScorer, comparisons
+from tests.sweeps import sweep
 from tests.tiny_models import write_model_without_torch
 from tests.tiny_policies import write_policy
 from tests.tiny_tokenizer import write_tokenizer
@@ -114,23 +115,26 @@ def test_parts_from_python_are_finished_by_the_same_call(tmp_path):
 
 @pytest.mark.parametrize(
     ("verb", "files", "arguments"),
-    [
-        (
-            "judge",
-            ("judgements.jsonl", "scores.jsonl", "summary.json", "users.csv"),
-            ("--controls", "blind", "--min-mass", "0"),
-        ),
-        (
-            "sample",
-            ("samples.jsonl", "summary.json"),
-            ("--rows", "2", "--n", "2", "--temperature", "0.9", "--max-new-tokens", "6"),
-        ),
-        (
-            "features",
-            ("features.json", "answers.keys.npy", "posts-000000.npy", "rewards-000000.npy"),
-            ("--file-rows", "16"),
-        ),
-    ],
+    sweep(
+        [
+            (
+                "judge",
+                ("judgements.jsonl", "scores.jsonl", "summary.json", "users.csv"),
+                ("--controls", "blind", "--min-mass", "0"),
+            ),
+            (
+                "sample",
+                ("samples.jsonl", "summary.json"),
+                ("--rows", "2", "--n", "2", "--temperature", "0.9", "--max-new-tokens", "6"),
+            ),
+            (
+                "features",
+                ("features.json", "answers.keys.npy", "posts-000000.npy", "rewards-000000.npy"),
+                ("--file-rows", "16"),
+            ),
+        ],
+        few=(1, 2),
+    ),
 )
 def test_parts_of_other_verbs(verb, files, arguments, policy, model, data, tmp_path, monkeypatch):
     """The merged folder has the files of a run in one piece, nothing is computed twice, and a kill costs nothing."""

@@ -123,6 +123,7 @@ def test_pages_of_a_profile_are_stored_once(model, data, prepared):
     ]
 
 
+@pytest.mark.slow
 def test_the_command_with_two_processes_writes_the_same_bytes(folder, data, prepared, tmp_path, capsys):
     view = [word for name, value in VIEW.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     out = ["--out", str(tmp_path / "out")]

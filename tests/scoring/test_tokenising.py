@@ -35,6 +35,7 @@ def test_processes_share_the_work_and_score_alike(processes: int) -> None:
     assert [line[3] for line in found] == [str(COUNT)] * processes
 
 
+@pytest.mark.slow
 def test_what_one_process_cannot_tokenise_all_refuse() -> None:
     first, second = last_lines(2, 40, "c3")
     assert first == "refused comparison 'c3' cannot be tokenised"

@@ -64,6 +64,7 @@ def test_scores_are_those_of_single_trees(model: RewardModel, alike: bool) -> No
     assert_close(model.score(comparisons, batch_tokens=1024), expected)
 
 
+@pytest.mark.slow
 def test_cudnn_over_streams_scores_as_single_trees(
     model: RewardModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -461,6 +461,7 @@ def test_golden_bytes(benchmark):
     assert hashlib.sha256(serialise(benchmark.parts["all"])).hexdigest() == GOLDEN
 
 
+@pytest.mark.slow
 def test_generation_is_repeatable_in_another_process():
     code = (
         "import hashlib; from prb_jax.sources import personas; from prb_jax.sources.personas import serialise;"
@@ -472,6 +473,7 @@ def test_generation_is_repeatable_in_another_process():
     assert run.stdout.strip() == GOLDEN
 
 
+@pytest.mark.slow
 def test_another_seed_keeps_the_promises(benchmark):
     other = personas.generate(3)
     with pytest.raises(ValueError, match="found -1"):

@@ -116,6 +116,7 @@ def test_bayes_is_used_like_any_method_and_says_how_much_is_known_of_a_person(st
     assert figures["accuracy"] > nobody["accuracy"]
 
 
+@pytest.mark.slow
 def test_a_study_shows_the_ceiling_and_a_plan_says_how_many_people_it_takes(work: Path, study: Study) -> None:
     rows = {row["method"]: row for row in study.results if row["split"] == "unseen" and row["shots"] == 4}
     assert rows["ceiling"]["control"] == rows["ceiling, person known"]["control"] == "simulated"

@@ -26,6 +26,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(write_lines(path, (pair.to_row() for pair in pairs)))
 
 
+@pytest.mark.slow
 def test_a_command_that_was_stopped_goes_on_and_each_point_is_a_run_by_itself(
     folder: Path, data: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:

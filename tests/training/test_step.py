@@ -244,6 +244,7 @@ def deeper(tuning: str, remat: str = "none") -> tuple[int, int, list[np.ndarray]
     return compiled.memory_analysis().temp_size_in_bytes, scoring, jax.tree.leaves(sums), products
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tuning", [pytest.param("lora", marks=pytest.mark.slow), "full"])
 def test_rematerialisation_changes_memory_and_not_values(tuning: str) -> None:
     memory, gradients, products = {}, {}, {}

@@ -156,6 +156,7 @@ def test_more_steps_lengthen_a_run_wherever_it_stands(model, data, whole, tmp_pa
     assert (stopped / "train.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_constant_rate_has_no_seam(model, data, tmp_path):
     constant = {"optimizer__schedule": "constant", "optimizer__warmup_share": 0.0, "validation__every": 2}
     for name, steps in (("two", 2), ("two", 4), ("one", 4)):
@@ -246,6 +247,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_comparisons(model
     assert all(np.isfinite(loss) for _, loss in curve(tmp_path / "run", "loss"))
 
 
+@pytest.mark.slow
 def test_from_scratch_with_a_tokenizer_of_its_own(data, tmp_path):
     sizes = {
         "hidden_size": 16,

@@ -95,6 +95,7 @@ def test_a_run_that_would_lose_soft_prompts_is_refused(wanted, whole, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_an_adapter_without_its_soft_prompts_is_refused(wanted, tmp_path, capsys):
     chosen = wanted.copy_and_resolve_references()
     chosen.tuning, chosen.steps = "lora", 1

@@ -205,6 +205,7 @@ def test_on_meshes_streams_and_heads_are_split() -> None:
     assert found["calls"] == 1
 
 
+@pytest.mark.slow
 def test_one_program_for_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the first comparisons the shapes are chosen; others follow, longer ones too, and all have their own scores."""
     monkeypatch.setattr(cudnn, "cudnn_stream_attention", by_xla)

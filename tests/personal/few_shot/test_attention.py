@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from prb_jax.personal.few_shot.choices import Posts
 from prb_jax.personal.few_shot.protocol import adapt_users, repeated, score_users
@@ -11,6 +12,7 @@ from tests.personal.few_shot.planted import with_posts, world
 KEY = jax.random.key(0)
 
 
+@pytest.mark.slow
 def test_attention_is_pooled_bradley_terry_where_nothing_is_known():
     rng = np.random.default_rng(0)
     features = rng.normal(size=(80, 4)).astype(np.float32)

@@ -229,6 +229,7 @@ def test_where_nothing_is_personal_it_is_pooled_bradley_terry() -> None:
         assert made.share(METHOD, fitted, shots, width=32) > 0.995
 
 
+@pytest.mark.slow
 def test_effects_of_texts_and_profiles_are_learned() -> None:
     rng = np.random.default_rng(5)
     settings = BayesSettings(
@@ -254,6 +255,7 @@ def test_effects_of_texts_and_profiles_are_learned() -> None:
     assert bayes.empty_state(fitted)["weights"].shape == (fitted.settings.directions,)
 
 
+@pytest.mark.slow
 def test_own_words_tell_a_taste_in_every_direction() -> None:
     rng = np.random.default_rng(6)
     people, width = 300, 24
