@@ -59,7 +59,7 @@ def bench_all(
       prefix_tokens, response_tokens: mean lengths of texts.
       runner: runs a command, as `run_command` does in a process of its own, which is used if none is given.
       clock: seconds.
-      say: called with a line for each row.
+      say: called with a line before and after each row.
 
     Returns:
       What `bench.json` holds.
@@ -94,6 +94,8 @@ def bench_all(
                 left = 60 * minutes - (clock() - begun)
                 done[row.id] = before.get(row.id, {})
                 if done[row.id].get("status") != MEASURED:
+                    if row.seconds <= left:
+                        say(f"{row.id}: about {row.seconds:,.0f} s ...")
                     done[row.id] = _measure(row, done, run, folder=folder, left=left)
                     say(_line(done[row.id]))
                 others = [known for name, known in before.items() if name not in done]

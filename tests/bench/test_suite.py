@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -170,10 +171,12 @@ def test_without_parity_there_is_no_speed(tmp_path: Path) -> None:
 
 
 def test_the_minutes_are_a_budget(tmp_path: Path) -> None:
-    now = iter(range(0, 10_000, 40))
+    now, lines = iter(range(0, 10_000, 40)), list[str]()
     bench = bench_all(
-        out=tmp_path, runner=Fake(), minutes=6, clock=lambda: float(next(now)), say=lambda _: None
+        out=tmp_path, runner=Fake(), minutes=6, clock=lambda: float(next(now)), say=lines.append
     )
+    assert re.fullmatch(r"parity-float32-auto: about \d+ s \.\.\.", lines[0])
+    assert re.fullmatch(r"parity-float32-auto: measured in \d+ s", lines[1])
     status = {row["id"]: row["status"] for row in bench["rows"]}
     assert status["parity-float32-auto"] == "measured"
     assert list(status.values()).count("not measured") > 5
