@@ -17,8 +17,8 @@ _SIDE_FILES = ("value_head.bin", "regression_layer.pt", "gating_layer.pt")
 _WANTED = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", *_SIDE_FILES)
 _TORCH = ("pytorch_model*.bin", "*.pt")
 
-# What a training run keeps (`prb_jax.training.record` writes it).
-_TRAINING_RUN, _TRAINED_MODEL = "train.json", "model"
+TRAIN, MODEL = "train.json", "model"
+"""The record of a training run and the folder of its model."""
 
 _WHOLE_FILE = 32 * 1024**2
 _SAMPLES = 256
@@ -75,14 +75,14 @@ def locate(name: str | Path, *, revision: str | None = None) -> ModelFolder:
 
 def _trained_model(path: Path) -> Path:
     """Of the folder of a training run the model in it; any other folder as it is."""
-    if not (path / _TRAINING_RUN).is_file() or (path / "config.json").exists():
+    if not (path / TRAIN).is_file() or (path / "config.json").exists():
         return path
-    if not (path / _TRAINED_MODEL).is_dir():
+    if not (path / MODEL).is_dir():
         raise CheckpointError(
             f"{path}: this training run is not finished, so there is no model in it yet: the same command "
             f"continues it; of `prb train`, `prb convert {path} DST` writes the best checkpoint"
         )
-    return path / _TRAINED_MODEL
+    return path / MODEL
 
 
 def _without_pipes(folder: Path) -> Path:

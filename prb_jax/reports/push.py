@@ -18,9 +18,9 @@ from prb_jax.reports.summary import gains, headline, scorers
 from prb_jax.reports.training import last_figures
 from prb_jax.runs.finished import FinishedRun, read_finished
 from prb_jax.runs.kind import RUN, SUMMARY
+from prb_jax.runs.training import MODEL, TRAIN, TRAINING
 from prb_jax.scoring.prompt_extras import told_of
 from prb_jax.storage.urls import localised
-from prb_jax.training.record import MODEL, TRAIN, TRAINING
 from prb_jax.version import __version__
 
 CARD = "README.md"

@@ -22,8 +22,8 @@ from prb_jax.reports.table import Table, change, field
 from prb_jax.reports.training import training_chapter
 from prb_jax.runs.finished import FinishedRun
 from prb_jax.runs.harness_logs import read_run
+from prb_jax.runs.training import TRAIN
 
-_TRAINING = "train.json"
 _SWEEP = "posts.json"
 _ROOM = 1_200_000  # bytes of texts of pairs, of all runs together
 
@@ -70,7 +70,7 @@ def report(
     named_runs(folders)
     reader = TextReader([str(place) for place in ([data] if isinstance(data, str | Path) else data)])
     studies, sweeps, trainings = (
-        [folder for folder in folders if (folder / file).is_file()] for file in (STUDY, _SWEEP, _TRAINING)
+        [folder for folder in folders if (folder / file).is_file()] for file in (STUDY, _SWEEP, TRAIN)
     )
     evaluations: list[Path] = []
     for folder in folders:

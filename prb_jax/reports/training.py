@@ -13,6 +13,7 @@ from prb_jax.reports.evaluation import how_made
 from prb_jax.reports.page import Block, Chapter, Paragraph, Preformatted, Section
 from prb_jax.reports.table import Table, field
 from prb_jax.runs.kind import SUMMARY
+from prb_jax.runs.training import POLICY_RUN, ROLLOUTS, TRAIN, TRAINING, is_policy_run
 
 _LAST = {name: field(name, "{:.4f}") for name in ("loss", "accuracy", "margin")}
 _SHOWN = 4  # rollouts of the first and of the last step with any that are shown
@@ -55,7 +56,6 @@ def training_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
       RunError: a file of the run cannot be read.
     """
     from prb_jax.training.logs import METRICS, curves_figure, panels_of, read_metrics, read_steps
-    from prb_jax.training.record import POLICY_RUN, ROLLOUTS, TRAIN, TRAINING, is_policy_run
 
     is_policy, finished = is_policy_run(folder), (folder / SUMMARY).is_file()
     record = (POLICY_RUN if is_policy else TRAINING).read(folder)

@@ -39,6 +39,7 @@ from prb_jax.rl.watch import (
     reason_to_stop,
     write_held_out,
 )
+from prb_jax.runs.training import MODEL, POLICY_RUN, ROLLOUTS
 from prb_jax.scoring.inputs import Inputs, read_inputs
 from prb_jax.scoring.load import Model
 from prb_jax.training.config import TrainSettings, ValidationSettings
@@ -46,9 +47,6 @@ from prb_jax.training.data import Order, TrainingData, read_training_data
 from prb_jax.training.logs import StepFile
 from prb_jax.training.loop import TrainResult, open_loop, run_steps, write_summary
 from prb_jax.training.record import (
-    MODEL,
-    POLICY_RUN,
-    ROLLOUTS,
     check_start,
     computing_versions,
     open_run,

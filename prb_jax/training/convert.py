@@ -19,6 +19,7 @@ from prb_jax.personal.prompts import NAMES, TABLE
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import LANGUAGE_MODEL, OpenedModel, open_reward_or_language_model
 from prb_jax.runs.kind import check_same_inputs
+from prb_jax.runs.training import CHECKPOINTS, TRAIN, TRAINING
 from prb_jax.sharding import make_mesh, parameter_shardings
 from prb_jax.text.template import PLAIN_RULES
 from prb_jax.text.view import TRAINED_VIEW
@@ -32,7 +33,6 @@ from prb_jax.training.layouts import (
     check_convertible,
     standard_tokenizer,
 )
-from prb_jax.training.record import CHECKPOINTS, TRAIN, TRAINING
 from prb_jax.training.saved_states import Checkpoints
 from prb_jax.training.start import start_from
 from prb_jax.training.trainer import RewardTrainer

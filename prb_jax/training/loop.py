@@ -21,9 +21,9 @@ from prb_jax.processes.job import stops_at_a_step
 from prb_jax.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.runs.kind import SUMMARY
 from prb_jax.runs.progress import Count, Display, Speed, show_progress
+from prb_jax.runs.training import CHECKPOINTS
 from prb_jax.training.config import RunOptions
 from prb_jax.training.logs import CURVES, MetricsLog, StepFile, plot_curves
-from prb_jax.training.record import CHECKPOINTS
 from prb_jax.training.saved_states import Checkpoints
 from prb_jax.training.trainer import Trainer
 

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from prb_jax.data.options import Effect, flat_settings, options_of
-from prb_jax.data.reading import read_json, read_object
+from prb_jax.data.reading import read_object
 from prb_jax.data.writing import held_folder, writing
 from prb_jax.errors import RunError, quote
 from prb_jax.models.attention.choice import choose_attention, trained_stream_attention
@@ -34,23 +34,12 @@ from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.runs.kind import SUMMARY, RunKind, as_recorded, check_same_inputs, devices_of, session_now
+from prb_jax.runs.training import CHECKPOINTS, MODEL, TRAIN, TRAINING
 from prb_jax.runs.weights_and_biases import check_wandb
 from prb_jax.training.config import SCRATCH, RunOptions, TrainSettings
 from prb_jax.training.data import TrainingData
 from prb_jax.training.start import Start
 from prb_jax.version import versions
-
-TRAIN = "train.json"
-CHECKPOINTS = "checkpoints"
-MODEL = "model"
-ROLLOUTS = "rollouts.jsonl"
-TRAINING = RunKind("prb_jax training", "prb train", file=TRAIN, others=("run.json", CHECKPOINTS, MODEL))
-POLICY_RUN = RunKind(
-    "prb_jax policy training",
-    "prb ppo",
-    file=TRAIN,
-    others=("run.json", CHECKPOINTS, MODEL, ROLLOUTS),
-)
 
 _COMPUTING = ("numpy", "jax", "jaxlib", "flax", "optax", "transformers", "tokenizers")
 
@@ -212,13 +201,3 @@ def settings_with(settings: Any, *effects: Effect) -> dict[str, Any]:
 def computing_versions() -> dict[str, str | None]:
     """Versions of everything that computes in training."""
     return versions(_COMPUTING)
-
-
-def is_policy_run(folder: Path) -> bool:
-    """Tell whether a folder holds a run of `prb ppo`.
-
-    Raises:
-      RunError: its ``train.json`` cannot be read.
-    """
-    recorded = read_json(folder / TRAIN, error=RunError, optional=True)
-    return isinstance(recorded, dict) and recorded.get("kind") == POLICY_RUN.name

@@ -12,6 +12,7 @@ import numpy as np
 from prb_jax.data.records import Records
 from prb_jax.models.flops import device_peak
 from prb_jax.processes.sharing import on_first_process
+from prb_jax.runs.training import MODEL, TRAINING
 from prb_jax.sharding import make_mesh
 from prb_jax.text.view import TrainedView
 from prb_jax.training import PASSES
@@ -19,8 +20,6 @@ from prb_jax.training.config import Config, load_settings
 from prb_jax.training.data import Order, TrainingData, UserOrder, read_training_data
 from prb_jax.training.loop import Loop, TrainResult, open_loop, prepared_ahead, run_steps, write_summary
 from prb_jax.training.record import (
-    MODEL,
-    TRAINING,
     check_start,
     open_run,
     run_lengths,
