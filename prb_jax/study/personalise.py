@@ -263,6 +263,9 @@ class _StudyRun:
                     if method.name not in left_out:
                         outcomes[method.name].append(self._outcome(method, part, standard))
                     display.advance(1)
+                # Another split has groups of other sizes, and so other programs; those of many splits exhaust the
+                # memory maps that a process may have.
+                jax.clear_caches()
         for name in method_names():  # of an earlier call with the same folder
             paths = [self._file(name, split) for split in splits]
             if name not in outcomes and name not in left_out and all(path.exists() for path in paths):

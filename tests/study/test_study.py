@@ -18,6 +18,7 @@ from prb_jax.errors import DataError, RunError
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.personal.features import FeatureOptions, open_features
+from prb_jax.personal.few_shot import protocol
 from prb_jax.personal.few_shot.registry import METHODS, method_named, read_settings
 from prb_jax.personal.model import PersonalisedModel
 from prb_jax.personal.saved import read_fitted
@@ -294,6 +295,8 @@ def test_choices_that_say_nothing_are_counted(source: PlantedFeatures, tmp_path:
     assert population.excluded == {NO_USER: 1, IDENTICAL: 1, REPEATED: 1, CONTRADICTED: 2}
     assert len(population.choices) == len(people) + 1
     found = run(data, tmp_path / "store", tmp_path / "run", methods=["pooled"], seeds=2, split="user")
+    # Programs of many splits would exhaust the memory maps of a process.
+    assert protocol._adapt._cache_size() == 0  # pyright: ignore[reportFunctionMemberAccess, reportPrivateUsage]
     assert found.summary["users_with_one_choice"] == 1
     assert row_of(found, "pooled", 8)["users"] == sum(found.summary["users_in_splits"]["unseen"])
     nobody, everybody = row_of(found, "pooled", 8), row_of(found, "pooled", 0)
