@@ -318,35 +318,10 @@ PENALISED = ("nearest", "lore", "lore_free", "vpl", "pal", "gpo", "mrm", "user_e
 STUDIES = {
     "gd6": Study("gd6", _whole, "all", shots="0,1,2,4,8", features=""),
     "gd6_plain": Study("gd6", _whole, "all", shots="0,2,4,8,10", split="user", features=""),
-    "polis_en": Study(
-        "polis_en",
-        _kind,
-        "all",
-        shots="0,2,4",
-        seeds=2,
-        settings="pooled.l2=0.01,1 offset.l2=1 offset.spread=1,3 nearest.neighbours=200 nearest.shrink=1,8",
-        more=_by_conversation,
-    ),
-    "ukpconvarg1": Study(
-        "ukpconvarg1",
-        _judgements,
-        "all",
-        shots="0,1,4",
-        seeds=3,
-        settings="offset.spread=0.3,1,3 nearest.neighbours=200 nearest.shrink=8 attention.steps=1 attention.rounds=1",
-    ),
-    "prefeval": Study("prefeval", _whole, "all", shots="0", seeds=4, features=""),
-    "personas": Study(
-        None,
-        _whole,
-        "all",
-        shots="0,2,4,8,16,128",
-        seeds=3,
-        settings="pooled.l2=1,10,100 offset.l2=100 offset.spread=10,30,100 attention.l2=100 attention.width=128 "
-        "attention.steps=1 attention.rounds=1 pref.rank=12 pref.beta=0.03,0.1,0.3 pref.l2=0.3,1,3 "
-        + " ".join(f"{method}.l2=1,10,100" for method in PENALISED),
-        more=_new_wording,
-    ),
+    "polis_en": Study("polis_en", _kind, "all", shots="0,2,4", more=_by_conversation),
+    "ukpconvarg1": Study("ukpconvarg1", _judgements, "all", shots="0,1,4"),
+    "prefeval": Study("prefeval", _whole, "all", shots="0", features=""),
+    "personas": Study(None, _whole, "all", shots="0,2,4,8,16,128", more=_new_wording),
 }
 PERSONAS = ("train", "test-seen", "test-unseen")
 
