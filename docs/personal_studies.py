@@ -38,6 +38,10 @@ from prb_jax.study.splits import UNSEEN_PART, make_splits
 Row = dict[str, Any]
 
 
+SEEDS = 5
+"""Splits of each study, in each of which a fifth of the people is unseen."""
+
+
 @dataclass(frozen=True)
 class Study:
     """A study of one data set.
@@ -46,9 +50,8 @@ class Study:
       data: the name of the file; None for the generated personas.
       rows: what is used of the rows of the file.
       methods: of `prb personalise`.
-      shots, seeds, split: likewise.
+      shots, split: likewise.
       features: options of `prb features`.
-      settings: of methods, as of `--set`.
       more: tables of this data set alone, from the folder of all studies.
     """
 
@@ -56,10 +59,8 @@ class Study:
     rows: Callable[[list[Row]], list[Row]]
     methods: str
     shots: str = "0,1,2,4,8,16"
-    seeds: int = 5
     split: str = "other-question"
     features: str = "--responses-alone"
-    settings: str = ""
     more: Callable[[Path], list[str]] | None = None
 
 
@@ -184,7 +185,7 @@ def _readable(out: Path) -> str:
     right = np.sum((deltas[asked] @ axes) * true[asked], axis=1) > 0
     lines = [f"A linear reader that knows axes and tastes: {right.mean():.3f} of {len(right):,} choices."]
     study = STUDIES["personas"]
-    splits = make_splits(population, by=study.split, seeds=study.seeds)
+    splits = make_splits(population, by=study.split, seeds=SEEDS)
     parts = [make_part(standardised(choices, split)[0], split) for split in splits]
     for l2 in (0.01, 0.03, 0.1, 0.3):
         adapted, known = _told_the_tastes_of_seen_people(parts, true, l2)
@@ -228,7 +229,7 @@ def _by_conversation(out: Path) -> list[str]:
     study, folder = STUDIES["polis_en"], out / "polis_en"
     inputs = read_inputs([str(out / "polis_en.jsonl")])
     population = read_population(inputs.comparisons, open_features(out / "polis_en.features"))
-    splits = make_splits(population, by=study.split, seeds=study.seeds)
+    splits = make_splits(population, by=study.split, seeds=SEEDS)
     topics = {one.id: f"{one.subset}: {one.category}" for one in inputs.comparisons}
     outcomes = {
         name: [read_outcome(folder / "outcomes" / f"{name}-{split.seed}.npz") for split in splits]
@@ -312,9 +313,6 @@ def write_table(name: str, folder: Path, out: Path) -> None:
     print(f"written: {out / name}.md")
 
 
-PENALISED = ("nearest", "lore", "lore_free", "vpl", "pal", "gpo", "mrm", "user_embedding", "user_clusters")
-"""Methods whose pooled direction has the penalties of `pooled` in the study of personas."""
-
 STUDIES = {
     "gd6": Study("gd6", _whole, "all", shots="0,1,2,4,8", features=""),
     "gd6_plain": Study("gd6", _whole, "all", shots="0,2,4,8,10", split="user", features=""),
@@ -335,10 +333,9 @@ def studies(encoder: str, data: Path, out: Path, names: list[str]) -> None:
             path = prepare(name, data, out)
             features, methods = out / f"{study.data or name}.features", study.methods
             run(f"features {encoder} --data {path} {study.features} --out {features}")
-            settings = f"--set {study.settings} " if study.settings else ""
             run(
                 f"personalise --data {path} --backbone {features} --methods {methods} --shots {study.shots} "
-                f"--seeds {study.seeds} --split {study.split} {settings}--out {out / name}"
+                f"--seeds {SEEDS} --split {study.split} --out {out / name}"
             )
         write_table(name, out / name, out)
 
