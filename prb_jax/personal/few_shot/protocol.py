@@ -161,7 +161,7 @@ def _widths_of_posts(posts: Posts, fewest: int) -> np.ndarray:
     """In how many places the posts of each user are held, [U]: powers of two, so that there are few programs."""
     mask = np.asarray(posts.mask)
     most = mask.shape[1]
-    count = np.where(mask.any(axis=1), most - np.argmax(mask[:, ::-1], axis=1), 0)
+    count = (mask * (np.arange(most) + 1)).max(axis=1, initial=0)  # up to the last post
     powers = np.exp2(np.ceil(np.log2(np.maximum(count, max(fewest, 1)))))
     return np.minimum(powers.astype(np.int64), most)
 
