@@ -49,15 +49,13 @@ class Study:
     Attributes:
       data: the name of the file; None for the generated personas.
       rows: what is used of the rows of the file.
-      methods: of `prb personalise`.
-      shots, split: likewise.
+      shots, split: of `prb personalise`.
       features: options of `prb features`.
       more: tables of this data set alone, from the folder of all studies.
     """
 
     data: str | None
     rows: Callable[[list[Row]], list[Row]]
-    methods: str
     shots: str = "0,1,2,4,8,16"
     split: str = "other-question"
     features: str = "--responses-alone"
@@ -314,12 +312,12 @@ def write_table(name: str, folder: Path, out: Path) -> None:
 
 
 STUDIES = {
-    "gd6": Study("gd6", _whole, "all", shots="0,1,2,4,8", features=""),
-    "gd6_plain": Study("gd6", _whole, "all", shots="0,2,4,8,10", split="user", features=""),
-    "polis_en": Study("polis_en", _kind, "all", shots="0,2,4", more=_by_conversation),
-    "ukpconvarg1": Study("ukpconvarg1", _judgements, "all", shots="0,1,4"),
-    "prefeval": Study("prefeval", _whole, "all", shots="0", features=""),
-    "personas": Study(None, _whole, "all", shots="0,2,4,8,16,128", more=_new_wording),
+    "gd6": Study("gd6", _whole, shots="0,1,2,4,8", features=""),
+    "gd6_plain": Study("gd6", _whole, shots="0,2,4,8,10", split="user", features=""),
+    "polis_en": Study("polis_en", _kind, shots="0,2,4", more=_by_conversation),
+    "ukpconvarg1": Study("ukpconvarg1", _judgements, shots="0,1,4"),
+    "prefeval": Study("prefeval", _whole, shots="0", features=""),
+    "personas": Study(None, _whole, shots="0,2,4,8,16,128", more=_new_wording),
 }
 PERSONAS = ("train", "test-seen", "test-unseen")
 
@@ -331,10 +329,10 @@ def studies(encoder: str, data: Path, out: Path, names: list[str]) -> None:
         study = STUDIES[name]
         if encoder != "--table":
             path = prepare(name, data, out)
-            features, methods = out / f"{study.data or name}.features", study.methods
+            features = out / f"{study.data or name}.features"
             run(f"features {encoder} --data {path} {study.features} --out {features}")
             run(
-                f"personalise --data {path} --backbone {features} --methods {methods} --shots {study.shots} "
+                f"personalise --data {path} --backbone {features} --methods all --shots {study.shots} "
                 f"--seeds {SEEDS} --split {study.split} --out {out / name}"
             )
         write_table(name, out / name, out)

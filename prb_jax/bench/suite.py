@@ -59,7 +59,7 @@ def bench_all(
       prefix_tokens, response_tokens: mean lengths of texts.
       runner: runs a command, as `run_command` does in a process of its own, which is used if none is given.
       clock: seconds.
-      say: called with a line before and after each row.
+      say: called with a line before a row is measured, and with one after each row.
 
     Returns:
       What `bench.json` holds.
@@ -94,9 +94,7 @@ def bench_all(
                 left = 60 * minutes - (clock() - begun)
                 done[row.id] = before.get(row.id, {})
                 if done[row.id].get("status") != MEASURED:
-                    if row.seconds <= left:
-                        say(f"{row.id}: about {row.seconds:,.0f} s ...")
-                    done[row.id] = _measure(row, done, run, folder=folder, left=left)
+                    done[row.id] = _measure(row, done, run, folder=folder, left=left, say=say)
                     say(_line(done[row.id]))
                 others = [known for name, known in before.items() if name not in done]
                 bench["rows"] = [*done.values(), *others]
@@ -153,7 +151,13 @@ def _chosen(plan: Sequence[Row], names: Iterable[str]) -> set[str]:
 
 
 def _measure(
-    row: Row, done: Mapping[str, Mapping[str, Any]], run: Callable[..., Any], *, folder: Path, left: float
+    row: Row,
+    done: Mapping[str, Mapping[str, Any]],
+    run: Callable[..., Any],
+    *,
+    folder: Path,
+    left: float,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
     """A row of `bench.json`."""
     made = row.weights is not None and row.model in SHAPES
@@ -170,6 +174,7 @@ def _measure(
     if row.seconds > left:
         text = f"it takes about {row.seconds:,.0f} s, and {max(0.0, left):,.0f} s of --minutes were left"
         return record | {"status": LEFT_OUT, "message": text}
+    say(f"{row.id}: about {row.seconds:,.0f} s ...")
     start = time.monotonic()
     options: dict[str, Any] = {"environment": row.environment, "log": folder / "logs" / f"{row.id}.log"}
     try:

@@ -49,7 +49,8 @@ from prb_jax.quickstart.recipe import (
 )
 from prb_jax.quickstart.tables import BOUNDED, KEYS, SEEN, UNSEEN, quickstart_report
 from prb_jax.reports.report import report as write_page
-from prb_jax.runs.kind import SUMMARY, RunKind
+from prb_jax.runs.kind import RUN, SUMMARY, RunKind
+from prb_jax.runs.training import TRAIN
 from prb_jax.scoring.baselines import score_baseline
 from prb_jax.scoring.comparison_table import clusters_of
 from prb_jax.scoring.evaluate import evaluate
@@ -64,7 +65,7 @@ QUICKSTARTS = RunKind(
     "prb_jax quickstart",
     "prb quickstart",
     file="quickstart.json",
-    others=("run.json", "train.json", START, SCORES),
+    others=(RUN, TRAIN, START, SCORES),
 )
 
 BOUNDS = {"best, user unknown": "user_blind_expected", "best, user known": "persona_aware"}

@@ -10,16 +10,16 @@ from pathlib import Path
 from prb_jax.checkpoints.locate import MODEL, TRAIN
 from prb_jax.data.reading import read_json
 from prb_jax.errors import RunError
-from prb_jax.runs.kind import RunKind
+from prb_jax.runs.kind import RUN, RunKind
 
 CHECKPOINTS = "checkpoints"
 ROLLOUTS = "rollouts.jsonl"
-TRAINING = RunKind("prb_jax training", "prb train", file=TRAIN, others=("run.json", CHECKPOINTS, MODEL))
+TRAINING = RunKind("prb_jax training", "prb train", file=TRAIN, others=(RUN, CHECKPOINTS, MODEL))
 POLICY_RUN = RunKind(
     "prb_jax policy training",
     "prb ppo",
     file=TRAIN,
-    others=("run.json", CHECKPOINTS, MODEL, ROLLOUTS),
+    others=(RUN, CHECKPOINTS, MODEL, ROLLOUTS),
 )
 
 

@@ -22,6 +22,7 @@ from prb_jax.models.config.decoder import load_config, parse_config
 from prb_jax.models.flops import matrix_flops_per_token, measured_peak, tree_flops
 from prb_jax.models.named_shapes import SHAPES, shape_config
 from prb_jax.trees.tree import Tree, build_tree
+from tests.sweeps import sweep
 
 SMALL = "--prefix-tokens 60 --response-tokens 12 --pairs 4 --rounds 1"
 
@@ -264,9 +265,7 @@ def test_the_peak_counts_the_multiplications_of_a_square_product(monkeypatch) ->
     assert sizes == [1024, 2048]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "width"), [pytest.param("float32", 4, marks=pytest.mark.slow), ("bfloat16", 2)]
-)
+@pytest.mark.parametrize(("dtype", "width"), sweep([("float32", 4), ("bfloat16", 2)], few=(1,)))
 def test_loading_counts_every_byte_once(folder: Path, bench, dtype: str, width: int, capsys) -> None:
     results = bench("load", folder, f"--dtype {dtype} --rounds 2")
     assert [result["files_are"] for result in results][:1] == ["cached"]

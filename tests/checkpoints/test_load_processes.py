@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 from prb_jax.checkpoints.hf_map import leaf_maps
 from prb_jax.models.config.decoder import load_config
 from prb_jax.models.quantization import MATRICES
+from tests.sweeps import sweep
 from tests.tiny_models import write_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,7 +86,7 @@ def test_shards_over_four_devices(tiny: Path) -> None:
         assert not found["transformers"]
 
 
-@pytest.mark.parametrize(("count", "devices"), [(2, 2), pytest.param(4, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("count", "devices"), sweep([(2, 2), (4, 1)], few=(0,)))
 def test_each_process_reads_only_its_part(tiny: Path, count: int, devices: int) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))

@@ -22,7 +22,6 @@ from tests.generation.mesh_samples import PROMPTS, SAMPLING, tokens
 from tests.json_lines import read_lines, write_lines
 from tests.judges.stand_in import completion, stand_in
 from tests.plain_process import plain_environment
-from tests.sweeps import sweep
 from tests.tiny_policies import write_policy
 
 END = 3  # <|end|> of the tiny tokenizer
@@ -109,7 +108,7 @@ def test_a_sample_depends_on_its_prompt_place_and_seed_alone(policy: prb.Policy)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", sweep(["default", "fsdp=2,tensor=2", "data=2,sequence=2"], few=(0,)))
+@pytest.mark.parametrize("mesh", ["default", "fsdp=2,tensor=2", "data=2,sequence=2"])
 def test_samples_do_not_depend_on_the_mesh(
     folder: Path, policy: prb.Policy, tmp_path: Path, mesh: str
 ) -> None:

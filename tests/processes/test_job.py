@@ -19,6 +19,7 @@ from prb_jax.processes.job import leave_job, start_job
 from tests.plain_process import free_port
 from tests.processes.jobs import SOON, ended, job, lines, wait_for
 from tests.scoring.slow_scorer import SlowScorer, comparisons
+from tests.sweeps import sweep
 
 COUNT = 60
 PROGRAM = ("-m", "tests.processes.job_process")
@@ -116,9 +117,7 @@ def test_processes_that_are_not_known(variables: dict[str, str], message: str, m
     assert message in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 75, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("number", "status"), sweep([(signal.SIGINT, 130), (signal.SIGTERM, 75)], few=(0,)))
 def test_a_signal_ends_a_process_that_waits(tmp_path: Path, number: signal.Signals, status: int) -> None:
     """First for processes that are not there, then for one that does not come to a collective."""
     command = ["-m", "prb_jax", "evaluate", "baseline:length", "--data", "personas:generic-test"]

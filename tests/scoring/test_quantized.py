@@ -162,7 +162,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, *, stop: Callable[[str | None, int]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", [pytest.param("int8", marks=pytest.mark.slow), None])
+@pytest.mark.parametrize("where", ["int8", None])
 def test_a_run_that_was_killed_goes_on(
     where: str | None, finished: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -245,7 +245,7 @@ def deeper(tuning: str, remat: str = "none") -> tuple[int, int, list[np.ndarray]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tuning", [pytest.param("lora", marks=pytest.mark.slow), "full"])
+@pytest.mark.parametrize("tuning", ["lora", "full"])
 def test_rematerialisation_changes_memory_and_not_values(tuning: str) -> None:
     memory, gradients, products = {}, {}, {}
     for remat in ("none", "dots", "full"):

@@ -162,8 +162,8 @@ def _widths_of_posts(posts: Posts, fewest: int) -> np.ndarray:
     mask = np.asarray(posts.mask)
     most = mask.shape[1]
     count = (mask * (np.arange(most) + 1)).max(axis=1, initial=0)  # up to the last post
-    powers = np.exp2(np.ceil(np.log2(np.maximum(count, max(fewest, 1)))))
-    return np.minimum(powers.astype(np.int64), most)
+    widths = np.array([min(most, next_power(max(number, fewest))) for number in range(most + 1)])
+    return widths[count]
 
 
 def score_users(

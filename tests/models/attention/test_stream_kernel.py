@@ -154,7 +154,7 @@ def test_streams_are_whole_blocks_of_the_kernel() -> None:
     assert for_kernel(StreamOptions(tokens=5000)) == StreamOptions(tokens=5120, block=512, kernel=True)
 
 
-@pytest.mark.parametrize("chip", ["v5e", pytest.param("v6e", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("chip", sweep(["v5e", "v6e"], few=(0,)))
 def test_the_compiler_for_tpus_takes_the_kernels(chip: str) -> None:
     """Forward, by queries and by keys."""
     pytest.importorskip("libtpu")
