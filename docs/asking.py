@@ -49,13 +49,15 @@ class Planted:
 
 def choices(user: str, taste: np.ndarray, count: int, rng: np.random.Generator) -> list[prb.Comparison]:
     """Return comparisons of one person, the preferred response as "chosen"."""
-    found = []
+    comparisons = []
     for number in range(count):
         first, second = (int(row) for row in rng.choice(RESPONSES, 2, replace=False))
         best, worst = (first, second) if TABLE[first] @ taste > TABLE[second] @ taste else (second, first)
         names = {"chosen": f"r{best}", "rejected": f"r{worst}"}
-        found.append(prb.Comparison(id=f"{user}-{number}", user_id=user, question="Which one?", **names))
-    return found
+        comparisons.append(
+            prb.Comparison(id=f"{user}-{number}", user_id=user, question="Which one?", **names)
+        )
+    return comparisons
 
 
 def mean_accuracy(model: PersonalisedModel, person: int, rule: str) -> list[float]:
@@ -64,7 +66,7 @@ def mean_accuracy(model: PersonalisedModel, person: int, rule: str) -> list[floa
     taste = COMMON + 2 * rng.standard_normal(WIDTH)
     known = choices("new", taste, POOL + KEPT, rng)
     pool, kept = known[:POOL], known[POOL:]
-    answers, found = list[prb.Comparison](), list[float]()
+    answers, accuracies = list[prb.Comparison](), list[float]()
     while len(answers) < ANSWERS[-1]:
         left = [one for one in pool if one not in answers]
         best = left[int(rng.integers(len(left)))].id
@@ -77,8 +79,8 @@ def mean_accuracy(model: PersonalisedModel, person: int, rule: str) -> list[floa
         if len(answers) in ANSWERS:
             model.adapt("new", answers)
             scores = model.score(kept, user="new")
-            found.append(float(np.mean([row[0] > row[1] for row in scores])))
-    return found
+            accuracies.append(float(np.mean([row[0] > row[1] for row in scores])))
+    return accuracies
 
 
 def main(people: int) -> None:
@@ -108,9 +110,9 @@ def main(people: int) -> None:
     )
     print("|---" * (len(ANSWERS) + 1) + "|")
     for rule in RULES:
-        found = np.array([mean_accuracy(model, person, rule) for person in range(people)])
-        error = 1.96 * found.std(0, ddof=1) / np.sqrt(people)
-        cells = [f"{mean:.3f} ± {half:.3f}" for mean, half in zip(found.mean(0), error, strict=True)]
+        accuracies = np.array([mean_accuracy(model, person, rule) for person in range(people)])
+        error = 1.96 * accuracies.std(0, ddof=1) / np.sqrt(people)
+        cells = [f"{mean:.3f} ± {half:.3f}" for mean, half in zip(accuracies.mean(0), error, strict=True)]
         print(f"| {rule} | " + " | ".join(cells) + " |", flush=True)
 
 

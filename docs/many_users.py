@@ -47,8 +47,8 @@ def main() -> None:
         states = adapt_users(method, fitted, choices, contexts, key=jax.random.key(0), mesh=mesh)
         seconds = time.perf_counter() - start
         with tempfile.TemporaryDirectory() as folder:
-            found = UserStates(tuple(map(str, range(users))), states)
-            disk = save_states(Path(folder) / "states", found, method=METHOD, fitted="none")
+            states_of_users = UserStates(tuple(map(str, range(users))), states)
+            disk = save_states(Path(folder) / "states", states_of_users, method=METHOD, fitted="none")
         size = bytes_per_user(states, users)
         print(f"{users:>8,} {seconds:>8.2f} {1e6 * seconds / users:>10.1f} {size:>14} {disk / users:>12.1f}")
 

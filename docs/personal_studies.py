@@ -151,7 +151,7 @@ def _new_wording(out: Path) -> list[str]:
     for one in personas.load("test-unseen-wording"):
         groups.setdefault(str(one.user_id), []).append(one.to_row())
     for name, part in (("history", slice(16)), ("wording", slice(16, None))):
-        rows = [row for own in groups.values() for row in own[part]]
+        rows = [row for comparisons in groups.values() for row in comparisons[part]]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (out / f"personas.{name}.jsonl").write_text(text, encoding="utf-8")
     lines = ["| method | k | accuracy |", "|---|---|---|"]

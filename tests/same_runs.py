@@ -139,7 +139,7 @@ def run(out: Path, names: list[str]) -> int:
 
 def results(out: Path) -> dict[str, list[Any]]:
     """Path of each file of results -> its rows, without what the clock decides."""
-    found = {}
+    rows_of_files = {}
     for path in sorted(out.rglob("*")):
         if path.suffix not in KEPT or path.name in LEFT_OUT or "checkpoints" in path.parts:
             continue
@@ -151,8 +151,8 @@ def results(out: Path) -> dict[str, list[Any]]:
             if path.suffix == ".jsonl"
             else [json.loads(text)]
         )
-        found[str(path.relative_to(out))] = [without_clock(row) for row in rows]
-    return found
+        rows_of_files[str(path.relative_to(out))] = [without_clock(row) for row in rows]
+    return rows_of_files
 
 
 def without_clock(value: Any) -> Any:

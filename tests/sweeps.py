@@ -13,8 +13,8 @@ def sweep(cases: Iterable[Any], *, few: Collection[int]) -> list[Any]:
 
     A case that is a tuple has a value for each argument of the test.
     """
-    found = []
+    parameters = []
     for place, case in enumerate(cases):
         values = case if isinstance(case, tuple) else (case,)
-        found.append(pytest.param(*values, marks=() if place in few else pytest.mark.slow))
-    return found
+        parameters.append(pytest.param(*values, marks=() if place in few else pytest.mark.slow))
+    return parameters

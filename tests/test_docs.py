@@ -47,8 +47,8 @@ def code_lines(page: Path) -> list[str]:
 
 def command_of(text: str) -> list[str] | None:
     """The words after `prb` of a command line, without comment, redirection and variables before it."""
-    found = re.match(r"(?:[A-Z_]+=\S+ )*prb (.*)", text)
-    return None if found is None else shlex.split(re.split(r" > ", found[1])[0], comments=True)
+    command = re.match(r"(?:[A-Z_]+=\S+ )*prb (.*)", text)
+    return None if command is None else shlex.split(re.split(r" > ", command[1])[0], comments=True)
 
 
 @cache
@@ -116,8 +116,8 @@ def test_flags_and_settings_alone_belong_to_a_command(page):
     for span in spans(page):
         if span.startswith("--"):
             assert span.split()[0] in flags, f"{span}: no command has this flag"
-        if (found := re.fullmatch(r"([a-z_]+)\.(\w+|\*)(=.*)?", span)) and found[1] in sections:
-            assert found[2] == "*" or f"{found[1]}.{found[2]}" in known, span
+        if (setting := re.fullmatch(r"([a-z_]+)\.(\w+|\*)(=.*)?", span)) and setting[1] in sections:
+            assert setting[2] == "*" or f"{setting[1]}.{setting[2]}" in known, span
 
 
 @each_page
@@ -133,11 +133,11 @@ def test_files_are_there(page):
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
         file, _, heading = target.partition("#")
-        found = (page.parent / file).resolve() if file else page
-        assert found.is_file(), target
+        linked = (page.parent / file).resolve() if file else page
+        assert linked.is_file(), target
         if not heading:  # a picture has no headings
             continue
-        headings = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), re.MULTILINE)
+        headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.MULTILINE)
         assert heading in {re.sub(r"[^\w-]", "", h.lower().replace(" ", "-")) for h in headings}, target
 
 
@@ -161,7 +161,7 @@ def find(name: str) -> object | None:
             or prb.RewardModel.__dataclass_fields__[rest[0]]
         )
     if rest and rest[0] in prb.__all__:
-        return reduce(lambda found, part: getattr(found, part, None), rest, prb)
+        return reduce(lambda value, part: getattr(value, part, None), rest, prb)
     parts = ["prb_jax", *rest]
     for end in range(len(parts), 0, -1):
         try:
@@ -217,9 +217,9 @@ def test_the_walk_names_only_what_there_is():
 def test_the_picture_of_the_rooms_is_the_order_of_imports():
     named = []
     for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines():
-        found = re.match(r"    ((?:[\w/]+, )*[\w/]+)  +\S", line)
-        if found and (named or found[1].startswith("errors")):
-            named.append(tuple(name.rstrip("/") for name in found[1].split(", ")))
+        room = re.match(r"    ((?:[\w/]+, )*[\w/]+)  +\S", line)
+        if room and (named or room[1].startswith("errors")):
+            named.append(tuple(name.rstrip("/") for name in room[1].split(", ")))
     rooms = [part for line in ORDER for part in line]
     assert [part for line in named for part in line][: len(rooms)] == rooms
     package = ROOT / "prb_jax"
@@ -252,21 +252,21 @@ def test_one_line_goes_the_ten_steps_to_its_row(tmp_path, monkeypatch):
 
 def codes(steps: list[tuple[str, str]]) -> dict[CodeType, tuple[str, str]]:
     """The steps by the code of their functions."""
-    found: dict[CodeType, tuple[str, str]] = {}
+    step_of_code: dict[CodeType, tuple[str, str]] = {}
     for path, name in steps:
         function: Any = find(f"{path.removesuffix('.py').replace('/', '.')}.{name}")
         function = getattr(function, "__func__", function)  # of a class method
-        found[getattr(function, "__wrapped__", function).__code__] = (path, name)
-    return found
+        step_of_code[getattr(function, "__wrapped__", function).__code__] = (path, name)
+    return step_of_code
 
 
-def called_while(run: Any, wanted: dict[CodeType, tuple[str, str]]) -> list[tuple[str, str]]:
-    """The wanted functions in the order of their calls, of all threads."""
+def called_while(run: Any, steps: dict[CodeType, tuple[str, str]]) -> list[tuple[str, str]]:
+    """The steps in the order of their calls, of all threads."""
     called: list[tuple[str, str]] = []
 
     def notice(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code in wanted:
-            called.append(wanted[frame.f_code])
+        if event == "call" and frame.f_code in steps:
+            called.append(steps[frame.f_code])
 
     threading.setprofile(notice)
     sys.setprofile(notice)

@@ -113,7 +113,7 @@ def test_the_linear_model_learns_the_words_that_each_persona_chose():
     pairs = [*load_part("train")[:1500], *load_part("generic-train")[:200]]
     model = fit_persona_words(pairs)
     gradient = {None: PENALTY * model.common}
-    gradient |= {persona: PENALTY * own for persona, own in model.own.items()}
+    gradient |= {persona: PENALTY * weights for persona, weights in model.own.items()}
     for pair in pairs:
         chosen, rejected = model(pair)
         share = 1 / (1 + np.exp(chosen - rejected))

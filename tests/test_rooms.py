@@ -109,7 +109,7 @@ def named_in(tree: ast.AST, package: str, for_types: bool = False) -> Iterator[t
 @functools.cache
 def imports_of(root: Path) -> list[Import]:
     """Every import of one module of the package by another one, also inside functions."""
-    modules, found = modules_of(root), set()
+    modules, imports = modules_of(root), set()
     for importer, path in modules.items():
         package = importer if path.name == "__init__.py" else importer.rpartition(".")[0]
         for name, line, for_types in named_in(ast.parse(path.read_text(encoding="utf-8")), package):
@@ -117,8 +117,8 @@ def imports_of(root: Path) -> list[Import]:
             if imported == PACKAGE and name == f"{PACKAGE}.__version__":
                 imported = f"{PACKAGE}.version"
             if imported in modules and imported != importer:
-                found.add(Import(importer, line, imported, for_types))
-    return sorted(found)
+                imports.add(Import(importer, line, imported, for_types))
+    return sorted(imports)
 
 
 def without_room(root: Path) -> list[str]:
@@ -130,14 +130,14 @@ def without_room(root: Path) -> list[str]:
 
 def upward(root: Path) -> list[str]:
     """Imports from an earlier room to a later one, and of the public names by the package itself."""
-    found = []
+    wrong = []
     for one in imports_of(root):
         above, below = room_of(one.importer), room_of(one.imported)
         if one.importer == PACKAGE:  # the public names are imported on first use, from every room
             continue
         if below == "" or (above in LINE and below in LINE and LINE[below] > LINE[above]):
-            found.append(f"{one} ({above or PACKAGE} before {below or 'the public names'})")
-    return found
+            wrong.append(f"{one} ({above or PACKAGE} before {below or 'the public names'})")
+    return wrong
 
 
 def circles(edges: set[tuple[str, str]]) -> list[list[str]]:
@@ -183,8 +183,8 @@ def violations(root: Path) -> list[str]:
 
 
 def test_imports_run_from_a_later_room_to_an_earlier_one_and_in_no_circle():
-    found = violations(ROOT)
-    assert not found, "\n".join([f"{len(found)} violations:", *found])
+    wrong = violations(ROOT)
+    assert not wrong, "\n".join([f"{len(wrong)} violations:", *wrong])
 
 
 def test_violations_are_found(tmp_path):
