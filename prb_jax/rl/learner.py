@@ -16,7 +16,6 @@ from jax.sharding import Mesh
 from prb_jax.checkpoints.load import abstract_params, load_params
 from prb_jax.generation.policy import bare_policy
 from prb_jax.generation.programs import decoding_mesh
-from prb_jax.models.attention.choice import trained_stream_attention
 from prb_jax.models.decoder import Params
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_language_model
@@ -38,7 +37,7 @@ from prb_jax.scoring.batching import Batch, batch_sizes
 from prb_jax.sharding import parameter_shardings, replicated
 from prb_jax.training.data import Order, permutation
 from prb_jax.training.export import Write, copy_file
-from prb_jax.training.microbatches import STEPS_SIMULATED, plan_layout
+from prb_jax.training.microbatches import STEPS_SIMULATED
 from prb_jax.training.start import Start, with_pad_token
 from prb_jax.training.step import Microbatch, TrainState, TrainStep
 from prb_jax.training.trainer import Trainer
@@ -114,22 +113,11 @@ class Learner(Trainer):
 
     def plan(self, trees: Sequence[Tree], order: Order) -> None:
         """Choose the shapes of microbatches: for these trees, or as large ones, that are seen in this order."""
-        settings, batch = self.settings, self.settings.batch
+        batch = self.settings.batch
         parts = batch.prompts // (batch.minibatch or batch.prompts)
         together = [part for step in range(STEPS_SIMULATED) for part in np.split(order.step(step), parts)]
-        self._layout = plan_layout(
-            trees,
-            together,
-            per_step=batch.prompts // parts,
-            steps=settings.steps * batch.updates,
-            config=self.actor.config,
-            mesh=self.mesh,
-            streams=trained_stream_attention(
-                self.mesh, self.actor.dtype, settings.attention, config=self.actor.config
-            ),
-            batch=batch,
-            remat=settings.remat,
-        )
+        steps = self.settings.steps * batch.updates
+        self._plan(trees, together, per_step=batch.prompts // parts, steps=steps)
         self._states = dict[tuple[int, ...], int]()  # by the sizes of a batch, how many states are read
         for members in together[:_STEPS_PACKED]:
             of_step = [trees[member] for member in members]

@@ -44,7 +44,7 @@ from prb_jax.rl.sections import LABELLED
 from prb_jax.rl.settings import PpoSettings
 from prb_jax.scoring.batching import Batch
 from prb_jax.sharding import constrainer
-from prb_jax.training.step import LossFn, ParameterGroup, TrainStep, make_train_step
+from prb_jax.training.step import ParameterGroup, TrainStep, make_train_step
 from prb_jax.training.weights import Weights, merge, split_params
 from prb_jax.trees.streams import StreamBatch
 
@@ -100,7 +100,12 @@ class Actor:
         lora = settings.lora if settings.tuning == "lora" else None
         trainable, frozen = split_params(params, tuning=settings.tuning, lora=lora, seed=settings.seed)
         if lora is None and settings.algorithm != "sft":
-            frozen = _reference_of(params, self.dtype)
+            # Rounded only where a forward pass rounds them anyway: the matrices of the layers.
+            layers = {
+                name: leaf.astype(self.dtype) if leaf.ndim == 3 else leaf
+                for name, leaf in params["layers"].items()
+            }
+            frozen = {**params, "layers": layers}
         sources = {POLICY: trainable}
         if settings.with_values:
             head = {"score": jnp.zeros((params["embed"].shape[1], 1), jnp.float32)}
@@ -112,14 +117,6 @@ class Actor:
                 trunk = init_lora(params, lora, seed=settings.seed + 1)
             sources[VALUE] = {**trunk, **head}
         return sources, frozen
-
-
-def _reference_of(params: Params, dtype: jnp.dtype) -> Params:
-    """The starting weights, rounded only where a forward pass rounds them anyway: the matrices of the layers."""
-    if dtype == jnp.float32:
-        return params
-    layers = {name: leaf.astype(dtype) if leaf.ndim == 3 else leaf for name, leaf in params["layers"].items()}
-    return {**params, "layers": layers}
 
 
 @jax.tree_util.register_dataclass
@@ -184,9 +181,6 @@ class Sums:
 Extras = tuple[Reads, Targets]
 """What a loss is given beside a batch."""
 
-_SUMS = {"dpo": ("loss", "accuracy", "margin"), "sft": ("loss", "entropy")}
-_ROLLOUT_SUMS = ("loss", "policy_loss", "value_loss", "kl_loss", "entropy", "clip_share", "old_kl")
-
 
 def make_policy_step(actor: Actor) -> TrainStep:
     """Return the compiled functions of an update, of policy and value function together."""
@@ -202,9 +196,9 @@ def make_policy_step(actor: Actor) -> TrainStep:
         for name, source in sources.items()
     }
     groups: dict[str, ParameterGroup] = {**weights}
-    names = _SUMS.get(settings.algorithm, _ROLLOUT_SUMS)
+    loss, names = _LOSSES.get(settings.algorithm, _LOSS_OF_ROLLOUTS)
     return make_train_step(
-        loss_of(actor),
+        functools.partial(loss, actor),
         split=actor.split,
         groups=groups,
         frozen=frozen,
@@ -212,12 +206,6 @@ def make_policy_step(actor: Actor) -> TrainStep:
         learning_rate=weights[POLICY].learning_rate,
         mesh=actor.mesh,
     )
-
-
-def loss_of(actor: Actor) -> LossFn:
-    """Return what an update minimises, as :func:`prb_jax.training.step.make_train_step` takes it."""
-    losses = {"dpo": pair_loss, "sft": text_loss}
-    return functools.partial(losses.get(actor.settings.algorithm, rollout_loss), actor)
 
 
 def token_states(
@@ -260,7 +248,11 @@ def token_logprobs(
     head = actor.config.head
     assert isinstance(head, LanguageHead)
     rows, length, _ = states.shape
-    run = tokens_at_once(actor, rows, length)
+    of_token = rows * actor.config.vocab_size
+    run = LOGITS_AT_ONCE // of_token
+    if actor.mesh.devices.flat[0].platform == "cpu":
+        run = min(run, max(LOGITS_IN_CACHE // of_token, LEAST_RUN))
+    run = max(1, min(length, run))
     runs = -(-length // run)
     constrain = constrainer(actor.mesh)
 
@@ -285,15 +277,6 @@ def token_logprobs(
     by_run = lax.map(one, (divided(states), divided(jnp.asarray(reads.tokens))))
     logprobs, entropy = (jnp.moveaxis(x, 0, 1).reshape(rows, -1)[:, :length] for x in by_run)
     return reads.by_response(logprobs)[:, :, :-1], reads.by_response(entropy)[:, :, :-1]
-
-
-def tokens_at_once(actor: Actor, rows: int, length: int) -> int:
-    """Return of how many of `length` states in each of so many rows the logits are in memory at a time."""
-    of_token = rows * actor.config.vocab_size
-    run = LOGITS_AT_ONCE // of_token
-    if actor.mesh.devices.flat[0].platform == "cpu":
-        run = min(run, max(LOGITS_IN_CACHE // of_token, LEAST_RUN))
-    return max(1, min(length, run))
 
 
 def token_values(
@@ -400,3 +383,14 @@ def text_loss(
     weights = jnp.asarray(targets.weights)
     total = -(logprobs * weights).sum()
     return total, Sums({"loss": total, "entropy": (entropy * weights).sum()})
+
+
+_LOSSES = {
+    "dpo": (pair_loss, ("loss", "accuracy", "margin")),
+    "sft": (text_loss, ("loss", "entropy")),
+}
+_LOSS_OF_ROLLOUTS = (
+    rollout_loss,
+    ("loss", "policy_loss", "value_loss", "kl_loss", "entropy", "clip_share", "old_kl"),
+)
+"""What an algorithm minimises, and the names of its sums; of all others the second."""

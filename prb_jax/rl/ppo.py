@@ -124,14 +124,14 @@ def ppo(
     if held_out is not None:
         check_held_out(held_out.comparisons, comparisons)
     learner = Learner(settings)
-    opened, measured = (
-        None if wanted is None else open_reward(settings, wanted, out=path)
-        for wanted in (
-            settings.reward if reward is None else reward,
-            settings.watch.gold if gold is None else gold,
-        )
-    )
-    rewards = {name: one for name, one in (("reward", opened), ("gold", measured)) if one is not None}
+    wanted = {
+        "reward": settings.reward if reward is None else reward,
+        "gold": settings.watch.gold if gold is None else gold,
+    }
+    rewards = {
+        name: open_reward(settings, model, out=path) for name, model in wanted.items() if model is not None
+    }
+    opened, measured = rewards.get("reward"), rewards.get("gold")
     check_scoring(settings.scoring, list(rewards.values()))
     inputs = _inputs(settings, read, learner, rewards, held_out)
     notes = {"model": learner.start.name, "reward": None if opened is None else opened.name}

@@ -130,9 +130,11 @@ class Sampler:
           columns: R.
         """
         program, count = self.policy.program, self._options.n
+        # Below 2^31, and another one for every pair of seed and step.
+        seed = np.random.SeedSequence([self.settings.seed, step]).generate_state(1)[0] & 0x7FFFFFFF
         task = Task(
             prompts=[self.prompts[member].ids for member in members],
-            options=replace(self._options, seed=step_seed(self.settings.seed, step)),
+            options=replace(self._options, seed=int(seed)),
             stop_ids=self._stop_ids,
         )
         if program.mesh != self.policy.mesh:
@@ -149,11 +151,6 @@ class Sampler:
                 ended[row, k] = sample.finish == "stop"
                 sampled[row, k, : len(sample.tokens)] = sample.sampled_logprobs
         return Rollouts(trees, columns, texts, ended, sampled)
-
-
-def step_seed(seed: int, step: int) -> int:
-    """Return the seed of a step's draws, below 2^31: another one for every pair of seed and step."""
-    return int(np.random.SeedSequence([seed, step]).generate_state(1)[0] & 0x7FFFFFFF)
 
 
 def encode_pairs(

@@ -57,14 +57,8 @@ class Watch:
     def measure(
         self, step: int, comparisons: Sequence[Comparison], batch: Rollouts, *, kl: float
     ) -> dict[str, float]:
-        """Return the numbers of a step for `metrics.jsonl`: gold where it is measured now, and distinct words.
-
-        Args:
-          step: number of the step, from 1.
-          comparisons: its prompts.
-          batch: their rollouts with the scores of the reward.
-          kl: of a rollout.
-        """
+        """Return the numbers of a step, counted from 1, for `metrics.jsonl`: gold where it is measured now, and
+        distinct words of the rollouts; `kl` is that of a rollout."""
         words = {f"distinct_{n}": distinct(batch.texts, n) for n in (1, 2)}
         if self.gold is None or step % self.settings.every:
             return words
@@ -104,7 +98,7 @@ class Watch:
           inputs: of the run: all that decides the figure.
           algorithm: of the run.
           reward: under which the policy was trained; None of dpo and sft: the labels of the data are in its place.
-          held_out: texts for prompts that were not trained on.
+          held_out: of :func:`write_held_out`.
           plot: draws `overoptimisation.png`, where gold was measured.
 
         Raises:
@@ -120,25 +114,21 @@ class Watch:
         chosen_by_reward = ("data",) if algorithm in LABELLED and reward is not None else ()
         left_out = ("reward", "versions", *chosen_by_reward)
         kept = {name: value for name, value in inputs.items() if name not in left_out}
-        labels = {"name": "labels of the data", "data": inputs["data"]["sources"]}
-        identity = labels if reward is None else reward.model_identity()
+        if reward is None:
+            label = "labels of the data"
+            identity = {"name": label, "data": inputs["data"]["sources"]}
+        else:
+            label, identity = reward.name, reward.model_identity()
         setting = {**kept, "settings": chosen, REPETITION: inputs["settings"]["seed"]}
-        shared: dict[str, Any] = {
-            "label": labels["name"] if reward is None else reward.name,
-            "setting": setting,
-            "policy": inputs["model"].get("architecture"),
-        }
-
-        def measured(row: Mapping[str, Any]) -> Figure:
-            users, parts = list(row["gold_by_user"]), list(zip(*row["gold_by_user"].values(), strict=True))
-            name = f"{algorithm} gold"
-            return Figure(
-                name=name, reward_model=identity, clusters=users, sums=parts[0], counts=parts[1], **shared
-            )
-
+        policy = inputs["model"].get("architecture")
+        shared: dict[str, Any] = {"label": label, "setting": setting, "policy": policy}
         figures = []
         if gold:
-            last = [measured(row) for row in gold[-max(1, len(gold) // 10) :]]
+            last = []
+            for by_user in (row["gold_by_user"] for row in gold[-max(1, len(gold) // 10) :]):
+                sums, counts = zip(*by_user.values(), strict=True)
+                sizes = {"clusters": list(by_user), "sums": sums, "counts": counts}
+                last.append(Figure(name=f"{algorithm} gold", reward_model=identity, **sizes, **shared))
             figures.append(replace(pool(last), setting=setting))
         for part, rows in _parts(held_out).items():
             users = [cluster_of(row["user_id"], row["id"]) for row in rows]

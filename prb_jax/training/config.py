@@ -50,8 +50,10 @@ class RunOptions(Options):
     seed: int
     dtype: Dtype
     tuning: Any
+    remat: Remat
     attention: TrainedAttention
     lora: LoraConfig
+    batch: Any
     checkpoint: Any
     log: LogSettings
 

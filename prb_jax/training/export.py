@@ -18,11 +18,12 @@ from prb_jax.checkpoints.save import save_params
 from prb_jax.errors import CheckpointError, RunError
 from prb_jax.models.decoder import Params
 from prb_jax.models.head import HEAD_KEY
-from prb_jax.models.lora import FACTOR_A, FACTOR_B, LoraConfig, merge_lora
+from prb_jax.models.lora import FACTOR_A, FACTOR_B, merge_lora
 from prb_jax.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.sharding import replicated
 from prb_jax.text.internlm2_tokenizer import is_internlm2
 from prb_jax.text.tokenizer import ChatTokenizer
+from prb_jax.training.config import RunOptions
 from prb_jax.training.start import Start
 
 TOKENIZER_FILES = (
@@ -35,26 +36,26 @@ Write = Callable[[Path], None]  # writes files into a folder that will appear wh
 
 
 def export_model(
-    params: Params, start: Start, folder: Path, *, mesh: Mesh, dtype: str, lora_scale: float, more: Write
+    params: Params, start: Start, folder: Path, *, mesh: Mesh, settings: RunOptions, more: Write
 ) -> None:
     """Writes a model that `prb_jax.load` and transformers load; adapters are merged into their matrices.
 
-    The folder appears whole or not at all. Every process of a run must call this; the first one writes.
+    The folder appears whole or not at all. Every process of a run must call this; the first one writes. The head stays
+    float32, whatever the type of the other weights.
 
     Args:
       params: trained parameters, with or without adapters.
       start: the model they come from: architecture and tokenizer.
       folder: must not exist.
       mesh: of the parameters.
-      dtype: of all weights but the head, which stays float32.
-      lora_scale: of the adapters.
+      settings: of the run.
       more: writes further files.
 
     Raises:
       RunError: the folder exists or cannot be written.
     """
-    kind = jnp.dtype(dtype)
-    merged = merge_lora(params, scale=lora_scale)
+    kind = jnp.dtype(settings.exported_dtype)
+    merged = merge_lora(params, scale=settings.lora_scale)
     # A leaf at a time: the float32 original of each may go before the next one is cast.
     cast = {
         name: leaf if name == "score" else jax.tree.map(lambda x: x.astype(kind), leaf)
@@ -71,21 +72,13 @@ def export_model(
 
 
 def export_adapter(
-    params: Params, start: Start, folder: Path, *, mesh: Mesh, lora: LoraConfig, more: Write
+    params: Params, start: Start, folder: Path, *, mesh: Mesh, settings: RunOptions, more: Write
 ) -> None:
     """Writes the adapters, and the head of a reward model, for PEFT: `PeftModel.from_pretrained(base_model, folder)`.
 
-    Args:
-      params: parameters with adapters.
-      start: the model that was adapted.
-      folder: must not exist.
-      mesh: of the parameters.
-      lora: rank, alpha and targets.
-      more: writes further files.
-
-    Raises:
-      RunError: the folder exists or cannot be written.
+    Arguments and errors are those of :func:`export_model`; `params` must have adapters.
     """
+    lora = settings.lora
     factors = {name: leaf for name, leaf in params["layers"].items() if name.endswith((FACTOR_A, FACTOR_B))}
     head = {"score": params["score"]} if "score" in params else {}
     host = _gather({"layers": factors, **head}, mesh)

@@ -96,7 +96,11 @@ class MetricsLog(StepFile):
             step = int(row["step"])
             scalars = {name: float(value) for name, value in row.items() if name != "step"}
             super().write({"step": step, **scalars})
-            tagged = {_tag(name): value for name, value in scalars.items()}
+            # TensorBoard groups by what stands before the slash.
+            tagged = {
+                name.replace("_", "/", 1) if name.startswith("validation_") else f"train/{name}": value
+                for name, value in scalars.items()
+            }
             if self._events is not None:
                 with writing(self.path):
                     self._events.write(step, tagged)
@@ -156,12 +160,6 @@ def _gap(path: Path, first: int, last: int) -> RunError:
         f"{path}: the rows of steps {first} to {last} are missing: put back the whole file; or, to compute them again, "
         f"remove the checkpoints of step {first} and later, and the lines of those steps"
     )
-
-
-def _tag(name: str) -> str:
-    """TensorBoard groups by what stands before the slash."""
-    first, _, rest = name.partition("_")
-    return f"validation/{rest}" if first == "validation" else f"train/{name}"
 
 
 class EventFile:

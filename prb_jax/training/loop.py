@@ -76,7 +76,7 @@ class Loop:
     step: int  # steps made so far
     facts: Mapping[str, Any]  # what the checkpoint that the run continues from says; empty at the start
     log: MetricsLog | None  # None in all processes but the first
-    files: list[StepFile] = field(default_factory=list)  # of rows, which a checkpoint must not outlive
+    files: list[StepFile]  # of rows, which a checkpoint must not outlive
     stopped_by: str | None = None  # the signal that stopped it, as "SIGTERM"
     reason: str | None = None  # why it ended before its last step
 
@@ -126,7 +126,7 @@ class Loop:
 
 
 @contextlib.contextmanager
-def open_loop(out: Path, trainer: Trainer, *, progress: bool = True) -> Iterator[Loop]:
+def open_loop(out: Path, trainer: Trainer, *, progress: bool) -> Iterator[Loop]:
     """Open checkpoints, metrics and progress of a run, and bring its model to where it stood."""
     settings, messages = trainer.settings, list[str]()
     with contextlib.ExitStack() as stack:
@@ -144,7 +144,8 @@ def open_loop(out: Path, trainer: Trainer, *, progress: bool = True) -> Iterator
         log = MetricsLog(out, step=step, settings=settings) if process_index() == 0 else None
         if log is not None:
             stack.callback(log.close)
-        loop = Loop(out, trainer, checkpoints, board, display, interruption, step, facts, log)
+        files: list[StepFile] = [] if log is None else [log]
+        loop = Loop(out, trainer, checkpoints, board, display, interruption, step, facts, log, files)
         for message in [*messages, *([f"continued from the checkpoint of step {step}"] if step else [])]:
             loop.say(message)
         yield loop
@@ -200,7 +201,7 @@ def run_steps(
         if validation or last or stop or loop.step % settings.checkpoint_every == 0:
             report(0)
             with loop.speed.pause():
-                for file in (*([] if loop.log is None else [loop.log]), *loop.files):
+                for file in loop.files:
                     file.sync()
                 saved = {"time": time.time(), "seed": settings.seed, **validation, **facts(loop.step)}
                 loop.trainer.save(loop.checkpoints, loop.step, saved)

@@ -56,7 +56,7 @@ class LossParts:
         responses = jnp.maximum(self.reward_count, 1.0)
         mean = self.reward_sum / responses
         return {
-            "loss": self.loss_sum / _or_one(self.weight_sum),
+            "loss": self.loss_sum / jnp.where(self.weight_sum > 0, self.weight_sum, 1.0),
             "accuracy": self.accuracy_sum / count,
             "margin": self.margin_sum / count,
             "reward_mean": mean,
@@ -65,10 +65,6 @@ class LossParts:
             "reward_max": self.reward_max,
             "comparisons": self.count,
         }
-
-
-def _or_one(total: jax.Array) -> jax.Array:
-    return jnp.where(total > 0, total, 1.0)
 
 
 def comparison_loss(

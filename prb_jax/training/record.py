@@ -76,7 +76,9 @@ def run_lengths(out: Path, steps: int) -> list[int]:
     run = TRAINING.read(out)
     if run is None:
         return [steps]
-    lengths = run["inputs"].get("lengths") or [_steps_of(run["inputs"])]
+    inputs = run["inputs"]
+    settings = inputs.get("settings")
+    lengths: Any = inputs.get("lengths") or [settings.get("steps") if isinstance(settings, Mapping) else None]
     if not isinstance(lengths, list) or not all(type(length) is int for length in lengths):
         raise RunError(f"{out / TRAIN}: 'lengths': expected numbers of steps, found {quote(lengths)}")
     if steps < lengths[-1]:
@@ -86,11 +88,6 @@ def run_lengths(out: Path, steps: int) -> list[int]:
             "done: a run can be made longer, not shorter; give --out another folder"
         )
     return lengths if steps == lengths[-1] else [*lengths, steps]
-
-
-def _steps_of(inputs: Mapping[str, Any]) -> Any:
-    settings = inputs.get("settings")
-    return settings.get("steps") if isinstance(settings, Mapping) else None
 
 
 @contextlib.contextmanager
@@ -123,12 +120,11 @@ def open_run(
             stack.enter_context(held_folder(out))
             wanted, recorded = as_recorded(inputs), kind.read(out)
             if recorded is not None:
-                longer = len(wanted.get("lengths", ())) > len(recorded["inputs"].get("lengths", (0,)))
-                old = (
-                    {**recorded["inputs"], **_with_length(recorded["inputs"], wanted)}
-                    if longer
-                    else recorded["inputs"]
-                )
+                old = recorded["inputs"]
+                longer = len(wanted.get("lengths", ())) > len(old.get("lengths", (0,)))
+                if longer:
+                    lengthened = {**old["settings"], "steps": wanted["settings"]["steps"]}
+                    old = {**old, "settings": lengthened, "lengths": wanted["lengths"]}
                 check_same_inputs(out, old, wanted, file=TRAIN)
                 if longer:
                     _remove_result(out)
@@ -137,11 +133,6 @@ def open_run(
             return read_object(out / SUMMARY, error=RunError) if (out / SUMMARY).is_file() else None
 
         yield on_first_process(start)
-
-
-def _with_length(old: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a run's inputs that lengthening changes."""
-    return {"settings": {**old["settings"], "steps": _steps_of(wanted)}, "lengths": wanted["lengths"]}
 
 
 def _remove_result(path: Path) -> None:

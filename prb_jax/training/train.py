@@ -19,13 +19,7 @@ from prb_jax.training import PASSES
 from prb_jax.training.config import Config, load_settings
 from prb_jax.training.data import Order, TrainingData, UserOrder, read_training_data
 from prb_jax.training.loop import Loop, TrainResult, open_loop, prepared_ahead, run_steps, write_summary
-from prb_jax.training.record import (
-    check_start,
-    open_run,
-    run_lengths,
-    session_on,
-    train_inputs,
-)
+from prb_jax.training.record import check_start, open_run, run_lengths, session_on, train_inputs
 from prb_jax.training.start import start_from
 from prb_jax.training.trainer import RewardTrainer, StepBatch
 
@@ -81,9 +75,10 @@ def train(
         trainer = RewardTrainer(settings, start, mesh=mesh, data=read.train.known, out=path, lengths=lengths)
         held_out, examples = trainer.encode_held_out(read.validation), trainer.encode(read.train)
         per_step, seed = settings.batch.comparisons, settings.seed
-        by_user = settings.batch_by == "user"
-        order = UserOrder(examples.known, per_step=per_step, seed=seed) if by_user else None
-        order = order or Order(len(examples), per_step, seed)
+        if settings.batch_by == "user":
+            order: Order = UserOrder(examples.known, per_step=per_step, seed=seed)
+        else:
+            order = Order(len(examples), per_step, seed)
         trainer.plan(examples, order)
         loop = stack.enter_context(open_loop(path, trainer, progress=progress))
         _say_how(loop, lengths, order)

@@ -54,12 +54,16 @@ class Trainer:
     Attributes:
       settings, start, program: likewise.
       mesh: devices.
+      streams: what attends over packed streams; None for padded batches.
       state: of all that is trained; see :mod:`prb_jax.training.step`.
       frozen: weights that are not trained; None before they are read.
     """
 
     def __init__(self, settings: RunOptions, start: Start, program: TrainStep) -> None:
         self.settings, self.start, self.program, self.mesh = settings, start, program, program.mesh
+        self.streams = trained_stream_attention(
+            program.mesh, jnp.dtype(settings.dtype), settings.attention, config=start.config
+        )
         self.state: TrainState = {}
         self.frozen: Params | None = None
         shapes = jax.eval_shape(lambda params: program.begin(params)[0], abstract_params(start.config))
@@ -96,6 +100,22 @@ class Trainer:
         """Starts writing a checkpoint."""
         checkpoints.save(step, flat_arrays(self.program.kept(self.state)), facts)
 
+    def _plan(
+        self, trees: Sequence[Tree], together: Sequence[np.ndarray], *, per_step: int, steps: int
+    ) -> None:
+        """Choose the shapes of microbatches: arguments as of :func:`plan_layout`."""
+        self._layout = plan_layout(
+            trees,
+            together,
+            per_step=per_step,
+            steps=steps,
+            config=self.start.config,
+            mesh=self.mesh,
+            streams=self.streams,
+            batch=self.settings.batch,
+            remat=self.settings.remat,
+        )
+
     def update(self, parts: Sequence[Microbatch]) -> Metrics:
         """One step of the optimiser over its microbatches; the metrics are not waited for."""
         state = add_gradients(self.program, self.state, self.frozen or {}, parts)
@@ -110,27 +130,13 @@ class Trainer:
 
     def export(self, folder: Path) -> None:
         """Writes the weights of now as a Hugging Face folder, with adapters merged; a collective."""
-        settings = self.settings
-        export_model(
-            self.params(),
-            self.start,
-            folder,
-            mesh=self.mesh,
-            dtype=settings.exported_dtype,
-            lora_scale=settings.lora_scale,
-            more=self._side_files(),
-        )
+        more = self._side_files()
+        export_model(self.params(), self.start, folder, mesh=self.mesh, settings=self.settings, more=more)
 
     def export_adapter(self, folder: Path) -> None:
         """Writes the adapters, and any score head, of now for PEFT; a collective."""
-        export_adapter(
-            self.params(),
-            self.start,
-            folder,
-            mesh=self.mesh,
-            lora=self.settings.lora,
-            more=self._side_files(adapter=True),
-        )
+        more = self._side_files(adapter=True)
+        export_adapter(self.params(), self.start, folder, mesh=self.mesh, settings=self.settings, more=more)
 
     def _side_files(self, *, adapter: bool = False) -> Write:
         """A function that writes the files of an export beside weights, configuration and tokenizer."""
@@ -202,9 +208,6 @@ class RewardTrainer(Trainer):
         )
         super().__init__(settings, start, program)
         self._gather = jax.jit(lambda tree: tree, out_shardings=replicated(mesh))
-        self.streams = trained_stream_attention(
-            mesh, jnp.dtype(settings.dtype), settings.attention, config=start.config
-        )
         self.truncated: int | None = 0
         self.view = TrainedView(settings.view, settings.method)
         self.reader = Reader(
@@ -255,18 +258,10 @@ class RewardTrainer(Trainer):
 
     def plan(self, examples: Examples, order: Order) -> None:
         """Choose the shapes of microbatches for training data that is seen in this order."""
-        settings, self._examples = self.settings, examples
-        self._layout = plan_layout(
-            examples.trees,
-            [order.step(step) for step in range(STEPS_SIMULATED)],
-            per_step=order.per_step,
-            steps=self.lengths[0],  # a run that is lengthened keeps its shapes, and so its bits
-            config=self.start.config,
-            mesh=self.mesh,
-            streams=self.streams,
-            batch=settings.batch,
-            remat=settings.remat,
-        )
+        self._examples = examples
+        together = [order.step(step) for step in range(STEPS_SIMULATED)]
+        # A run that is lengthened keeps its shapes, and so its bits.
+        self._plan(examples.trees, together, per_step=order.per_step, steps=self.lengths[0])
 
     def batch(self, members: np.ndarray, *, step: int) -> StepBatch:
         """What a step, counted from 0, sees of these comparisons of the planned data."""

@@ -15,11 +15,11 @@ import pytest
 from prb_jax.models.attention import cudnn, stream_kernel
 from prb_jax.models.attention.choice import CUDNN_STREAM_ATTENTION, KERNEL_STREAM_ATTENTION
 from prb_jax.models.decoder import decode_stream
-from prb_jax.rl import learner as learning
 from prb_jax.rl.credit import credit
 from prb_jax.rl.learner import Learner
 from prb_jax.rl.rollouts import Rollouts
 from prb_jax.rl.settings import load_ppo_settings
+from prb_jax.training import trainer
 from prb_jax.training.data import Order
 from prb_jax.training.saved_states import Checkpoints
 from prb_jax.training.step import add_gradients
@@ -29,6 +29,7 @@ from tests.rl.tiny import settings, without_rollouts, write_tiny_policy
 from tests.sweeps import sweep
 
 TEMPERATURE = 0.7
+STILL = {"rollout.temperature": TEMPERATURE, "optimizer.learning_rate": 0.0}
 COLUMNS = 9
 
 
@@ -42,10 +43,9 @@ TREES = [
     tree(LONG, 5, 1),
     tree(np.array([7]), 2, 3),
     tree(LONG, 9, 4, first=60),
-    tree(np.arange(30, 60), 6, 6, first=40),
+    Tree(np.arange(30, 60, dtype=np.int32), (np.arange(40, 46, dtype=np.int32),) * 2, (5, 5)),
 ]
 """Two of them share their prompt; one begins with a single token; the responses of one are equal."""
-TREES[3] = Tree(TREES[3].prefix, (TREES[3].responses[0],) * 2, TREES[3].read)
 
 
 @pytest.fixture(scope="module")
@@ -85,18 +85,16 @@ def test_tokens_are_those_of_transformers_at_the_temperature_of_the_draws(
     policy: tuple[Any, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    attention: str,
-    tokens: int | None,
-    logits: int | None,
+    attention: Any,
+    tokens: Any,
+    logits: Any,
 ) -> None:
     """Points 1 (temperature), 2 (positions beside left padding), 3 (padding in the entropy), 7 (no shift)."""
     model, folder = policy
     if logits is not None:  # several runs of tokens instead of one
         monkeypatch.setattr("prb_jax.rl.objective.LOGITS_AT_ONCE", logits)
-    changes = {"rollout.temperature": TEMPERATURE, "attention": attention, "batch.tokens": tokens}
-    learner = started(
-        folder, TREES, tmp_path, algorithm="rloo", **changes, **{"optimizer.learning_rate": 0.0}
-    )
+    changes = {**STILL, "attention": attention, "batch.tokens": tokens}
+    learner = started(folder, TREES, tmp_path, algorithm="rloo", **changes)
     seen = learner.look(Rollouts(TREES, COLUMNS))
     assert seen.lengths.tolist() == [[5, 1], [2, 3], [9, 4], [6, 6]]
     entropies = []
@@ -125,8 +123,7 @@ def test_a_stream_of_many_reads_is_computed_block_by_block(
 
     monkeypatch.setattr("prb_jax.rl.objective.FEW_READS", few)
     monkeypatch.setattr("prb_jax.rl.objective.decode_stream", decode)
-    changes = {"rollout.temperature": TEMPERATURE, "rollout.n": 6, "optimizer.learning_rate": 0.0}
-    learner = started(folder, trees, tmp_path, algorithm="grpo", **changes)
+    learner = started(folder, trees, tmp_path, algorithm="grpo", **STILL, **{"rollout.n": 6})
     seen = learner.look(Rollouts(trees, COLUMNS))
     ((_, metrics),) = learner.updates(_with_scores(seen, learner), step=0)
     assert len(kept) >= 3  # of the policy, the reference, and the policy in the update
@@ -146,12 +143,10 @@ def _with_scores(batch: Rollouts, learner: Learner) -> Rollouts:
     ]
     scores = rng.normal(size=shape).astype(np.float32)
     arrays = (scores, np.ones(shape, bool), batch.lengths, *moved)
-    found = credit(*map(jnp.asarray, arrays), jnp.float32(0.1), settings=learner.settings)
+    credited = credit(*map(jnp.asarray, arrays), jnp.float32(0.1), settings=learner.settings)
     logprobs, reference, values = moved
-    return Rollouts(
-        batch.trees, batch.columns, logprobs=logprobs, reference=reference, values=values, scores=scores,
-        credit=found, kl=0.1,
-    )  # fmt: skip
+    seen = {"logprobs": logprobs, "reference": reference, "values": values}
+    return replace(batch, **seen, scores=scores, credit=credited, kl=0.1)
 
 
 @pytest.mark.parametrize(
@@ -168,11 +163,7 @@ def _with_scores(batch: Rollouts, learner: Learner) -> Rollouts:
     ),
 )
 def test_streams_have_the_losses_and_gradients_of_padded_batches(
-    policy: tuple[Any, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    algorithm: str,
-    changes: dict[str, Any],
+    policy: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str, changes: dict
 ) -> None:
     """In one stream and in several; by XLA, the kernel for TPUs and cuDNN, whose steps and calls XLA runs here."""
     by_xla = functools.partial(stream_kernel.kernel_attention, interpret=True)
@@ -180,17 +171,15 @@ def test_streams_have_the_losses_and_gradients_of_padded_batches(
     by_xla = functools.partial(cudnn.cudnn_stream_attention, implementation="xla")
     monkeypatch.setattr(cudnn, "cudnn_stream_attention", by_xla)
     kernels = {"kernel": KERNEL_STREAM_ATTENTION, "cudnn": CUDNN_STREAM_ATTENTION}
-    trees = (
-        [Tree(one.prefix, one.responses[:1], one.read[:1]) for one in TREES] if algorithm == "sft" else TREES
-    )
-    found = []
+    first = [Tree(one.prefix, one.responses[:1], one.read[:1]) for one in TREES]
+    trees, made = first if algorithm == "sft" else TREES, []
     for layout in ("blockwise", "auto", "small", *kernels):
         attention = "blockwise" if layout == "blockwise" else "auto"
         tokens = {"small": 64, "kernel": 128, "cudnn": 128}.get(layout)
         with monkeypatch.context() as patch:
             if layout in kernels:
                 name = kernels[layout]
-                patch.setattr(learning, "trained_stream_attention", lambda *_, name=name, **options: name)
+                patch.setattr(trainer, "trained_stream_attention", lambda *_, name=name, **options: name)
             given = {"attention": attention, "batch.tokens": tokens, **changes}
             learner = started(policy[1], trees, tmp_path / layout, algorithm=algorithm, **given)
         batch = learner.look(Rollouts(trees, COLUMNS))
@@ -203,8 +192,8 @@ def test_streams_have_the_losses_and_gradients_of_padded_batches(
         assert all(isinstance(part.batch, StreamBatch) == (attention == "auto") for part in parts)
         assert (len(parts) > 1) or layout != "small"
         state = add_gradients(learner.program, learner.state, learner.frozen or {}, parts)
-        found.append((jax.tree.map(np.asarray, state["acc"]), learner.program.update(state)[1], batch))
-    (sums, metrics, seen), *others = found
+        made.append((jax.tree.map(np.asarray, state["acc"]), learner.program.update(state)[1], batch))
+    (sums, metrics, seen), *others = made
     for ours, numbers, batch in others:
         for name in ("logprobs", "reference", "values"):
             np.testing.assert_allclose(getattr(batch, name), getattr(seen, name), atol=2e-5)
