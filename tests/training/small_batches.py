@@ -23,6 +23,12 @@ from prb_jax.trees.tree import Tree, build_tree
 
 LORA = LoraConfig(rank=4, alpha=8.0)
 
+WINDOWED: dict[str, Any] = {
+    "architectures": ["Gemma2ForSequenceClassification"], "model_type": "gemma2", "sliding_window": 20,
+    "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 16, "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
+"""What makes :func:`small_config` a Gemma 2: windows that slide and capped logits."""
+
 
 def small_config(**changes: Any) -> DecoderConfig:
     """Qwen 3 with two layers; a head dimension that is not width / heads."""
@@ -42,7 +48,7 @@ def random_trees(count: int, *, responses: int = 2, seed: int = 0, prefix: int =
     for _ in range(count):
         shared = rng.integers(10, 64, rng.integers(prefix // 2, prefix + 1)).tolist()
         ids = [[k, *rng.integers(10, 64, rng.integers(3, 11)).tolist()] for k in range(responses)]
-        trees.append(build_tree([shared + each for each in ids]))
+        trees.append(build_tree([shared + response for response in ids]))
     return trees
 
 

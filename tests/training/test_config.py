@@ -1,5 +1,7 @@
 """Configs: files, overrides, types, and errors that name the key."""
 
+import re
+
 import pytest
 
 from prb_jax.building.settings import BuildSettings
@@ -7,7 +9,13 @@ from prb_jax.data.config_files import explained_settings, read_config
 from prb_jax.data.options import flat_settings, options_of
 from prb_jax.errors import DataError, RunError
 from prb_jax.rl.settings import PpoSettings
-from prb_jax.training.config import TrainSettings, default_config, load_settings
+from prb_jax.training.config import (
+    LossSettings,
+    OptimizerSettings,
+    TrainSettings,
+    default_config,
+    load_settings,
+)
 
 GIVEN = ["model=m", "data=d"]
 
@@ -27,32 +35,49 @@ def test_overrides_are_read_in_the_type_of_their_key():
 
 
 @pytest.mark.parametrize(
-    ("override", "parts"),
+    ("override", "message"),
     [
         (
             "optimizer.learning_rat=1",
-            ["unknown config key 'optimizer.learning_rat'", "'optimizer.learning_rate'"],
+            "unknown config key 'optimizer.learning_rat'.*'optimizer.learning_rate'",
         ),
-        ("learning_rate=1", ["unknown config key 'learning_rate'", "'optimizer.learning_rate'"]),
-        ("optimizer.lr=1", ["unknown config key 'optimizer.lr'", "did you mean 'optimizer.learning_rate'"]),
-        ("tunning=lora", ["unknown config key 'tunning'", "'tuning'"]),
-        ("steps=1.5", ["'steps'", "a whole number", "'1.5'"]),
-        ("steps=0", ["steps: ", "at least 1", "0"]),
-        ("optimizer=adam", ["'optimizer' is a section"]),
-        ("tuning=all", ["'tuning'", "head or lora or full", "'all'"]),
-        ("init_head=maybe", ["'init_head'", "true or false"]),
-        ("optimizer.learning_rate=nan", ["'optimizer.learning_rate'", "a number"]),
-        ("validation.fraction=1", ["validation.fraction: ", "less than 1"]),
-        ("steps", ["expected key=value"]),
-        ("model=none", ["'model'", "found none"]),
-        ("data=", ["'data'", "add data=PATH"]),
+        ("learning_rate=1", "unknown config key 'learning_rate'.*'optimizer.learning_rate'"),
+        ("optimizer.lr=1", "unknown config key 'optimizer.lr'.*did you mean 'optimizer.learning_rate'"),
+        ("tunning=lora", "unknown config key 'tunning'.*'tuning'"),
+        ("steps=1.5", "'steps'.*a whole number.*'1.5'"),
+        ("steps=0", "steps: .*at least 1.*0"),
+        ("optimizer=adam", "'optimizer' is a section"),
+        ("tuning=all", "'tuning'.*head or lora or full.*'all'"),
+        ("init_head=maybe", "'init_head'.*true or false"),
+        ("optimizer.learning_rate=nan", "'optimizer.learning_rate'.*a number"),
+        ("validation.fraction=1", "validation.fraction: .*less than 1"),
+        ("steps", "expected key=value"),
+        ("model=none", "'model'.*found none"),
+        ("data=", "'data'.*add data=PATH"),
     ],
 )
-def test_what_cannot_be_is_an_error_that_names_the_key(override, parts):
-    with pytest.raises((RunError, DataError)) as caught:
+def test_what_cannot_be_is_an_error_that_names_the_key(override, message):
+    with pytest.raises((RunError, DataError), match=message):
         load_settings(default_config(), [*GIVEN, override])
-    for part in parts:
-        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "option", "value", "message"),
+    [
+        (OptimizerSettings, "learning_rate", 0.0, "learning_rate: expected more than 0, or None, found 0.0"),
+        (OptimizerSettings, "schedule", "step", "one of constant, linear, cosine, wsd, found 'step'"),
+        (OptimizerSettings, "warmup_share", 1.1, "optimizer.warmup_share: expected 0 to 1, found 1.1"),
+        (OptimizerSettings, "clip_norm", 0.0, "clip_norm: expected more than 0, or None, found 0.0"),
+        (OptimizerSettings, "b2", 1.0, "optimizer.b2: expected at least 0 and less than 1, found 1.0"),
+        (OptimizerSettings, "decay_share", 1.5, "optimizer.decay_share: expected 0 to 1, found 1.5"),
+        (LossSettings, "kind", "hinge", "loss.kind: expected one of bradley_terry, plackett_luce, found"),
+        (LossSettings, "label_smoothing", 0.5, "loss.label_smoothing: expected at least 0 and less than 0.5"),
+        (LossSettings, "center_rewards_coefficient", -1.0, "expected at least 0, or None, found -1.0"),
+    ],
+)
+def test_a_section_refuses_what_is_out_of_its_range(section, option, value, message):
+    with pytest.raises(DataError, match=re.escape(message)):
+        section(**{option: value})
 
 
 def test_a_config_refuses_unknown_keys_and_other_types():
@@ -81,24 +106,22 @@ def test_mappings_and_settings_are_configs_too():
 
 
 def test_a_config_file_is_run_and_its_faults_are_named(tmp_path):
-    good = tmp_path / "good.py"
-    good.write_text(
+    good = (
         "from prb_jax.training.config import default_config\n"
         "def get_config():\n    config = default_config()\n    config.steps = 5\n    return config\n"
     )
-    assert read_config(good).steps == 5
-    for name, text, part in [
-        ("syntax", "def get_config(:", "SyntaxError"),
-        ("empty", "x = 1", "get_config()"),
-        ("other", "def get_config(): return 3", "found int"),
-        ("key", good.read_text().replace("config.steps", "config.stepz"), "stepz"),
+    file = tmp_path / "config.py"
+    file.write_text(good)
+    assert read_config(file).steps == 5
+    for text, part in [
+        ("def get_config(:", "SyntaxError"),
+        ("x = 1", r"get_config\(\)"),
+        ("def get_config(): return 3", "found int"),
+        (good.replace("config.steps", "config.stepz"), "stepz"),
     ]:
-        path = tmp_path / f"{name}.py"
-        path.write_text(text)
-        with pytest.raises(RunError) as caught:
-            read_config(path)
-        assert str(path) in str(caught.value)
-        assert part in str(caught.value)
+        file.write_text(text)
+        with pytest.raises(RunError, match=rf"{file}.*{part}"):
+            read_config(file)
     with pytest.raises(RunError, match="no such config file"):
         read_config(tmp_path / "absent.py")
 
@@ -139,37 +162,32 @@ clip_norm = "none"
 @pytest.mark.parametrize(("name", "text"), [("a.yaml", YAML), ("a.yml", YAML), ("a.toml", TOML)])
 def test_yaml_and_toml_are_configs(tmp_path, name, text):
     (tmp_path / name).write_text(text)
-    found = load_settings(tmp_path / name, ["steps=9"])
-    assert found == load_settings(
+    assert load_settings(tmp_path / name, ["steps=9"]) == load_settings(
         {"model": "m", "data": "d", "steps": 9, "optimizer": {"learning_rate": 1e-4, "clip_norm": None},
          "lora.targets": ["q", "v"], "log.tensorboard": False}
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "parts"),
+    ("name", "text", "message"),
     [
-        ("a.yaml", "optimizer: {lr: 1}", ["unknown config key 'optimizer.lr'", "'optimizer.learning_rate'"]),
-        ("a.yaml", "steps: 1\nsteps: 2", ["not YAML", "line 2", "'steps' is given twice"]),
-        ("a.yaml", "log: {plot: true}\nlog.plot: false", ["'log.plot' is given twice"]),
-        ("a.yaml", "steps: [", ["not YAML", "line 1"]),
-        ("a.yaml", "steps: many", ["'steps'", "a whole number", "'many'"]),
-        ("a.yaml", "- 1", ["expected keys with values", "[1]"]),
-        ("a.yaml", "[" * 5000, ["not YAML", "nested too deeply"]),
-        ("a.yaml", "steps: !!python/name:os.system", ["not YAML"]),
-        ("a.toml", "steps = \nseed = 1", ["not TOML", "line 1"]),
-        ("a.toml", "steps = 1.5", ["'steps'", "a whole number", "1.5"]),
-        ("a.toml", "optimizer = 1", ["'optimizer' is a section"]),
+        ("a.yaml", "optimizer: {lr: 1}", "unknown config key 'optimizer.lr'.*'optimizer.learning_rate'"),
+        ("a.yaml", "steps: 1\nsteps: 2", "not YAML.*line 2.*'steps' is given twice"),
+        ("a.yaml", "log: {plot: true}\nlog.plot: false", "'log.plot' is given twice"),
+        ("a.yaml", "steps: [", "not YAML.*line 1"),
+        ("a.yaml", "steps: many", "'steps'.*a whole number.*'many'"),
+        ("a.yaml", "- 1", r"expected keys with values.*\[1\]"),
+        ("a.yaml", "[" * 5000, "not YAML.*nested too deeply"),
+        ("a.yaml", "steps: !!python/name:os.system", "not YAML"),
+        ("a.toml", "steps = \nseed = 1", "not TOML.*line 1"),
+        ("a.toml", "steps = 1.5", "'steps'.*a whole number.*1.5"),
+        ("a.toml", "optimizer = 1", "'optimizer' is a section"),
     ],
 )
-def test_a_fault_of_a_yaml_or_toml_file_is_one_line_that_names_it(tmp_path, name, text, parts):
+def test_a_fault_of_a_yaml_or_toml_file_is_one_line_that_names_it(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(RunError, match=rf"^.*{name}.*{message}.*\Z"):
         load_settings(tmp_path / name)
-    said = str(caught.value)
-    assert "\n" not in said
-    for part in [str(tmp_path / name), *parts]:
-        assert part in said
     with pytest.raises(RunError, match=r"absent\.yaml: no such config file"):
         load_settings(tmp_path / "absent.yaml")
 

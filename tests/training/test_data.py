@@ -1,20 +1,19 @@
 """What is held out, what must not be on both sides, the order of the data, and the shapes a step is computed in."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, RunError
-from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.sharding import make_mesh
 from prb_jax.training.config import BatchSettings, default_config, load_settings
 from prb_jax.training.data import Examples, Order, UserOrder, permutation, read_training_data, user_weights
-from prb_jax.training.microbatches import labelled, plan_layout
+from prb_jax.training.microbatches import Layout, labelled, plan_layout
 from prb_jax.trees.tree import Tree
 from tests.training.small_batches import small_config
 from tests.training.tiny import comparisons, rows, write_rows
+
+PAIR = {"question": "?", "chosen": "a", "rejected": "b"}
 
 
 def read(data, *overrides):
@@ -24,6 +23,11 @@ def read(data, *overrides):
 def records(data, validation=None, *overrides):
     settings = load_settings(None, ["model=m", "validation.fraction=0.25", *overrides], given=["data"])
     return read_training_data(settings, data=data, validation=validation)
+
+
+def renamed(prefix: str, count: int, **changes):
+    """Rows with other ids than those of :func:`rows`."""
+    return [{**row, "id": f"{prefix}{row['id']}", **changes} for row in rows(count)]
 
 
 def ids(examples: Examples) -> list[str]:
@@ -36,21 +40,18 @@ def data(tmp_path):
 
 
 def test_whole_users_are_held_out_where_there_are_users_and_else_comparisons(data):
-    found = read(data, "validation.fraction=0.25")
-    assert found.split_by == "user"
-    held, left = ({c.user_id for c in part.known} for part in (found.validation, found.train))
-    assert len(held) == 2
-    assert not held & left
-    assert len(found.train) + len(found.validation) == 40
-    without = [{name: value for name, value in row.items() if name != "user_id"} for row in rows(40)]
-    found = records(without)
-    assert (found.split_by, len(found.validation)) == ("id", 10)
+    by_user = read(data, "validation.fraction=0.25")
+    held, left = ({c.user_id for c in part.known} for part in (by_user.validation, by_user.train))
+    assert (by_user.split_by, len(held), held & left) == ("user", 2, set())
+    assert len(by_user.train) + len(by_user.validation) == 40
+    by_id = records([{**row, "user_id": None} for row in rows(40)])
+    assert (by_id.split_by, len(by_id.validation)) == ("id", 10)
 
 
 def test_the_split_depends_on_names_alone_and_leaves_one_on_each_side():
-    def held(found, fraction: float = 0.25) -> set[str]:
+    def held(data, fraction: float = 0.25) -> set[str]:
         by_id = ("validation.by=id", f"validation.fraction={fraction}")
-        return set(ids(records(found, None, *by_id).validation))
+        return set(ids(records(data, None, *by_id).validation))
 
     first = held(rows(40))
     assert held(rows(40)[::-1]) == first
@@ -63,14 +64,11 @@ def test_the_split_depends_on_names_alone_and_leaves_one_on_each_side():
 
 def test_records_are_split_as_a_file_and_known_by_their_contents(data):
     from_file = read(data, "validation.fraction=0.25")
-    found = records(row for row in rows(40))
+    from_records = records(row for row in rows(40))
     for role in ("train", "validation"):
-        assert getattr(found, role).comparisons == getattr(from_file, role).comparisons
-    assert found.sources == records(rows(40)).sources != records(rows(39)).sources
-    own = [{**row, "id": f"v{row['id']}", "user_id": "v"} for row in rows(3)]
-    assert ids(records(rows(40), own).validation) == ["vp0", "vp1", "vp2"]
-    with pytest.raises(DataError, match="training and the validation data share 3 users"):
-        records(rows(40), [{**row, "id": f"v{row['id']}"} for row in rows(3)])
+        assert getattr(from_records, role).comparisons == getattr(from_file, role).comparisons
+    assert from_records.sources == records(rows(40)).sources != records(rows(39)).sources
+    assert ids(records(rows(40), renamed("v", 3, user_id="v")).validation) == ["vp0", "vp1", "vp2"]
     with pytest.raises(RunError, match=r"config key 'data': names '.*pairs.jsonl', but records are given"):
         read_training_data(load_settings(None, ["model=m", f"data={data}"]), data=rows(40))
     with pytest.raises(RunError, match="config key 'data'"):
@@ -81,36 +79,34 @@ def test_a_source_of_its_own_must_not_share_ids_or_users(tmp_path, data):
     own = write_rows(tmp_path / "own.jsonl", rows(3))
     with pytest.raises(DataError, match=r"training and the validation data share 3 ids \('p0', 'p1', 'p2'\)"):
         read(data, f"validation.data={own}")
-    others = [{**row, "id": f"v{row['id']}"} for row in rows(3)]
-    write_rows(own, others)
+    write_rows(own, renamed("v", 3))
     with pytest.raises(DataError, match=r"share 3 users \('u0', 'u1', 'u2'\).*shared_users"):
         read(data, f"validation.data={own}")
     assert len(read(data, f"validation.data={own}", "validation.shared_users=true").validation) == 3
-    write_rows(own, [{**row, "user_id": f"v{row['user_id']}"} for row in others])
-    found = read(data, f"validation.data={own}")
-    assert (found.split_by, len(found.train), len(found.validation)) == ("data", 40, 3)
+    write_rows(own, renamed("v", 3, user_id="v"))
+    apart = read(data, f"validation.data={own}")
+    assert (apart.split_by, len(apart.train), len(apart.validation)) == ("data", 40, 3)
 
 
 def test_the_test_data_must_be_disjoint(tmp_path, data):
-    test = write_rows(tmp_path / "test.jsonl", [{**row, "id": f"t{row['id']}"} for row in rows(8)])
+    test = write_rows(tmp_path / "test.jsonl", renamed("t", 8))
     with pytest.raises(DataError, match="validation and the test data share 1 users"):
         read(data, f"validation.test={test}")
     assert len(read(data, f"validation.test={test}", "validation.shared_users=true").validation)
     write_rows(test, rows(40)[:1])
     with pytest.raises(DataError, match="and the test data share 1 ids"):
         read(data, f"validation.test={test}", "validation.shared_users=true")
-    write_rows(test, [{**row, "id": f"t{row['id']}", "user_id": "new"} for row in rows(8)])
+    write_rows(test, renamed("t", 8, user_id="new"))
     read(data, f"validation.test={test}")
 
 
 def test_faults_of_sources_are_named(tmp_path, data):
-    found = rows(10)
-    found[3] = {"id": "even", "question": "q?", "responses": ["a", "b"], "labels": [1, 1]}
+    even = [*rows(3), {"id": "even", "question": "q?", "responses": ["a", "b"], "labels": [1, 1]}]
     with pytest.raises(DataError, match=r"even.jsonl:4: field 'labels': all equal to 1"):
-        read(write_rows(tmp_path / "even.jsonl", found))
+        read(write_rows(tmp_path / "even.jsonl", even))
     with pytest.raises(DataError, match="no subset 'Art'"):
         read(data, "subset=Art")
-    other = write_rows(tmp_path / "other.jsonl", [{**row, "id": f"o{row['id']}"} for row in rows(5)])
+    other = write_rows(tmp_path / "other.jsonl", renamed("o", 5))
     assert len(read(f"{data},{other}", "validation.fraction=0").train) == 45
     for again in (write_rows(other, rows(5)), data):
         with pytest.raises(DataError, match="'p0' occurs in two of its sources"):
@@ -118,12 +114,8 @@ def test_faults_of_sources_are_named(tmp_path, data):
 
 
 def test_each_user_weighs_the_same():
-    def of(name: str, user: str | None) -> Comparison:
-        return Comparison(id=name, question="q", chosen="a", rejected="b", user_id=user)
-
-    weights = user_weights(
-        [of("1", "u"), of("2", "u"), of("3", "u"), of("4", "v"), of("5", None), of("6", None)]
-    )
+    users = ("u", "u", "u", "v", None, None)
+    weights = user_weights([Comparison(**PAIR, id=str(n), user_id=user) for n, user in enumerate(users)])
     assert weights.mean() == pytest.approx(1)
     np.testing.assert_allclose(weights[3:] / weights[:3].sum(), 1, rtol=1e-6)
 
@@ -150,43 +142,40 @@ def test_a_step_is_a_function_of_seed_and_number_alone():
 
 def test_an_epoch_of_users_sees_every_comparison_once_and_users_whole() -> None:
     sizes = [3, 5, 1, 9, 4, 4, 2, 21]
-    found = [
-        Comparison(id=f"{user}-{k}", question="?", chosen="a", rejected="b", user_id=f"u{user}")
-        for user, size in enumerate(sizes)
-        for k in range(size)
-    ]
-    found += [replace(found[0], id=f"alone-{k}", user_id=None) for k in range(3)]
-    order = UserOrder(found, per_step=8, seed=1)
+    users = [f"u{user}" for user, size in enumerate(sizes) for _ in range(size)] + [None] * 3
+    of_users = [Comparison(**PAIR, id=str(n), user_id=user) for n, user in enumerate(users)]
+    order = UserOrder(of_users, per_step=8, seed=1)
     assert order.split == 2
     steps, number = [], 0
-    while order.seen(number) < len(found):
+    while order.seen(number) < len(users):
         steps.append(order.step(number))
         number += 1
-    assert sorted(np.concatenate(steps).tolist()) == list(range(len(found)))
+    assert sorted(np.concatenate(steps).tolist()) == list(range(len(users)))
     assert order.epoch_of(number) == 1.0
     assert max(map(len, steps)) <= 8
     assert len(steps) <= 9  # 52 comparisons: few places stay free
     for user, size in enumerate(sizes):
-        parts = [sum(found[place].user_id == f"u{user}" for place in step) for step in steps]
+        parts = [sum(users[place] == f"u{user}" for place in step) for step in steps]
         assert sorted(part for part in parts if part) == {9: [4, 5], 21: [7, 7, 7]}.get(size, [size])
-    late = UserOrder(found, per_step=8, seed=1)
+    late = UserOrder(of_users, per_step=8, seed=1)
     np.testing.assert_array_equal(late.step(3 * number), order.step(3 * number))
     second = [order.step(number + at) for at in range(number)]
     assert not all(np.array_equal(a, b) for a, b in zip(steps, second, strict=True))
     with pytest.raises(DataError, match="batch_by=user: no comparison of the training data has a user_id"):
-        UserOrder(found[-3:], per_step=8, seed=1)
+        UserOrder(of_users[-3:], per_step=8, seed=1)
 
 
 def tree(prefix: int, *responses: int) -> Tree:
-    return Tree(
-        np.arange(prefix, dtype=np.int32),
-        tuple(np.arange(1, n + 1, dtype=np.int32) for n in responses),
-        tuple(n - 1 for n in responses),
-    )
+    ids = tuple(np.arange(1, n + 1, dtype=np.int32) for n in responses)
+    return Tree(np.arange(prefix, dtype=np.int32), ids, tuple(n - 1 for n in responses))
 
 
-CONFIG: DecoderConfig = small_config()
-MESH = make_mesh()
+def layout_of(trees: list[Tree], together: list[np.ndarray], *, steps: int = 1, **batch: int) -> Layout:
+    """How trees are padded."""
+    return plan_layout(
+        trees, together, per_step=len(together[0]), steps=steps, config=small_config(), mesh=make_mesh(),
+        streams=None, batch=BatchSettings(**batch),
+    )  # fmt: skip
 
 
 def test_dealing_puts_every_member_into_one_row_of_a_shape_that_holds_it():
@@ -194,10 +183,7 @@ def test_dealing_puts_every_member_into_one_row_of_a_shape_that_holds_it():
     trees = [tree(int(rng.integers(0, 90)), *(int(n) for n in rng.integers(1, 40, 2))) for _ in range(60)]
     order = Order(60, 16, seed=0)
     together = [order.step(step) for step in range(12)]
-    batch = BatchSettings(tokens=1024, max_buckets=3)
-    layout = plan_layout(
-        trees, together, per_step=16, steps=100, config=CONFIG, mesh=MESH, streams=None, batch=batch
-    )
+    layout = layout_of(trees, together, steps=100, tokens=1024, max_buckets=3)
     assert 1 <= len(layout.padded.rows) <= 3
     real = computed = 0
     for members in together:
@@ -210,27 +196,23 @@ def test_dealing_puts_every_member_into_one_row_of_a_shape_that_holds_it():
             assert size <= 1024 or len(part.batch.prefix) == 1
             assert part.tokens == sum(of_step[place].tokens for (place,) in part.groups)
             computed += size
-        real += sum(one.tokens for one in of_step)
+        real += sum(member.tokens for member in of_step)
     assert 0 < 1 - real / computed < 0.6
 
 
 def test_a_longer_run_affords_more_shapes():
     trees, order = [tree(16 * length, 5, 5) for length in range(1, 9)], Order(8, 8, seed=0)
-    options = {"config": CONFIG, "mesh": MESH, "streams": None, "batch": BatchSettings(tokens=512)}
-    numbers = [
-        len(plan_layout(trees, [order.step(0)], per_step=8, steps=n, **options).padded.rows)
-        for n in (1, 10, 100_000)
-    ]
-    assert numbers[0] == 1 <= numbers[1] < numbers[2] == 4
+    few, some, many = (
+        len(layout_of(trees, [order.step(0)], steps=steps, tokens=512).padded.rows)
+        for steps in (1, 10, 100_000)
+    )
+    assert few == 1 <= some < many == 4
 
 
 def test_a_batch_masks_what_only_fills_up():
-    found = comparisons(3)
-    trees = [tree(4, 3, 2), tree(2, 1, 6), tree(0, 2, 2)]
-    weights = np.asarray([1.0, 2.0, 3.0], np.float32)
-    examples = Examples(found, found, trees=trees, weights=weights)
-    options = {"config": CONFIG, "mesh": MESH, "streams": None, "batch": BatchSettings()}
-    layout = plan_layout(trees, [np.arange(3)], per_step=3, steps=1, **options)
+    pairs, trees = comparisons(3), [tree(4, 3, 2), tree(2, 1, 6), tree(0, 2, 2)]
+    examples = Examples(pairs, pairs, trees=trees, weights=np.asarray([1.0, 2.0, 3.0], np.float32))
+    layout = layout_of(trees, [np.arange(3)])
     layout.padded.rows.update(dict.fromkeys(layout.padded.rows, 4))  # pyright: ignore
     (part,) = labelled(layout, examples, np.asarray([2, 0]), np.asarray([0, 1]))
     assert part.batch.prefix.shape[0] == 4

@@ -45,7 +45,7 @@ from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import Tree, build_tree
 from tests.plain_process import plain_environment
 from tests.sweeps import sweep
-from tests.training.small_batches import build, small_config
+from tests.training.small_batches import WINDOWED, build, small_config
 from tests.training.tiny import config, curve, rows, stopped_at, write_rows
 
 ROOT = Path(__file__).parents[2]
@@ -122,12 +122,6 @@ def planned(
         streams=streams,
         batch=BatchSettings(comparisons=per_step, tokens=tokens),
     )
-
-
-WINDOWED: dict[str, Any] = {
-    "architectures": ["Gemma2ForSequenceClassification"], "model_type": "gemma2", "sliding_window": 20,
-    "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 16, "hidden_activation": "gelu_pytorch_tanh",
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(
