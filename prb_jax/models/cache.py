@@ -233,9 +233,13 @@ def try_tokens(
 def take_tried(suffix: SuffixCache, tried: Tried, which: jax.Array) -> SuffixCache:
     """Return the suffix with the tried token ``which`` int32 [B, S] of each sample in it."""
 
+    def put(cache: jax.Array, token: jax.Array, place: jax.Array) -> jax.Array:
+        return cache.at[:, place].set(token.astype(cache.dtype), mode="drop")
+
     def written(cache: jax.Array, new: jax.Array) -> jax.Array:
         chosen = jnp.take_along_axis(new, which[:, :, None, None, None], axis=2)[:, :, 0]
-        return _written(cache, chosen, suffix.lengths)
+        # Mapped over B and S, not indexed by them: each device then writes its own rows, and none are gathered.
+        return jax.vmap(jax.vmap(put))(cache, chosen, suffix.lengths)
 
     return SuffixCache(
         tuple(map(written, suffix.keys, tried.keys)),
@@ -265,16 +269,6 @@ def keep_suffix(prefix: PrefixCache, suffix: SuffixCache, which: jax.Array, coun
         tuple(map(longer, prefix.values, suffix.values)),
         prefix.lengths + counts,
     )
-
-
-def _written(cache: jax.Array, new: jax.Array, lengths: jax.Array) -> jax.Array:
-    """The cache [B, S, G, M, H] with new [B, S, G, H] at column ``lengths`` [B, S] of each sample."""
-
-    def put(old: jax.Array, token: jax.Array, place: jax.Array) -> jax.Array:
-        return old.at[:, place].set(token.astype(old.dtype), mode="drop")
-
-    # Mapped over B and S, not indexed by them: each device then writes its own rows, and none are gathered.
-    return jax.vmap(jax.vmap(put))(cache, new, lengths)
 
 
 def _attend(

@@ -198,9 +198,7 @@ class ReadsAnything:
 class Linear(ReadsAnything):
     """W x + b at the read position: the head of ``*ForSequenceClassification``."""
 
-    keys: tuple[str, ...] = (
-        HEAD_KEY,
-    )  # names of the matrix [n, D]; the first one that the checkpoint has is it
+    keys: tuple[str, ...] = (HEAD_KEY,)  # names of the matrix [n, D]; the first that the checkpoint has is it
     with_bias: bool = (
         False  # a ``.bias`` beside the matrix is part of the head, else a tensor without a place
     )

@@ -52,9 +52,7 @@ class RopeConfig:
     factor: float = 1.0  # by how much the context was extended (1 for ``default``)
     low_freq_factor: float = 1.0  # bounds of the blended band (``llama3``)
     high_freq_factor: float = 1.0
-    original_max_position_embeddings: int = (
-        0  # context length of pre-training in tokens (``llama3``, ``yarn``)
-    )
+    original_max_position_embeddings: int = 0  # tokens, in pre-training (``llama3``, ``yarn``)
     beta_fast: float = 32.0  # rotations over the original context that bound the ramp (``yarn``)
     beta_slow: float = 1.0
     truncate: bool = True  # the bounds of the ramp are rounded outwards to whole dimensions (``yarn``)
@@ -93,9 +91,8 @@ def parse_ropes(
         if scaling and "rope_type" not in scaling:
             # transformers 4 takes the older spelling 'type' here, transformers 5 ignores it.
             raise in_scaling.error("rope_type", "a rope type")
-    if (
-        scaling and parameters
-    ):  # transformers takes the older spelling, and loses the theta inside the newer one
+    if scaling and parameters:
+        # transformers takes the older spelling, and loses the theta inside the newer one
         raise CheckpointError(
             f"{fields.where}: both 'rope_scaling' and 'rope_parameters' are given: keep one of them"
         )
@@ -229,7 +226,9 @@ def _yarn_attention_factor(rope: FieldReader, factor: float) -> float:
 
 def inverse_frequencies(rope: RopeConfig) -> np.ndarray:
     """Radians per token of each rotated pair, float32 ``[H/2]``."""
-    powers = _powers_of_theta(rope)
+    # theta ** (2i / H): the exponent is rounded to float32, then the power.
+    exponents = np.arange(0, rope.head_dim, 2, dtype=np.float32) / np.float32(rope.head_dim)
+    powers = np.power(np.float64(np.float32(rope.theta)), exponents.astype(np.float64)).astype(np.float32)
     frequencies = np.float32(1.0) / powers
     if rope.rope_type == "default":
         return frequencies
@@ -255,12 +254,6 @@ def rotary_angles(positions: jax.Array | np.ndarray, rope: RopeConfig) -> tuple[
     angles = jnp.asarray(positions).astype(jnp.float32)[..., None] * frequencies
     scale = jnp.float32(rope.attention_factor)
     return jnp.cos(angles) * scale, jnp.sin(angles) * scale
-
-
-def _powers_of_theta(rope: RopeConfig) -> np.ndarray:
-    """theta ** (2i / H), float32 ``[H/2]``: the exponent is rounded to float32, then the power."""
-    exponents = np.arange(0, rope.head_dim, 2, dtype=np.float32) / np.float32(rope.head_dim)
-    return np.power(np.float64(np.float32(rope.theta)), exponents.astype(np.float64)).astype(np.float32)
 
 
 def _llama3(rope: RopeConfig, frequencies: np.ndarray) -> np.ndarray:

@@ -97,13 +97,6 @@ def key_table(until: np.ndarray, positions: np.ndarray, *, layout: KeyLayout, wi
     return KeyTable(table, counts)
 
 
-def pairs_of_blocks(table: KeyTable, tokens: int) -> int:
-    """Return how many pairs of a query and a key are computed for all streams of a table, masked ones too."""
-    counts = np.asarray(table.counts, np.int64)
-    queries = tokens // counts.shape[1]
-    return int(queries * (queries + counts).sum())
-
-
 def _before(
     until: np.ndarray, positions: np.ndarray, start: int, queries: int, window: int | None
 ) -> np.ndarray:

@@ -64,8 +64,10 @@ class Shapes:
         waiting = {
             bucket: deque(np.flatnonzero(chosen == number).tolist()) for number, bucket in enumerate(order)
         }
+        multiple = self.options.multiple
         for place in np.flatnonzero(chosen < 0).tolist():
-            bucket = _own_bucket(table[place].tolist(), self.options.multiple)
+            p, k, r = table[place].tolist()  # few distinct buckets arise
+            bucket = Bucket(_coarse(p, multiple), 1 << (k - 1).bit_length(), _coarse(r, multiple))
             waiting.setdefault(bucket, deque()).append(place)
         batches: list[PaddedBatch] = []
         order = sorted(waiting, key=_largest_first)
@@ -144,12 +146,6 @@ def length_steps(limit: int) -> list[int]:
 
 def _largest_first(bucket: Bucket) -> tuple[int, Bucket]:
     return -bucket.tokens, bucket
-
-
-def _own_bucket(shape: Sides, multiple: int) -> Bucket:
-    """A bucket for a tree that no other one holds: few distinct ones arise."""
-    prefix, responses, length = shape
-    return Bucket(_coarse(prefix, multiple), 1 << (responses - 1).bit_length(), _coarse(length, multiple))
 
 
 def _coarse(size: int, multiple: int) -> int:

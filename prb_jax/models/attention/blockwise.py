@@ -34,7 +34,7 @@ def blockwise_attention(
     prefix_lengths: jax.Array,
     window: int | None = None,
     softcap: float | None = None,
-    sequential: bool | None = None,
+    sequential: bool = True,
     block_rows: int | None = None,
     backward_block_rows: int | None = None,
 ) -> jax.Array:
@@ -53,13 +53,11 @@ def blockwise_attention(
         window: a token sees only the ``window`` last tokens, itself included.
         softcap: scores s become ``softcap * tanh(s / softcap)`` before masking.
         sequential: handle one tree and one kv head after the other, so that a block of scores stays in
-            the cache; the default on CPU. Otherwise all trees and heads at once, for accelerators.
+            the cache of a CPU. Otherwise all trees and heads at once, for accelerators.
         block_rows, backward_block_rows: query rows of a block, in the place of those for this machine.
     """
     batch, tokens, _, head_dim = q.shape
     kv_heads = k.shape[2]
-    if sequential is None:
-        sequential = jax.default_backend() == "cpu"
     plan = BlockPlan(
         bucket=bucket,
         window=window,

@@ -119,43 +119,35 @@ def wanted_attention(
 
 
 def stream_attention_name(
-    mesh: Mesh, dtype: jnp.dtype, wanted: str = "auto", *, config: DecoderConfig
+    mesh: Mesh, dtype: jnp.dtype, wanted: str = "auto", *, config: DecoderConfig, trained: bool = False
 ) -> str | None:
-    """Return the attention with which a decoder is scored over packed streams: :data:`STREAM_ATTENTION` on CPUs,
-    :data:`CUDNN_STREAM_ATTENTION` on GPUs in bfloat16 where cuDNN takes the model, and
-    :data:`KERNEL_STREAM_ATTENTION` on TPUs where streams are wanted; None where trees are scored in buckets.
+    """Return the attention with which a decoder runs over packed streams; None where trees are padded to buckets.
+
+    It is :data:`STREAM_ATTENTION` on CPUs, and :data:`CUDNN_STREAM_ATTENTION` on GPUs in bfloat16 where cuDNN takes the
+    model. On TPUs it is :data:`KERNEL_STREAM_ATTENTION`: to score, where streams are wanted; to train, in bfloat16
+    where the mesh does not split the tokens of a tree. What is trained is padded wherever another attention than "auto"
+    is asked for.
 
     Args:
-        mesh, dtype, wanted, config: as of :func:`choose_attention`, which has checked them.
+        mesh, dtype, wanted, config, trained: as of :func:`choose_attention`, which has checked them.
     """
     platform = mesh.devices.flat[0].platform
-    if platform == "gpu":
-        return _cudnn_over_streams(mesh, dtype, config) if wanted in ("auto", "streams") else None
-    if platform == "tpu":
-        return KERNEL_STREAM_ATTENTION if wanted == "streams" else None
-    return STREAM_ATTENTION
-
-
-def trained_stream_attention(
-    mesh: Mesh, dtype: jnp.dtype, wanted: str = "auto", *, config: DecoderConfig
-) -> str | None:
-    """Return the attention with which training runs over packed streams: :data:`STREAM_ATTENTION` on CPUs,
-    :data:`KERNEL_STREAM_ATTENTION` on TPUs and :data:`CUDNN_STREAM_ATTENTION` on GPUs in bfloat16; None where trees are
-    padded to buckets: where a mesh of TPUs or GPUs splits the tokens of a tree, where cuDNN refuses the model, and
-    wherever another attention than "auto" is asked for.
-
-    Args:
-        mesh, dtype, wanted, config: as of :func:`choose_attention`, which has checked them.
-    """
-    platform = mesh.devices.flat[0].platform
-    if wanted != "auto":
+    if trained and wanted != "auto":
         return None
     if platform == "gpu":
-        return _cudnn_over_streams(mesh, dtype, config, trained=True)
+        if wanted not in ("auto", "streams") or dtype != jnp.bfloat16:
+            return None
+        from prb_jax.models.attention.cudnn import cudnn_refusal
+
+        refused = cudnn_refusal(config, mesh=mesh, dtype=dtype, streams=True, trained=trained)
+        return CUDNN_STREAM_ATTENTION if refused is None else None
     if platform == "tpu":
         whole = dtype == jnp.bfloat16 and mesh.shape["sequence"] == 1
-        return KERNEL_STREAM_ATTENTION if whole else None
+        return KERNEL_STREAM_ATTENTION if (whole if trained else wanted == "streams") else None
     return STREAM_ATTENTION
+
+
+trained_stream_attention = functools.partial(stream_attention_name, trained=True)
 
 
 def attention_over(batch: StreamBatch, mesh: Mesh | None) -> Attention:
@@ -166,18 +158,6 @@ def attention_over(batch: StreamBatch, mesh: Mesh | None) -> Attention:
     elif isinstance(batch.blocks, KeyTable):
         from prb_jax.models.attention.cudnn import cudnn_stream_attention as attend
     return functools.partial(attend, batch=batch, mesh=mesh)
-
-
-def _cudnn_over_streams(
-    mesh: Mesh, dtype: jnp.dtype, config: DecoderConfig, *, trained: bool = False
-) -> str | None:
-    """:data:`CUDNN_STREAM_ATTENTION` where cuDNN takes the model, in bfloat16."""
-    if dtype != jnp.bfloat16:
-        return None
-    from prb_jax.models.attention.cudnn import cudnn_refusal
-
-    refused = cudnn_refusal(config, mesh=mesh, dtype=dtype, streams=True, trained=trained)
-    return CUDNN_STREAM_ATTENTION if refused is None else None
 
 
 def _check_streams(platform: str, dtype: jnp.dtype, mesh: Mesh | None, *, trained: bool) -> None:

@@ -252,12 +252,6 @@ def _stream(how: _Blocks, q: jax.Array, k: jax.Array, v: jax.Array, facts: Facts
     return jnp.concatenate([part.reshape(-1, *q.shape[1:]) for part in parts])
 
 
-def _stream_forward(
-    how: _Blocks, q: jax.Array, k: jax.Array, v: jax.Array, facts: Facts
-) -> tuple[jax.Array, tuple[Any, ...]]:
-    return _stream(how, q, k, v, facts), (q, k, v, facts)
-
-
 def _stream_backward(
     how: _Blocks, kept: tuple[Any, ...], cotangent: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, None]:
@@ -293,7 +287,7 @@ def _stream_backward(
     return jnp.concatenate(parts), to_k.astype(k.dtype), to_v.astype(v.dtype), None
 
 
-_stream.defvjp(_stream_forward, _stream_backward)
+_stream.defvjp(lambda how, *given: (_stream(how, *given), given), _stream_backward)
 
 
 def _copies(x: jax.Array, places: jax.Array) -> jax.Array:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -113,7 +112,9 @@ def _tokens(tokens: int, block: int, shards: int) -> int:
 def _tree_kernel(
     mask: TreeMask, heads: int, softcap: float | None, block: int, shards: int, interpret: bool
 ) -> Any:
-    """The kernel with its tables of blocks to visit, which depend on shapes only.
+    """JAX's kernel with its tables of blocks to visit, which depend on shapes only; the same for each query head.
+
+    A step takes ``block`` queries and as many keys; a mesh splits the queries into ``shards`` parts.
 
     Tokens that were appended to fill the last block see themselves. For each query the kernel hands one number to the
     mask's function, so column and place inside the response are packed into one.
@@ -136,43 +137,13 @@ def _tree_kernel(
             return visible
         return visible & ((query < bucket.tokens) | (key >= bucket.tokens))
 
-    keyed = _KeyedMask((mask, tokens), sees, (column | inside << low).astype(np.int32))
-    return _make_kernel(keyed, heads, softcap, block, shards=shards, interpret=interpret)
-
-
-class _KeyedMask(masks._ComputableMask):
-    """A mask that is computed in the kernel; equal where what it is made of is.
-
-    Args:
-        key: what it is made of.
-        sees: of (numbers of queries, places of keys), bool: the query sees the key.
-        queries: int32 [T], the number of each query.
-    """
-
-    def __init__(self, key: Hashable, sees: Callable[[Any, Any], Any], queries: np.ndarray) -> None:
-        self.key = key
-        super().__init__((len(queries), len(queries)), sees)
-        self.q_sequence = queries
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-
-def _make_kernel(
-    mask: _KeyedMask, heads: int, softcap: float | None, block: int, *, shards: int, interpret: bool
-) -> Any:
-    """JAX's kernel with the tables of blocks of this mask, the same for each of the query ``heads``.
-
-    A step takes ``block`` queries and as many keys; a mesh splits the queries into ``shards`` parts.
-    """
+    seen = _ComputedMask((tokens, tokens), sees)
+    seen.q_sequence = (column | inside << low).astype(np.int32)
     sides = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")
     # The tables are data, not part of whatever is being traced.
     with jax.ensure_compile_time_eval():
         return splash.make_splash_mha(
-            masks.MultiHeadMask([mask] * heads),
+            masks.MultiHeadMask([seen] * heads),
             block_sizes=splash.BlockSizes(**dict.fromkeys(sides, block)),
             head_shards=1,
             q_seq_shards=shards,
@@ -180,3 +151,12 @@ def _make_kernel(
             residual_checkpoint_name=ATTENTION_RESULTS[0],
             interpret=interpret,
         )
+
+
+class _ComputedMask(masks._ComputableMask):
+    """A mask that is computed in the kernel; equal to itself alone."""
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other

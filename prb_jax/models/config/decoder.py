@@ -81,16 +81,14 @@ class DecoderConfig:
     """Multiplies the embeddings (transformers rounds it to the weights' dtype); None for 1."""
     attention_scale: float  # multiplies q k^T
     attn_logit_softcapping: float | None  # c in c tanh(logits / c); None for no cap
-    final_logit_softcapping: (
-        float | None
-    )  # the same for the logits of the vocabulary, where a read-out takes those
+    final_logit_softcapping: float | None  # the same for the logits of the vocabulary
     sliding_window: (
         int | None
     )  # w: a sliding layer sees keys at distance 0 to w - 1; None where there is none
     layer_windows: tuple[bool, ...]  # for each layer, whether it slides
     rope: tuple[
         RopeConfig, RopeConfig | None
-    ]  # (full, sliding layers); the second is None where both are the same
+    ]  # (full, sliding layers); the second is None where both are one
     max_position_embeddings: int  # context length in tokens
     num_labels: int  # outputs of the score head
     pad_token_id: int | None

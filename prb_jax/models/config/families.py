@@ -23,9 +23,7 @@ class Family:
     """Which layers see only a sliding window: none, every one, by ``use_sliding_window`` and ``max_window_layers``, or
     every layer but each n-th."""
     window_period: int = 0  # for ``pattern``: each layer whose number (from 1) this divides is a full one
-    mlp_bias_field: bool = (
-        False  # ``mlp_bias`` says whether gate, up and down have biases (else they have none)
-    )
+    mlp_bias_field: bool = False  # ``mlp_bias`` says whether gate, up and down have biases (else none)
     qk_norm: bool = False  # RMSNorm over each head of q and k, before rope
     gemma: bool = False  # Gemma's norms (1 + w, multiplied in float32), embeddings scaled by sqrt(D), gelu
     post_norms: bool = False
@@ -37,9 +35,8 @@ class Family:
     @property
     def language_model(self) -> str:
         """The name of the class with the same body and the head of a language model."""
-        return (
-            f"{self.architecture.removesuffix('ForSequenceClassification').removesuffix('Text')}ForCausalLM"
-        )
+        body = self.architecture.removesuffix("ForSequenceClassification").removesuffix("Text")
+        return f"{body}ForCausalLM"
 
 
 _SHARED = {
