@@ -176,13 +176,13 @@ def render_comparison(compared: Mapping[str, Any]) -> Group:
     reasons = dict.fromkeys(run["ci95_reason"] for run in runs if run["ci95"] is None and run["ci95_reason"])
     notes += [f"no interval: {reason}" for reason in reasons]
     of_pair = {"run": field("a"), "minus": field("b")}
-    differences = {
+    differences = of_pair | {
         "difference": change("difference", "ci95"),
         "p": lambda pair: _p(pair["p"]),
         "p, Holm": lambda pair: _p(pair["p_holm"]),
     }
     no_verdict = "" if first["p"] is not None else _NO_VERDICT
-    scores = {
+    scores = of_pair | {
         "other\nverdict": field("flips", "{:,}"),
         "mean": lambda pair: f"{pair['scores']['mean']:.2g}",
         "RMS": _rms,
@@ -190,17 +190,15 @@ def render_comparison(compared: Mapping[str, Any]) -> Group:
         "Pearson": lambda pair: number(pair["scores"]["pearson"], "{:.4f}"),
         "Spearman": lambda pair: number(pair["scores"]["spearman"], "{:.4f}"),
     }
-    told = {
-        "Differences": f"[..] 95 % interval of the paired difference; p: its t test{no_verdict}",
-        "Verdicts and scores": "other verdict: comparisons; mean, RMS, largest: of the differences of all scores (of "
-        "the second run's standard deviation); correlations of the scores",
-    }
+    tested = f"[..] 95 % interval of the paired difference; p: its t test{no_verdict}"
+    meanings = (
+        "other verdict: comparisons; mean, RMS, largest: of the differences of all scores (of the second run's "
+        "standard deviation); correlations of the scores"
+    )
     return Group(
         Table.of("Runs, the best first", runs, ranks, words=3, whole=True, note="\n".join(notes)),
-        *(
-            Table.of(title, pairs, {**of_pair, **columns}, words=2, whole=True, note=note)
-            for (title, note), columns in zip(told.items(), (differences, scores), strict=True)
-        ),
+        Table.of("Differences", pairs, differences, words=2, whole=True, note=tested),
+        Table.of("Verdicts and scores", pairs, scores, words=2, whole=True, note=meanings),
     )
 
 

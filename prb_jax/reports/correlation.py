@@ -131,16 +131,10 @@ def correlate(
     for name in figures or ():
         if name not in benchmark:
             raise DataError(f"figures: expected some of {', '.join(benchmark)}, found {quote(name)}")
-    models: dict[str, dict[str, Any]] = {
-        name: {
-            "name": name,
-            "model": run.record.get("model"),
-            "lineage": lineages[name],
-            "benchmark": {},
-            "behaviour": {},
-        }
-        for name, run in runs.items()
-    }
+    models: dict[str, dict[str, Any]] = {}
+    for name, run in runs.items():
+        about = {"name": name, "model": run.record.get("model"), "lineage": lineages[name]}
+        models[name] = {**about, "benchmark": {}, "behaviour": {}}
     for figure, sample in benchmark.items():
         intervals = _standard_intervals(runs.values(), figure) or _intervals(sample, len(set(users)))
         for model, value, bounds in zip(models.values(), sample.values, intervals, strict=True):
@@ -191,13 +185,8 @@ def correlate(
                 name: {**measure, **_shown_interval(measure["ci95"], people)}
                 for name, measure in predict(part, sample, seed=seed).items()
             }
-            about = {
-                "behaviour": one.name,
-                "benchmark": figure,
-                "models": len(measured),
-                "policy": one.policy,
-            }
-            correlations.append({**about, "measures": measures})
+            about = {"behaviour": one.name, "benchmark": figure, "models": len(measured)}
+            correlations.append({**about, "policy": one.policy, "measures": measures})
     result = {
         "models": list(models.values()),
         "correlations": correlations,
@@ -298,20 +287,20 @@ def _group(figures: Sequence[tuple[Path, Figure]]) -> list[_Behaviour]:
         known.append((folder, figure))
     if not groups:
         raise RunError("behaviour: expected runs with a behaviour, found none")
-    often = [name for name, _ in groups]
-    pooled_parts = []
+    names = [name for name, _ in groups]
+    behaviours = []
     for (name, _), group in groups.items():
         folder, first = next(iter(group.values()))[0]
-        by_setting = {key: [figure for _, figure in known] for key, known in group.items()}
-        pooled_parts.append(
+        by_model = {key: [figure for _, figure in known] for key, known in group.items()}
+        behaviours.append(
             _Behaviour(
-                name if often.count(name) == 1 else f"{name} ({folder})",
+                name if names.count(name) == 1 else f"{name} ({folder})",
                 _family(first.policy),
-                {key: pool(known) for key, known in by_setting.items()},
-                {key: [figure.value for figure in known] for key, known in by_setting.items()},
+                {key: pool(known) for key, known in by_model.items()},
+                {key: [figure.value for figure in known] for key, known in by_model.items()},
             )
         )
-    return pooled_parts
+    return behaviours
 
 
 def _family(architecture: str | None) -> str | None:

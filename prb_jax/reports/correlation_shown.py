@@ -100,8 +100,8 @@ def _plan_table(behaviour: str, benchmark: str, plan: Mapping[str, Any]) -> Tabl
         "power here": lambda correlation: f"{by_correlation[correlation][plan['prompts']]['power_here']:.2f}",
     }
     for prompts in dict.fromkeys(row["prompts"] for row in plan["rows"]):
-        columns[f"{prompts:,} prompts"] = lambda correlation, prompts=prompts: _count(
-            by_correlation[correlation][prompts]["models"]
+        columns[f"{prompts:,} prompts"] = lambda correlation, prompts=prompts: (
+            "> 1,000" if (models := by_correlation[correlation][prompts]["models"]) is None else f"{models:,}"
         )
     sides = (
         f"{side}: spread of the models {plan[side]['spread']:.3f}, noise {plan[side]['noise']:.3f}"
@@ -113,10 +113,6 @@ def _plan_table(behaviour: str, benchmark: str, plan: Mapping[str, Any]) -> Tabl
         f"Models that find a correlation of {_words(benchmark)} and {_words(behaviour)}, with a power of 80 %"
     )
     return Table.of(title, by_correlation, columns, note=note)
-
-
-def _count(models: int | None) -> str:
-    return "> 1,000" if models is None else f"{models:,}"
 
 
 def draw_correlation(path: Path, correlation: Mapping[str, Any]) -> None:

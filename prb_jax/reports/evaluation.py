@@ -41,13 +41,14 @@ def model_name(record: Mapping[str, Any]) -> str:
 def evaluation_chapter(run: FinishedRun, texts: Texts, *, name: str, title: str, room: int) -> Chapter:
     """Return the chapter of one run of `prb evaluate`, by its name in addresses; ``room`` is how many bytes the texts
     of pairs may take."""
-    parts: dict[str, Iterator[Block]] = {"Result": _result(run), "By subset": _subsets(run)}
+    parts: dict[str, Iterable[Block]] = {"Result": _result(run), "By subset": _subsets(run)}
     if not run.rows[0].is_graded:
+        without_texts = [Paragraph(f"Not shown: {texts.missing}.", True)]
         parts |= {
             "By user": _users(run),
             "Scores": _scores(run),
-            "Length of responses": _lengths(run, texts),
-            "Posts of the profile": _posts(run, texts),
+            "Length of responses": _lengths(run, texts) if texts.by_id else without_texts,
+            "Posts of the profile": _posts(run, texts) if texts.by_id else without_texts,
             "Ties and cut text": _cut(run),
             "Benchmarks": _benchmarks(run),
             "Pairs to read": pairs_to_read(run, texts, room=room),
@@ -186,9 +187,6 @@ def _scores(run: FinishedRun) -> Iterator[Block]:
 
 def _lengths(run: FinishedRun, texts: Texts) -> Iterator[Block]:
     """How the scores go with the lengths of the responses."""
-    if not texts.by_id:
-        yield Paragraph(f"Not shown: {texts.missing}.", True)
-        return
     lengths = [[len(text) for text in texts.by_id[row.id].responses] for row in run.rows]
     bias = length_bias(run.rows, lengths)
     shares = {
@@ -204,9 +202,6 @@ def _lengths(run: FinishedRun, texts: Texts) -> Iterator[Block]:
 
 def _posts(run: FinishedRun, texts: Texts) -> Iterator[Block]:
     """The accuracy by the number of posts that the model saw."""
-    if not texts.by_id:
-        yield Paragraph(f"Not shown: {texts.missing}.", True)
-        return
     seen = [posts_seen(run, row, len(texts.by_id[row.id].profile)) for row in run.rows]
     if len(set(seen)) < 2:
         yield Paragraph(f"Every comparison was scored with {counted(seen[0], 'post')}.")

@@ -111,15 +111,13 @@ def _view(entry: Mapping[str, Any]) -> str:
     return f"{view}, {entry['hints']}" if entry["hints"] else view
 
 
-def _scored_of(entry: Mapping[str, Any]) -> str:
-    return f"{entry['scored']:,}" + ("" if entry["finished"] else f" of {entry['comparisons']:,}")
-
-
 _COLUMNS: Final[Mapping[str, Getter]] = {
     "run": field("run"),
     "model": field("model"),
     "data": lambda entry: f"{entry['data']}, {_view(entry)}",
-    "n": _scored_of,
+    "n": lambda entry: (
+        f"{entry['scored']:,}" + ("" if entry["finished"] else f" of {entry['comparisons']:,}")
+    ),
     "accuracy": bounded("accuracy", "ci95"),
     "per user": bounded("user_accuracy"),
     "coverage": field("coverage", "{:.3f}"),

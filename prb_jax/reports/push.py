@@ -134,9 +134,12 @@ def eval_results(evaluations: Sequence[FinishedRun], *, task_id: str) -> str:
         inputs, summary = run.record["inputs"], run.summary
         data = inputs.get("data") or {}
         sources = data.get("sources") or []
-        if len(sources) != 1 or sources[0].get("kind") != "hub" or data.get("subset"):
-            continue
-        if inputs.get("limit") is not None or summary.get("accuracy") is None or inputs.get("hints"):
+        whole = not data.get("subset") and inputs.get("limit") is None and not inputs.get("hints")
+        if (
+            not whole
+            or [source.get("kind") for source in sources] != ["hub"]
+            or summary.get("accuracy") is None
+        ):
             continue
         scores = [benchmark["score"] for benchmark in (summary.get("benchmarks") or {}).values()]
         of_benchmark = len(scores) == 1 and scores[0] is not None

@@ -227,5 +227,4 @@ def _label(name: str) -> str:
 
 def render_posts(points: Sequence[Mapping[str, Any]], *, title: str) -> Table:
     """Return a line for each of the points of `posts.json`, as of `prb_jax.study.posts.PostsSweep`."""
-    note = f"[..] 95 % interval; {points[0]['n']:,} comparisons"
-    return Table.of(title, points, POSTS, note=note)
+    return Table.of(title, points, POSTS, note=f"[..] 95 % interval; {points[0]['n']:,} comparisons")
