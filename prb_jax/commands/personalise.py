@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from prb_jax.commands.arguments import (
     REWARD_MODEL,
@@ -157,10 +158,12 @@ def add_ask(sub: Parser) -> None:
 def run_ask(options: argparse.Namespace) -> None:
     """Rank the questions, and print the first ones."""
     start(options)
+    from prb_jax.data.writing import write_json
     from prb_jax.reports.study import render_questions
-    from prb_jax.study.ask import ask, write_questions
+    from prb_jax.study.ask import ask
 
     questions = ask(options.model, user=options.user, candidates=options.candidates)
     print_table(render_questions(questions, top=options.top))
     if options.out is not None:
-        print(f"written to {write_questions(questions, options.out)}")
+        write_json(Path(options.out), [question.to_json() for question in questions])
+        print(f"written to {Path(options.out)}")

@@ -14,7 +14,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.errors import RunError
 from prb_jax.models.head import is_one_row
 from prb_jax.models.lora import LoraConfig
-from prb_jax.personal.few_shot.choices import Adapter
+from prb_jax.personal.few_shot.choices import Adapter, AdapterTrainer
 from prb_jax.personal.few_shot.lora import AdapterSettings
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.study.embedder import AdaptedRewards, StateFeatures, check_trainable, open_embedder
@@ -41,8 +41,9 @@ class TrainableBackbone:
 
     def trainer(
         self, pairs: np.ndarray, *, settings: AdapterSettings, steps: int, seed: int
-    ) -> AdapterTraining:
-        """As of :class:`prb_jax.personal.few_shot.choices.Backbone`."""
+    ) -> AdapterTrainer:
+        """As of :class:`prb_jax.personal.few_shot.choices.Backbone`: one compiled step trains adapter after adapter;
+        RunError where the loss or its gradient is not finite."""
         comparisons = [
             Comparison(
                 id=f"choice {number}",
@@ -69,9 +70,29 @@ class TrainableBackbone:
             batch=BatchSettings(comparisons=settings.batch),
             **given,
         )
-        start = start_from(wanted, comparisons, out=out)
-        trainer = RewardTrainer(wanted, start, mesh=self.mesh, data=comparisons, out=out)
-        return AdapterTraining(trainer, Examples(comparisons, comparisons))
+        trainer = RewardTrainer(
+            wanted, start_from(wanted, comparisons, out=out), mesh=self.mesh, data=comparisons, out=out
+        )
+        trainer.plan(
+            trainer.encode(Examples(comparisons, comparisons)), Order(len(comparisons), settings.batch, seed)
+        )
+
+        def train(members: np.ndarray, start: Adapter | None = None) -> Adapter:
+            if start is None:
+                trainer.begin_anew()
+            else:
+                trainer.begin_from(start)
+            order, finite = Order(len(members), settings.batch, seed), []
+            for step in range(steps):
+                finite.append(trainer.step(trainer.batch(members[order.step(step)], step=step))["finite"])
+            if not all(float(np.asarray(one)) for one in finite):
+                raise RunError(
+                    f"{trainer.start.name}: the loss of an adapter or its gradient is not finite; a lower rate "
+                    "(as in --set lora.rate=1e-4) or dtype=float32 may help"
+                )
+            return trainer.trained()
+
+        return train
 
     def rewards(self, adapters: Adapter, *, settings: AdapterSettings) -> np.ndarray:
         """As of :class:`prb_jax.personal.few_shot.choices.Backbone`."""
@@ -81,34 +102,3 @@ class TrainableBackbone:
     @cached_property
     def _embedder(self) -> StateFeatures:
         return check_trainable(open_embedder(self.model, self.loading, view=self.view))
-
-
-class AdapterTraining:
-    """Trains adapters one after another with the same compiled step, each on some of the pairs; the trainer of the
-    model has no weights yet."""
-
-    def __init__(self, trainer: RewardTrainer, pairs: Examples) -> None:
-        self._trainer = trainer
-        trainer.plan(trainer.encode(pairs), self._order(len(pairs)))
-
-    def __call__(self, members: np.ndarray, start: Adapter | None = None) -> Adapter:
-        """As of :data:`prb_jax.personal.few_shot.choices.AdapterTrainer`; RunError where the loss or its gradient is
-        not finite."""
-        trainer = self._trainer
-        if start is None:
-            trainer.begin_anew()
-        else:
-            trainer.begin_from(start)
-        order, finite = self._order(len(members)), []
-        for step in range(trainer.settings.steps):
-            finite.append(trainer.step(trainer.batch(members[order.step(step)], step=step))["finite"])
-        if not all(float(np.asarray(one)) for one in finite):
-            raise RunError(
-                f"{trainer.start.name}: the loss of an adapter or its gradient is not finite; a lower rate "
-                "(as in --set lora.rate=1e-4) or dtype=float32 may help"
-            )
-        return trainer.trained()
-
-    def _order(self, count: int) -> Order:
-        settings = self._trainer.settings
-        return Order(count, settings.batch.comparisons, settings.seed)

@@ -20,7 +20,6 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.files import read_rows
 from prb_jax.data.records import Records, as_comparisons, read_records
-from prb_jax.data.writing import write_json
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.personal.history import informative_comparisons
 from prb_jax.personal.model import PersonalisedModel
@@ -127,17 +126,6 @@ def ask(
         for q, one in enumerate(pool)
     ]
     return sorted(questions, key=lambda question: -question.information)
-
-
-def write_questions(questions: Sequence[Question], out: str | Path) -> Path:
-    """Write the questions as a JSON list, the best one first.
-
-    Raises:
-      RunError: the file cannot be written.
-    """
-    path = Path(out)
-    write_json(path, [question.to_json() for question in questions])
-    return path
 
 
 def _read(data: str | Path | Records, *, labelled: bool) -> Sequence[Comparison]:

@@ -10,16 +10,17 @@ from jax.sharding import Mesh
 
 from prb_jax.checkpoints.locate import locate
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.reading import read_object
 from prb_jax.errors import RunError
 from prb_jax.models.config.decoder import read_raw_config
 from prb_jax.models.config.encoder import is_encoder
-from prb_jax.personal.features import FEATURES, FeatureOptions, FeatureStore, open_features
+from prb_jax.personal.features import FEATURES, KIND, FeatureOptions, FeatureStore, open_features
 from prb_jax.personal.few_shot.choices import Backbone
 from prb_jax.personal.few_shot.protocol import Method
-from prb_jax.runs.kind import as_recorded
+from prb_jax.runs.kind import RUN, as_recorded
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.study.population import Population
-from prb_jax.study.write_features import is_of_features, write_features
+from prb_jax.study.write_features import write_features
 
 
 def check_backbone(backbone: str | Path, methods: Sequence[Method], options: FeatureOptions | None) -> None:
@@ -46,9 +47,10 @@ def check_backbone(backbone: str | Path, methods: Sequence[Method], options: Fea
 
 def _holds_features(backbone: str | Path) -> bool:
     """Whether a folder of finished features is named; an unfinished one is refused."""
-    if (Path(backbone) / FEATURES).is_file():
+    folder = Path(backbone)
+    if (folder / FEATURES).is_file():
         return True
-    if is_of_features(Path(backbone)):
+    if (folder / RUN).is_file() and read_object(folder / RUN, error=RunError).get("kind") == KIND:
         open_features(backbone)
     return False
 

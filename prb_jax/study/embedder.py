@@ -7,6 +7,7 @@ text.
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -150,11 +151,8 @@ class StateFeatures:
 
         cut_prompt = False
         cut_prompt = not fits(1)
-        fitting, refused = 1, len(post.responses[0])
-        while refused - fitting > 1:
-            middle = (fitting + refused) // 2
-            fitting, refused = (middle, refused) if fits(middle) else (fitting, middle)
-        return with_length(fitting)
+        longer = range(2, len(post.responses[0]))
+        return with_length(1 + bisect.bisect_left(longer, True, key=lambda length: not fits(length)))
 
     def shown(
         self, comparisons: Sequence[Comparison], *, profile_posts: int, advance: Advance

@@ -11,7 +11,6 @@ from typing import Any, Final, cast
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.data.reading import read_object
 from prb_jax.data.writing import whole_file, write_json, writing
 from prb_jax.errors import RunError
 from prb_jax.personal.embedder import Advance, Embedded, Embedder, RewardEmbedder
@@ -34,7 +33,7 @@ from prb_jax.personal.features import (
     read_post,
     shown_key,
 )
-from prb_jax.runs.kind import RUN, RunKind, as_recorded
+from prb_jax.runs.kind import RunKind, as_recorded
 from prb_jax.runs.parts import Part, finish_part, parse_part
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.inputs import Data, Inputs, check_unchanged, read_inputs
@@ -165,12 +164,6 @@ def blank_features(comparisons: Sequence[Comparison]) -> FeatureStore:
         for name in TABLES
     )
     return FeatureStore(Path(), {"profile_posts": 0}, answers, posts)
-
-
-def is_of_features(folder: Path) -> bool:
-    """Return whether a folder was begun by `prb features`, finished or not."""
-    record = read_object(folder / RUN, error=RunError) if (folder / RUN).is_file() else {}
-    return record.get("kind") == KIND
 
 
 def _write_files(
