@@ -40,12 +40,6 @@ def test_the_definition_on_random_scores():
         assert sum(part["n"] for part in found["bins"]) == 500
 
 
-def test_probabilities_that_are_right_have_no_error_in_the_limit():
-    """Rows that win with exactly the probability that they claim: margin log 3, three of four right."""
-    rows = [row([np.log(3.0), 0.0], [1.0, 0.0] if i % 4 else [0.0, 1.0]) for i in range(400)]
-    assert calibration(rows)["ece"] == pytest.approx(0, abs=1e-12)
-
-
 def test_scores_that_are_not_finite_are_named():
     with pytest.raises(DataError, match=r"'odd'.*nan"):
         calibration([row([float("nan"), 0.0], [1.0, 0.0], id="odd")])

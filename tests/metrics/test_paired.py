@@ -73,25 +73,19 @@ def test_every_pair_is_compared_once_on_the_same_comparisons():
 def test_no_two_of_a_rank_are_told_apart():
     rng = np.random.default_rng(5)
     base = rng.random(400)
-    runs = {
-        f"m{k}": rows(base < 0.8 - 0.02 * k) for k in range(12)
-    }  # each a little worse than the one before
-    found = compare_rows(runs)
-    group = {run["name"]: run["rank_group"] for run in found["runs"]}
-    assert [run["rank_group"] for run in found["runs"]] == sorted(group.values())
+    # each a little worse than the one before
+    compared = compare_rows({f"m{k}": rows(base < 0.8 - 0.02 * k) for k in range(12)})
+    group = {run["name"]: run["rank_group"] for run in compared["runs"]}
+    assert [run["rank_group"] for run in compared["runs"]] == sorted(group.values())
     assert set(group.values()) == set(range(1, max(group.values()) + 1))
     assert 1 < max(group.values()) < 12
-    told_apart = 0
-    for pair in found["pairs"]:
-        apart = pair["p_holm"] <= 0.05
-        told_apart += apart
-        assert not (apart and group[pair["a"]] == group[pair["b"]])
-    assert told_apart
+    apart = [(group[pair["a"]], group[pair["b"]]) for pair in compared["pairs"] if pair["p_holm"] <= 0.05]
+    assert apart
+    assert all(a != b for a, b in apart)
 
 
 def test_with_few_users_there_is_no_verdict():
-    won = {"a": [1] * 100, "b": [0] * 100}
-    found = compare_rows({name: rows(wins, users=5) for name, wins in won.items()})
+    found = compare_rows({"a": rows([1] * 100, users=5), "b": rows([0] * 100, users=5)})
     (pair,) = found["pairs"]
     assert (pair["ci95"], pair["p"], pair["p_holm"]) == (None, None, None)
     assert pair["p_mcnemar"] < 1e-20
@@ -99,11 +93,13 @@ def test_with_few_users_there_is_no_verdict():
 
 
 def test_equal_runs_differ_in_nothing():
-    found = compare_rows({"b": rows([1, 0, 1] * 20), "a": rows([1, 0, 1] * 20)})
-    (pair,) = found["pairs"]
+    compared = compare_rows({"b": rows([1, 0, 1] * 20), "a": rows([1, 0, 1] * 20)})
+    (pair,) = compared["pairs"]
     assert (pair["a"], pair["b"]) == ("a", "b")
-    assert (pair["difference"], pair["p"], pair["p_holm"], pair["users"]) == (0, 1, 1, 0)
-    assert [run["rank_group"] for run in found["runs"]] == [1, 1]
+    assert (pair["difference"], pair["p"], pair["p_holm"], pair["users"], pair["flips"]) == (0, 1, 1, 0, 0)
+    assert [run["rank_group"] for run in compared["runs"]] == [1, 1]
+    assert [pair["scores"][key] for key in ("mean", "rms", "max_abs")] == [0, 0, 0]
+    assert [pair["scores"][key] for key in ("pearson", "spearman")] == pytest.approx([1, 1])
 
 
 @pytest.mark.parametrize(
@@ -157,20 +153,8 @@ def test_figures_of_scores_are_those_of_the_formulas() -> None:
     assert found["flips"] == int((np.sign(margins[0]) != np.sign(margins[1])).sum()) > 0
 
 
-def test_equal_scores_do_not_differ() -> None:
-    scores = np.random.default_rng(1).normal(size=(20, 2))
-    found = pair(scores, scores)
-    assert [found["scores"][key] for key in ("mean", "rms", "max_abs")] == [0, 0, 0]
-    assert (found["flips"], found["difference"]) == (0, 0)
-    assert found["scores"]["pearson"] == pytest.approx(1)
-    assert found["scores"]["spearman"] == pytest.approx(1)
-
-
-def test_constant_scores_have_no_spread_and_no_correlation() -> None:
-    found = pair(np.ones((5, 2)), np.zeros((5, 2)))["scores"]
-    assert found == {"mean": 1, "rms": 1, "max_abs": 1, "std_b": 0, "pearson": None, "spearman": None}
-
-
-def test_a_tie_that_becomes_a_win_is_another_verdict() -> None:
-    found = pair(np.array([[1.0, 0.0], [2.0, 0.0]]), np.array([[1.0, 1.0], [1.0, 0.0]]))
-    assert (found["flips"], found["difference"]) == (1, 0.5)
+def test_constant_scores_have_no_correlation_and_a_tie_that_becomes_a_win_is_another_verdict() -> None:
+    constant = pair(np.ones((5, 2)), np.zeros((5, 2)))["scores"]
+    assert constant == {"mean": 1, "rms": 1, "max_abs": 1, "std_b": 0, "pearson": None, "spearman": None}
+    tie = pair(np.array([[1.0, 0.0], [2.0, 0.0]]), np.array([[1.0, 1.0], [1.0, 0.0]]))
+    assert (tie["flips"], tie["difference"]) == (1, 0.5)

@@ -24,11 +24,8 @@ REPEATS = 1000
 
 def within(share, low, high, *, repeats=REPEATS):
     """Whether a share of repeats can be one of at least ``low`` and at most ``high``, but for three standard errors."""
-    return (
-        low - 3 * math.sqrt(low * (1 - low) / repeats)
-        <= share
-        <= high + 3 * math.sqrt(high * (1 - high) / repeats)
-    )
+    below, above = (3 * math.sqrt(bound * (1 - bound) / repeats) for bound in (low, high))
+    return low - below <= share <= high + above
 
 
 @pytest.mark.parametrize(

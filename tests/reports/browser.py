@@ -39,9 +39,9 @@ class Page:
     def evaluate(self, script: str) -> Any:
         """Return the value of an expression in the page."""
         asked = {"expression": script, "returnByValue": True, "awaitPromise": True}
-        found = self.call("Runtime.evaluate", **asked)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        answer = self.call("Runtime.evaluate", **asked)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
 
     def key(self, name: str, **more: Any) -> None:
         """Press and release a key: a letter, "Tab", "Enter" or "Escape"."""
@@ -58,22 +58,22 @@ class Page:
         if self._session is not None:
             message["sessionId"] = self._session
         os.write(self._write, json.dumps(message).encode() + b"\0")
-        end = time.monotonic() + _SECONDS
-        while True:
-            answer = self._next(end)
-            if answer.get("id") == self._count:
-                assert "error" not in answer, answer
-                return answer["result"]
-            self._notice(answer)
+        answer = self._until("id", self._count)
+        assert "error" not in answer, answer
+        return answer["result"]
 
     def until(self, method: str) -> None:
         """Wait for an event."""
+        self._until("method", method)
+
+    def _until(self, key: str, value: Any) -> dict[str, Any]:
+        """The next message with this value, after those that come before it are noticed."""
         end = time.monotonic() + _SECONDS
         while True:
-            answer = self._next(end)
-            self._notice(answer)
-            if answer.get("method") == method:
-                return
+            message = self._next(end)
+            self._notice(message)
+            if message.get(key) == value:
+                return message
 
     def _next(self, end: float) -> dict[str, Any]:
         while b"\0" not in self._buffer:

@@ -68,7 +68,7 @@ def hub() -> Iterator[Hub]:
                 private = bool(asked.get("private")) or asked.get("visibility") == "private"
                 state.private.setdefault(name, private)
                 return self.answer({"url": f"{state.address}/{name}"}, 409 if there else 200)
-            if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/preupload/main", self.path):
+            if re.fullmatch(r"/api/models/[^/]+/[^/]+/preupload/main", self.path):
                 files = [{"path": file["path"], "shouldIgnore": False} for file in json.loads(data)["files"]]
                 for file in files:
                     file["uploadMode"] = "lfs" if file["path"].endswith(".safetensors") else "regular"
@@ -79,7 +79,7 @@ def hub() -> Iterator[Hub]:
                     upload = {"href": f"{state.address}/large/{item['oid']}", "header": {}}
                     item["actions"] = {"upload": upload}
                 return self.answer({"transfer": "basic", "objects": objects})
-            if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commit/main", self.path):
+            if commit := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commit/main", self.path):
                 message, files = "", {}
                 for line in map(json.loads, data.decode().splitlines()):
                     value = line["value"]
@@ -89,9 +89,9 @@ def hub() -> Iterator[Hub]:
                         files[value["path"]] = base64.b64decode(value["content"])
                     elif line["key"] == "lfsFile":
                         files[value["path"]] = state.large[value["oid"]]
-                state.commits.append((found[1], message, files))
+                state.commits.append((commit[1], message, files))
                 oid = f"{len(state.commits):040x}"
-                url = f"{state.address}/{found[1]}/commit/{oid}"
+                url = f"{state.address}/{commit[1]}/commit/{oid}"
                 return self.answer({"success": True, "commitUrl": url, "commitOid": oid})
             return self.answer({"error": f"no such path: {self.path}"}, 404)
 

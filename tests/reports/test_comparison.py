@@ -28,36 +28,35 @@ def test_runs_are_compared_and_the_file_is_written(
     monkeypatch.chdir(runs)
     command = ["compare", "length", runs / "random", "profile-overlap/"]
     shown = prb(*command, "--out", tmp_path / "new" / "out")
-    found = json.loads((tmp_path / "new" / "out" / "compare.json").read_text())
+    compared = json.loads((tmp_path / "new" / "out" / "compare.json").read_text())
     summaries = {name: json.loads((runs / name / "summary.json").read_text()) for name in NAMES}
-    assert {run["name"]: run["accuracy"] for run in found["runs"]} == {
+    assert {run["name"]: run["accuracy"] for run in compared["runs"]} == {
         name: summary["accuracy"] for name, summary in summaries.items()
     }
-    for run in found["runs"]:
+    for run in compared["runs"]:
         assert {"name", "accuracy", "ci95", "rank_group"} <= run.keys()
         assert (run["model"], run["protocol"]) == (f"baseline:{run['name']}", "default")
         low, high = run["ci95"]
         assert f"{run['accuracy']:.3f} [{low:.3f}..{high:.3f}]" in shown
-    for pair in found["pairs"]:
+    for pair in compared["pairs"]:
         keys = {"a", "b", "difference", "ci95", "p", "p_holm", "p_mcnemar", "n", "users", "flips", "scores"}
-        assert pair.keys() == keys == keys & found["definitions"].keys() | {"a", "b"}
+        assert pair.keys() == keys == keys & compared["definitions"].keys() | {"a", "b"}
         assert f"{pair['scores']['rms']:.2g}" in shown
         assert (pair["n"], pair["users"]) == (80, 8)
         assert f"{pair['difference']:+.3f} [{pair['ci95'][0]:+.3f}..{pair['ci95'][1]:+.3f}]" in shown
     assert "80 comparisons of 8 users" in shown
     by_length = summaries["random"]["baselines"]["baseline:length"]
-    (pair,) = [pair for pair in found["pairs"] if {pair["a"], pair["b"]} == {"length", "random"}]
+    (pair,) = [pair for pair in compared["pairs"] if {pair["a"], pair["b"]} == {"length", "random"}]
     assert abs(pair["difference"]) == pytest.approx(abs(by_length["difference"]))
     again = prb_jax.compare(*(runs / name for name in NAMES))
-    assert (again["pairs"], again["definitions"]) == (found["pairs"], found["definitions"])
-    assert json.loads(prb(*command, "--format", "json"))["pairs"] == found["pairs"]
+    assert (again["pairs"], again["definitions"]) == (compared["pairs"], compared["definitions"])
+    assert json.loads(prb(*command, "--format", "json"))["pairs"] == compared["pairs"]
 
 
 def test_runs_in_folders_of_one_name_are_called_by_their_paths(runs: Path, tmp_path: Path) -> None:
-    other = tmp_path / "length"
-    evaluate("baseline:random", runs / "pairs.jsonl", other)
-    found = prb_jax.compare(runs / "length", other)
-    assert {run["name"] for run in found["runs"]} == {str(runs / "length"), str(other)}
+    other = shutil.copytree(runs / "random", tmp_path / "length")
+    compared = prb_jax.compare(runs / "length", other)
+    assert {run["name"] for run in compared["runs"]} == {str(runs / "length"), str(other)}
 
 
 def test_what_cannot_be_compared_is_refused_by_name(runs: Path, tmp_path: Path, prb: Run) -> None:
@@ -69,24 +68,23 @@ def test_what_cannot_be_compared_is_refused_by_name(runs: Path, tmp_path: Path, 
     assert "given twice, also as" in refused(runs / "random" / ".." / "length")
     assert f"{tmp_path}: expected the folder of a run" in refused(tmp_path)
     evaluate("baseline:length", pairs(80, words="red tea "), tmp_path / "other")
-    line = refused(tmp_path / "other")
-    for part in (
-        "length and other are runs on different data", "data.sources[0].files.pairs.jsonl", "data.sha256: null and",
-    ):  # fmt: skip
-        assert part in line
     evaluate("baseline:length", runs / "pairs.jsonl", tmp_path / "less", limit=9)
-    line = refused(tmp_path / "less")
-    assert "data.comparisons: 80 and 9" in line
-    assert "limit: null and 9" in line
-    assert not (tmp_path / "out").exists()
+    for name, *parts in (
+        ("other", "length and other are runs on different data", "data.sources[0].files.pairs.jsonl",
+         "data.sha256: null and"),
+        ("less", "data.comparisons: 80 and 9", "limit: null and 9"),
+    ):  # fmt: skip
+        line = refused(tmp_path / name)
+        assert all(part in line for part in parts), line
     alone = [prb_jax.Comparison(id=f"{i}", question="?", chosen="a" * i, rejected="b") for i in range(1, 5)]
-    for name in ("length", "profile-overlap"):
-        evaluate(f"baseline:{name}", alone, tmp_path / "alone" / name)
-    undefined = "profile-overlap: its accuracy is not defined on these data (no response shares a word with a profile)"
     both = [tmp_path / "alone" / name for name in ("length", "profile-overlap")]
+    for path in both:
+        evaluate(f"baseline:{path.name}", alone, path)
+    undefined = "profile-overlap: its accuracy is not defined on these data (no response shares a word with a profile)"
     assert undefined in prb("compare", *both, status=2)
     (tmp_path / "less" / "summary.json").unlink()
     assert "the run is not finished" in refused(tmp_path / "less", "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
     (tmp_path / "file").touch()
     assert "the output folder is a file" in refused(runs / "random", "--out", tmp_path / "file")
 
@@ -94,14 +92,9 @@ def test_what_cannot_be_compared_is_refused_by_name(runs: Path, tmp_path: Path, 
 def test_protocols_are_compared_only_on_request(runs: Path, tmp_path: Path, prb: Run) -> None:
     record = json.loads((runs / "random" / "run.json").read_text())
     record["inputs"]["protocol"] = "paper"
-    other = tmp_path / "paper"
-    shutil.copytree(runs / "random", other)
-    (other / "run.json").write_text(json.dumps(record))
-    line = prb("compare", runs / "length", other, status=2)
-    assert "different protocols, default and paper" in line
-    assert "--across-protocols" in line
-    with pytest.raises(RunError, match="different protocols"):
-        prb_jax.compare(runs / "length", other)
-    found = prb_jax.compare(runs / "length", other, across_protocols=True)
-    assert {run["protocol"] for run in found["runs"]} == {"default", "paper"}
-    prb("compare", "--across-protocols", runs / "length", other)
+    both = runs / "length", shutil.copytree(runs / "random", tmp_path / "paper")
+    (tmp_path / "paper" / "run.json").write_text(json.dumps(record))
+    with pytest.raises(RunError, match=r"different protocols, default and paper, .*--across-protocols"):
+        prb_jax.compare(*both)
+    compared = json.loads(prb("compare", "--across-protocols", *both, "--format", "json"))
+    assert {run["protocol"] for run in compared["runs"]} == {"default", "paper"}

@@ -49,11 +49,11 @@ def behaviour(
     """Write figures to a folder: name, label of the reward model, its identity, and the values of all rows."""
     clusters = [cluster_of(row["user_id"], row["id"]) for row in pairs]
     folder.mkdir()
-    found: list[Figure] = []
+    written: list[Figure] = []
     for name, label, model, values in figures:
         about = {"name": name, "label": label, "identity": model, "setting": {}, "policy": "LlamaForX"}
-        found.append(figure_of(list(map(float, values)), clusters, **about))
-    write_behaviour(folder, found)
+        written.append(figure_of(list(map(float, values)), clusters, **about))
+    write_behaviour(folder, written)
     return folder
 
 
@@ -84,20 +84,15 @@ def test_runs_are_joined_and_figures_are_those_of_the_rows(folders: Path, tmp_pa
         "correlate", "--scores", *scores, "--behaviour", folders / "behaviour", "--out", out, "--draws", 200,
         "--lineage", lineage,
     )  # fmt: skip
-    for said in (
-        "the order is not resolved",
-        "in --scores alone, left out: m0",
-        "left out: stranger (quality)",
-    ):
+    for said in ("not resolved", "in --scores alone, left out: m0", "left out: stranger (quality)"):
         assert said in " ".join(shown.split())
     found = json.loads((out / "correlate.json").read_text())
     assert (out / "correlate.png").read_bytes().startswith(b"\x89PNG")
     models = {model["name"]: model for model in found["models"]}
     assert [models[name]["lineage"] for name in ("m1", "m2", "m3")] == ["Llama", "Qwen3", None]
-    assert models["m1"]["behaviour"]["quality"]["same_as_policy"]
-    assert not models["m2"]["behaviour"]["quality"]["same_as_policy"]
-    own = ("m1", "m2", "m3", "m4", "length")
-    summaries = {name: json.loads((folders / name / "summary.json").read_text()) for name in own}
+    assert [models[name]["behaviour"]["quality"]["same_as_policy"] for name in ("m1", "m2")] == [True, False]
+    both = ("m1", "m2", "m3", "m4", "length")
+    summaries = {name: json.loads((folders / name / "summary.json").read_text()) for name in both}
     for name, summary in summaries.items():
         benchmark = models[name]["benchmark"]
         assert benchmark["accuracy"]["value"] == pytest.approx(summary["accuracy"])
@@ -106,11 +101,10 @@ def test_runs_are_joined_and_figures_are_those_of_the_rows(folders: Path, tmp_pa
         assert benchmark["subset_quantile"]["value"] == pytest.approx(np.quantile(subsets, 0.1))
         for figure, interval in (("accuracy", "ci95"), ("user_accuracy", "user_accuracy_ci95")):
             assert benchmark[figure]["ci95"] == pytest.approx(summary[interval])
-    assert {each["benchmark"] for each in found["correlations"]} == {
-        "accuracy", "user_accuracy", "user_quantile", "subset_quantile",
-    }  # fmt: skip
-    x = [summaries[name]["accuracy"] for name in own]
-    y = [models[name]["behaviour"]["quality"]["value"] for name in own]
+    figures = {"accuracy", "user_accuracy", "user_quantile", "subset_quantile"}
+    assert {part["benchmark"] for part in found["correlations"]} == figures
+    x = [summaries[name]["accuracy"] for name in both]
+    y = [models[name]["behaviour"]["quality"]["value"] for name in both]
     first = found["correlations"][0]
     assert (first["benchmark"], first["models"]) == ("accuracy", 5)
     assert first["measures"]["spearman"]["value"] == pytest.approx(scipy.stats.spearmanr(x, y).statistic)
@@ -213,26 +207,20 @@ def test_names_at_points_stay_within_the_picture_and_apart(folders: Path, tmp_pa
 
 
 def test_runs_that_do_not_go_together_are_one_error(folders: Path, tmp_path: Path) -> None:
-    known, own = [folders / name for name in ("m1", "m2", "m3")], [folders / "behaviour"]
-    data = folders / "pairs.jsonl"
-    evaluate("baseline:profile-overlap", data, tmp_path / "overlap")
-    evaluate(judge(1), data, tmp_path / "again", name="m1", seed=3)
+    known, quality = [folders / name for name in ("m1", "m2", "m3")], [folders / "behaviour"]
+    evaluate("baseline:profile-overlap", folders / "pairs.jsonl", tmp_path / "overlap")
+    evaluate(judge(1), folders / "pairs.jsonl", tmp_path / "again", name="m1", seed=3)
     few = r"at least 3 reward models .* found 1: m1; .* alone: m2, m3, m4, stranger"
     undefined = r"overlap: its accuracy is not defined on these data .*leave it out"
-    for scores, figures, options, error, message in (
-        ([folders / "m0", known[0]], own, {}, RunError, few),
+    unknown = r"figures: expected some of accuracy, .*, found 'rouge'"
+    for scores, behaviours, options, error, message in (
+        ([folders / "m0", known[0]], quality, {}, RunError, few),
         (known[:1], known[:1], {}, RunError, r"found no behaviour\.json in it"),
-        (known[:1], own * 2, {}, RunError, r"also in .*behaviour; expected it once"),
-        (
-            known,
-            own,
-            {"figures": ["rouge"]},
-            DataError,
-            r"figures: expected some of accuracy, .*, found 'rouge'",
-        ),
-        (known[:1], own, {"quantile": 0.7}, DataError, "quantile: expected above 0"),
-        ([*known, tmp_path / "overlap"], own, {}, RunError, undefined),
-        ([known[0], tmp_path / "again"], own, {}, RunError, "m1 and again: the same reward model twice"),
+        (known[:1], quality * 2, {}, RunError, r"also in .*behaviour; expected it once"),
+        (known, quality, {"figures": ["rouge"]}, DataError, unknown),
+        (known[:1], quality, {"quantile": 0.7}, DataError, "quantile: expected above 0"),
+        ([*known, tmp_path / "overlap"], quality, {}, RunError, undefined),
+        ([known[0], tmp_path / "again"], quality, {}, RunError, "m1 and again: the same reward model twice"),
     ):
         with pytest.raises(error, match=message):
-            prb_jax.correlate(scores, figures, **options)
+            prb_jax.correlate(scores, behaviours, **options)

@@ -29,27 +29,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_finished_runs_from_the_best_to_the_worst(folder: Path, prb: Run) -> None:
-    found = prb_jax.leaderboard(folder)
-    assert [entry["run"] for entry in found] == ["deep/er/length", "random"]
-    for entry in found:
+    best, last = entries = prb_jax.leaderboard(folder)
+    assert [best["run"], last["run"]] == ["deep/er/length", "random"]
+    for entry in entries:
         summary = json.loads((folder / entry["run"] / "summary.json").read_text())
         for name in ("n", "accuracy", "ci95", "user_accuracy", "coverage", "accuracy_by_subset"):
             assert entry[name] == summary[name]
     shown = prb("leaderboard", folder)
-    low, high = found[0]["ci95"]
-    assert f"{found[0]['accuracy']:.3f}" in shown
-    assert f"[{low:.3f}..{high:.3f}]" in shown
+    assert f"{best['accuracy']:.3f}" in shown
+    assert "[{:.3f}..{:.3f}]".format(*best["ci95"]) in shown
     assert shown.index("deep/er/length") < shown.index("random")
     assert "part" not in shown
 
 
 def test_unfinished_runs_and_controls_only_if_asked(folder: Path, prb: Run) -> None:
-    found = {entry["run"]: entry for entry in prb_jax.leaderboard(folder, unfinished=True, controls=True)}
-    assert set(found) == {"deep/er/length", "deep/er/length/controls/blind", "random", "part"}
-    part = found["part"]
+    entries = {entry["run"]: entry for entry in prb_jax.leaderboard(folder, unfinished=True, controls=True)}
+    assert set(entries) == {"deep/er/length", "deep/er/length/controls/blind", "random", "part"}
+    part = entries["part"]
     assert (part["scored"], part["comparisons"], part["accuracy"]) == (30, 80, None)
     assert "30 of 80" in prb("leaderboard", folder, "--unfinished", "--format", "markdown")
-    assert found["deep/er/length"]["gain"] == 0.0
+    assert entries["deep/er/length"]["gain"] == 0.0
     with pytest.raises(RunError, match=r"no finished run .*; 1 are not finished: --unfinished shows them"):
         prb_jax.leaderboard(folder / "part")
 

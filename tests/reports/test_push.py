@@ -37,27 +37,20 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("push")
     trained = folder / "trained"
     write_tokenizer(write_model_without_torch(trained / "model", "qwen3", vocab_size=512))
+    settings = {"steps": 7, "method": "user_blind"}
     record = {
         "kind": "prb_jax training",
         "command": ["prb", "train", "c.py", "data=my file.jsonl", "--out", "trained"],
         "model": "org/base",
-        "inputs": {
-            "settings": {"steps": 7, "method": "user_blind"},
-            "model": {"revision": "abc"},
-            "data": {"train": 9},
-        },
+        "inputs": {"settings": settings, "model": {"revision": "abc"}, "data": {"train": 9}},
         "sessions": [{"settings": {"data": ["my file.jsonl"], "model": "org/base"}}],
     }
-    last = {"loss": 0.5, "accuracy": 0.75, "margin": 0.25}
     write(trained / "train.json", [record])
-    write(
-        trained / "summary.json", [{"steps": 7, "exported_step": 7, "last_tenth": last, "validation": None}]
-    )
-    same = {"question": "a | b", "rejected": "so"}
-    pairs = (
-        {"id": str(i), "user_id": f"u{i % 9}", "chosen": "word " * (1 + i % 3)} | same for i in range(18)
-    )
-    write(folder / "pairs|.jsonl", pairs)
+    last = {"loss": 0.5, "accuracy": 0.75, "margin": 0.25}
+    write(trained / "summary.json", [{"steps": 7, "exported_step": 7, "last_tenth": last}])
+    pair = {"question": "a | b", "rejected": "so"}
+    words = ({"id": str(i), "user_id": f"u{i % 9}", "chosen": "word " * (1 + i % 3)} for i in range(18))
+    write(folder / "pairs|.jsonl", (pair | row for row in words))
     with contextlib.chdir(folder):
         assert cli.main(["evaluate", "trained", "--data", "pairs|.jsonl", "--out", "scored"]) == 0
     return folder
@@ -78,8 +71,8 @@ def test_a_run_is_published_with_its_card(folder):
 
         summary = json.loads((folder / "scored" / "summary.json").read_text())
         header, body = re.fullmatch("---\n(.*?)---\n(.*)", card, flags=re.DOTALL).groups()
-        found = yaml.safe_load(header)
-        assert (found["library_name"], found["base_model"]) == ("prb_jax", "org/base")
+        told = yaml.safe_load(header)
+        assert (told["library_name"], told["base_model"]) == ("prb_jax", "org/base")
         assert f"| this model | 18 | {summary['accuracy']:.3f}" in body
         assert "baseline:length" in body
         (source,) = json.loads((folder / "scored" / "run.json").read_text())["inputs"]["data"]["sources"]

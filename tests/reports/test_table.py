@@ -1,6 +1,5 @@
 """All tables have one style, and nothing in them is lost in a narrow terminal; what the tables of summaries show."""
 
-import re
 from io import StringIO
 from pathlib import Path
 
@@ -16,18 +15,11 @@ from prb_jax.reports.table import ResultsTable, facts_table, interval
 
 
 def rows(wins, *, users=True, subsets=True, truncated=0):
-    return [
-        ScoredRow(
-            str(i),
-            f"sub{i % 2}" if subsets else None,
-            f"u{i % 7}" if users else None,
-            [1.0, 0.0] if win else [0.0, 1.0],
-            [1, 0],
-            10,
-            truncated,
-        )
-        for i, win in enumerate(wins)
-    ]
+    made = []
+    for i, win in enumerate(wins):
+        subset, user = f"sub{i % 2}" if subsets else None, f"u{i % 7}" if users else None
+        made.append(ScoredRow(str(i), subset, user, [float(win), float(not win)], [1, 0], 10, truncated))
+    return made
 
 
 def printed(table: object, *, width=80):
@@ -44,7 +36,7 @@ WINS = [i % 4 != 0 for i in range(42)]
 LENGTH = [i % 2 == 0 for i in range(42)]
 
 
-def test_a_model_beside_its_baselines():
+def test_a_model_beside_its_baselines_and_by_subset():
     summary = summarise(rows(WINS, truncated=1), baselines={"baseline:length": rows(LENGTH)})
     shown = text({"org/model": summary})
     lines = shown.splitlines()
@@ -57,30 +49,21 @@ def test_a_model_beside_its_baselines():
     assert "42 comparisons of 7 users; a tie is not a win" in shown
     assert "org/model: text cut in 42 of 42" in shown
     assert "org/model minus length (baseline): 0.238 [" in shown
-
-
-def test_by_subset():
-    summary = summarise(rows(WINS), baselines={"baseline:length": rows(LENGTH)})
-    table = text({"org/model": summary}).split("Accuracy by subset")[1]
+    table = shown.split("Accuracy by subset")[1]
     even = next(line for line in table.splitlines() if "sub0" in line)
     figures = summary["by_subset"]["sub0"]
     assert even.split()[1] == str(figures["n"]) == "21"
     assert interval(figures["accuracy"], figures["ci95"]) in even
     assert even.rstrip().endswith("1.000")
-    assert "Accuracy by subset" not in text({"m": summarise(rows(WINS, subsets=False))})
+    alone = summarise(rows(LENGTH), baselines={"baseline:length": rows(LENGTH)})
+    assert text({"baseline:length": alone}).split("[..]")[0].count("length (baseline)") == 1
 
 
-def test_without_users_there_are_no_user_columns():
-    shown = text({"m": summarise(rows(WINS, users=False))})
-    assert "per user" not in shown
-    assert "coverage" not in shown
+def test_without_users_or_subsets_there_are_no_columns_of_them():
+    shown = text({"m": summarise(rows(WINS, users=False, subsets=False))})
+    for part in ("per user", "coverage", "Accuracy by subset"):
+        assert part not in shown
     assert "42 comparisons;" in shown
-
-
-def test_a_baseline_run_alone_is_shown_once():
-    summary = summarise(rows(LENGTH), baselines={"baseline:length": rows(LENGTH)})
-    first = text({"baseline:length": summary}).split("[..]")[0]
-    assert first.count("length (baseline)") == 1
 
 
 def test_several_models_on_different_rows():
@@ -102,16 +85,12 @@ def test_names_with_brackets_survive_and_lines_fit(width):
 def test_interval():
     assert interval(0.7594, [0.7414, 0.7764]) == "0.759 [0.741..0.776]"
     assert interval(-0.1, [-0.2, 0.05]) == "-0.100 [-0.200..0.050]"
-    assert interval(0.5, None) == "0.500"
-    assert interval(None, None) == "–"
+    assert (interval(0.5, None), interval(None, None)) == ("0.500", "–")
 
 
 def test_tables_are_made_in_one_place():
-    made = [
-        path.name
-        for path in Path(prb_jax.__file__).parent.rglob("*.py")
-        if re.search(r"from rich.table import", path.read_text(encoding="utf-8"))
-    ]
+    sources = Path(prb_jax.__file__).parent.rglob("*.py")
+    made = [path.name for path in sources if "from rich.table import" in path.read_text(encoding="utf-8")]
     assert made == ["table.py"]
 
 
@@ -120,14 +99,13 @@ def test_results_side_by_side():
         ("dtype", [f"float{n}" for n in range(5)]),
         ("workload", [f"K={n} [x], 4,096" for n in range(5)]),
     ]
-    text = printed(ResultsTable("scoring", results))
+    table = ResultsTable("scoring", results)
+    text = printed(table)
     assert max(map(len, text.splitlines())) <= 80
     for _, cells in results:
         assert all(cell in text for cell in cells)
     assert text.count("workload") == 2  # five results are two tables
-    assert (
-        printed(ResultsTable("scoring", results), width=100).count("workload") == 1
-    )  # and one where there is room
+    assert printed(table, width=100).count("workload") == 1  # and one where there is room
 
 
 def test_facts():

@@ -1,4 +1,4 @@
-"""The model of the tests of `scoring`, for those of sweeps."""
+"""The model of the tests of `scoring`, for those of sweeps and features."""
 
 from tests.scoring.conftest import folder, model
 

@@ -24,7 +24,6 @@ class PlantedFeatures:
 
     def __init__(self, rows: int = 200, seed: int = 0) -> None:
         self.table = np.random.default_rng(seed).standard_normal((rows, WIDTH)).astype(np.float32)
-        self.calls = 0
 
     def identity(self) -> dict[str, Any]:
         return {"planted": len(self.table)}
@@ -33,7 +32,6 @@ class PlantedFeatures:
         return self.posts([comparison.responses[0] for comparison in comparisons], advance=advance)
 
     def posts(self, texts: Sequence[str], *, advance: Advance) -> Embedded:
-        self.calls += 1
         advance(len(texts), len(texts))
         return Embedded(self.rows(texts), truncated=0)
 
@@ -56,8 +54,8 @@ class PlantedRewards(PlantedFeatures):
         self.chosen = chosen
 
     def answers(self, comparisons: Sequence[prb.Comparison], *, advance: Advance) -> Embedded:
-        found = super().answers(comparisons, advance=advance)
-        return Embedded(found.features, 0, found.features @ np.arange(1, WIDTH + 1, dtype=np.float32))
+        features = super().answers(comparisons, advance=advance).features
+        return Embedded(features, 0, features @ np.arange(1, WIDTH + 1, dtype=np.float32))
 
     def shown(
         self, comparisons: Sequence[prb.Comparison], *, profile_posts: int, advance: Advance

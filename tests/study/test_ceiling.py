@@ -55,22 +55,21 @@ def test_the_ceiling_is_the_accuracy_of_one_who_knows_the_prior_or_the_person(wo
     assert abs(np.mean(margins > 0) - np.mean(1 / (1 + np.exp(-np.abs(margins))))) < 0.04
     turned = drawn.chosen != population.choices.chosen
     assert (drawn.rejected[turned] == population.choices.chosen[turned]).all()
-    found = {
-        (row["known"], row["shots"]): row
-        for row in ceiling(prior(size=2.0), part, shots=(0, 2, 8))
-        if row["split"] == "unseen"
-    }
-    accuracy = [found[key]["accuracy"] for key in (("no user", 0), ("", 2), ("", 8), ("person known", 8))]
-    assert accuracy == sorted(accuracy)
-    assert accuracy[0] + 0.1 < accuracy[2]
-    assert found["", 0]["accuracy"] == found["no user", 0]["accuracy"]
-    assert found["person known", 8]["log_loss"] < found["", 8]["log_loss"] < found["", 0]["log_loss"]
+    unseen = [row for row in ceiling(prior(size=2.0), part, shots=(0, 2, 8)) if row["split"] == "unseen"]
+    accuracy, loss = (
+        {(row["known"], row["shots"]): row[name] for row in unseen} for name in ("accuracy", "log_loss")
+    )
+    order = [accuracy[key] for key in (("no user", 0), ("", 2), ("", 8), ("person known", 8))]
+    assert order == sorted(order)
+    assert order[0] + 0.1 < order[2]
+    assert accuracy["", 0] == accuracy["no user", 0]
+    assert loss["person known", 8] < loss["", 8] < loss["", 0]
     # By an independent simulation of the person who is wholly known.
     asked = part.queries.places[part.queries.mask]
     deltas = population.choices.deltas[asked].astype(np.float64)
     tastes = 0.3 + 2.0 * rng.standard_normal((400, len(asked), WIDTH)) * ([1, 1] + [0] * (WIDTH - 2))
     sizes = np.abs(np.einsum("rnd,nd->rn", tastes, deltas))
-    assert found["person known", 8]["accuracy"] == pytest.approx(np.mean(1 / (1 + np.exp(-sizes))), abs=0.02)
+    assert accuracy["person known", 8] == pytest.approx(np.mean(1 / (1 + np.exp(-sizes))), abs=0.02)
     nothing = ceiling(prior(size=0.0), part, shots=(2,))
     assert len({round(row["accuracy"], 6) for row in nothing if row["split"] == "unseen"}) == 1
 
@@ -96,9 +95,9 @@ def study(work: Path) -> Study:
 def test_bayes_is_used_like_any_method_and_says_how_much_is_known_of_a_person(study: Study) -> None:
     model = PersonalisedModel(read_fitted(study.out / "fitted" / "bayes"), PlantedFeatures())
     unseen = json.loads((study.out / "splits.json").read_text())["splits"][0]["unseen"]
-    own = [one for one in PEOPLE if one.user_id == unseen[0]]
-    pool = [{"id": one.id, "question": "?", "responses": [*one.responses]} for one in own[8:]]
-    unknown, known = (prb.ask(model, user=user, candidates=pool) for user in (None, own[:8]))
+    of_user = [one for one in PEOPLE if one.user_id == unseen[0]]
+    pool = [{"id": one.id, "question": "?", "responses": [*one.responses]} for one in of_user[8:]]
+    unknown, known = (prb.ask(model, user=user, candidates=pool) for user in (None, of_user[:8]))
     assert known_of_person(unknown) == pytest.approx(0, abs=1e-9)
     assert [one.probability for one in unknown] == pytest.approx([one.of_anybody for one in unknown])
     assert [one.of_anybody for one in known] != pytest.approx([one.probability for one in known], abs=0.01)
@@ -107,9 +106,9 @@ def test_bayes_is_used_like_any_method_and_says_how_much_is_known_of_a_person(st
     assert "not enough is known of this person" in rendered(render_questions(unknown, top=3))
     told = "not enough is known" in rendered(render_questions(known, top=3))
     assert told == (known_of_person(known) < known[0].information)
-    before = model.score(own[8], user="new")
-    model.adapt("new", [one.to_row() | {"user_id": None} for one in own[:8]])
-    assert not np.allclose(model.score(own[8], user="new"), before, atol=1e-3)
+    before = model.score(of_user[8], user="new")
+    model.adapt("new", [one.to_row() | {"user_id": None} for one in of_user[:8]])
+    assert not np.allclose(model.score(of_user[8], user="new"), before, atol=1e-3)
     asked = [one for one in PEOPLE if one.user_id in unseen]
     figures = prb.evaluate(model, asked, progress=False).summary
     nobody = next(row for row in study.results if row["method"] == "bayes, no user")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -22,48 +23,35 @@ from prb_jax.study.write_features import write_features
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.shorten import TooLongError
 from tests.json_lines import write_lines
-from tests.scoring.records import TOLERANCE, record, write_model
+from tests.scoring.records import TOLERANCE, record
 from tests.study.people import choice
 from tests.tiny_encoders import WORDS, write_encoder
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model") / "qwen3", "qwen3")
+write = functools.partial(write_features, progress=False)
+LABELLED = [dataclasses.replace(record(i), labels=(1.0, 0.0), user_id=f"u{i % 3}") for i in range(9)]
 
 
 @pytest.fixture(scope="module")
-def model(folder: Path) -> RewardModel:
-    return prb.load(folder)
-
-
-@pytest.fixture(scope="module")
-def labelled() -> list[prb.Comparison]:
-    return [dataclasses.replace(record(i), labels=(1.0, 0.0), user_id=f"u{i % 3}") for i in range(9)]
-
-
-@pytest.fixture(scope="module")
-def data(labelled: list[prb.Comparison], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("data") / "pairs.jsonl"
-    return Path(write_lines(path, (one.to_row() for one in labelled)))
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_lines(tmp_path_factory.mktemp("data") / "pairs.jsonl", (one.to_row() for one in LABELLED))
 
 
 def test_the_head_of_a_reward_model_gives_its_scores_from_the_features(
-    folder: Path, model: RewardModel, data: Path, labelled: list[prb.Comparison], tmp_path: Path, capsys: Any
+    folder: Path, model: RewardModel, data: str, tmp_path: Path, capsys: Any
 ) -> None:
     out = tmp_path / "features"
-    command = ["features", str(folder), "--data", str(data), "--profile-posts", "2", "--out", str(out)]
+    command = ["features", str(folder), "--data", data, "--profile-posts", "2", "--out", str(out)]
     assert cli.main([*command, "--no-progress"]) == 0
     store = open_features(out)
     printed = capsys.readouterr().out
     assert "18 responses and" in printed
     assert "kept too: the reward of each response and 18 rewards with a profile" in printed
-    for comparison, scores in zip(labelled, model.score(labelled, profile_posts=2), strict=True):
+    for comparison, scores in zip(LABELLED, model.score(LABELLED, profile_posts=2), strict=True):
         np.testing.assert_allclose(store.shown_rewards(comparison), scores, atol=TOLERANCE)
     head = np.asarray(model.params["score"], np.float32)
-    for comparison, scores in zip(labelled, model.score(labelled, profile_posts=0), strict=True):
-        found = store.answers.read(store.answer_rows(comparison))
-        np.testing.assert_allclose((found @ head)[:, 0], scores, atol=TOLERANCE)
+    for comparison, scores in zip(LABELLED, model.score(LABELLED, profile_posts=0), strict=True):
+        states = store.answers.read(store.answer_rows(comparison))
+        np.testing.assert_allclose((states @ head)[:, 0], scores, atol=TOLERANCE)
         assert store.rewards is not None
         rewards = store.rewards.read(store.answer_rows(comparison))[:, 0]
         np.testing.assert_allclose(rewards, scores, atol=TOLERANCE)
@@ -71,21 +59,19 @@ def test_the_head_of_a_reward_model_gives_its_scores_from_the_features(
         assert posts.shape == (len(comparison.profile), store.width)
     before = {path.name: path.read_bytes() for path in out.glob("*.npy")}
     options = FeatureOptions(profile_posts=2)
-    halved = write_features(
-        folder, str(data), out=tmp_path / "half", options=FeatureOptions(store="bfloat16"), progress=False
-    )
+    halved = write(folder, data, out=tmp_path / "half", options=FeatureOptions(store="bfloat16"))
     row = store.answers.read([3])
     np.testing.assert_array_equal(halved.answers.read([3]), row.astype(ml_dtypes.bfloat16).astype(np.float32))
     with pytest.raises(RunError, match="limit: null -> 4"):
-        write_features(folder, str(data), out=out, limit=4, options=options, progress=False)
+        write(folder, data, out=out, limit=4, options=options)
     (out / "features.json").unlink()
     (out / "answers-000000.npy").write_bytes(before["answers-000000.npy"])
-    write_features(folder, str(data), out=out, options=options, progress=False)
+    write(folder, data, out=out, options=options)
     assert {path.name: path.read_bytes() for path in out.glob("*.npy")} == before
 
 
 def test_a_killed_run_goes_on_with_the_next_part(
-    folder: Path, labelled: list[prb.Comparison], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     embedder = open_embedder(folder, LoadOptions(), view=ViewOptions())
     options, done = FeatureOptions(file_rows=7), list[int]()
@@ -102,35 +88,35 @@ def test_a_killed_run_goes_on_with_the_next_part(
 
     stop_after = 2
     with pytest.raises(KeyboardInterrupt):
-        write_features(Stopping(), labelled, out=tmp_path / "run", options=options, progress=False)
+        write(Stopping(), LABELLED, out=tmp_path / "run", options=options)
     with pytest.raises(RunError, match="it is unfinished"):
         open_features(tmp_path / "run")
     with pytest.raises(RunError, match="it is unfinished"):
-        prb.personalise(labelled, backbone=tmp_path / "run", out=tmp_path / "study", progress=False)
+        prb.personalise(LABELLED, backbone=tmp_path / "run", out=tmp_path / "study", progress=False)
     stop_after = 99
-    write_features(Stopping(), labelled, out=tmp_path / "run", options=options, progress=False)
+    write(Stopping(), LABELLED, out=tmp_path / "run", options=options)
     assert done == [7, 7, 4]
-    write_features(embedder, labelled, out=tmp_path / "whole", options=options, progress=False)
+    write(embedder, LABELLED, out=tmp_path / "whole", options=options)
     for path in (tmp_path / "whole").glob("*.npy"):
         assert (tmp_path / "run" / path.name).read_bytes() == path.read_bytes()
 
 
 def test_a_post_that_is_too_long_loses_its_end_and_a_response_is_named_by_its_record(
-    folder: Path, labelled: list[prb.Comparison], tmp_path: Path
+    folder: Path, tmp_path: Path
 ) -> None:
     embedder = open_embedder(folder, LoadOptions(), view=ViewOptions(max_length=300))
     advance: Any = lambda done, tokens: None  # noqa: E731
     words = " ".join(f"word{number}" for number in range(200))
-    found = embedder.posts(["short", words], advance=advance)
-    assert found.truncated == 1
+    embedded = embedder.posts(["short", words], advance=advance)
+    assert embedded.truncated == 1
     assert isinstance(embedder, StateFeatures)
     kept = embedder._cut_end(prb.Comparison(id="p", prompt=POST_PROMPT, responses=[words])).responses[0]
     again = embedder.posts([kept, words[: len(kept) + 40]], advance=advance)
     assert again.truncated == 1  # of the longer one
-    np.testing.assert_allclose(found.features[1], again.features[0], atol=TOLERANCE)
-    long = dataclasses.replace(labelled[4], responses=(words, "no"))
+    np.testing.assert_allclose(embedded.features[1], again.features[0], atol=TOLERANCE)
+    long = dataclasses.replace(LABELLED[4], responses=(words, "no"))
     with pytest.raises(TooLongError, match=f"comparison '{long.id}': its longest"):
-        write_features(embedder, [*labelled[:4], long], out=tmp_path / "x", progress=False)
+        write(embedder, [*LABELLED[:4], long], out=tmp_path / "x")
 
 
 def test_an_encoder_of_texts(tmp_path: Path) -> None:
@@ -138,29 +124,27 @@ def test_an_encoder_of_texts(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     texts = [" ".join(rng.choice(WORDS, 3)) + str(i) for i in range(4)]
     comparisons = [choice(text[-1], None, text, "soup", "when is tea good ?") for text in texts]
-    store = write_features(tmp_path / "bert", comparisons, out=tmp_path / "both", progress=False)
+    store = write(tmp_path / "bert", comparisons, out=tmp_path / "both")
     options = FeatureOptions(responses_alone=True)
-    alone = write_features(
-        tmp_path / "bert", comparisons, out=tmp_path / "alone", options=options, progress=False
-    )
+    alone = write(tmp_path / "bert", comparisons, out=tmp_path / "alone", options=options)
     vectors = load_text_encoder(tmp_path / "bert").embed(["when is tea good ?\n\nsoup", "soup"]).vectors
-    for found, expected in zip((store, alone), vectors, strict=True):
-        row = found.answers.read(found.answer_rows(comparisons[2])[1:])[0]
+    for kept, expected in zip((store, alone), vectors, strict=True):
+        row = kept.answers.read(kept.answer_rows(comparisons[2])[1:])[0]
         np.testing.assert_allclose(row, expected, atol=TOLERANCE)
     assert store.rewards is None
     assert store.shown_rewards(comparisons[0]) is None
     options = FeatureOptions(profile_posts=1)
     with pytest.raises(RunError, match=r"profile_posts: .* gives no reward"):
-        write_features(tmp_path / "bert", comparisons, out=tmp_path / "x", options=options)
+        write(tmp_path / "bert", comparisons, out=tmp_path / "x", options=options)
     with pytest.raises(RunError, match="another data: data"):
         store.check_inputs({"data": {"sources": ["other"]}})
 
 
-def test_what_cannot_be(folder: Path, data: Path, tmp_path: Path) -> None:
+def test_what_cannot_be(folder: Path, data: str, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="has no features"):
-        write_features("baseline:length", str(data), out=tmp_path / "x", progress=False)
+        write("baseline:length", data, out=tmp_path / "x")
     options = FeatureOptions(responses_alone=True)
     with pytest.raises(RunError, match="for encoders of single texts"):
-        write_features(folder, str(data), out=tmp_path / "x", options=options, progress=False)
+        write(folder, data, out=tmp_path / "x", options=options)
     with pytest.raises(RunError, match="store: expected one of bfloat16, float32"):
         FeatureOptions(store="int8")

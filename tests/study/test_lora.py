@@ -21,15 +21,14 @@ SETTINGS = ("lora.clusters=2", "lora.rounds=2", "lora.steps=40", "lora.own_steps
 
 def people(users: int, each: int) -> list[prb.Comparison]:
     """Half of the people prefer the response that begins with yes, the other half the one that begins with no."""
-    rng = np.random.default_rng(0)
-    found = []
+    rng, made = np.random.default_rng(0), []
     for user in range(users):
         first, second = ("yes", "no") if user < users // 2 else ("no", "yes")
         for number in range(each):
             question, *texts = (" ".join(rng.choice(WORDS, 3)) for _ in range(3))
             pair = f"{first} {texts[0]}", f"{second} {texts[1]}"
-            found.append(choice(f"{user}-{number}", f"user {user}", *pair, question + "?"))
-    return found
+            made.append(choice(f"{user}-{number}", f"user {user}", *pair, question + "?"))
+    return made
 
 
 @pytest.mark.slow
@@ -43,20 +42,19 @@ def test_groups_that_want_opposite_things_are_found_and_a_new_person_is_told_by_
         data, backbone=tmp_path / "model", out=tmp_path / "study", methods=["lora"], shots=(0, 1, 4),
         settings=read_settings(SETTINGS), progress=False,
     )  # fmt: skip
-    found = {
-        (row["method"], row["shots"]): row["accuracy"] for row in study.results if row["split"] == "unseen"
-    }
-    assert found["lora", 4] >= 0.99, found  # of the Bayes accuracy, which is 1
-    assert found["lora", 0] < 0.7
-    assert found["lora, shuffled user", 4] < 0.9
-    assert found["pooled", 0] < 0.7
+    unseen = [row for row in study.results if row["split"] == "unseen"]
+    accuracy = {(row["method"], row["shots"]): row["accuracy"] for row in unseen}
+    assert accuracy["lora", 4] >= 0.99, accuracy  # of the Bayes accuracy, which is 1
+    assert accuracy["lora", 0] < 0.7
+    assert accuracy["lora, shuffled user", 4] < 0.9
+    assert accuracy["pooled", 0] < 0.7
     assert (tmp_path / "study" / "curves.svg").is_file()
     model: Any = prb.load(tmp_path / "study" / "fitted" / "lora")
     splits = json.loads((tmp_path / "study" / "splits.json").read_text())["splits"][0]
     for user in splits["unseen"]:
-        own = [one for one in data if one.user_id == user]
-        model.adapt(user, own[:6])
-        assert all(scores[0] > scores[1] for scores in model.score(own[6:]))
+        of_user = [one for one in data if one.user_id == user]
+        model.adapt(user, of_user[:6])
+        assert all(scores[0] > scores[1] for scores in model.score(of_user[6:]))
 
 
 def test_what_cannot_be_trained_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
@@ -64,9 +62,9 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_computed(tmp_path:
     (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
     (tmp_path / "features").mkdir()
     (tmp_path / "features" / "features.json").write_text("{}")
-    for name, found in (("bert", "the encoder"), ("features", "the folder of features")):
+    for name, named in (("bert", "the encoder"), ("features", "the folder of features")):
         options: Any = {"out": tmp_path / "study", "methods": "lora,lora_users", "progress": False}
-        expected = f"lora, lora_users: trains the backbone: expected a decoder .* found {found}"
+        expected = f"lora, lora_users: trains the backbone: expected a decoder .* found {named}"
         with pytest.raises(RunError, match=expected):
             prb.personalise(people(8, 2), backbone=tmp_path / name, **options)
     assert not (tmp_path / "study").exists()

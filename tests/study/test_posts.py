@@ -20,36 +20,31 @@ from tests.scoring.records import record
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("data") / "pairs.jsonl"
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     pairs = (dataclasses.replace(record(i), labels=(1.0, 0.0), user_id=f"u{i % 7}") for i in range(21))
-    return Path(write_lines(path, (pair.to_row() for pair in pairs)))
+    return write_lines(tmp_path_factory.mktemp("data") / "pairs.jsonl", (pair.to_row() for pair in pairs))
 
 
 @pytest.mark.slow
 def test_a_command_that_was_stopped_goes_on_and_each_point_is_a_run_by_itself(
-    folder: Path, data: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
+    folder: Path, data: str, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
-    stream, loaded, original = RewardModel.stream, [], reward_model.load_reward_model
+    stream, loaded, load = RewardModel.stream, [], reward_model.load_reward_model
 
     def stopping(self: RewardModel, *arguments: Any, **options: Any) -> Any:
         if options["profile_posts"] == 1:
             raise KeyboardInterrupt
         return stream(self, *arguments, **options)
 
-    def load_reward_model(opened: Any) -> RewardModel:
-        loaded.append(opened)
-        return original(opened)
-
     out = tmp_path / "sweep"
-    command = ["evaluate", str(folder), "--data", str(data), "--out", str(out), "--no-progress"]
+    command = ["evaluate", str(folder), "--data", data, "--out", str(out), "--no-progress"]
     command += ["--profile-posts", "2", "0", "1"]
     with monkeypatch.context() as patch:
         patch.setattr(RewardModel, "stream", stopping)
         assert cli.main(command) == 130
     assert not (out / "posts.json").exists()
     with monkeypatch.context() as patch:
-        patch.setattr(reward_model, "load_reward_model", load_reward_model)
+        patch.setattr(reward_model, "load_reward_model", lambda opened: loaded.append(opened) or load(opened))
         assert cli.main(command) == 0
     assert len(loaded) == 1
     shown = capsys.readouterr().out
@@ -60,22 +55,23 @@ def test_a_command_that_was_stopped_goes_on_and_each_point_is_a_run_by_itself(
     for point in sweep["points"]:
         number = point["profile_posts"]
         options: Any = {"profile_posts": number, "controls": "none", "progress": False}
-        alone = prb.evaluate(folder, str(data), out=tmp_path / f"{number}", **options)
+        alone, run = (
+            prb.evaluate(folder, data, out=tmp_path / f"{number}", **options),
+            out / f"posts-{number}",
+        )
         rows[number] = alone.rows
         for name in ("scores.jsonl", "summary.json"):
-            assert (out / f"posts-{number}" / name).read_bytes() == (alone.out / name).read_bytes()
-        inputs = [
-            json.loads((at / "run.json").read_text())["inputs"] for at in (alone.out, out / f"posts-{number}")
-        ]
-        assert inputs[0] == inputs[1]
+            assert (run / name).read_bytes() == (alone.out / name).read_bytes()
+        inputs, expected = (json.loads((at / "run.json").read_text())["inputs"] for at in (run, alone.out))
+        assert inputs == expected
         assert all(point[key] == alone.summary[key] for key in ("n", "accuracy", "ci95"))
         assert f"{point['accuracy']:.3f}" in shown
-    found, point = paired_difference(rows[2], rows[0]), sweep["points"][2]
-    assert (point["difference"], point["difference_ci95"]) == (found["difference"], found["ci95"])
+    gain, point = paired_difference(rows[2], rows[0]), sweep["points"][2]
+    assert (point["difference"], point["difference_ci95"]) == (gain["difference"], gain["ci95"])
     assert sweep["points"][0]["difference"] is None
 
 
-def test_from_python_with_controls_and_without_a_folder(model: RewardModel, data: Path) -> None:
+def test_from_python_with_controls_and_without_a_folder(model: RewardModel, data: str) -> None:
     records = prb.read_comparisons(data)
     sweep = prb.evaluate_posts(model, iter(records), profile_posts=[0, 3], controls="swap", progress=False)
     assert sweep.out is None
@@ -87,7 +83,7 @@ def test_from_python_with_controls_and_without_a_folder(model: RewardModel, data
 
 
 def test_a_config_file_may_name_several_numbers(
-    folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "options.yaml"
     config.write_text(f"model: {folder}\ndata: {data}\nprofile_posts: [0, 1]\nno_progress: true\nlimit: 4\n")
@@ -99,14 +95,11 @@ def test_a_config_file_may_name_several_numbers(
     assert "'profile_posts': expected a whole number, found 'many'" in capsys.readouterr().err
 
 
-def test_what_cannot_be(folder: Path, data: Path, tmp_path: Path) -> None:
-    def refused(message: str, **options: Any) -> None:
+def test_what_cannot_be(folder: Path, data: str, tmp_path: Path) -> None:
+    for model, posts, message in (
+        (folder, [1], "expected two numbers or more, each once, found"),
+        (folder, [1, 1], r"each once, found \[1, 1\]"),
+        ("baseline:length", [0, 1], "profile_posts: baseline:length reads the whole text"),
+    ):
         with pytest.raises(RunError, match=message):
-            prb.evaluate_posts(
-                options.pop("model", folder), data, out=tmp_path / "x", progress=False,
-                **{"profile_posts": [0, 1], **options},
-            )  # fmt: skip
-
-    refused("expected two numbers or more, each once, found", profile_posts=[1])
-    refused(r"each once, found \[1, 1\]", profile_posts=[1, 1])
-    refused("profile_posts: baseline:length reads the whole text", model="baseline:length")
+            prb.evaluate_posts(model, data, profile_posts=posts, out=tmp_path / "x", progress=False)

@@ -17,7 +17,7 @@ import prb_jax as prb
 from prb_jax.errors import DataError, RunError
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.uncertainty import paired_difference
-from prb_jax.personal.features import FeatureOptions, open_features
+from prb_jax.personal.features import FeatureOptions
 from prb_jax.personal.few_shot import protocol
 from prb_jax.personal.few_shot.registry import METHODS, method_named, read_settings
 from prb_jax.personal.model import PersonalisedModel
@@ -48,45 +48,36 @@ FIELDS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def source() -> PlantedFeatures:
-    return PlantedFeatures()
+SOURCE = PlantedFeatures()
+PEOPLE = planted_people(SOURCE)
+FEW = ("pooled.l2=0.001", "offset.l2=0.001", "offset.spread=3")  # so that it is quick
 
 
 @pytest.fixture(scope="module")
-def people(source: PlantedFeatures) -> list[prb.Comparison]:
-    return planted_people(source)
-
-
-@pytest.fixture(scope="module")
-def store(source: PlantedFeatures, people: list[prb.Comparison], tmp_path_factory: Any) -> Path:
-    out = tmp_path_factory.mktemp("features") / "store"
-    write_features(source, people, out=out, progress=False)
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("study") / "store"
+    write_features(SOURCE, PEOPLE, out=out, progress=False)
     return out
 
 
 @pytest.fixture(scope="module")
-def population(people: list[prb.Comparison], store: Path) -> Population:
-    return read_population(people, open_features(store))
+def population(store: Path) -> Population:
+    return population_of(PEOPLE, store.parent)
 
 
 @pytest.fixture(scope="module")
-def study(people: list[prb.Comparison], store: Path, tmp_path_factory: Any) -> prb.Study:
-    out = tmp_path_factory.mktemp("study") / "run"
-    return run(people, store, out, methods=["pooled", "offset"])
+def study(store: Path) -> prb.Study:
+    return run(PEOPLE, store, store.parent / "run", methods=["pooled", "offset"])
 
 
 def run(people: list[prb.Comparison], store: Path, out: Path, **options: Any) -> prb.Study:
-    few = read_settings(["pooled.l2=0.001", "offset.l2=0.001", "offset.spread=3"])  # so that it is quick
-    options.setdefault("split", "other-question")
-    return prb.personalise(
-        people, backbone=store, out=out, shots=(0, 8), progress=False, settings=few, **options
-    )
+    given = {"split": "other-question", "shots": (0, 8), "settings": read_settings(FEW)} | options
+    return prb.personalise(people, backbone=store, out=out, progress=False, **given)
 
 
-def population_of(people: list[prb.Comparison], tmp_path: Path) -> Population:
-    store = write_features(PlantedFeatures(), people, out=tmp_path / "store", progress=False)
-    return read_population(people, store)
+def population_of(people: list[prb.Comparison], folder: Path) -> Population:
+    """What is read of people whose features are written to ``folder/store``."""
+    return read_population(people, write_features(SOURCE, people, out=folder / "store", progress=False))
 
 
 def asked_and_known(part: SplitData) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -96,9 +87,9 @@ def asked_and_known(part: SplitData) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def row_of(study: prb.Study, method: str, shots: int, split: str = "unseen") -> dict[str, Any]:
-    found = [r for r in study.results if (r["method"], r["shots"], r["split"]) == (method, shots, split)]
-    assert len(found) == 1
-    return found[0]
+    wanted = (method, shots, split)
+    (row,) = (row for row in study.results if (row["method"], row["shots"], row["split"]) == wanted)
+    return row
 
 
 def test_the_offset_learns_planted_tastes_and_another_persons_state_loses_them(study: prb.Study) -> None:
@@ -123,34 +114,37 @@ def test_the_offset_learns_planted_tastes_and_another_persons_state_loses_them(s
     assert {"length", "popularity"} <= {row["method"] for row in study.results}
     assert b"<svg" in (study.out / "curves.svg").read_bytes()
     page = prb.report(study.out, out=study.out / "page.html").read_text()
-    assert "offset, shuffled user" in page
-    assert "Few-shot curves" in page
-    assert "Time and memory of each method" in page
+    for part in ("offset, shuffled user", "Few-shot curves", "Time and memory of each method"):
+        assert part in page
     assert row_of(study, "offset", 8)["bytes_per_user"] == 4 * WIDTH
     assert row_of(study, "offset", 8)["disk_bytes_per_user"] > 4 * WIDTH
 
 
+def offset(study: prb.Study) -> PersonalisedModel:
+    return PersonalisedModel(read_fitted(study.out / "fitted" / "offset"), SOURCE)
+
+
+def unseen_of(study: prb.Study) -> set[str]:
+    return set(json.loads((study.out / "splits.json").read_text())["splits"][0]["unseen"])
+
+
 def test_the_swap_control_of_a_fitted_method_knows_another_person_whole(
-    study: prb.Study, source: PlantedFeatures, people: list[prb.Comparison], monkeypatch: pytest.MonkeyPatch
+    study: prb.Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unseen = set(json.loads((study.out / "splits.json").read_text())["splits"][0]["unseen"])
-    asked = [one for one in people if one.user_id in unseen]
-    model = PersonalisedModel(read_fitted(study.out / "fitted" / "offset"), source)
-    shown: list[Any] = []
-    score = PersonalisedModel._score
-    monkeypatch.setattr(
-        PersonalisedModel, "_score", lambda self, rows: shown.extend(rows) or score(self, rows)
-    )
-    found = prb.evaluate(model, asked, controls="swap", progress=False).summary
-    own, swapped = shown[: len(asked)], shown[len(asked) :]
-    owner = {one.id: one.user_id for one in people}
-    for (_, known, query), (donor, learned, again) in zip(own, swapped, strict=True):
+    unseen, model = unseen_of(study), offset(study)
+    asked = [one for one in PEOPLE if one.user_id in unseen]
+    shown, score = list[Any](), PersonalisedModel._score
+    monkeypatch.setattr(PersonalisedModel, "_score", lambda self, r: shown.extend(r) or score(self, r))
+    summary = prb.evaluate(model, asked, controls="swap", progress=False).summary
+    plain, swapped = shown[: len(asked)], shown[len(asked) :]
+    owner = {one.id: one.user_id for one in PEOPLE}
+    for (_, known, query), (donor, learned, again) in zip(plain, swapped, strict=True):
         assert query.id == again.id
         assert donor != owner[query.id]
         assert {one.user_id for one in learned} <= {donor}
         assert abs(len(learned) - len(known)) <= 2  # but for those that share a response with the query
     study_swap = row_of(study, "offset, shuffled user", 8)["accuracy"]
-    assert found["controls"]["swap"]["accuracy"] < min(study_swap + 0.15, found["accuracy"] - 0.05)
+    assert summary["controls"]["swap"]["accuracy"] < min(study_swap + 0.15, summary["accuracy"] - 0.05)
     # with a history too, in which the other person judged the same pair
     first = next(one for one in asked if one.user_id != asked[0].user_id)
     crossed = [replace(one, user_id=other, id=f"{other} {one.id}") for one in asked[:3] for other in unseen]
@@ -160,20 +154,19 @@ def test_the_swap_control_of_a_fitted_method_knows_another_person_whole(
     prb.evaluate(model, [*asked[:3], *others], history=history, controls="swap", progress=False)
 
 
+def with_posts(comparison: prb.Comparison, *texts: str) -> prb.Comparison:
+    profile = [{"id": str(k), "text": text} for k, text in enumerate(texts)]
+    return prb.Comparison.from_row(comparison.to_row() | {"profile": profile}, where="here")
+
+
 def test_a_post_that_judges_a_response_of_the_query_is_not_shown_to_a_fitted_method(
-    study: prb.Study, source: PlantedFeatures, people: list[prb.Comparison], monkeypatch: pytest.MonkeyPatch
+    study: prb.Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = PersonalisedModel(read_fitted(study.out / "fitted" / "offset"), source)
-    known: list[Any] = []
-    states = PersonalisedModel._states
+    known, states = list[Any](), PersonalisedModel._states
     monkeypatch.setattr(PersonalisedModel, "_states", lambda self, k: known.extend(k) or states(self, k))
-    own = people[0].responses[0]
-    texts = [f"Agrees with: {own}", "Agrees with: r199", "r7 of mine", own]
-    asked = prb.Comparison.from_row(
-        people[0].to_row() | {"profile": [{"id": str(k), "text": text} for k, text in enumerate(texts)]},
-        where="here",
-    )
-    model.score([asked])
+    chosen = PEOPLE[0].responses[0]
+    texts = [f"Agrees with: {chosen}", "Agrees with: r199", "r7 of mine", chosen]
+    offset(study).score([with_posts(PEOPLE[0], *texts)])
     assert [post.text for _, posts in known for post in posts] == texts[1:3]
 
 
@@ -186,62 +179,52 @@ def test_the_controls_that_a_method_asks_for_are_shown(study: prb.Study) -> None
 
 
 def test_figures_are_those_of_the_metrics_room(study: prb.Study, population: Population) -> None:
-    splits = make_splits(population, by="other-question", seeds=1)
-    wins: dict[str, dict[int, bool]] = {}
+    (split,), users = make_splits(population, by="other-question", seeds=1), population.choices.users
+    rows: dict[str, list[ScoredRow]] = {}
     for name in ("pooled", "offset"):
-        wins[name] = {}
-        for split in splits:
-            outcome = read_outcome(study.out / "outcomes" / f"{name}-{split.seed}.npz")
-            for place, margin in zip(outcome.places.tolist(), outcome.margins[PLAIN, 8], strict=True):
-                if split.part[population.choices.users[place]] == UNSEEN_PART:
-                    wins[name][place] = bool(margin > 0)
-    rows = {
-        name: [
-            ScoredRow(str(p), None, population.users[population.choices.users[p]], [float(w), 0.5], [1, 0])
-            for p, w in sorted(found.items())
+        outcome = read_outcome(study.out / "outcomes" / f"{name}-0.npz")
+        margins = dict(zip(outcome.places.tolist(), outcome.margins[PLAIN, 8].tolist(), strict=True))
+        asked = [place for place in sorted(margins) if split.part[users[place]] == UNSEEN_PART]
+        rows[name] = [
+            ScoredRow(str(place), None, population.users[users[place]], [margins[place], 0], [1, 0])
+            for place in asked
         ]
-        for name, found in wins.items()
-    }
-    clusters = population.clusters.take(sorted(wins["offset"]))
+    clusters = population.clusters.take(asked)
     expected = paired_difference(rows["offset"], rows["pooled"], clusters=clusters)
-    found = row_of(study, "offset", 8)
-    assert found["n"] == len(rows["offset"])
-    assert found["diff_to_pooled"] == pytest.approx(expected["difference"])
-    assert found["diff_to_pooled_ci95"] == pytest.approx(expected["ci95"])
+    row = row_of(study, "offset", 8)
+    assert row["n"] == len(asked)
+    assert row["diff_to_pooled"] == pytest.approx(expected["difference"])
+    assert row["diff_to_pooled_ci95"] == pytest.approx(expected["ci95"])
 
 
 def test_a_study_that_was_stopped_goes_on_and_another_one_is_refused(
-    study: prb.Study,
-    people: list[prb.Comparison],
-    store: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    study: prb.Study, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, fit, fitted = tmp_path / "run", module.fit_method, list[str]()
 
-    def stopping(method: Any, *arguments: Any, **options: Any) -> Any:
-        if len(fitted) == 1:
+    def fit_method(method: Any, *arguments: Any, **options: Any) -> Any:
+        if method.name == stop_at:
             raise KeyboardInterrupt
         fitted.append(method.name)
         return fit(method, *arguments, **options)
 
-    monkeypatch.setattr(module, "fit_method", stopping)
+    monkeypatch.setattr(module, "fit_method", fit_method)
+    stop_at = "offset"
     with pytest.raises(KeyboardInterrupt):
-        run(people, store, out, methods=["pooled", "offset"])
+        run(PEOPLE, store, out, methods=["pooled", "offset"])
     assert not (out / "results.json").exists()
-    monkeypatch.setattr(
-        module, "fit_method", lambda method, *a, **o: fitted.append("again") or fit(method, *a, **o)
-    )
-    again = run(people, store, out, methods=["pooled", "offset"])
-    assert fitted == ["pooled", "again"]
+    stop_at = ""
+    again = run(PEOPLE, store, out, methods=["pooled", "offset"])
+    assert fitted == ["pooled", "offset"]
     timed = dict.fromkeys(("seconds_fit", "seconds_adapt_per_user", "disk_bytes_per_user"))
     assert [row | timed for row in again.results] == [row | timed for row in study.results]
-    files = (out / "outcomes" / f"{name}-0.npz" for name in ("offset", "individual"))
-    shutil.copy(*files)  # as of an earlier call
-    more = run(people, store, out, methods=["pooled"])
+    shutil.copy(
+        out / "outcomes" / "offset-0.npz", out / "outcomes" / "individual-0.npz"
+    )  # of an earlier call
+    more = run(PEOPLE, store, out, methods=["pooled"])
     assert {"pooled", "offset", "individual"} <= {row["method"] for row in more.results}
     with pytest.raises(RunError, match="seeds: 1 -> 3"):
-        run(people, store, out, methods=["pooled"], seeds=3)
+        run(PEOPLE, store, out, methods=["pooled"], seeds=3)
 
 
 @pytest.mark.parametrize("by", list(SPLITS))
@@ -277,9 +260,8 @@ def test_nobody_and_no_question_is_on_two_sides(population: Population, by: str)
     assert len(unseen) == len(set(unseen))
 
 
-def test_choices_that_say_nothing_are_counted(source: PlantedFeatures, tmp_path: Path) -> None:
-    people = planted_people(source, users=9, each=6)
-
+def test_choices_that_say_nothing_are_counted(tmp_path: Path) -> None:
+    people = planted_people(SOURCE, users=9, each=6)
     a, b = people[0].responses
     more = [
         choice("x1", "user 0", a, b, people[0].question),
@@ -290,16 +272,15 @@ def test_choices_that_say_nothing_are_counted(source: PlantedFeatures, tmp_path:
         choice("x6", "lone", "r2", "r1", "Question 1?"),
     ]
     data = people + more
-    store = write_features(source, data, out=tmp_path / "store", progress=False)
-    population = read_population(data, store)
+    population = population_of(data, tmp_path)
     assert population.excluded == {NO_USER: 1, IDENTICAL: 1, REPEATED: 1, CONTRADICTED: 2}
     assert len(population.choices) == len(people) + 1
-    found = run(data, tmp_path / "store", tmp_path / "run", methods=["pooled"], seeds=2, split="user")
+    study = run(data, tmp_path / "store", tmp_path / "run", methods=["pooled"], seeds=2, split="user")
     # Programs of many splits would exhaust the memory maps of a process.
     assert protocol._adapt._cache_size() == 0  # pyright: ignore[reportFunctionMemberAccess, reportPrivateUsage]
-    assert found.summary["users_with_one_choice"] == 1
-    assert row_of(found, "pooled", 8)["users"] == sum(found.summary["users_in_splits"]["unseen"])
-    nobody, everybody = row_of(found, "pooled", 8), row_of(found, "pooled", 0)
+    assert study.summary["users_with_one_choice"] == 1
+    assert row_of(study, "pooled", 8)["users"] == sum(study.summary["users_in_splits"]["unseen"])
+    nobody, everybody = row_of(study, "pooled", 8), row_of(study, "pooled", 0)
     assert (nobody["short"], nobody["reached"]) == (nobody["users"], 0)  # of six, two are predicted from four
     expected = f"none of {nobody['users']} people has 8 comparisons to be adapted on (most: 4)"
     assert nobody["reason"] == expected
@@ -307,10 +288,10 @@ def test_choices_that_say_nothing_are_counted(source: PlantedFeatures, tmp_path:
     assert {nobody[name] for name in undefined} == {None}
     assert everybody["reached"] == everybody["users"]
     assert everybody["accuracy"] is not None
-    shown = rendered(render_study(found.results, found.summary, title="people"))
+    shown = rendered(render_study(study.results, study.summary, title="people"))
     assert re.search(rf"people who have k +{everybody['users']} +0 ", shown)
     assert re.search(rf"pooled +\d\.\d{{3}} +{NONE}", shown)
-    page = prb.report(found.out, out=found.out / "page.html").read_text()
+    page = prb.report(study.out, out=study.out / "page.html").read_text()
     assert "below: people who have so many" in page
     counts = people_of_study(data, seeds=2)
     assert len(counts["unseen"]) == everybody["users"]
@@ -318,23 +299,27 @@ def test_choices_that_say_nothing_are_counted(source: PlantedFeatures, tmp_path:
     shown = rendered(render_people(counts, (0, 8)))
     assert re.search(rf"unseen +{everybody['users']} +{everybody['users']} +0 ", shown)
     with pytest.raises(DataError, match="no comparison names a user"):
-        read_population([more[4]], store)
+        population_of([more[4]], tmp_path / "nobody")
 
 
-def test_wrapping_that_tells_the_label_fails_the_run(source: PlantedFeatures, tmp_path: Path) -> None:
-    people = planted_people(source)
+def test_wrapping_that_tells_the_label_fails_the_run(tmp_path: Path) -> None:
     listed = [
-        choice(c.id, str(c.user_id), c.responses[0], f"{c.responses[1]} ']", c.question) for c in people
+        choice(one.id, str(one.user_id), one.responses[0], f"{one.responses[1]} ']", one.question)
+        for one in PEOPLE
     ]
-    write_features(source, listed, out=tmp_path / "store", progress=False)
+    write_features(SOURCE, listed, out=tmp_path / "store", progress=False)
+
+    def relaxed(*checks: str) -> prb.Study:
+        return run(listed, tmp_path / "store", tmp_path / "run", methods=["pooled"], relax=checks)
+
     with pytest.raises(RunError, match="a list bracket at the end alone marks the rejected ones"):
-        run(listed, tmp_path / "store", tmp_path / "run", methods=["pooled"])
+        relaxed()
     assert not (tmp_path / "run" / "results.json").exists()
-    found = run(listed, tmp_path / "store", tmp_path / "run", methods=["pooled"], relax=["wrapper"])
-    shown = rendered(render_study(found.results, found.summary, title="people"))
+    study = relaxed("wrapper")
+    shown = rendered(render_study(study.results, study.summary, title="people"))
     assert "relaxed: the wrapping of the responses alone tells the labels with an accuracy of 1.000" in shown
     with pytest.raises(RunError, match="relax: expected wrapper, found 'norms'"):
-        run(listed, tmp_path / "store", tmp_path / "run", methods=["pooled"], relax=["norms"])
+        relaxed("norms")
 
 
 def test_texts_that_are_quotations_and_happen_to_be_liked_are_no_wrapping(tmp_path: Path) -> None:
@@ -366,10 +351,9 @@ def test_features_that_were_made_in_two_ways_fail_the_run(population: Population
         check_norms(population, split, features)
 
 
-def test_a_post_that_judges_an_own_candidate_is_taken_away(source: PlantedFeatures, tmp_path: Path) -> None:
-    people = planted_people(source, users=9, each=6)
-    rows = [c.to_row() | {"profile": [{"id": "v", "text": f"Agrees with: {c.responses[0]}"}]} for c in people]
-    told = [prb.Comparison.from_row(row, where="here") for row in rows]
+def test_a_post_that_judges_an_own_candidate_is_taken_away(tmp_path: Path) -> None:
+    people = planted_people(SOURCE, users=9, each=6)
+    told = [with_posts(one, f"Agrees with: {one.responses[0]}") for one in people]
     population = population_of(told, tmp_path)
     split = make_splits(population, by="user", seeds=1)[0]
     posts, removed = posts_of_split(population, split)
@@ -409,29 +393,25 @@ def test_people_whose_choices_all_share_a_response_are_fitted_on(tmp_path: Path)
     assert split.leaking[~seen].any()
 
 
-def test_what_cannot_be(people: list[prb.Comparison], store: Path, tmp_path: Path) -> None:
-    for options, message in (
-        ({"shots": (1, 1)}, "shots: expected different numbers"),
-        ({"methods": ["lre"]}, "unknown method 'lre'"),
-        (
-            {"split": "question"},
-            "split: expected one of user, other-question, user.question; found 'question'",
-        ),
-        ({"seeds": 0}, "seeds: expected at least 1"),
-        ({"settings": {"lore": 1}, "methods": ["pooled"]}, "'lore' is not among the methods"),
+def test_what_cannot_be(store: Path, tmp_path: Path) -> None:
+    one_of = "split: expected one of user, other-question, user.question; found 'question'"
+    other = "features are of another data: data.comparisons: expected '479', found '480'"
+    for people, options, message in (
+        (PEOPLE, {"shots": (1, 1)}, "shots: expected different numbers"),
+        (PEOPLE, {"methods": ["lre"]}, "unknown method 'lre'"),
+        (PEOPLE, {"split": "question"}, one_of),
+        (PEOPLE, {"seeds": 0}, "seeds: expected at least 1"),
+        (PEOPLE, {"settings": {"lore": 1}, "methods": ["pooled"]}, "'lore' is not among the methods"),
+        (PEOPLE[:-1], {}, other),
     ):
-        fixed = {"backbone": store, "out": tmp_path / "x", "progress": False, "shots": (0,)}
         with pytest.raises((DataError, RunError), match=message):
-            prb.personalise(people, **fixed | options)
-    other = r"features are of another data: data.comparisons: expected '479', found '480'"
-    with pytest.raises(RunError, match=other):
-        prb.personalise(people[:-1], backbone=store, out=tmp_path / "x", progress=False)
+            run(people, store, tmp_path / "x", **options)
 
 
 def test_settings_from_the_command_line() -> None:
-    found = read_settings(["pooled.l2=0.1,1", "pref.rank=3", "pref.pull_to=mean"])
-    assert found["pooled"].l2 == (0.1, 1)
-    assert (found["pref"].rank, found["pref"].pull_to) == (3, ("mean",))
+    settings = read_settings(["pooled.l2=0.1,1", "pref.rank=3", "pref.pull_to=mean"])
+    assert settings["pooled"].l2 == (0.1, 1)
+    assert (settings["pref"].rank, settings["pref"].pull_to) == (3, ("mean",))
     for text, message in (
         ("pooled", "expected METHOD.FIELD=VALUE"),
         ("pooled.step=1", "pooled has no 'step'.*did you mean steps"),
@@ -442,31 +422,24 @@ def test_settings_from_the_command_line() -> None:
             read_settings([text])
 
 
-def test_rewards_of_the_backbone_with_and_without_the_profile(
-    people: list[prb.Comparison], tmp_path: Path
-) -> None:
-    people = [replace(one, subset="even" if int(one.id[-1]) % 2 == 0 else "odd") for one in people]
+def test_rewards_of_the_backbone_with_and_without_the_profile(tmp_path: Path) -> None:
+    people = [replace(one, subset="even" if int(one.id[-1]) % 2 == 0 else "odd") for one in PEOPLE]
     source = PlantedRewards({(one.profile[0].text, one.responses[0]) for one in people})
     write_features(
         source, people, out=tmp_path / "store", options=FeatureOptions(profile_posts=1), progress=False
     )
     few = ["lore_free.reference=head", "lore_free.bases=2", "lore_free.pull=1", "lore_free.anchor=1"]
-    settings = read_settings([*few, "pooled.l2=0.001", "offset.l2=0.001", "offset.spread=3"])
-    found = prb.personalise(
-        people, backbone=tmp_path / "store", out=tmp_path / "run", methods=["lore_free", "profile_in_context"],
-        shots=(0,), settings=settings, progress=False,
+    study = run(
+        people, tmp_path / "store", tmp_path / "run", methods=["lore_free", "profile_in_context"], split="user",
+        shots=(0,), settings=read_settings([*few, *FEW]),
     )  # fmt: skip
-    own = row_of(found, "backbone", 0)
-    head = np.arange(1, WIDTH + 1)
-    right = [(source.rows([one.responses[k] for k in (0, 1)]) @ head) for one in people]
-    by_id = dict(zip((one.id for one in people), (scores[0] > scores[1] for scores in right), strict=True))
-    outcome = read_outcome(tmp_path / "run" / "outcomes" / "pooled-0.npz")
-    users = {one.id: one.user_id for one in people}
-    unseen = set(json.loads((tmp_path / "run" / "splits.json").read_text())["splits"][0]["unseen"])
-    asked = [people[place].id for place in outcome.places if users[people[place].id] in unseen]
-    assert own["accuracy"] == pytest.approx(np.mean([by_id[name] for name in asked]))
-    assert row_of(found, "profile_in_context", 0)["accuracy"] > max(own["accuracy"], 0.9)
+    backbone, unseen = row_of(study, "backbone", 0), unseen_of(study)
+    places = read_outcome(tmp_path / "run" / "outcomes" / "pooled-0.npz").places
+    asked = [people[place] for place in places if people[place].user_id in unseen]
+    scores = np.array([source.rows(one.responses) for one in asked]) @ np.arange(1, WIDTH + 1)
+    assert backbone["accuracy"] == pytest.approx(np.mean(scores[:, 0] > scores[:, 1]))
+    assert row_of(study, "profile_in_context", 0)["accuracy"] > max(backbone["accuracy"], 0.9)
     by_subset = json.loads((tmp_path / "run" / "subsets.json").read_text())
     assert {row["subset"] for row in by_subset} == {"even", "odd"}
     for name in ("pooled", "profile_in_context", "backbone"):
-        assert sum(row["n"] for row in by_subset if row["method"] == name) == own["n"]
+        assert sum(row["n"] for row in by_subset if row["method"] == name) == backbone["n"]

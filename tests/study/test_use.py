@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,34 +25,36 @@ from prb_jax.reports.summary import render_summary
 from prb_jax.rl.rewards import open_reward
 from prb_jax.rl.sections import ScoringSettings
 from prb_jax.rl.settings import PpoSettings
-from tests.json_lines import read_lines, write_lines
+from tests.json_lines import write_lines
 from tests.study.people import rendered
 from tests.tiny_encoders import WORDS, write_encoder
 
 
-@pytest.fixture(scope="module")
-def rows() -> list[dict[str, Any]]:
-    """People of whom each prefers the responses that hold an own word."""
-    rng = np.random.default_rng(0)
-    favourites = ("soup", "rain", "chess", "bread")
-    found = []
+def people() -> list[dict[str, Any]]:
+    """Comparisons of people of whom each prefers the responses that hold a word of the person's own."""
+    rng, favourites, rows = np.random.default_rng(0), ("soup", "rain", "chess", "bread"), []
     for user in range(16):
         for number in range(8):
             words = [str(word) for word in rng.choice(WORDS[:20], 4)]
             other = [word for word in words if word not in favourites] or ["the"]
-            own = favourites[user % 4]
-            record = {"id": f"{user}-{number}", "user_id": f"user {user}", "rejected": " ".join(other)}
-            record |= {"question": f"what {WORDS[number % 3]} ?", "chosen": " ".join([*other, own])}
-            found.append(record | {"profile": [{"id": "p", "text": f"i read {own}"}]})
-    return found
+            favourite = favourites[user % 4]
+            row = {"id": f"{user}-{number}", "user_id": f"user {user}", "rejected": " ".join(other)}
+            row |= {"question": f"what {WORDS[number % 3]} ?", "chosen": " ".join([*other, favourite])}
+            rows.append(row | {"profile": [{"id": "p", "text": f"i read {favourite}"}]})
+    return rows
+
+
+ROWS = people()
+EARLY, LATE = ROWS[::2], ROWS[1::2]
+ASKED = [prb.Comparison(**row) for row in LATE[:12]]
 
 
 @pytest.fixture(scope="module")
-def work(rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an encoder, data, and a study."""
     folder = tmp_path_factory.mktemp("use")
     write_encoder(folder / "bert")
-    for name, part in (("data", rows), ("early", rows[::2]), ("late", rows[1::2])):
+    for name, part in (("data", ROWS), ("early", EARLY), ("late", LATE)):
         write_lines(folder / f"{name}.jsonl", part)
     command = "personalise --data data.jsonl --backbone bert --methods offset --shots 0,4"
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as shown:
@@ -64,8 +67,13 @@ def work(rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="module")
-def model(work: Path) -> PersonalisedModel:
-    loaded: object = prb.load(work / "study" / "fitted" / "offset")
+def fitted(work: Path) -> Path:
+    return work / "study" / "fitted" / "offset"
+
+
+@pytest.fixture(scope="module")
+def model(fitted: Path) -> PersonalisedModel:
+    loaded: object = prb.load(fitted)
     assert isinstance(loaded, PersonalisedModel)
     return loaded
 
@@ -77,106 +85,100 @@ def test_the_table_fits_a_terminal_and_names_controls(work: Path) -> None:
         assert text in shown
 
 
-def test_scores_are_those_of_the_method_on_the_stored_features(
-    model: PersonalisedModel, work: Path, rows: list[dict[str, Any]]
-) -> None:
+def test_scores_are_those_of_the_method_on_the_stored_features(model: PersonalisedModel, work: Path) -> None:
     store = open_features(work / "study" / "features")
-    own = [prb.Comparison(**row) for row in rows[:6]]
+    of_user = [prb.Comparison(**row) for row in ROWS[:6]]
     fitted, method, standard = model.fitted.fitted, model.fitted.method, model.fitted.standard
-    pairs = np.array([store.answer_rows(one) for one in own])
+    pairs = np.array([store.answer_rows(one) for one in of_user])
     features = standard(store.answers.read(pairs.ravel())).reshape(*pairs.shape, -1)
-    known = np.ones(4, bool)
-    context = Context(Responses(features[:4, 0]), Responses(features[:4, 1]), known)
+    context = Context(Responses(features[:4, 0]), Responses(features[:4, 1]), np.ones(4, bool))
     state = method.adapt(fitted, context, jax.random.key(0))
-    found = model.adapt("user 0", own[:4])
-    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(state), strict=True):
+    adapted = model.adapt("user 0", of_user[:4])
+    for ours, theirs in zip(jax.tree.leaves(adapted), jax.tree.leaves(state), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
-    for one, features_of_one in zip(own[4:], features[4:], strict=True):
+    for one, features_of_one in zip(of_user[4:], features[4:], strict=True):
         expected = method.score(fitted, state, Responses(features_of_one))
         np.testing.assert_allclose(model.score(one), expected, atol=1e-4)
         np.testing.assert_allclose(model.score([one], user="user 0")[0], expected, atol=1e-4)
-    assert not np.allclose(model.score(own[5], user="nobody"), model.score(own[5]), atol=1e-4)
+    assert not np.allclose(model.score(of_user[5], user="nobody"), model.score(of_user[5]), atol=1e-4)
     with pytest.raises(DataError, match="user 'user 0', expected 'user 1'"):
-        model.adapt("user 1", own[:1])
+        model.adapt("user 1", of_user[:1])
+
+
+def adapt_to_early(model: PersonalisedModel) -> None:
+    for user in dict.fromkeys(row["user_id"] for row in EARLY):
+        model.adapt(user, [row for row in EARLY if row["user_id"] == user])
 
 
 def test_a_policy_is_scored_with_the_state_of_each_user(
-    work: Path, rows: list[dict[str, Any]], model: PersonalisedModel
+    work: Path, fitted: Path, model: PersonalisedModel
 ) -> None:
     """The reward of `prb ppo`: rollouts have no labels, so that it learns users from the history alone."""
-    asked = [prb.Comparison(**row) for row in rows[1:24:2]]
-    texts = [[*one.responses, one.responses[0] + " the"] for one in asked]
+    texts = [[*one.responses, one.responses[0] + " the"] for one in ASKED]
     settings = PpoSettings(scoring=ScoringSettings(history=str(work / "early.jsonl")))
-    reward = open_reward(settings, str(work / "study" / "fitted" / "offset"))
-    found = reward.score(asked, texts, step=1).values
-    assert reward.unknown(asked) == set()
-    for user in {one.user_id for one in asked}:
-        model.adapt(str(user), [row for row in rows[::2] if row["user_id"] == user])
-    for one, own, scores in zip(asked, texts, found, strict=True):
-        alone = prb.Comparison(
-            id=one.id, prompt=one.prompt, responses=own, user_id=one.user_id, profile=one.profile
-        )
+    reward = open_reward(settings, str(fitted))
+    rewards = reward.score(ASKED, texts, step=1).values
+    assert reward.unknown(ASKED) == set()
+    adapt_to_early(model)
+    for one, responses, scores in zip(ASKED, texts, rewards, strict=True):
+        alone = replace(one, responses=tuple(responses), labels=None)
         np.testing.assert_allclose(scores, model.score(alone), atol=1e-5)
-    blind = open_reward(PpoSettings(), str(work / "study" / "fitted" / "offset"))
-    bare = [prb.Comparison(**{**row, "profile": None}) for row in rows[1:24:2]]
+    blind = open_reward(PpoSettings(), str(fitted))
+    bare = [replace(one, profile=()) for one in ASKED]
     assert blind.unknown(bare) == {one.user_id for one in bare}
-    assert not np.allclose(blind.score(bare, texts, step=1).values, found, atol=1e-4)
+    assert not np.allclose(blind.score(bare, texts, step=1).values, rewards, atol=1e-4)
 
 
-def test_evaluate_adapts_on_a_history_or_on_earlier_comparisons(work: Path) -> None:
-    folder, late = work / "study" / "fitted" / "offset", work / "late.jsonl"
-    known = prb.evaluate(folder, late, history=work / "early.jsonl", out=work / "known", progress=False)
+def test_evaluate_adapts_on_a_history_or_on_earlier_comparisons(work: Path, fitted: Path) -> None:
+    late = work / "late.jsonl"
+    known = prb.evaluate(fitted, late, history=work / "early.jsonl", out=work / "known", progress=False)
     parts = json.loads((work / "study" / "splits.json").read_text())["splits"][0]
     assert known.summary["users_fitted_on"] == len(parts["seen"] + parts["validation"]) == 12
     summary = rendered(render_summary({"offset": known.summary}, title=""))
     assert "was fitted on 12 of these users" in " ".join(summary.split())
     assert "not those of new people" in prb.report(work / "known", out=work / "page.html").read_text()
-    new = [row for row in read_lines(late) if row["user_id"] in parts["unseen"]]
-    assert prb.evaluate(folder, new, progress=False).summary["users_fitted_on"] == 0
-    earlier = prb.evaluate(folder, late, progress=False)
-    nobody = [row | {"user_id": None} for row in read_lines(late)]
-    blind = prb.evaluate(folder, nobody, progress=False)
+    new = [row for row in LATE if row["user_id"] in parts["unseen"]]
+    assert prb.evaluate(fitted, new, progress=False).summary["users_fitted_on"] == 0
+    earlier = prb.evaluate(fitted, late, progress=False)
+    nobody = [row | {"user_id": None} for row in LATE]
+    blind = prb.evaluate(fitted, nobody, progress=False)
     assert known.summary["accuracy"] >= earlier.summary["accuracy"] >= blind.summary["accuracy"]
     assert known.summary["unknown_users"] == 0
     recorded = json.loads((work / "known" / "run.json").read_text())["inputs"]["model"]
     assert recorded["adapts_on"] == "the history alone"
     assert recorded["history"].startswith("sha256:")
-    early = read_lines(work / "early.jsonl")
     idle = [
-        early[0] | {"id": "other way", "chosen": early[0]["rejected"], "rejected": early[0]["chosen"]},
-        early[1] | {"id": "same", "rejected": early[1]["chosen"]},
+        EARLY[0] | {"id": "other way", "chosen": EARLY[0]["rejected"], "rejected": EARLY[0]["chosen"]},
+        EARLY[1] | {"id": "same", "rejected": EARLY[1]["chosen"]},
     ]
-    partly = prb.evaluate(folder, late, history=early + idle, progress=False).summary
+    partly = prb.evaluate(fitted, late, history=EARLY + idle, progress=False).summary
     assert partly["history_left_out"] == {CONTRADICTED: 2, IDENTICAL: 1}
-    without = prb.evaluate(folder, late, history=early[1:], progress=False).summary
+    without = prb.evaluate(fitted, late, history=EARLY[1:], progress=False).summary
     assert partly["accuracy"] == without["accuracy"]
-    with pytest.raises(DataError, match="is in the history too, as '0-1'"):
-        prb.evaluate(folder, late, history=late, progress=False)
-    with pytest.raises(RunError, match="does not adapt to users"):
-        prb.evaluate("baseline:length", late, history=late, progress=False)
-    with pytest.raises(RunError, match="profile_posts: what a fitted method reads"):
-        prb.evaluate(folder, late, profile_posts=3, progress=False)
+    for scorer, options, error, message in (
+        (fitted, {"history": late}, DataError, "is in the history too, as '0-1'"),
+        ("baseline:length", {"history": late}, RunError, "does not adapt to users"),
+        (fitted, {"profile_posts": 3}, RunError, "profile_posts: what a fitted method reads"),
+    ):
+        with pytest.raises(error, match=message):
+            prb.evaluate(scorer, late, progress=False, **options)
 
 
-def test_saved_states_stand_for_the_comparisons_of_a_person(
-    work: Path, rows: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    folder, late = work / "study" / "fitted" / "offset", work / "late.jsonl"
-    model: Any = prb.load(folder)
+def test_saved_states_stand_for_the_comparisons_of_a_person(work: Path, fitted: Path, tmp_path: Path) -> None:
+    model: Any = prb.load(fitted)
+    again: Any = prb.load(fitted)
     with pytest.raises(RunError, match="states: nobody is known"):
         model.save_states(tmp_path / "none")
-    early = [prb.Comparison(**row) for row in rows[::2]]
-    for user in dict.fromkeys(one.user_id for one in early):
-        model.adapt(user, [one for one in early if one.user_id == user])
+    adapt_to_early(model)
     assert model.save_states(tmp_path / "states") > 16 * 4 * model.embedder.width
-    asked = [prb.Comparison(**row) for row in rows[1:24:2]]
-    again: Any = prb.load(folder)
-    blind = again.score(asked)
-    assert set(again.load_states(tmp_path / "states")) == {one.user_id for one in early}
-    np.testing.assert_allclose(again.score(asked), model.score(asked), atol=1e-5)
-    assert not np.allclose(again.score(asked), blind, atol=1e-4)
-    known = prb.evaluate(folder, late, history=work / "early.jsonl", progress=False).summary
-    saved = prb.evaluate(folder, late, history=tmp_path / "states", progress=False).summary
+    blind = again.score(ASKED)
+    assert set(again.load_states(tmp_path / "states")) == {row["user_id"] for row in EARLY}
+    np.testing.assert_allclose(again.score(ASKED), model.score(ASKED), atol=1e-5)
+    assert not np.allclose(again.score(ASKED), blind, atol=1e-4)
+    known, saved = (
+        prb.evaluate(fitted, LATE, history=history, progress=False).summary
+        for history in (EARLY, tmp_path / "states")
+    )
     assert (saved["accuracy"], saved["unknown_users"]) == (known["accuracy"], 0)
     # those of a study are of the people whom it asked, of whom the validation part is not
     asked_users = again.load_states(work / "study" / "states" / "offset")
@@ -184,8 +186,9 @@ def test_saved_states_stand_for_the_comparisons_of_a_person(
     assert set(asked_users) == {*parts["seen"], *parts["unseen"]}
 
 
-def test_states_of_another_method_or_fit_are_refused(work: Path, tmp_path: Path) -> None:
-    model: Any = prb.load(work / "study" / "fitted" / "offset")
+def test_states_of_another_method_or_fit_are_refused(
+    work: Path, model: PersonalisedModel, tmp_path: Path
+) -> None:
     other = "method: expected 'offset', found 'pooled': these are states of another method"
     with pytest.raises(RunError, match=other):
         model.load_states(work / "study" / "states" / "pooled")
@@ -204,8 +207,8 @@ def test_states_of_another_method_or_fit_are_refused(work: Path, tmp_path: Path)
         model.load_states(folder)
 
 
-def test_a_folder_that_does_not_belong_together_is_refused(work: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(work / "study" / "fitted" / "offset", tmp_path / "copy")
+def test_a_folder_that_does_not_belong_together_is_refused(fitted: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(fitted, tmp_path / "copy")
     facts = json.loads((folder / "personalised.json").read_text())
     with pytest.raises(RunError, match="dtype: decided where"):
         prb.load(folder, dtype="bfloat16")
@@ -225,24 +228,24 @@ def test_a_folder_that_does_not_belong_together_is_refused(work: Path, tmp_path:
 
 
 def test_ask_ranks_questions_by_what_their_answers_tell(
-    model: PersonalisedModel, work: Path, rows: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    model: PersonalisedModel, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_lines(work / "ana.jsonl", rows[:2])
     questions = [
         {"id": row["id"], "question": row["question"], "responses": [row["chosen"], row["rejected"]]}
-        for row in rows[2:12]
+        for row in ROWS[2:12]
     ]
-    write_lines(work / "ask.jsonl", questions)
-    command = ["ask", model.fitted.path, "--user", work / "ana.jsonl", "--candidates", work / "ask.jsonl"]
-    assert cli.main([*map(str, command), "--top", "3", "--out", str(work / "asked.json")]) == 0
+    user, candidates = (
+        write_lines(work / f"{name}.jsonl", rows) for name, rows in (("ana", ROWS[:2]), ("ask", questions))
+    )
+    command = ["ask", str(model.fitted.path), "--user", user, "--candidates", candidates]
+    assert cli.main([*command, "--top", "3", "--out", str(work / "asked.json")]) == 0
     assert "a question at random" in capsys.readouterr().out
     asked = json.loads((work / "asked.json").read_text())
     assert {one["id"] for one in asked} == {one["id"] for one in questions}
-    assert [one["information"] for one in asked] == sorted(
-        (one["information"] for one in asked), reverse=True
-    )
+    information = [one["information"] for one in asked]
+    assert information == sorted(information, reverse=True)
     # the best one, by hand: adapt to each answer and see how far the other probabilities move
-    own = [prb.Comparison(**row) for row in rows[:2]]
+    judged = [prb.Comparison(**row) for row in ROWS[:2]]
     pool = [prb.Comparison(**one) for one in questions]
     best = next(number for number, one in enumerate(pool) if one.id == asked[0]["id"])
 
@@ -251,30 +254,30 @@ def test_ask_ranks_questions_by_what_their_answers_tell(
         scores = np.array(model.score(pool, user="ana"), np.float64)
         return 1 / (1 + np.exp(scores[:, 1] - scores[:, 0]))
 
-    before, told = chances(own), 0.0
+    before, told = chances(judged), 0.0
     for answer, chance in ((0, before[best]), (1, 1 - before[best])):
         labels = [1.0 - answer, float(answer)]
-        p = chances([*own, prb.Comparison.from_row(questions[best] | {"labels": labels}, where="best")])
+        p = chances([*judged, prb.Comparison.from_row(questions[best] | {"labels": labels}, where="best")])
         divergence = p * np.log(p / before) + (1 - p) * np.log((1 - p) / (1 - before))
         told += chance * np.delete(divergence, best).mean()
-    assert asked[0]["information"] == pytest.approx(told, rel=1e-2)
-    for responses, found in ((["a", "b", "c"], "3"), (["a", "a"], "2 equal ones")):
-        with pytest.raises(DataError, match=f"expected 2 different responses, found {found}"):
+    assert information[0] == pytest.approx(told, rel=1e-2)
+    for responses, count in ((["a", "b", "c"], "3"), (["a", "a"], "2 equal ones")):
+        with pytest.raises(DataError, match=f"expected 2 different responses, found {count}"):
             prb.ask(model, user=None, candidates=[questions[0] | {"responses": responses}, questions[1]])
-    both_ways = rows[0] | {"id": "x", "chosen": rows[0]["rejected"], "rejected": rows[0]["chosen"]}
+    both_ways = ROWS[0] | {"id": "x", "chosen": ROWS[0]["rejected"], "rejected": ROWS[0]["chosen"]}
     with pytest.raises(DataError, match="'0-0' tells nothing: a pair that the same user judged both ways"):
-        prb.ask(model, user=[rows[0], both_ways], candidates=questions)
+        prb.ask(model, user=[ROWS[0], both_ways], candidates=questions)
     with pytest.raises(RunError, match="does not adapt to users"):
         prb.ask("baseline:length", user=None, candidates=questions)
     for use in (
         lambda: prb.ask(work / "study", user=None, candidates=questions),
         lambda: prb.load(work / "study"),
-        lambda: prb.evaluate(work / "study", work / "late.jsonl", progress=False),
+        lambda: prb.evaluate(work / "study", LATE, progress=False),
     ):
         several = r"several methods: name one of them: .*fitted/offset, .*fitted/pooled"
         with pytest.raises(RunError, match=several):
             use()
     # a method without a personal part learns nothing from an answer, and says so
     pooled = str(work / "study" / "fitted" / "pooled")
-    assert cli.main(["ask", pooled, "--candidates", str(work / "ask.jsonl")]) == 0
+    assert cli.main(["ask", pooled, "--candidates", candidates]) == 0
     assert "no answer tells anything" in " ".join(capsys.readouterr().out.split())
