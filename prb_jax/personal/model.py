@@ -182,10 +182,8 @@ class PersonalisedModel:
         return counts.keys() - known
 
     def fitted_on(self, comparisons: Sequence[Comparison]) -> set[str]:
-        """Return the users of the comparisons on whom the method was fitted, or its numbers were chosen.
-
-        None where the splits of the study, whose folder holds that of the method, are not there any more.
-        """
+        """Return the users of the comparisons on whom the method was fitted, or its numbers were chosen; nobody where
+        the splits of the study, whose folder holds that of the method, are not there any more."""
         path = self.fitted.path.absolute().parents[1] / SPLITS
         if not path.is_file():
             return set()
@@ -302,7 +300,9 @@ class PersonalisedModel:
         keys = []
         for _, context, query in shown:
             latest = context[-MOST:]
-            posts = posts_about_other_texts(query.profile or _profile(context), query)
+            profile = query.profile or _profile(context)
+            # a post that judges a response of the query tells the label
+            posts = tuple(post for post in profile if read_post(post).text not in query.responses)
             keys.append((tuple(map(id, latest)), posts))
             known.setdefault(keys[-1], (latest, posts))
         numbers = {key: number for number, key in enumerate(known)}
@@ -328,8 +328,3 @@ class PersonalisedModel:
 
 def _profile(context: Sequence[Comparison]) -> tuple[Post, ...]:
     return next((one.profile for one in reversed(context) if one.profile), ())
-
-
-def posts_about_other_texts(posts: Sequence[Post], query: Comparison) -> tuple[Post, ...]:
-    """Return the posts that judge no response of the query: one that does tells the label."""
-    return tuple(post for post in posts if read_post(post).text not in query.responses)

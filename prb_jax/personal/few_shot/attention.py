@@ -151,10 +151,9 @@ def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
     kinds, mask = [jnp.full(2 * count, COMPARISON)], [context.mask, context.mask]
     posts = context.posts
     if posts is not None:
-        voted = jnp.zeros(posts.mask.shape) if posts.signs is None else posts.signs
         memory.append(posts.features)
-        signs.append(jnp.where(voted == 0, 1.0, voted))
-        kinds.append(jnp.where(voted == 0, OWN_WORDS, VOTE))
+        signs.append(jnp.where(posts.votes == 0, 1.0, posts.votes))
+        kinds.append(jnp.where(posts.votes == 0, OWN_WORDS, VOTE))
         mask.append(posts.mask)
     return _state(fitted, *(jnp.concatenate(parts) for parts in (memory, signs, kinds, mask)))
 

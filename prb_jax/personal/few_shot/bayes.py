@@ -154,11 +154,9 @@ def _with(fitted: Fitted, numbers: dict[str, Any], **arrays: Any) -> Fitted:
 
 def _kinds(seen: Choices) -> tuple[np.ndarray, np.ndarray]:
     """Which posts of the seen people are own words, and which are votes, bool [U, M] each."""
-    posts = seen.posts
-    assert posts is not None
-    there = np.asarray(posts.mask) & np.isin(np.arange(seen.number_of_users), seen.users)[:, None]
-    voted = np.zeros_like(there) if posts.signs is None else np.asarray(posts.signs) != 0
-    return there & ~voted, there & voted
+    assert seen.posts is not None
+    voted = np.asarray(seen.posts.votes) != 0
+    return seen.known_posts & ~voted, seen.known_posts & voted
 
 
 def _post_means(seen: Choices) -> dict[str, np.ndarray]:
@@ -311,39 +309,31 @@ def _with_profiles(data: FitData, fitted: Fitted) -> Iterator[Fitted]:
 def _profile(posts: Posts) -> Array:
     """The mean of the posts [..., M, D], those that the person disagrees with turned round, [..., D]."""
     weights = jnp.asarray(posts.mask, jnp.float32)
-    signs = weights if posts.signs is None else weights * jnp.where(jnp.asarray(posts.signs) < 0, -1.0, 1.0)
+    signs = weights * jnp.where(jnp.asarray(posts.votes) < 0, -1.0, 1.0)
     total = jnp.sum(signs[..., None] * posts.features, axis=-2)
     return total / jnp.maximum(jnp.sum(weights, axis=-1), 1.0)[..., None]
 
 
-def _tastes(fitted: Fitted) -> int:
-    """J + T, the directions of features and of texts."""
-    return fitted.arrays["basis"].shape[1] + (
-        fitted.arrays["texts"].shape[1] if "texts" in fitted.arrays else 0
-    )
-
-
-def _effects(fitted: Fitted, items: Array) -> Array:
-    """The effects of texts; 0 of one that no seen person judged."""
-    effects = fitted.arrays["items"]
-    known = (items >= 0) & (items < len(effects))
-    return jnp.where(known, jnp.asarray(effects)[jnp.where(known, items, 0)], 0.0)
+def _of_items(table: Array, items: Array) -> Array:
+    """The rows [., ...] of a table of texts; 0 for a text that no seen person judged."""
+    known = (items >= 0) & (items < len(table))
+    rows = jnp.asarray(table)[jnp.where(known, items, 0)]
+    return jnp.where(known.reshape(known.shape + (1,) * (table.ndim - 1)), rows, 0.0)
 
 
 def _of_texts(fitted: Fitted, responses: Responses) -> Array:
-    """The tastes for single texts, [., T]; 0 for one that no seen person judged."""
-    texts, items = fitted.arrays.get("texts"), responses.items
-    if texts is None or items is None:
-        return jnp.zeros(
-            (*responses.features.shape[:-1], 0 if texts is None else texts.shape[1]), jnp.float32
-        )
-    known = (items >= 0) & (items < len(texts))
-    return jnp.where(known[..., None], jnp.asarray(texts)[jnp.where(known, items, 0)], 0.0)
+    """The tastes for single texts, [., T]."""
+    texts, shape = fitted.arrays.get("texts"), responses.features.shape[:-1]
+    if texts is None or responses.items is None:
+        return jnp.zeros((*shape, 0 if texts is None else texts.shape[1]), jnp.float32)
+    return _of_items(texts, responses.items)
 
 
 def empty_state(fitted: Fitted) -> State:
     """Return the prior of a person without a profile."""
-    width, count = len(fitted.arrays["basis"]), _tastes(fitted)
+    width, count = fitted.arrays["basis"].shape
+    if "texts" in fitted.arrays:
+        count += fitted.arrays["texts"].shape[1]
     return {
         "weights": jnp.zeros(count, jnp.float32),
         "covariance": jnp.eye(count, dtype=jnp.float32),
@@ -378,19 +368,20 @@ def _observations(fitted: Fitted, context: Context) -> tuple[Array, Array, Array
     deltas, mask, effects = context.deltas, context.mask, jnp.zeros(len(context.mask), jnp.float32)
     chosen, rejected, posts = context.chosen, context.rejected, context.posts
     if chosen.items is not None and rejected.items is not None:
-        effects = (_effects(fitted, chosen.items) - _effects(fitted, rejected.items)) * mask
+        table = fitted.arrays["items"]
+        effects = (_of_items(table, chosen.items) - _of_items(table, rejected.items)) * mask
     of_texts = (_of_texts(fitted, chosen) - _of_texts(fitted, rejected)) * mask[:, None]
     if posts is not None and "post_mean" in fitted.arrays:
-        signs = jnp.zeros(posts.mask.shape, jnp.float32) if posts.signs is None else jnp.asarray(posts.signs)
-        votes, numbers = signs != 0, fitted.numbers
-        gain = jnp.where(votes, numbers["vote_gain"] * signs, numbers["word_gain"]) * posts.mask
-        typical = jnp.where(votes[:, None], fitted.arrays["vote_mean"], fitted.arrays["word_mean"])
+        voted, numbers = jnp.asarray(posts.votes) != 0, fitted.numbers
+        gain = jnp.where(voted, numbers["vote_gain"] * posts.votes, numbers["word_gain"]) * posts.mask
+        typical = jnp.where(voted[:, None], fitted.arrays["vote_mean"], fitted.arrays["word_mean"])
         items = jnp.full(gain.shape, -1) if posts.items is None else jnp.asarray(posts.items)
-        liked = jnp.where(items < 0, 0.0, _effects(fitted, items) - numbers["typical"])
+        liked = _of_items(fitted.arrays["items"], items) - numbers["typical"]
+        liked = jnp.where(items < 0, 0.0, liked)
         deltas = jnp.concatenate([deltas, gain[:, None] * (posts.features - typical)])
         effects = jnp.concatenate([effects, gain * liked])
-        voted = Responses(posts.features, items)
-        of_texts = jnp.concatenate([of_texts, gain[:, None] * _of_texts(fitted, voted)])
+        of_posts = _of_texts(fitted, Responses(posts.features, items))
+        of_texts = jnp.concatenate([of_texts, gain[:, None] * of_posts])
         mask = jnp.concatenate([mask, posts.mask & (gain != 0)])
     return deltas, effects, jnp.concatenate([deltas @ fitted.arrays["basis"], of_texts], axis=1), mask
 
@@ -403,7 +394,7 @@ def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     tastes = jnp.concatenate([tastes, _of_texts(fitted, responses)], axis=1)
     means = features @ (fitted.arrays["direction"] + state["rest"]) + tastes @ state["weights"]
     if responses.items is not None:
-        means = means + _effects(fitted, responses.items)
+        means = means + _of_items(fitted.arrays["items"], responses.items)
     count = len(means)
     apart, others = tastes - tastes.mean(axis=0), features - features.mean(axis=0)
     # The mean over all pairs of responses of the variance of their difference.

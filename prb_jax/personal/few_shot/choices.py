@@ -81,6 +81,11 @@ class Posts(ArrayTable):
     # int32 [..., M], the identity of the post's text among ``Responses.items``, -1 for no such text
     items: Array | None = None
 
+    @property
+    def votes(self) -> Array:
+        """float32 [..., M]: ``signs``, or 0 throughout."""
+        return np.zeros(self.mask.shape, np.float32) if self.signs is None else self.signs
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -216,6 +221,21 @@ class Choices:
     def person(self) -> np.ndarray:
         """int32 [n]: the users of the choices, numbered from 0 to P - 1."""
         return np.unique(np.asarray(self.users), return_inverse=True)[1].reshape(-1).astype(np.int32)
+
+    @property
+    def known_posts(self) -> np.ndarray:
+        """bool [U, M]: the posts of the users who made a choice."""
+        assert self.posts is not None
+        return np.asarray(self.posts.mask) & np.isin(np.arange(self.number_of_users), self.users)[:, None]
+
+    def profile_votes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the users, texts and signs of the votes on known texts, [m] each, in the profiles of the users who
+        made a choice."""
+        if self.posts is None or self.posts.items is None:
+            return np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32)
+        texts, signs = np.asarray(self.posts.items), np.asarray(self.posts.votes)
+        told = self.known_posts & (texts >= 0) & (signs != 0)
+        return np.nonzero(told)[0], texts[told], signs[told]
 
     def only(self, places: np.ndarray) -> Choices:
         """Return the choices at ``places`` (int or bool [n]) with the same tables."""

@@ -179,30 +179,22 @@ def fit(data: FitData, *, simplex: bool) -> Fitted:
     return data.best(candidates())
 
 
-def adapt_free(fitted: Fitted, context: Context, key: jax.Array) -> State:
-    """Return the most probable weights, float32 [B]."""
-    mean = fitted.arrays["mean"]
-    rows = context.deltas @ fitted.arrays["basis"]
+def adapt(fitted: Fitted, context: Context, key: jax.Array, *, simplex: bool) -> State:
+    """Return the weights w float32 [B]: the most probable ones, or of a simplex those before the softmax after
+    ``adapt_steps`` of Adam from the mean."""
+    rows, mean = context.deltas @ fitted.arrays["basis"], jnp.asarray(fitted.arrays["mean"])
+    if simplex:
+        return {"weights": adapt_by_descent(fitted, context, mean, lambda w: rows @ jax.nn.softmax(w))}
     return {"weights": mean + most_probable(rows, context.mask, rows @ mean, fitted.numbers["pull"])}
 
 
-def adapt_simplex(fitted: Fitted, context: Context, key: jax.Array) -> State:
-    """Return the weights w float32 [B] (before the softmax) after ``adapt_steps`` of Adam from the mean."""
-    rows, mean = context.deltas @ fitted.arrays["basis"], jnp.asarray(fitted.arrays["mean"])
-    return {"weights": adapt_by_descent(fitted, context, mean, lambda w: rows @ jax.nn.softmax(w))}
+def score(fitted: Fitted, state: State, responses: Responses, *, simplex: bool) -> jax.Array:
+    """Return phi(w)^T V^T e, float32 [K]."""
+    weights = jax.nn.softmax(state["weights"]) if simplex else state["weights"]
+    return responses.features @ (fitted.arrays["basis"] @ weights)
 
 
-def score_free(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
-    """Return w^T V^T e, float32 [K]."""
-    return responses.features @ (fitted.arrays["basis"] @ state["weights"])
-
-
-def score_simplex(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
-    """Return softmax(w)^T V^T e, float32 [K]."""
-    return responses.features @ (fitted.arrays["basis"] @ jax.nn.softmax(state["weights"]))
-
-
-LORE = define("lore", LoReSettings, partial(fit, simplex=True), adapt_simplex, score_simplex, mean_state)
-LORE_FREE = define(
-    "lore_free", LoReFreeSettings, partial(fit, simplex=False), adapt_free, score_free, mean_state
+LORE, LORE_FREE = (
+    define(name, settings, *(partial(part, simplex=simplex) for part in (fit, adapt, score)), mean_state)
+    for name, settings, simplex in (("lore", LoReSettings, True), ("lore_free", LoReFreeSettings, False))
 )

@@ -74,16 +74,10 @@ def fit(data: FitData) -> Fitted:
 def judgements(choices: Choices) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the users, texts and signs of all votes: 1 for a chosen text, -1 for a rejected one, and the votes in the
     profiles of the people who made the choices."""
-    users, texts = [choices.users, choices.users], [*choices.texts.T]
-    signs = [np.ones(len(choices)), -np.ones(len(choices))]
-    posts = choices.posts
-    if posts is not None and posts.items is not None and posts.signs is not None:
-        mask = np.asarray(posts.mask) & (np.asarray(posts.items) >= 0) & (np.asarray(posts.signs) != 0)
-        mask &= np.isin(np.arange(choices.number_of_users), choices.users)[:, None]
-        users.append(np.nonzero(mask)[0])
-        texts.append(np.asarray(posts.items)[mask])
-        signs.append(np.asarray(posts.signs)[mask])
-    return np.concatenate(users), np.concatenate(texts), np.concatenate(signs)
+    voters, voted, signs = choices.profile_votes()
+    users = np.concatenate([choices.users, choices.users, voters])
+    texts = np.concatenate([*choices.texts.T, voted])
+    return users, texts, np.concatenate([np.ones(len(choices)), -np.ones(len(choices)), signs])
 
 
 def _votes(choices: Choices) -> tuple[np.ndarray, np.ndarray]:

@@ -45,20 +45,16 @@ def judgements_of(choices: Choices, *, votes: bool) -> Judgements:
     items = np.arange(len(choices.features)) if choices.items is None else np.asarray(choices.items)
     typical, person = int(items.max()) + 1, choices.users.astype(np.int64)
     deltas, texts = choices.deltas, choices.texts.astype(np.int32)
-    posts = choices.posts
-    if votes and posts is not None and posts.items is not None and posts.signs is not None:
+    users, voted, signs = choices.profile_votes()
+    if votes and (judged := voted < typical).any():
+        users, voted, signs = users[judged], voted[judged], signs[judged]
         row_of = np.full(typical, -1)
         row_of[items] = np.arange(len(items))
-        known, signs = np.asarray(posts.items), np.asarray(posts.signs)
-        told = np.asarray(posts.mask) & (known >= 0) & (known < typical) & (signs != 0)
-        told &= np.isin(np.arange(choices.number_of_users), choices.users)[:, None]
-        users, item, sign = np.nonzero(told)[0], known[told], signs[told]
-        features = np.asarray(choices.features, np.float32)[row_of[item]]
-        if len(item):
-            deltas = np.concatenate([deltas, sign[:, None] * (features - features.mean(axis=0))])
-            pair = np.stack([item, np.full(len(item), typical)], axis=1)
-            pair = np.where(sign[:, None] > 0, pair, pair[:, ::-1])
-            texts, person = np.concatenate([texts, pair.astype(np.int32)]), np.concatenate([person, users])
+        features = np.asarray(choices.features, np.float32)[row_of[voted]]
+        deltas = np.concatenate([deltas, signs[:, None] * (features - features.mean(axis=0))])
+        pairs = np.stack([voted, np.full(len(voted), typical)], axis=1)
+        pairs = np.where(signs[:, None] > 0, pairs, pairs[:, ::-1])
+        texts, person = np.concatenate([texts, pairs.astype(np.int32)]), np.concatenate([person, users])
     return Judgements(deltas.astype(np.float32), texts, person, typical)
 
 
