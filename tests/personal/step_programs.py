@@ -34,7 +34,7 @@ def one_step(mesh: Any) -> dict[str, Any]:
     import jax.numpy as jnp
     import numpy as np
 
-    from prb_jax.personal.method import Users
+    from prb_jax.personal.method import Users, with_prefixes
     from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
     from prb_jax.training.objective import USER
     from tests.training.small_batches import (
@@ -47,32 +47,28 @@ def one_step(mesh: Any) -> dict[str, Any]:
         small_config,
     )
 
-    config = small_config()
-    width = config.hidden_size
-    params = initial_params(config)
+    config, users = small_config(), Users(tuple(f"{user:05}" for user in range(USERS)))
     method = SoftPrompts(
-        table=Users(tuple(f"{user:05}" for user in range(USERS))),
+        table=users,
         tokens=TOKENS,
-        width=width,
+        width=config.hidden_size,
         places=ROWS,
         generic_share=0.0,
         seed=0,
         optimizer=RowAdam(learning_rate=lambda step: 1e-2),
         mesh=mesh,
     )
-    step, state, frozen = build(config, tuning="lora", params=params, mesh=mesh, method=method)
-    room = np.zeros(TOKENS, np.int32)
-    trees = [
-        dataclasses.replace(tree, prefix=np.concatenate([room, tree.prefix])) for tree in random_trees(8)
-    ]
+    step, state, frozen = build(
+        config, tuning="lora", params=initial_params(config), mesh=mesh, method=method
+    )
+    trees = with_prefixes(random_trees(8), [np.zeros(TOKENS, np.int32)] * 8)
     of_users = np.array([7, 7, 0, 9_999, 10_000, 3, 0, 7])
     chosen = method.rows_of_step(of_users, np.arange(len(of_users)), step=0)
     extras = dataclasses.replace(extras_of(trees), users=chosen.slots)
-    halves = [slice(0, 4), slice(4, 8)]
-    bucket_like = batch_of(trees)
+    whole = batch_of(trees)
     batches = [
-        step.place(jax.tree.map(lambda leaf, rows=rows: leaf[rows], bucket_like), rows_of(extras, rows))
-        for rows in halves
+        step.place(jax.tree.map(lambda leaf, rows=rows: leaf[rows], whole), rows_of(extras, rows))
+        for rows in (slice(0, 4), slice(4, 8))
     ]
     before = np.asarray(state[USER]["table"][0])
     programs = {
@@ -80,9 +76,7 @@ def one_step(mesh: Any) -> dict[str, Any]:
         "accumulate": step.accumulate.lower(state, frozen, *batches[0]),
         "update": step.update.lower(state),
     }
-    found: dict[str, Any] = {
-        "collectives": {name: collectives(lowered.compile().as_text()) for name, lowered in programs.items()}
-    }
+    exchanged = {name: collectives(lowered.compile().as_text()) for name, lowered in programs.items()}
     for number in range(2):
         state = step.take(state, jnp.asarray(chosen.ids))
         for placed in batches:
@@ -90,14 +84,14 @@ def one_step(mesh: Any) -> dict[str, Any]:
         state, metrics = step.update(state)
         assert float(metrics["finite"]) == 1.0, number
     table = np.asarray(state[USER]["table"])
-    touched = np.unique(of_users)
-    moved = np.flatnonzero(np.abs(table - before).max(axis=(1, 2)) > 0)
-    found["moved"] = moved.tolist()
-    found["rows"] = table[touched].tolist()
     compiled: tuple[Any, ...] = (step.accumulate, step.update, step.take)
-    found["compiles"] = [function._cache_size() for function in compiled]
-    found["local"] = list(state[USER]["table"].addressable_shards[0].data.shape)
-    return found
+    return {
+        "collectives": exchanged,
+        "moved": np.flatnonzero(np.abs(table - before).max(axis=(1, 2)) > 0).tolist(),
+        "rows": table[np.unique(of_users)].tolist(),
+        "compiles": [function._cache_size() for function in compiled],
+        "local": list(state[USER]["table"].addressable_shards[0].data.shape),
+    }
 
 
 def main(out: str, devices: int, meshes: list[str]) -> None:

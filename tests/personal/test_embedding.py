@@ -40,8 +40,6 @@ def test_rows_of_users() -> None:
     assert rows.tolist() == [2, GENERIC, GENERIC, 1]
     assert users.unknown([by("b"), by(None), by("z"), by("y"), by("z", 1)]) == {"y", "z"}
 
-
-def test_a_user_is_named_once() -> None:
     with pytest.raises(DataError, match="users: 'b' is given twice"):
         Users(("a", "b", "b"))
 
@@ -59,10 +57,10 @@ def prompts(
 
 
 def test_the_users_of_a_step_fill_a_fixed_number_of_rows() -> None:
-    found = prompts().rows_of_step(np.array([9, 5, 0, 5, 2]), np.array([1, 2, 3, 4]), step=0)
-    assert found.ids.tolist() == [0, 2, 5, 6, 6, 6]
-    assert found.ids[found.slots].tolist() == [5, 0, 5, 2]
-    assert (found.ids.dtype, found.slots.dtype) == (np.int32, np.int32)
+    chosen = prompts().rows_of_step(np.array([9, 5, 0, 5, 2]), np.array([1, 2, 3, 4]), step=0)
+    assert chosen.ids.tolist() == [0, 2, 5, 6, 6, 6]
+    assert chosen.ids[chosen.slots].tolist() == [5, 0, 5, 2]
+    assert (chosen.ids.dtype, chosen.slots.dtype) == (np.int32, np.int32)
     with pytest.raises(ValueError, match="could not broadcast"):  # more users than places
         prompts().rows_of_step(np.arange(7), np.arange(7), step=0)
 
@@ -72,15 +70,15 @@ def test_a_share_trains_the_generic_user_instead() -> None:
 
     def drawn(step: int, share: float = 0.3) -> np.ndarray:
         method = replace(prompts(4000, share=share, seed=5), places=4000)
-        found = method.rows_of_step(rows, np.arange(4000), step=step)
-        return found.ids[found.slots]
+        chosen = method.rows_of_step(rows, np.arange(4000), step=step)
+        return chosen.ids[chosen.slots]
 
-    found = drawn(17)
-    kept = found != GENERIC
+    trained = drawn(17)
+    kept = trained != GENERIC
     assert 0.27 < 1 - kept.mean() < 0.33
-    np.testing.assert_array_equal(found[kept], rows[kept])
-    np.testing.assert_array_equal(found, drawn(17))
-    assert (found != drawn(18)).any()
+    np.testing.assert_array_equal(trained[kept], rows[kept])
+    np.testing.assert_array_equal(trained, drawn(17))
+    assert (trained != drawn(18)).any()
     np.testing.assert_array_equal(rows, drawn(17, share=0.0))
     twice = replace(prompts(share=0.5), places=6).rows_of_step(rows, np.array([3, 3, 3, 3]), step=0)
     assert len(set(twice.slots.tolist())) == 1  # a comparison that comes twice has one row
@@ -156,15 +154,14 @@ def test_a_mesh_that_does_not_divide_the_width_is_refused() -> None:
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory) -> dict[str, Any]:
-    """By mesh, on four devices."""
+    """By mesh of four devices, and of one device."""
     out = tmp_path_factory.mktemp("programs") / "programs.json"
-    environment = plain_environment()
     done = subprocess.run(
         [sys.executable, "-m", "tests.personal.step_programs", out, "4", "data=4", "fsdp=4"],
-        capture_output=True, text=True, cwd=ROOT, env=environment, timeout=600,
+        capture_output=True, text=True, cwd=ROOT, env=plain_environment(), timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return json.loads(out.read_text())
+    return json.loads(out.read_text()) | {"one": one_step(make_mesh(devices=jax.devices()[:1]))}
 
 
 @pytest.mark.parametrize("mesh", ["data=4", "fsdp=4"])
@@ -173,20 +170,19 @@ def test_devices_exchange_the_rows_of_a_step_and_never_the_table(programs, mesh:
 
     Under fsdp the table is split by width: there the activations that the rows went into are exchanged.
     """
-    found = programs[mesh]["collectives"]
-    sizes = {name: [tuple(shape) for _, shape in exchanged] for name, exchanged in found.items()}
+    exchanged = programs[mesh]["collectives"]
+    sizes = {name: [tuple(shape) for _, shape in arrays] for name, arrays in exchanged.items()}
     for name, shapes in sizes.items():
         assert max((max(shape, default=0) for shape in shapes), default=0) < USERS, name
-    assert found["take"] == []
+    assert exchanged["take"] == []
     if mesh == "data=4":
         assert (ROWS, TOKENS, 32) in sizes["accumulate"]
 
 
 @pytest.mark.parametrize("mesh", ["data=4", "fsdp=4"])
 def test_a_step_on_four_devices_is_that_on_one(programs, mesh: str) -> None:
-    alone = one_step(make_mesh(devices=jax.devices()[:1]))
-    found = programs[mesh]
-    assert found["moved"] == alone["moved"] == [0, 3, 7, 9_999, 10_000]
-    np.testing.assert_allclose(found["rows"], alone["rows"], atol=1e-5)
-    assert found["compiles"] == [1, 1, 1]
-    assert found["local"] == [USERS + 1, TOKENS, 8 if mesh == "fsdp=4" else 32]
+    alone, on_four = programs["one"], programs[mesh]
+    assert on_four["moved"] == alone["moved"] == [0, 3, 7, 9_999, 10_000]
+    np.testing.assert_allclose(on_four["rows"], alone["rows"], atol=1e-5)
+    assert on_four["compiles"] == [1, 1, 1]
+    assert on_four["local"] == [USERS + 1, TOKENS, 8 if mesh == "fsdp=4" else 32]

@@ -37,14 +37,17 @@ class World:
     contexts: UserRows  # of the new people
     queries: UserRows
 
+    def query_margins(self) -> np.ndarray:
+        """float64 [m]: the planted margin of the chosen response of every query."""
+        queries, users = self.queries.places[self.queries.mask], self.queries.users
+        users = np.broadcast_to(users[:, None], self.queries.mask.shape)[self.queries.mask]
+        return self.rewards[users, self.new.chosen[queries]] - self.rewards[users, self.new.rejected[queries]]
+
     def share_of_bayes(self, scores: np.ndarray) -> float:
         """The expected accuracy of scores [U, q, 2] of the queries, relative to that of the planted rewards."""
-        users = np.broadcast_to(self.queries.users[:, None], self.queries.places.shape)
-        chosen, rejected = self.new.chosen[self.queries.places], self.new.rejected[self.queries.places]
-        margin = (self.rewards[users, chosen] - self.rewards[users, rejected])[self.queries.mask]
-        found = (scores[..., 0] - scores[..., 1])[self.queries.mask]
-        right = np.where(found == 0, 0.5, np.where(found > 0, sigmoid(margin), sigmoid(-margin)))
-        return float(right.mean() / sigmoid(np.abs(margin)).mean())
+        planted, ours = self.query_margins(), (scores[..., 0] - scores[..., 1])[self.queries.mask]
+        right = np.where(ours == 0, 0.5, np.where(ours > 0, sigmoid(planted), sigmoid(-planted)))
+        return float(right.mean() / sigmoid(np.abs(planted)).mean())
 
     def share(self, method: Method, fitted: Fitted, shots: int, *, width: int) -> float:
         """The share of the Bayes accuracy after ``shots`` comparisons of each new person."""

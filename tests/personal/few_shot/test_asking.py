@@ -8,32 +8,26 @@ import pytest
 
 from prb_jax.errors import DataError
 from prb_jax.personal.few_shot import pref, sparse
-from prb_jax.personal.few_shot.choices import Context, Responses, group
+from prb_jax.personal.few_shot.choices import Context, Responses
 from prb_jax.personal.few_shot.lore import head_direction
 from prb_jax.personal.few_shot.protocol import Fitted
-from tests.personal.few_shot.planted import choices_of
+from tests.personal.few_shot.planted import choices_of, sigmoid
 
 
 def test_the_rule_of_pref_learns_more_from_few_questions_than_chance():
-    rng = np.random.default_rng(0)
-    width, pool_size, people, asked = 4, 60, 24, 6
-    pool = rng.normal(size=(pool_size, width)).astype(np.float32) * rng.uniform(
-        0.1, 3, (pool_size, 1)
-    ).astype(np.float32)
+    rng, width, pool_size, people, asked = np.random.default_rng(0), 4, 60, 24, 6
+    lengths = rng.uniform(0.1, 3, (pool_size, 1))
+    pool = (rng.normal(size=(pool_size, width)) * lengths).astype(np.float32)
     truth = rng.normal(size=(people, width)) * 2
     zero = np.zeros(width, np.float32)
-    fitted = Fitted(
-        {"factors": np.eye(width, dtype=np.float32), "mean": zero, "prior": zero},
-        {"beta": np.float32(0.25)},
-        pref.PReFSettings(rank=width),
-    )
-    nothing = np.zeros_like(pool)
+    arrays = {"factors": np.eye(width, dtype=np.float32), "mean": zero, "prior": zero}
+    fitted = Fitted(arrays, {"beta": np.float32(0.25)}, pref.PReFSettings(rank=width))
 
     @jax.jit
     def learn(chosen, mask):
         context = Context(Responses(chosen), Responses(0 * chosen), mask)
         state = pref.adapt(fitted, context, jax.random.key(0))
-        rule = pref.next_question(fitted, state, context, Responses(pool), Responses(nothing))
+        rule = pref.next_question(fitted, state, context, Responses(pool), Responses(0 * pool))
         return state["weights"], rule
 
     learn_all = jax.jit(jax.vmap(learn))
@@ -46,15 +40,13 @@ def test_the_rule_of_pref_learns_more_from_few_questions_than_chance():
             _, rule = learn_all(answered, np.broadcast_to(np.arange(asked) < count, (people, asked)))
             # The rule is 0 for every question before the first answer tells a direction: then length decides.
             value = np.asarray(rule) if by_rule else drawn.random((people, pool_size))
-            question = pool[np.argmax(np.where(free, value, -np.inf), axis=1)]
-            free[np.arange(people), np.argmax(np.where(free, value, -np.inf), axis=1)] = False
-            agrees = drawn.random(people) < 1 / (1 + np.exp(-np.sum(question * truth, axis=1)))
-            answered[:, count] = question * np.where(agrees, 1, -1)[:, None]
+            chosen = np.argmax(np.where(free, value, -np.inf), axis=1)
+            free[np.arange(people), chosen] = False
+            agrees = drawn.random(people) < sigmoid(np.sum(pool[chosen] * truth, axis=1))
+            answered[:, count] = pool[chosen] * np.where(agrees, 1, -1)[:, None]
         weights = np.asarray(learn_all(answered, np.ones((people, asked), bool))[0])
-        cosine = (
-            np.sum(weights * truth, axis=1) / np.linalg.norm(weights, axis=1) / np.linalg.norm(truth, axis=1)
-        )
-        return float(cosine.mean())
+        lengths = np.linalg.norm(weights, axis=1) * np.linalg.norm(truth, axis=1)
+        return float(np.mean(np.sum(weights * truth, axis=1) / lengths))
 
     assert simulate(True) > simulate(False) + 0.05
 
@@ -90,4 +82,3 @@ def test_sparse_features_can_be_read():
     scores = np.asarray(sparse.score(fitted, state, Responses(features[[0, 3]])))
     # (beta + b_u) of the first feature times the difference, and the dense direction's part of it
     assert scores[0] - scores[1] == 2 + 6
-    assert group(choices).places.tolist() == [[0, 1, 2, 3]]

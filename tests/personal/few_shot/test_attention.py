@@ -27,15 +27,13 @@ def test_attention_is_pooled_bradley_terry_where_nothing_is_known():
     base = pooled.fit(made.seen, made.validation, settings=pooled.settings(l2=(1e-2,)), key=KEY)
     assert np.abs(fitted.arrays["gains"]).min() > 0
 
-    alone = made.new.table.features @ base.arrays["direction"]
-    alone = np.stack([alone[made.new.chosen], alone[made.new.rejected]], 1)[made.queries.places][
-        made.queries.mask
-    ]
+    blind, asked = with_posts(made, None).new, made.queries.mask
+    alone = score_users(pooled, base, {}, made.new, made.queries)[asked]
     nobody = repeated(attention.empty_state(fitted), len(made.queries.users))
-    found = score_users(attention, fitted, nobody, made.new, made.queries)[made.queries.mask]
-    np.testing.assert_allclose(found, alone, atol=1e-5)
-    blind = with_posts(made, None).new
+    np.testing.assert_allclose(
+        score_users(attention, fitted, nobody, made.new, made.queries)[asked], alone, atol=1e-5
+    )
     for shots, known in ((0, False), (4, True)):
         states = adapt_users(attention, fitted, blind, made.contexts.first(shots, width=4), key=KEY)
-        found = score_users(attention, fitted, states, blind, made.queries)[made.queries.mask]
-        assert (np.abs(found - alone).max() > 0.01) == known
+        scores = score_users(attention, fitted, states, blind, made.queries)[asked]
+        assert (np.abs(scores - alone).max() > 0.01) == known

@@ -1,6 +1,7 @@
 """Episodes: a query is of another question than the context, and shares no response with it."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,6 +13,10 @@ from prb_jax.personal.few_shot.episodes import draw, people_of
 from prb_jax.personal.few_shot.networks import init_linear, init_mlp
 from prb_jax.personal.few_shot.protocol import Fitted
 from tests.personal.few_shot.planted import choices_of
+
+
+def rows_of(tree: Any) -> list[Any]:
+    return [jax.tree.map(lambda leaf, row=row: leaf[row], tree) for row in range(64)]
 
 
 @pytest.mark.parametrize("shared_texts", [False, True])
@@ -28,14 +33,12 @@ def test_queries_do_not_meet_the_context(shared_texts):
     choices = choices_of(features, *pairs, users=users, questions=questions, items=items)
     people = people_of(choices, most=12)
     assert people.mask.sum(axis=1).max() == 12
-    found = jax.tree.map(np.asarray, jax.jit(partial(draw, batch=64, shots=5))(people, jax.random.key(0)))
+    drawn = jax.tree.map(np.asarray, jax.jit(partial(draw, batch=64, shots=5))(people, jax.random.key(0)))
     names = np.arange(60) // (4 if shared_texts else 1)
     sizes, one_question, queries = set(), 0, 0
-    for person in range(64):
-        mask = np.asarray(found.contexts.mask[person])
-        both = (found.contexts.chosen, found.contexts.rejected)
-        told = np.stack([np.asarray(each.features[person, mask, 0], int) for each in both])
-        asked = np.asarray(found.pairs.features[person, np.asarray(found.weights[person]) > 0, :, 0], int)
+    for context, pairs, weights in zip(*map(rows_of, (drawn.contexts, drawn.pairs, drawn.weights))):
+        told = np.stack([side.features[context.mask, 0] for side in (context.chosen, context.rejected)])
+        told, asked = told.astype(int), pairs.features[weights > 0, :, 0].astype(int)
         assert not set(names[told].ravel()) & set(names[asked].ravel())
         sizes.add(told.shape[1])
         queries += len(asked)
@@ -69,6 +72,7 @@ def test_gpo_reads_every_comparison_from_both_sides_and_in_any_order():
         assert int(state["mask"].sum()) == 1 + 2 * count
         return np.asarray(gpo.score(fitted, state, Responses(asked)))
 
-    found = scores(chosen, rejected)
-    np.testing.assert_allclose(scores(chosen[::-1], rejected[::-1]), found, atol=1e-5)
-    assert np.abs(scores(rejected, chosen) - found).max() > 1e-2  # another person: all choices turned round
+    in_order = scores(chosen, rejected)
+    np.testing.assert_allclose(scores(chosen[::-1], rejected[::-1]), in_order, atol=1e-5)
+    # another person: all choices turned round
+    assert np.abs(scores(rejected, chosen) - in_order).max() > 1e-2

@@ -23,16 +23,7 @@ from tests.personal.few_shot.planted import choices_of, world
 from tests.plain_process import plain_environment
 
 ROOT = Path(__file__).resolve().parents[3]
-SETTINGS = {
-    "bases": (2,),
-    "pull": (1.0,),
-    "anchor": (1e-3,),
-    "l2": (1e-2,),
-    "steps": 40,
-    "validation_shots": (9,),
-}
-MESHES = {"four": "data=2,fsdp=2", "eight": "fsdp=-1"}
-SIZES = {"eight": 8, "four": 4}
+MESHES = {"data=2,fsdp=2": 4, "fsdp=-1": 8}  # their devices
 
 
 def write_states(out: str) -> None:
@@ -42,52 +33,44 @@ def write_states(out: str) -> None:
     rewards = rng.normal(size=(19, 4)) @ features.T
     made = world(features, rewards, seen=9, validation=5, choices=9, new_choices=18)
     method, key = method_named("lore_free"), jax.random.key(0)
-    found = {}
-    for place, text in {"none": None, **MESHES}.items():
-        mesh = None if text is None else make_mesh(text, devices=jax.devices()[: 4 if place == "four" else 8])
-        fitted = method.fit(
-            made.seen, made.validation, settings=method.settings(**SETTINGS), key=key, mesh=mesh
-        )
+    one = {name: (value,) for name, value in {"bases": 2, "pull": 1.0, "anchor": 1e-3, "l2": 1e-2}.items()}
+    settings, results = method.settings(**one, steps=40, validation_shots=(9,)), {}
+    meshes = {text: make_mesh(text, devices=jax.devices()[:count]) for text, count in MESHES.items()}
+    for name, mesh in {"none": None, **meshes}.items():
+        fitted = method.fit(made.seen, made.validation, settings=settings, key=key, mesh=mesh)
         states = adapt_users(method, fitted, made.new, made.contexts, key=key, mesh=mesh)
         scores = score_users(method, fitted, states, made.new, made.queries, mesh=mesh)
-        found |= {f"{place}/basis": fitted.arrays["basis"], f"{place}/weights": states["weights"]}
-        if place == "eight":
-            found |= saved_states(states["weights"], Path(out).parent)
-        found |= {
-            f"{place}/scores": scores[made.queries.mask],
-            f"{place}/loss": fitted.numbers["validation_loss"],
+        results |= {
+            f"{name}/basis": fitted.arrays["basis"],
+            f"{name}/weights": states["weights"],
+            f"{name}/scores": scores[made.queries.mask],
+            f"{name}/loss": fitted.numbers["validation_loss"],
         }
-    np.savez(out, **found)
-
-
-def saved_states(weights: np.ndarray, folder: Path) -> dict[str, np.ndarray]:
-    """States that eight devices write, each its part, as four devices read them."""
-    eight, four = (make_mesh(MESHES[name], devices=jax.devices()[:count]) for name, count in SIZES.items())
-    rows = np.resize(weights, (16, weights.shape[1]))
-    names = tuple(f"user {number}" for number in range(16))
-    states = {"weights": jax.device_put(rows, batch_sharding(eight, 2))}
-    save_states(folder / "states", UserStates(names, states), method="lore_free", fitted="x")
-    read = read_states(folder / "states", method="lore_free", fitted="x", mesh=four)
-    leaf = read.states["weights"]
+    np.savez(out, **results)
+    # States that eight devices write, each its part, as four devices read them.
+    four, eight = meshes.values()
+    names, rows = tuple(f"user {number}" for number in range(16)), rng.normal(size=(16, 2))
+    states = UserStates(names, {"weights": jax.device_put(rows, batch_sharding(eight, 2))})
+    save_states(Path(out).parent / "states", states, method="lore_free", fitted="x")
+    read = read_states(Path(out).parent / "states", method="lore_free", fitted="x", mesh=four)
     assert read.users == names
-    assert {len(part.data) for part in leaf.addressable_shards} == {4}
-    return {"rows": rows, "saved": np.asarray(leaf)}
+    assert {len(part.data) for part in read.states["weights"].addressable_shards} == {4}
+    np.testing.assert_array_equal(read.states["weights"], states.states["weights"])
 
 
-def test_fits_and_scores_do_not_depend_on_the_mesh(tmp_path):
+def test_fits_scores_and_saved_states_do_not_depend_on_the_mesh(tmp_path):
     environment = plain_environment(devices=8) | {"JAX_PLATFORMS": "cpu"}
     out = tmp_path / "states.npz"
     command = [sys.executable, "-m", "tests.personal.few_shot.test_many_users", out]
     subprocess.run(command, env=environment, cwd=ROOT, check=True, timeout=300)
-    found = np.load(out)
-    assert found["none/scores"].shape[0] > 20
-    assert np.ptp(found["none/scores"]) > 0.1
-    np.testing.assert_array_equal(found["saved"], found["rows"])
+    results = np.load(out)
+    assert results["none/scores"].shape[0] > 20
+    assert np.ptp(results["none/scores"]) > 0.1
     for mesh in MESHES:
         # fits are made on one device
-        np.testing.assert_array_equal(found[f"{mesh}/basis"], found["none/basis"])
+        np.testing.assert_array_equal(results[f"{mesh}/basis"], results["none/basis"])
         for name in ("weights", "scores", "loss"):
-            np.testing.assert_allclose(found[f"{mesh}/{name}"], found[f"none/{name}"], atol=1e-5)
+            np.testing.assert_allclose(results[f"{mesh}/{name}"], results[f"none/{name}"], atol=1e-5)
 
 
 def test_profiles_of_unequal_lengths_give_the_states_of_padded_ones(monkeypatch):
@@ -95,21 +78,15 @@ def test_profiles_of_unequal_lengths_give_the_states_of_padded_ones(monkeypatch)
     lengths, width = np.array([3, 40, 0, 17, 16]), 6
     users = len(lengths)
     mask = (np.arange(40) < lengths[:, None]) & (np.arange(40) != 1)  # a post may be missing among the others
-    posts = Posts(
-        rng.normal(size=(users, 40, width)).astype(np.float32), mask, rng.choice([-1.0, 0, 1], mask.shape)
-    )
-    places = rng.integers(20, size=(2, 3 * users))
-    choices = choices_of(
-        rng.normal(size=(20, width)).astype(np.float32),
-        *places,
-        users=np.repeat(np.arange(users), 3),
-        posts=posts,
-    )
-    arrays = {
-        name: rng.normal(size=width).astype(np.float32) for name in ("direction", *bayes.MEANS, "post_mean")
-    }
+    words = rng.normal(size=(users, 40, width)).astype(np.float32)
+    posts = Posts(words, mask, rng.choice([-1.0, 0, 1], mask.shape))
+    pairs = rng.integers(20, size=(2, 3 * users))
+    features, of_users = rng.normal(size=(20, width)).astype(np.float32), np.repeat(np.arange(users), 3)
+    choices = choices_of(features, *pairs, users=of_users, posts=posts)
+    vectors, matrices = ("direction", *bayes.MEANS, "post_mean"), ("basis", "profile")
+    arrays = {name: rng.normal(size=width).astype(np.float32) for name in vectors}
+    arrays |= {name: rng.normal(size=(width, 2)).astype(np.float32) for name in matrices}
     arrays |= {"items": np.zeros(1, np.float32)}
-    arrays |= {name: rng.normal(size=(width, 2)).astype(np.float32) for name in ("basis", "profile")}
     numbers = {"word_gain": 1.0, "vote_gain": 0.5, "isotropic": 0.1, "typical": 0.0}
     fitted = Fitted(arrays, numbers, bayes.BayesSettings())
     contexts = group(choices).of(np.array([4, 1, 0, 3, 2, 1]))

@@ -37,13 +37,11 @@ NAMES = "offset lore lore_free pref vpl pal gpo mrm sparse user_embedding user_c
 
 @pytest.mark.parametrize("name", NAMES.split())
 def test_no_method_is_worse_than_pooled_where_nothing_is_personal(name: str, alike: World) -> None:
-    method, pooled = method_named(name), method_named("pooled")
-    known = {field.name: field for field in dataclasses.fields(method.settings)}
-    quick = {}
-    for field, value in QUICK.items():
-        if field in known and not (name == "bayes" and field == "rank"):
-            several = isinstance(known[field].default, tuple)
-            quick[field] = (value,) if several and not isinstance(value, tuple) else value
+    method, pooled, quick = method_named(name), method_named("pooled"), {}
+    for setting in dataclasses.fields(method.settings):
+        if (value := QUICK.get(setting.name)) is not None:
+            several = isinstance(setting.default, tuple) and not isinstance(value, tuple)
+            quick[setting.name] = (value,) if several else value
     fitted = method.fit(alike.seen, alike.validation, settings=method.settings(**quick), key=KEY)
     common = pooled.fit(alike.seen, alike.validation, settings=pooled.settings(l2=(0.1,)), key=KEY)
     # the numbers of shots of both
@@ -53,18 +51,16 @@ def test_no_method_is_worse_than_pooled_where_nothing_is_personal(name: str, ali
 
 def test_products_of_a_choice_with_itself_are_no_personal_direction() -> None:
     """Taste lies along a short feature, the noise of single choices along a long one."""
-    rng = np.random.default_rng(1)
-    people, each = 400, 4
-    deltas = rng.normal(size=(people * each, 3)) * [6.0, 1.0, 1.0]
-    users = np.repeat(np.arange(people, dtype=np.int32), each)
+    rng, people = np.random.default_rng(1), 400
+    deltas = rng.normal(size=(people * 4, 3)) * [6.0, 1.0, 1.0]
+    users = np.repeat(np.arange(people, dtype=np.int32), 4)
     tastes = np.zeros((people, 3))
     tastes[:, 1] = 2 * rng.normal(size=people)
     won = rng.random(len(users)) < 1 / (1 + np.exp(-np.sum(deltas * tastes[users], axis=1)))
     features = np.concatenate([deltas, np.zeros_like(deltas)]).astype(np.float32)
     first, second = np.arange(2 * len(users), dtype=np.int32).reshape(2, -1)
     choices = choices_of(features, np.where(won, first, second), np.where(won, second, first), users=users)
-    found = personal_directions(choices, np.zeros(3), 1)[:, 0]
-    assert abs(found[1]) > 0.9
+    assert abs(personal_directions(choices, np.zeros(3), 1)[1, 0]) > 0.9
 
 
 def test_popularity_counts_the_votes_of_profiles() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from prb_jax.personal.few_shot.choices import Posts
 from prb_jax.personal.few_shot.protocol import (
+    FewShotSettings,
     adapt_users,
     bytes_per_user,
     score_users,
@@ -96,14 +97,13 @@ def groups() -> World:
 @cache
 def shown() -> World:
     """The backbone that saw the profile knows what is personal, on a scale of its own."""
-    made = own_directions()
-
-    def part(choices: Any) -> Any:
+    made, parts = own_directions(), {}
+    for name in ("seen", "validation", "new"):
+        choices = getattr(made, name)
         rows = np.stack([choices.chosen, choices.rejected], axis=1)
         personal = made.rewards[choices.users[:, None], rows] - (SHARED @ FEATURES.T)[rows]
-        return replace(choices, in_context=(7 * personal).astype(np.float32))
-
-    return replace(made, seen=part(made.seen), validation=part(made.validation), new=part(made.new))
+        parts[name] = replace(choices, in_context=(7 * personal).astype(np.float32))
+    return replace(made, **parts)
 
 
 @cache
@@ -114,7 +114,9 @@ def two_tastes_of_a_backbone() -> World:
 L2 = {"l2": (1e-2,)}
 EPISODES = {"steps": 500, "rounds": 1, "batch": 32, "shots": 32, "rate": 1e-2}
 JOINT = {"steps": (800,), "batch": 256, "rate": 1e-2, "pull": (0.1,)}
-SMALL = {"width": 2, "hidden": 16}
+SMALL = {**L2, **JOINT, "width": 2, "hidden": 16}
+SPARSE = {"features": 8, "active": 4, "spread": (3.0,), "rate": 1e-2}
+TRANSFORMER = {"rate": 2e-3, "steps": 800, "width": 32, "layers": 1, "heads": 2}
 
 
 @dataclass(frozen=True)
@@ -140,21 +142,13 @@ SLOW = [
     Case("individual", own_directions, {"spread": (3.0, 5.0)}, shots=200),
     Case("lore", two_tastes, {**L2, "bases": (2,), "pull": (0.1,), "anchor": (1e-4,)}),
     Case("pref", low_rank, {"rank": 2, "beta": (0.3,)}, shots=100),
-    Case(
-        "sparse", sparse_directions, {**L2, "features": 8, "active": 4, "spread": (3.0,), "rate": 1e-2}, 200
-    ),
+    Case("sparse", sparse_directions, {**L2, **SPARSE}, 200),
     Case("mrm", two_tastes, {**L2, **EPISODES, "rate": 0.03, "inner_steps": 10}, shots=64),
     Case("vpl", two_tastes, {**EPISODES, "hidden": 24, "latent": 4}),
-    Case(
-        "gpo",
-        two_tastes,
-        {**L2, **EPISODES, "rate": 2e-3, "steps": 800, "width": 32, "layers": 1, "heads": 2},
-    ),
+    Case("gpo", two_tastes, {**L2, **EPISODES, **TRANSFORMER}),
     Case("pal", ideal_points, {**JOINT, "steps": (400, 800), "prototypes": 2, "width": 8, "hidden": 24}, 64),
-    Case(
-        "user_embedding", two_tastes, {**L2, **JOINT, "steps": (1500,), "offset_penalty": 1e-3, **SMALL}, 64
-    ),
-    Case("user_clusters", two_tastes, {**L2, **JOINT, "clusters": 2, **SMALL}),
+    Case("user_embedding", two_tastes, {**SMALL, "steps": (1500,), "offset_penalty": 1e-3}, 64),
+    Case("user_clusters", two_tastes, {**SMALL, "clusters": 2}),
     Case("lora", two_tastes_of_a_backbone, {"clusters": (2,)}),
     Case("lora_users", two_tastes_of_a_backbone, {"own_steps": 50}),
     Case("attention", posts_that_tell, {**L2, **EPISODES, "width": 4}, personal=False),
@@ -167,12 +161,9 @@ def test_every_method_has_its_planted_model():
 
 @pytest.mark.parametrize("case", sweep(FAST + SLOW, few=range(len(FAST))), ids=lambda case: case.name)
 def test_a_planted_model_is_recovered(case, record_property):
-    made, method = case.made(), method_named(case.name)
-    settings = (
-        case.settings if case.name == "pooled" else {**case.settings, "validation_shots": (case.shots,)}
-    )
-    if case.name == "profile_in_context":
-        settings = case.settings
+    made, method, settings = case.made(), method_named(case.name), case.settings
+    if issubclass(method.settings, FewShotSettings):
+        settings = {**settings, "validation_shots": (case.shots,)}
     fitted = method.fit(made.seen, made.validation, settings=method.settings(**settings), key=KEY)
     if method.represent is not None:
         made = replace(made, new=method.represent(fitted, made.new))

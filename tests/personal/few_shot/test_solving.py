@@ -19,9 +19,9 @@ def test_the_most_probable_weights_are_those_of_scipy():
     mask[0] = False
     rows[1] *= 30  # large and separable: a plain Newton step overshoots
     precision = np.float32(0.3)
-    found = jax.jit(jax.vmap(most_probable, in_axes=(0, 0, 0, None)))(rows, mask, offset, precision)
-    assert not np.asarray(found[0]).any()
-    for row, known, start, weights in zip(rows, mask, offset, found, strict=True):
+    solved = jax.jit(jax.vmap(most_probable, in_axes=(0, 0, 0, None)))(rows, mask, offset, precision)
+    assert not np.asarray(solved[0]).any()
+    for row, known, start, weights in zip(rows, mask, offset, solved, strict=True):
         row, start = row[known].astype(np.float64), start[known].astype(np.float64)
 
         def objective(w: np.ndarray, row: np.ndarray = row, start: np.ndarray = start) -> float:
@@ -37,12 +37,8 @@ def test_the_pooled_direction_is_that_of_scipy():
     deltas *= np.where(rng.random(80) < 1 / (1 + np.exp(-deltas @ [1, -1, 0.5, 0])), 1, -1)[:, None]
     weights = np.ones(80, np.float32)
     weights[70:] = 0  # padding
-    found = fit_direction(
-        ChoicePairs(deltas, np.zeros(80, np.int32), weights),
-        np.float32(0.02),
-        np.zeros(4, np.float32),
-        steps=50,
-    )
+    pairs = ChoicePairs(deltas, np.zeros(80, np.int32), weights)
+    direction = fit_direction(pairs, np.float32(0.02), np.zeros(4, np.float32), steps=50)
     kept = deltas[:70].astype(np.float64)
     best = minimize(lambda v: losses(kept @ v) / 70 + 0.01 * v @ v, np.zeros(4), tol=1e-12)
-    np.testing.assert_allclose(found, best.x, atol=1e-3)
+    np.testing.assert_allclose(direction, best.x, atol=1e-3)
