@@ -39,7 +39,7 @@ from prb_jax.personal.few_shot.fitting import (
     pairs_of,
 )
 from prb_jax.personal.few_shot.networks import adapt_by_descent
-from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, Ints, State
+from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, Ints, Method, State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +194,10 @@ def score(fitted: Fitted, state: State, responses: Responses, *, simplex: bool) 
     return responses.features @ (fitted.arrays["basis"] @ weights)
 
 
-LORE, LORE_FREE = (
-    define(name, settings, *(partial(part, simplex=simplex) for part in (fit, adapt, score)), mean_state)
-    for name, settings, simplex in (("lore", LoReSettings, True), ("lore_free", LoReFreeSettings, False))
-)
+def _method(name: str, settings: type, *, simplex: bool) -> Method:
+    fit_, adapt_, score_ = (partial(part, simplex=simplex) for part in (fit, adapt, score))
+    return define(name, settings, fit_, adapt_, score_, mean_state)
+
+
+LORE = _method("lore", LoReSettings, simplex=True)
+LORE_FREE = _method("lore_free", LoReFreeSettings, simplex=False)
