@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Literal
 
 from prb_jax.data.options import option, same_option
@@ -34,15 +35,11 @@ class Chip:
     link_bandwidth: float
 
 
-_FIGURES = {
-    "v4": (275e12, 275e12, 32, 1228e9, 300e9),
-    "v5e": (197e12, 394e12, 16, 819e9, 200e9),
-    "v5p": (459e12, 918e12, 95, 2765e9, 600e9),
-    "v6e": (918e12, 1836e12, 32, 1640e9, 400e9),
-}
 CHIPS: Mapping[str, Chip] = {
-    name: Chip(bf16, int8, memory * GIB, bandwidth, links)
-    for name, (bf16, int8, memory, bandwidth, links) in _FIGURES.items()
+    "v4": Chip(275e12, 275e12, 32 * GIB, 1228e9, 300e9),
+    "v5e": Chip(197e12, 394e12, 16 * GIB, 819e9, 200e9),
+    "v5p": Chip(459e12, 918e12, 95 * GIB, 2765e9, 600e9),
+    "v6e": Chip(918e12, 1836e12, 32 * GIB, 1640e9, 400e9),
 }
 """By generation, as Cloud TPU's documentation has them."""
 
@@ -146,12 +143,13 @@ def describe_slice(name: str, *, slices: int = 1) -> Slice:
     try:
         devices = topologies.get_topology_desc(platform="tpu", topology_name=name, **several).devices
     except Exception as error:
-        message = str(error).strip().split("\n")[0]
-        if _without_libtpu(error):
+        lacking = find_spec("libtpu") is None and "TPU_LIBRARY_PATH" not in os.environ
+        if lacking or isinstance(error, ImportError):
             raise RunError(
                 "planning needs libtpu, the compiler for TPUs, which is not installed (no TPU is needed): "
                 "pip install 'prb-jax[plan]'"
             ) from error
+        message = str(error).strip().split("\n")[0]
         raise MeshError(f"topology '{name}': libtpu knows no such slice: {message}") from error
     if len(devices) != chips * slices:
         raise MeshError(
@@ -159,11 +157,3 @@ def describe_slice(name: str, *, slices: int = 1) -> Slice:
             "its part of the memory: programs there run on whole chips, so this would say nothing of them"
         )
     return Slice(name, chip, list(devices))
-
-
-def _without_libtpu(error: Exception) -> bool:
-    from importlib.util import find_spec
-
-    return isinstance(error, ImportError) or (
-        find_spec("libtpu") is None and "TPU_LIBRARY_PATH" not in os.environ
-    )

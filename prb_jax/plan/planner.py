@@ -161,16 +161,16 @@ def sweep(
                 break
     if not plans:
         raise MeshError(f"no mesh of {place.name} can be: {refused}")
-    return tuple(sorted(plans, key=_rank))
+
+    def rank(plan: Plan) -> tuple[bool, float]:
+        speed = plan.flops / plan.estimated_seconds if plan.estimated_seconds else 0.0
+        return not plan.fits, -speed if plan.fits else plan.peak_bytes_per_chip
+
+    return tuple(sorted(plans, key=rank))
 
 
 def _divisors(number: int, *, at_most: int) -> Iterator[int]:
     return (size for size in range(1, min(number, at_most) + 1) if number % size == 0)
-
-
-def _rank(plan: Plan) -> tuple[bool, float]:
-    speed = plan.flops / plan.estimated_seconds if plan.estimated_seconds else 0.0
-    return not plan.fits, -speed if plan.fits else plan.peak_bytes_per_chip
 
 
 def shape_of(options: PlanOptions, *, batch: int) -> BatchShape:
@@ -228,10 +228,10 @@ def compile_program(program: Program, place: Slice, *, mesh: str, batch: int) ->
         "flops": program.flops,
         "mesh": mesh,
         "batch": batch,
-        **{
-            name: getattr(program, name)
-            for name in ("attention", "tokens", "computed_tokens", "bucket_tokens")
-        },
+        "attention": program.attention,
+        "tokens": program.tokens,
+        "computed_tokens": program.computed_tokens,
+        "bucket_tokens": program.bucket_tokens,
     }
     traced = program.function.trace(*program.arguments, **program.named)
     lowered = traced.lower()
@@ -242,7 +242,7 @@ def compile_program(program: Program, place: Slice, *, mesh: str, batch: int) ->
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        arguments = sum(bytes_per_chip(leaf) for leaf in jax.tree.leaves((program.arguments, program.named)))
+        arguments = bytes_per_chip((program.arguments, program.named))
         peak = max(needed_bytes(str(error)), arguments)
         return Plan(
             **known,
@@ -317,7 +317,9 @@ def needed_bytes(message: str) -> int:
     return round(float(match[1]) * _UNITS[match[2]]) if match else 0
 
 
-def bytes_per_chip(leaf: jax.ShapeDtypeStruct) -> int:
-    """Return the bytes of a chip's part of an array."""
-    sharding = cast(jax.sharding.NamedSharding, leaf.sharding)
-    return leaf.dtype.itemsize * math.prod(sharding.shard_shape(leaf.shape))
+def bytes_per_chip(tree: Any) -> int:
+    """Return the bytes of a chip's part of all arrays of a tree, which are ``ShapeDtypeStruct`` with shardings."""
+    return sum(
+        leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape))
+        for leaf in jax.tree.leaves(tree)
+    )

@@ -34,13 +34,13 @@ from prb_jax.plan.program import (
     visited_steps,
 )
 from prb_jax.plan.sampling import sampling_program
-from prb_jax.plan.streams import BatchShape, drawn_trees, trained_streams
+from prb_jax.plan.streams import BatchShape, drawn_trees, split_rows, trained_streams
 from prb_jax.rl.learner import make_look
 from prb_jax.rl.objective import POLICY, VALUE, Actor, Extras, Reads, Targets, make_policy_step
 from prb_jax.rl.sections import RolloutBatchSettings, RolloutSettings, ValueSettings
 from prb_jax.rl.settings import PpoSettings
 from prb_jax.scoring.batching import Batch
-from prb_jax.sharding import batch_sharding, make_mesh, mesh_shape, parameter_shardings
+from prb_jax.sharding import make_mesh, mesh_shape, parameter_shardings
 from prb_jax.training import PASSES, Tuning
 from prb_jax.trees.shapes import round_up
 from prb_jax.trees.stream_shapes import READS_STEP
@@ -95,7 +95,9 @@ def plan_policy(
     place = slice_of(options)
     devices = make_mesh(options.mesh, devices=place.devices)
     shape = shape_of(options, batch=options.batch or mesh_shape(devices).batch_shards)
-    config, dtype = _with_language_head(read_model(model)), options.dtype
+    config, dtype = read_model(model), options.dtype
+    tied = bool(config.original.get("tie_word_embeddings", False))
+    config = replace(config, head=LanguageHead(tied, config.final_logit_softcapping))
     check_shape(config, shape, devices)
     settings = PpoSettings(
         tuning=options.tuning or "lora",  # pyright: ignore[reportArgumentType] - checked by the settings
@@ -110,7 +112,7 @@ def plan_policy(
     programs = drawing | learning
     if reward is not None:
         score = scoring_program(read_model(reward), shape, mesh=devices, dtype=dtype)
-        held["reward model"] = given["score"] = _bytes(score.arguments[0])
+        held["reward model"] = given["score"] = bytes_per_chip(score.arguments[0])
         programs["score"] = score
     mesh = mesh_named(options.mesh, devices)
     plans = {
@@ -118,7 +120,7 @@ def plan_policy(
         for name, planned in programs.items()
     }
     for name, program in learning.items():  # what a program does not use is no argument of it
-        beside = _bytes(program.arguments[-2:])  # a batch, and what its loss needs
+        beside = bytes_per_chip(program.arguments[-2:])  # a batch, and what its loss needs
         given[name] = plans[name].argument_bytes_per_chip - beside
     whole, room = sum(held.values()), place.chip.hbm_bytes
     peaks = {name: planned.peak_bytes_per_chip + whole - given[name] for name, planned in plans.items()}
@@ -148,14 +150,14 @@ def _policy_programs(
     own_trunk = settings.value.trunk == "own"
     trained, copies = ("weights", "a copy") if full else ("adapters", "adapters")
     value = f"value function ({copies if own_trunk else 'a head'})"
+    of_frozen = bytes_per_chip(frozen)
+    of_policy, of_value = (bytes_per_chip(state[part]["params"]) for part in (POLICY, VALUE))
     held = {
-        **({} if full else {"policy, frozen weights": _bytes(frozen)}),
-        f"policy, {trained}": _bytes(state[POLICY]["params"]),
-        "reference": _bytes(frozen) if full else 0,
-        value: _bytes(state[VALUE]["params"]),
-        "optimiser and sums of gradients": _bytes(state)
-        - _bytes(state[POLICY]["params"])
-        - _bytes(state[VALUE]["params"]),
+        **({} if full else {"policy, frozen weights": of_frozen}),
+        f"policy, {trained}": of_policy,
+        "reference": of_frozen if full else 0,
+        value: of_value,
+        "optimiser and sums of gradients": bytes_per_chip(state) - of_policy - of_value,
     }
     shared = {} if full else {"reference": "the policy's frozen weights"}
     if not own_trunk:
@@ -164,14 +166,9 @@ def _policy_programs(
         shared[value] = "the policy's frozen weights"
     batch, extras, visited = _batch(config, settings, shape, mesh)
     forward, trunks = forward_flops(config, shape), 2 if own_trunk else 1
-    arguments = (state, frozen, batch, extras[0])
-    look = Program(make_look(actor, step), arguments, (1 + trunks) * forward, visited)
-    update = Program(
-        step.accumulate,
-        (state, frozen, batch, extras),
-        PASSES[settings.tuning] * trunks * forward,
-        visited,
-    )
+    look = Program(make_look(actor, step), (state, frozen, batch, extras[0]), (1 + trunks) * forward, visited)
+    flops = PASSES[settings.tuning] * trunks * forward
+    update = Program(step.accumulate, (state, frozen, batch, extras), flops, visited)
     return held, shared, {"look": look, "update": update}
 
 
@@ -190,15 +187,13 @@ def _batch(
         rows, room = batch.reads.shape
         states = round_up(-(-shape.batch // rows) * responses * (length + 1), READS_STEP)
 
-    def placed(kind: Any, *sizes: int) -> Any:
-        return jax.ShapeDtypeStruct(sizes, kind, sharding=batch_sharding(mesh, len(sizes)))
-
-    places = placed(jnp.int32, rows, states)
-    reads = Reads(places, places, placed(jnp.int32, rows, room, length + 1))
-    of_tokens, of_states = (placed(jnp.float32, rows, room, size) for size in (length, length + 1))
+    places = split_rows(mesh, jnp.int32, rows, states)
+    reads = Reads(places, places, split_rows(mesh, jnp.int32, rows, room, length + 1))
+    of_tokens, of_states = (split_rows(mesh, jnp.float32, rows, room, size) for size in (length, length + 1))
     tokens: dict[str, Any] = dict.fromkeys(("weights", "counts", "old", "reference", "advantages"), of_tokens)
     read: dict[str, Any] = dict.fromkeys(("value_weights", "values", "returns"), of_states)
-    return batch, (reads, Targets(**tokens, **read, kl=placed(jnp.float32, rows, room))), visited
+    kl = split_rows(mesh, jnp.float32, rows, room)
+    return batch, (reads, Targets(**tokens, **read, kl=kl)), visited
 
 
 def _drawing_programs(
@@ -207,21 +202,12 @@ def _drawing_programs(
     """The programs "place" and "draw", the bytes of caches, and those of held weights that each program is given."""
     kind, split = jnp.dtype(dtype), decoding_mesh(config, mesh)
     draw, caches = sampling_program(config, shape, mesh=split, dtype=dtype)
-    programs, given = {"draw": draw}, {"draw": _bytes(draw.arguments[0])}
+    programs, given = {"draw": draw}, {"draw": bytes_per_chip(draw.arguments[0])}
     if split != mesh:
         # The copy is beside the weights that are held, and gone when the rollouts are there.
         weights = abstract_params(config, dtype=jnp.dtype("float32") if tuning == "full" else kind)
         weights = placed(weights, parameter_shardings(weights, mesh))
         place = placing_program(make_program(config, mesh=split, dtype=kind), weights)
         programs = {"place": Program(place, (weights,), 0.0, 1.0), **programs}
-        given = {"place": _bytes(weights), "draw": 0}
+        given = {"place": bytes_per_chip(weights), "draw": 0}
     return programs, sum(caches), given
-
-
-def _with_language_head(config: DecoderConfig) -> DecoderConfig:
-    tied = bool(config.original.get("tie_word_embeddings", False))
-    return replace(config, head=LanguageHead(tied, config.final_logit_softcapping))
-
-
-def _bytes(tree: Any) -> int:
-    return sum(map(bytes_per_chip, jax.tree.leaves(tree)))

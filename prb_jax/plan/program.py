@@ -206,7 +206,10 @@ def executed_flops(jaxpr: Any, *, visited: float = 1.0, int8: float = 1.0) -> fl
         elif name == "cond":
             total += max(map(within, parameters["branches"]))
         else:
-            total += sum(map(within, _inner(parameters))) * _runs(name, parameters, visited)
+            lists = (value if isinstance(value, tuple | list) else (value,) for value in parameters.values())
+            values = chain.from_iterable(lists)
+            inner = [value for value in values if hasattr(getattr(value, "jaxpr", value), "eqns")]
+            total += sum(map(within, inner)) * _runs(name, parameters, visited)
     return total
 
 
@@ -219,12 +222,6 @@ def _runs(name: str, parameters: dict[str, Any], visited: float) -> float:
     if name == "pallas_call":
         return visited * math.prod(side for side in parameters["grid_mapping"].grid if isinstance(side, int))
     return 1
-
-
-def _inner(parameters: dict[str, Any]) -> list[Any]:
-    lists = (value if isinstance(value, tuple | list) else (value,) for value in parameters.values())
-    values = chain.from_iterable(lists)
-    return [value for value in values if hasattr(getattr(value, "jaxpr", value), "eqns")]
 
 
 def check_shape(config: DecoderConfig, shape: BatchShape, mesh: Mesh) -> None:

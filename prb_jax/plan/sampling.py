@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -101,7 +100,7 @@ def sampling_program(
         raise MeshError(f"prefix: expected a token at least, found {shape.prefix}")
     sampler = make_program(policy, mesh=mesh, dtype=kind)
     weights = abstract_params(policy, dtype=kind, head_dtype=kind, quantize=quantize)
-    of_prompts, of_rows = program_shardings(sampler)
+    shardings = program_shardings(sampler)
     prompts = jax.eval_shape(lambda: empty_prompts(sampler, trees=shape.batch, columns=columns))
     rows = jax.eval_shape(
         lambda: empty_rows(
@@ -120,26 +119,18 @@ def sampling_program(
         "most": small(),
         "watched": small(shape.batch, shape.responses, of=jnp.bool_),
     }
-    shown = placed(prompts, of_prompts), placed(rows, of_rows)
-    caches = _cache_bytes(shown[0].cache), _cache_bytes(shown[1].cache)
+    shown = placed((prompts, rows), shardings)
+    of_prompts, of_rows = (bytes_per_chip((part.cache.keys, part.cache.values)) for part in shown)
     arguments = (placed(weights, parameter_shardings(weights, mesh)), *shown)
-    function = run_program(sampler)
-    attention = choose_attention(mesh, kind, config=policy).name
-    return Program(function, arguments, step_flops(policy, shape), 1.0, attention, named=named), caches
+    attention, flops = choose_attention(mesh, kind, config=policy).name, step_flops(policy, shape)
+    program = Program(run_program(sampler), arguments, flops, 1.0, attention, named=named)
+    return program, (of_prompts, of_rows)
 
 
 def step_flops(config: DecoderConfig, shape: BatchShape) -> float:
     """Return what the last token of all samples needs: matrices, the head, and attention over prompt and sample."""
-    head = 2.0 * config.hidden_size * config.vocab_size
-    seen = 0.0
-    for slides in config.layer_windows:
-        length = shape.prefix + shape.response_length
-        window = config.sliding_window if slides else None
-        seen += length if window is None else min(length, window)
+    head, length = 2.0 * config.hidden_size * config.vocab_size, shape.prefix + shape.response_length
+    windows = (config.sliding_window if slides else None for slides in config.layer_windows)
+    seen = sum(length if window is None else min(length, window) for window in windows)
     attention = 4.0 * config.num_attention_heads * config.head_dim * seen
     return shape.batch * shape.responses * (matrix_flops_per_token(config) + head + attention)
-
-
-def _cache_bytes(cache: Any) -> int:
-    leaves: Iterable[Any] = (*cache.keys, *cache.values)
-    return sum(bytes_per_chip(leaf) for leaf in leaves)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from prb_jax.errors import RunError
 from prb_jax.plan.costs import Collective, group_size, program_costs
 from prb_jax.plan.hlo import parse_arrays, parse_module
-from tests.plain_process import plain_environment
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.plain_process import ROOT, plain_environment
 
 # Three trips by counter (1, 3, 5 < 6 in steps of 2), no note of the compiler; one gather a trip, started
 # and finished apart; the types carry layouts, memory spaces and comments as on TPUs.
@@ -75,19 +72,12 @@ HloModule spread
 %all-reduce-scatter.1 (b: f32[64]) -> f32[16] {
   %b = f32[64]{0} parameter(0)
   %zero = s32[] constant(0)
-  %sum = f32[64]{0} all-reduce(%b), channel_id=8, replica_groups={{0,1,2,3}}, to_apply=%add
-  ROOT %own = f32[16]{0} dynamic-slice(%sum, %zero), dynamic_slice_sizes={16}
+  %sum = f32[64]{0} all-reduce(%b), channel_id=8, replica_groups={{0,1,2,3}}
+  ROOT %part = f32[16]{0} dynamic-slice(%sum, %zero), dynamic_slice_sizes={16}
 }
 
-%add (p: f32[], q: f32[]) -> f32[] {
-  %p = f32[] parameter(0)
-  %q = f32[] parameter(1)
-  ROOT %s = f32[] add(%p, %q)
-}
-
-ENTRY %main (a: f32[16], c: pred[]) -> f32[16] {
+ENTRY %main (a: f32[16]) -> f32[16] {
   %a = f32[16]{0} parameter(0)
-  %c = pred[] parameter(1)
   %f1 = (f32[16]{0}, f32[64]{0}) fusion(%a), kind=kCustom, calls=%begin
   %f2 = f32[64]{0} fusion(%a), kind=kCustom, calls=%middle
   %f3 = f32[64]{0} fusion(%a), kind=kCustom, calls=%middle
@@ -172,15 +162,11 @@ def test_a_counted_loop_multiplies_its_body():
     assert costs.memory_bytes == 3 * (shard + 2 * shard + 2 * 4 + 3 * 4)
 
 
-def test_the_compiler_s_own_trip_count_is_taken():
-    costs = program_costs(parse_module(KNOWN), chips=2)
-    assert costs.collectives == {"all-to-all": Collective(12, 12 * 8)}
-
-
-def test_a_loop_of_unknown_length_is_said_and_counts_once():
-    costs = program_costs(parse_module(KNOWN.replace("known_trip_count", "nothing")), chips=2)
-    assert costs.collectives == {"all-to-all": Collective(1, 8)}
-    assert costs.unknown_loops == 1
+def test_the_compiler_s_own_trip_count_is_taken_and_without_one_a_loop_counts_once():
+    for note, trips in (("known_trip_count", 12), ("nothing", 1)):
+        costs = program_costs(parse_module(KNOWN.replace("known_trip_count", note)), chips=2)
+        assert costs.collectives == {"all-to-all": Collective(trips, trips * 8)}
+        assert costs.unknown_loops == (trips == 1)
 
 
 def test_a_collective_spread_over_fusions_counts_once():
@@ -213,15 +199,12 @@ def test_group_sizes(attributes: str, size: int):
     assert group_size(attributes, chips=16) == size
 
 
-def test_types():
+def test_types_and_text_without_a_program():
     arrays = parse_arrays(
         "(bf16[2,8]{1,0:T(8,128)(2,1)S(1)}, f32[], pred[3]{0}, f8e4m3fn[5], s4[4], token[])"
     )
-    assert [each.bytes for each in arrays] == [32, 4, 3, 5, 2, 0]
-    assert [each.space for each in arrays] == [1, 0, 0, 0, 0, 0]
-
-
-def test_text_without_a_program_is_refused():
+    assert [array.bytes for array in arrays] == [32, 4, 3, 5, 2, 0]
+    assert [array.space for array in arrays] == [1, 0, 0, 0, 0, 0]
     with pytest.raises(RunError, match="no ENTRY computation"):
         parse_module("HloModule empty\n")
 

@@ -8,11 +8,13 @@ import math
 import re
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 from rich.console import Console
 
 from prb_jax import cli
@@ -33,35 +35,15 @@ from prb_jax.plan.streams import (
 )
 from prb_jax.plan.tables import plan_table, sweep_table
 from prb_jax.sharding import make_mesh
+from tests.plan.tiny import CONFIG, GIB, MATRICES, TINY, needs_libtpu
 
-GIB = 1024**3
-TINY: dict[str, Any] = {
-    "architectures": ["Qwen3ForSequenceClassification"],
-    "model_type": "qwen3",
-    "vocab_size": 512,
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 1024,
-    "num_labels": 1,
-    "pad_token_id": 0,
-}
 SHAPE: dict[str, Any] = {"prefix": 128, "responses": 2, "response_length": 64}
+FULL: Any = {"tuning": "full", "remat": "none"}
+STREAM_KERNELS = {"stream_forward", "stream_by_query", "stream_by_key"}
 KEYS = {
     "fits", "chips", "peak_bytes_per_chip", "argument_bytes_per_chip", "temp_bytes_per_chip", "hbm_bytes_per_chip",
     "flops", "estimated_seconds", "estimated_mfu", "collectives", "compile_seconds",
 }  # fmt: skip
-
-
-@pytest.fixture
-def config_file(tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(TINY))
-    return path
 
 
 def test_roofline():
@@ -81,91 +63,72 @@ def test_what_the_compiler_says_it_needs():
 
 
 def test_forward_flops_by_hand():
-    config = parse_config(TINY, where="tiny")
     shape = BatchShape(batch=3, prefix=4, responses=2, response_length=2)
-    matrices = 256 * (2 * 256 + 2 * 128 + 3 * 512)
     pairs = (1 + 2 + 3 + 4) + 2 * (5 + 6)
-    by_hand = 3 * 3 * (2 * matrices * 8 + 4 * pairs * 4 * 64)
-    assert forward_flops(config, shape) == by_hand
+    assert forward_flops(CONFIG, shape) == 3 * 3 * (2 * MATRICES * 8 + 4 * pairs * 4 * 64)
 
 
-def test_streams_by_hand():
+def test_streams_by_hand(mesh: Mesh):
     """Two people with two questions: a profile of 128 tokens and 40 of each question, then two responses of 64."""
-    config, mesh = parse_config(TINY, where="tiny"), make_mesh(devices=jax.devices()[:1])
     shape = BatchShape(batch=4, prefix=168, responses=2, response_length=64, questions_per_user=2)
-    batch, steps, read = scored_stream(config, shape, mesh=mesh)
+    batch, steps, read = scored_stream(CONFIG, shape, mesh=mesh)
     assert (batch.tokens.shape, batch.reads.shape) == ((1, 1024), (1, 8))  # 928 real ones
     # two blocks of 512, and the second person begins in the first of them
     assert steps == 3
     assert read == 2 * 3 * 512 * (2 * 4 * 64) * 3
-    matrices = 256 * (2 * 256 + 2 * 128 + 3 * 512)
     tree = 168 * 169 // 2 + 2 * sum(168 + j for j in range(1, 65))
     pairs = 4 * tree - 2 * (128 * 129 // 2)
-    by_hand = 2 * (2 * matrices * 928 + 4 * pairs * 4 * 64)
-    assert stream_flops(config, shape, mesh=mesh, reads_only=False) == by_hand * 3 / 2
+    by_hand = 2 * (2 * MATRICES * 928 + 4 * pairs * 4 * 64)
+    assert stream_flops(CONFIG, shape, mesh=mesh, reads_only=False) == by_hand * 3 / 2
     last = 2 * 256 * (2 * 128 * 928 + (2 * 256 + 3 * 512) * 8) + 4 * 8 * 232 * 4 * 64
-    assert stream_flops(config, shape, mesh=mesh, reads_only=True) == by_hand + last
+    assert stream_flops(CONFIG, shape, mesh=mesh, reads_only=True) == by_hand + last
 
 
-def test_trained_streams_by_hand():
+def test_trained_streams_by_hand(mesh: Mesh):
     """Four trees of 200 tokens in one stream of two blocks; the third tree lies in both."""
-    config, mesh = parse_config(TINY, where="tiny"), make_mesh(devices=jax.devices()[:1])
     shape = BatchShape(batch=4, prefix=100, responses=2, response_length=50)
     trees = drawn_trees(shape, longest=1024)
-    found = trained_streams(config, trees, mesh=mesh)
-    assert (found.batch.tokens.shape, found.batch.reads.shape) == ((1, 1024), (1, 16))
-    assert found.extras.labels.shape == (1, 16, 2)
-    assert (found.computed, found.steps) == (1024, 3)
-    assert tokens_in_buckets(config, trees, mesh=mesh) == 4 * (112 + 2 * 64)
-    uneven = drawn_trees(
-        BatchShape(batch=999, prefix=100, responses=2, response_length=50, spread=0.4), longest=300
-    )
+    streams = trained_streams(CONFIG, trees, mesh=mesh)
+    assert (streams.batch.tokens.shape, streams.batch.reads.shape) == ((1, 1024), (1, 16))
+    assert streams.extras.labels.shape == (1, 16, 2)
+    assert (streams.computed, streams.steps) == (1024, 3)
+    assert tokens_in_buckets(CONFIG, trees, mesh=mesh) == 4 * (112 + 2 * 64)
+    uneven = drawn_trees(replace(shape, batch=999, spread=0.4), longest=300)
     prefixes = np.log([len(tree.prefix) for tree in uneven])
     assert np.median(prefixes) == pytest.approx(math.log(100), abs=0.05)
     assert np.std(prefixes) == pytest.approx(0.4, rel=0.1)
     assert max(len(tree.sequence(0)) for tree in uneven) == 300
     with pytest.raises(MeshError, match="spread: is for training over packed streams"):
-        training_program(
-            config, BatchShape(batch=4, spread=0.4, **SHAPE), mesh=mesh, dtype="bfloat16", tuning="full", remat="none"
-        )  # fmt: skip
+        training_program(CONFIG, replace(shape, spread=0.4), mesh=mesh, dtype="bfloat16", **FULL)
 
 
-def test_products_of_the_traced_programs():
+def test_products_of_the_traced_programs(mesh: Mesh):
     """Blocks of queries against all earlier keys cost a little more than the visible pairs; a trained
     model costs three forward passes, and four with all of it computed again. At this width the products
     of adapters are an eighth of the matrices'."""
-    config = parse_config(TINY, where="tiny")
-    shape = BatchShape(batch=2, **SHAPE)
-    mesh = make_mesh(devices=jax.devices()[:1])
+    shape, on = BatchShape(batch=2, **SHAPE), {"mesh": mesh, "dtype": "bfloat16"}
 
     def products(program: Any) -> float:
-        return executed_flops(program.function.trace(*program.arguments).jaxpr) / forward_flops(config, shape)
+        return executed_flops(program.function.trace(*program.arguments).jaxpr) / forward_flops(CONFIG, shape)
 
-    train: Any = {"mesh": mesh, "dtype": "bfloat16", "remat": "none"}
-    assert 1.0 < products(scoring_program(config, shape, mesh=mesh, dtype="bfloat16")) < 1.1
-    assert 3.0 < products(training_program(config, shape, tuning="full", **train)) < 3.3
-    assert 2.0 < products(training_program(config, shape, tuning="lora", **train)) < 2.7
-    again = training_program(config, shape, tuning="full", **{**train, "remat": "full"})
-    assert 4.0 < products(again) < 4.4
+    assert 1.0 < products(scoring_program(CONFIG, shape, **on)) < 1.1
+    assert 3.0 < products(training_program(CONFIG, shape, **on, **FULL)) < 3.3
+    assert 2.0 < products(training_program(CONFIG, shape, **on, **FULL | {"tuning": "lora"})) < 2.7
+    assert 4.0 < products(training_program(CONFIG, shape, **on, **FULL | {"remat": "full"})) < 4.4
 
 
-def compiled_costs(program: Any) -> np.ndarray:
+def compiled_costs(shape: BatchShape, mesh: Mesh, *, train: bool = False) -> np.ndarray:
     """[3]: products of the traced program; FLOPs and bytes by the compiler's own count."""
+    make = partial(training_program, **FULL) if train else scoring_program
+    program = make(CONFIG, shape, mesh=mesh, dtype="float32")
     traced = program.function.trace(*program.arguments)
     counted = traced.lower().compile().cost_analysis()
     return np.array([executed_flops(traced.jaxpr), counted["flops"], counted["bytes accessed"]])
 
 
-def test_work_grows_linearly_with_comparisons():
+def test_work_grows_linearly_with_comparisons(mesh: Mesh):
     """What ten comparisons cost more than five, twenty cost twice as much more: weights are read once."""
-    config = parse_config(TINY, where="tiny")
-    mesh = make_mesh(devices=jax.devices()[:1])
-
-    def of(batch: int) -> np.ndarray:
-        shape = BatchShape(batch=batch, **SHAPE)
-        return compiled_costs(scoring_program(config, shape, mesh=mesh, dtype="float32"))
-
-    few, more, most = of(5), of(10), of(20)
+    few, more, most = (compiled_costs(BatchShape(batch=batch, **SHAPE), mesh) for batch in (5, 10, 20))
     added, twice = more - few, most - more
     np.testing.assert_allclose(twice[:2], 2 * added[:2], rtol=1e-3)
     # The compiler fuses a few operations in another way at another size.
@@ -177,19 +140,11 @@ def test_work_grows_linearly_with_comparisons():
 
 
 @pytest.mark.parametrize("train", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_twice_the_responses_are_less_than_twice_the_work(train: bool):
+def test_twice_the_responses_are_less_than_twice_the_work(train: bool, mesh: Mesh):
     """A prefix is computed once: of trees with P = 128 and R = 16, P + 8 R is 4/3 of P + 4 R."""
-    config = parse_config(TINY, where="tiny")
-    mesh = make_mesh(devices=jax.devices()[:1])
-
-    def of(responses: int) -> np.ndarray:
-        shape = BatchShape(batch=4, prefix=128, responses=responses, response_length=16)
-        if not train:
-            return compiled_costs(scoring_program(config, shape, mesh=mesh, dtype="float32"))
-        options: Any = {"tuning": "full", "remat": "none"}
-        return compiled_costs(training_program(config, shape, mesh=mesh, dtype="float32", **options))
-
-    products, flops, read = of(8) / of(4)
+    shape = BatchShape(batch=4, prefix=128, responses=4, response_length=16)
+    four, eight = (compiled_costs(replace(shape, responses=k), mesh, train=train) for k in (4, 8))
+    products, flops, read = eight / four
     assert products == pytest.approx(4 / 3, rel=0.03)
     assert flops < 1.5
     assert read < 1.6
@@ -199,9 +154,8 @@ def test_twice_the_responses_are_less_than_twice_the_work(train: bool):
 def test_topologies_that_cannot_be(name: str):
     with pytest.raises(MeshError, match=r"expected GENERATION:SHAPE as in v5e:4x4.*v4, v5e, v5p, v6e"):
         parse_topology(name)
-
-
-def test_chips_of_a_topology():
+    with pytest.raises(MeshError, match="slices: expected at least 1, found 0"):
+        describe_slice("v5e:2x2", slices=0)
     assert parse_topology("v5p:2x2x4") == (CHIPS["v5p"], 16)
 
 
@@ -217,32 +171,44 @@ def test_without_libtpu(monkeypatch, capsys):
 
 
 def test_models_that_cannot_be_read(tmp_path):
-    with pytest.raises(CheckpointError, match=r"expected a config.json, a folder that holds one, or a shape"):
-        read_model(tmp_path / "none")
-    (tmp_path / "bad.json").write_text("[1")
-    with pytest.raises(CheckpointError, match=r"bad.json: not valid JSON"):
-        read_model(tmp_path / "bad.json")
-    (tmp_path / "list.json").write_text("[1]")
-    with pytest.raises(CheckpointError, match="expected a JSON object, found list"):
-        read_model(tmp_path / "list.json")
+    path = tmp_path / "bad.json"
+    for text, message in (
+        (None, r"expected a config.json, a folder that holds one, or a shape"),
+        ("[1", r"bad.json: not valid JSON"),
+        ("[1]", "expected a JSON object, found list"),
+    ):
+        if text is not None:
+            path.write_text(text)
+        with pytest.raises(CheckpointError, match=message):
+            read_model(path)
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--tuning", "lora"], "--tuning is for training only: it needs --train"),
-        (["--remat", "full"], "--remat is for training only: it needs --train"),
-        (["--sweep", "--mesh", "fsdp=4"], "--mesh does not go with --sweep, which tries meshes itself"),
-        (["--spread", "0.4"], "--spread is for training only: it needs --train"),
-        (["--train", "--questions-per-user", "2"], "--questions-per-user is for scoring only"),
+        ("--tuning lora", "--tuning is for training only: it needs --train"),
+        ("--remat full", "--remat is for training only: it needs --train"),
+        ("--sweep --mesh fsdp=4", "--mesh does not go with --sweep, which tries meshes itself"),
+        ("--spread 0.4", "--spread is for training only: it needs --train"),
+        ("--train --questions-per-user 2", "--questions-per-user is for scoring only"),
         (
-            ["--questions-per-user", "2"],
+            "--questions-per-user 2",
             "--questions-per-user is for packed streams: it needs --attention streams",
         ),
+        ("--sample --train", "--train does not go with --sample, a plan of its own"),
+        ("--sample --sweep", "--sweep does not go with --sample, a plan of its own"),
+        ("--reward qwen3-40m", "--reward is for policies: it needs --ppo"),
+        ("--value-trunk own", "--value-trunk is for policies: it needs --ppo"),
+        ("--ppo --train", "--train does not go with --ppo"),
+        ("--ppo --sweep", "--sweep does not go with --ppo"),
+        ("--ppo --attention streams", "--attention does not go with --ppo"),
+        ("--ppo --questions-per-user 2", "--questions-per-user does not go with --ppo"),
+        ("--ppo --quantize int8", "--quantize does not go with --ppo"),
+        ("--ppo --tuning head", "--tuning: expected lora or full with --ppo, found head"),
     ],
 )
-def test_flags_that_do_not_go_together(flags: list[str], message: str, capsys):
-    assert cli.main(["plan", "qwen3-40m", "--topology", "v5e:2x2", *flags]) == 2
+def test_flags_that_do_not_go_together(flags: str, message: str, capsys):
+    assert cli.main(["plan", "qwen3-40m", "--topology", "v5e:2x2", *flags.split()]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -271,7 +237,7 @@ def test_a_sweep_orders_what_fits_by_speed(monkeypatch):
     seen: list[Plan] = []
     place = Slice("v5e:2x2", CHIPS["v5e"], [None] * 4)
     plans = sweep("qwen3-40m", PlanOptions(topology=place), report=seen.append)
-    assert [(each.mesh, each.batch, each.fits) for each in plans] == [
+    assert [(option.mesh, option.batch, option.fits) for option in plans] == [
         ("fsdp=4,tensor=1", 4, True),
         ("fsdp=2,tensor=2", 8, True),
         ("fsdp=2,tensor=2", 4, True),
@@ -315,30 +281,32 @@ def test_tables():
     assert "20.00 GiB" in text
 
 
+def compiled_text(program: Any) -> str:
+    return program.function.trace(*program.arguments).lower().compile().as_text()
+
+
+def kernels_in(text: str) -> set[str]:
+    return set(re.findall(r"splash_mha_[a-z]+|stream_(?:forward|by_[a-z]+)", text))
+
+
+@needs_libtpu
 class TestOnTpus:
-    """Compiled by libtpu."""
-
-    @pytest.fixture(autouse=True)
-    def _libtpu(self):
-        pytest.importorskip("libtpu")
-
     @pytest.mark.slow
     def test_two_slices_exchange_scores_alone(self, config_file, capsys):
         """Between slices scoring sends the scores of its trees, float32, and nothing else."""
         options: dict[str, Any] = {**SHAPE, "topology": "v5e:2x2", "slices": 2, "batch": 16}
-        found = plan(config_file, PlanOptions(**options))
-        assert (found.chips, found.mesh) == (8, "data=2,fsdp=4")
-        between = {kind: each for kind, each in found.collectives.items() if kind.startswith("dcn ")}
-        assert sum(each.count for each in between.values()) == 1
-        assert sum(each.bytes for each in between.values()) < 16 * 1024
-        inside = sum(each.bytes for kind, each in found.collectives.items() if kind not in between)
-        assert found.seconds_by["links"] == pytest.approx(inside / CHIPS["v5e"].link_bandwidth)
-        asked = plan(config_file, PlanOptions(mesh="fsdp=8,dcn=fsdp", **options))
-        assert asked.mesh == "fsdp=8,dcn=fsdp"
+        copies = plan(config_file, PlanOptions(**options))
+        assert (copies.chips, copies.mesh) == (8, "data=2,fsdp=4")
+        between = {kind: sent for kind, sent in copies.collectives.items() if kind.startswith("dcn ")}
+        assert sum(sent.count for sent in between.values()) == 1
+        assert sum(sent.bytes for sent in between.values()) < 16 * 1024
+        inside = sum(sent.bytes for kind, sent in copies.collectives.items() if kind not in between)
+        assert copies.seconds_by["links"] == pytest.approx(inside / CHIPS["v5e"].link_bandwidth)
+        split = plan(config_file, PlanOptions(mesh="fsdp=8,dcn=fsdp", **options))
+        assert split.mesh == "fsdp=8,dcn=fsdp"
         # now every layer's matrices cross: an eighth of each chip's to the one beside it in the other slice
-        layers = 3 * 256 * (2 * 256 + 2 * 128 + 3 * 512) * 2
-        crossing = sum(each.bytes for kind, each in asked.collectives.items() if kind.startswith("dcn "))
-        assert crossing > layers / 8
+        crossing = sum(sent.bytes for kind, sent in split.collectives.items() if kind.startswith("dcn "))
+        assert crossing > 3 * MATRICES * 2 / 8
         command = ["plan", str(config_file), "--topology", "v5e:2x2", "--slices", "2", "--mesh", "fsdp=8"]
         assert cli.main(command) == 2
         assert "axis data=1 crosses the 2 slices of 4 devices" in capsys.readouterr().err
@@ -376,44 +344,36 @@ class TestOnTpus:
         mesh = make_mesh("fsdp=2,tensor=2", devices=describe_slice("v5e:2x2").devices)
         shape = BatchShape(batch=2, prefix=1664, responses=3, response_length=128)  # T = 2,048
         scoring = scoring_program(config, shape, mesh=mesh, dtype="bfloat16")
-        training = training_program(config, shape, mesh=mesh, dtype="bfloat16", tuning="full", remat="none")
-        splash, ours = {"splash_mha_fwd"}, {"stream_forward", "stream_by_query", "stream_by_key"}
-        for program, kernels in ((scoring, splash), (training, ours)):
-            text = program.function.trace(*program.arguments).lower().compile().as_text()
-            assert set(re.findall(r"splash_mha_[a-z]+|stream_(?:forward|by_[a-z]+)", text)) == kernels
+        training = training_program(config, shape, mesh=mesh, dtype="bfloat16", **FULL)
+        for program, kernels in ((scoring, {"splash_mha_fwd"}), (training, STREAM_KERNELS)):
+            text = compiled_text(program)
+            assert kernels_in(text) == kernels
             assert 'custom_call_target="tpu_custom_call"' in text
             assert not re.search(r"\[(\d+,)*2048,2048\]", text)
 
     @pytest.mark.slow
-    def test_packing_moves_nothing_between_chips(self, config_file):
+    def test_packing_moves_nothing_between_chips(self):
         """A training step over streams holds the collectives of one over padded trees, and no other ones; its attention
         is the kernel, and nothing in it is of the size N x N."""
         mesh = make_mesh("data=2,fsdp=4,tensor=2", devices=describe_slice("v5e:4x4").devices)
-        options: dict[str, Any] = {"mesh": mesh, "dtype": "bfloat16", "tuning": "full", "remat": "none"}
-        config = read_model(config_file)
-        packed = training_program(
-            config, BatchShape(batch=16, prefix=500, responses=2, response_length=64, spread=0.3), **options
-        )
-        padded = training_program(
-            config,
-            BatchShape(batch=16, prefix=640, responses=2, response_length=64),
-            attention="kernel",
-            **options,
-        )
+        options: dict[str, Any] = {"mesh": mesh, "dtype": "bfloat16", **FULL}
+        shape = BatchShape(batch=16, prefix=640, responses=2, response_length=64)
+        packed = training_program(CONFIG, replace(shape, prefix=500, spread=0.3), **options)
+        padded = training_program(CONFIG, shape, attention="kernel", **options)
         assert packed.arguments[2].tokens.shape == (8, 1536)
         assert packed.tokens < packed.computed_tokens < packed.bucket_tokens
-        found = []
+        collectives = []
         for program, kernels in (
-            (packed, {"stream_forward", "stream_by_query", "stream_by_key"}),
+            (packed, STREAM_KERNELS),
             (padded, {"splash_mha_fwd", "splash_mha_dq", "splash_mha_dkv"}),
         ):
-            text = program.function.trace(*program.arguments).lower().compile().as_text()
-            assert set(re.findall(r"splash_mha_[a-z]+|stream_(?:forward|by_[a-z]+)", text)) == kernels
+            text = compiled_text(program)
+            assert kernels_in(text) == kernels
             assert not re.search(r"\[(\d+,)*1536,1536\]", text)
             kinds = r"(all-gather|all-to-all|collective-permute|all-reduce|reduce-scatter)(?:-start)?\("
-            found.append(Counter(re.findall(rf" {kinds}", text)))
-        assert found[0] == found[1]
-        assert found[0]["all-gather"] > 0
+            collectives.append(Counter(re.findall(rf" {kinds}", text)))
+        assert collectives[0] == collectives[1]
+        assert collectives[0]["all-gather"] > 0
 
     @pytest.mark.slow
     def test_scoring_over_streams(self, config_file, capsys):
@@ -426,46 +386,42 @@ class TestOnTpus:
         words = " ".join(capsys.readouterr().out.split())  # a long path of the model breaks the line
         assert "2 responses of 64, 3 questions a user, bfloat16" in words
         assert cli.main([*command, "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)
+        figures = json.loads(capsys.readouterr().out)
         mesh = make_mesh("fsdp=4", devices=describe_slice("v5e:2x2").devices)
         shape = BatchShape(batch=12, questions_per_user=3, **SHAPE)
-        config = parse_config(TINY, where="tiny")
-        assert found["flops"] == stream_flops(config, shape, mesh=mesh, reads_only=True)
-        assert found["fits"]
-        assert found["compile_seconds"] > 0
-        program = scoring_program(config, shape, mesh=mesh, dtype="bfloat16", attention="streams")
-        text = program.function.trace(*program.arguments).lower().compile().as_text()
-        assert "stream_forward" in text
-        assert "splash_mha" not in text
+        assert figures["flops"] == stream_flops(CONFIG, shape, mesh=mesh, reads_only=True)
+        assert figures["fits"]
+        assert figures["compile_seconds"] > 0
+        text = compiled_text(scoring_program(CONFIG, shape, mesh=mesh, dtype="bfloat16", attention="streams"))
+        assert kernels_in(text) == {"stream_forward"}
         assert not re.search(r"\[(\d+,)*512,512\]", text)
 
     @pytest.mark.slow
     def test_eight_bits_take_half_the_arguments_and_products(self):
         """Of the layers' matrices: int8 factors are multiplied as such."""
         asked = PlanOptions(topology="v5e:2x2", mesh="fsdp=4", batch=4, prefix=128)
-        found = {form: plan("qwen3-0.6b", replace(asked, quantize=form)) for form in (None, "int8")}
+        wide, narrow = (plan("qwen3-0.6b", replace(asked, quantize=form)) for form in (None, "int8"))
         layers = 28 * 1024 * (2 * 2048 + 2 * 1024 + 3 * 3072) * 2 / 4  # bytes a chip in bfloat16
-        saved = found[None].argument_bytes_per_chip - found["int8"].argument_bytes_per_chip
+        saved = wide.argument_bytes_per_chip - narrow.argument_bytes_per_chip
         assert saved == pytest.approx(layers / 2, rel=0.02)
-        seconds = {form: each.seconds_by["matrix products"] for form, each in found.items()}
-        assert seconds["int8"] == pytest.approx(seconds[None] / 2, rel=0.1)
+        seconds = wide.seconds_by["matrix products"]
+        assert narrow.seconds_by["matrix products"] == pytest.approx(seconds / 2, rel=0.1)
         with pytest.raises(MeshError, match="quantize: int8 is for scoring"):
             plan("qwen3-0.6b", replace(asked, train=True, quantize="int8"))
         with pytest.raises(CheckpointError, match="fp8 needs matrix units"):
             plan("qwen3-0.6b", replace(asked, quantize="fp8"))
 
-    def test_a_model_that_does_not_fit(self, tmp_path, capsys):
+    def test_a_model_that_does_not_fit(self, config_file, capsys):
         """An embedding of 24 GiB a chip."""
-        path = tmp_path / "config.json"
-        path.write_text(json.dumps({**TINY, "vocab_size": 200_000_000}))
-        command = ["plan", str(path), "--topology", "v5e:2x2", "--prefix", "128", "--json"]
+        config_file.write_text(json.dumps({**TINY, "vocab_size": 200_000_000}))
+        command = ["plan", str(config_file), "--topology", "v5e:2x2", "--prefix", "128", "--json"]
         assert cli.main(command) == 0
-        found = json.loads(capsys.readouterr().out)
-        assert set(found) == KEYS
-        assert found["fits"] is False
-        assert found["peak_bytes_per_chip"] >= found["argument_bytes_per_chip"] > 23 * GIB
-        assert found["estimated_seconds"] is None
-        assert found["collectives"] == {}
+        figures = json.loads(capsys.readouterr().out)
+        assert set(figures) == KEYS
+        assert figures["fits"] is False
+        assert figures["peak_bytes_per_chip"] >= figures["argument_bytes_per_chip"] > 23 * GIB
+        assert figures["estimated_seconds"] is None
+        assert figures["collectives"] == {}
 
     def test_a_tiny_model(self, config_file, capsys):
         command = [
@@ -473,83 +429,68 @@ class TestOnTpus:
             "--response-length", "64", "--batch", "8", "--json",
         ]  # fmt: skip
         assert cli.main(command) == 0
-        found = json.loads(capsys.readouterr().out)
-        assert set(found) == KEYS
-        assert found["fits"] is True
-        assert found["chips"] == 4
-        assert found["hbm_bytes_per_chip"] == 16 * GIB
-        weights = 2 * (512 * 256 + 3 * 256 * (2 * 256 + 2 * 128 + 3 * 512)) / 4
-        assert weights < found["argument_bytes_per_chip"] < 1.1 * weights
-        assert found["peak_bytes_per_chip"] >= found["argument_bytes_per_chip"] + found["temp_bytes_per_chip"]
-        assert found["flops"] == forward_flops(parse_config(TINY, where="tiny"), BatchShape(batch=8, **SHAPE))
-        assert 0 < found["estimated_mfu"] < 1
-        used = found["flops"] / (found["estimated_seconds"] * 4 * CHIPS["v5e"].bf16_flops)
-        assert found["estimated_mfu"] == pytest.approx(used)
+        figures = json.loads(capsys.readouterr().out)
+        assert set(figures) == KEYS
+        assert figures["fits"] is True
+        assert figures["chips"] == 4
+        assert figures["hbm_bytes_per_chip"] == 16 * GIB
+        weights = 2 * (512 * 256 + 3 * MATRICES) / 4
+        assert weights < figures["argument_bytes_per_chip"] < 1.1 * weights
+        within = figures["argument_bytes_per_chip"] + figures["temp_bytes_per_chip"]
+        assert figures["peak_bytes_per_chip"] >= within
+        assert figures["flops"] == forward_flops(CONFIG, BatchShape(batch=8, **SHAPE))
+        assert 0 < figures["estimated_mfu"] < 1
+        used = figures["flops"] / (figures["estimated_seconds"] * 4 * CHIPS["v5e"].bf16_flops)
+        assert figures["estimated_mfu"] == pytest.approx(used)
         # Each layer's matrices are gathered once, whole or piece by piece round a ring.
-        layers = 3 * 256 * (2 * 256 + 2 * 128 + 3 * 512) * 2
-        sent = sum(
-            found["collectives"].get(kind, {"bytes": 0})["bytes"]
-            for kind in ("all-gather", "collective-permute")
-        )
+        layers = 3 * MATRICES * 2
+        moved = [figures["collectives"].get(kind) for kind in ("all-gather", "collective-permute")]
+        sent = sum(collective["bytes"] for collective in moved if collective)
         assert 0.7 * layers < sent < 1.3 * layers
 
 
-def check(found: Any, *, below: float) -> None:
-    assert found.fits
-    assert found.peak_bytes_per_chip < below * GIB
-    assert found.unknown_loops == 0
-    assert found.estimated_seconds is not None
-    assert math.isfinite(found.estimated_seconds)
+def large(model: str, *, below: float, topology: str = "v5e:4x4", **options: Any) -> tuple[Plan, float]:
+    """The plan of a real size, which fits below so many GiB a chip, and the bytes that a chip sends."""
+    planned = plan(model, PlanOptions(topology=topology, **options))
+    assert planned.fits
+    assert planned.peak_bytes_per_chip < below * GIB
+    assert planned.unknown_loops == 0
+    assert planned.estimated_seconds is not None
+    assert math.isfinite(planned.estimated_seconds)
+    return planned, sum(sent.bytes for sent in planned.collectives.values())
 
 
+@needs_libtpu
 @pytest.mark.slow
 class TestLargeModels:
     """Real sizes: minutes each."""
 
-    @pytest.fixture(autouse=True)
-    def _libtpu(self):
-        pytest.importorskip("libtpu")
-
     weights = 36 * 4096 * (2 * 4096 + 2 * 1024 + 3 * 12288) * 2  # bytes of the 8B shape's layers
 
     def test_8b_scoring_on_v5e(self):
-        found = plan("qwen3-8b", PlanOptions(topology="v5e:4x4", mesh="fsdp=16", batch=32))
-        check(found, below=2.0)
+        planned, moved = large("qwen3-8b", below=2.0, mesh="fsdp=16", batch=32)
         # Nothing but weights and the embedded tokens moves, and each layer's seven matrices once.
-        assert found.collectives["all-gather"].count <= 36 * 7 + 2
-        assert set(found.collectives) == {"all-gather", "all-to-all"}
-        moved = sum(each.bytes for each in found.collectives.values())
+        assert planned.collectives["all-gather"].count <= 36 * 7 + 2
+        assert set(planned.collectives) == {"all-gather", "all-to-all"}
         assert 0.9 < moved / self.weights < 1.1
-        assert found.attention == "splash kernel (Pallas)"
-        assert found.estimated_mfu is not None
-        assert found.estimated_mfu > 0.9
+        assert planned.attention == "splash kernel (Pallas)"
+        assert planned.estimated_mfu is not None
+        assert planned.estimated_mfu > 0.9
 
     def test_70b_scoring_on_v5e(self):
-        found = plan("llama3.1-70b", PlanOptions(topology="v5e:4x4", mesh="fsdp=16", batch=16))
-        check(found, below=12.0)
-        weights = 80 * 8192 * (2 * 8192 + 2 * 1024 + 3 * 28_672) * 2
-        assert 0.9 < sum(each.bytes for each in found.collectives.values()) / weights < 1.1
+        _, moved = large("llama3.1-70b", below=12.0, mesh="fsdp=16", batch=16)
+        assert 0.9 < moved / (80 * 8192 * (2 * 8192 + 2 * 1024 + 3 * 28_672) * 2) < 1.1
 
     def test_long_profiles_are_split_over_the_sequence_axis(self):
-        long = PlanOptions(topology="v5e:4x4", batch=4, prefix=32_512)
-        split = plan("qwen3-8b", replace(long, mesh="fsdp=4,sequence=4"))
-        check(split, below=2.5)
-        whole = plan("qwen3-8b", replace(long, mesh="fsdp=4,tensor=4"))
-        assert split.temp_bytes_per_chip < whole.temp_bytes_per_chip
+        split, _ = large("qwen3-8b", below=2.5, mesh="fsdp=4,sequence=4", batch=4, prefix=32_512)
+        tensor = PlanOptions(topology="v5e:4x4", mesh="fsdp=4,tensor=4", batch=4, prefix=32_512)
+        assert split.temp_bytes_per_chip < plan("qwen3-8b", tensor).temp_bytes_per_chip
 
     def test_27b_full_training_on_v5p(self):
         options: Any = {"mesh": "fsdp=64", "train": True, "batch": 64, "remat": "full"}
-        check(plan("gemma2-27b", PlanOptions(topology="v5p:4x4x4", **options)), below=32)
+        large("gemma2-27b", below=32, topology="v5p:4x4x4", **options)
 
     def test_8b_lora_training_on_v5e(self):
         options: Any = {"mesh": "fsdp=16", "train": True, "tuning": "lora", "batch": 16, "remat": "full"}
-        found = plan("qwen3-8b", PlanOptions(topology="v5e:4x4", **options))
-        check(found, below=5.0)
         # The weights move in the forward pass, and once more for the backward pass and what it computes again.
-        moved = sum(each.bytes for each in found.collectives.values())
-        assert 1.8 < moved / self.weights < 2.2
-
-
-def test_slices_that_cannot_be():
-    with pytest.raises(MeshError, match="slices: expected at least 1, found 0"):
-        describe_slice("v5e:2x2", slices=0)
+        assert 1.8 < large("qwen3-8b", below=5.0, **options)[1] / self.weights < 2.2
