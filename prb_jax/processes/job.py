@@ -65,7 +65,15 @@ def start_job(*, after_interrupt: str = "the same command continues the run") ->
     _check_address(first=index == 0)
     state: Any = distributed.global_state
     put_back = _take_signals(lambda number: _end_by(number, after_interrupt))
-    meeting = threading.Timer(_SECONDS_TO_MEET, lambda: _not_met(state))
+
+    def not_met() -> None:
+        end_alone(
+            FAILED,
+            f"error: process {state.process_id} waited {_SECONDS_TO_MEET} seconds for the other processes to meet at "
+            f"{state.coordinator_address}: is each of them started, with the same address and number of processes?",
+        )
+
+    meeting = threading.Timer(_SECONDS_TO_MEET, not_met)
     meeting.daemon = True
     meeting.start()
     try:
@@ -135,14 +143,6 @@ def _end_by(number: signal.Signals, after_interrupt: str) -> None:
         status, message = INTERRUPTED, f"{number.name}; {after_interrupt}"
     leave_job(status, message)
     end_alone(status, message)
-
-
-def _not_met(state: Any) -> None:
-    end_alone(
-        FAILED,
-        f"error: process {state.process_id} waited {_SECONDS_TO_MEET} seconds for the other processes to meet at "
-        f"{state.coordinator_address}: is each of them started, with the same address and number of processes?",
-    )
 
 
 def _number(name: str) -> int | None:

@@ -16,8 +16,8 @@ from prb_jax.processes.sharing import process_index
 
 def main(folder: Path) -> None:
     start_job()
-    own, second = folder / str(process_index()), process_index() == 1
-    model, data = own / "model", own / "pairs.jsonl"
+    place, second = folder / str(process_index()), process_index() == 1
+    model, data = place / "model", place / "pairs.jsonl"
 
     def refused(action: Callable[..., Any], *arguments: Any, **options: Any) -> None:
         try:
@@ -31,10 +31,10 @@ def main(folder: Path) -> None:
         "validation": {"fraction": 0.0},
     }  # fmt: skip
     refused(evaluate, model, data, profile_posts=3 if second else 10)
-    refused(evaluate, own / "trained", data)
-    refused(evaluate, model, own / "other.jsonl")
+    refused(evaluate, place / "trained", data)
+    refused(evaluate, model, place / "other.jsonl")
     refused(train, {**settings, "steps": 2 if second else 1})
-    refused(train, {**settings, "model": str(own / "trained")})
+    refused(train, {**settings, "model": str(place / "trained")})
     if second:
         refused(train, settings)
     else:

@@ -8,8 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.plain_process import ROOT, free_port, plain_environment
+
+EVALUATE = ("-m", "prb_jax", "evaluate", "baseline:length", "--data", "personas:generic-test")
+SOON = 90  # processes end long before jax's own heartbeat of 100 seconds when one of them is gone
 
 
 @contextlib.contextmanager
@@ -21,14 +25,10 @@ def job(
     environment: Mapping[str, str] | None = None,
     others: Sequence[object] | None = None,
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """Starts ``python ARGUMENTS`` in so many processes on the CPU; what is left of them is killed at the end.
+    """Starts ``python ARGUMENTS`` in ``count`` processes on the CPU; what is left of them is killed at the end.
 
-    Args:
-      arguments: of the interpreter.
-      count: of processes.
-      devices: of each.
-      environment: more variables.
-      others: arguments of all processes but the first, if they differ.
+    Each has so many devices, and these variables more; ``others`` are the arguments of all but the first, if they
+    differ.
     """
     shared = plain_environment(devices=devices) | {
         "JAX_PLATFORMS": "cpu",
@@ -52,14 +52,20 @@ def job(
             process.communicate()
 
 
-# Processes end long before jax's own heartbeat of 100 seconds when one of them is gone.
-SOON = 90
-
-
 def ended(processes: Sequence[subprocess.Popen[str]], *, seconds: float = 600) -> list[tuple[int, str, str]]:
     """(status, output, errors) of each, when all have ended."""
     said = [process.communicate(timeout=seconds) for process in processes]
     return [(process.returncode, *texts) for process, texts in zip(processes, said, strict=True)]
+
+
+def run_job(
+    arguments: Sequence[object], *, count: int, status: int = 0, **options: Any
+) -> list[tuple[str, str]]:
+    """(output, errors) of each process of a job, all of which end with this status."""
+    with job(arguments, count=count, **options) as processes:
+        results = ended(processes)
+    assert [result[0] for result in results] == [status] * count, results
+    return [(output, errors) for _, output, errors in results]
 
 
 def wait_for(condition: Callable[[], bool], processes: Sequence[subprocess.Popen[str]]) -> None:

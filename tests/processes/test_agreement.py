@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from prb_jax.processes.agreement import differences
-from tests.processes.jobs import ended, job
+from tests.processes.jobs import EVALUATE, run_job
 from tests.training.tiny import rows, write_model, write_rows
 
 MODEL = "inputs.model.files.model.safetensors: "
@@ -19,12 +19,12 @@ def write_folders(place: Path) -> None:
     """Folders 0 and 1: equal but for the head of a model and one word of a data file."""
     write_model(place / "0" / "model")
     for process, word in enumerate(("tea", "tee")):
-        own = place / str(process)
+        folder = place / str(process)
         if process:
-            shutil.copytree(place / "0" / "model", own / "model")
-        shutil.copytree(own / "model", own / "trained")
-        write_rows(own / "pairs.jsonl", rows(6))
-        write_rows(own / "other.jsonl", [*rows(6), {**rows(7)[-1], "question": word}])
+            shutil.copytree(place / "0" / "model", folder / "model")
+        shutil.copytree(folder / "model", folder / "trained")
+        write_rows(folder / "pairs.jsonl", rows(6))
+        write_rows(folder / "other.jsonl", [*rows(6), {**rows(7)[-1], "question": word}])
     weights = place / "1" / "trained" / "model.safetensors"
     tensors = load_file(weights)
     tensors["score.weight"] = tensors["score.weight"] + 1
@@ -34,10 +34,8 @@ def write_folders(place: Path) -> None:
 @pytest.mark.slow
 def test_processes_that_differ_are_refused_by_name_and_field(tmp_path: Path) -> None:
     write_folders(tmp_path)
-    with job(["-m", "tests.processes.agreement_process", tmp_path], count=2) as processes:
-        found = ended(processes)
-    assert [status for status, *_ in found] == [0, 0], found
-    said, others = ([line for line in each[1].splitlines() if "Gloo" not in line] for each in found)
+    printed = run_job(["-m", "tests.processes.agreement_process", tmp_path], count=2)
+    said, others = ([line for line in output.splitlines() if "Gloo" not in line] for output, _ in printed)
     assert said == others
     expected = [
         "inputs.profile_posts: 3, expected 10",
@@ -54,12 +52,8 @@ def test_processes_that_differ_are_refused_by_name_and_field(tmp_path: Path) -> 
 
 
 def test_every_process_of_a_command_ends_with_status_2_and_one_line(tmp_path: Path) -> None:
-    command = ["-m", "prb_jax", "evaluate", "baseline:length", "--data", "personas:generic-test"]
-    rest = ["--out", tmp_path / "run", "--distributed", "--limit"]
-    with job([*command, *rest, 20], count=2, others=[*command, *rest, 10]) as processes:
-        found = ended(processes)
-    for status, _, errors in found:
-        assert status == 2, found
+    command = [*EVALUATE, "--out", tmp_path / "run", "--distributed", "--limit"]
+    for _, errors in run_job([*command, 20], count=2, others=[*command, 10], status=2):
         assert errors.count("\n") == 1
         assert "error: process 1 differs from process 0 in inputs.limit: 10, expected 20; inputs." in errors
     assert not (tmp_path / "run").exists()

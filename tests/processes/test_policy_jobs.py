@@ -10,7 +10,7 @@ import pytest
 
 from prb_jax import cli
 from tests.json_lines import write_lines
-from tests.processes.jobs import SOON, ended, job, lines, wait_for
+from tests.processes.jobs import SOON, ended, job, lines, run_job, wait_for
 from tests.tiny_policies import write_policy
 from tests.training.tiny import write_model
 
@@ -46,30 +46,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 def run(*words: object, processes: int, devices: int = 1) -> list[str]:
     """What the processes of a verb print, all of which come to their end."""
     command = ["-m", "prb_jax", *words, "--no-progress", *(["--distributed"] if processes > 1 else [])]
-    with job(command, count=processes, devices=devices) as started:
-        found = ended(started)
-    assert [status for status, *_ in found] == [0] * processes, found
-    return [output for _, output, _ in found]
+    return [output for output, _ in run_job(command, count=processes, devices=devices)]
 
 
-def run_and_kill(*words: object, rows: Path, after: int) -> None:
-    """Kill the second of two processes of a verb when there are so many rows; the first one says so and ends."""
-    with job(["-m", "prb_jax", *words, "--no-progress", "--distributed"], count=2) as started:
-        wait_for(lambda: lines(rows) >= after, started)
-        started[1].kill()
-        found = ended(started, seconds=SOON)
-    assert [status for status, *_ in found] == [1, -9], found
-    assert "process 1 of 2" in found[0][2]
-
-
-def assert_same_files(found: Path, expected: Path, *names: str) -> None:
+def assert_same_files(folder: Path, expected: Path, *names: str) -> None:
     for name in names:
-        assert (found / name).read_bytes() == (expected / name).read_bytes(), name
-
-
-def processes_of(out: Path) -> list[int]:
-    sessions = json.loads((out / "run.json").read_text())["sessions"]
-    return [session["devices"]["processes"] for session in sessions]
+        assert (folder / name).read_bytes() == (expected / name).read_bytes(), name
 
 
 @pytest.mark.slow
@@ -77,13 +59,20 @@ def test_sample(policy: Path, data: str, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     command = ("sample", policy, "--data", data, "--n", 2, "--max-new-tokens", 16, "--rows", 4)
     run(*command, "--out", one, processes=1, devices=2)
-    run_and_kill(*command, "--out", two, rows=two / "samples.jsonl", after=4)
+    killed = ["-m", "prb_jax", *command, "--out", two, "--no-progress", "--distributed"]
+    with job(killed, count=2) as started:
+        wait_for(lambda: lines(two / "samples.jsonl") >= 4, started)
+        started[1].kill()
+        results = ended(started, seconds=SOON)
+    assert [status for status, *_ in results] == [1, -9], results
+    assert "process 1 of 2" in results[0][2]
     assert 4 <= lines(two / "samples.jsonl") < 2 * PROMPTS
     said = run(*command, "--out", two, processes=2)
     assert "24 prompts, 2 samples of each" in said[0]
     assert "written to" not in said[1]
     assert_same_files(two, one, "samples.jsonl", "summary.json")
-    assert processes_of(two) == [2, 2]
+    sessions = json.loads((two / "run.json").read_text())["sessions"]
+    assert [session["devices"]["processes"] for session in sessions] == [2, 2]
 
 
 def begin(out: Path, whole: Path, *, rows: str, keep: int) -> None:
@@ -156,10 +145,7 @@ def test_guide(by: tuple[object, ...], reward: Path, policy: Path, data: str, tm
 @pytest.mark.slow
 def test_processes_that_draw_otherwise_are_refused(policy: Path, data: str, tmp_path: Path) -> None:
     command = ["-m", "prb_jax", "sample", policy, "--data", data, "--out", tmp_path / "run", "--distributed"]
-    with job([*command, "--seed", 1], count=2, others=[*command, "--seed", 2]) as started:
-        found = ended(started)
-    for status, _, errors in found:
-        assert status == 2, found
+    for _, errors in run_job([*command, "--seed", 1], count=2, others=[*command, "--seed", 2], status=2):
         assert "error: process 1 differs from process 0 in inputs.sampling.seed: 2, expected 1" in errors
     assert not (tmp_path / "run").exists()
 
@@ -169,10 +155,7 @@ def test_a_judge_behind_an_endpoint_is_refused_by_several_processes(data: str, t
     samples = write_lines(tmp_path / "samples.jsonl", [{"id": "q0", "sample": 0, "text": "Tea."}])
     command = ["-m", "prb_jax", "best-of-n", "--samples", samples, "--data", data, "--out", tmp_path / "run"]
     rewards = ["--rewards", "baseline:length", "judge:http://127.0.0.1:9/v1#m", "--distributed"]
-    with job([*command, *rewards], count=2) as started:
-        found = ended(started)
-    for status, _, errors in found:
-        assert status == 2, found
+    for _, errors in run_job([*command, *rewards], count=2, status=2):
         assert "error: --distributed: an endpoint is asked by one process alone" in errors
     assert not (tmp_path / "run").exists()
 

@@ -1,11 +1,6 @@
 """Several processes of one run: process 0 alone writes, all get the same result and the same errors."""
 
 import contextlib
-import json
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 from prb_jax.processes.sharing import (
     entered_on_first_process,
@@ -14,15 +9,15 @@ from prb_jax.processes.sharing import (
     process_index,
     share_json,
 )
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.json_lines import read_lines
+from tests.processes.jobs import run_job
 
 WORKER = """
-import sys
+import os, sys
 import jax
 
-process, port, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=process)
+process, out = int(os.environ["JAX_PROCESS_ID"]), sys.argv[1]
+jax.distributed.initialize(os.environ["JAX_COORDINATOR_ADDRESS"], num_processes=2, process_id=process)
 from prb_jax import RunError, evaluate
 from prb_jax.processes.sharing import share_json
 from tests.scoring.slow_scorer import SlowScorer, comparisons
@@ -64,26 +59,11 @@ def test_a_context_is_entered_once_and_left():
 
 
 def test_two_processes(tmp_path):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(process), port, str(tmp_path / "run")],
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for process in range(2)
-    ]  # fmt: skip
-    try:
-        outputs = [worker.communicate(timeout=120) for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    assert [worker.returncode for worker in workers] == [0, 0], outputs
-    first, second = (output[0].splitlines()[-1] for output in outputs)
-    assert first == second
-    assert first.endswith("True")
-    assert "10 of 10 pairs" in outputs[0][1]
-    assert "pairs" not in outputs[1][1]
-    rows = [json.loads(line) for line in (tmp_path / "run" / "scores.jsonl").read_text().splitlines()]
+    (first, progress), (second, silence) = run_job(["-c", WORKER, tmp_path / "run"], count=2)
+    said = first.splitlines()[-1]
+    assert said == second.splitlines()[-1]
+    assert said.endswith("True")
+    assert "10 of 10 pairs" in progress
+    assert "pairs" not in silence
+    rows = read_lines(tmp_path / "run" / "scores.jsonl")
     assert [row["id"] for row in rows] == [f"c{number}" for number in range(10)]
