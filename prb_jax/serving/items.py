@@ -195,23 +195,24 @@ class TreeMaker:
             return error
 
     def _read_rendered(self, item: RenderedItem) -> Tree:
-        ids = self._tokenised(item) if isinstance(item.content, str) else np.asarray(item.content, np.int32)
+        if isinstance(item.content, str):
+            chat, text = self.reader.tokenizer, item.content
+            if isinstance(chat, PairTokenizer):
+                raise DataError(
+                    "input: this model reads a prompt and a response as two texts: send messages, or a query and "
+                    "documents"
+                )
+            if item.ended:
+                text = ended_once(text, eos=chat.tokenizer.eos_token, pad=chat.tokenizer.pad_token)
+            ids = chat.tokenize([text])[0]
+            ids = chat.with_special_tokens(ids, max_length=None) if item.special_tokens else ids
+        else:
+            ids = np.asarray(item.content, np.int32)
         if item.keep is not None:
             ids = ids[-(self.reader.limit(self.view) if item.keep < 0 else item.keep) :]
         if not len(ids):
             raise DataError("input: expected at least one token, found an empty text")
         return self.reader.encode_ids([ids], user_id=item.user_id, view=self.view, name="input")
-
-    def _tokenised(self, item: RenderedItem) -> np.ndarray:
-        chat, text = self.reader.tokenizer, str(item.content)
-        if isinstance(chat, PairTokenizer):
-            raise DataError(
-                "input: this model reads a prompt and a response as two texts: send messages, or a query and documents"
-            )
-        if item.ended:
-            text = ended_once(text, eos=chat.tokenizer.eos_token, pad=chat.tokenizer.pad_token)
-        ids = chat.tokenize([text])[0]
-        return chat.with_special_tokens(ids, max_length=None) if item.special_tokens else ids
 
 
 def as_comparison(items: Sequence[Item], *, name: str = NAME) -> Comparison:

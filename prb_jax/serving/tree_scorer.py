@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -57,7 +57,14 @@ class TreeScorer:
 
     def compile(self) -> None:
         """Compile the program of each shape."""
-        for batch in _empty_batches(self.shapes):
+        tree, shapes = build_tree([[0, 0]]), self.shapes
+        batches: Iterable[Batch]
+        if isinstance(shapes, Shapes):
+            batches = (make_batch([tree], bucket, batch=rows) for bucket, rows in shapes.rows.items())
+        else:
+            packed = (PackedStream(shape, (0,), (0,), tree.tokens) for shape in shapes.fixed)
+            batches = (make_stream_batch([tree], (stream,), shapes) for stream in packed)
+        for batch in batches:
             np.asarray(self.model.dispatch(batch))
 
     def __call__(self, items: Sequence[Item]) -> Scores:
@@ -78,9 +85,8 @@ def open_tree_scorer(model: RewardModel, options: ViewOptions, *, batch_tokens: 
         warnings.warn(remark, PrbWarning, stacklevel=2)
     chosen = model.batch_options(batch_tokens)
     if isinstance(chosen, StreamOptions):
-        if (
-            chosen.keys is not None
-        ):  # tables with room for usual conversations, not for any that fits a stream
+        # tables with room for usual conversations, not for any that fits a stream
+        if chosen.keys is not None:
             longest = min(model.reader.limit(view), LONGEST_PREFIX)
             chosen = with_key_layout(chosen, KeyLayout.of(longest, longest))
         tokens, block = chosen.tokens, chosen.block
@@ -100,13 +106,3 @@ def open_tree_scorer(model: RewardModel, options: ViewOptions, *, batch_tokens: 
         )
         most = max(counts)
     return TreeScorer(model, TreeMaker(model.reader, view, min(most, MOST_RESPONSES)), shapes, tokens)
-
-
-def _empty_batches(shapes: StreamOptions | Shapes) -> Iterator[Batch]:
-    tree = build_tree([[0, 0]])
-    if isinstance(shapes, Shapes):
-        for bucket, rows in shapes.rows.items():
-            yield make_batch([tree], bucket, batch=rows)
-        return
-    for shape in shapes.fixed:
-        yield make_stream_batch([tree], (PackedStream(shape, (0,), (0,), tree.tokens),), shapes)

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import prb_jax as prb
+from tests.json_lines import read_lines, write_lines
 from tests.rl.tiny import write_tiny_policy
 from tests.scoring.records import write_model
 from tests.serving.local_server import serving
@@ -46,8 +47,8 @@ class Work:
         if not shown:
             return [-10.0] * len(texts)
         asked = {name: row[name] for name in ("question", "user_id", "profile")}
-        found = iter(model.score(prb.Comparison(id="1", responses=shown, **asked)).tolist())
-        return [next(found) if text else -10.0 for text in texts]
+        scores = iter(model.score(prb.Comparison(id="1", responses=shown, **asked)).tolist())
+        return [next(scores) if text else -10.0 for text in texts]
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +66,14 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Work]:
         }
         for k in range(10 * USERS)
     ]
-    (folder / "people.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = write_lines(folder / "people.jsonl", rows)
     write_tiny_policy(folder / "policy")
     models = [
         prb.load(write_model(folder / str(seed), "qwen3", num_hidden_layers=1, seed=seed)) for seed in (0, 1)
     ]
     options = {"batch_tokens": 4096, "limits": prb.Limits(waiting=100_000)}
     with serving(models[0], **options) as reward, serving(models[1], **options) as gold:
-        given = {"policy": folder / "policy", "data": folder / "people.jsonl", "reward": reward, "gold": gold}
+        given = {"policy": folder / "policy", "data": data, "reward": reward, "gold": gold}
         arguments = [str(part) for name, value in given.items() for part in (f"--{name}", value)]
         yield Work(folder, rows, models[0], models[1], arguments)
 
@@ -99,17 +100,13 @@ def test_verl_s_files_give_the_scores_of_the_rows(work: Work, monkeypatch: pytes
         assert given["prompt"] == [{"role": "user", "content": row["question"]}]
         for text in ("Soup.", ""):
             extra = given["extra_info"] | {"num_turns": 2, "rollout_reward_scores": {}}
-            found = compute_score(
-                data_source=given["data_source"],
-                solution_str=text,
+            rewards = compute_score(
+                data_source=given["data_source"], solution_str=text, extra_info=extra,
                 ground_truth=given["reward_model"]["ground_truth"],
-                extra_info=extra,
-            )
-            expected = {
-                "score": work.scores(work.reward, row, [text])[0],
-                "gold": work.scores(work.gold, row, [text])[0],
-            }
-            assert found == pytest.approx(expected, abs=1e-5)
+            )  # fmt: skip
+            models = {"score": work.reward, "gold": work.gold}
+            expected = {name: work.scores(model, row, [text])[0] for name, model in models.items()}
+            assert rewards == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.slow
@@ -155,24 +152,11 @@ def test_two_ranks_of_trl_lose_no_rollout(work: Work, steps: int, rollouts: int)
     TUNIX is None, reason="tunix is not installed (PRB_TUNIX_PYTHON names a Python that has it)"
 )
 def test_tunix_trains_with_the_served_reward(work: Work, tmp_path: Path) -> None:
-    sizes = [
-        "--steps",
-        "2",
-        "--prompts",
-        "2",
-        "--generations",
-        "2",
-        "--prompt-tokens",
-        "64",
-        "--new-tokens",
-        "8",
-    ]
+    sizes = "--steps 2 --prompts 2 --generations 2 --prompt-tokens 64 --new-tokens 8"
     kept = tmp_path / "rollouts.jsonl"
-    shown = _run(TUNIX or "", ENGINES / "tunix_grpo.py", *work.arguments, *sizes, "--rollouts", kept)
-    means = [
-        tuple(map(float, pair)) for pair in re.findall(r"^reward (\S+)  gold (\S+)$", shown, re.MULTILINE)
-    ]
-    steps = [json.loads(line) for line in kept.open()]
+    shown = _run(TUNIX or "", ENGINES / "tunix_grpo.py", *work.arguments, *sizes.split(), "--rollouts", kept)
+    pairs = re.findall(r"^reward (\S+)  gold (\S+)$", shown, re.MULTILINE)
+    means, steps = [tuple(map(float, pair)) for pair in pairs], read_lines(kept)
     assert len(means) == len(steps) == 2
     rows = {row["question"]: row for row in work.rows}
     for (reward, gold), step in zip(means, steps, strict=True):

@@ -19,7 +19,8 @@ from prb_jax import cli
 from prb_jax.rl.rewards import check_scoring, open_reward
 from prb_jax.rl.sections import ScoringSettings
 from prb_jax.rl.settings import PpoSettings
-from tests.scoring.records import record, write_model
+from tests.json_lines import read_lines, write_lines
+from tests.scoring.records import record
 from tests.serving.local_server import serving
 
 DATA = [replace(record(number, 3), labels=(1.0, 0.0, 0.5), user_id=f"u{number % 3}") for number in range(6)]
@@ -37,32 +38,19 @@ ROWS = [
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> prb.RewardModel:
-    return prb.load(write_model(tmp_path_factory.mktemp("model"), "qwen3", num_hidden_layers=1))
-
-
-@pytest.fixture(scope="module")
 def url(model: prb.RewardModel) -> Iterator[str]:
     with serving(model, batch_tokens=512, view=prb.ViewOptions(profile_posts=1)) as address:
         yield address
 
 
-def scores(evaluation: prb.Evaluation) -> np.ndarray:
-    return np.array([row.scores for row in evaluation.rows])
-
-
 def test_a_prb_server_is_evaluated_with_its_own_view(
     model: prb.RewardModel, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = tmp_path / "data.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    assert (
-        cli.main(["evaluate", url, "--data", str(data), "--out", str(tmp_path / "run"), "--no-progress"]) == 0
-    )
+    data = write_lines(tmp_path / "data.jsonl", ROWS)
+    assert cli.main(["evaluate", url, "--data", data, "--out", str(tmp_path / "run"), "--no-progress"]) == 0
     assert "the versions of the libraries that compute there are not known" in capsys.readouterr().err
-    own = prb.evaluate(model, DATA, profile_posts=1, controls="none", progress=False)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "scores.jsonl").read_text().splitlines()]
-    np.testing.assert_allclose([row["scores"] for row in rows], scores(own), atol=1e-5)
+    rows = read_lines(tmp_path / "run" / "scores.jsonl")
+    np.testing.assert_allclose([row["scores"] for row in rows], model.score(DATA, profile_posts=1), atol=1e-5)
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (run["inputs"]["profile_posts"], run["inputs"]["protocol"]) == (1, "default")
     assert "jax" not in run["inputs"]["versions"]
@@ -82,16 +70,15 @@ class _Classifier(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         server = cast(Any, self.server)
         facts: dict[str, Any] = {"/v1/models": {"data": [{"id": name, "root": "R"} for name in server.names]}}
-        facts |= (
-            {"/get_model_info": {"model_path": "R"}} if server.sglang else {"/version": {"version": "0.11"}}
-        )
+        about = ("/get_model_info", "model_path") if server.sglang else ("/version", "version")
+        facts |= {about[0]: {about[1]: "0.11"}}
         self._answer(facts.get(self.path))
 
     def do_POST(self) -> None:
         server = cast(Any, self.server)
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if "messages" in body:
-            ids = server.model.tokenizer.encode([prb.Message(**each) for each in body["messages"]])
+            ids = server.model.tokenizer.encode([prb.Message(**message) for message in body["messages"]])
         else:
             ids = body["input_ids"] if server.sglang else body["input"]
         assert server.sglang or body["use_activation"] is False
@@ -102,9 +89,9 @@ class _Classifier(BaseHTTPRequestHandler):
         else:
             self._answer({"data": [{"index": 0, "data" if self.path == "/pooling" else "probs": numbers}]})
 
-    def _answer(self, found: Any) -> None:
-        data = json.dumps(found).encode()
-        self.send_response(404 if found is None else 200)
+    def _answer(self, content: Any) -> None:
+        data = json.dumps(content).encode()
+        self.send_response(404 if content is None else 200)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -117,9 +104,9 @@ class _Classifier(BaseHTTPRequestHandler):
 def classifier(model: prb.RewardModel) -> Iterator[Any]:
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), _Classifier)
     server.model, server.sglang, server.names, server.classes, server.by_ids = model, False, ["m"], 1, {}
-    for comparison, found in zip(DATA, model.score(DATA, profile_posts=2), strict=True):
-        (tree,) = model.encode([comparison], profile_posts=2)
-        server.by_ids |= {tuple(tree.sequence(k).tolist()): float(found[k]) for k in range(3)}
+    trees = model.encode(DATA, profile_posts=2)
+    for tree, scores in zip(trees, model.score(DATA, profile_posts=2), strict=True):
+        server.by_ids |= {tuple(tree.sequence(k).tolist()): float(scores[k]) for k in range(3)}
     threading.Thread(target=server.serve_forever, daemon=True).start()
     server.url = f"http://127.0.0.1:{server.server_address[1]}"
     yield server
@@ -134,11 +121,9 @@ def test_vllm_and_sglang_are_asked_for_whole_conversations(
 ) -> None:
     classifier.sglang = sglang
     options: dict[str, Any] = {"tokenizer": model.name} if rendered else {}
-    found = prb.evaluate(
-        classifier.url + route, DATA, profile_posts=2, out=tmp_path / "run", progress=False, **options
-    )
-    own = prb.evaluate(model, DATA, profile_posts=2, controls="none", progress=False)
-    np.testing.assert_allclose(scores(found), scores(own), atol=1e-5)
+    options |= {"profile_posts": 2, "out": tmp_path / "run", "progress": False}
+    rows = prb.evaluate(classifier.url + route, DATA, **options).rows
+    np.testing.assert_allclose([row.scores for row in rows], model.score(DATA, profile_posts=2), atol=1e-5)
     recorded = json.loads((tmp_path / "run" / "run.json").read_text())["inputs"]["model"]
     assert (recorded["model"], recorded["route"], "dtype" in recorded["unknown"]) == ("m", route, True)
     assert ("chat template" in recorded["unknown"], "template_sha256" in recorded) == (not rendered, rendered)
@@ -149,10 +134,9 @@ def test_such_a_server_is_a_reward_of_trainers_too(classifier: Any, model: prb.R
     for one in DATA[:3]:
         messages = [asdict(message) for message in one.prompt]
         columns = {"user_id": [one.user_id] * 3, "profile": [[asdict(post) for post in one.profile]] * 3}
-        found = pickle.loads(pickle.dumps(reward))(
-            prompts=[messages] * 3, completions=list(one.responses), **columns
-        )
-        assert found == pytest.approx(model.score(one, profile_posts=2).tolist(), abs=1e-5)
+        columns |= {"prompts": [messages] * 3, "completions": list(one.responses)}
+        rewards = pickle.loads(pickle.dumps(reward))(**columns)
+        assert rewards == pytest.approx(model.score(one, profile_posts=2).tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize("sglang", [False, True])
@@ -163,8 +147,8 @@ def test_such_a_server_is_the_reward_of_a_policy(
     scoring = ScoringSettings(profile_posts=2, tokenizer=str(model.name) if sglang else None)
     reward = open_reward(PpoSettings(scoring=scoring), f"{classifier.url}/classify")
     check_scoring(scoring, [reward])
-    found = reward.score(DATA, [one.responses for one in DATA], step=1).values
-    np.testing.assert_allclose(found, np.stack(model.score(DATA, profile_posts=2)), atol=1e-5)
+    rewards = reward.score(DATA, [one.responses for one in DATA], step=1).values
+    np.testing.assert_allclose(rewards, np.stack(model.score(DATA, profile_posts=2)), atol=1e-5)
     assert reward.identity()["route"] == "/classify"
     with pytest.raises(prb.RunError, match=r"'scoring.max_length': of no use to m"):
         check_scoring(ScoringSettings(max_length=9), [reward])

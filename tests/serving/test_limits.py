@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import httpx
@@ -44,7 +43,7 @@ from prb_jax.text.view import ViewOptions
 from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import build_tree
 from tests.scoring.cudnn_model import over_cudnn_streams
-from tests.scoring.records import record, write_model
+from tests.scoring.records import record
 
 GOOD = {"response_text": "a SECRET answer", "query": "?"}
 
@@ -56,8 +55,8 @@ class StubEngine:
         self.answer, self.waiting, self.failure = answer, 0, None
 
     async def score(self, items: Sequence[Item]) -> Scores:
-        found = self.answer(items)
-        return await found if asyncio.iscoroutine(found) else found
+        scores = self.answer(items)
+        return await scores if asyncio.iscoroutine(scores) else scores
 
 
 def app_with(answer: Callable[[Sequence[Item]], Any], **limits: Any) -> Any:
@@ -89,22 +88,23 @@ def test_what_the_scorer_cannot_do_has_its_status_and_no_default(
     answer: Callable[[Sequence[Item]], Any], status: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with TestClient(app_with(answer, seconds=0.05)) as client:
-        found = client.post("/score", json=GOOD)
-    assert (found.status_code, message in found.json()["error"]["message"]) == (status, True)
-    assert ("retry-after" in found.headers) == (status in (429, 503))
-    assert found.json().keys() == {"error"}
-    assert "SECRET" not in capsys.readouterr().err + found.text
+        refused = client.post("/score", json=GOOD)
+    assert (refused.status_code, message in refused.json()["error"]["message"]) == (status, True)
+    assert ("retry-after" in refused.headers) == (status in (429, 503))
+    assert refused.json().keys() == {"error"}
+    log = capsys.readouterr().err
+    line = json.loads(log.splitlines()[0])
+    assert (line["path"], line["status"], line["items"]) == ("/score", status, 1)
+    assert "SECRET" not in log + refused.text
 
 
 def test_slow_clients_are_not_waited_for() -> None:
-    app = app_with(lambda items: [Score(1.0, 1, False)], seconds=0.3)
+    app, limits = app_with(scores, seconds=0.3), Limits(seconds=0.3, connections=3)
     listening = bind("127.0.0.1", 0)
     address, ready = listening.getsockname(), threading.Event()
-    thread = threading.Thread(
-        target=lambda: run_app(app, listening, limits=Limits(seconds=0.3, connections=3), ready=ready.set),
-        daemon=True,
-    )
-    thread.start()
+    threading.Thread(
+        target=lambda: run_app(app, listening, limits=limits, ready=ready.set), daemon=True
+    ).start()
     assert ready.wait(300)
     with socket.create_connection(address, timeout=300) as head, socket.create_connection(address) as body:
         head.sendall(b"POST /score HTTP/1.1\r\nHost:")
@@ -116,87 +116,79 @@ def test_slow_clients_are_not_waited_for() -> None:
         many = [socket.create_connection(address, timeout=300) for _ in range(4)]
         many[-1].sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b" 503 " in many[-1].recv(1000)
-        for each in many:
-            each.close()
+        for connection in many:
+            connection.close()
 
 
-def test_padded_batches_and_many_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+VIEW = ViewOptions(max_length=160)
+SEVERAL = [record(number, 3) for number in range(6)]
+
+
+def rendered(model: prb.RewardModel) -> list[RenderedItem]:
+    """The conversations of the comparisons above, as token ids."""
+    trees = model.reader.encode(SEVERAL, view=model.reader.view(VIEW))
+    return [RenderedItem(tuple(tree.sequence(k).tolist())) for tree in trees for k in range(3)]
+
+
+def ask_together(engine: Any, *requests: Sequence[Item]) -> list[Any]:
+    """The scores of requests that are made at the same time, or why one has none."""
+
+    async def ask() -> list[Any]:
+        return await asyncio.gather(*map(engine.score, requests), return_exceptions=True)
+
+    return asyncio.run(ask())
+
+
+def test_padded_batches_and_many_waiting(model: prb.RewardModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on accelerators, where trees are padded to fixed shapes: whatever comes, nothing is compiled for it."""
     monkeypatch.setattr(tree_scorer, "BUCKETS", ((64,), (1, 4), (64,)))
-    folder = write_model(tmp_path, "llama", num_hidden_layers=1)
-    model = prb.load(folder)
-    several = [record(number, 3) for number in range(6)]
-    expected = model.score(several, max_length=160)
+    expected = model.score(SEVERAL, max_length=160)
     padded = replace(model, stream_fn=None)
-    options = ServeOptions(batch_tokens=512, view=ViewOptions(max_length=160), limits=Limits(waiting=18))
+    options = ServeOptions(batch_tokens=512, view=VIEW, limits=Limits(waiting=18))
     engine = make_served(padded, options).engine
-    programs = cast(Any, model.score_fn)._cache_size()
-    view = model.reader.view(options.view)
-    items = [
-        RenderedItem(tuple(tree.sequence(k).tolist()))
-        for tree in model.reader.encode(several, view=view)
-        for k in range(3)
-    ]
-
-    async def ask() -> list[Scores | BaseException]:
-        one = [engine.score([item]) for item in items]
-        return await asyncio.gather(*one, engine.score(items[:1]), return_exceptions=True)
-
-    *found, refused = asyncio.run(ask())
+    programs, items = cast(Any, model.score_fn)._cache_size(), rendered(model)
+    *answers, refused = ask_together(engine, *([item] for item in items), items[:1])
     engine.close()
     assert isinstance(refused, BusyError)
-    values = [cast(Any, each)[0].value for each in found]
+    values = [score.value for (score,) in answers]
     np.testing.assert_allclose(values, np.concatenate(expected), atol=1e-5)
     assert cast(Any, model.score_fn)._cache_size() == programs
     assert engine.waiting == 0
 
 
 def test_streams_with_tables_of_keys_have_fixed_shapes_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: prb.RewardModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on GPUs with the attention "streams": a program for each length, whatever conversations come."""
-    model = prb.load(write_model(tmp_path, "llama", num_hidden_layers=1))
-    several = [record(number, 3) for number in range(6)]
-    expected = model.score(several, max_length=160)
+    expected = np.concatenate(model.score(SEVERAL, max_length=160))
     streams = over_cudnn_streams(model, monkeypatch)
-    view = ViewOptions(max_length=160)
-    scorer = tree_scorer.open_tree_scorer(streams, view, batch_tokens=1024)
+    scorer = tree_scorer.open_tree_scorer(streams, VIEW, batch_tokens=1024)
     scorer.compile()
     compiled = cast(Any, streams.stream_fn)._cache_size
     assert compiled() == len(tree_scorer.PARTS)
-    trees = model.reader.encode(several, view=model.reader.view(view))
-    items = [RenderedItem(tuple(tree.sequence(k).tolist())) for tree in trees for k in range(3)]
-    found = [cast(Any, score).value for size in (1, 4, 13) for score in scorer(items[:size])]
-    wanted = np.concatenate(expected)
-    np.testing.assert_allclose(found, [*wanted[:1], *wanted[:4], *wanted[:13]], atol=1e-5)
+    items = rendered(model)
+    values = [cast(Any, score).value for size in (1, 4, 13) for score in scorer(items[:size])]
+    np.testing.assert_allclose(values, [*expected[:1], *expected[:4], *expected[:13]], atol=1e-5)
     assert compiled() == len(tree_scorer.PARTS)
 
 
-def test_conversations_that_begin_alike_are_computed_together_however_many_wait(tmp_path: Path) -> None:
+def test_conversations_that_begin_alike_are_computed_together_however_many_wait(
+    model: prb.RewardModel,
+) -> None:
     """The second response of a pair is never left for a later batch, which would read the prompt again."""
-    model = prb.load(write_model(tmp_path, "llama", num_hidden_layers=1))
-    silent = replace(
-        model, stream_fn=cast(Any, lambda params, batch: np.zeros(batch.reads.shape, np.float32))
-    )
-    served = make_served(silent, ServeOptions(batch_tokens=512))
-    engine = served.engine
-    random = np.random.default_rng(0)
-    prompts = [random.integers(4, 90, 150).tolist() for _ in range(40)]
+    zeros = cast(Any, lambda params, batch: np.zeros(batch.reads.shape, np.float32))
+    served = make_served(replace(model, stream_fn=zeros), ServeOptions(batch_tokens=512))
+    prompts = np.random.default_rng(0).integers(4, 90, (40, 150)).tolist()
     pairs = [[RenderedItem((*prompt, *range(k, k + 10))) for k in (5, 6)] for prompt in prompts]
-
-    async def ask() -> list[Scores]:
-        return await asyncio.gather(*map(engine.score, pairs))
-
-    assert [len(found) for found in asyncio.run(ask())] == [2] * 40
-    engine.close()
+    assert [len(answer) for answer in ask_together(served.engine, *pairs)] == [2] * 40
+    served.engine.close()
     tokens = sum(build_tree([cast(Any, item).content for item in pair]).tokens for pair in pairs)
     computed = re.search(r"^prb_\w*tokens_total (\S+)", served.figures.text().decode(), re.MULTILINE)
     assert computed is not None
     assert float(computed[1]) == tokens
 
 
-def test_a_batch_that_fails_fails_its_requests_and_no_others(tmp_path: Path) -> None:
-    model = prb.load(write_model(tmp_path, "llama", num_hidden_layers=1))
+def test_a_batch_that_fails_fails_its_requests_and_no_others(model: prb.RewardModel) -> None:
     calls: list[int] = []
 
     def score(params: Any, batch: Any) -> Any:
@@ -205,21 +197,20 @@ def test_a_batch_that_fails_fails_its_requests_and_no_others(tmp_path: Path) -> 
             raise RuntimeError("out of memory")
         return np.full(batch.reads.shape, np.nan if len(calls) == 5 else 2.0, np.float32)
 
-    broken = replace(model, stream_fn=cast(Any, score))
-    served = make_served(broken, ServeOptions(batch_tokens=1024))
+    served = make_served(replace(model, stream_fn=cast(Any, score)), ServeOptions(batch_tokens=1024))
     with TestClient(make_app(served), base_url="http://127.0.0.1") as client:
-        asked = [client.post("/score", json=GOOD) for _ in range(3)]
+        answers = [client.post("/score", json=GOOD) for _ in range(3)]
     served.engine.close()
-    assert [each.status_code for each in asked] == [500, 422, 200]
-    assert asked[-1].json() == {"score": 2.0}
+    assert [answer.status_code for answer in answers] == [500, 422, 200]
+    assert answers[-1].json() == {"score": 2.0}
 
 
-def test_a_cpu_computes_two_batches_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_computes_two_batches_side_by_side(
+    model: prb.RewardModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(engine_module, "lanes", lambda mesh: 2)
-    model = prb.load(write_model(tmp_path, "llama", num_hidden_layers=1))
-    both = threading.Barrier(
-        2, timeout=300
-    )  # passed by two batches at the same time, and broken by one alone
+    # passed by two batches at the same time, and broken by one alone
+    both = threading.Barrier(2, timeout=300)
     warm_up = [True]
 
     def score(params: Any, batch: Any) -> Any:
@@ -230,23 +221,16 @@ def test_a_cpu_computes_two_batches_side_by_side(tmp_path: Path, monkeypatch: py
     engine = make_served(replace(model, stream_fn=cast(Any, score)), ServeOptions(batch_tokens=256)).engine
     warm_up.clear()
     encoded = [model.encode([record(number, 1)])[0] for number in (1, 2)]
-    trees = [
-        build_tree([np.resize(tree.sequence(0), 200).tolist()]) for tree in encoded
-    ]  # each fills a stream
-    items = [RenderedItem(tuple(tree.sequence(0).tolist())) for tree in trees]
-
-    async def ask() -> list[Scores]:
-        return await asyncio.gather(*(engine.score([item]) for item in items))
-
-    found = [cast(Any, each)[0].value for each in asyncio.run(ask())]
+    filling = [np.resize(tree.sequence(0), 200).tolist() for tree in encoded]  # each a stream
+    answers = ask_together(engine, *([RenderedItem(tuple(ids))] for ids in filling))
     engine.close()
-    expected = model.score_fn(model.params, model.batch(trees))
-    np.testing.assert_allclose(found, np.asarray(expected)[:2, 0], atol=1e-5)
+    expected = model.score_fn(model.params, model.batch([build_tree([ids]) for ids in filling]))
+    np.testing.assert_allclose([score.value for (score,) in answers], np.asarray(expected)[:2, 0], atol=1e-5)
 
 
 def test_others_than_this_machine_need_a_token_and_an_address_must_be_free() -> None:
-    def start(**options: Any) -> None:
-        serve("/no/model", options=ServeOptions(**options), loading=LoadOptions())
+    def start(model: str = "/no/model", **options: Any) -> None:
+        serve(model, options=ServeOptions(**options), loading=LoadOptions())
 
     for host in ("0.0.0.0", "", "::", "example.org"):
         with pytest.raises(RunError, match="set PRB_SERVE_TOKEN"):
@@ -259,18 +243,7 @@ def test_others_than_this_machine_need_a_token_and_an_address_must_be_free() -> 
     with pytest.raises(RunError, match=r"cannot serve at 127\.0\.0\.1:70000"):
         start(port=70_000)
     with pytest.raises(RunError, match="max_length: without effect on baseline:length"):
-        serve(
-            "baseline:length",
-            options=ServeOptions(port=0, view=ViewOptions(max_length=9)),
-            loading=LoadOptions(),
-        )
-
-
-def test_the_log_is_json(capsys: pytest.CaptureFixture[str]) -> None:
-    with TestClient(app_with(lambda items: [Score(1.0, 1, False)])) as client:
-        client.post("/score", json=GOOD)
-    line = json.loads(capsys.readouterr().err.splitlines()[0])
-    assert (line["path"], line["status"], line["items"]) == ("/score", 200, 1)
+        start("baseline:length", port=0, view=ViewOptions(max_length=9))
 
 
 def test_marks_around_a_text_are_taken_off_in_one_pass() -> None:
@@ -287,9 +260,9 @@ def test_marks_around_a_text_are_taken_off_in_one_pass() -> None:
 
 
 def test_long_texts_are_refused_before_they_are_tokenised_and_nothing_is_tried_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: prb.RewardModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reader = prb.load(write_model(tmp_path, "llama", num_hidden_layers=1)).reader
+    reader = model.reader
     view = reader.view(ViewOptions(max_length=64))
     maker, calls = TreeMaker(reader, view, 4), list[int]()
     tokenize = ChatTokenizer.tokenize
@@ -301,15 +274,13 @@ def test_long_texts_are_refused_before_they_are_tokenised_and_nothing_is_tried_t
     monkeypatch.setattr(ChatTokenizer, "tokenize", counted)
     question = (prb.Message("user", "?"),)
     posts = (prb.Post(id="1", category="", text="a" * 100_001),)
+    lengthy = (prb.Message("user", "a" * 100_001),)
     for item, message in (
         (
             ChatItem(question, "a" * 1025),
             "response 0: its response has 1,025 characters; at most 1,024 are read where",
         ),
-        (
-            ChatItem((prb.Message("user", "a" * 100_001),), "a"),
-            "its prompt has 100,001 characters; at most 100,000",
-        ),
+        (ChatItem(lengthy, "a"), "its prompt has 100,001 characters; at most 100,000"),
         (ChatItem(question, "a", profile=posts), "its profile has 100,001 characters"),
         (RenderedItem("a" * 1025), "its input has 1,025 characters; at most 1,024"),
         (RenderedItem("a" * 100_001, keep=5), "its input has 100,001 characters; at most 100,000"),
@@ -328,9 +299,8 @@ def test_long_texts_are_refused_before_they_are_tokenised_and_nothing_is_tried_t
     trees, errors = maker.make_trees([long])
     assert (trees, list(errors), len(calls)) == ([], [0], once)
     assert isinstance(errors[0], TooLongError)
-    trees, errors = maker.make_trees(
-        [ChatItem(question, "a"), long, ChatItem(question, "b"), RenderedItem((1,) * 65)]
-    )
+    first, second = (ChatItem(question, text) for text in "ab")
+    trees, errors = maker.make_trees([first, long, second, RenderedItem((1,) * 65)])
     assert ([tree.members for tree in trees], sorted(errors)) == ([(0,), (2,)], [1, 3])
 
 
@@ -359,20 +329,17 @@ def test_pages_of_other_sites_are_refused_without_a_token(headers: dict[str, str
 def test_fields_that_change_nothing_are_named_and_near_misses_refused() -> None:
     with TestClient(app_with(scores)) as client:
         odd = {"model": "m", "r\u00e9ponse": 1, "a\r\nX-Evil: 1": 2, "documents": ["b"], "user": None}
-        found = client.post("/score", json=GOOD | odd)
-        assert (found.status_code, found.headers["X-PRB-Ignored"]) == (
-            200,
-            "model, documents, user, and 2 more",
-        )
-        assert (
-            "X-PRB-Ignored" not in client.post("/score", json=GOOD | {"user_id": "u", "profile": []}).headers
-        )
+        answer = client.post("/score", json=GOOD | odd)
+        ignored = "model, documents, user, and 2 more"
+        assert (answer.status_code, answer.headers["X-PRB-Ignored"]) == (200, ignored)
+        answer = client.post("/score", json=GOOD | {"user_id": "u", "profile": []})
+        assert "X-PRB-Ignored" not in answer.headers
         for name, meant in (
             ("user", "user_id"), ("userId", "user_id"), ("profiles", "profile"), ("history", "profile"),
         ):  # fmt: skip
-            found = client.post("/score", json=GOOD | {name: "u"})
+            answer = client.post("/score", json=GOOD | {name: "u"})
             expected = f"field '{name}': unknown; expected '{meant}'"
-            assert (found.status_code, expected in found.json()["error"]["message"]) == (400, True)
+            assert (answer.status_code, expected in answer.json()["error"]["message"]) == (400, True)
 
 
 def test_whatever_scores_is_served() -> None:
@@ -386,20 +353,15 @@ def test_whatever_scores_is_served() -> None:
     for model, more in (("baseline:length", 0), (score, 1)):
         served = make_served(open_scorer(model, LoadOptions()), ServeOptions())
         with TestClient(make_app(served), base_url="http://127.0.0.1") as client:
-            asked = {
-                "queries": "?",
-                "documents": ["a", "bcd"],
-                "profile": [{"text": "tea"}],
-                "user_id": ["u", None],
-            }
-            found = client.post("/score", json=asked).json()["data"]
-            assert [answer["score"] for answer in found] == [1 + more, 3 + more]
+            asked = {"queries": "?", "documents": ["a", "bcd"], "profile": [{"text": "tea"}]}
+            data = client.post("/score", json=asked | {"user_id": ["u", None]}).json()["data"]
+            assert [entry["score"] for entry in data] == [1 + more, 3 + more]
             messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "ab"}]
             assert client.post("/classify", json={"messages": messages}).json()["data"][0]["probs"] == [2]
-            found = client.post("/classify", json={"input": "a"})
-            assert (found.status_code, "send messages" in found.text) == (400, True)
+            answer = client.post("/classify", json={"input": "a"})
+            assert (answer.status_code, "send messages" in answer.text) == (400, True)
             assert client.get("/v1/models").json()["data"][0]["identity"]["name"]
             if more:
-                found = client.post("/score", json=GOOD | {"user_id": "stranger"})
-                assert (found.status_code, "SECRET" in found.text) == (500, False)
+                answer = client.post("/score", json=GOOD | {"user_id": "stranger"})
+                assert (answer.status_code, "SECRET" in answer.text) == (500, False)
         served.engine.close()

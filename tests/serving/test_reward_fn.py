@@ -15,7 +15,6 @@ import prb_jax as prb
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.serving.item_scorer import open_reward
 from tests.judges.stand_in import stand_in
-from tests.scoring.records import write_model
 from tests.serving.local_server import serving
 
 QUESTION, ANSWERS = "Tea or coffee?", ["Tea, of course.", "Coffee.", "Tea, of course."]
@@ -23,64 +22,45 @@ POSTS = [{"id": "1", "category": "food", "text": "Coffee keeps me awake."}]
 MESSAGES = [{"role": "user", "content": QUESTION}]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> prb.RewardModel:
-    return prb.load(write_model(tmp_path_factory.mktemp("model"), "qwen3", num_hidden_layers=1))
+def test_each_form_of_a_call_gives_the_model_s_rewards(model: prb.RewardModel) -> None:
+    """Beside those of `test_trainers.py`: plain texts, arrays of tunix, every field in which verl may have a prompt."""
 
-
-def test_each_trainer_s_call_gives_the_model_s_rewards(model: prb.RewardModel) -> None:
-    def offline(posts: Any = ()) -> Any:
-        given = prb.Comparison(id="1", question=QUESTION, responses=ANSWERS, profile=posts)
+    def offline(posts: Any = (), question: str = QUESTION) -> Any:
+        given = prb.Comparison(id="1", question=question, responses=ANSWERS, profile=posts)
         return pytest.approx(model.score(given).tolist(), abs=1e-5)
 
     reward = prb.reward_fn(model, batch_tokens=512)
     common: dict[str, Any] = {"completion_ids": [[1]] * 3, "trainer_state": None, "chosen": ["x"] * 3}
     assert reward(prompts=[QUESTION] * 3, completions=ANSWERS, **common) == offline()
-    spoken = [[{"role": "assistant", "content": answer}] for answer in ANSWERS]
-    profiles = {"profile": [POSTS] * 3, "user_id": ["u"] * 3}
-    assert reward(prompts=[MESSAGES] * 3, completions=spoken, **profiles, **common) == offline(POSTS)
+    assert reward(np.array([QUESTION] * 3), np.array(ANSWERS)) == offline()
+    profiles = np.empty(3, object)
+    profiles[:] = [POSTS] * 3
+    arrays = {"completions": np.array(ANSWERS), "user_id": np.array([7, 7, 7]), "profile": profiles}
+    assert reward(prompts=np.array([QUESTION] * 3), **arrays) == offline(POSTS)
+    assert offline(POSTS).expected != offline()
 
     def verl(answer: str, **extra: Any) -> float:
         return reward(data_source="d", solution_str=answer, ground_truth=None, extra_info=extra)
 
     assert [verl(answer, query=QUESTION, index=3) for answer in ANSWERS] == offline()
     assert [verl(answer, prompt=MESSAGES, profile=POSTS) for answer in ANSWERS] == offline(POSTS)
-    as_text = model.reward(QUESTION + "Post 1: tea", ANSWERS[0])
-    assert verl(ANSWERS[0], query=QUESTION, profile="Post 1: tea") == pytest.approx(as_text, abs=1e-5)
+    as_text = [verl(answer, query=QUESTION, profile="Post 1: tea") for answer in ANSWERS]
+    assert as_text == offline(question=QUESTION + "Post 1: tea")
     areal = [reward(QUESTION, answer, [1], [2], profile=POSTS, task_id=7) for answer in ANSWERS]
     assert areal == offline(POSTS)
-
-
-def test_arrays_batches_and_rendered_prompts(model: prb.RewardModel) -> None:
-    """tunix gives arrays, verl's batch manager lists, and tunix and AReaL prompts that a template has rendered."""
-    reward = prb.reward_fn(model, batch_tokens=512)
-    given = prb.Comparison(id="1", question=QUESTION, responses=ANSWERS, profile=POSTS)
-    offline = pytest.approx(model.score(given).tolist(), abs=1e-5)
-    profiles = np.empty(3, object)
-    profiles[:] = [POSTS] * 3
-    arrays = {"completions": np.array(ANSWERS), "user_id": np.array([7, 7, 7]), "profile": profiles}
     rendered = f"<start_of_turn>user\n{QUESTION}<end_of_turn>\n<start_of_turn>model\n"
-    assert reward(prompts=np.array([QUESTION] * 3), **arrays) == offline
-    assert reward(np.array([QUESTION] * 3), np.array(ANSWERS)) != offline
-    assert reward(prompts=np.array([rendered] * 3), question=np.array([QUESTION] * 3), **arrays) == offline
-    infos = [{"question": QUESTION, "profile": POSTS}] * 3
-    sent = {"data_sources": ["d"] * 3, "ground_truths": [None] * 3, "extra_infos": infos}
-    assert reward(solution_strs=ANSWERS, **sent) == offline
+    ended = [f"{answer}<|im_end|>\n<|im_end|>" for answer in ANSWERS]
     columns = {"profile": POSTS, "messages": MESSAGES}
-    assert [
-        reward(rendered, f"{answer}<|im_end|>\n<|im_end|>", [1], [2], **columns) for answer in ANSWERS
-    ] == offline
+    assert [reward(rendered, answer, [1], [2], **columns) for answer in ended] == offline(POSTS)
     for call in (
         lambda: reward(rendered, ANSWERS[0], [1], [2]),
         lambda: reward(prompts=[rendered], completions=["a"]),
         lambda: reward(solution_str="a", extra_info={"query": rendered}),
     ):
         with pytest.raises(
-            prb.DataError, match="holds '<start_of_turn>', so a chat template has rendered it already"
+            prb.DataError, match="'<start_of_turn>', so a chat template has rendered it already"
         ):
             call()
-    with pytest.raises(prb.DataError, match="profile: expected one for each of 3 completions"):
-        reward(prompts=[QUESTION] * 3, completions=ANSWERS, profile=[POSTS])
 
 
 def test_whatever_scores_is_a_reward_and_goes_to_other_processes_by_name(model: prb.RewardModel) -> None:
@@ -90,11 +70,8 @@ def test_whatever_scores_is_a_reward_and_goes_to_other_processes_by_name(model: 
     sent = {"prompts": [QUESTION] * 3, "completions": ANSWERS}
     lengths = [float(len(answer)) for answer in ANSWERS]
     assert prb.reward_fn(longest)(**sent) == lengths
-    assert prb.reward_fn(longest)(**sent, user_id=["u", None, "u"]) == [
-        lengths[0] + 1,
-        lengths[1],
-        lengths[2] + 1,
-    ]
+    of_users = prb.reward_fn(longest)(**sent, user_id=["u", None, "u"])
+    assert of_users == [lengths[0] + 1, lengths[1], lengths[2] + 1]
     for name in ("baseline:length", model.name):
         reward = prb.reward_fn(name)
         assert pickle.loads(pickle.dumps(reward))(**sent) == pytest.approx(reward(**sent), abs=1e-5)
@@ -102,8 +79,6 @@ def test_whatever_scores_is_a_reward_and_goes_to_other_processes_by_name(model: 
         pickle.dumps(prb.reward_fn(model, batch_tokens=512))
     with pytest.raises(prb.RunError, match="max_length: without effect on baseline:length"):
         prb.reward_fn("baseline:length", max_length=5)
-    with pytest.raises(prb.DataError, match="completion 0 is empty"):
-        prb.reward_fn("baseline:length")(prompts=["?"], completions=[""])
 
 
 def test_judges_and_functions_of_files_are_rewards_too(tmp_path: Path) -> None:
@@ -144,12 +119,9 @@ def test_judges_and_functions_of_files_are_rewards_too(tmp_path: Path) -> None:
         assert not list(tmp_path.glob("**/replies"))
         with pytest.raises(prb.DataError, match=r"completion 0: .*names no number of its scale"):
             prb.reward_fn(judge)(prompts=[QUESTION], completions=["silent"])
+        alone = "rates each response by itself.*A verdict between two responses gives none"
         for given, options, message in (
-            (
-                judge,
-                {"protocol": "paper"},
-                "rates each response by itself.*A verdict between two responses gives none",
-            ),
+            (judge, {"protocol": "paper"}, alone),
             (judge, {"max_length": 99}, "has its own limit"),
             (judge, {"history": []}, "does not adapt to users"),
             (f"rubric:{endpoint.url}#m", {}, "the true rubric, which no request holds: give judge:MODEL"),
@@ -164,6 +136,10 @@ def test_there_is_no_default_reward(model: prb.RewardModel) -> None:
     for given, message in (
         ({"prompts": [QUESTION], "completions": [""]}, "completion 0 is empty"),
         ({"prompts": [QUESTION] * 2, "completions": ["a"]}, "one for each of the 2 prompts"),
+        (
+            {"prompts": [QUESTION] * 2, "completions": ["a", "b"], "profile": [POSTS]},
+            "profile: expected one for each of 2 completions",
+        ),
         ({"prompts": [QUESTION] * 2, "completions": ["a", "tea " * 200]}, "completion 1: "),
         ({"solution_str": "a", "extra_info": {"index": 1}}, "expected the question as query or question or prompt"),
         ({"solution_str": "a", "extra_info": None}, "extra_info"),
@@ -173,8 +149,8 @@ def test_there_is_no_default_reward(model: prb.RewardModel) -> None:
         with pytest.raises(prb.DataError, match=message):
             reward(**given)
     kind = prb.reward_fn(model, batch_tokens=512, empty=-3.0)
-    found = kind(prompts=[QUESTION] * 2, completions=["", ANSWERS[1]])
-    assert found == [-3.0, pytest.approx(model.reward(QUESTION, ANSWERS[1]), abs=1e-5)]
+    rewards = kind(prompts=[QUESTION] * 2, completions=["", ANSWERS[1]])
+    assert rewards == [-3.0, pytest.approx(model.reward(QUESTION, ANSWERS[1]), abs=1e-5)]
 
 
 def test_trl_trains_with_it(model: prb.RewardModel, tmp_path: Path) -> None:
@@ -191,14 +167,13 @@ def test_trl_trains_with_it(model: prb.RewardModel, tmp_path: Path) -> None:
     reward = prb.reward_fn(model, batch_tokens=512, empty=0.0)
 
     def watched(**given: Any) -> list[float]:
-        found = reward(**given)
-        seen.append((given["prompts"], given["completions"], given["profile"], found))
-        return found
+        rewards = reward(**given)
+        seen.append((given["prompts"], given["completions"], given["profile"], rewards))
+        return rewards
 
     arguments = trl.GRPOConfig(
         output_dir=str(tmp_path / "out"), per_device_train_batch_size=2, num_generations=2, max_completion_length=8,
-        max_steps=2, report_to=[], use_cpu=True, bf16=False, logging_steps=1,
-        save_strategy="no", temperature=1.0,
+        max_steps=2, report_to=[], use_cpu=True, bf16=False, logging_steps=1, save_strategy="no", temperature=1.0,
     )  # fmt: skip
     trainer = trl.GRPOTrainer(
         model=Qwen2ForCausalLM(config),
@@ -210,9 +185,9 @@ def test_trl_trains_with_it(model: prb.RewardModel, tmp_path: Path) -> None:
     trainer.train()
     logged = [row for row in trainer.state.log_history if "rewards/prb_reward/mean" in row]
     assert len(logged) == 2
-    for (prompts, completions, profiles, found), row in zip(seen, logged, strict=True):
-        for prompt, completion, profile, value in zip(prompts, completions, profiles, found, strict=True):
+    for (prompts, completions, profiles, rewards), row in zip(seen, logged, strict=True):
+        for prompt, completion, profile, value in zip(prompts, completions, profiles, rewards, strict=True):
             text = completion[0]["content"]
             expected = model.reward(prompt, text, profile=profile) if text else 0.0
             assert value == pytest.approx(expected, abs=1e-5)
-        assert row["rewards/prb_reward/mean"] == pytest.approx(sum(found) / len(found), abs=1e-5)
+        assert row["rewards/prb_reward/mean"] == pytest.approx(np.mean(rewards), abs=1e-5)

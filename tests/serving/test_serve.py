@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from prb_jax.remote.score_server import open_remote
 from prb_jax.runs.behaviour import reward_identity
 from prb_jax.runs.kind import as_recorded
 from prb_jax.text.tokenizer import ChatTokenizer
+from tests.json_lines import read_lines
 from tests.rl.tiny import BANDIT, comparisons, settings, write_tiny_policy
 from tests.scoring.records import write_model
 
@@ -58,8 +59,7 @@ class Server:
         self, *, question: str = QUESTION, posts: Any = (), answers: Any = ANSWERS, **options: Any
     ) -> Any:
         given = prb.Comparison(id="1", question=question, responses=answers, profile=posts)
-        found = self.model.score(given, **options).tolist()
-        return pytest.approx(found, abs=1e-5)
+        return pytest.approx(self.model.score(given, **options).tolist(), abs=1e-5)
 
     def figure(self, name: str) -> float:
         lines = self.ask("/metrics")[1].splitlines()
@@ -74,14 +74,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "40", "--batch-tokens", "1024", "--max-length", "512",
     ]  # fmt: skip
     log = folder / "log.txt"
+    environment = os.environ | {"PRB_SERVE_TOKEN": "secret"}
     with log.open("w") as errors:
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=os.environ | {"PRB_SERVE_TOKEN": "secret"},
-        )
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
     model = prb.load(folder)
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -93,80 +88,66 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def test_the_paper_s_server_has_the_offline_scores(server: Server) -> None:
     assert server.ask("/health", token=None) == (200, {"status": "ok"})
-    found = [server.ask("/score", {"response_text": a, "query": QUESTION, "profile": ""}) for a in ANSWERS]
-    assert [status for status, _ in found] == [200] * 3
-    assert [answer["score"] for _, answer in found] == server.offline()
-    _, found = server.ask(
-        "/score", {"response_text": ANSWERS[0], "query": QUESTION, "profile": "Post 1: tea"}
-    )
-    assert [found["score"]] == server.offline(question=QUESTION + "Post 1: tea", answers=ANSWERS[:1])
+    for profile in ("", "Post 1: tea"):
+        body = {"query": QUESTION, "profile": profile}
+        answers = [server.ask("/score", body | {"response_text": answer}) for answer in ANSWERS]
+        assert [status for status, _ in answers] == [200] * 3
+        assert [answer["score"] for _, answer in answers] == server.offline(question=QUESTION + profile)
 
 
 def test_a_profile_of_posts_is_shown_as_offline(server: Server) -> None:
     expected = server.offline(posts=POSTS)
     assert expected.expected != server.offline()
-    _, found = server.ask("/v1/score", {"queries": QUESTION, "documents": ANSWERS, "profile": POSTS})
-    assert [each["score"] for each in found["data"]] == expected
+    _, answer = server.ask("/v1/score", {"queries": QUESTION, "documents": ANSWERS, "profile": POSTS})
+    assert [entry["score"] for entry in answer["data"]] == expected
     several = {"queries": QUESTION, "documents": ANSWERS[:2], "profile": [POSTS, []], "user_id": ["a", "b"]}
-    _, found = server.ask("/score", several)
-    values = [each["score"] for each in found["data"]]
+    _, answer = server.ask("/score", several)
+    values = [entry["score"] for entry in answer["data"]]
     assert values == pytest.approx([expected.expected[0], server.offline().expected[1]], abs=1e-5)
 
 
 def test_vllm_and_sglang_shapes_have_the_offline_scores(server: Server) -> None:
-    expected = server.offline()
-    values = expected.expected
-    _, found = server.ask("/rerank", {"query": QUESTION, "documents": ANSWERS, "top_n": 2})
-    order = np.argsort(values)[::-1][:2].tolist()
-    assert [each["index"] for each in found["results"]] == order
-    assert [each["document"]["text"] for each in found["results"]] == [ANSWERS[k] for k in order]
-    assert [each["relevance_score"] for each in found["results"]] == pytest.approx([values[k] for k in order])
+    values = server.offline().expected
+    _, answer = server.ask("/rerank", {"query": QUESTION, "documents": ANSWERS, "top_n": 2})
+    order, results = np.argsort(values)[::-1][:2].tolist(), answer["results"]
+    assert [result["index"] for result in results] == order
+    assert [result["document"]["text"] for result in results] == [ANSWERS[k] for k in order]
+    assert [result["relevance_score"] for result in results] == pytest.approx([values[k] for k in order])
 
     messages = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWERS[1]}]
     (tree,) = server.model.encode([prb.Comparison(id="1", question=QUESTION, responses=ANSWERS)])
     ids = [tree.sequence(k).tolist() for k in range(3)]
-    _, found = server.ask("/classify", {"model": "m", "messages": messages, "activation": False})
-    (data,) = found["data"]
-    assert data == {
-        "index": 0,
-        "label": "LABEL_0",
-        "probs": [pytest.approx(values[1], abs=1e-5)],
-        "num_classes": 1,
-    }
-    assert found["usage"]["prompt_tokens"] == len(ids[1])
-    _, found = server.ask("/v1/classify", {"messages": messages, "use_activation": True})
-    assert found["data"][0]["probs"] == [pytest.approx(1 / (1 + math.exp(-values[1])), abs=1e-6)]
+    _, answer = server.ask("/classify", {"model": "m", "messages": messages, "activation": False})
+    (data,), close = answer["data"], pytest.approx(values[1], abs=1e-5)
+    assert data == {"index": 0, "label": "LABEL_0", "probs": [close], "num_classes": 1}
+    assert answer["usage"]["prompt_tokens"] == len(ids[1])
+    _, answer = server.ask("/v1/classify", {"messages": messages, "use_activation": True})
+    assert answer["data"][0]["probs"] == [pytest.approx(1 / (1 + math.exp(-values[1])), abs=1e-6)]
     text = server.model.tokenizer.tokenizer.decode(ids[0])
     long = server.model.tokenizer.tokenizer.decode([7] * 100) + text
-    shortened = {"input": long, "truncate_prompt_tokens": len(ids[0])}
     for body, places in (
         ({"input": ids}, [0, 1, 2]),
         ({"input": ids[2]}, [2]),
         ({"input": text}, [0]),
         ({"input": [text, text]}, [0, 0]),
-        (shortened, [0]),
+        ({"input": long, "truncate_prompt_tokens": len(ids[0])}, [0]),
     ):
-        _, found = server.ask("/pooling", {"task": "classify", **body})
-        assert [each["data"][0] for each in found["data"]] == pytest.approx(
-            [values[k] for k in places], abs=1e-5
-        )
-    _, found = server.ask("/v1/embeddings", {"input": ids[2]})
-    assert found["data"][-1]["embedding"][-1] == pytest.approx(values[2], abs=1e-5)
-    _, found = server.ask("/v1/embeddings", {"input": ids[2], "encoding_format": "base64"})
-    assert np.frombuffer(base64.b64decode(found["data"][0]["embedding"]), "<f4") == pytest.approx(
-        values[2], abs=1e-5
-    )
+        _, answer = server.ask("/pooling", {"task": "classify", **body})
+        expected = [values[k] for k in places]
+        assert [entry["data"][0] for entry in answer["data"]] == pytest.approx(expected, abs=1e-5)
+    _, answer = server.ask("/v1/embeddings", {"input": ids[2]})
+    assert answer["data"][-1]["embedding"][-1] == pytest.approx(values[2], abs=1e-5)
+    _, answer = server.ask("/v1/embeddings", {"input": ids[2], "encoding_format": "base64"})
+    decoded = np.frombuffer(base64.b64decode(answer["data"][0]["embedding"]), "<f4")
+    assert decoded == pytest.approx(values[2], abs=1e-5)
 
 
 def test_clients_of_rl_trainers_get_their_rewards(server: Server) -> None:
     """The way in which verl, OpenRLHF and slime ask, and how they read the answer."""
-    expected = server.offline()
-    values, url = expected.expected, f"http://127.0.0.1:{server.port}"
-    chat = server.model.tokenizer
+    values, url, chat = server.offline().expected, f"http://127.0.0.1:{server.port}", server.model.tokenizer
     assert isinstance(chat, ChatTokenizer)
-    texts = chat.render(
-        [[prb.Message("user", QUESTION), prb.Message("assistant", answer)] for answer in ANSWERS]
-    )
+    turns = [[prb.Message("user", QUESTION), prb.Message("assistant", answer)] for answer in ANSWERS]
+    texts = chat.render(turns)
     with httpx.Client(base_url=url, headers={"Authorization": "Bearer secret"}, timeout=300) as client:
         # verl renders the conversation, drops BOS from its front, posts it, and reads the last class of the last entry
         for text, value in zip(texts, values, strict=True):
@@ -180,14 +161,14 @@ def test_clients_of_rl_trainers_get_their_rewards(server: Server) -> None:
         rewards = answer.json()
         assert rewards["rewards"] == rewards["scores"]
         plain = client.post("/pooling", json={"input": body["query"], "add_special_tokens": False}).json()
-        assert rewards["rewards"] == pytest.approx([each["data"][0] for each in plain["data"]], abs=1e-5)
+        assert rewards["rewards"] == pytest.approx([entry["data"][0] for entry in plain["data"]], abs=1e-5)
         # OpenRLHF carries the user and the profile in the labels
         label = {"user_id": "u", "profile": POSTS, "question": QUESTION}
         starts = [text[: text.index(answer)] for text, answer in zip(texts, ANSWERS, strict=True)]
         body |= {"prompts": starts, "labels": [label, json.dumps(label), "-"]}
-        found = client.post("/get_reward", json=body).json()["rewards"]
+        labelled = client.post("/get_reward", json=body).json()["rewards"]
         personal = server.offline(posts=POSTS).expected
-        assert found == pytest.approx([*personal[:2], rewards["rewards"][2]], abs=1e-5)
+        assert labelled == pytest.approx([*personal[:2], rewards["rewards"][2]], abs=1e-5)
         # slime takes the whole body as the number
         prompt = [{"role": "user", "content": QUESTION}]
         for given in (QUESTION, prompt):
@@ -211,53 +192,39 @@ def test_a_policy_is_trained_by_the_served_model(
         *comparisons(2),
         prb.Comparison(id="t", prompt=turns, responses=["a", "b"], profile=POSTS, profile_order="recency"),
     ]
-    given = (
-        settings(policy) | BANDIT | {"steps": 1, "batch.prompts": 3, "rollout.keep": 3, "scoring.empty": -9.0}
-    )
-    given |= {"rollout.n": 2, "rollout.max_new_tokens": 4}
+    given = settings(policy) | BANDIT | {"steps": 1, "batch.prompts": 3, "scoring.empty": -9.0}
+    given |= {"rollout.keep": 3, "rollout.n": 2, "rollout.max_new_tokens": 4}
     prb.ppo(given, out=tmp_path / "run", data=people, overrides=[f"reward={url}"], progress=False)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
+    rows = read_lines(tmp_path / "run" / "rollouts.jsonl")
     assert len(rows) == 6
-    prompts = {each.id: each for each in people}
+    prompts = {comparison.id: comparison for comparison in people}
     for row in rows:
-        each = prompts[row["id"]]
         if row["text"].strip():
-            one = prb.Comparison(
-                id="1",
-                prompt=each.prompt,
-                responses=[row["text"]],
-                user_id=each.user_id,
-                profile=each.profile,
-                profile_order=each.profile_order,
-            )
+            one = replace(prompts[row["id"]], responses=[row["text"]], labels=None)
             assert row["reward"] == pytest.approx(server.model.score(one).item(), abs=1e-5)
     record = json.loads((tmp_path / "run" / "train.json").read_text())
     assert record["inputs"]["reward"]["view"]["max_length"] == 512
 
 
 def test_many_clients_at_once_share_prompts_and_have_the_same_scores(server: Server) -> None:
-    posts = [
-        {"id": str(k), "category": "food", "text": f"Post {k}: tea and bread in the rain."} for k in range(4)
-    ]
+    posts = [{"id": str(k), "category": "food", "text": f"Post {k}: tea and bread."} for k in range(4)]
     expected = server.offline(posts=posts, answers=ANSWERS * 2)
     before, scored = server.figure("prb_tokens_total"), server.figure("prb_scores_total")
 
     def one(number: int) -> float:
         body = {"prompt": QUESTION, "response": ANSWERS[number % 3], "profile": posts}
-        status, found = server.ask("/slime", body)
+        status, score = server.ask("/slime", body)
         assert status == 200
-        return found
+        return score
 
     with ThreadPoolExecutor(24) as pool:
-        found = list(pool.map(one, range(96)))
-    assert found == pytest.approx([expected.expected[number % 3] for number in range(96)], abs=1e-5)
+        scores = list(pool.map(one, range(96)))
+    assert scores == pytest.approx([expected.expected[number % 3] for number in range(96)], abs=1e-5)
     assert server.figure("prb_scores_total") - scored == 96
-    (tree,) = server.model.encode(
-        [prb.Comparison(id="1", question=QUESTION, responses=ANSWERS[:1], profile=posts)]
-    )
-    assert server.figure("prb_tokens_total") - before < 96 * len(
-        tree.prefix
-    )  # prompts were computed together
+    asked = prb.Comparison(id="1", question=QUESTION, responses=ANSWERS[:1], profile=posts)
+    (tree,) = server.model.encode([asked])
+    # prompts were computed together
+    assert server.figure("prb_tokens_total") - before < 96 * len(tree.prefix)
 
 
 @pytest.mark.parametrize(
@@ -275,12 +242,7 @@ def test_many_clients_at_once_share_prompts_and_have_the_same_scores(server: Ser
             400,
             "'user_id': expected one",
         ),
-        (
-            "/classify",
-            {"input": [1, 10**6]},
-            400,
-            "token id 1000000, but",
-        ),
+        ("/classify", {"input": [1, 10**6]}, 400, "token id 1000000, but"),
         ("/classify", {"input": [-1]}, 400, "expected token ids"),
         ("/classify", {"input": "a", "profile": [{"text": "b"}]}, 400, "send messages instead"),
         ("/classify", {"input": [1] * 513}, 413, "513 tokens, more than the limit of 512"),
@@ -311,20 +273,15 @@ def test_many_clients_at_once_share_prompts_and_have_the_same_scores(server: Ser
             400,
             "expected 'question' beside it",
         ),
-        (
-            "/get_reward",
-            {"query": ["a"], "labels": [{"question": "?"}]},
-            400,
-            "expected the beginning of the query",
-        ),
+        ("/get_reward", {"query": ["a"], "labels": [{"question": "?"}]}, 400, "the beginning of the query"),
         ("/nowhere", {}, 404, "expected POST to /score"),
     ],
 )
 def test_bad_requests_name_what_is_wrong(
     server: Server, path: str, body: Any, status: int, message: str
 ) -> None:
-    found, answer = server.ask(path, body)
-    assert (found, message in answer["error"]["message"]) == (status, True), answer
+    status_found, answer = server.ask(path, body)
+    assert (status_found, message in answer["error"]["message"]) == (status, True), answer
 
 
 def test_a_request_is_answered_whole_or_not_at_all(server: Server) -> None:
@@ -340,9 +297,8 @@ def test_what_was_cut_is_said(server: Server) -> None:
     connection.request("POST", "/score", json.dumps(body), {"Authorization": "Bearer secret"})
     answer = connection.getresponse()
     assert answer.headers["X-PRB-Truncated"] == "3"
-    assert [each["score"] for each in json.load(answer)["data"]] == server.offline(
-        posts=posts, max_length=512
-    )
+    scores = [entry["score"] for entry in json.load(answer)["data"]]
+    assert scores == server.offline(posts=posts, max_length=512)
     assert server.figure("prb_truncated_total") == 3
 
 
@@ -351,9 +307,8 @@ def test_strangers_garbage_and_clients_that_leave_change_nothing(server: Server)
     for token in (None, "secret2", "sécret"):
         assert server.ask("/score", good, token=token)[0] == 401
     assert server.ask("/metrics", token=None)[0] == 401
-    assert server.ask("/score", raw=b"{not json")[0] == 400
-    assert server.ask("/score", raw=b"\xff")[0] == 400
-    assert server.ask("/score", raw=b"[1]")[0] == 400
+    for body in (b"{not json", b"\xff", b"[1]"):
+        assert server.ask("/score", raw=body)[0] == 400
     assert server.ask("/score")[0] == 405
     head = b"POST /score HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nContent-Length: %d\r\n\r\n"
     data = json.dumps(good).encode()

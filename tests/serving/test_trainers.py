@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
-from tests.scoring.records import write_model
 from tests.serving.local_server import serving
 from tests.tiny_encoders import WORDS, write_encoder
 
@@ -58,10 +57,9 @@ def _people(count: int = 16) -> list[dict[str, Any]]:
                 "user_id": f"user {user}",
                 "question": f"what {WORDS[number % 3]} ?",
             }
-            chosen, rejected = (
-                " ".join([word, *other, word]) for word in (favourites[user % 4], favourites[user % 4 - 1])
-            )
-            rows.append(row | {"chosen": chosen, "rejected": rejected, "profile": profile})
+            sides = {"chosen": favourites[user % 4], "rejected": favourites[user % 4 - 1]}
+            texts = {side: " ".join([word, *other, word]) for side, word in sides.items()}
+            rows.append(row | texts | {"profile": profile})
     return rows
 
 
@@ -71,6 +69,7 @@ ROLLOUTS = [
     for row in (PEOPLE[3], PEOPLE[9])
     for side in ("chosen", "rejected")
 ]
+TEXTS = {"prompts": [r.question for r in ROLLOUTS], "completions": [r.completion for r in ROLLOUTS]}
 
 
 @dataclass(frozen=True)
@@ -82,38 +81,28 @@ class Kind:
 
 
 @pytest.fixture(scope="module")
-def kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Kind]]:
+def kinds(model: prb.RewardModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Kind]]:
     folder = tmp_path_factory.mktemp("kinds")
-    single = write_model(folder / "model", "qwen3", num_hidden_layers=1)
     write_encoder(folder / "bert")
-    prb.personalise(
-        PEOPLE,
-        backbone=folder / "bert",
-        out=folder / "study",
-        methods=["offset"],
-        shots=[0, 2],
-        progress=False,
-    )
+    study: Any = {"methods": ["offset"], "shots": [0, 2], "progress": False}
+    prb.personalise(PEOPLE, backbone=folder / "bert", out=folder / "study", **study)
     fitted = folder / "study" / "fitted" / "offset"
     history = [prb.Comparison(**row) for row in PEOPLE if int(row["id"][-1]) < 3]
-    model, blind, known = prb.load(single), prb.load(fitted), prb.load(fitted)
+    blind, known = prb.load(fitted), prb.load(fitted)
     known: Any
     for user in {str(row.user_id) for row in history}:
         known.adapt(user, [row for row in history if row.user_id == user])
 
     def expected(scorer: Any) -> list[float]:
-        return [
-            float(
-                scorer.score(
-                    prb.Comparison(id="1", question=r.question, responses=[r.completion], **r.columns)
-                )[0]
-            )
+        asked = [
+            prb.Comparison(id="1", question=r.question, responses=[r.completion], **r.columns)
             for r in ROLLOUTS
         ]
+        return [float(scorer.score(comparison)[0]) for comparison in asked]
 
     with serving(model, batch_tokens=512) as url, serving(known) as personal:
         yield {
-            "single": Kind(prb.reward_fn(single, batch_tokens=512), expected(model)),
+            "single": Kind(prb.reward_fn(model.name, batch_tokens=512), expected(model)),
             "fitted": Kind(prb.reward_fn(fitted), expected(blind)),
             "history": Kind(prb.reward_fn(fitted, history=history), expected(known)),
             "server": Kind(prb.reward_fn(url), expected(model)),
@@ -127,7 +116,7 @@ def _column(name: str) -> list[Any]:
 
 def trl(reward: Any) -> list[float]:
     """TRL 1.16, `GRPOTrainer._calculate_rewards`: conversational prompts, columns, and three things to log with."""
-    found = reward(
+    rewards = reward(
         prompts=[rollout.messages for rollout in ROLLOUTS],
         completions=[[{"role": "assistant", "content": rollout.completion}] for rollout in ROLLOUTS],
         completion_ids=[[1, 2] for _ in ROLLOUTS],
@@ -137,9 +126,9 @@ def trl(reward: Any) -> list[float]:
         log_extra=print,
         log_metric=print,
     )
-    assert [type(value) for value in found] == [float] * len(ROLLOUTS)
+    assert [type(value) for value in rewards] == [float] * len(ROLLOUTS)
     assert reward.__name__ == "prb_reward"
-    return found
+    return rewards
 
 
 def tunix(reward: Any, **more: Any) -> list[float]:
@@ -154,9 +143,9 @@ def tunix(reward: Any, **more: Any) -> list[float]:
         "mode": "train",
     }
     prompts = list(np.array([RENDERED.format(rollout.question) for rollout in ROLLOUTS]))
-    found = reward(prompts=prompts, completions=[r.completion for r in ROLLOUTS], **columns, **more)
-    assert isinstance(found, list)
-    return np.array(found).tolist()
+    rewards = reward(prompts=prompts, completions=[r.completion for r in ROLLOUTS], **columns, **more)
+    assert isinstance(rewards, list)
+    return np.array(rewards).tolist()
 
 
 def maxtext(reward: Any) -> list[float]:
@@ -242,19 +231,13 @@ def test_the_reward_is_the_model_s_score(
 
 def test_the_kinds_differ_so_that_the_user_counts(kinds: dict[str, Kind]) -> None:
     assert not np.allclose(kinds["fitted"].expected, kinds["history"].expected, atol=1e-3)
-    others = [{"user_id": None, "profile": []}] * len(ROLLOUTS)
     for name in ("single", "history"):
-        bare = kinds[name].reward(
-            prompts=[r.question for r in ROLLOUTS],
-            completions=[r.completion for r in ROLLOUTS],
-            **{key: [other[key] for other in others] for key in ("user_id", "profile")},
-        )
+        bare = kinds[name].reward(**TEXTS, user_id=[None] * len(ROLLOUTS), profile=[[]] * len(ROLLOUTS))
         assert not np.allclose(bare, kinds[name].expected, atol=1e-3)
 
 
 def test_the_client_of_a_server_goes_to_another_process_and_starts_no_jax(kinds: dict[str, Kind]) -> None:
-    given = {"prompts": [r.question for r in ROLLOUTS], "completions": [r.completion for r in ROLLOUTS]}
-    given |= {name: _column(name) for name in ("user_id", "profile")}
+    given = TEXTS | {name: _column(name) for name in ("user_id", "profile")}
     program = """
 import pickle, sys
 reward, url, given = pickle.load(sys.stdin.buffer)
@@ -269,6 +252,6 @@ print(reward(**given), sorted({"jax", "flax", "torch", "transformers"} & sys.mod
         input=pickle.dumps((reward, reward._model.url, given)), capture_output=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
-    found, heavy = done.stdout.decode().splitlines()
-    assert json.loads(found) == pytest.approx(kinds["server"].expected, abs=1e-5)
+    rewards, heavy = done.stdout.decode().splitlines()
+    assert json.loads(rewards) == pytest.approx(kinds["server"].expected, abs=1e-5)
     assert heavy == "[]"
