@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from operator import itemgetter
@@ -25,7 +25,7 @@ from prb_jax.data.reading import read_object
 from prb_jax.data.writing import write_json
 from prb_jax.errors import RunError, listed, need_extra, quote
 from prb_jax.remote.endpoint import REPLIES, NoReplyError
-from prb_jax.runs.kind import SUMMARY, RunKind
+from prb_jax.runs.kind import SUMMARY, RunKind, RunResult
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowFile, RowKind
 
@@ -42,12 +42,8 @@ _FAILURES: Final = RowKind(FAILURES, "failures", key=itemgetter("id", "at"), fie
 RUNS: Final = RunKind(name="prb_jax build", command="prb build", rows=_ROWS)
 
 
-@dataclass(frozen=True)
-class Build:
+class Build(RunResult):
     """A folder, and its `summary.json`: counts, every gate with its figures, what was spent."""
-
-    out: Path
-    summary: dict[str, Any]
 
 
 def build(
@@ -117,16 +113,7 @@ def build(
         parts = split_parts(
             gated.kept, name=product.name, private_share=product.private_share, seed=settings.seed
         )
-        summary = build_summary(
-            settings,
-            records,
-            rows,
-            gated,
-            parts,
-            inputs,
-            folder=folder,
-            command=command,
-        )
+        summary = build_summary(settings, records, rows, gated, parts, inputs, folder=folder, command=command)
         reasons = {name: ("generator", reason) for name, reason in none.items()} | gated.dropped
         dropped = [
             {"id": record.id, "gate": reasons[record.id][0], "reason": reasons[record.id][1]}

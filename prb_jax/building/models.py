@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from prb_jax.building.settings import ChatModelSettings
 from prb_jax.data.comparison import Message
@@ -21,25 +21,6 @@ from prb_jax.remote.options import KEY, EndpointOptions
 Conversation = Sequence[Message]
 
 
-class Writer(Protocol):
-    """A model that writes texts by seeds: the same conversations in the same order always give the same replies."""
-
-    def identity(self) -> Mapping[str, Any]:
-        """Return everything that decides the texts, JSON-ready."""
-        ...
-
-    def write(
-        self,
-        conversations: Sequence[Conversation],
-        *,
-        seeds: Sequence[int],
-        temperature: float,
-        max_new_tokens: int,
-    ) -> list[Reply | NoReplyError]:
-        """Return what comes of each conversation; a PrbError where nothing further can be asked of this model."""
-        ...
-
-
 @dataclass(frozen=True)
 class EndpointWriter:
     """A model behind an endpoint; it is told the seed of every text."""
@@ -47,10 +28,12 @@ class EndpointWriter:
     endpoint: Endpoint
 
     def identity(self) -> Mapping[str, Any]:
+        """Return everything that decides the texts, JSON-ready."""
         options = self.endpoint.options
         return {"endpoint": options.url, "name": options.model}
 
     def write(self, conversations: Sequence[Conversation], **drawing: Any) -> list[Reply | NoReplyError]:
+        """Return what comes of each conversation; a PrbError where nothing further can be asked of this model."""
         return self.endpoint.ask_each(conversations, **drawing)
 
 
@@ -61,11 +44,13 @@ class PolicyWriter:
     policy: Policy
 
     def identity(self) -> Mapping[str, Any]:
+        """Return everything that decides the texts, JSON-ready."""
         return self.policy.identity()
 
     def write(
         self, conversations: Sequence[Conversation], *, seeds: Sequence[int], **drawing: Any
     ) -> list[Reply | NoReplyError]:
+        """Return what comes of each conversation."""
         groups = [(messages, len(list(same))) for messages, same in groupby(map(tuple, conversations))]
         seed = hashlib.sha256(repr(list(seeds)).encode()).digest()
         try:
@@ -92,7 +77,11 @@ class PolicyWriter:
         ]
 
 
-def open_writer(settings: ChatModelSettings, *, cache: Path) -> EndpointWriter | PolicyWriter:
+Writer = EndpointWriter | PolicyWriter
+"""A model that writes texts by seeds: the same conversations in the same order always give the same replies."""
+
+
+def open_writer(settings: ChatModelSettings, *, cache: Path) -> Writer:
     """Return the generator that settings name; errors as of :func:`prb_jax.load_policy`."""
     model = _open(settings, cache)
     return EndpointWriter(model) if isinstance(model, Endpoint) else PolicyWriter(model)

@@ -10,7 +10,10 @@ import json
 import random
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
+
+from tests.judges.stand_in import StandIn, stand_in
 
 WORDS = {"short": "brisk", "cheap": "thrifty", "classic": "vintage", "bold": "daring"}
 OPPOSITES = {"brisk": "leisurely", "thrifty": "lavish", "vintage": "modern", "daring": "careful"}
@@ -31,8 +34,7 @@ def sentence(draws: random.Random, *words: str) -> str:
 def answer(seed: object, marks: list[str], sentences: int = 3) -> str:
     """An answer with these words in it."""
     draws = random.Random(int.from_bytes(hashlib.sha256(str(seed).encode()).digest()[:8], "big"))
-    parts = [sentence(draws, *(marks if place == 0 else [])) for place in range(sentences)]
-    return " ".join(parts)
+    return " ".join(sentence(draws, *(marks if place == 0 else [])) for place in range(sentences))
 
 
 def wishes(text: str) -> list[str]:
@@ -77,22 +79,27 @@ def engine(**faults: Any) -> Callable[[dict[str, Any]], str]:
             return "A" if sum(w in a.lower() for w in wanted) > sum(w in b.lower() for w in wanted) else "B"
         if faults.get("blind"):  # it has the taste of everybody here
             return "A" if any(word in a.lower() for word in OPPOSITES) else "B"
-        digest = [hashlib.sha256(each.encode()).digest() for each in (a, b)]
-        return "A" if digest[0] > digest[1] else "B"
+        first, second = (hashlib.sha256(text.encode()).digest() for text in (a, b))
+        return "A" if first > second else "B"
 
     return reply
 
 
+def served(**faults: Any) -> AbstractContextManager[StandIn]:
+    """Return an endpoint at which the engine replies."""
+    reply = engine(**faults)
+    return stand_in(lambda body, _: reply(body), whole=True)
+
+
 def record(number: int, **fields: Any) -> dict[str, Any]:
     """A record of one of twelve users with two wishes."""
-    names = list(WORDS)
-    own = [names[number % 4], names[(number + 1) % 4]]
+    wanted = [list(WORDS)[k % 4] for k in (number, number + 1)]
     return {
         "id": f"q{number}",
         "user_id": f"u{number % 12}",
         "question": f"How do I spend day {number} of my {_FILLER[number % 40]} {_FILLER[(number * 7 + 3) % 40]} year?",
         "profile": [{"id": f"p{number % 12}", "category": "", "text": f"I am user {number % 12}."}],
-        "narrative": f"I like {own[0]} and {own[1]} things.",
-        "rubric_aspects": [{"aspect": f"{n} things", "evidence": n, "reason": f"likes {n}"} for n in own],
+        "narrative": f"I like {wanted[0]} and {wanted[1]} things.",
+        "rubric_aspects": [{"aspect": f"{n} things", "evidence": n, "reason": f"likes {n}"} for n in wanted],
         **fields,
     }

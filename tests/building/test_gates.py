@@ -35,7 +35,7 @@ from prb_jax.building.gates.surface import measure_histogram, measure_length, me
 from prb_jax.building.gating import run_gates
 from prb_jax.building.product import split_parts
 from prb_jax.building.settings import GATES, BuildSettings, GateSettings
-from prb_jax.data.comparison import Message
+from prb_jax.data.comparison import Message, RubricAspect
 from prb_jax.remote.endpoint import Reply
 from prb_jax.sources import personas
 from tests.json_lines import write_lines
@@ -50,12 +50,12 @@ MEASURES = {"length": measure_length, "style": measure_style, "style-histogram":
 def everything() -> tuple[Pair, ...]:
     """Pairs whose answers occur in no other pair; on each side both poles of a taste are as frequent."""
     seen: set[str] = set()
-    found = []
+    pairs = []
     for comparison in personas.load("train"):
         if not seen & set(comparison.responses):
             seen |= set(comparison.responses)
-            found.append(Pair(comparison))
-    return tuple(found)
+            pairs.append(Pair(comparison))
+    return tuple(pairs)
 
 
 def sample(seed: int, count: int = COUNT) -> list[Pair]:
@@ -94,7 +94,7 @@ def test_gates_that_leave_out_pairs_find_their_own_fault_alone() -> None:
         "overlap": partial(find_overlaps, known=known),
     }
     quiet = {name: finder(clean) for name, finder in finders.items()}
-    assert not [name for name, found in quiet.items() if len(found) > 0.05 * len(clean)]
+    assert not [name for name, reasons in quiet.items() if len(reasons) > 0.05 * len(clean)]
 
     def copy(pair: Pair) -> Pair:
         reason = pair.comparison.rubric_aspects[0].reason
@@ -115,11 +115,11 @@ def test_gates_that_leave_out_pairs_find_their_own_fault_alone() -> None:
     for fault, change in faults.items():
         made, hit = some(clean, change, 0.1)
         for name, finder in finders.items():
-            found = finder(made)
+            reasons = finder(made)
             if name == fault:
-                assert hit - found.keys() <= ({made[0].id} if fault == "duplicates" else set()), fault
+                assert hit - reasons.keys() <= ({made[0].id} if fault == "duplicates" else set()), fault
             elif name != "duplicates" or fault not in ("refusals", "overlap"):  # the same text
-                assert found.keys() <= quiet[name].keys(), (name, fault)
+                assert reasons.keys() <= quiet[name].keys(), (name, fault)
 
 
 @pytest.mark.slow
@@ -143,18 +143,17 @@ def test_gates_of_all_pairs_find_their_own_fault_and_raise_few_false_alarms() ->
     assert not measure_length(extended, gates=SETTINGS).passed
     assert not measure_style(extended, gates=SETTINGS).passed
     listed, _ = some(pairs, lambda pair: changed(pair, rejected=pair.rejected.replace(". ", ".\n- ")), 0.5)
-    found = measure_style(listed, gates=SETTINGS)
-    assert not found.passed
-    assert "'list items'" in found.note
+    figure = measure_style(listed, gates=SETTINGS)
+    assert not figure.passed
+    assert "'list items'" in figure.note
     before, after = (measure_length(some_pairs, gates=SETTINGS).value for some_pairs in (pairs, listed))
     assert after == pytest.approx(before, abs=0.4)
     wrapped = [changed(pair, chosen=f"Assistant: {pair.chosen}") for pair in pairs]
     assert "the name of a role" in measure_style(wrapped, gates=SETTINGS).note
     assert not measure_blind_judge(pairs, blind_verdicts(pairs, 0, bias=0.7), gates=SETTINGS).passed
     wins = {"m": dict.fromkeys((pair.id for pair in pairs), 0.5), "n": {pair.id: 1.0 for pair in pairs}}
-    found = measure_blind_rewards(pairs, wins, gates=SETTINGS)
-    assert not found.passed
-    assert found.note == "m 0.500, n 1.000"
+    figure = measure_blind_rewards(pairs, wins, gates=SETTINGS)
+    assert (figure.passed, figure.note) == (False, "m 0.500, n 1.000")
     assert measure_blind_rewards(pairs, {"m": wins["m"]}, gates=SETTINGS).passed
     few = [pair for pair in pairs if pair.comparison.user_id == pairs[0].comparison.user_id]
     assert "no interval: 1 users" in measure_length(few, gates=SETTINGS).note
@@ -227,12 +226,10 @@ def test_the_smallest_leak_that_is_found_is_found_four_times_in_five(shared: flo
 
 @pytest.mark.slow
 def test_gates_of_the_surface_hold_their_level_and_find_the_leaks_that_they_name() -> None:
-    alarms = {
-        name: sum(
-            not measure(flipped(seed, 0.0, longer, count=120), gates=SETTINGS).passed for seed in range(400)
-        )
-        for name, measure in MEASURES.items()
-    }
+    alarms = Counter[str]()
+    for seed in range(400):
+        pairs = flipped(seed, 0.0, longer, count=120)
+        alarms.update(name for name, measure in MEASURES.items() if not measure(pairs, gates=SETTINGS).passed)
     # 1 in 100 two-sided is 4, 1 in 200 one-sided is 2; three Monte Carlo errors above
     assert alarms["length"] <= 10, alarms
     assert max(alarms["style"], alarms["style-histogram"]) <= 6, alarms
@@ -268,14 +265,9 @@ def test_what_is_chosen_between_two_limits_is_found() -> None:
 
 
 def test_a_name_of_two_words_in_every_chosen_answer_is_found() -> None:
-    aspect = {"aspect": "Local food", "evidence": "", "reason": ""}
-    pairs = []
-    for pair in sample(4, 100):
-        row = pair.comparison.to_row() | {
-            "rubric_aspects": [aspect],
-            "chosen": f"{pair.chosen} It is local food.",
-        }
-        pairs.append(replace(pair, comparison=prb.Comparison(**row)))
+    aspects = (RubricAspect("Local food", "", ""),)
+    pairs = [changed(pair, chosen=f"{pair.chosen} It is local food.") for pair in sample(4, 100)]
+    pairs = [replace(pair, comparison=replace(pair.comparison, rubric_aspects=aspects)) for pair in pairs]
     assert len(find_copied_aspects(pairs, words=5)) == 100
     asked = (Message("user", "Which local food?"),)
     pairs = [replace(pair, comparison=replace(pair.comparison, prompt=asked)) for pair in pairs]
@@ -292,35 +284,34 @@ class Knowing:
         return {"name": "knowing"}
 
     def replies(self, conversations: Sequence[Sequence[Message]], **options: Any) -> list[Reply]:
-        found = []
+        replies = []
         for (message,) in conversations:
             a = message.content.partition("Answer A:\n")[2].partition("\n\nAnswer B:")[0]
             # always the first without wishes: no preference in both orders
             second = "serves these wishes" in message.content and a not in self.liked
-            found.append(Reply("B" if second else "A", 1, 1))
-        return found
+            replies.append(Reply("B" if second else "A", 1, 1))
+        return replies
 
 
 def test_swapped_labels_are_left_out_by_the_rubric_judge(tmp_path) -> None:
     clean = sample(3, 120)
-    liked = {pair.chosen for pair in clean}
     swapped, hit = some(clean, lambda pair: changed(pair, chosen=pair.rejected, rejected=pair.chosen), 0.1)
     relax = ("length", "style", "style-histogram", "overlap", "blind-reward")
-    settings = BuildSettings(relax=relax)
-    judge = Knowing(liked)
+    settings, judge = BuildSettings(relax=relax), Knowing({pair.chosen for pair in clean})
     run = partial(run_gates, settings=settings, judge=judge, folder=tmp_path)
     gated = run(swapped, swapped, records=len(swapped))
-    results = {each.name: each for each in gated.results}
+    results = {result.name: result for result in gated.results}
     assert tuple(results) == GATES
-    found = {name for name, (gate, _) in gated.dropped.items() if gate == "rubric-judge"}
-    others = {name for name, (gate, _) in gated.dropped.items() if gate != "rubric-judge"}
-    assert found == hit - others
+    unseparated = {name for name, (gate, _) in gated.dropped.items() if gate == "rubric-judge"}
+    others = gated.dropped.keys() - unseparated
+    assert unseparated == hit - others
     # the personas do name wishes
     named = {name for name in others if gated.dropped[name][0] == "copied-aspects"}
     assert len(others - named) <= 0.05 * len(clean)
-    assert results["rubric-judge"].before is not None
-    assert results["rubric-judge"].before.value == pytest.approx(len(found) / (len(clean) - len(others)))
-    assert results["rubric-judge"].after.value == 0.0
+    rubric = results["rubric-judge"]
+    assert rubric.before is not None
+    assert rubric.before.value == pytest.approx(len(unseparated) / (len(clean) - len(others)))
+    assert rubric.after.value == 0.0
     blind = results["blind-judge"]
     assert (blind.after.value, blind.after.n, blind.verdict) == (0.5, len(gated.kept), SOUND)
     assert blind.after.interval == pytest.approx((0.5, 0.5), abs=0.03)  # no pair is decided: few could be
@@ -368,11 +359,11 @@ def test_near_duplicates_are_those_of_the_exact_similarity() -> None:
     expected: set[str] = set()
     kept: list[frozenset[str]] = []
     for pair in near:
-        own = [shingles(pair.chosen), shingles(pair.rejected)]
-        if any(similarity(a, b) >= 0.6 for a in own for b in kept):
+        answers = [shingles(pair.chosen), shingles(pair.rejected)]
+        if any(similarity(a, b) >= 0.6 for a in answers for b in kept):
             expected.add(pair.id)
         else:
-            kept += own
+            kept += answers
     assert find_duplicates(near, least=0.6).keys() == expected
     assert expected
 
@@ -402,4 +393,4 @@ def test_known_test_sets_are_read_from_any_source(tmp_path) -> None:
     known = read_known_texts([path], words=13)
     assert known.source("So: w1 W2 w3 w4 w5 w6 w7 w8 w9 w10 w11 w12, w13!") == path
     assert known.source("w2 w3 w4 w5 w6 w7 w8 w9 w10 w11 w12 w13 w14") is None
-    assert np.isclose(len(known.sources), 2)
+    assert len(known.sources) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import types
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,9 @@ import pytest
 import prb_jax as prb
 from prb_jax.building.settings import GATES, load_build_settings
 from prb_jax.errors import DataError, RunError
-from tests.building.engine import engine, record
-from tests.building.test_build import config, lines, write_records
+from tests.building.engine import record, served
+from tests.building.test_build import build, lines, write_records
 from tests.json_lines import write_lines
-from tests.judges.stand_in import stand_in
 from tests.parity.stories260k import write_model
 from tests.tiny_policies import write_policy
 
@@ -41,23 +41,22 @@ def test_a_model_on_this_machine_writes_the_same_pairs_after_a_kill(tmp_path: Pa
         "relax": GATES,
         "product": {"private_share": 0.5},
     }  # fmt: skip
-    built = prb.build(made, out=tmp_path / "out", progress=False)
-    rows = (tmp_path / "out" / "rows.jsonl").read_bytes()
-    assert built.summary["spent"]["generator"]["requests"] == 3 * (3 + 2 * 2)
-    assert built.summary["spent"]["generator"]["reply_tokens"] > 0
-    assert built.summary["pairs"] == len(lines(tmp_path / "out" / "pairs.jsonl")) > 0
-    killed = tmp_path / "killed"
+    out, killed = tmp_path / "out", tmp_path / "killed"
+    summary = prb.build(made, out=out, progress=False).summary
+    rows = (out / "rows.jsonl").read_bytes()
+    assert summary["spent"]["generator"]["requests"] == 3 * (3 + 2 * 2)
+    assert summary["spent"]["generator"]["reply_tokens"] > 0
+    assert summary["pairs"] == len(lines(out / "pairs.jsonl")) > 0
     killed.mkdir()
-    (killed / "run.json").write_bytes((tmp_path / "out" / "run.json").read_bytes())
+    (killed / "run.json").write_bytes((out / "run.json").read_bytes())
     (killed / "rows.jsonl").write_bytes(b"".join(rows.splitlines(keepends=True)[:2]))  # two of three rows
     prb.build(made, out=killed, progress=False)
-    assert (killed / "rows.jsonl").read_bytes() == rows
-    for name in ("pairs.jsonl", "public.jsonl", "README.md"):
-        assert (killed / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
+    for name in ("rows.jsonl", "pairs.jsonl", "public.jsonl", "README.md"):
+        assert (killed / name).read_bytes() == (out / name).read_bytes()
     for part in ("public", "private"):
-        expected = prb.read_comparisons(str(tmp_path / "out" / f"{part}.jsonl"))
+        expected = prb.read_comparisons(str(out / f"{part}.jsonl"))
         for place in (part, f"array_record/{part}"):
-            assert prb.read_comparisons(str(tmp_path / "out" / place)) == expected
+            assert prb.read_comparisons(str(out / place)) == expected
     write_records(tmp_path, 1, profile=[{"id": "p", "category": "", "text": "long words " * 5000}])
     with pytest.raises(DataError, match=r"cannot take what it is told: .*; lower writing\.profile_posts"):
         prb.build(made, out=tmp_path / "long", progress=False)
@@ -66,28 +65,26 @@ def test_a_model_on_this_machine_writes_the_same_pairs_after_a_kill(tmp_path: Pa
 def test_redaction_comes_before_anything_reads_a_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [
-        record(number, profile=[{"id": "p", "category": "", "text": "Ask Zadie."}]) for number in range(8)
-    ]
+    profile = [{"id": "p", "category": "", "text": "Ask Zadie."}]
+    rows = [record(number, profile=profile) for number in range(8)]
     for row in rows:
         row["narrative"] += " Zadie said so."
         row["question"] += " Zadie asks."
     data = write_lines(tmp_path / "data.jsonl", rows)
-    reply = engine()
     monkeypatch.setitem(sys.modules, "scrubadub", None)
-    with stand_in(lambda body, _: reply(body), whole=True) as server:
-        made = config(server, data, redact=True, relax=GATES)
+    with served() as server:
+        build_it = partial(build, server, data, tmp_path / "out", redact=True, relax=GATES)
         with pytest.raises(RunError, match=r"--redact: needs scrubadub.*pip install 'prb-jax\[redact\]'"):
-            prb.build(made, out=tmp_path / "out", progress=False)
+            build_it()
         assert not server.asked
         stand = types.SimpleNamespace(clean=lambda text: text.replace("Zadie", "{{NAME}}"))
         monkeypatch.setitem(sys.modules, "scrubadub", stand)
-        built = prb.build(made, out=tmp_path / "out", progress=False)
-        assert all("Zadie" not in json.dumps(body) for _, body in server.asked)
-        assert any("{{NAME}}" in json.dumps(body) for _, body in server.asked)
-    text = (tmp_path / "out" / "pairs.jsonl").read_text()
-    assert "Zadie" not in text
-    assert "{{NAME}} said so." in text
+        built = build_it()
+        asked = json.dumps([body for _, body in server.asked])
+    written = (built.out / "pairs.jsonl").read_text()
+    assert "Zadie" not in asked + written
+    assert "{{NAME}}" in asked
+    assert "{{NAME}} said so." in written
     assert "redacted by scrubadub" in (built.out / "README.md").read_text()
 
 
