@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -41,11 +42,6 @@ class BenchmarkScore:
         return _strict(asdict(self))
 
 
-def one_row(row: ScoredRow) -> str:
-    """The unit that is drawn again for an interval: the row itself."""
-    return row.id
-
-
 def numbered(row: ScoredRow, number: int) -> ScoredRow:
     """The row as it stands in a resample, where it may occur several times: id and user have the number of the draw."""
     user = None if row.user_id is None else f"{row.user_id}#{number}"
@@ -56,11 +52,6 @@ Record = Callable[[Mapping[str, Any], Place], Mapping[str, Any]]
 Rule = Callable[[Sequence[ScoredRow]], BenchmarkScore]
 Tables = tuple[dict[str, Any], dict[str, list[Any]]]
 """Of the subsets, and of the items by column, as RewardBench's result files hold them."""
-
-
-def own_record(row: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
-    """The record as it is: the benchmark is published in the format of a ``Comparison``."""
-    return row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +68,14 @@ class Benchmark:
     # where a folder holds files of another layout than the hub's, the pattern of their paths
     files: str | None = None
     home: str = ""  # where to get the data, for a benchmark without a repository
-    record: Record = own_record  # turns a published record into one of ours (see ``prb_jax.data.comparison``)
+    # turns a published record into one of ours (see ``prb_jax.data.comparison``), if it is not one already
+    record: Record = lambda row, place: row
     # makes of the rows and their K conversations as text what runs write as RewardBench's result files
     results: Callable[[Sequence[ScoredRow], Sequence[Sequence[str]]], Tables] | None = None
     # names, without their suffix, of the files that are read; empty for all of ``files``
     topics: tuple[str, ...] = ()
-    # which rows without a user are drawn together for the interval of the score
-    unit: Callable[[ScoredRow], str] = one_row
+    # which rows without a user are drawn together for the interval of the score; each by itself if not given
+    unit: Callable[[ScoredRow], str] = attrgetter("id")
     # a row of the n-th unit drawn, which may be drawn several times
     copy: Callable[[ScoredRow, int], ScoredRow] = numbered
 

@@ -29,7 +29,9 @@ def record(row: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
     label = fields.number(row.get("label"), place.where, "label")
     if label not in _LABELS:
         fields.fail(place.where, "label", f"expected 1 or 2, found {quote(row['label'])}")
-    subset = _subset(PurePosixPath(place.path).parent.parts)
+    folders = PurePosixPath(place.path).parent.parts
+    start = max((i for i, name in enumerate(folders) if name in _GROUPS), default=0)
+    subset = "/".join(folders[start:])
     return {
         "id": f"{subset}-{place.number - 1}",
         "question": row.get("input"),
@@ -39,11 +41,6 @@ def record(row: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
     }
 
 
-def _subset(folders: Sequence[str]) -> str:
-    start = max((i for i, name in enumerate(folders) if name in _GROUPS), default=0)
-    return "/".join(folders[start:])
-
-
 def score(rows: Sequence[ScoredRow]) -> BenchmarkScore:
     """Accuracy of each subset; mean of the four adversarial ones; mean of Natural and those four.
 
@@ -51,24 +48,24 @@ def score(rows: Sequence[ScoredRow]) -> BenchmarkScore:
     """
     needed = (NATURAL, *ADVERSARIAL)
     groups = by_subset(rows)
-    subsets = {name: mean(map(is_won, groups[name])) for name in needed if name in groups}
-    rows_of_set = [row for name in subsets for row in groups[name]]
-    missing = [name for name in needed if name not in subsets]
-    known = {name: value for name, value in subsets.items() if value is not None}
-    adversarial = None
-    if not any(name in missing for name in ADVERSARIAL):
-        adversarial = mean(known[name] for name in ADVERSARIAL)
+    subsets = {name: mean(map(is_won, members)) or 0.0 for name, members in sorted(groups.items())}
+    rows_of_set = [row for name in needed for row in groups.get(name, ())]
+
+    def mean_of(names: Sequence[str]) -> float | None:
+        return mean(subsets[name] for name in names) if groups.keys() >= set(names) else None
+
     return BenchmarkScore(
-        score=None if missing else mean(known[name] for name in needed),
-        figures={"mean of adversarial": adversarial, **{name: subsets[name] for name in sorted(subsets)}},
+        score=mean_of(needed),
+        figures={
+            "mean of adversarial": mean_of(ADVERSARIAL),
+            **{name: value for name, value in subsets.items() if name in needed},
+        },
         details={
             "pairs": len(rows_of_set),
             "accuracy": mean(map(is_won, rows_of_set)),
-            "other_subsets": {
-                name: mean(map(is_won, groups[name])) for name in sorted(groups.keys() - set(needed))
-            },
+            "other_subsets": {name: value for name, value in subsets.items() if name not in needed},
         },
-        missing=missing,
+        missing=[name for name in needed if name not in groups],
     )
 
 

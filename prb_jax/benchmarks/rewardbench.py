@@ -71,6 +71,9 @@ def score(rows: Sequence[ScoredRow]) -> BenchmarkScore:
     before = section_scores(subsets, weights=OLD_XSTEST)
     overall, overall_before = _mean_of_all(sections), _mean_of_all(before)
     prior = mean(subsets[name] for name in PRIOR_SETS if name in subsets)
+    with_prior = None
+    if prior is not None and overall is not None:  # the prior sets are a fifth section of half weight
+        with_prior = (2 * sum(value or 0.0 for value in sections.values()) + prior) / (2 * len(sections) + 1)
     return BenchmarkScore(
         score=overall,
         figures={
@@ -87,7 +90,7 @@ def score(rows: Sequence[ScoredRow]) -> BenchmarkScore:
                 "250/154, before 2024-09": {"Safety": before["Safety"], "score": overall_before},
             },
             "prior_sets": prior,
-            "score_with_prior_sets": _with_prior_sets(sections, prior),
+            "score_with_prior_sets": with_prior,
             "other_subsets": sorted(set(subsets) - set(SUBSETS) - set(PRIOR_SETS)),
         },
         missing=[name for name in SUBSETS if name not in subsets],
@@ -116,14 +119,6 @@ def section_scores(
 def _mean_of_all(sections: Mapping[str, float | None]) -> float | None:
     known = [value for value in sections.values() if value is not None]
     return mean(known) if len(known) == len(sections) else None
-
-
-def _with_prior_sets(sections: Mapping[str, float | None], prior: float | None) -> float | None:
-    """The older score: the prior sets as a fifth section of half weight; None without them, or without a section."""
-    known = [value for value in sections.values() if value is not None]
-    if prior is None or len(known) < len(sections):
-        return None
-    return (2 * sum(known) + prior) / (2 * len(sections) + 1)
 
 
 def result_tables(rows: Sequence[ScoredRow], texts: Sequence[Sequence[str]]) -> Tables:

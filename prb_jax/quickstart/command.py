@@ -130,103 +130,96 @@ def quickstart(*, out: str | Path, recipe: Recipe | None = None, progress: bool 
     with QUICKSTARTS.open(out, inputs) as run:
         hint = "remove it, and the same command writes it again"
         summary = read_json(run.path / SUMMARY, error=RunError, hint=hint, optional=True)
-        return _Steps(run.path, chosen, progress).run() if summary is None else Quickstart(run.path, summary)
+        if summary is None:
+            return _run(run.path, chosen, progress=progress)
+        return Quickstart(run.path, summary)
 
 
-@dataclass
-class _Steps:
-    folder: Path
-    recipe: Recipe
-    progress: bool
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def run(self) -> Quickstart:
-        folder, recipe = self.folder, self.recipe
-        with self._step("benchmark and tokenizer"), writing(folder):
-            personal = [one for part in TRAINING for one in load(part)[: recipe.limit]]
-            generic = load("generic-train")[: recipe.limit]
-            make_start(folder / START, [*personal, *generic], recipe)
-            for name, make in ((USER_BLIND, without_profiles), (PERSONA, training_pairs)):
-                write_pairs(folder / DATA / f"{name}.jsonl.gz", make(personal, generic, recipe))
-                write_config(folder, name, recipe)
-        for name in (USER_BLIND, PERSONA):
-            with self._step(f"training {name}"):
-                result = train(folder / f"{name}.py", out=folder / name, progress=self.progress)
-            if result.stopped_by is not None:
-                return Quickstart(folder, stopped_by=result.stopped_by)
-        with self._step("evaluation"):
-            summary = self._evaluate([*personal, *generic])
-        if has_extra("report", PAGE):
-            with self._step("page"):
-                runs = [place / name for place in (folder / SCORES, folder) for name in (PERSONA, USER_BLIND)]
-                title = "Quickstart: a reward model that reads the profile, and one that does not"
-                write_page(runs, out=folder / PAGE, title=title)
-        summary["seconds"] = self.seconds
-        with writing(folder / REPORT):
-            (folder / REPORT).write_text(quickstart_report(summary, folder=str(folder)), encoding="utf-8")
-        write_json(folder / SUMMARY, summary)
-        return Quickstart(folder, summary)
-
-    def _evaluate(self, training: Sequence[Comparison]) -> dict[str, Any]:
-        parts = {part: load(part)[: self.recipe.limit] for part in KEYS}
-        models: dict[str, dict[str, Any]] = {}
-        scored: dict[str, dict[str, list[ScoredRow]]] = {}
-
-        def add(name: str, model: Any, score: Score, *, pairs: int = 0, shown: int = 0) -> None:
-            scored[name] = self._rows(name, model, parts)
-            models[name] = _figures(scored[name], parts) | {
-                "train_pairs": pairs,
-                "presentations": shown,
-                "ms_per_pair": _milliseconds(score, parts[SEEN][:TIMED_PAIRS]),
-            }
-
-        for name in (USER_BLIND, PERSONA):
-            model, schedule = load_model(self.folder / name), self.recipe.schedule(name)
-            add(name, model, model.score, pairs=len(training), shown=schedule.steps * schedule.comparisons)
-        for name in SHOWN_BASELINES:
-            add(name, name, partial(score_baseline, name))
-        linear = fit_persona_words(training)
-        presentations = linear.presentations
-        add(LINEAR, linear, lambda pairs: list(map(linear, pairs)), pairs=len(training), shown=presentations)
-        ceilings = generate().ceilings
-        return {
-            "pairs": {part: len(comparisons) for part, comparisons in parts.items()},
-            "profile_posts": PROFILE_POSTS,
-            "models": models,
-            "persona_minus_user_blind": {
-                KEYS[part]: paired_difference(
-                    scored[PERSONA][part], scored[USER_BLIND][part], clusters=clusters_of(comparisons)
-                )
-                for part, comparisons in parts.items()
-            },
-            "bounds": {
-                bound: {KEYS[part]: getattr(ceilings[part], attribute) for part in BOUNDED}
-                for bound, attribute in BOUNDS.items()
-            },
-        }
-
-    def _rows(
-        self, name: str, model: Any, parts: Mapping[str, Sequence[Comparison]]
-    ) -> dict[str, list[ScoredRow]]:
-        """The scores of one model by part of the benchmark."""
-        result = evaluate(
-            model,
-            [f"personas:{part}" for part in parts],
-            out=self.folder / SCORES / name.replace(":", "-").replace(" ", "-"),
-            name=name if name == LINEAR else None,
-            limit=self.recipe.limit,
-            progress=self.progress,
-        )
-        rows = {row.id: row for row in result.rows}
-        return {part: [rows[one.id] for one in comparisons] for part, comparisons in parts.items()}
+def _run(folder: Path, recipe: Recipe, *, progress: bool) -> Quickstart:
+    seconds: dict[str, float] = {}
 
     @contextmanager
-    def _step(self, name: str) -> Iterator[None]:
-        if self.progress:
+    def step(name: str) -> Iterator[None]:
+        if progress:
             print(f"{name} ...", file=sys.stderr, flush=True)
         start = time.perf_counter()
         yield
-        self.seconds[name] = round(time.perf_counter() - start, 1)
+        seconds[name] = round(time.perf_counter() - start, 1)
+
+    with step("benchmark and tokenizer"), writing(folder):
+        personal = [one for part in TRAINING for one in load(part)[: recipe.limit]]
+        generic = load("generic-train")[: recipe.limit]
+        make_start(folder / START, [*personal, *generic], recipe)
+        for name, make in ((USER_BLIND, without_profiles), (PERSONA, training_pairs)):
+            write_pairs(folder / DATA / f"{name}.jsonl.gz", make(personal, generic, recipe))
+            write_config(folder, name, recipe)
+    for name in (USER_BLIND, PERSONA):
+        with step(f"training {name}"):
+            result = train(folder / f"{name}.py", out=folder / name, progress=progress)
+        if result.stopped_by is not None:
+            return Quickstart(folder, stopped_by=result.stopped_by)
+    with step("evaluation"):
+        summary = _evaluate(folder, recipe, [*personal, *generic], progress=progress)
+    if has_extra("report", PAGE):
+        with step("page"):
+            runs = [place / name for place in (folder / SCORES, folder) for name in (PERSONA, USER_BLIND)]
+            title = "Quickstart: a reward model that reads the profile, and one that does not"
+            write_page(runs, out=folder / PAGE, title=title)
+    summary["seconds"] = seconds
+    with writing(folder / REPORT):
+        (folder / REPORT).write_text(quickstart_report(summary, folder=str(folder)), encoding="utf-8")
+    write_json(folder / SUMMARY, summary)
+    return Quickstart(folder, summary)
+
+
+def _evaluate(
+    folder: Path, recipe: Recipe, training: Sequence[Comparison], *, progress: bool
+) -> dict[str, Any]:
+    parts = {part: load(part)[: recipe.limit] for part in KEYS}
+    models: dict[str, dict[str, Any]] = {}
+    scored: dict[str, dict[str, list[ScoredRow]]] = {}
+
+    def add(name: str, model: Any, score: Score, *, pairs: int = 0, shown: int = 0) -> None:
+        result = evaluate(
+            model,
+            [f"personas:{part}" for part in parts],
+            out=folder / SCORES / name.replace(":", "-").replace(" ", "-"),
+            name=name if name == LINEAR else None,
+            limit=recipe.limit,
+            progress=progress,
+        )
+        rows = {row.id: row for row in result.rows}
+        scored[name] = {part: [rows[one.id] for one in comparisons] for part, comparisons in parts.items()}
+        models[name] = _figures(scored[name], parts) | {
+            "train_pairs": pairs,
+            "presentations": shown,
+            "ms_per_pair": _milliseconds(score, parts[SEEN][:TIMED_PAIRS]),
+        }
+
+    for name in (USER_BLIND, PERSONA):
+        model, schedule = load_model(folder / name), recipe.schedule(name)
+        add(name, model, model.score, pairs=len(training), shown=schedule.steps * schedule.comparisons)
+    for name in SHOWN_BASELINES:
+        add(name, name, partial(score_baseline, name))
+    linear = fit_persona_words(training)
+    shown = linear.presentations
+    add(LINEAR, linear, lambda pairs: list(map(linear, pairs)), pairs=len(training), shown=shown)
+    ceilings = generate().ceilings
+    return {
+        "pairs": {part: len(comparisons) for part, comparisons in parts.items()},
+        "profile_posts": PROFILE_POSTS,
+        "models": models,
+        "persona_minus_user_blind": {
+            KEYS[part]: paired_difference(
+                scored[PERSONA][part], scored[USER_BLIND][part], clusters=clusters_of(comparisons)
+            )
+            for part, comparisons in parts.items()
+        },
+        "bounds": {
+            bound: {KEYS[part]: getattr(ceilings[part], attribute) for part in BOUNDED}
+            for bound, attribute in BOUNDS.items()
+        },
+    }
 
 
 def _figures(

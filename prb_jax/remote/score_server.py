@@ -21,7 +21,7 @@ import numpy as np
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.data.reading import parse_json
 from prb_jax.errors import RunError, quote
-from prb_jax.remote.options import LONGEST_WAIT, RETRIED, retry_after, without_key
+from prb_jax.remote.options import LONGEST_WAIT, RETRIED, retry_after, shown
 from prb_jax.runs.behaviour import reward_identity
 from prb_jax.text.view import ViewOptions, choose_view
 from prb_jax.text.visible import TextProtocol, visible
@@ -117,8 +117,7 @@ class ScoreClient:
                 continue
             if answer.status_code == 200:
                 return parse_json(answer.content, where=self.url, error=RunError)
-            token = answer.request.headers.get("authorization", "").removeprefix("Bearer ")
-            failure = f"status {answer.status_code}: {without_key(answer.text, token)}"
+            failure = f"status {answer.status_code}: {shown(answer)}"
             if answer.status_code not in RETRIED and answer.status_code < 500:
                 hint = f"; set {TOKEN} to the server's token" if answer.status_code == 401 else ""
                 raise RunError(f"{self.url}: {failure}{hint}")
@@ -278,9 +277,9 @@ class ClassServer(ScoreClient):
         posts = choose_view(None, ViewOptions(profile_posts=profile_posts)).view.profile_posts
 
         def score(comparison: Comparison, over: threading.Event) -> list[float]:
-            shown = visible(comparison, profile_posts=posts, protocol=TextProtocol.DEFAULT)
+            seen = visible(comparison, profile_posts=posts, protocol=TextProtocol.DEFAULT)
             conversations = [
-                (*shown.prefix_messages, Message("assistant", response)) for response in shown.responses
+                (*seen.prefix_messages, Message("assistant", response)) for response in seen.responses
             ]
             return [self._score(messages, over) for messages in conversations]
 

@@ -13,7 +13,7 @@ import math
 import threading
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -58,10 +58,6 @@ class TableRow:
             [score_baseline(name, [comparison])[0].tolist() for name in BASELINES] if baselines else (),
         )
 
-    def values(self) -> tuple[Any, ...]:
-        """Return the fields in their order, JSON-ready."""
-        return astuple(self)
-
 
 class ComparisonTable:
     """The columns of a run's comparisons, in their order, as far as they were read.
@@ -95,9 +91,6 @@ class ComparisonTable:
     def __len__(self) -> int:
         """How many comparisons are known."""
         return len(self._starts) - 1
-
-    def __bool__(self) -> bool:
-        return True
 
     def id(self, index: int) -> str:
         """Return the id of a comparison."""

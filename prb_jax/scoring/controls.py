@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import heapq
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -138,13 +139,15 @@ def with_other_users(
         person: sum(len(post.text) for post in comparisons[rows[0]].profile[:posts])
         for person, rows in people.items()
     }
-    order = sorted(people, key=lambda person: (lengths[person], person))
-    keys = [(lengths[person], person) for person in order]
+    order = sorted((length, person) for person, length in lengths.items())
     shown = list(comparisons)
     for person, rows in people.items():
-        here = comparisons[rows[0]]
-        nearest = _outwards(order, bisect_left(keys, (lengths[person], person)), lengths)
-        others = (name for name in nearest if not _may_be_one(here, comparisons[people[name][0]]))
+        here, length = comparisons[rows[0]], lengths[person]
+        place = bisect_left(order, (length, person))
+        shorter, longer = range(place - 1, -1, -1), range(place + 1, len(order))
+        nearest = heapq.merge(shorter, longer, key=lambda other, length=length: abs(order[other][0] - length))
+        names = (order[other][1] for other in nearest)
+        others = (name for name in names if not _may_be_one(here, comparisons[people[name][0]]))
         near = list(islice(others, _NEAREST))
         if not near:
             raise RunError(
@@ -189,18 +192,6 @@ def _may_be_one(a: Comparison, b: Comparison) -> bool:
     if a.user_id is not None and b.user_id is not None:
         return False
     return not {post.text for post in a.profile}.isdisjoint(post.text for post in b.profile)
-
-
-def _outwards(order: Sequence[str], place: int, lengths: Mapping[str, int]) -> Iterator[str]:
-    """Yield the other people, who are sorted by length, from the nearest in length to the farthest."""
-    here, left, right = lengths[order[place]], place - 1, place + 1
-    while left >= 0 or right < len(order):
-        if right == len(order) or (left >= 0 and here - lengths[order[left]] <= lengths[order[right]] - here):
-            yield order[left]
-            left -= 1
-        else:
-            yield order[right]
-            right += 1
 
 
 def control_figures(run: ScoredRun, control: ScoredRun, summary: Mapping[str, Any]) -> dict[str, Any]:

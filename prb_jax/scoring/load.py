@@ -51,14 +51,6 @@ class _Kind:
     takes: tuple[str, ...] = ()  # the options that it takes
     contents: Callable[[str], Any] = str  # JSON-ready, what the scores come from, without opening it
 
-    def open(self, name: str, options: LoadOptions) -> Any:
-        """Return the scorer, or raise RunError for an option that it does not take."""
-        given = options.given
-        taken = {option: given.pop(option) for option in self.takes if option in given}
-        refuse_given(given, self.decided.format(name))
-        module, _, function = self.opener.partition(":")
-        return getattr(import_module(f"..{module}", __package__), function)(name, **taken)
-
 
 def _begins_with(start: str) -> Callable[[Any], bool]:
     return lambda model: isinstance(model, str) and model.startswith(start)
@@ -151,12 +143,16 @@ def load(
 
 
 def _load_by_name(model: str | Path, options: LoadOptions) -> Any:
-    if (kind := _kind_of(model)) is not None:
-        return kind.open(str(model), options)
-    from prb_jax.readouts.open_model import open_model  # a baseline starts no JAX
-    from prb_jax.scoring.reward_model import load_reward_model
+    if (kind := _kind_of(model)) is None:
+        from prb_jax.readouts.open_model import open_model  # a baseline starts no JAX
+        from prb_jax.scoring.reward_model import load_reward_model
 
-    return load_reward_model(open_model(model, options))
+        return load_reward_model(open_model(model, options))
+    given = options.given
+    taken = {option: given.pop(option) for option in kind.takes if option in given}
+    refuse_given(given, kind.decided.format(model))
+    module, _, function = kind.opener.partition(":")
+    return getattr(import_module(f"..{module}", __package__), function)(str(model), **taken)
 
 
 def _kind_of(model: str | Path) -> _Kind | None:

@@ -127,8 +127,8 @@ def told_of(hints: Mapping[str, Any]) -> str:
 
 def _aspects(asked: str, comparisons: Sequence[Comparison]) -> tuple[list[str | None], dict[str, Any]]:
     if asked == ORACLE:
-        texts = [_rubric(comparison) for comparison in comparisons]
-        return texts, {"kind": ORACLE}
+        rubrics = ("\n".join(f"- {aspect_text(one)}" for one in c.rubric_aspects) for c in comparisons)
+        return [rubric or None for rubric in rubrics], {"kind": ORACLE}
     kind, _, place = asked.partition(":")
     if kind != PLANNED or not place:
         raise RunError(
@@ -160,10 +160,6 @@ def _aspects(asked: str, comparisons: Sequence[Comparison]) -> tuple[list[str | 
 def aspect_text(aspect: RubricAspect) -> str:
     """Return an aspect of the true rubric in words, with the reason where there is one."""
     return f"{aspect.aspect}: {aspect.reason}" if aspect.reason else aspect.aspect
-
-
-def _rubric(comparison: Comparison) -> str | None:
-    return "\n".join(f"- {aspect_text(aspect)}" for aspect in comparison.rubric_aspects) or None
 
 
 def _personas(asked: str, comparisons: Sequence[Comparison]) -> tuple[list[str | None], dict[str, Any]]:

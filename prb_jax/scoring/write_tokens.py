@@ -137,7 +137,7 @@ def _write_part(
             trees += reader.encode_text(read, view=view)
         except TooLongError as error:
             raise DataError(f"{error}; leave it out of the data, or give a larger --max-length") from error
-        rows += [TableRow.of(comparison, baselines=True).values() for comparison in read]
+        rows += [astuple(TableRow.of(comparison, baselines=True)) for comparison in read]
     with writing(file), whole_file(file) as out:
         np.savez(out, rows=np.frombuffer(json.dumps(rows).encode(), np.uint8), trees=packed_trees(trees))
 
