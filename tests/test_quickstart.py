@@ -1,6 +1,5 @@
 """The quickstart, end to end with a tiny recipe; what its models learn in full is measured, not tested here."""
 
-import json
 import re
 import shutil
 
@@ -13,6 +12,7 @@ from prb_jax.quickstart.command import PENALTY, fit_persona_words
 from prb_jax.quickstart.recipe import training_pairs
 from prb_jax.sources.personas import load as load_part
 from prb_jax.training.config import load_settings
+from tests.scoring.records import read_json, score_rows
 
 PAIRS = 40
 TINY = Recipe(
@@ -38,17 +38,14 @@ def result(tmp_path_factory):
 
 
 def test_the_summary_has_the_figures_of_every_model(result):
-    summary = json.loads(result.path.read_text())
+    summary = read_json(result.path)
     assert summary == result.summary
     models = summary["models"]
     baselines = ["baseline:length", "baseline:random", "baseline:profile-overlap"]
     assert list(models) == ["user_blind", "persona", *baselines, "persona x words"]
     for name, figures in models.items():
         assert set(figures) >= FIGURES
-        if name == "persona x words":
-            assert figures["presentations"] % (3 * PAIRS) == 0  # all pairs in each iteration
-            assert figures["presentations"] > 3 * 3 * PAIRS
-        else:
+        if name != "persona x words":
             assert figures["presentations"] == (0 if name in baselines else 3 * 8)  # three steps of eight
         for key in ACCURACIES:
             assert 0 <= figures[key] <= 1
@@ -56,6 +53,8 @@ def test_the_summary_has_the_figures_of_every_model(result):
         assert low <= figures["generic_accuracy"] <= high
         assert 0 < figures["ms_per_pair"] < 1000
         assert figures["train_pairs"] == (0 if name in baselines else 3 * PAIRS)
+    iterations, rest = divmod(models["persona x words"]["presentations"], 3 * PAIRS)  # all pairs in each
+    assert (iterations > 3, rest) == (True, 0)
     blind, aware = summary["bounds"].values()
     assert list(blind.values()) == pytest.approx([0.538] * len(blind), abs=0.002)  # the Bayes accuracy
     assert min(aware.values()) >= 0.95
@@ -64,17 +63,15 @@ def test_the_summary_has_the_figures_of_every_model(result):
 def test_what_it_leaves_are_runs_of_train_and_evaluate(result):
     for name, posts in (("user_blind", 0), ("persona", 10)):
         scores = result.out / "scores" / name
-        run = json.loads((scores / "run.json").read_text())
-        assert run["inputs"]["profile_posts"] == posts
-        rows = [json.loads(line) for line in (scores / "scores.jsonl").read_text().splitlines()]
+        assert read_json(scores / "run.json")["inputs"]["profile_posts"] == posts
+        rows = score_rows(scores)
         assert len(rows) == 4 * PAIRS
         settings = load_settings(result.out / f"{name}.py")
         assert settings.view.profile_posts == posts
-        record = json.loads((result.out / name / "train.json").read_text())
+        record = read_json(result.out / name / "train.json")
         assert record["inputs"]["settings"]["steps"] == settings.steps == 3
-        model = load(result.out / name)
-        (score,) = model.score(load_part("generic-test")[:1])
-        assert score.tolist() == pytest.approx(rows[0]["scores"], rel=1e-5)
+        scores = load(result.out / name).score(load_part("generic-test")[0])
+        assert scores.tolist() == pytest.approx(rows[0]["scores"], rel=1e-5)
 
 
 def test_only_the_persona_model_sees_profiles(result):
@@ -130,16 +127,13 @@ def test_the_linear_model_learns_the_words_that_each_persona_chose():
     assert np.mean([chosen > rejected for chosen, rejected in map(model, seen)]) > 0.7
 
 
-def test_the_report_says_what_was_done(result):
-    page = result.report.read_text()
-    for text in ("| user-blind |", "prb train ", "prb evaluate ", "paired", "best, user known"):
-        assert text in page
-
-
-def test_the_page_shows_both_models_and_their_training(result):
-    page = result.page.read_text(encoding="utf-8")
-    for text in ("scores/persona", "scores/user_blind", "Pairs to read", "<svg"):
-        assert text in page, text
+def test_the_report_says_what_was_done_and_the_page_shows_both_models_and_their_training(result):
+    for file, texts in (
+        (result.report, ("| user-blind |", "prb train ", "prb evaluate ", "paired", "best, user known")),
+        (result.page, ("scores/persona", "scores/user_blind", "Pairs to read", "<svg")),
+    ):
+        page = file.read_text(encoding="utf-8")
+        assert [text for text in texts if text not in page] == []
 
 
 def test_a_finished_one_is_read_and_a_killed_one_continued(result, tmp_path):
@@ -161,28 +155,21 @@ def test_a_finished_one_is_read_and_a_killed_one_continued(result, tmp_path):
     assert accuracies(continued.summary) == accuracies(result.summary)
 
 
-def test_another_recipe_is_refused(result):
-    with pytest.raises(RunError, match=r"recipe\.persona\.steps: 3 -> "):
-        quickstart(out=result.out, progress=False)
-
-
-def test_an_evaluation_is_not_overwritten(tmp_path):
+def test_another_run_is_not_overwritten(result, tmp_path):
     pair = {"id": "1", "question": "?", "chosen": "a", "rejected": "b"}
-    (tmp_path / "d.jsonl").write_text(json.dumps(pair))
-    evaluate("baseline:length", tmp_path / "d.jsonl", out=tmp_path / "run", progress=False)
-    with pytest.raises(RunError, match="holds another run"):
-        quickstart(out=tmp_path / "run", progress=False)
-    with pytest.raises(RunError, match="is a file"):
-        quickstart(out=tmp_path / "d.jsonl", progress=False)
-
-
-def test_a_record_that_is_none_is_refused(tmp_path):
-    (tmp_path / "quickstart.json").write_text("{")
-    with pytest.raises(RunError, match="not valid JSON"):
-        quickstart(out=tmp_path, progress=False)
-    (tmp_path / "quickstart.json").write_text('{"kind": "x"}')
-    with pytest.raises(RunError, match="not of `prb quickstart`"):
-        quickstart(out=tmp_path, progress=False)
+    evaluate("baseline:length", [pair], out=tmp_path / "run", progress=False)
+    for name, text in (("broken", "{"), ("foreign", '{"kind": "x"}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "quickstart.json").write_text(text)
+    for out, message in (
+        (result.out, r"recipe\.persona\.steps: 3 -> "),
+        (tmp_path / "run", "holds another run"),
+        (tmp_path / "run" / "run.json", "is a file"),
+        (tmp_path / "broken", "not valid JSON"),
+        (tmp_path / "foreign", "not of `prb quickstart`"),
+    ):
+        with pytest.raises(RunError, match=message):
+            quickstart(out=out, progress=False)
 
 
 def test_from_the_command_line(result, capsys, monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from prb_jax.benchmarks.rewardbench import SUBSETS as V1_SUBSETS
 from prb_jax.metrics.accuracy import ScoredRow
+from tests.json_lines import write_lines
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -30,19 +31,22 @@ def coarse(rng: np.random.Generator, count: int) -> list[float]:
 
 def write_hub(folder: Path, splits: Mapping[str, Rows]) -> Path:
     """One config, a parquet file for each split, declared as the hub does."""
-    (folder / "data").mkdir(parents=True)
-    declared = ["---", "configs:", "- config_name: default", "  data_files:"]
+    declare(folder, splits, "data/{}-*")
     for split, rows in splits.items():
-        pq.write_table(
-            pa.Table.from_pylist([dict(row) for row in rows]),
-            folder / "data" / f"{split}-00000-of-00001.parquet",
-        )
-        declared += [f"  - split: {split}", f"    path: data/{split}-*"]
-    (folder / "README.md").write_text("\n".join([*declared, "---", ""]))
+        table = pa.Table.from_pylist([dict(row) for row in rows])
+        pq.write_table(table, folder / "data" / f"{split}-00000-of-00001.parquet")
     return folder
 
 
-def write_rewardbench(folder: Path, *, each: int = 2, subsets: Sequence[str] = V1_SUBSETS) -> Path:
+def declare(folder: Path, splits: Iterable[str], pattern: str) -> None:
+    (folder / "data").mkdir(parents=True)
+    lines = ["---", "configs:", "- config_name: default", "  data_files:"]
+    for split in splits:
+        lines += [f"  - split: {split}", f"    path: {pattern.format(split)}"]
+    (folder / "README.md").write_text("\n".join([*lines, "---", ""]))
+
+
+def write_rewardbench(folder: Path) -> Path:
     rows = [
         {
             "prompt": f"Question {i} of {subset}?",
@@ -51,10 +55,10 @@ def write_rewardbench(folder: Path, *, each: int = 2, subsets: Sequence[str] = V
             "rejected": "a bad answer",
             "rejected_model": "y",
             "subset": subset,
-            "id": number * each + i,
+            "id": 2 * number + i,
         }
-        for number, subset in enumerate(subsets)
-        for i in range(each)
+        for number, subset in enumerate(V1_SUBSETS)
+        for i in range(2)
     ]
     return write_hub(folder, {"raw": rows[:1], "filtered": rows})
 
@@ -112,31 +116,23 @@ def write_judgebench(folder: Path) -> Path:
         }
 
     sources = ["mmlu-pro-math", "mmlu-pro-law", "livebench-reasoning", "livebench-math", "livecodebench"]
-    (folder / "data").mkdir(parents=True)
-    declared = ["---", "configs:", "- config_name: default", "  data_files:"]
-    for split, model in (("claude", "claude-3-5-sonnet-20240620"), ("gpt", "gpt-4o-2024-05-13")):
-        lines = [json.dumps(row(model, i, source)) for i, source in enumerate(sources)]
-        (folder / "data" / f"{split}-00000-of-00001.jsonl").write_text("\n".join(lines) + "\n")
-        declared += [f"  - split: {split}", f"    path: data/{split}-*.jsonl"]
-    (folder / "README.md").write_text("\n".join([*declared, "---", ""]))
+    writers = {"claude": "claude-3-5-sonnet-20240620", "gpt": "gpt-4o-2024-05-13"}
+    declare(folder, writers, "data/{}-*.jsonl")
+    for split, model in writers.items():
+        rows = [row(model, i, source) for i, source in enumerate(sources)]
+        write_lines(folder / "data" / f"{split}-00000-of-00001.jsonl", rows)
     return folder
 
 
 def write_llmbar(folder: Path) -> Path:
-    groups = (
-        "LLMBar/Natural",
-        *(f"LLMBar/Adversarial/{n}" for n in ("Neighbor", "GPTInst", "GPTOut", "Manual")),
-    )
-    for number, group in enumerate((*groups, "CaseStudy/Negation")):
+    adversarial = (f"LLMBar/Adversarial/{name}" for name in ("Neighbor", "GPTInst", "GPTOut", "Manual"))
+    for number, group in enumerate(("LLMBar/Natural", *adversarial, "CaseStudy/Negation")):
         rows = [
             {
-                "input": f"Do {i}.",
-                "output_1": "done" * (1 + i % 2),
-                "output_2": "not done",
-                "label": 1 + i % 2,
+                "input": f"Do {i}.", "output_1": "done" * (1 + i % 2), "output_2": "not done", "label": 1 + i % 2,
             }
             for i in range(2 + number % 2)
-        ]
+        ]  # fmt: skip
         (folder / group).mkdir(parents=True)
         (folder / group / "dataset.json").write_text(json.dumps(rows, indent=4))
     return folder

@@ -29,10 +29,10 @@ def test_every_item_as_the_reference_counts_it():
         for name in rewardbench.SUBSETS
         for i in range(int(rng.integers(1, 9)))
     ]
-    expected = {}
-    for name in rewardbench.SUBSETS:
-        items = [1 if row.scores[0] > row.scores[1] else 0 for row in rows if row.subset == name]
-        expected[name] = sum(items) / len(items)
+    won = {
+        name: [r.scores[0] > r.scores[1] for r in rows if r.subset == name] for name in rewardbench.SUBSETS
+    }
+    expected = {name: sum(items) / len(items) for name, items in won.items()}
     result = rewardbench.score(rows)
     assert result.details["subsets"] == expected
     for section, weights in rewardbench.SECTIONS.items():
@@ -58,12 +58,6 @@ def test_both_conventions_of_xstest_labelled():
         "154/250, since 2024-09": {"Safety": result.figures["Safety"], "score": result.score},
         "250/154, before 2024-09": {"Safety": pytest.approx(250 / 404), "score": None},
     }
-
-
-def test_published_sections_give_the_published_score():
-    sections = dict.fromkeys(rewardbench.SUBSETS, 0.0)
-    assert rewardbench.section_scores(sections) == dict.fromkeys(rewardbench.SECTIONS, 0.0)
-    assert np.mean([0.96648, 0.90132, 0.92838, 0.98364]) == pytest.approx(0.94495, abs=6e-6)
 
 
 def test_missing_subsets_leave_sum_and_weight_and_an_empty_section_is_undefined():

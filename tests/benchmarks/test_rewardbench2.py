@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -46,22 +47,19 @@ def test_reference_vectors_of_the_ties_formula(rows, expected):
 
 def reference(rows):
     """The formula term by term in plain floats."""
-    groups = {row.id: row for row in rows}
-
-    def stats(id):
-        row = groups[id]
+    ref, tied = {}, {}  # by number, the gap and the spread
+    for row in rows:
+        kind, number = row.id.split(":")
         correct = int(sum(row.labels))
-        right, wrong = sorted(row.scores[:correct]), sorted(row.scores[correct:])
-        return right[0] - wrong[-1], right[-1] - right[0]
-
-    refs = [id for id in groups if id.startswith("ref:")]
-    tied = [id for id in groups if id.startswith("tied:")]
-    total = 0.3 * sum(stats(id)[0] > 0 for id in tied) / len(tied)
-    total += 0.3 * sum(stats(id)[0] > 0 for id in refs) / len(refs)
-    both = [id[4:] for id in refs if f"tied:{id[4:]}" in groups]
-    for number in both:
-        gap, spread = stats(f"tied:{number}")
-        least = min(gap, stats(f"ref:{number}")[0])
+        right, wrong = row.scores[:correct], row.scores[correct:]
+        stats = min(right) - max(wrong), max(right) - min(right)
+        (ref if kind == "ref" else tied)[number] = stats
+    total = 0.3 * sum(gap > 0 for gap, _ in tied.values()) / len(tied)
+    total += 0.3 * sum(gap > 0 for gap, _ in ref.values()) / len(ref)
+    both = ref.keys() & tied.keys()
+    for number in sorted(both):
+        gap, spread = tied[number]
+        least = min(gap, ref[number][0])
         total += 0.2 * (gap > spread) / len(both) + 0.2 * (least > spread) / len(both)
         if spread:
             term = math.tanh(least / spread - 1)
@@ -76,10 +74,9 @@ def test_the_ties_formula_on_random_scores_with_many_ties():
     for _ in range(200):
         rows = []
         for number in range(int(rng.integers(1, 7))):
-            rows += ties(ref0=coarse(rng, int(rng.integers(2, 5))))
-            rows += ties(tied0=(int(rng.integers(2, 4)), coarse(rng, int(rng.integers(4, 7)))))
-            for row, kind in zip(rows[-2:], ("ref", "tied")):
-                object.__setattr__(row, "id", f"{kind}:{number}")
+            ref = coarse(rng, int(rng.integers(2, 5)))
+            tied = (int(rng.integers(2, 4)), coarse(rng, int(rng.integers(4, 7))))
+            rows += ties(**{f"ref{number}": ref, f"tied{number}": tied})
         if len(rows) > 4 and rng.integers(2):
             rows.pop(int(rng.integers(0, 2)))  # a number without its counterpart
         assert ties_score(rows).score == pytest.approx(reference(rows), abs=1e-12)
@@ -109,30 +106,12 @@ def test_ties_of_another_form(rows, message):
 
 
 def test_ids_made_distinct_are_still_understood():
-    rows = [
-        scored("Ties/ref:3", [1, 0], subset="Ties"),
-        scored("Ties/tied:3", [5, 5, 1], 2, subset="Ties"),
-    ]
+    rows = [replace(row, id=f"Ties/{row.id}") for row in ties(ref3=[1, 0], tied3=(2, [5, 5, 1]))]
     assert ties_score(rows).score == pytest.approx(1.01)
 
 
-@pytest.mark.parametrize(
-    ("scores", "expected"),
-    [
-        ([2, 1, 0, 1], 1.0),
-        ([2, 2, 0, 1], 0.5),
-        ([2, 2, 2, 1], 1 / 3),
-        ([2, 2, 2, 2], 0.25),
-        ([1, 2, 0, 1], 0.0),
-        ([1, 2, 2, 1], 0.0),
-        ([-1, -2, -3, -4], 1.0),
-    ],
-)
-def test_credit_of_one_item(scores, expected):
-    assert credit(scored("x", scores)) == expected
-
-
 def test_credit_of_random_items_as_the_reference_counts_it():
+    assert [credit(scored("x", scores)) for scores in ([2, 2, 2, 1], [1, 2, 0, 1])] == [1 / 3, 0.0]
     rng = np.random.default_rng(2)
     for _ in range(2000):
         scores = coarse(rng, 4)
@@ -141,8 +120,7 @@ def test_credit_of_random_items_as_the_reference_counts_it():
 
 
 def test_the_right_answer_must_come_first():
-    row = scored("x", [1, 0, 0, 0])
-    object.__setattr__(row, "labels", [0.0, 1.0, 0.0, 0.0])
+    row = replace(scored("x", [1, 0, 0, 0]), labels=[0.0, 1.0, 0.0, 0.0])
     with pytest.raises(DataError, match="row 'x': expected the one right response first"):
         credit(row)
 
@@ -154,8 +132,6 @@ def test_the_score_is_the_mean_of_six_subsets():
     assert result.score == pytest.approx((5 * 0.5 + 1.01) / 6)
     assert list(result.figures) == list(SUBSETS)
     assert result.missing == []
-    published = [81.3, 41.9, 69.9, 88.4, 86.5, 88.3]
-    assert round(np.mean(published), 2) == 76.05
 
 
 def test_a_missing_subset_leaves_no_score():

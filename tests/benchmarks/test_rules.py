@@ -1,5 +1,6 @@
 """The rules of the smaller benchmarks."""
 
+import itertools
 import math
 
 import numpy as np
@@ -23,15 +24,9 @@ def test_prb_counts_as_the_papers_script_prints():
     assert result.score == pytest.approx(1 / 3)
     assert result.figures == {"Art": 0.5, "Society": 0.0, "mean of subsets": 0.25}
     assert result.details["subsets"]["Art"] == {
-        "pairs": 2,
-        "chosen_wins": 1,
-        "rejected_wins": 0,
-        "ties": 1,
-        "win_rate": 0.5,
-        "mean_chosen": 1.5,
-        "mean_rejected": 1.0,
-        "mean_difference": 0.5,
-    }
+        "pairs": 2, "chosen_wins": 1, "rejected_wins": 0, "ties": 1, "win_rate": 0.5,
+        "mean_chosen": 1.5, "mean_rejected": 1.0, "mean_difference": 0.5,
+    }  # fmt: skip
     assert result.missing == ["Lifestyle"]
 
 
@@ -44,10 +39,8 @@ def test_rm_bench_by_hand():
     result = rm_bench.score(rows)
     chat = result.details["domains"]["chat"]
     assert chat["matrix"] == [[0.5, 0.5, 0.5], [0.5, 1.0, 0.5], [0.5, 1.0, 1.0]]
-    assert chat["hard"] == pytest.approx(0.5)
-    assert chat["normal"] == pytest.approx(2.5 / 3)
-    assert chat["easy"] == pytest.approx(2.0 / 3)
-    assert chat["mean"] == pytest.approx((0.5 + 2.5 / 3 + 2.0 / 3) / 3)
+    levels = [chat[name] for name in ("hard", "normal", "easy", "mean")]
+    assert levels == pytest.approx([0.5, 2.5 / 3, 2.0 / 3, (0.5 + 2.5 / 3 + 2.0 / 3) / 3])
     assert result.score is None
     assert result.missing == ["math", "code", "safety"]
     assert result.details["mean_of_present"]["mean"] == chat["mean"]
@@ -60,17 +53,15 @@ def test_rm_bench_on_random_scores_as_the_reference_counts_them():
     result = rm_bench.score(rows)
     means = []
     for domain in ("chat", "math", "code", "safety"):
-        members = [row for row in rows if row.subset is not None and row.subset.startswith(domain)]
+        members = [row for row in rows if row.subset.startswith(domain)]
         levels = {"hard": [], "normal": [], "easy": []}
-        for i in range(3):
-            for j in range(3):
-                share = sum(row.scores[i] > row.scores[3 + j] for row in members) / len(members)
-                levels["hard" if i < j else "easy" if i > j else "normal"].append(share)
+        for i, j in itertools.product(range(3), repeat=2):
+            share = sum(row.scores[i] > row.scores[3 + j] for row in members) / len(members)
+            levels["hard" if i < j else "easy" if i > j else "normal"].append(share)
         figures = {name: np.mean(values) for name, values in levels.items()}
-        found = result.details["domains"][domain]
-        assert found["items"] == len(members)
-        for name, value in figures.items():
-            assert found[name] == pytest.approx(value, abs=1e-15)
+        details = result.details["domains"][domain]
+        assert details["items"] == len(members)
+        assert {name: details[name] for name in levels} == pytest.approx(figures, abs=1e-15)
         means.append(np.mean(list(figures.values())))
         assert result.figures[domain] == pytest.approx(means[-1])
     assert result.score == pytest.approx(np.mean(means))
@@ -79,33 +70,23 @@ def test_rm_bench_on_random_scores_as_the_reference_counts_them():
 
 
 def test_rm_bench_pools_both_kinds_of_safety_and_loses_ties():
-    rows = [six("a", [1] * 6, "safety-refuse")] + [
-        six(f"b{i}", [1, 1, 1, 0, 0, 0], "safety-response") for i in range(3)
-    ]
-    assert rm_bench.score(rows).figures["safety"] == pytest.approx(0.75)
-    with pytest.raises(DataError, match="row 'x': expected 3 chosen and 3 rejected"):
-        rm_bench.score([scored("x", [1, 0], subset="chat")])
-    with pytest.raises(DataError, match="row 'x': expected 3 chosen and 3 rejected"):
-        rm_bench.score([scored("x", [1, 0, 0, 0, 0, 0], 2, subset="chat")])
+    won = [six(f"b{i}", [1, 1, 1, 0, 0, 0], "safety-response") for i in range(3)]
+    assert rm_bench.score([six("a", [1] * 6, "safety-refuse"), *won]).figures["safety"] == pytest.approx(0.75)
+    for row in (scored("x", [1, 0], subset="chat"), scored("x", [1, 0, 0, 0, 0, 0], 2, subset="chat")):
+        with pytest.raises(DataError, match="row 'x': expected 3 chosen and 3 rejected"):
+            rm_bench.score([row])
 
 
 @pytest.mark.parametrize(
-    ("scores", "label", "right"),
-    [
-        ([2, 1], "A>B", True),
-        ([1, 2], "A>B", False),
-        ([1, 1], "A>B", False),
-        ([2, 1], "B>A", False),
-        ([1, 2], "B>A", True),
-        ([1, 1], "B>A", True),  # a tie is a verdict for B
-    ],
+    ("scores", "says_a"),
+    [([2, 1], True), ([1, 2], False), ([1, 1], False)],  # a tie is a verdict for B
 )
-def test_judgebench_verdicts(scores, label, right):
-    labels = [1.0, 0.0] if label == "A>B" else [0.0, 1.0]
-    row = ScoredRow("x", "gpt/math", None, scores, labels)
-    assert judgebench.is_right(row) is right
-    result = judgebench.score([row])
-    assert result.score == result.figures["gpt (all)"] == result.figures["gpt/math"] == float(right)
+def test_judgebench_verdicts(scores, says_a):
+    for labels, right in (([1.0, 0.0], says_a), ([0.0, 1.0], not says_a)):
+        row = ScoredRow("x", "gpt/math", None, scores, labels)
+        assert judgebench.is_right(row) is right
+        result = judgebench.score([row])
+        assert result.score == result.figures["gpt (all)"] == result.figures["gpt/math"] == float(right)
 
 
 def test_judgebench_tells_the_writers_apart():
@@ -116,8 +97,7 @@ def test_judgebench_tells_the_writers_apart():
     ]
     result = judgebench.score(rows)
     assert result.score == pytest.approx(2 / 3)
-    assert result.figures["gpt (all)"] == 1.0
-    assert result.figures["claude (all)"] == 0.0
+    assert (result.figures["gpt (all)"], result.figures["claude (all)"]) == (1.0, 0.0)
     assert result.details["strict_accuracy"] == pytest.approx(1 / 3)
     assert result.details["pairs"] == {"claude/math": 1, "gpt/coding": 1, "gpt/math": 1}
     assert result.figures["pooled over response models"] == result.score
@@ -126,9 +106,7 @@ def test_judgebench_tells_the_writers_apart():
 
 def test_llmbar_is_the_mean_of_five_subsets():
     names = (llmbar.NATURAL, *llmbar.ADVERSARIAL)
-    rows = [
-        ScoredRow(f"{name}{i}", name, None, [0.0, float(i)], [0.0, 1.0]) for name in names for i in range(2)
-    ]
+    rows = [scored(f"{name}{i}", [float(i), 0.0], subset=name) for name in names for i in range(2)]
     rows += [scored("s", [1, 0], subset=llmbar.NATURAL)] * 2
     result = llmbar.score(rows)
     assert result.figures[llmbar.NATURAL] == 0.75
@@ -163,34 +141,32 @@ BAD = [
 
 @pytest.mark.parametrize(("module", "row"), BAD)
 def test_a_score_that_is_not_finite_is_refused_by_name_in_every_rule(module, row):
-    with pytest.raises(
-        DataError, match=rf"row '{row.id}': scores\[\d\] is -?(nan|inf); expected a finite number"
-    ):
+    message = rf"row '{row.id}': scores\[\d\] is -?(nan|inf); expected a finite number"
+    with pytest.raises(DataError, match=message):
         module.score([row])
 
 
 def test_intervals_of_scores_are_drawn_through_the_rule():
     """Of a mean over rows they are the usual ones; of the mean of subsets each subset keeps its size."""
     rng = np.random.default_rng(0)
-    names = (llmbar.NATURAL, *llmbar.ADVERSARIAL)
+    counts = dict(zip((llmbar.NATURAL, *llmbar.ADVERSARIAL), (100, 134, 92, 47, 46)))
     rows = [
         scored(f"{name}{i}", [1, 0] if rng.random() < 0.7 else [0, 1], subset=name)
-        for name, count in zip(names, (100, 134, 92, 47, 46))
+        for name, count in counts.items()
         for i in range(count)
     ]
-    found = score_intervals(llmbar.BENCHMARK, rows, [None] * len(rows), seed=0)
+    intervals = score_intervals(llmbar.BENCHMARK, rows, [None] * len(rows), seed=0)
     result = llmbar.score(rows)
-    shares = np.array([result.figures[name] for name in names])
-    error = np.sqrt((shares * (1 - shares) / [100, 134, 92, 47, 46]).sum()) / 5
-    low, high = found["score_ci95"]
-    assert [low, high] == pytest.approx(
-        [result.score - 1.96 * error, result.score + 1.96 * error], abs=0.4 * error
-    )
-    assert found["figures_ci95"].keys() == result.figures.keys()
-    assert found == score_intervals(llmbar.BENCHMARK, rows[::-1], [None] * len(rows), seed=0)
-    assert found != score_intervals(llmbar.BENCHMARK, rows, [None] * len(rows), seed=1)
+    shares = np.array([result.figures[name] for name in counts])
+    error = np.sqrt((shares * (1 - shares) / list(counts.values())).sum()) / 5
+    bounds = result.score + 1.96 * error * np.array([-1, 1])
+    assert intervals["score_ci95"] == pytest.approx(bounds, abs=0.4 * error)
+    assert intervals["figures_ci95"].keys() == result.figures.keys()
+    assert intervals == score_intervals(llmbar.BENCHMARK, rows[::-1], [None] * len(rows), seed=0)
+    assert intervals != score_intervals(llmbar.BENCHMARK, rows, [None] * len(rows), seed=1)
     users = [row.id[-1] for row in rows]  # ten users in each subset
-    assert score_intervals(llmbar.BENCHMARK, rows, users, seed=0)["score_ci95"] != [low, high]
+    by_user = score_intervals(llmbar.BENCHMARK, rows, users, seed=0)
+    assert by_user["score_ci95"] != intervals["score_ci95"]
 
 
 def test_both_prompts_about_one_number_are_drawn_together():
@@ -201,26 +177,23 @@ def test_both_prompts_about_one_number_are_drawn_together():
         for i in range(8)
     ]
     for i in range(8):
-        rows += [
-            scored(f"ref:{i}", coarse(rng, 3), subset="Ties"),
-            scored(f"tied:{i}", coarse(rng, 5), 2, subset="Ties"),
-        ]
-    found = score_intervals(rewardbench2.BENCHMARK, rows, [None] * len(rows), seed=0, resamples=50)
-    assert found["figures_ci95"]["Ties"] is not None
-    low, high = found["score_ci95"]
+        rows.append(scored(f"ref:{i}", coarse(rng, 3), subset="Ties"))
+        rows.append(scored(f"tied:{i}", coarse(rng, 5), 2, subset="Ties"))
+    intervals = score_intervals(rewardbench2.BENCHMARK, rows, [None] * len(rows), seed=0, resamples=50)
+    assert intervals["figures_ci95"]["Ties"] is not None
+    low, high = intervals["score_ci95"]
     assert low < rewardbench2.score(rows).score < high
 
 
 def test_why_there_is_no_interval():
     rows = [scored(f"{i}", [1, 0], subset="Art") for i in range(6)]
-    assert (
-        score_intervals(prb.BENCHMARK, rows, [None] * 6, seed=0)["score_ci95_reason"]
-        == "all draws give one score"
-    )
-    few = score_intervals(prb.BENCHMARK, rows, ["a", "b", "c"] * 2, seed=0)
-    assert few["score_ci95_reason"] == "3 units to draw from; an interval needs at least 6"
-    part = score_intervals(llmbar.BENCHMARK, rows, [None] * 6, seed=0)
-    assert (part["score_ci95"], part["score_ci95_reason"]) == (None, "the score is not defined")
+    for module, users, reason in (
+        (prb, [None] * 6, "all draws give one score"),
+        (prb, ["a", "b", "c"] * 2, "3 units to draw from; an interval needs at least 6"),
+        (llmbar, [None] * 6, "the score is not defined"),
+    ):
+        intervals = score_intervals(module.BENCHMARK, rows, users, seed=0)
+        assert (intervals["score_ci95"], intervals["score_ci95_reason"]) == (None, reason)
 
 
 def test_prefeval_needs_the_fitting_option_above_all_others():

@@ -14,7 +14,8 @@ from prb_jax.benchmarks.benchmark import organisation_and_name
 from prb_jax.errors import DataError
 from prb_jax.scoring.baselines import BASELINES
 from prb_jax.sources.reading import read_comparisons
-from tests.scoring.records import write_model
+from tests.json_lines import write_lines
+from tests.scoring.records import read_json, write_model
 from tests.scoring.slow_scorer import SlowScorer
 from tests.sources.hub_layout import prb_tables, write_layout
 
@@ -45,7 +46,7 @@ def test_a_run_of_every_benchmark(tmp_path, capsys, name):
     command = ["evaluate", "baseline:length", "--data", f"{name}:{folder}", "--out", str(tmp_path / "run")]
     assert cli.main([*command, "--no-progress"]) == 0
     printed = capsys.readouterr().out
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = read_json(tmp_path / "run" / "summary.json")
     result = summary["benchmarks"][name]
     assert set(summary["benchmarks"]) == {name}
     assert "benchmarks" in summary["definitions"]
@@ -53,8 +54,8 @@ def test_a_run_of_every_benchmark(tmp_path, capsys, name):
     assert set(result["baselines"]) == set(BASELINES)
     drawn = {"score_ci95", "score_ci95_reason", "figures_ci95"}
     assert drawn < result.keys()
-    own = {key: value for key, value in result.items() if key not in {"rule", "baselines", *drawn}}
-    assert result["baselines"]["baseline:length"] == own  # the model is this baseline
+    figures = {key: value for key, value in result.items() if key not in {"rule", "baselines", *drawn}}
+    assert result["baselines"]["baseline:length"] == figures  # the model is this baseline
     assert result["missing"] == []
     for shown in (name, "score", f"{result['score']:.4f}", result["rule"][:20]):
         assert shown in printed
@@ -63,57 +64,51 @@ def test_a_run_of_every_benchmark(tmp_path, capsys, name):
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
-def test_the_rule_sees_the_rows_of_its_benchmark_alone(tmp_path):
-    v1, v2 = write_rewardbench(tmp_path / "v1"), WRITERS["rm-bench"](tmp_path / "v2")
-    own = tmp_path / "own.jsonl"
-    own.write_text('{"id": "x", "question": "?", "chosen": "a", "rejected": "b"}\n')
-    sources = [f"rewardbench:{v1}", own, f"rm-bench:{v2}"]
-    result = prb.evaluate("baseline:length", sources, out=tmp_path / "run", progress=False)
+@pytest.fixture
+def pair(tmp_path):
+    """A file of one pair, of no benchmark."""
+    row = {"id": "x", "question": "?", "chosen": "a", "rejected": "b"}
+    return write_lines(tmp_path / "pair.jsonl", [row])
+
+
+def test_the_rule_sees_the_rows_of_its_benchmark_alone(pair, tmp_path):
+    v1, v2 = write_rewardbench(tmp_path / "v1"), write_rm_bench(tmp_path / "v2")
+    sources = [f"rewardbench:{v1}", pair, f"rm-bench:{v2}"]
+    result = prb.evaluate("baseline:length", sources, progress=False)
     assert result.summary["n"] == 46 + 1 + 15
-    found = result.summary["benchmarks"]
-    assert found["rewardbench"]["details"]["pairs"] == 46
-    assert found["rm-bench"]["figures"]["chat"] is not None
+    scores = result.summary["benchmarks"]
+    assert scores["rewardbench"]["details"]["pairs"] == 46
+    assert scores["rm-bench"]["figures"]["chat"] is not None
     rows = [row for row in result.rows if row.subset in rewardbench.SUBSETS]
-    assert rewardbench.score(rows).to_json()["figures"] == found["rewardbench"]["figures"]
+    assert rewardbench.score(rows).to_json()["figures"] == scores["rewardbench"]["figures"]
+    assert "benchmarks" not in prb.evaluate("baseline:length", pair, progress=False).summary
 
 
 def test_parts_of_one_benchmark_are_put_together(tmp_path):
-    parts = []
-    for number, row in enumerate(rewardbench2_rows()):
-        path = tmp_path / f"{number}.json"
-        path.write_text(json.dumps([row]))
-        parts.append(f"rewardbench2:{path}")
-    together = prb.evaluate("baseline:length", parts, out=tmp_path / "run", progress=False)
-    whole = tmp_path / "whole.json"
-    whole.write_text(json.dumps(rewardbench2_rows()))
-    once = prb.evaluate("baseline:length", f"rewardbench2:{whole}", out=tmp_path / "once", progress=False)
-    assert together.summary["benchmarks"] == once.summary["benchmarks"]
+    def evaluated(files):
+        sources = []
+        for number, rows in enumerate(files):
+            path = tmp_path / f"{len(files)}-{number}.json"
+            path.write_text(json.dumps(rows))
+            sources.append(f"rewardbench2:{path}")
+        return prb.evaluate("baseline:length", sources, progress=False).summary["benchmarks"]
+
+    rows = rewardbench2_rows()
+    assert evaluated([[row] for row in rows]) == evaluated([rows])
 
 
-def test_without_a_benchmark_the_summary_has_none(tmp_path):
-    own = tmp_path / "own.jsonl"
-    own.write_text('{"id": "x", "question": "?", "chosen": "a", "rejected": "b"}\n')
-    result = prb.evaluate("baseline:length", own, out=tmp_path / "run", progress=False)
-    assert "benchmarks" not in result.summary
-
-
-def test_a_rule_that_cannot_be_applied_is_found_before_anything_is_scored(tmp_path):
-    path = tmp_path / "x.jsonl"
-    path.write_text('{"id": "x", "question": "?", "chosen": "a", "rejected": "b"}\n')
+def test_a_rule_that_cannot_be_applied_is_refused_before_anything_is_scored(pair, tmp_path):
     scorer = SlowScorer()
     with pytest.raises(DataError, match=r": the rule of '\w+' cannot be applied: row 'x': no subset"):
-        prb.evaluate(scorer, f"rewardbench:{path}", out=tmp_path / "run", progress=False)
+        prb.evaluate(scorer, f"rewardbench:{pair}", out=tmp_path / "run", progress=False)
     assert scorer.scored == []
     assert not (tmp_path / "run").exists()
 
 
 def read_as_leaderboards_do(folder):
     """Every file of one kind as a row of a table, found as ORG/MODEL.json and parsed as one record."""
-    files = sorted(folder.glob("*/*.json"))
-    frames = [
-        datasets.Dataset.from_json(str(file), cache_dir=str(folder / "cache")).to_pandas() for file in files
-    ]  # pyright: ignore
-    return pd.concat(frames)
+    files, cache = sorted(folder.glob("*/*.json")), str(folder / "cache")
+    return pd.concat([datasets.Dataset.from_json(str(f), cache_dir=cache).to_pandas() for f in files])  # pyright: ignore
 
 
 def test_result_files_of_version_1(tmp_path):
@@ -127,7 +122,7 @@ def test_result_files_of_version_1(tmp_path):
     assert means == result.summary["benchmarks"]["rewardbench"]["details"]["subsets"]
     text = (place / "eval-set" / "baseline" / "length.json").read_text()
     assert text == json.dumps(json.loads(text), indent=4, sort_keys=True) + "\n"
-    scores = json.loads((place / "eval-set-scores" / "baseline" / "length.json").read_text())
+    scores = read_json(place / "eval-set-scores" / "baseline" / "length.json")
     facts = {"model": "baseline/length", "model_type": "Custom Classifier", "chat_template": None}
     assert {key: scores.pop(key) for key in facts} == facts
     frame = pd.DataFrame(scores)
@@ -146,7 +141,7 @@ def test_result_files_of_version_2(tmp_path):
     table = read_as_leaderboards_do(place / "eval-set")
     figures = result.summary["benchmarks"]["rewardbench2"]["figures"]
     assert {name: float(table[name].iloc[0]) for name in rewardbench2.SUBSETS} == pytest.approx(figures)
-    scores = json.loads((place / "eval-set-scores" / "baseline" / "length.json").read_text())
+    scores = read_json(place / "eval-set-scores" / "baseline" / "length.json")
     frame = pd.DataFrame({name: values for name, values in scores.items() if isinstance(values, list)})
     assert set(frame.columns) == {"id", "subset", "text", "scores", "num_correct", "results"}
     assert list(frame["num_correct"]) == [1, 1, 1, 1, 1, 1, 3]
@@ -174,8 +169,7 @@ def test_the_texts_are_those_of_the_models_template(tmp_path):
     scorer = _Named()
     scorer.tokenizer = _Template()  # pyright: ignore[reportAttributeAccessIssue]
     prb.evaluate(scorer, f"rewardbench:{folder}", out=tmp_path / "run", progress=False)
-    path = tmp_path / "run" / "rewardbench" / "eval-set-scores" / "org" / "model-1.5.json"
-    scores = json.loads(path.read_text())
+    scores = read_json(tmp_path / "run" / "rewardbench" / "eval-set-scores" / "org" / "model-1.5.json")
     assert scores["text_chosen"][0] == "<user>Question 0 of alpacaeval-easy?<assistant>a good answer"
     assert (scores["model_type"], scores["chat_template"]) == ("Seq. Classifier", "sha256:x")
 
@@ -206,10 +200,9 @@ def test_a_stray_copy_beside_the_topics_of_prefeval_is_not_read(tmp_path):
 
 
 def test_limits_and_subsets_say_what_is_missing(tmp_path, capsys):
-    folder = write_rewardbench(tmp_path / "rb")
-    data = f"rewardbench:{folder}"
-    command = ["evaluate", "baseline:random", "--data", data, "--limit", "3", "--no-progress", "--out"]
-    assert cli.main([*command, str(tmp_path / "run")]) == 0
+    data = f"rewardbench:{write_rewardbench(tmp_path / 'rb')}"
+    command = ["evaluate", "baseline:random", "--data", data, "--limit", "3", "--no-progress"]
+    assert cli.main([*command, "--out", str(tmp_path / "run")]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "not in the data: alpacaeval-hard, mt-bench-easy" in printed
     assert len(read_comparisons(data, limit=3)) == 3
@@ -219,12 +212,11 @@ def test_a_model_on_responses_of_any_number(tmp_path):
     folder = write_hub(tmp_path / "rb2", {"test": rewardbench2_rows()})
     model = prb.load(write_model(tmp_path / "qwen3", "qwen3"))
     result = prb.evaluate(model, f"rewardbench2:{folder}", out=tmp_path / "run", progress=False)
-    found = result.summary["benchmarks"]["rewardbench2"]
+    figures = result.summary["benchmarks"]["rewardbench2"]["figures"]
     by_hand = [row.scores[0] == max(row.scores) for row in result.rows[:5]]
-    assert list(found["figures"].values())[:5] == [float(won) for won in by_hand]
-    assert found["figures"]["Ties"] == pytest.approx(rewardbench2.ties_score(result.rows[5:]).score)
-    path = tmp_path / "run" / "rewardbench2" / "eval-set-scores" / "local" / "qwen3.json"
-    scores = json.loads(path.read_text())
+    assert list(figures.values())[:5] == [float(won) for won in by_hand]
+    assert figures["Ties"] == pytest.approx(rewardbench2.ties_score(result.rows[5:]).score)
+    scores = read_json(tmp_path / "run" / "rewardbench2" / "eval-set-scores" / "local" / "qwen3.json")
     assert scores["scores"] == [list(row.scores) for row in result.rows]
     asked, answered = prb.Message("user", "Question 0?"), prb.Message("assistant", "the right one")
     assert scores["text"][0][0] == model.tokenizer.render([[asked, answered]])[0]

@@ -21,10 +21,9 @@ def test_prints(stubs: Stubs):
 
 
 def test_a_process_for_each_gpu(stubs: Stubs):
-    (stubs.folder / "bin" / "nvidia-smi").write_text(
-        "#!/bin/sh\nprintf 'GPU 0: A\\nGPU 1: A\\nGPU 2: A\\n'\n"
-    )
-    (stubs.folder / "bin" / "nvidia-smi").chmod(0o755)
+    tool = stubs.folder / "bin" / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nprintf 'GPU 0: A\\nGPU 1: A\\nGPU 2: A\\n'\n")
+    tool.chmod(0o755)
     assert len(stubs.printed("local.sh", "--", "true")) == 3
     assert len(stubs.printed("local.sh", "--", "true", CUDA_VISIBLE_DEVICES="4,5")) == 2
 

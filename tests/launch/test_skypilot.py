@@ -24,12 +24,9 @@ def test_the_command_is_started_on_each_node(stubs: Stubs):
     command = """printf '%s ' "a b" "$JAX_COORDINATOR_ADDRESS" "$JAX_NUM_PROCESSES" "$JAX_PROCESS_ID\""""
     nodes = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NODE_RANK": "1"}
     for extra, expected in (("cuda", "a b 10.0.0.1:8476 2 1 "), ("tpu", "a b    ")):
+        environment = stubs.environment() | nodes | {"EXTRA": extra, "COMMAND": command}
+        shell = ["bash", "-c", TASK["run"]]
         done = subprocess.run(
-            ["bash", "-c", TASK["run"]],
-            cwd=stubs.home,
-            env=stubs.environment() | nodes | {"EXTRA": extra, "COMMAND": command},
-            capture_output=True,
-            text=True,
-            timeout=300,
+            shell, cwd=stubs.home, env=environment, capture_output=True, text=True, timeout=300
         )
         assert (done.returncode, done.stdout) == (0, expected), done.stderr

@@ -116,8 +116,7 @@ def test_jax_finds_the_other_processes(cluster: Stubs):
         "import os; os.write(1, f'{process_index()} {process_count()}\\n'.encode())"
     )
     words = ("--device", "cpu", "--", sys.executable, "-c", program)
-    result = cluster.run(
-        "slurm_job.sh", *words, **{**IN_JOB, "SLURM_JOB_ID": str(os.getpid())}, PYTHONPATH=str(ROOT)
-    )
+    variables = IN_JOB | {"SLURM_JOB_ID": str(os.getpid()), "PYTHONPATH": str(ROOT)}
+    result = cluster.run("slurm_job.sh", *words, **variables)
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()[1:]) == ["0 2", "1 2"]

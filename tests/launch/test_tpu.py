@@ -83,8 +83,7 @@ def test_create_prints(stubs: Stubs, words: tuple[str, ...], expected: list[str]
 
 
 def test_variables_stand_for_options(stubs: Stubs):
-    printed = stubs.printed("tpu_create.sh", TPU_NAME="pod", TPU_ZONE="z", TPU_TYPE="v4-8")
-    assert printed == [
+    assert stubs.printed("tpu_create.sh", TPU_NAME="pod", TPU_ZONE="z", TPU_TYPE="v4-8") == [
         f"gcloud compute tpus tpu-vm create pod --zone=z --accelerator-type=v4-8 {SCOPES} "
         "--version=tpu-ubuntu2204-base --quiet"
     ]
@@ -143,19 +142,7 @@ def test_delete_prints(stubs: Stubs):
 
 
 def test_until_done_prints_the_whole_run(stubs: Stubs):
-    words = (
-        *WHERE,
-        "--type",
-        "v6e-16",
-        "--spot",
-        "--queued",
-        "--bucket",
-        "b",
-        "--",
-        "prb",
-        "train",
-        "--distributed",
-    )
+    words = (*WHERE, "--type", "v6e-16", "--spot", "--queued", "--bucket", "b", "--", "prb", "--distributed")
     verbs = [" ".join(line.split()[3:5]) for line in stubs.printed("tpu_until_done.sh", *words)]
     assert verbs == [
         "queued-resources create", "queued-resources describe", "as prb_jax.tar.gz", "tpu-vm scp",
@@ -165,8 +152,9 @@ def test_until_done_prints_the_whole_run(stubs: Stubs):
 
 def test_queue_is_waited_for(stubs: Stubs):
     states = stubs.folder / "states"
-    next_state = '[[ "$*" != *describe* ]] || { head -n 1 "$STUBS/states"; sed -i 1d "$STUBS/states"; }'
-    stubs.add("gcloud", next_state)
+    stubs.add(
+        "gcloud", '[[ "$*" != *describe* ]] || { head -n 1 "$STUBS/states"; sed -i 1d "$STUBS/states"; }'
+    )
     words = (*WHERE, "--type", "v6e-16", "--queued", "--poll", "0")
     states.write_text("WAITING_FOR_RESOURCES\nWAITING_FOR_RESOURCES\nPROVISIONING\nACTIVE\n")
     result = stubs.run("tpu_create.sh", *words)
@@ -200,9 +188,8 @@ def test_detached_found_again_and_stopped(pod: Stubs):
 
 
 def test_failures_keep_their_status(pod: Stubs):
-    result = pod.run(
-        "tpu_run.sh", *WHERE, "--poll", "0", "--grace", "0", "--", "bash", "-c", "echo bad; exit 3"
-    )
+    words = ("--poll", "0", "--grace", "0", "--", "bash", "-c", "echo bad; exit 3")
+    result = pod.run("tpu_run.sh", *WHERE, *words)
     assert result.returncode == 3
     assert "the command failed: status 3" in result.stderr
 
@@ -234,9 +221,7 @@ def test_until_done_goes_on_after_a_preemption(cloud: Stubs):
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert (bucket / "starts").read_text() == "it's me\nit's me\n"
-    assert (
-        "worker.sh" in (bucket / "checkout").read_text()
-    )  # the checkout had been copied, and is where it ran
+    assert "worker.sh" in (bucket / "checkout").read_text()  # it ran in the checkout that had been copied
     verbs = [call[4] for call in cloud.calls("gcloud") if call[4] in ("create", "delete", "scp")]
     assert verbs == ["create", "create", "scp", "delete", "create", "scp", "delete"]
     assert all("--spot" in call for call in cloud.calls("create"))

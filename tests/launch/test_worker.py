@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.launch.conftest import LAUNCH, Stubs
 
 WORKER = "worker.sh"
+SAVE = "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
 
 
 def report(stubs: Stubs) -> str:
@@ -51,8 +52,7 @@ def test_lost_after_a_restart_of_the_machine(stubs: Stubs):
 
 def test_sigterm_of_a_shutdown_is_an_interruption(stubs: Stubs):
     # A command may save and end with status 0; that must not look like the end of the run.
-    save = "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
-    stubs.run(WORKER, "start", "a", "--", "bash", "-c", save)
+    stubs.run(WORKER, "start", "a", "--", "bash", "-c", SAVE)
     wait_for(lambda: "ready\n" in (job(stubs) / "log").read_text())
     os.kill(int((job(stubs) / "pid").read_text()), signal.SIGTERM)
     time.sleep(0.2)
@@ -73,9 +73,8 @@ def test_stop_reaches_what_the_command_started(stubs: Stubs):
     wait_for(lambda: "ready\n" in (job(stubs) / "log").read_text())
     assert stubs.run(WORKER, "stop", "a").stdout == "stopped\n"
     assert "saved\n" in (job(stubs) / "log").read_text()
-    stubs.run(
-        WORKER, "start", "a", "--", "bash", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.1; done"
-    )
+    deaf = "trap '' TERM; echo deaf; while :; do sleep 0.1; done"
+    stubs.run(WORKER, "start", "a", "--", "bash", "-c", deaf)
     wait_for(lambda: "deaf\n" in (job(stubs) / "log").read_text())
     assert stubs.run(WORKER, "stop", "a", "1").stdout == "stopped\n"  # with SIGKILL
 
@@ -83,13 +82,8 @@ def test_stop_reaches_what_the_command_started(stubs: Stubs):
 def test_exec_is_the_command_but_for_sigterm(stubs: Stubs):
     assert stubs.run(WORKER, "exec", "--", "bash", "-c", "exit 2").returncode == 2
     assert stubs.run(WORKER, "exec", "--", "echo", "it's me").stdout == "it's me\n"
-    words = ["bash", "-c", "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done"]
-    process = subprocess.Popen(
-        [str(LAUNCH / WORKER), "exec", "--", *words],
-        env=stubs.environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command = [str(LAUNCH / WORKER), "exec", "--", "bash", "-c", SAVE]
+    process = subprocess.Popen(command, env=stubs.environment(), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.terminate()

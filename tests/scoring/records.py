@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 import prb_jax as prb
 from tests import tiny_tokenizer as tiny
+from tests.json_lines import read_lines, write_lines
 from tests.tiny_models import write_tiny_model
 
 TOLERANCE = 1e-5
@@ -44,7 +46,20 @@ def write_model(
     return tiny.write_tokenizer(folder, template=template, bos=bos, pad=pad)
 
 
-def assert_close(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> None:
-    assert len(found) == len(expected)
-    for row, other in zip(found, expected, strict=True):
+def assert_close(scores: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> None:
+    for row, other in zip(scores, expected, strict=True):
         np.testing.assert_allclose(row, other, atol=TOLERANCE, rtol=0)
+
+
+def write_comparisons(path: Path, comparisons: Iterable[prb.Comparison]) -> Path:
+    write_lines(path, (comparison.to_row() for comparison in comparisons))
+    return path
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def score_rows(out: Path) -> list[dict[str, Any]]:
+    """The rows of scores in a run folder."""
+    return read_lines(out / "scores.jsonl")

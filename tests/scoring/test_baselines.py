@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
-from prb_jax.data.comparison import Comparison
-from prb_jax.errors import CheckpointError
+from prb_jax.errors import CheckpointError, RunError
 from prb_jax.scoring.baselines import (
     BASELINE_NAMES,
     BASELINES,
@@ -22,6 +21,8 @@ from prb_jax.scoring.baselines import (
     score_baseline,
 )
 from prb_jax.sources.reading import read_comparisons
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def vote(user, pair, choice, *, number=0, swapped=False):
@@ -46,55 +47,49 @@ def many():
     ]
 
 
-def choices(comparisons):
+@pytest.fixture(scope="module")
+def choices(many):
     """By pair and user, the text that the user prefers."""
-    found = {}
-    for c in comparisons:
-        found.setdefault(c.question, {})[c.user_id] = c.responses[int(c.labels[1] > c.labels[0])]
-    return found
+    chosen = {}
+    for c in many:
+        chosen.setdefault(c.question, {})[c.user_id] = c.responses[c.labels.index(1.0)]
+    return chosen
 
 
-def test_popularity_is_the_count_of_the_others(many):
-    by_pair = choices(many)
+def test_popularity_is_the_count_of_the_others(many, choices):
     for comparison, scores in zip(many, popularity(many), strict=True):
-        others = [text for user, text in by_pair[comparison.question].items() if user != comparison.user_id]
+        others = [text for user, text in choices[comparison.question].items() if user != comparison.user_id]
         assert scores.tolist() == [others.count(text) for text in comparison.responses]
 
 
-def test_nearest_users_are_those_who_agree_most_on_other_pairs(many):
-    by_pair = choices(many)
-    checked = 0
-    for comparison, scores in zip(many, nearest_users(many), strict=True):
+def test_nearest_users_are_those_who_agree_most_on_other_pairs(many, choices):
+    nearest = nearest_users(many)
+    for comparison, scores in zip(many, nearest, strict=True):
         weights = []
-        for other, text in by_pair[comparison.question].items():
+        for other, text in choices[comparison.question].items():
             common = [
-                votes for question, votes in by_pair.items()
+                votes for question, votes in choices.items()
                 if question != comparison.question and {other, comparison.user_id} <= votes.keys()
             ]  # fmt: skip
             if other != comparison.user_id and common:
                 same = sum(votes[other] == votes[comparison.user_id] for votes in common)
-                weights.append(((same + 1) / (len(common) + 2), -int(other[1:]), other, text))
+                weights.append(((same + 1) / (len(common) + 2), other, text))
         # users of equal agreement are taken in the order of their names, as texts
-        best = sorted(weights, key=lambda each: (-each[0], each[2]))[:NEIGHBOURS]
-        expected = [sum(w for w, _, _, chosen in best if chosen == text) for text in comparison.responses]
+        best = sorted(weights, key=lambda entry: (-entry[0], entry[1]))[:NEIGHBOURS]
+        expected = [sum(w for w, _, chosen in best if chosen == text) for text in comparison.responses]
         assert scores.tolist() == pytest.approx(expected, rel=1e-6)
-        checked += 1
-    assert checked == len(many) > 90
-    won = [
-        s[int(c.labels[1] > c.labels[0])] > s[int(c.labels[1] < c.labels[0])]
-        for c, s in zip(many, nearest_users(many))
-    ]
-    majority = [
-        s[int(c.labels[1] > c.labels[0])] > s[int(c.labels[1] < c.labels[0])]
-        for c, s in zip(many, popularity(many))
-    ]
-    assert np.mean(won) > np.mean(majority) + 0.1
+    assert len(many) > 90
+
+    def share_won(votes):
+        return np.mean([s[c.labels.index(1.0)] > s[c.labels.index(0.0)] for c, s in zip(many, votes)])
+
+    assert share_won(nearest) > share_won(popularity(many)) + 0.1
 
 
 def test_a_users_own_votes_never_count():
     rows = [vote("u", "p", "a"), vote("u", "p", "a", number=1), vote("v", "p", "b"), vote("w", "q", "a")]
-    found = popularity(rows)
-    assert [None if scores is None else scores.tolist() for scores in found] == [[0, 1], [0, 1], [1, 0], None]
+    votes = [None if scores is None else scores.tolist() for scores in popularity(rows)]
+    assert votes == [[0, 1], [0, 1], [1, 0], None]
     assert nearest_users(rows) == [None] * 4
 
 
@@ -116,15 +111,13 @@ def test_by_name_they_tie_where_there_is_no_vote():
     assert score_baseline("baseline:popularity", [alone, unlabelled])[1].tolist() == [1, 0]
 
 
-SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
-
 PINNED = [0.018926918506622314, 0.9458092451095581]  # for id '7' and the texts 'a', 'b'
 
 TEA = [{"id": "1", "category": "", "text": "I grow green tea."}, {"id": "2", "text": "Tea, every morning!"}]
 
 
-def comparison(responses, *, id="7", profile=()):
-    return Comparison(id=id, question="q", responses=responses, profile=profile)
+def comparison(responses, *, id="7", profile=(), **fields):
+    return prb.Comparison(id=id, question="q", responses=responses, profile=profile, **fields)
 
 
 MANY = [
@@ -134,19 +127,20 @@ MANY = [
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_one_float32_array_per_comparison(name):
+def test_each_score_is_a_float32_of_its_own_comparison_and_of_no_private_field(name):
     scores = score_baseline(name, [*MANY, comparison(["a", "b"])])
     assert [s.shape for s in scores] == [(3,)] * 40 + [(2,)]
     assert all(s.dtype == np.float32 and np.isfinite(s).all() for s in scores)
     assert score_baseline(name, []) == []
-
-
-@pytest.mark.parametrize("name", BASELINES)
-def test_each_score_depends_on_its_own_comparison_only(name):
-    scores = score_baseline(name, MANY)
     for i in (0, 17, 39):
         assert np.array_equal(score_baseline(name, [MANY[i]])[0], scores[i])
-    assert all(np.array_equal(a, b) for a, b in zip(score_baseline(name, MANY[::-1]), scores[::-1]))
+    assert all(np.array_equal(a, b) for a, b in zip(score_baseline(name, MANY[::-1]), scores[39::-1]))
+    private = {"rubric_aspects": [{"aspect": "coffee"}], "narrative": "coffee", "user_id": "coffee"}
+    shown, told = (
+        score_baseline(name, [comparison(["green tea", "coffee"], profile=TEA, **fields)])[0]
+        for fields in ({}, private)
+    )
+    assert np.array_equal(shown, told)
 
 
 @pytest.mark.parametrize("name", sorted(BASELINES.keys() - {"baseline:first"}))
@@ -158,61 +152,47 @@ def test_the_order_of_responses_does_not_matter_and_equal_texts_tie(name):
     assert a[0] == a[2]
 
 
-def test_shorter_is_the_opposite_of_longer():
-    scores = score_baseline("baseline:shorter", [comparison(["abc", "äöü\n"])])[0]
-    assert scores.tolist() == [-3, -4]
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("baseline:length", [3, 4, 5000]),  # characters
+        ("baseline:shorter", [-3, -4, -5000]),
+        ("baseline:first", [3, 2, 1]),
+    ],
+)
+def test_length_and_place(name, expected):
+    assert score_baseline(name, [comparison(["abc", "äöü\n", "x" * 5000])])[0].tolist() == expected
 
 
-def test_first_is_the_first_position_but_of_a_pair():
-    pair = Comparison(id="1", question="q", chosen="a", rejected="b")
-    scores = score_baseline("baseline:first", [comparison(["a", "b", "c"]), pair])
-    assert [each.tolist() for each in scores] == [[3, 2, 1], [0, 0]]
-
-
-def test_overlap_of_the_posts_that_are_shown():
-    first, whole = comparison(["tea", "jam"], profile=TEA[:1]), comparison(["tea", "jam"], profile=TEA)
-    assert np.array_equal(profile_overlap([whole], posts=1)[0], profile_overlap([first])[0])
-    assert not np.array_equal(profile_overlap([whole], posts=1)[0], profile_overlap([whole])[0])
-
-
-def test_length_is_characters():
-    scores = score_baseline("baseline:length", [comparison(["abc", "äöü\n", "x" * 5000])])[0]
-    assert scores.tolist() == [3, 4, 5000]
+def test_of_a_pair_the_place_says_nothing():
+    pair = prb.Comparison(id="1", question="q", chosen="a", rejected="b")
+    assert score_baseline("baseline:first", [pair])[0].tolist() == [0, 0]
 
 
 def test_random_is_uniform_and_fixed():
-    many = [comparison(["a", "b"], id=str(i)) for i in range(4000)]
-    scores = np.array(score_baseline("baseline:random", many))
+    scores = np.array(
+        score_baseline("baseline:random", [comparison(["a", "b"], id=str(i)) for i in range(4000)])
+    )
     assert scores.min() >= 0
     assert scores.max() < 1
     assert scores.mean() == pytest.approx(0.5, abs=0.02)
     assert (scores[:, 0] > scores[:, 1]).mean() == pytest.approx(0.5, abs=0.03)
     assert abs(np.corrcoef(scores.T)[0, 1]) < 0.06
-    # a change of this value would silently change every published random row
-    assert score_baseline("baseline:random", [comparison(["a", "b"])])[0].tolist() == pytest.approx(
-        PINNED, abs=0
-    )
 
 
 def test_random_is_the_same_in_every_process():
+    """A change of these values would silently change every published random row."""
     code = (
-        "from prb_jax.data.comparison import Comparison\n"
+        "from prb_jax import Comparison\n"
         "from prb_jax.scoring.baselines import score_baseline\n"
         "c = Comparison(id='7', question='q', responses=['a', 'b'])\n"
         "print(score_baseline('baseline:random', [c])[0].tolist())"
     )
-    root = str(Path(__file__).resolve().parents[2])
-    printed = [
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={"PYTHONHASHSEED": seed, "PYTHONPATH": root},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    ]
-    assert printed[0] == printed[1] == f"{PINNED}\n"
+    for seed in ("1", "2"):
+        environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout == f"{PINNED}\n"
 
 
 def test_profile_overlap_by_hand():
@@ -227,47 +207,32 @@ def test_profile_overlap_by_hand():
     assert scores[2] == 0
 
 
-def test_profile_overlap_prefers_the_users_words():
-    scores = score_baseline(
-        "baseline:profile-overlap",
-        [comparison(["A green tea in the morning", "A coffee at noon"], profile=TEA)],
-    )[0]
-    assert 1 >= scores[0] > 0.3 > scores[1] >= 0
+def test_overlap_of_the_posts_that_are_shown():
+    first, whole = comparison(["tea", "jam"], profile=TEA[:1]), comparison(["tea", "jam"], profile=TEA)
+    assert np.array_equal(profile_overlap([whole], posts=1)[0], profile_overlap([first])[0])
+    assert not np.array_equal(profile_overlap([whole], posts=1)[0], profile_overlap([whole])[0])
 
 
 @pytest.mark.parametrize("profile", [(), [{"text": "..."}], [{"text": ""}]])
 def test_profile_overlap_without_words_is_a_tie(profile):
-    scores = score_baseline("baseline:profile-overlap", [comparison(["a tea", "?", "  "], profile=profile)])[
-        0
-    ]
-    assert scores.tolist() == [0, 0, 0]
+    scores = score_baseline("baseline:profile-overlap", [comparison(["a tea", "?", "  "], profile=profile)])
+    assert scores[0].tolist() == [0, 0, 0]
 
 
-def test_private_fields_are_not_read():
-    shown = comparison(["green tea", "coffee"], profile=TEA)
-    private = Comparison(
-        id="7",
-        question="q",
-        responses=["green tea", "coffee"],
-        profile=TEA,
-        rubric_aspects=[{"aspect": "coffee"}],
-        narrative="coffee",
-        user_id="coffee",
-    )
-    for name in BASELINES:
-        assert np.array_equal(score_baseline(name, [shown])[0], score_baseline(name, [private])[0])
-
-
-def test_unknown_baseline():
+def test_an_unknown_baseline_and_options_are_refused():
     with pytest.raises(
-        CheckpointError, match="unknown baseline 'baseline:best'; expected one of baseline:length"
+        CheckpointError, match=r"unknown baseline 'baseline:best'; expected one of baseline:l"
     ):
         score_baseline("baseline:best", MANY)
+    with pytest.raises(RunError, match="unknown baseline 'baseline:best'"):
+        prb.load("baseline:best")
+    with pytest.raises(RunError, match="dtype: baseline:random reads the whole text"):
+        prb.load("baseline:random", dtype="float32")
 
 
 @pytest.mark.parametrize("name", ["personalised/ukpconvarg1", "generic/llmbar"])
 def test_equal_texts_of_real_data_tie(name):
-    path = SHARED / f"{name}.jsonl.gz"
+    path = ROOT.parent / "shared" / "data" / f"{name}.jsonl.gz"
     if not path.exists():
         pytest.skip(f"{path} is not there")
     equal = [c for c in read_comparisons(path) if c.responses[0] == c.responses[1]]

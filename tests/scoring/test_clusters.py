@@ -1,21 +1,24 @@
 """Over what the intervals of a run are taken: users, derived users, users and responses, comparisons."""
 
 import csv
-import json
 import math
-import subprocess
-import sys
+from collections import Counter
 
 import numpy as np
 import pytest
 
 import prb_jax as prb
+from prb_jax import cli
+from prb_jax.errors import RunError
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.uncertainty import accuracy_interval
+from prb_jax.runs.clusters import read_clusters, write_clusters
 from prb_jax.runs.finished import read_finished
 from prb_jax.scoring.comparison_table import clusters_of
 from prb_jax.sources.personas import generate
+from tests.json_lines import write_lines
+from tests.scoring.records import read_json
 
 
 def record(i, *, user=None, posts=(), question="?", chosen="a", rejected="bb"):
@@ -24,110 +27,85 @@ def record(i, *, user=None, posts=(), question="?", chosen="a", rejected="bb"):
     return row if user is None else {**row, "user_id": user}
 
 
-def run(folder, records, *, model="baseline:length"):
-    folder.mkdir()
-    data = folder / "data.jsonl"
-    data.write_text("".join(json.dumps(one) + "\n" for one in records))
-    command = [
-        sys.executable,
-        "-m",
-        "prb_jax",
-        "evaluate",
-        model,
-        "--data",
-        str(data),
-        "--out",
-        str(folder / "run"),
-    ]
-    done = subprocess.run([*command, "--no-progress"], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
-    return json.loads((folder / "run" / "summary.json").read_text()), " ".join(done.stdout.split())
+@pytest.fixture
+def run(tmp_path, capsys):
+    """Evaluate the length of responses on records, into a folder: its summary, and what is printed."""
+
+    def run(records):
+        words = ["--data", write_lines(tmp_path / "data.jsonl", records), "--out", str(tmp_path / "run")]
+        assert cli.main(["evaluate", "baseline:length", *words, "--no-progress"]) == 0
+        printed = capsys.readouterr()
+        assert printed.err == ""
+        return read_json(tmp_path / "run" / "summary.json"), " ".join(printed.out.split())
+
+    return run
 
 
-def test_users_are_derived_from_shared_posts(tmp_path):
+def test_users_are_derived_from_shared_posts(run, tmp_path):
     """A chain of shared posts is one person: p0-p1, p1-p2; rows without a profile are nobody's."""
     records = []
     for person in range(8):
         for i in range(6):
             posts = [f"{person}/p{i // 2}", f"{person}/p{i // 2 + 1}"]
             won = (person + i) % 3 > 0
-            pair = ("long one", "x") if won else ("x", "long one")
-            records.append(
-                record(
-                    f"{person}-{i}", posts=posts, question=f"{person} {i}", chosen=pair[0], rejected=pair[1]
-                )
-            )
-    records.append(record("nobody", question="n"))
-    summary, printed = run(tmp_path / "a", records)
+            pair = {"chosen": "long one" if won else "x", "rejected": "x" if won else "long one"}
+            records.append(record(f"{person}-{i}", posts=posts, question=f"{person} {i}", **pair))
+    summary, printed = run([*records, record("nobody", question="n")])
     assert (summary["users"], summary["users_derived"], summary["crossed"]) == (8, True, None)
     assert "over users derived from shared profile posts" in summary["definitions"]["ci95"]
     assert "95 % interval over 8 users derived from shared posts" in printed
-    kept = read_finished(tmp_path / "a" / "run")
+    kept = read_finished(tmp_path / "run")
     assert kept.clusters.derived
     assert len(set(kept.clusters.users)) == 9
     assert [row.user_id for row in kept.rows] == [None] * 49  # the rows hold what the data say
-    with (tmp_path / "a" / "run" / "users.csv").open() as file:
+    with (tmp_path / "run" / "users.csv").open() as file:
         people = list(csv.DictReader(file))
-    assert [one["comparisons"] for one in people] == ["6"] * 8
-    assert people[0]["user"] == "derived-1"
-    assert people[0]["accuracy"] == f"{4 / 6:.6g}"
+    assert [user["comparisons"] for user in people] == ["6"] * 8
+    assert (people[0]["user"], people[0]["accuracy"]) == ("derived-1", f"{4 / 6:.6g}")
     assert float(people[0]["ci95_low"]) < 4 / 6 < float(people[0]["ci95_high"])
 
 
 def test_an_id_that_stands_for_several_texts_does_not_join():
-    def of(number, text):
-        return prb.Comparison(
-            id=str(number),
-            question=str(number),
-            chosen="a",
-            rejected="b",
-            profile=[{"id": "1", "text": text}],
-        )
-
-    found = clusters_of([of(0, "I like tea."), of(1, "I like jazz."), of(2, "I like tea.")])
-    assert found.users == ("derived-1", "derived-2", "derived-1")
+    rows = [
+        prb.Comparison(**record(i, question=str(i)) | {"profile": [{"id": "1", "text": text}]})
+        for i, text in enumerate(["I like tea.", "I like jazz.", "I like tea."])
+    ]
+    assert clusters_of(rows).users == ("derived-1", "derived-2", "derived-1")
 
 
 def test_named_users_are_taken_as_they_are():
     rows = [prb.Comparison(**record(i, user=user, posts=("p",))) for i, user in enumerate(["u", None, "v"])]
-    found = clusters_of(rows)
-    assert (found.users, found.derived) == (("u", None, "v"), False)
+    clusters = clusters_of(rows)
+    assert (clusters.users, clusters.derived) == (("u", None, "v"), False)
 
 
-def test_crossed_data_are_found_and_named(tmp_path):
+def test_crossed_data_are_recognised_and_named(run, tmp_path):
     rng = np.random.default_rng(0)
     records = []
     for item in range(40):
         texts = [f"an answer{'!' * int(rng.integers(1, 5))} {item}", f"another {item}"]
         for user in rng.choice(10, 3, replace=False):
-            first = bool(rng.random() < 0.6)
-            pair = texts if first else texts[::-1]
-            records.append(
-                record(len(records), user=f"u{user}", question=str(item), chosen=pair[0], rejected=pair[1])
-            )
-    summary, printed = run(tmp_path / "a", records)
+            pair = dict(zip(("chosen", "rejected"), texts if rng.random() < 0.6 else texts[::-1]))
+            records.append(record(len(records), user=f"u{user}", question=str(item), **pair))
+    summary, printed = run(records)
     assert summary["crossed"] == {"clusters": 40, "by": "set of responses"}
     assert "two-way clustered over users and sets of responses" in summary["definitions"]["ci95"]
     assert "95 % interval over users and responses" in printed
     alone = accuracy_interval(
-        np.array([row.scores[0] > row.scores[1] for row in read_finished(tmp_path / "a" / "run").rows]),
-        Clusters(tuple(one["user_id"] for one in records)),
+        np.array([row.scores[0] > row.scores[1] for row in read_finished(tmp_path / "run").rows]),
+        Clusters(tuple(row["user_id"] for row in records)),
     )
     assert summary["ci95"] != alone.bounds
-    compared = prb.compare(
-        tmp_path / "a" / "run",
-        prb.evaluate("baseline:random", tmp_path / "a" / "data.jsonl", out=tmp_path / "b").out,
-    )
+    other = prb.evaluate("baseline:random", tmp_path / "data.jsonl", out=tmp_path / "other").out
+    compared = prb.compare(tmp_path / "run", other)
     assert {tuple(one["ci95"]) for one in compared["runs"]} > {tuple(summary["ci95"])}
 
 
-def test_without_users_the_interval_is_over_comparisons(tmp_path):
-    records = [record(i, question=str(i), chosen="a" * (i % 3 + 1)) for i in range(30)]
-    summary, printed = run(tmp_path / "a", records)
+def test_without_users_the_interval_is_over_comparisons(run, tmp_path):
+    summary, printed = run([record(i, question=str(i), chosen="a" * (i % 3 + 1)) for i in range(30)])
     assert "95 % interval over comparisons" in printed
     assert "over users" not in printed
-    assert not (tmp_path / "a" / "run" / "users.csv").exists()
-    assert not (tmp_path / "a" / "run" / "clusters.jsonl").exists()
+    assert not {"users.csv", "clusters.jsonl"} & {path.name for path in (tmp_path / "run").iterdir()}
     # what cannot be is a dash, not a zero
     overlap = summary["baselines"]["baseline:profile-overlap"]
     assert (overlap["accuracy"], overlap["difference"]) == (None, None)
@@ -146,11 +124,9 @@ def test_on_the_generated_personas_the_interval_has_the_width_of_the_design(part
     comparisons = benchmark.parts[part]
     clusters = clusters_of(comparisons)
     assert clusters.responses is not None
-    sets: dict[tuple[str, ...], int] = {}
-    for keys in clusters.responses:
-        sets[keys] = sets.get(keys, 0) + 1
+    judges = Counter(clusters.responses).values()
     n = len(comparisons)
-    truth = math.sqrt(sum(0.25 for size in sets.values() if size == 3) + 0.02 * n) / n
+    truth = math.sqrt(sum(0.25 for count in judges if count == 3) + 0.02 * n) / n
     rng = np.random.default_rng(0)
     hits, widths, alone = 0, [], []
     for _ in range(60):
@@ -169,9 +145,6 @@ def test_on_the_generated_personas_the_interval_has_the_width_of_the_design(part
 
 
 def test_rows_of_another_run_are_refused(tmp_path):
-    from prb_jax.errors import RunError
-    from prb_jax.runs.clusters import read_clusters, write_clusters
-
     rows = [ScoredRow(str(i), None, None, [1.0, 0.0], [1.0, 0.0]) for i in range(3)]
     write_clusters(tmp_path, rows, Clusters(("derived-1", "derived-1", None), derived=True))
     assert read_clusters(tmp_path, rows[::-1]).users == (None, "derived-1", "derived-1")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,15 @@ import pytest
 import prb_jax as prb
 from prb_jax import cli
 from prb_jax.errors import RunError
+from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.personal.method import Users
 from prb_jax.personal.prompts import save_prompts
+from prb_jax.runs.finished import read_finished
 from prb_jax.scoring.controls import with_other_users, without_users
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.text.view import View
-from tests.scoring.records import record
+from tests.scoring.records import read_json, record, score_rows, write_comparisons
 from tests.scoring.slow_scorer import SlowScorer, comparisons
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,10 +48,6 @@ def finished(model: RewardModel, labelled: list[prb.Comparison], tmp_path_factor
     return prb.evaluate(model, labelled, out=out, controls="all", batch_tokens=512, progress=False)
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
-
-
 def test_blind_is_the_run_without_posts(
     finished: prb.Evaluation, model: RewardModel, labelled: list[prb.Comparison], tmp_path: Path
 ) -> None:
@@ -58,14 +57,11 @@ def test_blind_is_the_run_without_posts(
     blind = finished.out / "controls" / "blind"
     assert (blind / "scores.jsonl").read_bytes() == (tmp_path / "scores.jsonl").read_bytes()
     figures = finished.summary["controls"]["blind"]
-    assert (
-        figures["accuracy"]
-        == alone.summary["accuracy"]
-        == json.loads((blind / "summary.json").read_text())["accuracy"]
-    )
+    written = read_json(blind / "summary.json")
+    assert figures["accuracy"] == alone.summary["accuracy"] == written["accuracy"]
     assert "controls" not in alone.summary
     assert not (tmp_path / "controls").exists()
-    assert json.loads((blind / "run.json").read_text())["inputs"]["control"] == "blind"
+    assert read_json(blind / "run.json")["inputs"]["control"] == "blind"
     assert figures["shown_otherwise"] == 30  # their users, if not their profiles
 
 
@@ -74,28 +70,23 @@ def test_swap_shows_the_profiles_of_others(
 ) -> None:
     shown = with_other_users(labelled, view=View(10))
     expected = model.score(shown, batch_tokens=512)
-    found = rows(finished.out / "controls" / "swap")
-    assert [row["scores"] for row in found] == [pytest.approx(each.tolist(), abs=1e-5) for each in expected]
-    assert [row["user_id"] for row in found] == [each.user_id for each in labelled]
+    rows = score_rows(finished.out / "controls" / "swap")
+    assert [row["scores"] for row in rows] == [pytest.approx(row.tolist(), abs=1e-5) for row in expected]
+    assert [row["user_id"] for row in rows] == [comparison.user_id for comparison in labelled]
     assert finished.summary["controls"]["swap"]["shown_otherwise"] == sum(bool(c.profile) for c in labelled)
 
 
 def test_the_gain_is_the_paired_difference(finished: prb.Evaluation) -> None:
+    def accuracy(rows: Sequence[ScoredRow]) -> float:
+        return float(np.mean([row.scores[0] > row.scores[1] for row in rows]))
+
     for name, figures in finished.summary["controls"].items():
-        wins = [row["scores"][0] > row["scores"][1] for row in rows(finished.out)]
-        theirs = [row["scores"][0] > row["scores"][1] for row in rows(finished.out / "controls" / name)]
-        assert figures["difference"] == pytest.approx(np.mean(wins) - np.mean(theirs))
+        control = read_finished(finished.out / "controls" / name).rows
+        assert figures["difference"] == pytest.approx(accuracy(finished.rows) - accuracy(control))
         assert figures["n"] == 30
-        other = prb.evaluate(
-            lambda c, name=name: next(r["scores"] for r in rows(finished.out / "controls" / name) if r["id"] == c.id),
-            [prb.Comparison(id=r.id, question="?", responses=["a", "b"], labels=r.labels, user_id=r.user_id)
-             for r in finished.rows],
-            progress=False, name=name,
-        )  # fmt: skip
-        expected = paired_difference(finished.rows, other.rows)
-        assert figures["difference_ci95"] == expected["ci95"]
+        assert figures["difference_ci95"] == paired_difference(finished.rows, control)["ci95"]
     assert "blind" in finished.summary["definitions"]["controls"]
-    assert json.loads((finished.out / "summary.json").read_text()) == finished.summary
+    assert read_json(finished.out / "summary.json") == finished.summary
 
 
 def people(count: int, *, user: bool = True) -> list[prb.Comparison]:
@@ -114,7 +105,7 @@ def test_swap_gives_everybody_one_other_profile_of_similar_length(user: bool) ->
     items = people(60, user=user)
     owner = {item.profile: number // 2 for number, item in enumerate(items)}
     shown = with_other_users(items, seed=1)
-    given = [owner[each.profile] for each in shown]
+    given = [owner[item.profile] for item in shown]
     for number, (item, other) in enumerate(zip(items, shown)):
         assert dataclasses.replace(other, profile=item.profile, user_id=item.user_id) == item
         assert given[number] != number // 2
@@ -123,8 +114,8 @@ def test_swap_gives_everybody_one_other_profile_of_similar_length(user: bool) ->
     assert given[::2] == given[1::2]
     assert len(set(given)) > 30
     assert with_other_users(items, seed=1) == shown
-    by_id = {each.id: each for each in with_other_users(items[::-1], seed=1)}
-    assert [by_id[item.id].profile for item in items] == [each.profile for each in shown]
+    by_id = {item.id: item.profile for item in with_other_users(items[::-1], seed=1)}
+    assert [by_id[item.id] for item in items] == [item.profile for item in shown]
     assert with_other_users(items, seed=2) != shown
 
 
@@ -132,21 +123,19 @@ def test_a_profile_that_shares_a_post_may_be_the_same_persons() -> None:
     items = people(3, user=False)
     same = [dataclasses.replace(item, profile=items[0].profile[:1] + item.profile[1:]) for item in items]
     with pytest.raises(
-        RunError, match="no other user has a profile to show in place of that of comparison '0-0'"
+        RunError, match=r"no other user has a profile to show in place of .* comparison '0-0'"
     ):
         with_other_users(same)
 
 
 def test_rows_without_a_profile_keep_none() -> None:
-    items = [*people(3), prb.Comparison(id="x", question="?", chosen="a", rejected="b", user_id="u0")]
+    items = [*people(3), dataclasses.replace(people(1)[0], id="x", profile=())]
     assert with_other_users(items)[-1] == items[-1]
-    assert without_users(items)[0].profile == ()
-    assert without_users(items)[0].user_id is None
+    blind = without_users(items)[0]
+    assert (blind.profile, blind.user_id) == ((), None)
 
 
 def test_users_that_a_model_knows_by_name_are_controlled_too(folder: Path, tmp_path: Path) -> None:
-    import shutil
-
     known = shutil.copytree(folder, tmp_path / "known")
     rm = prb.load(folder)
     table = np.random.default_rng(0).normal(size=(4, 2, rm.config.hidden_size)).astype(np.float32)
@@ -156,9 +145,9 @@ def test_users_that_a_model_knows_by_name_are_controlled_too(folder: Path, tmp_p
     assert result.summary["unknown_users"] == 0
     loaded = prb.load(known)
     generic = loaded.score([dataclasses.replace(item, user_id=None) for item in items])
-    blind, swap = (rows(tmp_path / "run" / "controls" / name) for name in ("blind", "swap"))
-    assert [row["scores"] for row in blind] == [pytest.approx(each.tolist(), abs=1e-5) for each in generic]
-    assert all(a["scores"] != b["scores"] for a, b in zip(rows(tmp_path / "run"), swap))
+    blind, swap = (score_rows(tmp_path / "run" / "controls" / name) for name in ("blind", "swap"))
+    assert [row["scores"] for row in blind] == [pytest.approx(row.tolist(), abs=1e-5) for row in generic]
+    assert all(a["scores"] != b["scores"] for a, b in zip(score_rows(tmp_path / "run"), swap))
 
 
 def test_the_default_is_blind_where_a_profile_is_seen(
@@ -167,13 +156,11 @@ def test_the_default_is_blind_where_a_profile_is_seen(
     run: dict[str, Any] = {"batch_tokens": 512, "progress": False}
     assert list(prb.evaluate(model, labelled[:8], **run).summary["controls"]) == ["blind"]
     assert "controls" not in prb.evaluate(model, labelled[:8], profile_posts=0, **run).summary
-    bare = [dataclasses.replace(each, profile=()) for each in labelled[:8]]
+    bare = [dataclasses.replace(comparison, profile=()) for comparison in labelled[:8]]
     assert "controls" not in prb.evaluate(model, bare, **run).summary
     assert "controls" not in prb.evaluate("baseline:profile-overlap", labelled, progress=False).summary
-    asked = prb.evaluate("baseline:profile-overlap", labelled, controls="all", progress=False).summary[
-        "controls"
-    ]
-    assert asked["blind"]["ties"] == 30
+    asked = prb.evaluate("baseline:profile-overlap", labelled, controls="all", progress=False).summary
+    assert asked["controls"]["blind"]["ties"] == 30
     for options in ({"profile_posts": 0}, {"protocol": "paper"}):
         with pytest.raises(RunError, match="controls=swap: the model is shown nothing of a user"):
             prb.evaluate(model, labelled, controls="swap", **options, **run)
@@ -208,12 +195,11 @@ def test_a_run_that_was_killed_within_a_control_goes_on(tmp_path: Path) -> None:
 def test_the_command_line_prints_the_gain(
     folder: Path, labelled: list[prb.Comparison], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = tmp_path / "pairs.jsonl"
-    data.write_text("".join(json.dumps(item.to_row()) + "\n" for item in labelled[:12]))
+    data = write_comparisons(tmp_path / "pairs.jsonl", labelled[:12])
     command = ["evaluate", str(folder), "--data", str(data), "--no-progress", "--out", str(tmp_path / "run")]
     assert cli.main([*command, "--controls", "all"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    figures = json.loads((tmp_path / "run" / "summary.json").read_text())["controls"]
+    figures = read_json(tmp_path / "run" / "summary.json")["controls"]
     low, high = figures["blind"]["difference_ci95"]
     assert f"knowing this user gains {figures['blind']['difference']:+.3f} [{low:+.3f}..{high:+.3f}]" in shown
     assert f"this user's profile gains {figures['swap']['difference']:+.3f}" in shown

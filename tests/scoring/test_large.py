@@ -18,9 +18,10 @@ import pytest
 
 from prb_jax import cli, evaluate
 from prb_jax.scoring.reward_model import RewardModel
+from tests.json_lines import write_lines
 from tests.processes.jobs import ended, job
 from tests.scoring.large_process import Counts, read_by_windows
-from tests.scoring.records import record
+from tests.scoring.records import read_json, record
 
 COUNT = 800
 OPTIONS = {"max_length": 64, "profile_posts": 1, "controls": "none", "progress": False}
@@ -29,35 +30,19 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def row(number: int) -> dict:
-    found = record(number % 700, 2, longest=12).to_row()
-    del found["responses"]
-    rows = {
-        **found,
-        "id": f"c{number}",
-        "chosen": f"yes {number}",
-        "rejected": "no",
-        "user_id": f"u{number % 20}",
-    }
-    if number % 97 == 0:
-        rows["subset"] = "rare"
-    if number % 500 in (3, 4):  # two equal records without an id
-        del rows["id"]
-        rows["chosen"] = f"yes {number // 500}"
-        rows |= {name: rows_of(number - number % 500)[name] for name in ("question", "profile")}
-        rows["user_id"] = "u"
-    return rows
-
-
-def rows_of(number: int) -> dict:
-    found = record(number % 700, 2, longest=12).to_row()
-    return {"question": found["question"], "profile": found.get("profile", [])}
+    twice = number % 500 in (3, 4)  # two equal records without an id
+    shown = record((number - number % 500 if twice else number) % 700, longest=12).to_row()
+    fields = {name: shown[name] for name in ("question", "profile") if name in shown} | {"rejected": "no"}
+    if twice:
+        return {**fields, "chosen": f"yes {number // 500}", "user_id": "u"}
+    rare = {"subset": "rare"} if number % 97 == 0 else {}
+    return {**fields, **rare, "id": f"c{number}", "chosen": f"yes {number}", "user_id": f"u{number % 20}"}
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("large") / "data.jsonl"
-    path.write_text("".join(json.dumps(row(number)) + "\n" for number in range(COUNT)), encoding="utf-8")
-    return path
+    return Path(write_lines(path, map(row, range(COUNT))))
 
 
 def command(model: Path, data: Path, out: Path, *options: str) -> list[str]:
@@ -66,14 +51,8 @@ def command(model: Path, data: Path, out: Path, *options: str) -> list[str]:
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
 
 
 def counts(output: str) -> dict[str, int]:
@@ -85,7 +64,7 @@ FIGURES = ("n", "accuracy", "ties", "mean_margin", "user_accuracy", "truncated",
 
 def files(out: Path) -> list[bytes]:
     """Scores, and the figures of the summary that need no texts of others."""
-    summary = json.loads((out / "summary.json").read_text())
+    summary = read_json(out / "summary.json")
     return [(out / "scores.jsonl").read_bytes(), *(repr(summary[name]).encode() for name in FIGURES)]
 
 
@@ -116,10 +95,10 @@ def test_windows_give_the_same_bytes(model, data, expected, seen, tmp_path):
 def test_two_processes_read_the_files_each_for_itself(folder, data, expected, tmp_path):
     arguments = command(folder, data, tmp_path / "run")
     with job([*PROGRAM, *arguments, "--distributed"], count=2) as processes:
-        found = ended(processes)
-    assert [status for status, *_ in found] == [0, 0], found
+        outcomes = ended(processes)
+    assert [status for status, *_ in outcomes] == [0, 0], outcomes
     assert files(tmp_path / "run") == files(expected)
-    for _, output, _ in found:
+    for _, output, _ in outcomes:
         assert counts(output)["records"] == COUNT + 1
         assert counts(output)["bytes"] <= data.stat().st_size + (1 << 16)
 
@@ -143,14 +122,8 @@ def test_gzip_and_parquet(data, tmp_path, monkeypatch):
     whole = len(lines) // 2
     packed = tmp_path / "data.jsonl.gz"
     packed.write_bytes(gzip.compress(lines[:whole]) + gzip.compress(lines[whole:]))
-    table = pa.Table.from_pylist(
-        [{"id": "", "subset": "", **json.loads(line)} for line in lines.splitlines()][:700]
-    )
-    pq.write_table(
-        table.set_column(0, "id", pa.array([f"c{n}" for n in range(700)])),
-        tmp_path / "data.parquet",
-        row_group_size=250,
-    )
+    rows = [{"subset": "", **row(number), "id": f"c{number}"} for number in range(700)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "data.parquet", row_group_size=250)
     held = tmp_path / "held"
     evaluate("baseline:random", str(tmp_path / "data.parquet"), out=held, progress=False)
     seen = read_by_windows(partial(monkeypatch.setattr, raising=False))
@@ -162,22 +135,18 @@ def test_gzip_and_parquet(data, tmp_path, monkeypatch):
     assert files(tmp_path / "large-data.jsonl") == files(tmp_path / "large-data.jsonl.gz")
 
 
-BAD = {
-    "twice": (700, {"id": "c7"}, "data.jsonl:701: field 'id': 'c7' was already used at {data}:8"),
-    "field": (700, {"chosen": 3}, "data.jsonl:701: field 'chosen'"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_record_is_named(data, seen, tmp_path, name, capsys):
-    number, change, message = BAD[name]
-    lines = data.read_text(encoding="utf-8").splitlines()
-    lines[number] = json.dumps(json.loads(lines[number]) | change)
-    bad = tmp_path / "data.jsonl"
-    bad.write_text("\n".join(lines), encoding="utf-8")
-    status = cli.main(["evaluate", "baseline:length", "--data", str(bad), "--out", str(tmp_path / "run")])
-    assert status == 2
-    assert message.format(data=bad) in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"id": "c7"}, "data.jsonl:701: field 'id': 'c7' was already used at {data}:8"),
+        ({"chosen": 3}, "data.jsonl:701: field 'chosen'"),
+    ],
+)
+def test_a_bad_record_is_named(seen, tmp_path, change, message, capsys):
+    rows = [row(number) | (change if number == 700 else {}) for number in range(COUNT)]
+    data = write_lines(tmp_path / "data.jsonl", rows)
+    assert cli.main(["evaluate", "baseline:length", "--data", data, "--out", str(tmp_path / "run")]) == 2
+    assert message.format(data=data) in capsys.readouterr().err
     assert seen.records > 600
 
 
@@ -194,12 +163,11 @@ def test_a_hundred_thousand_comparisons_of_long_profiles(tmp_path):
                 pair = {"question": "q?", "chosen": f"a {number} {user}", "rejected": "b", "profile": profile}
                 file.write(json.dumps({"id": f"{user}-{number}", "user_id": f"u{user}", **pair}) + "\n")
     assert path.stat().st_size > 900_000_000
-    done = run(
-        *PROGRAM, "evaluate", "baseline:length", "--data", path, "--out", tmp_path / "run", "--no-progress"
-    )
+    words = ("evaluate", "baseline:length", "--data", path, "--out", tmp_path / "run", "--no-progress")
+    done = run(*PROGRAM, *words)
     assert done.returncode == 0, done.stderr
     seen = counts(done.stdout)
     assert seen["held"] <= 5000  # the baseline scores 4,096 at a time
     assert count <= seen["records"] <= 2 * count  # and the facts are taken on the same occasion
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["n"] == count
+    assert read_json(tmp_path / "run" / "summary.json")["n"] == count
     assert 100 << 10 < seen["peak"] < 2 << 20  # KiB

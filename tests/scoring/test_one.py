@@ -1,6 +1,5 @@
 """A single comparison, a single response, plain functions and baselines as scorers, results without a folder."""
 
-import json
 import os
 import tempfile
 from pathlib import Path
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
-from tests.scoring.records import TOLERANCE, assert_close
+from tests.scoring.records import TOLERANCE, assert_close, read_json
 from tests.scoring.slow_scorer import comparisons
 
 
@@ -42,10 +41,9 @@ class TestRewardModel:
         assert abs(float(rewards[0, 0]) - scores[0][0]) < TOLERANCE
 
     def test_a_single_comparison_gives_its_array(self, model, mixed, scores) -> None:
-        found = model.score(mixed[2])
-        assert isinstance(found, np.ndarray)
-        assert found.shape == (4,)
-        assert_close([found], scores[2:3])
+        row = model.score(mixed[2])
+        assert isinstance(row, np.ndarray)
+        assert_close([row], scores[2:3])
 
     def test_records_score_as_comparisons_do(self, model, mixed, scores) -> None:
         rows = [comparison.to_row() for comparison in mixed]
@@ -60,41 +58,33 @@ class TestRewardModel:
     def test_a_bare_reward(self, model, mixed, scores) -> None:
         c = mixed[3]
         posts = [{"id": post.id, "category": post.category, "text": post.text} for post in c.profile]
-        found = model.reward(c.question, c.responses[1], profile=posts)
-        assert isinstance(found, float)
-        assert abs(found - scores[3][1]) < TOLERANCE
+        reward = model.reward(c.question, c.responses[1], profile=posts)
+        assert isinstance(reward, float)
+        assert abs(reward - scores[3][1]) < TOLERANCE
         messages = [{"role": "user", "content": c.question}]
         blind = model.reward(messages, c.responses[1], profile=posts, profile_posts=0)
-        assert abs(blind - model.reward(c.question, c.responses[1])) < TOLERANCE < abs(blind - found)
+        assert abs(blind - model.reward(c.question, c.responses[1])) < TOLERANCE < abs(blind - reward)
         with pytest.raises(prb.DataError, match="responses"):
             model.reward(c.question, "")
 
 
 def test_one_response_has_no_label():
-    with pytest.raises(prb.DataError, match="expected at least 2 responses, found 1"):
-        prb.Comparison(id="x", question="?", responses=["a"], labels=[1.0])
-    with pytest.raises(prb.DataError, match="expected at least 2 responses, found 0"):
-        prb.Comparison(id="x", question="?", responses=[])
+    for options in ({"responses": ["a"], "labels": [1.0]}, {"responses": []}):
+        with pytest.raises(prb.DataError, match=f"at least 2 responses, found {len(options['responses'])}"):
+            prb.Comparison(id="x", question="?", **options)
 
 
-class TestBaseline:
-    def test_it_is_loaded_as_a_model_is(self, tmp_path: Path) -> None:
-        items = comparisons(6)
-        length = prb.load("baseline:length")
-        expected = [np.array([len(text) for text in c.responses], np.float32) for c in items]
-        assert_close(length.score(items), expected)
-        assert_close([length.score(items[0]), length.score(one(items[0], "four"))], [expected[0], [4.0]])
-        loaded = prb.evaluate(length, items, out=tmp_path / "a", progress=False)
-        named = prb.evaluate("baseline:length", items, out=tmp_path / "b", progress=False)
-        assert loaded.summary == named.summary
-        records = [json.loads((tmp_path / x / "run.json").read_text()) for x in ("a", "b")]
-        assert records[0]["inputs"] == records[1]["inputs"]
-
-    def test_it_takes_no_options(self) -> None:
-        with pytest.raises(prb.RunError, match="unknown baseline 'baseline:best'"):
-            prb.load("baseline:best")
-        with pytest.raises(prb.RunError, match="dtype: baseline:random reads the whole text"):
-            prb.load("baseline:random", dtype="float32")
+def test_a_baseline_is_loaded_as_a_model_is(tmp_path: Path) -> None:
+    items = comparisons(6)
+    length = prb.load("baseline:length")
+    expected = [np.array([len(text) for text in c.responses], np.float32) for c in items]
+    assert_close(length.score(items), expected)
+    assert_close([length.score(items[0]), length.score(one(items[0], "four"))], [expected[0], [4.0]])
+    loaded = prb.evaluate(length, items, out=tmp_path / "a", progress=False)
+    named = prb.evaluate("baseline:length", items, out=tmp_path / "b", progress=False)
+    assert loaded.summary == named.summary
+    inputs = [read_json(tmp_path / name / "run.json")["inputs"] for name in ("a", "b")]
+    assert inputs[0] == inputs[1]
 
 
 class TestFunction:
@@ -123,9 +113,9 @@ class TestFunction:
         asked.clear()
         result = prb.evaluate(judge, items, out=tmp_path / "j", progress=False)
         assert asked == ["c3", "c4"]  # each score is kept as soon as it is there
-        run = json.loads((tmp_path / "j" / "run.json").read_text())
-        assert run["inputs"]["model"]["function"].endswith("judge")
-        assert "not recorded" in run["inputs"]["model"]["code"]
+        identity = read_json(tmp_path / "j" / "run.json")["inputs"]["model"]
+        assert identity["function"].endswith("judge")
+        assert "not recorded" in identity["code"]
         assert result.summary["model"].startswith("tests.scoring.test_one.")
         with pytest.raises(prb.RunError, match=r"model.function: .*judge.* -> .*prefers_tea"):
             prb.evaluate(prefers_tea, items, out=tmp_path / "j", progress=False)
@@ -135,7 +125,7 @@ class TestFunction:
             prb.evaluate(lambda c: prefers_tea(c), items, out=tmp_path / "l", progress=False)
 
     @pytest.mark.parametrize(
-        ("given", "found"),
+        ("values", "quoted"),
         [
             ([1.0], r"\[1.0\]"),
             ([1.0, float("nan")], "nan"),
@@ -147,9 +137,9 @@ class TestFunction:
         ],
     )
     @pytest.mark.filterwarnings("error")
-    def test_wrong_numbers_name_the_comparison(self, given, found) -> None:
-        with pytest.raises(prb.RunError, match=rf"judge: comparison 'c0': expected 2 finite .*{found}"):
-            prb.evaluate(lambda c: given, comparisons(1), name="judge", progress=False)
+    def test_wrong_numbers_name_the_comparison(self, values, quoted) -> None:
+        with pytest.raises(prb.RunError, match=rf"judge: comparison 'c0': expected 2 finite .*{quoted}"):
+            prb.evaluate(lambda c: values, comparisons(1), name="judge", progress=False)
 
     def test_options_that_have_no_effect_are_refused(self) -> None:
         with pytest.raises(prb.RunError, match=r"max_length: .*prefers_tea reads the whole text"):

@@ -17,15 +17,13 @@ from prb_jax.readouts.resolve import resolve_model
 from prb_jax.scoring import reward_model
 from prb_jax.text.pair_tokenizer import load_pair_tokenizer
 from prb_jax.training.convert import convert
+from tests.scoring.records import TOLERANCE, read_json, score_rows, write_comparisons
 from tests.tiny_encoders import WORDS, configure, write_encoder, write_wordpiece
-
-TOLERANCE = 1e-5
-ONE_LABEL = {"num_labels": 1}
 
 
 def write(folder: Path, **config) -> torch.nn.Module:
     """A random DebertaV2ForSequenceClassification in a file of torch.save, under the names of the real ones."""
-    model = write_encoder(folder, "DebertaV2ForSequenceClassification", **{**ONE_LABEL, **config})
+    model = write_encoder(folder, "DebertaV2ForSequenceClassification", **({"num_labels": 1} | config))
     (folder / "model.safetensors").unlink()
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
     return model
@@ -47,19 +45,31 @@ def comparison(number: int, responses: int = 2, *, longest: int = 18) -> prb.Com
     )
 
 
-def reference(folder: Path, model, question: str, response: str) -> list[float]:
+def reference(folder: Path, model, question: str, responses: Sequence[str]) -> np.ndarray:
+    """The logits of each response, by transformers."""
     from transformers import AutoTokenizer
 
-    inputs = AutoTokenizer.from_pretrained(folder)(question, response, return_tensors="pt")
-    inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-    with torch.inference_mode():
-        return model(**inputs).logits[0].tolist()
+    tokenizer, logits = AutoTokenizer.from_pretrained(folder), []
+    for response in responses:
+        inputs = tokenizer(question, response, return_tensors="pt")
+        with torch.inference_mode():
+            masked = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+            logits.append(model(**masked).logits[0].tolist())
+    return np.asarray(logits)
+
+
+def assert_near(scores: Sequence[float] | np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(scores, expected, atol=TOLERANCE, rtol=0)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.nn.Module]:
     path = tmp_path_factory.mktemp("deberta")
     return path, write(path)
+
+
+def refused(message: str) -> pytest.RaisesExc[prb.CheckpointError]:
+    return pytest.raises(prb.CheckpointError, match=message)
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +81,7 @@ def test_scores_equal_those_of_transformers(folder, rm: prb.RewardModel) -> None
     path, model = folder
     rows = [comparison(number, 2 + number % 3) for number in range(9)]
     for row, scores in zip(rows, rm.score(rows, profile_posts=0), strict=True):
-        expected = [reference(path, model, row.question, response)[0] for response in row.responses]
-        np.testing.assert_allclose(scores, expected, atol=TOLERANCE, rtol=0)
+        assert_near(scores, reference(path, model, row.question, row.responses)[:, 0])
     assert rm.readout == "deberta-pair"
     assert rm.report is not None
     assert rm.report.files == ("pytorch_model.bin",)
@@ -80,9 +89,8 @@ def test_scores_equal_those_of_transformers(folder, rm: prb.RewardModel) -> None
     # The pure function on a batch of one's own.
     batch = rm.batch(rm.encode(rows[:3], profile_posts=0))
     again = np.asarray(rm.score_fn(rm.params, batch))
-    np.testing.assert_allclose(again[1, :3], rm.score(rows[:3], profile_posts=0)[1], atol=TOLERANCE, rtol=0)
-    alone = rm.reward(rows[1].question, rows[1].responses[2], profile_posts=0)
-    np.testing.assert_allclose(alone, again[1, 2], atol=TOLERANCE, rtol=0)
+    assert_near(again[1, :3], rm.score(rows[:3], profile_posts=0)[1])
+    assert_near(rm.reward(rows[1].question, rows[1].responses[2], profile_posts=0), again[1, 2])
 
 
 def test_batches_side_by_side_give_the_same_bytes(
@@ -109,8 +117,7 @@ def test_the_profile_stands_in_the_first_text(folder, rm: prb.RewardModel) -> No
     (scores,) = rm.score([row], profile_posts=10, max_length=64)
     (tree,) = rm.encode([row], profile_posts=10)
     assert not tree.truncation.any
-    expected = [reference(path, model, question, response)[0] for response in row.responses]
-    np.testing.assert_allclose(scores, expected, atol=TOLERANCE, rtol=0)
+    assert_near(scores, reference(path, model, question, row.responses)[:, 0])
 
 
 def test_what_does_not_fit_is_taken_from_the_prompt(folder, rm: prb.RewardModel) -> None:
@@ -120,29 +127,21 @@ def test_what_does_not_fit_is_taken_from_the_prompt(folder, rm: prb.RewardModel)
     assert tree.truncation.prompt_tokens_dropped > 0
     assert max(len(tree.sequence(k)) for k in range(2)) == 64
     cut = "soup " * (64 - 20 - 3 - 2) + "rain ?"
-    expected = [reference(path, model, cut, response)[0] for response in row.responses]
-    np.testing.assert_allclose(rm.score([row])[0], expected, atol=TOLERANCE, rtol=0)
-    turns = [
-        {"role": "user", "content": "tea"},
-        {"role": "assistant", "content": "no"},
-        {"role": "user", "content": "why"},
-    ]
-    assert rm.tokenizer.encode([prb.Message(**turn) for turn in turns]) == load_pair_tokenizer(path).tokenizer(
-        "tea\n\nno", "why"
-    )["input_ids"]  # fmt: skip
+    assert_near(rm.score([row])[0], reference(path, model, cut, row.responses)[:, 0])
+    turns = [prb.Message(*turn) for turn in (("user", "tea"), ("assistant", "no"), ("user", "why"))]
+    whole = load_pair_tokenizer(path).tokenizer("tea\n\nno", "why")["input_ids"]
+    assert rm.tokenizer.encode(turns) == whole
 
 
 def test_several_labels_need_a_rule(tmp_path: Path) -> None:
     model = write(tmp_path, num_labels=2, pooler_hidden_act="tanh")
-    with pytest.raises(prb.CheckpointError, match=r"has 2 labels, .*choose --readout first-logit"):
+    with refused(r"has 2 labels, .*choose --readout first-logit"):
         prb.load(tmp_path)
     row = comparison(1)
-    logits = np.asarray([reference(tmp_path, model, row.question, text) for text in row.responses])
-    (found,) = prb.load(tmp_path, readout="first-logit").score([row], profile_posts=0)
-    np.testing.assert_allclose(found, logits[:, 0], atol=TOLERANCE, rtol=0)
-    (found,) = prb.load(tmp_path, readout="last-softmax").score([row], profile_posts=0)
-    expected = (np.exp(logits) / np.exp(logits).sum(1, keepdims=True))[:, 1]
-    np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
+    logits = reference(tmp_path, model, row.question, row.responses)
+    shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    for readout, expected in (("first-logit", logits[:, 0]), ("last-softmax", shares[:, 1])):
+        assert_near(prb.load(tmp_path, readout=readout).score(row, profile_posts=0), expected)
 
 
 def test_the_commands(
@@ -160,26 +159,13 @@ def test_the_commands(
     ):  # fmt: skip
         assert part in said
     rows = [comparison(number) for number in range(7)]
-    data = tmp_path / "x.jsonl"
-    data.write_text("".join(json.dumps(row.to_row()) + "\n" for row in rows))
-    command = ["evaluate", str(path), "--data", str(data), "--out", str(tmp_path / "run"), "--no-progress"]
-    assert cli.main([*command, "--profile-posts", "0"]) == 0
-    written = [json.loads(line) for line in (tmp_path / "run" / "scores.jsonl").read_text().splitlines()]
-    for row, line in zip(rows, written, strict=True):
-        expected = [reference(path, model, row.question, response)[0] for response in row.responses]
-        np.testing.assert_allclose(line["scores"], expected, atol=TOLERANCE, rtol=0)
+    data = write_comparisons(tmp_path / "x.jsonl", rows)
+    command = ["evaluate", str(path), "--data", str(data), "--no-progress", "--out"]
+    assert cli.main([*command, str(tmp_path / "run"), "--profile-posts", "0"]) == 0
+    for row, written in zip(rows, score_rows(tmp_path / "run"), strict=True):
+        assert_near(written["scores"], reference(path, model, row.question, row.responses)[:, 0])
     capsys.readouterr()
-    again = [
-        "evaluate",
-        str(path),
-        "--data",
-        str(data),
-        "--out",
-        str(tmp_path / "paper"),
-        "--protocol",
-        "paper",
-    ]
-    assert cli.main(again) == 2
+    assert cli.main([*command, str(tmp_path / "paper"), "--protocol", "paper"]) == 2
     assert "chat template" in capsys.readouterr().err
 
 
@@ -191,51 +177,40 @@ def test_an_encoder_of_texts_is_inspected_and_not_loaded(
     said = capsys.readouterr().out
     assert "mean of the last states, not normalised" in said
     assert "pooler.dense.weight: pooler, not used for embeddings" in said
-    with pytest.raises(
-        prb.CheckpointError, match=r"'BertModel' is not a reward model on an encoder; .*deberta-pair"
-    ):
+    with refused(r"'BertModel' is not a reward model on an encoder; .*deberta-pair"):
         prb.load(tmp_path)
 
 
 def test_what_is_refused(folder, tmp_path: Path) -> None:
     path, _ = folder
-    with pytest.raises(prb.CheckpointError, match="leave out chat_template"):
+    with refused("leave out chat_template"):
         prb.load(path, chat_template="plain")
-    with pytest.raises(prb.CheckpointError, match="readout 'armorm' is not a reward model on an encoder"):
+    with refused("readout 'armorm' is not a reward model on an encoder"):
         prb.load(path, readout="armorm")
-    with pytest.raises(prb.CheckpointError, match="'DebertaV2ForSequenceClassification' is an encoder"):
+    with refused("'DebertaV2ForSequenceClassification' is an encoder"):
         resolve_model(path)
-    with pytest.raises(prb.CheckpointError, match="is an encoder, which this command cannot use"):
+    with refused("is an encoder, which this command cannot use"):
         convert(path, tmp_path / "out")
-    model = write(tmp_path, type_vocab_size=2)
-    with pytest.raises(prb.CheckpointError, match="'type_vocab_size': expected 0, found 2"):
+    write(tmp_path, type_vocab_size=2)
+    with refused("'type_vocab_size': expected 0, found 2"):
         prb.load(tmp_path)
-    model = write(tmp_path)
-    tensors = model.state_dict()
-    torch.save(
-        {k: v for k, v in tensors.items() if k != "pooler.dense.weight"}, tmp_path / "pytorch_model.bin"
-    )
-    with pytest.raises(
-        prb.CheckpointError, match=r"'pooler\.dense\.weight' of the read-out 'deberta-pair' is missing"
-    ):
+    tensors, file = write(tmp_path).state_dict(), tmp_path / "pytorch_model.bin"
+    torch.save({k: v for k, v in tensors.items() if k != "pooler.dense.weight"}, file)
+    with refused(r"'pooler\.dense\.weight' of the read-out 'deberta-pair' is missing"):
         prb.load(tmp_path)
-    torch.save(tensors | {"pooler.dense.bias": torch.zeros(3)}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(
-        prb.CheckpointError, match=r"'pooler\.dense\.bias': expected shape \[32\], found \[3\]"
-    ):
+    torch.save(tensors | {"pooler.dense.bias": torch.zeros(3)}, file)
+    with refused(r"'pooler\.dense\.bias': expected shape \[32\], found \[3\]"):
         prb.load(tmp_path)
-    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    torch.save(tensors, file)
     configure(tmp_path, id2label={"0": "a", "1": "b"}, num_labels=None)
-    with pytest.raises(
-        prb.CheckpointError, match=r"'classifier\.weight' has 1 labels, but config\.json says 2"
-    ):
+    with refused(r"'classifier\.weight' has 1 labels, but config\.json says 2"):
         prb.load(tmp_path)
     configure(tmp_path, id2label=None, num_labels=1, architectures=None)
-    with pytest.raises(prb.CheckpointError, match="'deberta-v2' is not a reward model on an encoder"):
+    with refused("'deberta-v2' is not a reward model on an encoder"):
         prb.load(tmp_path)
     assert prb.load(tmp_path, readout="deberta-pair").readout == "deberta-pair"
     configure(tmp_path, pooler_hidden_act="silu")
-    with pytest.raises(prb.CheckpointError, match=r"'pooler_hidden_act' .*found 'silu'"):
+    with refused(r"'pooler_hidden_act' .*found 'silu'"):
         prb.load(tmp_path, readout="deberta-pair")
     assert ROWS["deberta-pair"].models[0] == "OpenAssistant/reward-model-deberta-v3-large"
 
@@ -243,8 +218,6 @@ def test_what_is_refused(folder, tmp_path: Path) -> None:
 def test_a_tokenizer_without_a_separator(tmp_path: Path) -> None:
     write_wordpiece(tmp_path)
     path = tmp_path / "tokenizer.json"
-    raw = json.loads(path.read_text())
-    raw["post_processor"] = None
-    path.write_text(json.dumps(raw))
+    path.write_text(json.dumps(read_json(path) | {"post_processor": None}))
     pairs = load_pair_tokenizer(tmp_path)
     assert (pairs.before, pairs.between, pairs.after) == ((), (), ())

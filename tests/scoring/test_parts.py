@@ -10,6 +10,8 @@ import pytest
 
 import prb_jax as prb
 from prb_jax import RunError, cli, evaluate
+from tests.json_lines import write_lines
+from tests.scoring.records import read_json
 from tests.scoring.slow_scorer import SlowScorer, comparisons
 from tests.sweeps import sweep
 from tests.tiny_models import write_model_without_torch
@@ -41,29 +43,31 @@ def policy(tmp_path_factory):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     """Pairs of unequal lengths, in several windows of batches' members."""
-    path, rng = tmp_path_factory.mktemp("data") / "pairs.jsonl", random.Random(0)
+    rng = random.Random(0)
     words = ["tea", "milk", "sugar", "please", "never", "always", "cake", "green", "black"]
 
     def text() -> str:
         return " ".join(rng.choices(words, k=rng.randint(1, 30)))
 
-    with path.open("w") as file:
-        for number in range(120):
-            row = {"id": number, "question": text(), "chosen": text() + " yes", "rejected": text() + " no"}
-            row |= {"user_id": f"u{number % 9}", "profile": [{"text": f"{number % 9} {words[number % 9]}"}]}
-            file.write(json.dumps(row) + "\n")
-    return path
+    rows = [
+        {
+            "id": number, "question": text(), "chosen": text() + " yes", "rejected": text() + " no",
+            "user_id": f"u{number % 9}", "profile": [{"text": f"{number % 9} {words[number % 9]}"}],
+        }
+        for number in range(120)
+    ]  # fmt: skip
+    return write_lines(tmp_path_factory.mktemp("data") / "pairs.jsonl", rows)
 
 
 def test_four_parts_merged_by_the_command_are_one_run(model, data, tmp_path, capsys):
-    words = ["evaluate", str(model), "--data", str(data), "--limit", "60", "--dtype", "float32"]
-    words += ["--batch-tokens", "512"]
+    words = ["evaluate", str(model), "--data", data, "--limit", "60", "--batch-tokens", "512"]
+    words += ["--dtype", "float32"]
     assert cli.main([*words, "--out", str(tmp_path / "whole")]) == 0
     parts = [str(tmp_path / f"part{number}") for number in range(1, 5)]
     for number, part in enumerate(parts, start=1):
         assert cli.main([*words, "--part", f"{number}/4", "--out", part]) == 0
         assert not (Path(part) / "summary.json").exists()
-    sizes = [json.loads((Path(part) / "part.json").read_text())["rows"] for part in parts]
+    sizes = [read_json(Path(part) / "part.json")["rows"] for part in parts]
     assert sum(sizes) == 60
     assert max(sizes) < 40
     killed = Path(parts[2])
@@ -76,9 +80,9 @@ def test_four_parts_merged_by_the_command_are_one_run(model, data, tmp_path, cap
     whole = bytes_of(tmp_path / "whole")
     assert len(whole) >= 5
     assert bytes_of(tmp_path / "merged") == whole
-    records = [json.loads((tmp_path / name / "run.json").read_text()) for name in ("whole", "merged")]
-    assert records[0]["inputs"] == records[1]["inputs"]
-    assert records[0]["computed_tokens"] == records[1]["computed_tokens"]
+    records = [read_json(tmp_path / name / "run.json") for name in ("whole", "merged")]
+    for field in ("inputs", "computed_tokens"):
+        assert records[0][field] == records[1][field]
     assert cli.main(merging) == 0  # once more changes nothing
     assert bytes_of(tmp_path / "merged") == whole
 
@@ -119,18 +123,14 @@ def test_parts_from_python_are_finished_by_the_same_call(tmp_path):
         [
             (
                 "judge",
-                ("judgements.jsonl", "scores.jsonl", "summary.json", "users.csv"),
-                ("--controls", "blind", "--min-mass", "0"),
+                "judgements.jsonl scores.jsonl summary.json users.csv",
+                "--controls blind --min-mass 0",
             ),
-            (
-                "sample",
-                ("samples.jsonl", "summary.json"),
-                ("--rows", "2", "--n", "2", "--temperature", "0.9", "--max-new-tokens", "6"),
-            ),
+            ("sample", "samples.jsonl summary.json", "--rows 2 --n 2 --temperature 0.9 --max-new-tokens 6"),
             (
                 "features",
-                ("features.json", "answers.keys.npy", "posts-000000.npy", "rewards-000000.npy"),
-                ("--file-rows", "16"),
+                "features.json answers.keys.npy posts-000000.npy rewards-000000.npy",
+                "--file-rows 16",
             ),
         ],
         few=(1, 2),
@@ -139,20 +139,20 @@ def test_parts_from_python_are_finished_by_the_same_call(tmp_path):
 def test_parts_of_other_verbs(verb, files, arguments, policy, model, data, tmp_path, monkeypatch):
     """The merged folder has the files of a run in one piece, nothing is computed twice, and a kill costs nothing."""
     monkeypatch.setattr("prb_jax.judges.scorer.TOGETHER", 8)
-    opened = str(model if verb == "features" else policy)
-    words = [verb, opened, "--data", str(data), "--limit", "36", "--dtype", "float32"]
-    words += ["--no-progress", *arguments]
+    files, opened = files.split(), str(model if verb == "features" else policy)
+    words = [verb, opened, "--data", data, "--limit", "36", "--dtype", "float32", "--no-progress"]
+    words += arguments.split()
     assert cli.main([*words, "--out", str(tmp_path / "whole")]) == 0
     parts = [str(tmp_path / f"part{number}") for number in (1, 2, 3)]
     for number, part in enumerate(parts, start=1):
         assert cli.main([*words, "--part", f"{number}/3", "--out", part]) == 0
         assert not (Path(part) / files[1]).exists() or verb == "judge"
-    done = [json.loads((Path(part) / "part.json").read_text())["rows"] for part in parts]
+    done = [read_json(Path(part) / "part.json")["rows"] for part in parts]
     assert all(0 < rows < sum(done) for rows in done)
     # The merge was killed before its record was whole: it is repeated.
     merged = tmp_path / "merged"
     prb.merge(parts, out=merged)
-    record = json.loads((merged / "run.json").read_text())
+    record = read_json(merged / "run.json")
     (merged / "run.json").write_text(json.dumps(record | {"merging": True}))
     for path in merged.glob("*.jsonl"):
         path.unlink()
@@ -162,27 +162,23 @@ def test_parts_of_other_verbs(verb, files, arguments, policy, model, data, tmp_p
         for name in (*files, *("controls/blind/scores.jsonl" for _ in range(verb == "judge"))):
             assert (merged / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     assert before == {path: path.read_bytes() for path in before}
-    assert json.loads((merged / "run.json").read_text())["inputs"] == record["inputs"]
+    assert read_json(merged / "run.json")["inputs"] == record["inputs"]
     with pytest.raises(RunError, match="holds this run already, not made of parts"):
         prb.merge(parts, out=tmp_path / "whole")
 
 
 def test_what_is_no_part_is_refused(tmp_path):
-    items = comparisons(20)
-    for number in (1, 2):
-        evaluate(SlowScorer(), items, out=tmp_path / f"p{number}", part=f"{number}/3", progress=False)
-    evaluate(SlowScorer(), items, out=tmp_path / "whole", progress=False)
-    other = evaluate(
-        SlowScorer(weights="sha256:1"), items, out=tmp_path / "other", part="3/3", progress=False
-    ).out
-    shutil.copytree(tmp_path / "p1", tmp_path / "copy")
-    foreign = evaluate(SlowScorer(), items, out=tmp_path / "p3", part="3/3", progress=False).out
+    def run(name, part=None, weights="sha256:0"):
+        scorer = SlowScorer(weights=weights)
+        return evaluate(scorer, comparisons(20), out=tmp_path / name, part=part, progress=False).out
+
+    p1, p2, foreign = (run(f"p{number}", f"{number}/3") for number in (1, 2, 3))
+    whole, other = run("whole"), run("other", "3/3", weights="sha256:1")
     (foreign / "part.json").write_text('{"part": "3/3", "rows": 1, "files": ["../scores.jsonl"]}')
-    p1, p2 = tmp_path / "p1", tmp_path / "p2"
     for parts, message in (
         ([p1, p2], "part 3/3 is missing: 2 of 3 parts are given"),
-        ([p1, tmp_path / "copy"], "copy: holds part 1/3, as .*p1 does"),
-        ([p1, p2, tmp_path / "whole"], "whole: holds no part of a run"),
+        ([p1, shutil.copytree(p1, tmp_path / "copy")], "copy: holds part 1/3, as .*p1 does"),
+        ([p1, p2, whole], "whole: holds no part of a run"),
         ([p1, p2, other], "other holds another run; .*weights"),
         ([], "found none"),
         ([p1, p2, foreign], r"p3/part.json: files: expected names .* found .*../scores.jsonl"),
@@ -190,9 +186,9 @@ def test_what_is_no_part_is_refused(tmp_path):
         with pytest.raises(RunError, match=f"(?s){message}"):
             prb.merge(parts, out=tmp_path / "merged")
     with pytest.raises(RunError, match='part: "1/3" -> "2/3"'):
-        evaluate(SlowScorer(), items, out=p1, part="2/3", progress=False)
+        run("p1", "2/3")
     for part in ("0/3", "4/3", "2", "1/3/3", ""):
         with pytest.raises(RunError, match="part: expected I/N with 1 <= I <= N, as 2/7, found"):
-            evaluate(SlowScorer(), items, out=tmp_path / "new", part=part, progress=False)
+            run("new", part)
     with pytest.raises(RunError, match="part: needs out"):
-        evaluate(SlowScorer(), items, part="1/3", progress=False)
+        evaluate(SlowScorer(), comparisons(20), part="1/3", progress=False)

@@ -25,6 +25,7 @@ from prb_jax.scoring.prompt_extras import (
     told_of,
 )
 from prb_jax.text.visible import TextProtocol, visible
+from tests.json_lines import write_lines
 
 
 def record(number: int, user: str | None = "ana", **fields: Any) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def record(number: int, user: str | None = "ana", **fields: Any) -> dict[str, An
 def told(data: list[dict[str, Any]], **options: Any) -> tuple[list[str | None], Any]:
     """The hints of each record, and what a run records of them."""
     inputs = add_prompt_extras(read_inputs(data), PromptExtras(**options))
-    return [each.hints for each in inputs.comparisons], inputs.hints
+    return [comparison.hints for comparison in inputs.comparisons], inputs.hints
 
 
 def test_earlier_choices_are_those_of_the_same_user_and_never_the_judged_one() -> None:
@@ -77,11 +78,9 @@ def test_personas_aspects_and_upper_bounds(tmp_path: Path) -> None:
     assert hints == [f"{PERSONA_HEADING}\n\nAna walks.", None, None]
     assert (facts["persona"]["without"], UPPER_BOUND in facts) == (2, False)
     hints, facts = told(data, aspects="oracle", persona="narrative")
-    assert ["- wish 1: so" in (text or "") and "story 1" in (text or "") for text in hints] == [
-        False,
-        True,
-        False,
-    ]
+    for number, text in enumerate(hints):
+        assert f"- wish {number}: so" in str(text)
+        assert f"story {number}" in str(text)
     assert facts[UPPER_BOUND] == ["persona", "aspects"]
     assert told_of(facts) == "narrative persona, oracle aspects, an upper bound"
     for text, message in (
@@ -112,7 +111,7 @@ def test_planned_aspects_belong_to_the_question_and_profile_that_the_planner_saw
         {"id": "c0", "asked": asked_digest(first), "text": "- short"},
         {"id": "c1", "asked": asked_digest(second), "text": ""},
     ]
-    (tmp_path / ASPECTS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(tmp_path / ASPECTS, rows)
     place = f"planned:{tmp_path}"
     with pytest.raises(prb.RunError, match="not finished"):
         told(data, aspects=place)
@@ -131,14 +130,16 @@ def test_hints_stand_before_the_question_and_leave_with_the_user() -> None:
         replace(read_inputs([record(n, user, profile=profile)]).comparisons[0], hints=f"told {n}")
         for n, user in ((0, "ana"), (1, "bo"))
     )
-    shown = visible(first, profile_posts=1, protocol=TextProtocol.DEFAULT).prefix_messages[0].content
+    shown, alone = (
+        visible(first, profile_posts=posts, protocol=TextProtocol.DEFAULT).prefix_messages[0].content
+        for posts in (1, 0)
+    )
     places = [shown.index(part) for part in ("I walk.", "told 0", "What the user asks now:", "Question 0?")]
     assert places == sorted(places)
-    alone = visible(first, profile_posts=0, protocol=TextProtocol.DEFAULT).prefix_messages[0].content
     assert alone == "told 0\n\nWhat the user asks now:\n\nQuestion 0?"
     with pytest.raises(DataError, match="protocol paper"):
         visible(first, profile_posts=0, protocol=TextProtocol.PAPER)
-    assert [each.hints for each in without_users([first, second])] == [None, None]
-    assert [each.hints for each in with_other_users([first, second])] == ["told 1", "told 0"]
+    assert [blind.hints for blind in without_users([first, second])] == [None, None]
+    assert [swapped.hints for swapped in with_other_users([first, second])] == ["told 1", "told 0"]
     assert "told 0" not in json.dumps(first.to_row())
     assert prb.Comparison.from_row({**record(0), "hints": "x"}, where="a file").hints is None

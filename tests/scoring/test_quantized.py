@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,7 @@ from prb_jax.models.quantization import FORMS, MATRICES
 from prb_jax.readouts.open_model import OpenedModel
 from prb_jax.scoring import reward_model
 from prb_jax.scoring.reward_model import RewardModel
-from tests.scoring.records import record
+from tests.scoring.records import read_json, record, score_rows, write_comparisons
 
 OPTIONS: dict[str, Any] = {"batch_tokens": 512, "controls": "none", "progress": False}
 
@@ -46,14 +45,12 @@ class Command:
     shown: str
 
     def summary(self, run: str = "") -> dict[str, Any]:
-        return json.loads((self.out / run / "summary.json").read_text())
+        return read_json(self.out / run / "summary.json")
 
 
 @pytest.fixture(scope="module")
 def data(labelled: list[prb.Comparison], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("data") / "pairs.jsonl"
-    path.write_text("".join(json.dumps(item.to_row()) + "\n" for item in labelled))
-    return path
+    return write_comparisons(tmp_path_factory.mktemp("data") / "pairs.jsonl", labelled)
 
 
 @pytest.fixture(scope="module")
@@ -67,28 +64,24 @@ def finished(folder: Path, data: Path, tmp_path_factory: pytest.TempPathFactory)
     return Command(out, arguments, shown.getvalue())
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def test_the_comparison_is_what_the_two_score_files_say(finished: Command) -> None:
-    ours, theirs = (read(finished.out / name / "scores.jsonl") for name in ("", "unquantized"))
+    ours, theirs = (score_rows(finished.out / name) for name in ("", "unquantized"))
     assert [row["id"] for row in ours] == [row["id"] for row in theirs]
-    compared = json.loads((finished.out / "compare.json").read_text())
+    compared = read_json(finished.out / "compare.json")
     assert compared == prb.compare(finished.out, finished.out / "unquantized")
-    (found,) = compared["pairs"]
+    (pair,) = compared["pairs"]
     wins = [[max(row["scores"][:1]) > max(row["scores"][1:]) for row in rows] for rows in (ours, theirs)]
     accuracy = {run["name"]: run["accuracy"] for run in compared["runs"]}
     assert accuracy == {"int8": np.mean(wins[0]), "unquantized": np.mean(wins[1])}
     assert accuracy["int8"] == finished.summary()["accuracy"]
-    assert found["flips"] == np.sum(np.array(wins[0]) != wins[1])
+    assert pair["flips"] == np.sum(np.array(wins[0]) != wins[1])
     flat = [np.concatenate([row["scores"] for row in rows]) for rows in (ours, theirs)]
     difference = flat[0] - flat[1]
-    assert found["scores"]["rms"] == pytest.approx(np.sqrt(np.mean(difference**2)))
-    assert found["scores"]["max_abs"] == np.abs(difference).max() > 1e-4
-    assert 0.95 < found["scores"]["pearson"] < 1
+    assert pair["scores"]["rms"] == pytest.approx(np.sqrt(np.mean(difference**2)))
+    assert pair["scores"]["max_abs"] == np.abs(difference).max() > 1e-4
+    assert 0.95 < pair["scores"]["pearson"] < 1
     assert "unquantized" in finished.shown
-    assert f"{found['scores']['pearson']:.4f}" in finished.shown
+    assert f"{pair['scores']['pearson']:.4f}" in finished.shown
 
 
 def test_each_is_the_run_of_that_model_alone(
@@ -99,18 +92,15 @@ def test_each_is_the_run_of_that_model_alone(
         for name in ("scores.jsonl", "summary.json"):
             assert (finished.out / run / name).read_bytes() == (tmp_path / f"{quantize}" / name).read_bytes()
         assert ("quantization" in alone.summary) == (quantize is not None)
-    inputs = [
-        json.loads((finished.out / run / "run.json").read_text())["inputs"] for run in ("", "unquantized")
-    ]
+    inputs = [read_json(finished.out / run / "run.json")["inputs"] for run in ("", "unquantized")]
     assert inputs[0]["model"] == inputs[1]["model"] | {"quantize": "int8"}
 
 
 def test_its_bytes_are_counted(finished: Command, folder: Path, model: RewardModel) -> None:
     narrow = prb.load(folder, dtype="bfloat16", quantize="int8")
-    matrices = sum(model.params["layers"][name].size for name in MATRICES)
-    channels = sum(
-        model.params["layers"][name].shape[0] * model.params["layers"][name].shape[2] for name in MATRICES
-    )
+    layers = [model.params["layers"][name] for name in MATRICES]
+    matrices = sum(matrix.size for matrix in layers)
+    channels = sum(matrix.shape[0] * matrix.shape[2] for matrix in layers)
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(narrow.params))
     assert narrow.report is not None
     assert narrow.report.quantize == "int8"
@@ -182,18 +172,16 @@ def test_a_run_that_was_killed_goes_on(
 
 
 def test_another_setting_is_another_run(finished: Command, folder: Path, data: Path) -> None:
-    run: dict[str, Any] = {"out": finished.out, "progress": False}
-    with pytest.raises(RunError, match=r'model\.quantize: "int8" -> "int8-weights"'):
-        prb.evaluate(folder, str(data), quantize="int8-weights", **run)
-    with pytest.raises(RunError, match=r'model\.quantize: "int8" -> \(absent\)'):
-        prb.evaluate(folder, str(data), **run)
+    for quantize, shown in (("int8-weights", '"int8-weights"'), (None, r"\(absent\)")):
+        with pytest.raises(RunError, match=rf'model\.quantize: "int8" -> {shown}'):
+            prb.evaluate(folder, str(data), out=finished.out, quantize=quantize, progress=False)
 
 
 def test_without_the_reference(finished: Command, folder: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "int8"
     assert cli.main([*finished.arguments, "--no-reference", "--out", str(out)]) == 0
     assert sorted(os.listdir(out)) == ["run.json", "scores.jsonl", "summary.json", "users.csv"]
-    assert json.loads((out / "summary.json").read_text()) == finished.summary()
+    assert read_json(out / "summary.json") == finished.summary()
     loaded = prb.evaluate(prb.load(folder, quantize="int8"), str(data), out=out, **OPTIONS)
     assert loaded.summary == finished.summary()
 
@@ -201,15 +189,13 @@ def test_without_the_reference(finished: Command, folder: Path, data: Path, tmp_
 def test_what_cannot_be(
     folder: Path, labelled: list[prb.Comparison], model: RewardModel, tmp_path: Path
 ) -> None:
-    def run(what: Any, **options: Any) -> None:
-        prb.evaluate(what, labelled, out=tmp_path / "x", progress=False, **options)
-
-    with pytest.raises(RunError, match="quantize: baseline:length reads the whole text"):
-        run("baseline:length", quantize="int8")
-    with pytest.raises(RunError, match="quantize: decided where the model was loaded"):
-        run(model, quantize="int8")
-    with pytest.raises(CheckpointError, match="fp8 needs matrix units"):
-        run(folder, quantize="fp8")
+    for scorer, form, error, message in (
+        ("baseline:length", "int8", RunError, "quantize: baseline:length reads the whole text"),
+        (model, "int8", RunError, "quantize: decided where the model was loaded"),
+        (folder, "fp8", CheckpointError, "fp8 needs matrix units"),
+    ):
+        with pytest.raises(error, match=message):
+            prb.evaluate(scorer, labelled, out=tmp_path / "x", quantize=form, progress=False)
     assert not (tmp_path / "x").exists()
 
 

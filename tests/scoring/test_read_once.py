@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,9 @@ from prb_jax.runs.evaluation import BLOCKS, SCORES
 from prb_jax.runs.rows import RowFile
 from prb_jax.scoring import baselines
 from prb_jax.sources.prepare import prepare
+from tests.json_lines import write_lines
 from tests.scoring.large_process import Counts, read_by_windows
+from tests.scoring.records import read_json
 from tests.scoring.test_large import COUNT, data, files, row  # noqa: F401 - a fixture
 
 AT_A_TIME = 64
@@ -33,13 +36,11 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counts:
 
 @pytest.fixture
 def copy(data: Path, tmp_path: Path) -> Path:  # noqa: F811
-    path = tmp_path / "data.jsonl"
-    path.write_bytes(data.read_bytes())
-    return path
+    return shutil.copy(data, tmp_path / "data.jsonl")
 
 
-def score(path: Path, out: Path, **options: Any) -> Any:
-    return evaluate("baseline:length", str(path), out=out, progress=False, **options)
+def score(path: Any, out: Path, **options: Any) -> Any:
+    return evaluate("baseline:length", path, out=out, progress=False, **options)
 
 
 def at_scores(
@@ -59,8 +60,10 @@ def at_scores(
     monkeypatch.setattr(RowFile, "append", appended)
 
 
-def stop_after(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
-    """Kill runs after so many batches, when these are on disk."""
+def killed(
+    monkeypatch: pytest.MonkeyPatch, path: Any, out: Path, *, batches: int = 3, **options: Any
+) -> None:
+    """A run that is killed after so many batches, when these are on disk."""
     written: list[int] = []
 
     def count(rows: int) -> None:
@@ -68,22 +71,14 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
         if len(written) == batches:
             raise KeyboardInterrupt
 
-    at_scores(monkeypatch, after=count)
-
-
-def killed(monkeypatch: pytest.MonkeyPatch, path: Path, out: Path, *, batches: int = 3) -> None:
     with monkeypatch.context() as patch:
-        stop_after(patch, batches)
+        at_scores(patch, after=count)
         with pytest.raises(KeyboardInterrupt):
-            score(path, out)
+            score(path, out, **options)
 
 
-def record(out: Path) -> Any:
-    return json.loads((out / "run.json").read_text())
-
-
-def data_of(out: Path) -> Any:
-    return record(out)["inputs"]["data"]
+def inputs_of(out: Path) -> Any:
+    return read_json(out / "run.json")["inputs"]
 
 
 def lines(path: Path) -> int:
@@ -105,7 +100,10 @@ def test_first_rows_come_before_the_last_block_and_each_byte_is_read_once(
     seen.files.clear()
     out, told = tmp_path / "run", []
 
-    at_scores(monkeypatch, before=lambda: told.append((seen.bytes, data_of(out), lines(out / BLOCKS))))
+    def look() -> None:
+        told.append((seen.bytes, inputs_of(out)["data"], lines(out / BLOCKS)))
+
+    at_scores(monkeypatch, before=look)
     score(path, out)
     first_bytes, first_data, first_blocks = told[0]
     assert first_bytes < size / 2
@@ -117,11 +115,11 @@ def test_first_rows_come_before_the_last_block_and_each_byte_is_read_once(
     assert seen.held <= 3 * AT_A_TIME < COUNT
     assert files(out) == files(tmp_path / "held")
     assert not (out / BLOCKS).exists()
-    assert data_of(out)["comparisons"] == COUNT
-    assert data_of(out)["sources"][0]["files"] == {path.name: json_lines.large_digest(path)}
-    assert set(record(out)) == set(record(tmp_path / "held"))
-    again = score(path, out)
-    assert again.summary["n"] == COUNT
+    described = inputs_of(out)["data"]
+    assert described["comparisons"] == COUNT
+    assert described["sources"][0]["files"] == {path.name: json_lines.large_digest(path)}
+    assert set(read_json(out / "run.json")) == set(read_json(tmp_path / "held" / "run.json"))
+    assert score(path, out).summary["n"] == COUNT
 
 
 def test_a_kill_in_the_middle_of_reading_leaves_no_trace(copy, seen, tmp_path, monkeypatch):
@@ -136,10 +134,9 @@ def test_a_kill_in_the_middle_of_reading_leaves_no_trace(copy, seen, tmp_path, m
         file.write(b'{"file": 0, "bl')  # torn
     score(copy, out)
     assert files(out) == files(tmp_path / "whole")
-    assert record(out)["inputs"] == record(tmp_path / "whole")["inputs"]
-    assert sorted(path.name for path in out.iterdir()) == sorted(
-        path.name for path in (tmp_path / "whole").iterdir()
-    )
+    assert inputs_of(out) == inputs_of(tmp_path / "whole")
+    left, whole = ({path.name for path in folder.iterdir()} for folder in (out, tmp_path / "whole"))
+    assert left == whole
 
 
 def test_data_that_changes_between_two_parts_of_a_run_is_refused(copy, seen, tmp_path, monkeypatch):
@@ -191,54 +188,44 @@ def test_data_that_changes_during_a_run(copy, seen, tmp_path, monkeypatch, place
         score(copy, tmp_path / "run")
     score(copy, tmp_path / "new")
     assert files(tmp_path / "run") == files(tmp_path / "new")
-    assert data_of(tmp_path / "run") == data_of(tmp_path / "new")
+    assert inputs_of(tmp_path / "run")["data"] == inputs_of(tmp_path / "new")["data"]
 
 
 def test_a_prepared_copy_continues_a_run_whose_data_is_known(copy, seen, tmp_path, monkeypatch):
     score(copy, tmp_path / "whole")
     prepared = prepare([str(copy)], out=tmp_path / "prepared").folder
     killed(monkeypatch, copy, tmp_path / "run")
-    with pytest.raises(
-        RunError, match=r"stopped before its data was read to the end.*continue it with the files"
-    ):
+    with pytest.raises(RunError, match=r"before its data was read to the end.*continue it with the files"):
         score(prepared, tmp_path / "run")
     score(copy, tmp_path / "run")
     score(prepared, tmp_path / "run")
     killed(monkeypatch, prepared, tmp_path / "begun")
     score(copy, tmp_path / "begun")
     assert files(tmp_path / "begun") == files(tmp_path / "run") == files(tmp_path / "whole")
-    assert record(tmp_path / "begun")["inputs"] == record(tmp_path / "whole")["inputs"]
+    assert inputs_of(tmp_path / "begun") == inputs_of(tmp_path / "whole")
 
 
 def test_equal_records_and_users_that_look_alike_are_told_at_the_end(seen, tmp_path):
-    path = tmp_path / "data.jsonl"
     rows = [
         {"question": f"q{n % 4}", "chosen": "aa", "rejected": "b", "user_id": "ann" + " " * (n % 2)}
         for n in range(6)
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = write_lines(tmp_path / "data.jsonl", rows)
     with pytest.warns(PrbWarning) as told:
         assert score(path, tmp_path / "run").summary["n"] == 6
-    texts = [str(warning.message) for warning in told if warning.category is PrbWarning]
-    assert len(texts) == 2, texts
-    assert "2 of 6 records without an id are equal to an earlier one" in texts[0]
-    assert "2 names differ from another one by Unicode form or white space alone" in texts[1]
+    equal, alike = (str(warning.message) for warning in told if warning.category is PrbWarning)
+    assert "2 of 6 records without an id are equal to an earlier one" in equal
+    assert "2 names differ from another one by Unicode form or white space alone" in alike
 
 
 def test_a_part_of_the_data_is_known_by_all_of_it(copy, seen, tmp_path, monkeypatch):
     other = tmp_path / "other.jsonl"
-    other.write_text("".join(json.dumps(row(n) | {"id": f"other {n}"}) + "\n" for n in range(300)))
-    several = [str(copy), str(other)]
-    whole = evaluate("baseline:length", several, out=tmp_path / "whole", limit=200, progress=False)
-    assert whole.summary["n"] == 400
-    with monkeypatch.context() as patch:
-        stop_after(patch, 5)
-        with pytest.raises(KeyboardInterrupt):
-            evaluate("baseline:length", several, out=tmp_path / "run", limit=200, progress=False)
+    several = [str(copy), write_lines(other, (row(n) | {"id": f"other {n}"} for n in range(300)))]
+    assert score(several, tmp_path / "whole", limit=200).summary["n"] == 400
+    killed(monkeypatch, several, tmp_path / "run", batches=5, limit=200)
     assert {json.loads(line)["file"] for line in (tmp_path / "run" / BLOCKS).open()} == {0, 1}
-    evaluate("baseline:length", several, out=tmp_path / "run", limit=200, progress=False)
+    score(several, tmp_path / "run", limit=200)
     assert files(tmp_path / "run") == files(tmp_path / "whole")
-    found = [source["files"] for source in data_of(tmp_path / "run")["sources"]]
-    assert found == [{path.name: json_lines.large_digest(path)} for path in (copy, other)]
-    rare = evaluate("baseline:length", str(copy), subset="rare", out=tmp_path / "rare", progress=False)
-    assert rare.summary["n"] == len(range(0, COUNT, 97))
+    described = [source["files"] for source in inputs_of(tmp_path / "run")["data"]["sources"]]
+    assert described == [{path.name: json_lines.large_digest(path)} for path in (copy, other)]
+    assert score(copy, tmp_path / "rare", subset="rare").summary["n"] == len(range(0, COUNT, 97))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,9 @@ import prb_jax as prb
 from prb_jax.cli import main
 from prb_jax.inspection.inspect import inspect
 from tests import tiny_tokenizer as tiny
+from tests.json_lines import write_lines
 from tests.parity.oracle import transformers_scores
-from tests.scoring.records import TOLERANCE, assert_close, record, write_model
+from tests.scoring.records import TOLERANCE, assert_close, read_json, record, score_rows, write_model
 from tests.sweeps import sweep
 
 
@@ -33,14 +33,12 @@ class TestSeveralLabels:
         assert (np.diff(first) != np.diff(last)).all()
 
     def test_unknown_and_useless_rules(self, folder: Path) -> None:
-        with pytest.raises(
-            prb.CheckpointError, match="unknown readout 'mean': expected one of logit, first-logit"
+        for readout, message in (
+            ("mean", "unknown readout 'mean': expected one of logit, first-logit"),
+            ("last-softmax", "'last-softmax' needs several labels, the score head has one"),
         ):
-            prb.load(folder, readout="mean")
-        with pytest.raises(
-            prb.CheckpointError, match="'last-softmax' needs several labels, the score head has one"
-        ):
-            prb.load(folder, readout="last-softmax")
+            with pytest.raises(prb.CheckpointError, match=message):
+                prb.load(folder, readout=readout)
 
 
 class TestPaperProtocol:
@@ -81,13 +79,11 @@ class TestPaperProtocol:
         assert model.readout == ("logit" if num_labels == 1 else "last-softmax")
         comparisons = [record(n, 3, longest=60) for n in (1, 2, 3)]
         for limit in (80, None):
-            found = model.score(comparisons, profile_posts=0, protocol="paper", max_length=limit)
+            scores = model.score(comparisons, profile_posts=0, protocol="paper", max_length=limit)
             expected = [self.carried_out(place, c, c.question, max_length=limit or 8192) for c in comparisons]
-            assert_close(found, expected)
-        lost = [tree.truncation.response_tokens_dropped for tree in model.encode(
-            comparisons, profile_posts=0, protocol="paper", max_length=80
-        )]  # fmt: skip
-        assert max(lost) > 20
+            assert_close(scores, expected)
+        trees = model.encode(comparisons, profile_posts=0, protocol="paper", max_length=80)
+        assert max(tree.truncation.response_tokens_dropped for tree in trees) > 20
 
     def test_with_a_profile_it_follows_the_question_without_a_separator(self, tmp_path: Path) -> None:
         place = write_model(tmp_path / "model", "llama", template=tiny.CHAT_WITH_BOS, bos=True)
@@ -96,9 +92,9 @@ class TestPaperProtocol:
             f"Post {i} (Category: {post.category}):\n{post.text}"
             for i, post in enumerate(comparison.profile, 1)
         )
-        (found,) = prb.load(place).score([comparison], profile_posts=10, protocol="paper")
+        scores = prb.load(place).score(comparison, profile_posts=10, protocol="paper")
         expected = self.carried_out(place, comparison, comparison.question + posts, max_length=8192)
-        np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+        np.testing.assert_allclose(scores, expected, atol=TOLERANCE)
 
     def test_a_head_with_two_labels_on_the_command_line(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -110,21 +106,14 @@ class TestPaperProtocol:
             pad_token_id=None,
         )  # fmt: skip
         comparisons = [record(n) for n in (1, 2)]
-        data = tmp_path / "pairs.jsonl"
-        data.write_text(
-            "".join(
-                json.dumps(
-                    {"id": c.id, "question": c.question, "chosen": c.responses[0], "rejected": c.responses[1]}
-                )
-                + "\n"
-                for c in comparisons
-            )
-        )
+        rows = [
+            {"id": c.id, "question": c.question, "responses": c.responses, "labels": [1, 0]}
+            for c in comparisons
+        ]
+        data = write_lines(tmp_path / "pairs.jsonl", rows)
 
         def run(name: str, *options: str) -> int:
-            return main(
-                ["evaluate", str(place), "--data", str(data), "--out", str(tmp_path / name), *options]
-            )
+            return main(["evaluate", str(place), "--data", data, "--out", str(tmp_path / name), *options])
 
         assert run("refused") == 2
         assert "2 labels, and nothing says which of them is the reward" in capsys.readouterr().err
@@ -133,20 +122,19 @@ class TestPaperProtocol:
         said = capsys.readouterr().err
         assert "the score head has 2 labels; the reward is the last of their softmax" in said
         assert "neither config.json nor the tokenizer names a padding token" in said
-        told = json.loads((tmp_path / "paper" / "run.json").read_text())
+        told = read_json(tmp_path / "paper" / "run.json")
         assert [remark in said for remark in told["remarks"]] == [True, True]
         assert told["inputs"]["model"]["readout"] == "last-softmax"
-        rows = [json.loads(line) for line in (tmp_path / "paper" / "scores.jsonl").read_text().splitlines()]
         logits = [
             transformers_scores(place, [tree.sequence(k).tolist() for k in range(2)])
             for tree in prb.load(place).encode(comparisons, profile_posts=0, protocol="paper")
         ]
         expected = [1 / (1 + np.exp(pair[:, 0] - pair[:, 1])) for pair in logits]
-        assert_close([np.asarray(row["scores"]) for row in rows], expected)
+        assert_close([np.asarray(row["scores"]) for row in score_rows(tmp_path / "paper")], expected)
         assert run("first", "--protocol", "paper", "--readout", "first-logit") == 0
         assert "labels;" not in capsys.readouterr().err
-        first = [json.loads(line) for line in (tmp_path / "first" / "scores.jsonl").read_text().splitlines()]
-        assert_close([np.asarray(row["scores"]) for row in first], [pair[:, 0] for pair in logits])
+        first = [np.asarray(row["scores"]) for row in score_rows(tmp_path / "first")]
+        assert_close(first, [pair[:, 0] for pair in logits])
         facts = inspect(str(place))
         assert facts["readout"].endswith("last-softmax (protocol paper; the default one needs --readout)")
         assert "names a padding token" in facts["warnings"]

@@ -4,6 +4,7 @@ is scored beside it."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -32,14 +33,11 @@ def alone(folder: Path, comparison: prb.Comparison, *, posts: int) -> np.ndarray
     if shown:
         heading = "What this user wrote before:"
         question = f"{heading}\n\n{shown}\n\nWhat the user asks now:\n\n{question}"
-    sequences = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}, {"role": "assistant", "content": response}],
-            tokenize=True,
-            return_dict=False,
-        )
+    conversations = [
+        [{"role": "user", "content": question}, {"role": "assistant", "content": response}]
         for response in comparison.responses
     ]
+    sequences = tokenizer.apply_chat_template(conversations, tokenize=True, return_dict=False)
     return transformers_scores(folder, sequences)[:, 0]
 
 
@@ -60,9 +58,9 @@ def test_scores_are_those_of_each_conversation_alone(
     model = prb.load(place)
     comparisons = [record(1, 2), record(2, 4), record(7, 16)]
     for posts in (0, 10):
-        found = model.score(comparisons, profile_posts=posts)
-        assert [row.dtype for row in found] == [np.float32] * 3
-        assert_close(found, [alone(place, comparison, posts=posts) for comparison in comparisons])
+        scores = model.score(comparisons, profile_posts=posts)
+        assert [row.dtype for row in scores] == [np.float32] * 3
+        assert_close(scores, [alone(place, comparison, posts=posts) for comparison in comparisons])
 
 
 class TestInvariance:
@@ -73,32 +71,24 @@ class TestInvariance:
         assert np.std(np.concatenate(scores)) > 0.1
         assert_close(model.score(mixed, batch_tokens=batch_tokens), scores)
 
-    def test_order(self, model, mixed, scores) -> None:
-        assert_close(model.score(mixed[::-1])[::-1], scores)
-
-    def test_company(self, model, mixed, scores) -> None:
-        assert_close(model.score(mixed[5:6]), scores[5:6])
-        assert_close(model.score(mixed[2:9:3]), scores[2:9:3])
+    @pytest.mark.parametrize("members", [slice(None, None, -1), slice(5, 6), slice(2, 9, 3)])
+    def test_order_and_company(self, model, mixed, scores, members: slice) -> None:
+        assert_close(model.score(mixed[members]), scores[members])
 
     def test_number_and_order_of_responses(self, model, mixed, scores) -> None:
         four = mixed[2]
         assert len(four.responses) == 4
-        fewer = [
-            prb.Comparison(
-                id="x", question=four.question, responses=responses, profile=four.profile, labels=None
-            )
-            for responses in (four.responses[1:3], four.responses[::-1])
-        ]
-        found = model.score(fewer)
-        assert_close(found, [scores[2][1:3], scores[2][::-1]])
+        orders = (slice(1, 3), slice(None, None, -1))
+        others = [replace(four, responses=four.responses[order]) for order in orders]
+        assert_close(model.score(others), [scores[2][order] for order in orders])
 
     def test_bucket(self, model, mixed, scores) -> None:
         trees = model.encode(mixed)
         most = max(tree.shape[0] for tree in trees)
         for bucket, batch in ((Bucket(most, 4, 112), 12), (Bucket(most + 37, 5, 131), 14)):
-            found = model.score_fn(model.params, model.place(make_batch(trees, bucket, batch=batch)))
-            assert found.shape == (batch, bucket.responses)
-            assert_close([np.asarray(row[: len(s)]) for row, s in zip(found, scores)], scores)
+            rewards = model.score_fn(model.params, model.place(make_batch(trees, bucket, batch=batch)))
+            assert rewards.shape == (batch, bucket.responses)
+            assert_close([np.asarray(row[: len(s)]) for row, s in zip(rewards, scores)], scores)
 
     def test_posts_matter_and_private_fields_do_not(self, model, mixed, scores) -> None:
         fewer = model.score(mixed, profile_posts=1)
@@ -106,12 +96,9 @@ class TestInvariance:
             changed = bool(np.abs(row - full).max() > 1e-3)
             assert changed == (len(comparison.profile) > 1)
         told = [
-            prb.Comparison(
-                id=c.id, question=c.question, responses=c.responses, profile=c.profile, narrative="other",
-                labels=[1.0, *[0.0] * (len(c.responses) - 1)], user_id="u", category="c",
-            )
+            replace(c, narrative="other", labels=range(len(c.responses)), user_id="u", category="c")
             for c in mixed
-        ]  # fmt: skip
+        ]
         assert_close(model.score(told), scores)
 
     def test_equal_responses_tie_exactly(self, model) -> None:
@@ -124,14 +111,9 @@ class TestInvariance:
 
 
 class TestLimits:
-    def test_a_limit_beyond_the_model(self, model, mixed) -> None:
-        with pytest.raises(
-            prb.DataError, match=r"max_length 5000 is more than the 4096 tokens .*max_position_embed"
-        ):
-            model.score(mixed, max_length=5000)
-
-    def test_the_models_own_limit_holds_unless_told(self, tmp_path: Path) -> None:
-        """A prompt that alone exceeds it is cut, posts first, and that is counted; scores stay finite."""
+    def test_the_models_own_limit_holds_unless_told(self, tmp_path: Path, mixed) -> None:
+        """A prompt that alone exceeds it is cut, posts first, and that is counted; scores stay finite. Responses that
+        alone exceed it are an error by name."""
         model = prb.load(write_model(tmp_path / "model", "llama", max_position_embeddings=128))
         long = prb.Comparison(
             id="long", question="Which tea? " * 100, responses=["Green.", "Black."], labels=None,
@@ -146,31 +128,31 @@ class TestLimits:
         assert 120 <= max(len(tree.sequence(k)) for k in range(2)) <= 128
         assert np.isfinite(batch.scores[0]).all()
         assert batch.tokens == [tree.tokens]
-
-    def test_responses_that_alone_exceed_it_are_an_error_by_name(self, tmp_path: Path, mixed) -> None:
-        model = prb.load(write_model(tmp_path / "model", "llama", max_position_embeddings=128))
-        long = prb.Comparison(id="the long one", question="?", responses=["Tea. " * 200, "No."], labels=None)
-        with pytest.raises(
-            prb.DataError, match=r"'the long one'.*max_length 128, and responses are never cut"
-        ):
+        long = replace(long, responses=["Tea. " * 200, "No."])
+        with pytest.raises(prb.DataError, match=r"'long'.*max_length 128, and responses are never cut"):
             model.score([*mixed[:3], long], profile_posts=0)
 
-    def test_bad_options(self, model, mixed) -> None:
-        with pytest.raises(prb.DataError, match="profile_posts: expected 0 or more, found -1"):
-            model.score(mixed, profile_posts=-1)
-        with pytest.raises(prb.DataError, match="max_length: expected at least 1, found 0"):
-            model.score(mixed, max_length=0)
-        with pytest.raises(
-            prb.DataError, match="protocol: expected one of 'default', 'paper', found 'rewardbench'"
-        ):
-            model.score(mixed, protocol="rewardbench")
+    @pytest.mark.parametrize(
+        ("option", "message"),
+        [
+            ({"max_length": 5000}, r"max_length 5000 is more than the 4096 tokens .*max_position_embed"),
+            ({"profile_posts": -1}, "profile_posts: expected 0 or more, found -1"),
+            ({"max_length": 0}, "max_length: expected at least 1, found 0"),
+            (
+                {"protocol": "rewardbench"},
+                "protocol: expected one of 'default', 'paper', found 'rewardbench'",
+            ),
+        ],
+    )
+    def test_bad_options(self, model, mixed, option, message: str) -> None:
+        with pytest.raises(prb.DataError, match=message):
+            model.score(mixed, **option)
 
 
 class TestLoading:
     def test_the_tokenizer_of_another_model(self, tmp_path: Path) -> None:
-        with pytest.raises(
-            prb.CheckpointError, match=r"ids up to 399, but .* has only 130 embeddings: .* not the tok"
-        ):
+        message = r"ids up to 399, but .* has only 130 embeddings: .* not the tok"
+        with pytest.raises(prb.CheckpointError, match=message):
             prb.load(write_model(tmp_path / "model", "llama", vocab_size=130))
 
     def test_dtype(self, folder: Path, mixed, scores) -> None:
@@ -179,9 +161,9 @@ class TestLoading:
         assert prb.load(folder).dtype == "float32"
         narrow = prb.load(folder, dtype="bfloat16")
         assert {leaf.dtype.name for leaf in jax.tree.leaves(narrow.params["layers"])} == {"bfloat16"}
-        found = narrow.score(mixed[:4])
-        assert {row.dtype for row in found} == {np.dtype(np.float32)}
-        difference = max(np.abs(a - b).max() for a, b in zip(found, scores))
+        rewards = narrow.score(mixed[:4])
+        assert {row.dtype for row in rewards} == {np.dtype(np.float32)}
+        difference = max(np.abs(a - b).max() for a, b in zip(rewards, scores))
         assert 1e-4 < difference < 0.3
 
     @pytest.mark.parametrize("stored", ["float16", "bfloat16"])

@@ -20,12 +20,9 @@ from tests.scoring.records import TOLERANCE, assert_close, record
 
 def test_on_a_batch_of_trees(model, mixed, scores) -> None:
     batch = model.batch(model.encode(mixed))
-    found = model.score_fn(model.params, batch)
-    assert (found.shape, found.dtype) == ((12, 4), jnp.float32)
-    assert_close([np.asarray(row[: len(s)]) for row, s in zip(found, scores)], scores)
-
-
-def test_a_batch_of_nothing(model) -> None:
+    rewards = model.score_fn(model.params, batch)
+    assert (rewards.shape, rewards.dtype) == ((12, 4), jnp.float32)
+    assert_close([np.asarray(row[: len(s)]) for row, s in zip(rewards, scores)], scores)
     with pytest.raises(ValueError, match="at least one tree, found none"):
         model.batch([])
 
@@ -38,8 +35,8 @@ def test_inside_another_jit(model, mixed, scores) -> None:
         rewards = model.score_fn(params, batch)
         return rewards[:, 0] - rewards[:, 1]
 
-    found = margins(model.params, model.batch(model.encode(mixed)))
-    np.testing.assert_allclose(found, [row[0] - row[1] for row in scores], atol=2 * TOLERANCE)
+    gaps = margins(model.params, model.batch(model.encode(mixed)))
+    np.testing.assert_allclose(gaps, [row[0] - row[1] for row in scores], atol=2 * TOLERANCE)
 
 
 def test_derivatives(model, mixed) -> None:
@@ -66,16 +63,11 @@ def test_one_compile_for_each_bucket(folder: Path, count: int) -> None:
     shapes: set[tuple[tuple[int, ...], ...]] = set()
 
     def scores() -> list[np.ndarray]:
-        found: list[np.ndarray] = [np.zeros(0)] * count
-        for scored in stream_scores(
-            comparisons,
-            encode=functools.partial(model.encode, profile_posts=0),
-            dispatch=dispatch,
-            options=model.shape_options(4096),
-        ):
-            for index, row in zip(scored.indices, scored.scores, strict=True):
-                found[index] = row
-        return found
+        rows: dict[int, np.ndarray] = {}
+        encode, options = functools.partial(model.encode, profile_posts=0), model.shape_options(4096)
+        for batch in stream_scores(comparisons, encode=encode, dispatch=dispatch, options=options):
+            rows |= zip(batch.indices, batch.scores, strict=True)
+        return [rows[index] for index in range(count)]
 
     def dispatch(batch: TreeBatch) -> jax.Array:
         shapes.add((batch.prefix.shape, batch.responses.shape))
@@ -107,12 +99,12 @@ def test_a_server_compiles_its_shapes_before_the_first_request(folder: Path) -> 
 
     comparisons = [record(number, 2 + number % 3, longest=8) for number in range(9)]
     trees = model.encode(comparisons, profile_posts=0)
-    found: list[np.ndarray] = [np.zeros(0)] * len(trees)
+    rows: dict[int, np.ndarray] = {}
     for request in (range(1), range(1, 9)):
         for dealt in fixed.batches([trees[number].shape for number in request], request):
             batch = make_batch([trees[number] for number in dealt.members], dealt.bucket, batch=dealt.rows)
             scores = model.score_fn(model.params, model.place(batch))
             for row, number in zip(np.asarray(scores), dealt.members, strict=False):
-                found[number] = row[: len(trees[number].responses)]
+                rows[number] = row[: len(trees[number].responses)]
     assert compiled._cache_size() == len(fixed.rows)
-    assert_close(found, model.score(comparisons, profile_posts=0))
+    assert_close([rows[number] for number in range(9)], model.score(comparisons, profile_posts=0))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -45,11 +45,8 @@ def tree_of(one: Comparison) -> Tree:
     rng = np.random.default_rng(number)
     prefix = rng.integers(10, 100, rng.integers(0, 90))
     responses = [np.append(k, rng.integers(10, 100, rng.integers(0, 20))) for k in range(len(one.responses))]
-    tree = build_tree(
-        [np.concatenate([prefix, r]) for r in responses], truncation=Truncation(posts_dropped=number)
-    )
-    assert len(tree.responses) == len(one.responses)
-    return tree
+    sequences = [np.concatenate([prefix, response]) for response in responses]
+    return build_tree(sequences, truncation=Truncation(posts_dropped=number))
 
 
 def expected(one: Comparison) -> np.ndarray:
@@ -77,13 +74,12 @@ class Machine:
         self.events.append(("dispatch", len(batch.prefix)))
         return jnp.asarray(batch.prefix.sum(1)[:, None] + batch.responses.sum(2), jnp.float32)
 
+    def stream(self, count: int, **options: Any) -> Generator[ScoredBatch]:
+        settings = {"encode": self.encode, "dispatch": self.dispatch, "options": OPTIONS, **options}
+        return cast(Any, stream_scores([comparison(number) for number in range(count)], **settings))
+
     def run(self, count: int, **options: Any) -> list[ScoredBatch]:
-        return list(
-            stream_scores(
-                [comparison(number) for number in range(count)],
-                encode=self.encode, dispatch=self.dispatch, **({"options": OPTIONS} | options),
-            )
-        )  # fmt: skip
+        return list(self.stream(count, **options))
 
 
 def assert_scored(batches: Sequence[ScoredBatch], wanted: Sequence[int]) -> None:
@@ -104,12 +100,7 @@ def test_every_comparison_is_scored_and_tokenised_once(count: int) -> None:
     machine = Machine()
     assert_scored(machine.run(count), range(count))
     assert sorted(machine.encoded) == list(range(count))
-
-
-def test_nothing_to_score_asks_nobody() -> None:
-    machine = Machine()
-    assert machine.run(0) == []
-    assert machine.events == []
+    assert len(machine.shapes) <= OPTIONS.max_buckets
 
 
 @pytest.mark.parametrize("count", [0, 1, 511, 512, 513, 4608, 4609, 16_953])
@@ -127,15 +118,8 @@ def test_the_sample_is_spread_over_the_input(count: int) -> None:
     sample = sample_indices(count)
     assert sample == sorted(set(sample))
     assert len(sample) == min(count, SAMPLE)
-    assert sample[0] == 0
-    assert sample[-1] == count - 1
+    assert (sample[0], sample[-1]) == (0, count - 1)
     assert max(np.diff([0, *sample])) <= count / min(count, SAMPLE) + 1
-
-
-def test_shapes_are_few() -> None:
-    machine = Machine()
-    machine.run(1500)
-    assert len(machine.shapes) <= OPTIONS.max_buckets
 
 
 def test_longer_comparisons_after_the_sample_still_fit() -> None:
@@ -148,26 +132,15 @@ def test_longer_comparisons_after_the_sample_still_fit() -> None:
         trees = machine.encode(comparisons)
         return [long if int(one.id) == odd else tree for one, tree in zip(comparisons, trees, strict=True)]
 
-    batches = list(
-        stream_scores(
-            [comparison(number) for number in range(1500)],
-            encode=encode, dispatch=machine.dispatch, options=OPTIONS,
-        )
-    )  # fmt: skip
-    found = {index: row for batch in batches for index, row in zip(batch.indices, batch.scores, strict=True)}
-    assert len(found) == 1500
-    assert found[odd].tolist() == [sum(range(10, 900)) + 1, sum(range(10, 900)) + 5]
+    batches = machine.run(1500, encode=encode)
+    scores = {index: row for batch in batches for index, row in zip(batch.indices, batch.scores, strict=True)}
+    assert len(scores) == 1500
+    assert scores[odd].tolist() == [sum(range(10, 900)) + 1, sum(range(10, 900)) + 5]
 
 
 def test_batches_are_dispatched_ahead_of_their_results() -> None:
     machine = Machine()
-    stream = stream_scores(
-        [comparison(number) for number in range(400)],
-        encode=machine.encode, dispatch=machine.dispatch, options=OPTIONS,
-    )  # fmt: skip
-    dispatched = []
-    for _ in stream:
-        dispatched.append(sum(kind == "dispatch" for kind, _ in machine.events))
+    dispatched = [sum(kind == "dispatch" for kind, _ in machine.events) for _ in machine.stream(400)]
     total = dispatched[-1]
     under_way = 1 + WAITING
     assert total > 2 * under_way
@@ -188,12 +161,7 @@ def test_lanes_compute_side_by_side_and_keep_the_order() -> None:
                 meeting.wait()
         return scores
 
-    together = list(
-        stream_scores(
-            [comparison(number) for number in range(400)],
-            encode=machine.encode, dispatch=dispatch, options=OPTIONS, lanes=2,
-        )
-    )  # fmt: skip
+    together = machine.run(400, dispatch=dispatch, lanes=2)
     assert [batch.indices for batch in together] == [batch.indices for batch in alone]
     assert_scored(together, range(400))
     # The first batch of each shape is compiled by the caller's own thread, once.
@@ -217,10 +185,7 @@ def test_the_next_window_is_tokenised_while_this_one_is_scored() -> None:
             assert go_on.wait(timeout=300)
         return machine.encode(comparisons)
 
-    stream = stream_scores(
-        [comparison(number) for number in range(count)],
-        encode=encode, dispatch=machine.dispatch, options=OPTIONS,
-    )  # fmt: skip
+    stream = machine.stream(count, encode=encode)
     batches = [next(stream)]
     assert started.wait(timeout=300)
     assert batches[0].indices[-1] < first
@@ -241,23 +206,16 @@ def test_an_error_while_tokenising_reaches_the_caller() -> None:
             raise DataError("comparison '1400': cannot be shown")
         return machine.encode(comparisons)
 
-    comparisons = [comparison(number) for number in range(1500)]
-    stream = stream_scores(comparisons, encode=encode, dispatch=machine.dispatch, options=OPTIONS)
     scored: list[ScoredBatch] = []
     with pytest.raises(DataError, match="comparison '1400': cannot be shown"):
-        scored.extend(stream)
+        scored.extend(machine.stream(1500, encode=encode))
     assert_scored(scored, sorted(index for batch in scored for index in batch.indices))
     assert len(scored) == sum(kind == "dispatch" for kind, _ in machine.events) - 1 - WAITING
-    names = {thread.name for thread in threading.enumerate()}
-    assert not any(name.startswith("tokenise") for name in names)
+    assert not any(thread.name.startswith("tokenise") for thread in threading.enumerate())
 
 
 def test_leaving_early_stops_the_thread() -> None:
-    machine = Machine()
-    comparisons = [comparison(number) for number in range(1500)]
-    stream: Any = stream_scores(
-        comparisons, encode=machine.encode, dispatch=machine.dispatch, options=OPTIONS
-    )
+    stream = Machine().stream(1500)
     next(stream)
     stream.close()
     assert not any(thread.name.startswith("tokenise") for thread in threading.enumerate())
@@ -267,10 +225,10 @@ def test_the_rest_of_a_run_has_the_same_batches() -> None:
     """What is done is left out whole; the other batches are those of the whole run, in its order."""
     whole = Machine().run(1500)
     done = {index for batch in whole[::3] for index in batch.indices}
-    machine = Machine()
-    rest = machine.run(1500, skip=lambda indices: all(index in done for index in indices))
-    assert [batch.indices for batch in rest] == [batch.indices for n, batch in enumerate(whole) if n % 3]
-    for batch, other in zip(rest, (batch for n, batch in enumerate(whole) if n % 3), strict=True):
+    rest = Machine().run(1500, skip=done.issuperset)
+    others = [batch for number, batch in enumerate(whole) if number % 3]
+    for batch, other in zip(rest, others, strict=True):
+        assert batch.indices == other.indices
         for row, same in zip(batch.scores, other.scores, strict=True):
             np.testing.assert_array_equal(row, same)
 
@@ -281,16 +239,17 @@ def test_finished_windows_are_not_tokenised_again() -> None:
     first = windows_of(count)[:2]
     done = {index for part in first for index in part}
     machine = Machine()
-    rest = machine.run(count, skip=lambda indices: all(index in done for index in indices))
+    rest = machine.run(count, skip=done.issuperset)
     assert_scored(rest, range(first[-1].stop, count))
     again = [index for index in machine.encoded if index in done]
     assert len(again) < 300
     assert len(machine.encoded) == len(set(machine.encoded))
 
 
-def test_a_finished_run_tokenises_nothing() -> None:
+@pytest.mark.parametrize(("count", "finished"), [(0, False), (1500, True)])
+def test_with_nothing_to_score_nobody_is_asked(count: int, finished: bool) -> None:
     machine = Machine()
-    assert machine.run(1500, skip=lambda indices: True) == []
+    assert machine.run(count, skip=lambda indices: finished) == []
     assert machine.events == []
 
 
@@ -307,13 +266,12 @@ def test_streams_score_every_comparison_once_and_share_what_begins_alike() -> No
         return jnp.asarray((batch.tokens[:, None] * seen).sum(axis=2), jnp.float32)
 
     def run(skip: Any = lambda indices: False) -> list[ScoredBatch]:
-        return list(
-            stream_scores(
-                [comparison(number) for number in range(1100)],
-                encode=lambda some: [trees[int(one.id)] for one in some],
-                dispatch=score, options=StreamOptions(tokens=1024, streams=2), skip=skip,
-            )
-        )  # fmt: skip
+        options = StreamOptions(tokens=1024, streams=2)
+
+        def encode(some: Sequence[Comparison]) -> list[Tree]:
+            return [trees[int(one.id)] for one in some]
+
+        return Machine().run(1100, encode=encode, dispatch=score, options=options, skip=skip)
 
     batches = run()
     assert sorted(index for batch in batches for index in batch.indices) == list(range(1100))
@@ -324,6 +282,5 @@ def test_streams_score_every_comparison_once_and_share_what_begins_alike() -> No
             assert tokens == trees[index].tokens
     computed = sum(batch.computed or 0 for batch in batches)
     assert computed < 0.2 * sum(tree.tokens for tree in trees.values())
-    done = set(batches[0].indices)
-    again = run(lambda indices: all(index in done for index in indices))
+    again = run(set(batches[0].indices).issuperset)
     assert [batch.indices for batch in again] == [batch.indices for batch in batches[1:]]

@@ -19,43 +19,37 @@ from prb_jax.scoring.write_tokens import TokensJob, write_store
 from prb_jax.sources.prepare import prepare
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.token_store import COLUMNS, PAGE, open_store
-from tests.scoring.records import record
+from tests.json_lines import write_lines
+from tests.scoring.records import read_json, record
 
 COUNT, USERS = 60, 6
 VIEW = {"profile_posts": 2, "max_length": 600}
 
 
 def rows() -> list[dict]:
-    found = []
+    rows = []
     for number in range(COUNT):
-        user = number % USERS
+        user, responses = number % USERS, 2 + number % 2
         profile = [
             {"id": str(k), "category": "", "text": f"{user} {k} " + "tea rain " * 25} for k in range(2)
         ]
-        found.append({**record(number, 2 + number % 2).to_row(), "profile": profile, "user_id": f"u{user}"})
-        found[-1]["labels"] = list(range(2 + number % 2))
-        if number % 5 == 0:
-            found[-1]["margin"] = number / 8
-    del found[41]["id"]
-    found[42] = dict(found[41])  # equal, and without an id
-    return found
+        fields = {"profile": profile, "user_id": f"u{user}", "labels": list(range(responses))}
+        margin = {} if number % 5 else {"margin": number / 8}
+        rows.append(record(number, responses).to_row() | fields | margin)
+    del rows[41]["id"]
+    rows[42] = dict(rows[41])  # equal, and without an id
+    return rows
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("data") / "data.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows()), encoding="utf-8")
-    return path
+    return Path(write_lines(tmp_path_factory.mktemp("data") / "data.jsonl", rows()))
 
 
-def job(folder: Path, data: Path, out: Path, **view: int) -> TokensJob:
-    return TokensJob(
-        model=str(folder),
-        loading=LoadOptions(),
-        view=ViewOptions(**(VIEW | view)),  # pyright: ignore[reportArgumentType]
-        folder=prepare([str(data)], out=out).folder,
-        part=16,
-    )
+def job(folder: Path, data: Path, out: Path) -> TokensJob:
+    prepared = prepare([str(data)], out=out).folder
+    view = ViewOptions(profile_posts=VIEW["profile_posts"], max_length=VIEW["max_length"])
+    return TokensJob(model=str(folder), loading=LoadOptions(), view=view, folder=prepared, part=16)
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +81,12 @@ def test_scores_are_those_of_the_text_and_no_text_is_read(model, data, prepared,
 
     monkeypatch.setattr(Reader, "encode_text", never)
     monkeypatch.setattr("prb_jax.sources.prepared.to_row", never)
-    found = evaluate(model, str(prepared), out=tmp_path / "tokens", **options)
-    name = "scores.jsonl"
-    assert (tmp_path / "text" / name).read_bytes() == (tmp_path / "tokens" / name).read_bytes()
+    from_tokens = evaluate(model, str(prepared), out=tmp_path / "tokens", **options)
+    text, tokens = ((tmp_path / name / "scores.jsonl").read_bytes() for name in ("text", "tokens"))
+    assert text == tokens
     for figure in ("n", "accuracy", "ties", "mean_margin", "user_accuracy", "truncated", "length_baseline"):
-        assert found.summary[figure] == expected.summary[figure], figure
-    assert found.rows[42].id == f"{found.rows[41].id}#2"
+        assert from_tokens.summary[figure] == expected.summary[figure], figure
+    assert from_tokens.rows[42].id == f"{from_tokens.rows[41].id}#2"
     same = evaluate(model, str(prepared), limit=7, too_long="skip", **options)
     assert [row.id for row in same.rows] == [row.id for row in expected.rows[:7]]
     for row, other in zip(same.rows, expected.rows[:7], strict=True):
@@ -117,10 +111,8 @@ def test_pages_of_a_profile_are_stored_once(model, data, prepared):
         for k in range(0, len(tree.prefix) - PAGE + 1, PAGE)
     }
     assert len(store.arrays["pages"]) <= len(whole) < len(store.arrays["page_numbers"]) / 4
-    margins = np.asarray(store.arrays["margins"])
-    assert [row.get("margin") for row in rows()] == [
-        None if np.isnan(margin) else margin for margin in margins
-    ]
+    margins = [row.get("margin", np.nan) for row in rows()]
+    np.testing.assert_array_equal(store.arrays["margins"], margins)
 
 
 @pytest.mark.slow
@@ -156,9 +148,7 @@ def test_a_killed_command_goes_on_with_the_missing_parts(folder, data, prepared,
     assert sum(seen) == COUNT - 3 * 16
     part = next((tmp_path / "out").rglob("000001.npz"))
     part.write_bytes(part.read_bytes()[:-100])
-    with pytest.raises(
-        DataError, match=r"000001\.npz: not a whole part: .*; remove it, and the same command"
-    ):
+    with pytest.raises(DataError, match=r"000001\.npz: not a whole part: .*; remove it, and the same"):
         write_store(work, split="test")
     part.unlink()
     write_store(work, split="test")
@@ -173,24 +163,23 @@ def test_a_full_disk_is_one_error(folder, data, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(np, "savez", full)
-        with pytest.raises(
-            RunError, match=r"cannot write .*No space left on device; all that was done so far is kept"
-        ):
+        with pytest.raises(RunError, match=r"cannot write .*No space left on device; all that .* is kept"):
             write_store(work, split="test")
     assert not list((tmp_path / "out").rglob("*.tmp"))
 
 
 def test_other_models_views_and_data_are_refused_by_field(model, data, prepared, copy):
-    with pytest.raises(DataError, match="profile_posts 2, expected 1"):
-        evaluate(model, str(prepared), progress=False, **(VIEW | {"profile_posts": 1}))
-    with pytest.raises(DataError, match="max_length 600, expected 700"):
-        evaluate(model, str(prepared), progress=False, **(VIEW | {"max_length": 700}))
-    with pytest.raises(DataError, match="protocol 'default', expected 'paper'"):
-        evaluate(model, str(prepared), progress=False, protocol="paper", **VIEW)
+    for option, message in (
+        ({"profile_posts": 1}, "profile_posts 2, expected 1"),
+        ({"max_length": 700}, "max_length 600, expected 700"),
+        ({"protocol": "paper"}, "protocol 'default', expected 'paper'"),
+    ):
+        with pytest.raises(DataError, match=message):
+            evaluate(model, str(prepared), progress=False, **(VIEW | option))
     file = store_of(copy) / "store.json"
-    found = json.loads(file.read_text())
-    for field, value in (("data", []), ("key", {**found["key"], "tokenizer": "sha256:0"})):
-        file.write_text(json.dumps({**found, field: value}))
+    facts = read_json(file)
+    for field, value in (("data", []), ("key", {**facts["key"], "tokenizer": "sha256:0"})):
+        file.write_text(json.dumps({**facts, field: value}))
         with pytest.raises(DataError, match="data" if field == "data" else "tokenizer 'sha256:0', expected"):
             evaluate(model, str(copy), progress=False, **VIEW)
 
@@ -221,9 +210,9 @@ def test_a_changed_token_and_a_foreign_store_are_refused(model, copy):
     (path / "pages.npy").write_bytes(pages[:-1] + bytes([pages[-1] ^ 1]))
     with pytest.raises(DataError, match=r"the tokens of comparison \d+ are damaged"):
         evaluate(model, str(copy), progress=False, **VIEW)
-    found = json.loads((path / "store.json").read_text())
+    facts = read_json(path / "store.json")
     for files in ([1], {"pages.npy": 3}, {"pages.npy": {"bytes": None}}):
-        (path / "store.json").write_text(json.dumps({**found, "files": files}))
+        (path / "store.json").write_text(json.dumps({**facts, "files": files}))
         with pytest.raises(DataError, match=r"store\.json: files: says nothing of pages\.npy"):
             evaluate(model, str(copy), progress=False, **VIEW)
     (path / "store.json").write_text(json.dumps({"kind": "something else"}))
@@ -235,9 +224,8 @@ def test_a_changed_token_and_a_foreign_store_are_refused(model, copy):
 def test_the_text_of_other_data_beside_the_tokens_is_refused(model, copy, tmp_path):
     """The control that leaves profiles out reads the text; a run that reads tokens alone does not need it."""
     other = [{**row, "profile": row["profile"][:1]} for row in rows()]
-    path = tmp_path / "data.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in other), encoding="utf-8")
-    (text,) = prepare([str(path)], out=tmp_path / "other").folder.glob("*.array_record*")
+    path = write_lines(tmp_path / "data.jsonl", other)
+    (text,) = prepare([path], out=tmp_path / "other").folder.glob("*.array_record*")
     shutil.copy(text, store_of(copy).parents[2])
     evaluate(model, str(copy), controls="none", progress=False, **VIEW)
     for scorer, options in ((model, {"controls": "blind", **VIEW}), ("baseline:length", {})):

@@ -16,9 +16,9 @@ COUNT = 1200  # three windows, so that one is tokenised while another is scored
 
 def last_lines(count: int, *arguments: object) -> list[str]:
     with job([*PROGRAM, *arguments], count=count) as processes:
-        found = ended(processes)
-    assert [status for status, *_ in found] == [0] * count, found
-    return [output.splitlines()[-1] for _, output, _ in found]
+        outcomes = ended(processes)
+    assert [status for status, *_ in outcomes] == [0] * count, outcomes
+    return [output.splitlines()[-1] for _, output, _ in outcomes]
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -26,13 +26,12 @@ def test_processes_share_the_work_and_score_alike(processes: int) -> None:
     alone = Counting()
     expected = digest(COUNT, alone)
     assert alone.seen == COUNT
-    found = [line.split() for line in last_lines(processes, COUNT)]
-    assert [line[1] for line in found] == [expected] * processes
-    for place in (0, 2):
-        counts = [int(line[place]) for line in found]
+    seen, digests, together, trees = zip(*(line.split() for line in last_lines(processes, COUNT)))
+    assert digests == (expected,) * processes
+    for counts in (list(map(int, seen)), list(map(int, together))):
         assert sum(counts) == COUNT
         assert max(counts) - min(counts) <= 3  # one for each exchange
-    assert [line[3] for line in found] == [str(COUNT)] * processes
+    assert trees == (str(COUNT),) * processes
 
 
 @pytest.mark.slow
@@ -53,8 +52,6 @@ def test_trees_survive_the_way() -> None:
 
 
 def test_one_process_exchanges_nothing() -> None:
-    encode = Counting()
-    some = comparisons(5)
-    assert [tree.shape for tree in encode_part([some[4], some[0]], encode)()] == [
-        tree.shape for tree in encode_by_processes([some[4], some[0]], encode)
-    ]
+    some = comparisons(5)[::-4]
+    trees = encode_part(some, Counting())(), encode_by_processes(some, Counting())
+    assert [tree.shape for tree in trees[0]] == [tree.shape for tree in trees[1]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,8 @@ import pytest
 import prb_jax as prb
 from prb_jax.cli import main
 from prb_jax.scoring.reward_model import RewardModel
-from tests.scoring.records import WORDS
+from tests.json_lines import read_lines
+from tests.scoring.records import WORDS, write_comparisons
 
 LIMIT = 60
 LONG = " ".join([*WORDS, *WORDS, *WORDS])
@@ -33,16 +34,6 @@ def comparisons() -> list[prb.Comparison]:
     ]
 
 
-def write(path: Path, items: list[prb.Comparison]) -> Path:
-    path.write_text("".join(json.dumps(item.to_row()) + "\n" for item in items))
-    return path
-
-
-def test_by_default_it_stops_the_run_and_says_how_to_go_on(model: RewardModel, tmp_path: Path) -> None:
-    with pytest.raises(prb.DataError, match=r"'c2': .* within max_length 60, .* --too-long skip leaves such"):
-        prb.evaluate(model, comparisons(), out=tmp_path / "run", max_length=LIMIT, progress=False)
-
-
 def test_left_out_counted_and_named(model: RewardModel, tmp_path: Path) -> None:
     items, out = comparisons(), tmp_path / "run"
     result = prb.evaluate(model, items, out=out, max_length=LIMIT, too_long="skip", progress=False)
@@ -53,7 +44,7 @@ def test_left_out_counted_and_named(model: RewardModel, tmp_path: Path) -> None:
     assert result.summary["n"] == result.summary["baselines"]["baseline:length"]["n"] == 6
     assert result.summary["left_out"] == {"comparisons": 3, "by_subset": {"long": 3}, "by_benchmark": {}}
     assert "left_out" in result.summary["definitions"]
-    named = [json.loads(line) for line in (out / "left_out.jsonl").read_text().splitlines()]
+    named = read_lines(out / "left_out.jsonl")
     assert [(row["id"], row["user_id"], row["limit"]) for row in named] == [
         ("c2", "u0", LIMIT), ("c5", "u1", LIMIT), ("c8", "u2", LIMIT)
     ]  # fmt: skip
@@ -67,45 +58,38 @@ def test_left_out_counted_and_named(model: RewardModel, tmp_path: Path) -> None:
 
 
 def test_a_benchmark_scores_what_is_left(model: RewardModel, tmp_path: Path) -> None:
-    source = f"prb:{write(tmp_path / 'data.jsonl', comparisons())}"
-    whole = prb.evaluate("baseline:length", source, out=tmp_path / "length", progress=False)
-    summary = prb.evaluate(
-        model, source, out=tmp_path / "run", max_length=LIMIT, too_long="skip", progress=False
-    ).summary
+    source = f"prb:{write_comparisons(tmp_path / 'data.jsonl', comparisons())}"
+    summary = prb.evaluate(model, source, max_length=LIMIT, too_long="skip", progress=False).summary
     assert summary["left_out"]["by_benchmark"] == {"prb": 3}
     assert summary["benchmarks"]["prb"]["score"] == summary["accuracy"]
     assert summary["benchmarks"]["prb"]["left_out"] == 3
     assert summary["readout"] == "logit"
-    assert summary["baselines"]["baseline:length"]["n"] == whole.summary["n"] - 3
+    assert summary["baselines"]["baseline:length"]["n"] == 6
 
 
-def test_nothing_left(model: RewardModel, tmp_path: Path) -> None:
-    items = [item for item in comparisons() if item.subset == "long"]
-    with pytest.raises(
-        prb.DataError, match=r"every comparison is too long, nothing is left to score; .*'c2'"
+def test_with_nothing_left_and_choices_without_effect_it_is_refused(model: RewardModel) -> None:
+    long = [item for item in comparisons() if item.subset == "long"]
+    nothing_left = r"every comparison is too long, nothing is left to score; .*'c2'"
+    for scorer, options, error, message in (
+        (model, {"max_length": LIMIT}, prb.DataError, nothing_left),
+        (model, {"protocol": "paper"}, prb.RunError, "the paper protocol cuts responses"),
+        ("baseline:length", {"protocol": "default"}, prb.RunError, "no length limit"),
+        (model, {"too_long": "cut"}, prb.RunError, "too_long: expected error or skip, found 'cut'"),
     ):
-        prb.evaluate(model, items, out=tmp_path, max_length=LIMIT, too_long="skip", progress=False)
+        with pytest.raises(error, match=message):
+            prb.evaluate(scorer, long, **{"too_long": "skip", **options}, progress=False)
 
 
-def test_a_choice_without_effect_is_refused(model: RewardModel, tmp_path: Path) -> None:
-    for scorer, protocol, message in (
-        (model, "paper", "the paper protocol cuts responses"),
-        ("baseline:length", "default", "no length limit"),
-    ):
-        with pytest.raises(prb.RunError, match=message):
-            prb.evaluate(
-                scorer, comparisons(), out=tmp_path, protocol=protocol, too_long="skip", progress=False
-            )
-    with pytest.raises(prb.RunError, match="too_long: expected error or skip, found 'cut'"):
-        prb.evaluate(model, comparisons(), out=tmp_path, too_long="cut", progress=False)
-
-
-def test_on_the_command_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = write(tmp_path / "data.jsonl", comparisons())
+def test_on_the_command_line_it_is_an_error_that_says_how_to_go_on(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_comparisons(tmp_path / "data.jsonl", comparisons())
     command = ["evaluate", str(folder), "--data", str(data), "--max-length", str(LIMIT), "--no-progress"]
-    assert main([*command, "--out", str(tmp_path / "run")]) == 2
-    assert "--too-long skip" in capsys.readouterr().err
-    assert main([*command, "--out", str(tmp_path / "run"), "--too-long", "skip"]) == 0
-    assert "3 comparisons too long and left out, see left_out.jsonl" in " ".join(
-        capsys.readouterr().out.split()
+    command += ["--out", str(tmp_path / "run")]
+    assert main(command) == 2
+    assert re.search(
+        r"'c2': .* within max_length 60, .* --too-long skip leaves such", capsys.readouterr().err
     )
+    assert main([*command, "--too-long", "skip"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "3 comparisons too long and left out, see left_out.jsonl" in shown

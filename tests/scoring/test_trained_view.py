@@ -17,6 +17,7 @@ from prb_jax.text.visible import TextProtocol
 from prb_jax.training.config import default_config
 from prb_jax.training.convert import convert
 from prb_jax.training.train import train
+from tests.scoring.records import read_json, score_rows
 from tests.training.tiny import rows, write_model, write_rows
 
 LENGTH = 60
@@ -52,12 +53,13 @@ def evaluate(*arguments) -> None:
     assert main(["evaluate", *map(str, arguments), "--no-progress"]) == 0
 
 
-def scores(out: Path) -> list[list[float]]:
-    return [json.loads(line)["scores"] for line in (out / "scores.jsonl").read_text().splitlines()]
-
-
 def run_of(out: Path):
-    return json.loads((out / "run.json").read_text())
+    return read_json(out / "run.json")
+
+
+def prefixes(rm, records, **options) -> list[list[int]]:
+    """The token ids before the responses, as the model sees them."""
+    return [tree.prefix.tolist() for tree in rm.encode(records, **options)]
 
 
 def test_without_flags_a_run_is_scored_as_with_the_flags_of_its_training(runs, data, tmp_path, capsys):
@@ -85,15 +87,15 @@ def test_an_override_is_one_line_and_stands_in_the_run(runs, data, tmp_path, cap
         "profile_posts": {"trained": 0, "used": 2},
         "max_length": {"trained": LENGTH, "used": 512},
     }
-    records = prb.read_comparisons(data)
-    own = prb.load(run).score(records)
-    assert not np.array_equal(scores(tmp_path), own)  # the posts decide what it sees
+    as_trained = prb.load(run).score(prb.read_comparisons(data))
+    scores = [row["scores"] for row in score_rows(tmp_path)]
+    assert not np.array_equal(scores, as_trained)  # the posts decide what it sees
 
 
 @pytest.mark.parametrize("method", VIEWS)
 def test_python_and_every_folder_of_a_run_have_the_same_defaults(runs, data, tmp_path, method):
     run, view, records = runs[method], VIEWS[method], prb.read_comparisons(data)
-    found = TrainedView(view, method)
+    trained = TrainedView(view, method)
     expected = prb.evaluate(run, data, out=tmp_path / "run", progress=False)
     shutil.copytree(run / "model", tmp_path / "moved")
     folders = [run / "model", tmp_path / "moved"]
@@ -104,14 +106,11 @@ def test_python_and_every_folder_of_a_run_have_the_same_defaults(runs, data, tmp
         warnings.simplefilter("error", prb.PrbWarning)
         for folder in folders:
             rm = prb.load(folder)
-            assert rm.reader.trained == found
-            same = [each.tolist() for each in rm.score(records)]
-            assert same == [row.scores for row in expected.rows]
-        explicit = rm.encode(records, **options)
-        for tree, other in zip(rm.encode(records), explicit, strict=True):
-            assert tree.prefix.tolist() == other.prefix.tolist()
-    assert read_trained_view(convert(run, tmp_path / "adapter", adapter=True)) == found
-    assert json.loads((run / "train.json").read_text())["view"] == found.to_json()
+            assert rm.reader.trained == trained
+            assert [row.tolist() for row in rm.score(records)] == [row.scores for row in expected.rows]
+        assert prefixes(rm, records) == prefixes(rm, records, **options)
+    assert read_trained_view(convert(run, tmp_path / "adapter", adapter=True)) == trained
+    assert read_json(run / "train.json")["view"] == trained.to_json()
     with pytest.warns(prb.PrbWarning, match=r"profile_posts 10 instead of"):
         rm.score(records[:1], profile_posts=10)
     with pytest.warns(prb.PrbWarning, match=r"protocol paper instead of default"):
@@ -141,10 +140,9 @@ def test_without_a_trained_view_score_and_evaluate_have_the_general_defaults(mod
     for protocol, posts in (("default", 10), ("paper", 0)):
         result = prb.evaluate(rm, data, out=tmp_path / protocol, protocol=protocol, progress=False)
         assert result.summary["profile_posts"] == posts
-        assert [row.scores for row in result.rows] == [
-            each.tolist() for each in rm.score(records, protocol=protocol)
-        ]
-    assert len(rm.encode(records)[2].prefix) > len(rm.encode(records, profile_posts=0)[2].prefix)
+        scores = rm.score(records, protocol=protocol)
+        assert [row.scores for row in result.rows] == [row.tolist() for row in scores]
+    assert len(prefixes(rm, records)[2]) > len(prefixes(rm, records, profile_posts=0)[2])
 
 
 def test_the_models_whole_context_is_no_override():
@@ -158,17 +156,15 @@ def test_the_models_whole_context_is_no_override():
 
 def test_a_model_of_the_time_when_prompts_always_claimed_an_order_is_scored_so(runs, data, tmp_path):
     old = shutil.copytree(runs["profile_context"] / "model", tmp_path / "old")
-    view = json.loads((old / TRAINED_VIEW).read_text())
+    view = read_json(old / TRAINED_VIEW)
     assert view.pop("order_claim") == "recorded"
     (old / TRAINED_VIEW).write_text(json.dumps(view))
     records = prb.read_comparisons(data)
     rm, now = prb.load(old), prb.load(runs["profile_context"])
-    texts = [model.tokenizer.tokenizer.decode(model.encode(records)[2].prefix) for model in (rm, now)]
+    texts = [model.tokenizer.tokenizer.decode(prefixes(model, records)[2]) for model in (rm, now)]
     assert ["most relevant first" in text for text in texts] == [True, False]
     ranked = [dataclasses.replace(record, profile_order="bm25") for record in records]
-    assert [tree.prefix.tolist() for tree in now.encode(ranked)] == [
-        tree.prefix.tolist() for tree in rm.encode(records)
-    ]
+    assert prefixes(now, ranked) == prefixes(rm, records)
     prb.evaluate(rm, data, out=tmp_path / "run", controls="none", progress=False)
     assert run_of(tmp_path / "run")["inputs"]["order_claim"] == "always"
     assert "overrides" not in run_of(tmp_path / "run")
@@ -193,7 +189,7 @@ def test_a_model_of_the_time_when_prompts_always_claimed_an_order_is_scored_so(r
 def test_a_broken_view_is_one_clear_error(tmp_path, change, said):
     TrainedView(View(3), "profile_context").save(tmp_path)
     path = tmp_path / TRAINED_VIEW
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    path.write_text(json.dumps(read_json(path) | change))
     with pytest.raises(prb.CheckpointError, match=re.escape(f"{path}: {said}")):
         read_trained_view(tmp_path)
     path.write_text("[")

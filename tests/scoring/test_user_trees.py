@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from functools import partial
@@ -19,26 +18,26 @@ from prb_jax.trees.batches import Bucket, make_batch
 from prb_jax.trees.packing import StreamOptions
 from tests.scoring.cudnn_model import over_cudnn_streams
 from tests.scoring.large_process import read_by_windows
-from tests.scoring.records import TOLERANCE, assert_close, text
+from tests.scoring.records import TOLERANCE, assert_close, score_rows, text, write_comparisons
 
 
 def of_people(people: int, questions: int, *, alike: bool = False) -> list[prb.Comparison]:
     """Each person's comparisons have one profile; the people come in turn. ``alike``: profiles differ by a letter."""
     rng = np.random.default_rng(0)
     common = [{"text": text(rng, 40, 60)} for _ in range(3)]
-    found = []
+    comparisons = []
     for person in range(people):
-        own = common if alike else [{"text": text(rng, 40, 60)} for _ in range(3)]
-        profile = [*own[:2], {"text": f"{own[2]['text']} {'abcd'[person]}"}]
-        for question in range(questions):
-            found.append(
-                prb.Comparison(
-                    id=f"{person}-{question}", user_id=str(person), profile=profile, question=text(rng, 3, 9),
-                    responses=[f"{k} {text(rng, 1, 9)}" for k in range(2 + question % 2)],
-                    labels=[1.0, *[0.0] * (1 + question % 2)],
-                )
-            )  # fmt: skip
-    return [found[index] for index in rng.permutation(len(found))]
+        posts = common if alike else [{"text": text(rng, 40, 60)} for _ in range(3)]
+        profile = [*posts[:2], {"text": f"{posts[2]['text']} {'abcd'[person]}"}]
+        comparisons += [
+            prb.Comparison(
+                id=f"{person}-{question}", user_id=str(person), profile=profile, question=text(rng, 3, 9),
+                responses=[f"{k} {text(rng, 1, 9)}" for k in range(2 + question % 2)],
+                labels=[1.0, *[0.0] * (1 + question % 2)],
+            )
+            for question in range(questions)
+        ]  # fmt: skip
+    return [comparisons[index] for index in rng.permutation(len(comparisons))]
 
 
 def alone(model: RewardModel, comparisons: list[prb.Comparison]) -> list[np.ndarray]:
@@ -48,20 +47,25 @@ def alone(model: RewardModel, comparisons: list[prb.Comparison]) -> list[np.ndar
     for start in range(0, len(trees), 4):
         some = trees[start : start + 4]
         batch = model.place(make_batch(some, Bucket(1024, 3, 64), batch=4))
-        found = np.asarray(model.score_fn(model.params, batch))
-        scores += [row[: len(tree.responses)] for row, tree in zip(found, some, strict=False)]
+        rewards = np.asarray(model.score_fn(model.params, batch))
+        scores += [row[: len(tree.responses)] for row, tree in zip(rewards, some, strict=False)]
     return scores
 
 
-@pytest.mark.parametrize("alike", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_scores_are_those_of_single_trees(model: RewardModel, alike: bool) -> None:
-    """Streams hold two people, or split one."""
+@pytest.fixture
+def streaming(model: RewardModel) -> RewardModel:
     if model.stream_fn is None:
         pytest.skip("about streams, which this machine does not use")
+    return model
+
+
+@pytest.mark.parametrize("alike", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_scores_are_those_of_single_trees(streaming: RewardModel, alike: bool) -> None:
+    """Streams hold two people, or split one."""
     comparisons = of_people(3, 6, alike=alike)
-    expected = alone(model, comparisons)
-    assert_close(model.score(comparisons), expected)
-    assert_close(model.score(comparisons, batch_tokens=1024), expected)
+    expected = alone(streaming, comparisons)
+    for batch_tokens in (None, 1024):
+        assert_close(streaming.score(comparisons, batch_tokens=batch_tokens), expected)
 
 
 @pytest.mark.slow
@@ -75,9 +79,8 @@ def test_cudnn_over_streams_scores_as_single_trees(
     assert isinstance(options, StreamOptions)
     assert options.keys is not None
     assert options.tokens % options.block == options.block % options.keys.queries == 0
-    assert_close(streams.score(comparisons), expected)
-    assert_close(streams.score(comparisons, batch_tokens=1024), expected)
-    assert_close(streams.score(comparisons, batch_tokens=1024), expected)
+    for batch_tokens in (None, 1024, 1024):
+        assert_close(streams.score(comparisons, batch_tokens=batch_tokens), expected)
     computed = sum(batch.computed or 0 for batch in streams.stream(comparisons, batch_tokens=1024))
     assert computed < 0.5 * sum(tree.tokens for tree in streams.encode(comparisons))
     assert cast(Any, streams.stream_fn)._cache_size() == 2
@@ -86,43 +89,33 @@ def test_cudnn_over_streams_scores_as_single_trees(
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_user_with_many_comparisons_is_split_over_streams(
-    model: RewardModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    streaming: RewardModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In memory and larger than it: equal bytes, scores of single trees, tokens that grow no faster than data."""
-    if model.stream_fn is None:
-        pytest.skip("about streams, which this machine does not use")
     comparisons = of_people(1, 700)
-    data = tmp_path / "data.jsonl"
-    data.write_text("".join(json.dumps(one.to_row()) + "\n" for one in comparisons), encoding="utf-8")
+    data = write_comparisons(tmp_path / "data.jsonl", comparisons)
     options = {"controls": "none", "batch_tokens": 2048, "progress": False}
-    tokens = prb.evaluate(model, data, out=tmp_path / "held", **options).summary["tokens"]
-    few = prb.evaluate(model, data, out=None, limit=175, **options).summary["tokens"]
+    tokens = prb.evaluate(streaming, data, out=tmp_path / "held", **options).summary["tokens"]
+    few = prb.evaluate(streaming, data, limit=175, **options).summary["tokens"]
     assert tokens["computed"] < 4.1 * few["computed"] < 0.5 * tokens["alone"]
     seen = read_by_windows(partial(monkeypatch.setattr, raising=False))
-    prb.evaluate(model, data, out=tmp_path / "windows", **options)
+    prb.evaluate(streaming, data, out=tmp_path / "windows", **options)
     assert seen.held <= 600 < len(comparisons)
     bytes_of = [(tmp_path / name / "scores.jsonl").read_bytes() for name in ("held", "windows")]
     assert bytes_of[0] == bytes_of[1]
     some = comparisons[::50]
-    scores = {row["id"]: row["scores"] for row in rows_of(tmp_path / "held")}
+    scores = {row["id"]: row["scores"] for row in score_rows(tmp_path / "held")}
     assert len(scores) == len(comparisons)
-    for one, expected in zip(some, alone(model, some), strict=True):
+    for one, expected in zip(some, alone(streaming, some), strict=True):
         np.testing.assert_allclose(scores[one.id], expected, atol=TOLERANCE, rtol=0)
 
 
-def rows_of(out: Path) -> Iterator[dict]:
-    return map(json.loads, (out / "scores.jsonl").read_text().splitlines())
-
-
 def test_the_summary_says_what_was_saved_and_a_killed_run_says_the_same(
-    model: RewardModel, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    streaming: RewardModel, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped once in the middle; the paper's prompt begins with the question and saves nothing."""
-    if model.stream_fn is None:
-        pytest.skip("about streams, which this machine does not use")
-    comparisons = of_people(4, 6)
-    data, killed, stream = tmp_path / "data.jsonl", tmp_path / "killed", RewardModel.stream
-    data.write_text("".join(json.dumps(one.to_row()) + "\n" for one in comparisons), encoding="utf-8")
+    comparisons, killed, stream = of_people(4, 6), tmp_path / "killed", RewardModel.stream
+    data = write_comparisons(tmp_path / "data.jsonl", comparisons)
     command = ["evaluate", str(folder), "--data", str(data), "--no-progress", "--controls", "none"]
     command += ["--batch-tokens", "2048", "--out", str(killed)]
 
@@ -139,20 +132,18 @@ def test_the_summary_says_what_was_saved_and_a_killed_run_says_the_same(
     assert not (killed / "summary.json").exists()
     assert cli.main(command) == 0
     assert sorted(os.listdir(killed)) == ["run.json", "scores.jsonl", "summary.json", "users.csv"]
-    whole = prb.evaluate(
-        folder, data, out=tmp_path / "whole", batch_tokens=2048, controls="none", progress=False
-    ).summary
+    options = {"controls": "none", "progress": False}
+    whole = prb.evaluate(folder, data, out=tmp_path / "whole", batch_tokens=2048, **options).summary
     for name in ("scores.jsonl", "summary.json"):
         assert (killed / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    expected = dict(zip((one.id for one in comparisons), alone(model, comparisons), strict=True))
-    for row in rows_of(killed):
+    rows = score_rows(killed)
+    expected = dict(zip((one.id for one in comparisons), alone(streaming, comparisons), strict=True))
+    for row in rows:
         np.testing.assert_allclose(row["scores"], expected[row["id"]], atol=TOLERANCE, rtol=0)
     tokens = whole["tokens"]
-    assert tokens["alone"] == sum(row["tokens"] for row in rows_of(killed))
+    assert tokens["alone"] == sum(row["tokens"] for row in rows)
     assert tokens["saved"] == tokens["alone"] - tokens["computed"]
     assert tokens["computed"] < 0.5 * tokens["alone"]
     assert "tokens" in whole["definitions"]
-    paper = prb.evaluate(
-        folder, data, out=None, protocol="paper", profile_posts=3, controls="none", progress=False
-    )
+    paper = prb.evaluate(folder, data, protocol="paper", profile_posts=3, **options)
     assert paper.summary["tokens"]["saved"] == 0

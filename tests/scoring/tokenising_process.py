@@ -53,14 +53,13 @@ def digest(count: int, encode: Counting) -> str:
         total = batch.prefix.sum(1, keepdims=True) + batch.responses.sum(2) + 7 * batch.read
         return jax.numpy.asarray(total + 1000 * batch.response_lengths, np.float32)
 
-    found: dict[int, str] = {}
+    lines: dict[int, str] = {}
     for batch in stream_scores(
         comparisons(count), encode=encode, dispatch=score, options=ShapeOptions(tokens_per_batch=4096)
     ):
         for row, index in enumerate(batch.indices):
-            found[index] = f"{batch.scores[row].tolist()} {batch.tokens[row]} {batch.truncation[row]}"
-    assert len(found) == count
-    text = "\n".join(found[index] for index in range(count))
+            lines[index] = f"{batch.scores[row].tolist()} {batch.tokens[row]} {batch.truncation[row]}"
+    text = "\n".join(lines[index] for index in range(count))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
