@@ -84,13 +84,7 @@ def test_rank_biased_overlap_is_its_definition_and_the_mean_over_the_orders_of_t
     assert rbo(np.arange(4), np.arange(4) * 3) == pytest.approx(1)
 
 
-def test_rank_biased_overlap_equals_published_examples() -> None:
-    # Webber, Moffat and Zobel (2010), section 3: agreements of <a b c d e f g> and <z c a v w x y>
-    first, second = "abcdefg", "zcavwxy"
-    agreements = [len({*first[:d]} & {*second[:d]}) / d for d in range(1, 8)]
-    assert np.round(agreements, 3).tolist() == [0, 0, 0.667, 0.5, 0.4, 0.333, 0.286]
-    means = np.cumsum(agreements) / np.arange(1, 8)
-    assert np.round(means, 3).tolist() == [0, 0, 0.222, 0.292, 0.313, 0.317, 0.312]
+def test_rank_biased_overlap_equals_a_published_example() -> None:
     # Corsi and Urbano (SIGIR 2024): ties, lists of 5 and 7, p = 0.95; their RBO^a is the mean over the orders of ties
     red, blue, green, yellow, pink, white, black, purple = range(8)
     one = [[red], [blue, green], [yellow], [pink]]
@@ -98,7 +92,7 @@ def test_rank_biased_overlap_equals_published_examples() -> None:
 
     def orders(groups: list[list[int]]) -> list[list[int]]:
         products = itertools.product(*map(itertools.permutations, groups))
-        return [list(itertools.chain(*each)) for each in products]
+        return [list(itertools.chain(*order)) for order in products]
 
     rows = []
     for a, b in itertools.product(orders(one), orders(other)):
@@ -107,10 +101,6 @@ def test_rank_biased_overlap_equals_published_examples() -> None:
         behind = [shared[4] * max(d - 5, 0) / (5 * d) for d in range(1, 8)]
         rows.append([x / d + more for d, (x, more) in enumerate(zip(shared, behind, strict=True), 1)])
     assert extrapolated_overlap(np.array(rows), p=0.95).mean() == pytest.approx(0.6922853, abs=5e-8)
-    # Webber et al., section 4.4: with p = 0.9 the first ten ranks hold 86 % of the weight
-    p, depth = 0.9, 10
-    tail = math.log(1 / (1 - p)) - sum(p**i / i for i in range(1, depth))
-    assert round(1 - p ** (depth - 1) + (1 - p) / p * depth * tail, 2) == 0.86
 
 
 def test_exact_permutation_tests() -> None:

@@ -19,42 +19,30 @@ from tests.metrics.simulation import (
 )
 from tests.sweeps import sweep
 
-REPEATS = 1000
 
-
-def within(share, low, high, *, repeats=REPEATS):
+def within(share, low, high, *, repeats):
     """Whether a share of repeats can be one of at least ``low`` and at most ``high``, but for three standard errors."""
     below, above = (3 * math.sqrt(bound * (1 - bound) / repeats) for bound in (low, high))
     return low - below <= share <= high + above
 
 
-@pytest.mark.parametrize(
-    ("users", "pairs", "mean", "spread"), [(6, 10, 0.65, 0.1), (20, 60, 0.8, 0.2), (50, 3, 0.97, 0.05)]
-)
-def test_about_95_of_100_intervals_hold_the_accuracy(users, pairs, mean, spread):
-    """A few cells; the next test has all of them."""
-    share = coverage(users, pairs, mean, spread, repeats=200)
-    assert within(share, 0.93, 0.98 if users >= 20 else 1, repeats=200)
+EVERYWHERE = list(cells())
+UNEQUAL = {users: np.random.default_rng(3).integers(3, 61, users) for users in (6, 20, 60)}
+DESIGNS = [  # users, pairs of each, means and standard deviations of their rates, repeats, mean over users
+    (6, 10, [(0.65, 0.1)], 200, False),
+    (20, 60, [(0.8, 0.2)], 200, False),
+    (50, 3, [(0.97, 0.05)], 200, False),
+    *((users, pairs, EVERYWHERE, 1000, False) for users in USERS for pairs in PAIRS),
+    *((users, pairs, EVERYWHERE, 500, mean) for users, pairs in UNEQUAL.items() for mean in (False, True)),
+]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("users", USERS)
-@pytest.mark.parametrize("pairs", PAIRS)
-def test_between_93_and_98_of_100_intervals_hold_the_accuracy(users, pairs):
-    """At most 98 from 20 users on."""
-    for mean, spread in cells():
-        share = coverage(users, pairs, mean, spread, repeats=REPEATS)
-        assert within(share, 0.93, 0.98 if users >= 20 else 1), (mean, spread, share)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("users", [6, 20, 60])
-@pytest.mark.parametrize("per_cluster", [False, True])
-def test_users_with_unequal_numbers_of_pairs(users, per_cluster):
-    pairs = np.random.default_rng(3).integers(3, 61, users)
-    for mean, spread in cells():
-        share = coverage(users, pairs, mean, spread, repeats=500, per_cluster=per_cluster)
-        assert within(share, 0.93, 0.98 if users >= 20 else 1, repeats=500), (mean, spread, share)
+@pytest.mark.parametrize(("users", "pairs", "rates", "repeats", "per_cluster"), sweep(DESIGNS, few=(0, 1, 2)))
+def test_between_93_and_98_of_100_intervals_hold_the_accuracy(users, pairs, rates, repeats, per_cluster):
+    """At most 98 from 20 users on; of users with as many pairs each, and of users with unequal numbers."""
+    for mean, spread in rates:
+        share = coverage(users, pairs, mean, spread, repeats=repeats, per_cluster=per_cluster)
+        assert within(share, 0.93, 0.98 if users >= 20 else 1, repeats=repeats), (mean, spread, share)
 
 
 @pytest.mark.slow

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import prb_jax
 from prb_jax import cli
@@ -31,9 +32,11 @@ def prb(capsys: pytest.CaptureFixture[str]) -> Run:
     return run
 
 
-def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+def printed(table: object, *, width: int = 200) -> str:
+    """A table as a terminal shows it."""
+    console = Console(width=width, file=io.StringIO())
+    console.print(table)
+    return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def pairs(count: int, *, words: str = "green tea ") -> list[prb_jax.Comparison]:
@@ -52,6 +55,4 @@ def pairs(count: int, *, words: str = "green tea ") -> list[prb_jax.Comparison]:
 
 def evaluate(scorer: Any, data: Any, out: Path, **options: Any) -> dict[str, Any]:
     """The summary of a run."""
-    return prb_jax.evaluate(
-        scorer, data if isinstance(data, list) else str(data), out=out, progress=False, **options
-    ).summary
+    return prb_jax.evaluate(scorer, data, out=out, progress=False, **options).summary

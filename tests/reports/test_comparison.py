@@ -8,7 +8,8 @@ import pytest
 
 import prb_jax
 from prb_jax.errors import RunError
-from tests.reports.conftest import Run, evaluate, pairs, write
+from tests.json_lines import write_lines
+from tests.reports.conftest import Run, evaluate, pairs
 
 NAMES = ("length", "random", "profile-overlap")
 
@@ -16,7 +17,7 @@ NAMES = ("length", "random", "profile-overlap")
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    data = write(folder / "pairs.jsonl", (pair.to_row() for pair in pairs(80)))
+    data = write_lines(folder / "pairs.jsonl", (pair.to_row() for pair in pairs(80)))
     for name in NAMES:
         evaluate(f"baseline:{name}", data, folder / name)
     return folder

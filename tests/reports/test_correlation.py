@@ -16,7 +16,8 @@ from prb_jax.errors import DataError, RunError
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.behaviour import Figure, cluster_of, figure_of, write_behaviour
 from prb_jax.scoring.load import open_scorer
-from tests.reports.conftest import Run, evaluate, write
+from tests.json_lines import write_lines
+from tests.reports.conftest import Run, evaluate
 
 USERS, EACH, MODELS = 8, 6, 5
 
@@ -61,7 +62,7 @@ def behaviour(
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of `prb evaluate` of five functions and a baseline, and a behaviour of four of these and another one."""
     top, pairs = tmp_path_factory.mktemp("runs"), rows(USERS * EACH, USERS)
-    data = write(top / "pairs.jsonl", pairs)
+    data = write_lines(top / "pairs.jsonl", pairs)
     for model in range(MODELS):
         evaluate(judge(model), data, top / f"m{model}", name=f"m{model}")
     evaluate("baseline:length", data, top / "length")
@@ -120,7 +121,7 @@ def test_runs_are_joined_and_figures_are_those_of_the_rows(folders: Path, tmp_pa
 
 def test_an_interval_is_withheld_as_everywhere(tmp_path: Path, prb: Run) -> None:
     pairs, scores = rows(24, users=2), [tmp_path / name for name in ("m0", "m1", "m2")]
-    data = write(tmp_path / "pairs.jsonl", pairs)
+    data = write_lines(tmp_path / "pairs.jsonl", pairs)
     for place, run in enumerate(scores):
         evaluate(judge(2 * place), data, run, name=run.name)
     figures = [("good", run.name, identity(run), [place] * len(pairs)) for place, run in enumerate(scores)]

@@ -9,14 +9,15 @@ import pytest
 
 import prb_jax
 from prb_jax.errors import RunError
-from tests.reports.conftest import Run, evaluate, pairs, write
+from tests.json_lines import write_lines
+from tests.reports.conftest import Run, evaluate, pairs
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     top = tmp_path_factory.mktemp("board")
     rows = [{**pair.to_row(), "subset": "even" if i % 2 else "odd_50%"} for i, pair in enumerate(pairs(80))]
-    data = write(top / "pairs_&_more.jsonl", rows)
+    data = write_lines(top / "pairs_&_more.jsonl", rows)
     evaluate("baseline:random", data, top / "random")
     evaluate("baseline:length", data, top / "deep" / "er" / "length", controls="blind")
     evaluate("baseline:profile-overlap", data, top / "part")

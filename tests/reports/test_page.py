@@ -14,8 +14,9 @@ from prb_jax import cli
 from prb_jax.errors import DataError, RunError
 from prb_jax.reports.page import visible
 from prb_jax.reports.report import report
+from tests.json_lines import write_lines
 from tests.reports.browser import BROWSER, open_page
-from tests.reports.conftest import evaluate, write
+from tests.reports.conftest import evaluate
 
 HOSTILE = "</script><script>alert(1)</script> <img src=x onerror=alert(2)> & \"q\" 'q' \x00\x1b[31m \u202eabc"
 
@@ -70,7 +71,7 @@ def runs(tmp_path_factory):
         "narrative": "SENTINEL-NARRATIVE",
         "rejected": "bad " * 50,
     }
-    write(folder / "pairs.jsonl", rows)
+    write_lines(folder / "pairs.jsonl", rows)
     with contextlib.chdir(folder):
         for name in ("length", "random"):
             assert cli.main(["evaluate", f"baseline:{name}", "--data", "pairs.jsonl", "--out", name]) == 0
@@ -138,7 +139,7 @@ def test_the_same_runs_give_the_same_bytes(runs):
 
 
 def test_texts_that_changed_are_not_shown(runs, tmp_path, prb, monkeypatch):
-    moved = write(tmp_path / "pairs.jsonl", records(60))
+    moved = write_lines(tmp_path / "pairs.jsonl", records(60))
     page = tmp_path / "page.html"
     with pytest.raises(DataError, match=r"pairs\.jsonl: not the data of the run .*length"):
         report(runs / "length", out=page, data=moved)
@@ -148,7 +149,7 @@ def test_texts_that_changed_are_not_shown(runs, tmp_path, prb, monkeypatch):
     assert "the data have changed since they were scored (pairs.jsonl)" in text
     assert "Question 3?" not in text
     assert "p3" in text
-    moved.unlink()
+    (tmp_path / "pairs.jsonl").unlink()
     assert prb_jax.report(runs / "length", out=page) == page
     assert "the data cannot be read now" in page.read_text(encoding="utf-8")
 
@@ -170,9 +171,9 @@ def test_what_is_no_finished_run_is_refused(runs, tmp_path, prb):
 
 def test_learning_curves_of_a_training_run(tmp_path):
     command = ["prb", "train", "a b.py", "--out", "trained"]
-    write(tmp_path / "train.json", [{"kind": "prb_jax training", "inputs": {}, "command": command}])
+    write_lines(tmp_path / "train.json", [{"kind": "prb_jax training", "inputs": {}, "command": command}])
     steps = ({"step": n, "loss": 1 / n, "accuracy": 0.5, "margin": 0.1} for n in range(1, 9))
-    write(tmp_path / "metrics.jsonl", steps)
+    write_lines(tmp_path / "metrics.jsonl", steps)
     text = report(tmp_path, out=tmp_path / "page.html").read_text(encoding="utf-8")
     for part in (
         "The training run is not finished", "over 8 steps", "prb train &#39;a b.py&#39; --out trained",
@@ -184,7 +185,7 @@ def test_learning_curves_of_a_training_run(tmp_path):
 def test_a_page_of_ten_thousand_comparisons_is_small(tmp_path):
     long = {"chosen": "word & " * 200, "rejected": "<b> " * 400}
     rows = [row | {"user_id": f"u{i % 5000}"} for i, row in enumerate(records(10_000, **long))]
-    write(tmp_path / "pairs.jsonl", rows)
+    write_lines(tmp_path / "pairs.jsonl", rows)
     evaluate("baseline:random", tmp_path / "pairs.jsonl", tmp_path / "run")
     page = report(tmp_path / "run", out=tmp_path / "page.html")
     assert page.stat().st_size < 3_000_000
@@ -270,7 +271,9 @@ def test_runs_of_one_model_are_told_apart_by_what_differs(runs, tmp_path):
 
 
 def test_controls_stand_beside_the_model(tmp_path):
-    data = write(tmp_path / "pairs.jsonl", records(12, profile=[{"id": "1", "category": "", "text": "good"}]))
+    data = write_lines(
+        tmp_path / "pairs.jsonl", records(12, profile=[{"id": "1", "category": "", "text": "good"}])
+    )
 
     def knows(comparison):
         return [float(len(comparison.profile)) * (k == 0) for k in range(2)]
@@ -288,7 +291,7 @@ def test_a_sweep_of_posts_is_drawn(runs, tmp_path):
         shutil.copytree(runs / name, sweep / f"posts-{posts}")
         summary = json.loads((runs / name / "summary.json").read_text())
         points.append(summary | {"profile_posts": posts, "difference": 0.25 if posts else None})
-    write(sweep / "posts.json", [{"points": points}])
+    write_lines(sweep / "posts.json", [{"points": points}])
     page = report(sweep, out=tmp_path / "page.html", data=runs / "pairs.jsonl")
     text = Elements(page).texts["main"]
     for shown in ("sweep: accuracy by posts shown", "+0.250", "posts-4: baseline:random"):

@@ -16,7 +16,8 @@ from huggingface_hub import parse_eval_result_entries
 from prb_jax import cli
 from prb_jax.errors import RunError
 from prb_jax.reports.push import prepare_push, push
-from tests.reports.conftest import evaluate, write
+from tests.json_lines import write_lines
+from tests.reports.conftest import evaluate
 from tests.reports.hub_stand_in import TOKEN, hub
 from tests.tiny_models import write_model_without_torch
 from tests.tiny_tokenizer import write_tokenizer
@@ -45,12 +46,12 @@ def folder(tmp_path_factory):
         "inputs": {"settings": settings, "model": {"revision": "abc"}, "data": {"train": 9}},
         "sessions": [{"settings": {"data": ["my file.jsonl"], "model": "org/base"}}],
     }
-    write(trained / "train.json", [record])
+    write_lines(trained / "train.json", [record])
     last = {"loss": 0.5, "accuracy": 0.75, "margin": 0.25}
-    write(trained / "summary.json", [{"steps": 7, "exported_step": 7, "last_tenth": last}])
+    write_lines(trained / "summary.json", [{"steps": 7, "exported_step": 7, "last_tenth": last}])
     pair = {"question": "a | b", "rejected": "so"}
     words = ({"id": str(i), "user_id": f"u{i % 9}", "chosen": "word " * (1 + i % 3)} for i in range(18))
-    write(folder / "pairs|.jsonl", (pair | row for row in words))
+    write_lines(folder / "pairs|.jsonl", (pair | row for row in words))
     with contextlib.chdir(folder):
         assert cli.main(["evaluate", "trained", "--data", "pairs|.jsonl", "--out", "scored"]) == 0
     return folder

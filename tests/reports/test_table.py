@@ -1,10 +1,8 @@
 """All tables have one style, and nothing in them is lost in a narrow terminal; what the tables of summaries show."""
 
-from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 import prb_jax
 from prb_jax.metrics.accuracy import ScoredRow
@@ -12,6 +10,7 @@ from prb_jax.metrics.summary import summarise
 from prb_jax.quickstart.tables import KEYS, quickstart_table
 from prb_jax.reports.summary import render_summary
 from prb_jax.reports.table import ResultsTable, facts_table, interval
+from tests.reports.conftest import printed
 
 
 def rows(wins, *, users=True, subsets=True, truncated=0):
@@ -20,12 +19,6 @@ def rows(wins, *, users=True, subsets=True, truncated=0):
         subset, user = f"sub{i % 2}" if subsets else None, f"u{i % 7}" if users else None
         made.append(ScoredRow(str(i), subset, user, [float(win), float(not win)], [1, 0], 10, truncated))
     return made
-
-
-def printed(table: object, *, width=80):
-    console = Console(file=StringIO(), width=width)
-    console.print(table)
-    return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def text(summaries, *, width=120, title="Result"):
@@ -100,7 +93,7 @@ def test_results_side_by_side():
         ("workload", [f"K={n} [x], 4,096" for n in range(5)]),
     ]
     table = ResultsTable("scoring", results)
-    text = printed(table)
+    text = printed(table, width=80)
     assert max(map(len, text.splitlines())) <= 80
     for _, cells in results:
         assert all(cell in text for cell in cells)
@@ -109,7 +102,7 @@ def test_results_side_by_side():
 
 
 def test_facts():
-    text = printed(facts_table([("model", "[org]/m"), ("a", "b " * 60)], title="t [x]"))
+    text = printed(facts_table([("model", "[org]/m"), ("a", "b " * 60)], title="t [x]"), width=80)
     assert "t [x]" in text
     assert "[org]/m" in text
     assert " ".join(text.split()).count("b ") >= 59
@@ -123,7 +116,7 @@ def test_the_quickstart_in_80_columns():
         "models": {"user_blind": figures, "persona": figures, "baseline:profile-overlap": figures},
         "bounds": {"best, user unknown": dict.fromkeys(KEYS.values(), 0.556)},
     }
-    text = printed(quickstart_table(summary))
+    text = printed(quickstart_table(summary), width=80)
     assert max(map(len, text.splitlines())) <= 80
     for whole in ("coverage", "shown", "64,000", "ms/pair", "profile-overlap"):
         assert whole in text

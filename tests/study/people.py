@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 import prb_jax as prb
 from prb_jax.personal.embedder import Advance, Embedded
@@ -80,13 +78,6 @@ def planted_people(
             names, question = (f"u{user}-{number}", f"user {user}"), f"Question {number % 4}?"
             comparisons.append(choice(*names, f"r{one}", f"r{other}", question, profile=profile))
     return comparisons
-
-
-def rendered(table: Any) -> str:
-    """A table as a wide terminal shows it."""
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(table)
-    return console.export_text()
 
 
 def choice(

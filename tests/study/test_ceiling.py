@@ -23,7 +23,8 @@ from prb_jax.study.population import read_population
 from prb_jax.study.simulation import ceiling, draw_choices, plan_study, power_of
 from prb_jax.study.splits import make_splits
 from prb_jax.study.write_features import write_features
-from tests.study.people import WIDTH, PlantedFeatures, planted_people, rendered
+from tests.reports.conftest import printed
+from tests.study.people import WIDTH, PlantedFeatures, planted_people
 
 FEW = BayesSettings(l2=(1e-3,), item_precision=(1.0,), rank=(2,), scale=(1.0,), spread=(1.0,), directions=4)
 
@@ -103,8 +104,8 @@ def test_bayes_is_used_like_any_method_and_says_how_much_is_known_of_a_person(st
     assert [one.of_anybody for one in known] != pytest.approx([one.probability for one in known], abs=0.01)
     assert known_of_person(known) > 0.01
     assert unknown[0].information > known[0].information > 0
-    assert "not enough is known of this person" in rendered(render_questions(unknown, top=3))
-    told = "not enough is known" in rendered(render_questions(known, top=3))
+    assert "not enough is known of this person" in printed(render_questions(unknown, top=3))
+    told = "not enough is known" in printed(render_questions(known, top=3))
     assert told == (known_of_person(known) < known[0].information)
     before = model.score(of_user[8], user="new")
     model.adapt("new", [one.to_row() | {"user_id": None} for one in of_user[:8]])
@@ -121,7 +122,7 @@ def test_a_study_shows_the_ceiling_and_a_plan_says_how_many_people_it_takes(work
     assert rows["ceiling"]["control"] == rows["ceiling, person known"]["control"] == "simulated"
     assert rows["ceiling"]["diff_to_no_user"] > 0.05
     assert rows["bayes"]["accuracy"] > rows["ceiling"]["accuracy"] - 0.15
-    shown = rendered(render_study(study.results, study.summary, title="x"))
+    shown = printed(render_study(study.results, study.summary, title="x"))
     assert "ceiling, person known (simulated)" in shown
     plan = plan_study(
         PEOPLE, backbone=work / "features", out=work / "plan", people=(30, 60), shots=4, repeats=1, settings=FEW,
@@ -132,7 +133,7 @@ def test_a_study_shows_the_ceiling_and_a_plan_says_how_many_people_it_takes(work
     assert many["ci95_half"] < few["ci95_half"]
     assert 0 < many["power"] < 1
     assert 0 < plan["ceiling"]["choices"] < plan["ceiling"]["person"]
-    assert "60" in rendered(render_plan(plan))
+    assert "60" in printed(render_plan(plan))
     alike = planted_people(PlantedFeatures(), users=60, own=0.0)
     write_features(PlantedFeatures(), alike, out=work / "alike", progress=False)
     with pytest.raises(DataError, match="nothing personal in these data"):

@@ -39,7 +39,8 @@ from prb_jax.study.splits import (
     posts_of_split,
 )
 from prb_jax.study.write_features import write_features
-from tests.study.people import WIDTH, PlantedFeatures, PlantedRewards, choice, planted_people, rendered
+from tests.reports.conftest import printed
+from tests.study.people import WIDTH, PlantedFeatures, PlantedRewards, choice, planted_people
 
 FIELDS = {
     "method", "split", "shots", "n", "users", "accuracy", "accuracy_ci95", "user_accuracy", "user_accuracy_ci95",
@@ -173,7 +174,7 @@ def test_a_post_that_judges_a_response_of_the_query_is_not_shown_to_a_fitted_met
 def test_the_controls_that_a_method_asks_for_are_shown(study: prb.Study) -> None:
     assert [name for name in METHODS if method_named(name).controls is not None] == ["vpl", "mrm"]
     summary = study.summary | {"controls": {"vpl": [{"active_units": 0.5, "accuracy_z_zero": 0.617}]}}
-    shown = rendered(render_study(study.results, summary, title="people"))
+    shown = printed(render_study(study.results, summary, title="people"))
     assert "vpl: active_units 0.5, accuracy_z_zero 0.617" in shown
     assert "bytes of a state" in shown
 
@@ -288,7 +289,7 @@ def test_choices_that_say_nothing_are_counted(tmp_path: Path) -> None:
     assert {nobody[name] for name in undefined} == {None}
     assert everybody["reached"] == everybody["users"]
     assert everybody["accuracy"] is not None
-    shown = rendered(render_study(study.results, study.summary, title="people"))
+    shown = printed(render_study(study.results, study.summary, title="people"))
     assert re.search(rf"people who have k +{everybody['users']} +0 ", shown)
     assert re.search(rf"pooled +\d\.\d{{3}} +{NONE}", shown)
     page = prb.report(study.out, out=study.out / "page.html").read_text()
@@ -296,7 +297,7 @@ def test_choices_that_say_nothing_are_counted(tmp_path: Path) -> None:
     counts = people_of_study(data, seeds=2)
     assert len(counts["unseen"]) == everybody["users"]
     assert max(counts["unseen"]) == 4
-    shown = rendered(render_people(counts, (0, 8)))
+    shown = printed(render_people(counts, (0, 8)))
     assert re.search(rf"unseen +{everybody['users']} +{everybody['users']} +0 ", shown)
     with pytest.raises(DataError, match="no comparison names a user"):
         population_of([more[4]], tmp_path / "nobody")
@@ -316,7 +317,7 @@ def test_wrapping_that_tells_the_label_fails_the_run(tmp_path: Path) -> None:
         relaxed()
     assert not (tmp_path / "run" / "results.json").exists()
     study = relaxed("wrapper")
-    shown = rendered(render_study(study.results, study.summary, title="people"))
+    shown = printed(render_study(study.results, study.summary, title="people"))
     assert "relaxed: the wrapping of the responses alone tells the labels with an accuracy of 1.000" in shown
     with pytest.raises(RunError, match="relax: expected wrapper, found 'norms'"):
         relaxed("norms")

@@ -26,7 +26,7 @@ from prb_jax.rl.rewards import open_reward
 from prb_jax.rl.sections import ScoringSettings
 from prb_jax.rl.settings import PpoSettings
 from tests.json_lines import write_lines
-from tests.study.people import rendered
+from tests.reports.conftest import printed
 from tests.tiny_encoders import WORDS, write_encoder
 
 
@@ -134,7 +134,7 @@ def test_evaluate_adapts_on_a_history_or_on_earlier_comparisons(work: Path, fitt
     known = prb.evaluate(fitted, late, history=work / "early.jsonl", out=work / "known", progress=False)
     parts = json.loads((work / "study" / "splits.json").read_text())["splits"][0]
     assert known.summary["users_fitted_on"] == len(parts["seen"] + parts["validation"]) == 12
-    summary = rendered(render_summary({"offset": known.summary}, title=""))
+    summary = printed(render_summary({"offset": known.summary}, title=""))
     assert "was fitted on 12 of these users" in " ".join(summary.split())
     assert "not those of new people" in prb.report(work / "known", out=work / "page.html").read_text()
     new = [row for row in LATE if row["user_id"] in parts["unseen"]]
