@@ -17,16 +17,15 @@ _VOCABULARY = (
 WORDS = tuple(_VOCABULARY.split())
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
-BERT = {
+_SIZES = {
     "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 56,
-    "max_position_embeddings": 64, "type_vocab_size": 2,
+    "max_position_embeddings": 64,
 }  # fmt: skip
-
+BERT = {**_SIZES, "type_vocab_size": 2}
 DEBERTA = {
-    "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 56,
-    "max_position_embeddings": 64, "type_vocab_size": 0, "relative_attention": True, "position_buckets": 8,
-    "max_relative_positions": -1, "pos_att_type": ["p2c", "c2p"], "share_att_key": True,
-    "norm_rel_ebd": "layer_norm", "position_biased_input": False, "layer_norm_eps": 1e-7,
+    **_SIZES, "type_vocab_size": 0, "relative_attention": True, "position_buckets": 8, "max_relative_positions": -1,
+    "pos_att_type": ["p2c", "c2p"], "share_att_key": True, "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False, "layer_norm_eps": 1e-7,
 }  # fmt: skip
 
 

@@ -52,14 +52,8 @@ def _rope(rope_type: str, theta: float, **values: Any) -> dict[str, Any]:
 _DEFAULT = _rope("default", 50_000.0)
 _LINEAR = _rope("linear", 20_000.0, factor=4.0)
 # Head dimension 16: two pairs are kept, one is blended, five are slowed.
-_LLAMA3 = _rope(
-    "llama3",
-    500_000.0,
-    factor=8.0,
-    low_freq_factor=1.0,
-    high_freq_factor=4.0,
-    original_max_position_embeddings=512,
-)
+_BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LLAMA3 = _rope("llama3", 500_000.0, factor=8.0, **_BANDS, original_max_position_embeddings=512)
 _YARN = _rope("yarn", 1_000_000.0, factor=4.0, original_max_position_embeddings=1024)
 # layer_types are left out: transformers derives them from the pattern.
 _GEMMA: Mapping[str, Any] = MappingProxyType(
@@ -67,50 +61,33 @@ _GEMMA: Mapping[str, Any] = MappingProxyType(
 )
 _LOCAL = _rope("default", 10_000.0)
 
+
+def _tiny(name: str, rope: Mapping[str, Any], **arguments: Any) -> TinyFamily:
+    return TinyFamily(f"{name}Config", {"rope_parameters": rope, **arguments})
+
+
+def _ropes(full: Mapping[str, Any]) -> dict[str, Any]:
+    return {"full_attention": full, "sliding_attention": _LOCAL}
+
+
 TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
     {
-        "llama": TinyFamily("LlamaConfig", {"rope_parameters": _DEFAULT}),
-        "llama-linear": TinyFamily("LlamaConfig", {"rope_parameters": _LINEAR}),
-        "llama-llama3": TinyFamily("LlamaConfig", {"rope_parameters": _LLAMA3, "attention_bias": True}),
-        "llama-yarn": TinyFamily("LlamaConfig", {"rope_parameters": _YARN, "mlp_bias": True}),
-        "mistral": TinyFamily("MistralConfig", {"rope_parameters": _DEFAULT, "sliding_window": 24}),
-        "mistral-full": TinyFamily(
-            "MistralConfig", {"rope_parameters": _YARN, "sliding_window": None, "head_dim": 24}
+        "llama": _tiny("Llama", _DEFAULT),
+        "llama-linear": _tiny("Llama", _LINEAR),
+        "llama-llama3": _tiny("Llama", _LLAMA3, attention_bias=True),
+        "llama-yarn": _tiny("Llama", _YARN, mlp_bias=True),
+        "mistral": _tiny("Mistral", _DEFAULT, sliding_window=24),
+        "mistral-full": _tiny("Mistral", _YARN, sliding_window=None, head_dim=24),
+        "qwen2": _tiny("Qwen2", _DEFAULT),
+        "qwen2-window": _tiny(
+            "Qwen2", _YARN, use_sliding_window=True, sliding_window=24, max_window_layers=1
         ),
-        "qwen2": TinyFamily("Qwen2Config", {"rope_parameters": _DEFAULT}),
-        "qwen2-window": TinyFamily(
-            "Qwen2Config",
-            {
-                "rope_parameters": _YARN,
-                "use_sliding_window": True,
-                "sliding_window": 24,
-                "max_window_layers": 1,
-            },
-        ),
-        "qwen3": TinyFamily("Qwen3Config", {"rope_parameters": _DEFAULT, "head_dim": 24}),
-        "qwen3-yarn": TinyFamily(
-            "Qwen3Config", {"rope_parameters": _YARN, "head_dim": 24, "tie_word_embeddings": True}
-        ),
-        "gemma": TinyFamily("GemmaConfig", {"rope_parameters": _DEFAULT, "head_dim": 24}),
-        "gemma2": TinyFamily(
-            "Gemma2Config", {**_GEMMA, "rope_parameters": _DEFAULT, "attn_logit_softcapping": 5.0}
-        ),
-        "gemma3": TinyFamily(
-            "Gemma3TextConfig",
-            {
-                **_GEMMA,
-                "sliding_window_pattern": 3,
-                "rope_parameters": {"full_attention": _DEFAULT, "sliding_attention": _LOCAL},
-            },
-        ),
-        "gemma3-linear": TinyFamily(
-            "Gemma3TextConfig",
-            {
-                **_GEMMA,
-                "sliding_window_pattern": 2,
-                "rope_parameters": {"full_attention": _LINEAR, "sliding_attention": _LOCAL},
-            },
-        ),
+        "qwen3": _tiny("Qwen3", _DEFAULT, head_dim=24),
+        "qwen3-yarn": _tiny("Qwen3", _YARN, head_dim=24, tie_word_embeddings=True),
+        "gemma": _tiny("Gemma", _DEFAULT, head_dim=24),
+        "gemma2": _tiny("Gemma2", _DEFAULT, **_GEMMA, attn_logit_softcapping=5.0),
+        "gemma3": _tiny("Gemma3Text", _ropes(_DEFAULT), **_GEMMA, sliding_window_pattern=3),
+        "gemma3-linear": _tiny("Gemma3Text", _ropes(_LINEAR), **_GEMMA, sliding_window_pattern=2),
     }
 )
 #: One name for each architecture and rope type that the decoder must match.
@@ -150,26 +127,29 @@ def write_tiny_model(
     config = tiny_config(tiny, rope=rope, num_labels=num_labels, **config_overrides)
     model = getattr(transformers, tiny.model_class)(config).eval()
 
+    # Variance one through the layer, so that attention is far from uniform; Gemma scales its embedding.
+    randomise(model, seed=seed, unit_embedding="Gemma" not in tiny.config_class)
+    sharded = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
+    model.to(getattr(torch, dtype)).save_pretrained(folder, **sharded)
+    return Path(folder)
+
+
+def randomise(model: Any, *, seed: int, unit_embedding: bool = False) -> None:
+    """Draw the parameters of a model of transformers: variance 1 / inputs in matrices, 1 in a unit embedding."""
+    import torch
+
     generator = torch.Generator().manual_seed(seed)
-    gemma = "Gemma" in tiny.config_class
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=generator)
             if "norm" in name:
-                weight.copy_(0.3 * noise + (0.0 if gemma else 1.0))
+                weight.copy_(0.3 * noise + (0.0 if "Gemma" in type(model).__name__ else 1.0))
             elif name.endswith(".bias"):
                 weight.copy_(0.3 * noise)
-            elif "embed_tokens" in name:
-                weight.copy_(noise / (config.hidden_size**0.5 if gemma else 1.0))
+            elif unit_embedding and "embed_tokens" in name:
+                weight.copy_(noise)
             else:
-                # unit variance through the layer, so that attention is far from uniform
                 weight.copy_(noise / weight.shape[1] ** 0.5)
-    model = model.to(getattr(torch, dtype))
-    if max_shard_size is None:
-        model.save_pretrained(folder)
-    else:
-        model.save_pretrained(folder, max_shard_size=max_shard_size)
-    return Path(folder)
 
 
 def write_model_without_torch(folder: Path, family: str, *, seed: int = 0, **config_overrides: Any) -> Path:

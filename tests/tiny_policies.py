@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.tiny_models import TINY_FAMILIES, tiny_config
+from tests.tiny_models import TINY_FAMILIES, randomise, tiny_config
 from tests.tiny_tokenizer import write_tokenizer
 
 VOCABULARY = 400
@@ -17,7 +17,7 @@ def write_policy(
     folder: Path, family: str, *, eos: int | None = None, seed: int = 0, **overrides: Any
 ) -> Any:
     """Write a random ``*ForCausalLM`` of one of ``FAMILIES``; returns transformers' model."""
-    torch = pytest.importorskip("torch", reason="transformers writes no model without torch")
+    pytest.importorskip("torch", reason="transformers writes no model without torch")
     import transformers
 
     tiny = TINY_FAMILIES[family]
@@ -25,17 +25,7 @@ def write_policy(
     config.eos_token_id = eos
     name = tiny.config_class.removesuffix("Config").removesuffix("Text") + "ForCausalLM"
     model = getattr(transformers, name)(config).eval()
-    generator = torch.Generator().manual_seed(seed)
-    gemma = "Gemma" in tiny.config_class
-    with torch.no_grad():
-        for key, weight in model.named_parameters():
-            noise = torch.randn(weight.shape, generator=generator)
-            if "norm" in key:
-                weight.copy_(0.3 * noise + (0.0 if gemma else 1.0))
-            elif key.endswith(".bias"):
-                weight.copy_(0.3 * noise)
-            else:  # logits of variance one: no token is certain
-                weight.copy_(noise / weight.shape[1] ** 0.5)
+    randomise(model, seed=seed)  # logits of variance one: no token is certain
     model.save_pretrained(folder)
     write_tokenizer(folder)
     return model

@@ -11,51 +11,39 @@ import numpy as np
 import pytest
 
 from prb_jax.checkpoints.load import abstract_params
-from prb_jax.models.config.decoder import DecoderConfig, load_config, parse_config
+from prb_jax.models.config.decoder import DecoderConfig, load_config
 from prb_jax.models.decoder import decode_tree
+from prb_jax.models.head import LanguageHead
 from prb_jax.models.random_params import init_params
 from prb_jax.readouts.score_tree import score_tree
 from prb_jax.sharding import PARAMETER_AXES
-from prb_jax.trees.batches import Bucket, TreeBatch, make_batch
+from prb_jax.trees.batches import Bucket, make_batch
 from prb_jax.trees.tree import build_tree
-from tests.models.attention.compiled_shapes import largest_square
+from tests.models.compiled import jit, largest_square
 from tests.tiny_models import FAMILIES, TINY_FAMILIES
 from tests.training.small_batches import batch_of, initial_params, random_trees, small_config
 
-# Machine code is not what is tested here, and takes most of the time.
-jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 scored = jit(score_tree, static_argnames=("config", "dtype"))
 
 
-def family_config(family: str, folder, *, num_labels: int = 1) -> DecoderConfig:
+def family_config(family: str, folder, **changes: int) -> DecoderConfig:
     """Read from the config.json that transformers writes, without writing weights."""
     import transformers
 
     tiny = TINY_FAMILIES[family]
     sizes = {
         "vocab_size": 96, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "num_labels": 1,
     }  # fmt: skip
-    arguments = {**sizes, **tiny.arguments, "num_labels": num_labels, "architectures": [tiny.model_class]}
+    arguments = {**sizes, **tiny.arguments, "architectures": [tiny.model_class], **changes}
     getattr(transformers, tiny.config_class)(**arguments).save_pretrained(folder)
     return load_config(folder)
 
 
-@pytest.fixture(scope="module")
-def small() -> DecoderConfig:
-    raw = {
-        "architectures": ["LlamaForSequenceClassification"], "model_type": "llama", "vocab_size": 64,
-        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "hidden_act": "silu",
-        "num_labels": 2, "pad_token_id": 0, "tie_word_embeddings": False,
-    }  # fmt: skip
-    return parse_config(raw, where="test")
-
-
-@pytest.fixture(scope="module")
-def batch() -> TreeBatch:
-    trees = [build_tree([[5, 6, 7, 8, 9], [5, 6, 7, 10, 11, 12]]), build_tree([[3], [4, 5]])]
-    return make_batch(trees, Bucket(5, 3, 4), batch=3)
+SMALL = small_config(num_labels=2)
+LANGUAGE = dataclasses.replace(SMALL, head=LanguageHead(tied=True))
+TREES = [build_tree([[5, 6, 7, 8, 9], [5, 6, 7, 10, 11, 12]]), build_tree([[3], [4, 5]])]
+BATCH = make_batch(TREES, Bucket(5, 3, 4), batch=3)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -72,21 +60,15 @@ def test_the_module_and_the_checkpoint_have_one_tree(family: str, tmp_path) -> N
 
 
 @pytest.mark.parametrize("family", ["llama-yarn", "qwen2", "gemma3"])
-def test_random_parameters_have_that_tree_and_useful_sizes(family: str, tmp_path) -> None:
+def test_random_parameters_have_useful_sizes(family: str, tmp_path) -> None:
     config = family_config(family, tmp_path)
     params = jit(lambda: init_params(config, seed=3))()
-    expected = abstract_params(config)
-    assert jax.tree.structure(params) == jax.tree.structure(expected)
-    for leaf, other in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
-        assert (leaf.shape, leaf.dtype) == (other.shape, other.dtype)
     # Variance 1 / inputs; norms are the identity in the family's own parametrisation; biases are zero.
     assert float(params["layers"]["down"].std()) == pytest.approx(40**-0.5, rel=0.1)
     assert float(params["score"].std()) == pytest.approx(48**-0.5, rel=0.4)
     identity = 0.0 if family == "gemma3" else 1.0
-    np.testing.assert_array_equal(params["final_norm"], np.full(48, identity))
-    np.testing.assert_array_equal(
-        params["layers"]["input_norm"], np.full_like(params["layers"]["input_norm"], identity)
-    )
+    for norm in (params["final_norm"], params["layers"]["input_norm"]):
+        np.testing.assert_array_equal(norm, np.full_like(norm, identity))
     for name in ("q_bias", "gate_bias"):
         if name in params["layers"]:
             assert not params["layers"][name].any()
@@ -101,47 +83,33 @@ def test_random_parameters_have_that_tree_and_useful_sizes(family: str, tmp_path
     assert (params["layers"]["gate"] != params["layers"]["up"]).all()
 
 
-def test_positions_and_tokens_of_a_batch(batch: TreeBatch) -> None:
-    assert batch.bucket.tokens == 5 + 3 * 4
-    assert batch.positions.tolist() == [
-        [0, 0, 0, 1, 2, *[3, 4, 5, 6] * 3],
-        [0, 0, 0, 0, 0, *[0, 1, 2, 3] * 3],
-        [0, 0, 0, 0, 0, *[0, 1, 2, 3] * 3],
-    ]
-    assert batch.tokens[0].tolist() == [0, 0, 5, 6, 7, 8, 9, 0, 0, 10, 11, 12, 0, 0, 0, 0, 0]
-
-
-def test_scores_are_float32_logits_at_the_read_position(small: DecoderConfig, batch: TreeBatch) -> None:
-    """The last norm and the head, by hand, at the token that `read` names."""
-    params = init_params(small)
-    hidden = jit(decode_tree, static_argnames=("config", "dtype"))(
-        params, batch, config=small, dtype=jnp.float32
-    )
+def test_scores_are_float32_logits_at_the_read_position() -> None:
+    """The last norm and a head, linear or of a language, by hand, at the token that `read` names."""
+    params = init_params(SMALL)
+    hidden = jit(functools.partial(decode_tree, config=SMALL, dtype=jnp.float32))(params, BATCH)
     assert hidden.shape == (3, 17, 32)
-    for read in (batch.read, np.zeros_like(batch.read)):
-        moved = dataclasses.replace(batch, read=read)
-        scores = scored(params, moved, config=small, dtype=jnp.float32)
+    for read in (BATCH.read, np.zeros_like(BATCH.read)):
+        moved = dataclasses.replace(BATCH, read=read)
+        scores = scored(params, moved, config=SMALL, dtype=jnp.float32)
+        logits = scored(params, moved, config=LANGUAGE, dtype=jnp.float32)
         assert (scores.shape, scores.dtype) == ((3, 3, 2), jnp.float32)
+        assert np.isfinite(scores).all()  # of empty rows and responses too
         for row, response in ((0, 0), (0, 1), (1, 0), (1, 1)):
             state = np.asarray(hidden[row, 5 + 4 * response + read[row, response]], np.float64)
             normed = state / np.sqrt(np.mean(state**2) + 1e-6) * np.asarray(params["final_norm"])
             np.testing.assert_allclose(scores[row, response], normed @ np.asarray(params["score"]), atol=2e-6)
+            np.testing.assert_allclose(logits[row, response], np.asarray(params["embed"]) @ normed, atol=2e-5)
 
 
-def test_bfloat16_activations_give_float32_scores(small: DecoderConfig, batch: TreeBatch) -> None:
+def test_bfloat16_activations_give_float32_scores() -> None:
     """Close responses must not tie by rounding: the scores are no multiples of a bfloat16 step."""
-    params = init_params(small)
-    scores = scored(params, batch, config=small, dtype=jnp.bfloat16)
-    assert scores.dtype == jnp.float32
-    rounded = scores.astype(jnp.bfloat16).astype(jnp.float32)
-    assert float((scores != rounded).mean()) > 0.9
-    wide = scored(params, batch, config=small, dtype=jnp.float32)
-    assert 0 < float(jnp.abs(scores - wide)[:2, :2].max()) < 0.1
-
-
-def test_empty_rows_and_responses_are_finite(small: DecoderConfig, batch: TreeBatch) -> None:
-    scores = scored(init_params(small), batch, config=small, dtype=jnp.float32)
-    assert np.isfinite(scores).all()
+    narrow, wide = (
+        scored(init_params(SMALL), BATCH, config=SMALL, dtype=x) for x in (jnp.bfloat16, jnp.float32)
+    )
+    assert narrow.dtype == jnp.float32
+    rounded = narrow.astype(jnp.bfloat16).astype(jnp.float32)
+    assert float((narrow != rounded).mean()) > 0.9
+    assert 0 < float(jnp.abs(narrow - wide)[:2, :2].max()) < 0.1
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
@@ -162,13 +130,13 @@ def test_gradients_are_finite_and_reach_every_parameter(family: str, tmp_path) -
         assert np.abs(leaf).max() > 0, path
 
 
-def test_the_number_of_layers_does_not_change_the_program(small: DecoderConfig, batch: TreeBatch) -> None:
+def test_the_number_of_layers_does_not_change_the_program() -> None:
     """Layers are scanned: the text of the program is as long for eight as for two."""
 
     def length(layers: int) -> int:
-        config = dataclasses.replace(small, num_hidden_layers=layers, layer_windows=(False,) * layers)
+        config = dataclasses.replace(SMALL, num_hidden_layers=layers, layer_windows=(False,) * layers)
         params = abstract_params(config)
-        lowered = jax.jit(lambda p: score_tree(p, batch, config=config, dtype=jnp.float32)).lower(params)
+        lowered = jax.jit(lambda p: score_tree(p, BATCH, config=config, dtype=jnp.float32)).lower(params)
         return len(lowered.as_text().splitlines())
 
     assert length(8) == length(2)
@@ -188,15 +156,14 @@ def test_no_square_of_the_prefix_in_the_whole_program(tmp_path) -> None:
 def test_a_soft_prompt_takes_the_place_of_the_first_tokens() -> None:
     """Rows of the embedding given as a soft prompt change nothing; their ids then have no influence."""
     config, trees = small_config(), random_trees(3)
-    params, batch = initial_params(config), batch_of(random_trees(3), rows=4)
+    params, batch = initial_params(config), batch_of(trees, rows=4)
     first = np.stack([tree.prefix[:3] for tree in trees] + [np.zeros(3, np.int32)])
     run = jax.jit(functools.partial(score_tree, config=config, dtype=jnp.dtype("float32")))
     plain = np.asarray(run(params, batch))[:3]
     prompt = jnp.take(params["embed"], jnp.asarray(first), axis=0)
     np.testing.assert_array_equal(np.asarray(run(params, batch, soft_prompt=prompt))[:3], plain)
-    other = [[*tree.prefix.tolist()] for tree in trees]
-    for row, ids in enumerate(other):
-        start = batch.prefix.shape[1] - len(ids)
+    for row, tree in enumerate(trees):
+        start = batch.prefix.shape[1] - len(tree.prefix)
         batch.prefix[row, start : start + 3] = 5
     np.testing.assert_array_equal(np.asarray(run(params, batch, soft_prompt=prompt))[:3], plain)
     assert np.abs(np.asarray(run(params, batch))[:3] - plain).max() > 1e-3

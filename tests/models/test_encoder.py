@@ -17,20 +17,13 @@ from prb_jax.checkpoints.hf_map import flatten
 from prb_jax.checkpoints.load import abstract_params, load_encoder_params, open_encoder
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config.encoder import RelativePositions, parse_encoder_config
-from prb_jax.models.encoder import distance_rows, distance_scores, encode_tokens
+from prb_jax.models.encoder import distance_rows, encode_tokens
 from prb_jax.sharding import PARAMETER_AXES, make_mesh
+from tests.models.compiled import jit
 from tests.tiny_encoders import BERT, DEBERTA, configure, random_model, write_encoder
 
 TOLERANCE = 1e-5
-# Machine code is not what is tested here, and takes most of the time.
-encode = functools.partial(
-    jax.jit(
-        encode_tokens,
-        static_argnames=("config", "dtype"),
-        compiler_options={"xla_backend_optimization_level": 0},
-    ),
-    dtype=jnp.float32,
-)
+encode = functools.partial(jit(encode_tokens, static_argnames=("config", "dtype")), dtype=jnp.float32)
 
 OWN = {"share_att_key": False}
 CASES = {
@@ -64,47 +57,41 @@ def reference(model, tokens: np.ndarray, lengths: np.ndarray, types: np.ndarray)
     mask = np.arange(tokens.shape[1])[None] < lengths[:, None]
     inputs = {"input_ids": tokens, "attention_mask": mask, "token_type_ids": types}
     with torch.inference_mode():
-        found = getattr(model, model.base_model_prefix, model)(
-            **{name: torch.tensor(value.astype(np.int64)) for name, value in inputs.items()}
-        )
-    return found.last_hidden_state.numpy()
+        body = getattr(model, model.base_model_prefix, model)
+        states = body(**{name: torch.tensor(value.astype(np.int64)) for name, value in inputs.items()})
+    return states.last_hidden_state.numpy()
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_states_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
     class_name, changes = CASES[case]
     model = write_encoder(tmp_path, class_name, **changes)
-    found = open_encoder(tmp_path)
-    params = load_encoder_params(found, mesh=make_mesh("data=1")).params
+    opened = open_encoder(tmp_path)
+    params = load_encoder_params(opened, mesh=make_mesh("data=1")).params
     tokens, lengths = ragged(6, 50)  # far beyond the buckets of distances
-    types = np.random.default_rng(1).integers(0, max(found.config.type_vocab_size, 1), tokens.shape)
+    kinds = max(opened.config.type_vocab_size, 1)
+    types = np.random.default_rng(1).integers(0, kinds, tokens.shape).astype(np.int32)
     expected = reference(model, tokens, lengths, types)
     inside = np.arange(tokens.shape[1])[None] < lengths[:, None]
-    run = functools.partial(encode, params, lengths=lengths, config=found.config)
-    states = run(tokens, starts=np.zeros_like(lengths), token_types=types.astype(np.int32))
+    run = functools.partial(encode, params, lengths=lengths, config=opened.config)
+    states = run(tokens, starts=np.zeros_like(lengths), token_types=types)
     np.testing.assert_allclose(np.asarray(states)[inside], expected[inside], atol=TOLERANCE, rtol=0)
 
     # The same texts with their padding on the left: positions and distances count from the first token.
     starts = tokens.shape[1] - lengths
     moved, moved_types = (
-        np.stack([np.roll(row, start) for row, start in zip(rows, starts, strict=True)]).astype(np.int32)
+        np.stack([np.roll(row, start) for row, start in zip(rows, starts, strict=True)])
         for rows in (tokens, types)
     )
     right = np.asarray(run(moved, starts=starts, token_types=moved_types))
     for row, start in enumerate(starts):
         np.testing.assert_allclose(right[row, start:], expected[row, : lengths[row]], atol=TOLERANCE, rtol=0)
 
-
-def test_an_empty_row_is_finite_and_changes_nothing(tmp_path: Path) -> None:
-    write_encoder(tmp_path)
-    found = open_encoder(tmp_path)
-    params = load_encoder_params(found, mesh=make_mesh("data=1")).params
-    tokens, lengths = ragged(3, 12)
-    whole = np.asarray(encode(params, tokens, lengths=lengths, config=found.config))
-    lengths[2] = 0
-    fewer = np.asarray(encode(params, tokens, lengths=lengths, config=found.config))
+    # An empty row is finite and changes nothing.
+    empty = lengths * (np.arange(6) < 5)
+    fewer = np.asarray(run(tokens, starts=np.zeros_like(lengths), token_types=types, lengths=empty))
     assert np.isfinite(fewer).all()
-    np.testing.assert_array_equal(fewer[:2], whole[:2])
+    np.testing.assert_array_equal(fewer[:5], states[:5])
 
 
 @pytest.mark.parametrize(("buckets", "distance"), [(256, 512), (8, 64), (6, 64), (0, 7), (0, 64), (32, 40)])
@@ -112,32 +99,14 @@ def test_rows_of_distances_are_those_of_transformers(buckets: int, distance: int
     from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_position
 
     length = 600
-    relative = RelativePositions(
-        buckets=buckets,
-        max_distance=distance,
-        content_to_position=True,
-        position_to_content=True,
-        shared=True,
-        normed=True,
-    )
+    terms = dict.fromkeys(("content_to_position", "position_to_content", "shared", "normed"), True)
+    relative = RelativePositions(buckets=buckets, max_distance=distance, **terms)
     tokens = torch.zeros(1, length, 4)
     table = build_relative_position(tokens, tokens, bucket_size=buckets or -1, max_position=distance)[0]
     expected = torch.clamp(table + relative.span, 0, 2 * relative.span - 1).numpy()
     rows = distance_rows(length, relative)
     query, key = np.indices((length, length))
     np.testing.assert_array_equal(rows[length - 1 - (query - key)], expected)
-
-
-def test_scores_of_distances_by_hand() -> None:
-    rng = np.random.default_rng(0)
-    length, heads, size = 5, 2, 3
-    vectors = rng.normal(size=(2, length, heads, size)).astype(np.float32)
-    table = rng.normal(size=(2 * length - 1, heads, size)).astype(np.float32)
-    found = np.asarray(distance_scores(jnp.asarray(vectors), jnp.asarray(table)))
-    for i in range(length):
-        for j in range(length):
-            expected = (vectors[:, i] * table[length - 1 - (i - j)]).sum(-1)
-            np.testing.assert_allclose(found[:, :, i, j], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -160,11 +129,11 @@ def test_tensors_of_older_files(tmp_path: Path) -> None:
     } | {"embeddings.position_ids": torch.arange(64)[None]}
     (tmp_path / "model.safetensors").unlink()
     torch.save(tensors, tmp_path / "pytorch_model.bin")
-    found = open_encoder(tmp_path)
-    assert set(found.report.ignored_keys) == {
+    opened = open_encoder(tmp_path)
+    assert set(opened.report.ignored_keys) == {
         "embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias"
     }  # fmt: skip
-    params = load_encoder_params(found, mesh=make_mesh("data=1")).params
+    params = load_encoder_params(opened, mesh=make_mesh("data=1")).params
     jax.tree.map(np.testing.assert_array_equal, params, expected)
 
 

@@ -13,23 +13,8 @@ from pathlib import Path
 from typing import Any
 
 MESHES = {
-    4: (
-        "data=4",
-        "fsdp=4",
-        "fsdp=2,tensor=2",
-        "tensor=4",
-        "data=3",
-        "sequence=2,tensor=2",
-        "int8@fsdp=4",
-        "int8@fsdp=2,tensor=2",
-    ),
-    8: (
-        "data=2,fsdp=2,tensor=2",
-        "fsdp=4,tensor=2",
-        "default",
-        "fsdp=2,sequence=4",
-        "int8-weights@fsdp=4,tensor=2",
-    ),
+    4: "data=4 fsdp=4 fsdp=2,tensor=2 tensor=4 data=3 sequence=2,tensor=2 int8@fsdp=4 int8@fsdp=2,tensor=2",
+    8: "data=2,fsdp=2,tensor=2 fsdp=4,tensor=2 default fsdp=2,sequence=4 int8-weights@fsdp=4,tensor=2",
 }
 """Meshes by the number of devices that are present. "default" is none given; "int8@fsdp=4" is the mesh "fsdp=4" with
 the weights quantised."""
@@ -79,7 +64,7 @@ def inexact_products(layers: dict[str, Any]) -> dict[str, int]:
 
     from prb_jax.models.quantization import quantize_array, quantized_project
 
-    found = {}
+    inexact = {}
     for name in ("q", "o", "gate", "down"):
         weight, scale = layers[name][0], layers[f"{name}_scale"][0]
         x = np.random.default_rng(0).standard_normal((64, weight.shape[0]), np.float32)
@@ -87,8 +72,8 @@ def inexact_products(layers: dict[str, Any]) -> dict[str, int]:
         narrow, token_scale = quantize_array(x, np.dtype(np.int8), axis=-1)
         total = narrow.astype(np.int64) @ np.asarray(weight, np.int64)
         exact = total.astype(np.float32) * token_scale[:, None] * np.asarray(scale)
-        found[name] = int((np.asarray(out) != exact).sum())
-    return found
+        inexact[name] = int((np.asarray(out) != exact).sum())
+    return inexact
 
 
 def scores_and_codes(model: Any) -> dict[str, Any]:
@@ -107,13 +92,12 @@ def scores_and_codes(model: Any) -> dict[str, Any]:
         narrow, scale = quantize(x, dtype, axis=axis)
         factors = np.random.default_rng(0).integers(1, 2**32, x.shape[-1], np.uint32)
         number = jnp.sum(narrow.astype(jnp.uint32) * factors, axis=-1, dtype=jnp.uint32)
-        number = (number ^ (number >> 16)) * jnp.uint32(
-            0x7FEB352D
-        )  # the same step in two matrices leaves a trace
-        jax.debug.callback(lambda found: seen.append(np.array(found)), number ^ (number >> 15))
+        # The same step in two matrices leaves a trace.
+        number = (number ^ (number >> 16)) * jnp.uint32(0x7FEB352D)
+        jax.debug.callback(lambda codes: seen.append(np.array(codes)), number ^ (number >> 15))
         return narrow, scale
 
-    trees = model.encode([one for one in comparisons() if len(one.responses) == 2])
+    trees = model.encode([pair for pair in comparisons() if len(pair.responses) == 2])
     batch = model.batch(trees)
     quantization.quantize_array = recording
     try:
@@ -152,8 +136,8 @@ def main(folder: str, out: str, *scored: str) -> None:
 
     enable_compilation_cache()
 
-    found: dict[str, Any] = {}
-    for count, spec in ((count, spec) for count, specs in MESHES.items() for spec in specs):
+    by_mesh: dict[str, Any] = {}
+    for count, spec in ((count, spec) for count, specs in MESHES.items() for spec in specs.split()):
         quantize, _, text = spec.rpartition("@")
         mesh = None if text == "default" else text
         try:
@@ -161,10 +145,10 @@ def main(folder: str, out: str, *scored: str) -> None:
                 mesh = make_mesh(mesh, devices=jax.devices()[:count])
             model = prb.load(folder, mesh=mesh, quantize=quantize or None)
         except prb.MeshError as error:
-            found[spec] = {"error": str(error)}
+            by_mesh[spec] = {"error": str(error)}
             continue
         batch = model.batch(model.encode(comparisons()[:3]))
-        found[spec] = {
+        by_mesh[spec] = {
             "axes": dict(model.mesh.shape),
             "sha256": sha256_of_layers(model.params),
             "batch": [list(batch.prefix.shape), list(batch.prefix.addressable_shards[0].data.shape)],
@@ -175,12 +159,12 @@ def main(folder: str, out: str, *scored: str) -> None:
             },
         }  # fmt: skip
         if not scored or spec in scored:
-            found[spec] |= {
+            by_mesh[spec] |= {
                 "scores": [row.tolist() for row in model.score(comparisons(), batch_tokens=512)],
                 "inexact": inexact_products(model.params["layers"]) if quantize == "int8" else {},
                 "recorded": scores_and_codes(model) if spec in RECORDED else {},
             }
-    Path(out).write_text(json.dumps(found))
+    Path(out).write_text(json.dumps(by_mesh))
 
 
 if __name__ == "__main__":

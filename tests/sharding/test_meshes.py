@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.plain_process import plain_environment
+from tests.plain_process import ROOT, plain_environment
 from tests.sharding.mesh_scores import MESHES, RECORDED, comparisons, scores_and_codes, sha256_of_layers
 from tests.tiny_models import write_model_without_torch
 from tests.tiny_tokenizer import write_tokenizer
 
-ROOT = Path(__file__).resolve().parents[2]
 (ROUNDED,) = RECORDED  # activations are rounded after a part of the heads was attended to
 REFUSED = {
     "tensor=4": "mesh axis tensor=4 does not divide num_key_value_heads=2",
@@ -52,16 +51,18 @@ def results(request, tmp_path_factory) -> dict[str, Any]:
     # Head dimension 24: tensor=2 splits between heads, fsdp=8 divides the width.
     folder = write_model_without_torch(place / "model", family, vocab_size=400)
     write_tokenizer(folder)
-    found = run(folder, place / "found.json", scored)
+    by_mesh = run(folder, place / "found.json", scored)
     for name, form in (("alone", None), ("int8@alone", "int8"), ("int8-weights@alone", "int8-weights")):
         alone = prb.load(folder, mesh=make_mesh(devices=jax.devices()[:1]), quantize=form)
-        found[name] = {"sha256": sha256_of_layers(alone.params)}
+        by_mesh[name] = {"sha256": sha256_of_layers(alone.params)}
         if not scored or form != "int8-weights":
-            found[name]["scores"] = [row.tolist() for row in alone.score(comparisons(), batch_tokens=512)]
+            by_mesh[name]["scores"] = [row.tolist() for row in alone.score(comparisons(), batch_tokens=512)]
         if not scored and form == "int8":
-            found[name]["recorded"] = scores_and_codes(alone)
-    found["scored"] = scored or [mesh for meshes in MESHES.values() for mesh in meshes if mesh not in REFUSED]
-    return found
+            by_mesh[name]["recorded"] = scores_and_codes(alone)
+    by_mesh["scored"] = scored or [
+        mesh for meshes in MESHES.values() for mesh in meshes.split() if mesh not in REFUSED
+    ]
+    return by_mesh
 
 
 def test_scores_do_not_depend_on_the_mesh(results: dict[str, Any]) -> None:
@@ -117,14 +118,14 @@ def test_where_heads_are_split_only_rounding_moves_scores_of_int8(results: dict[
     did so, in any matrix of any layer, the score is that of one device."""
     mesh, alone = results[ROUNDED]["recorded"], results["int8@alone"]["recorded"]
     same = [
-        (found, expected)
+        (on_mesh, expected)
         for rows in zip(mesh["scores"], alone["scores"], mesh["codes"], alone["codes"], strict=True)
-        for found, expected, *codes in zip(*rows, strict=True)
+        for on_mesh, expected, *codes in zip(*rows, strict=True)
         if codes[0] == codes[1]
     ]
     assert same
-    for found, expected in same:
-        np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+    for on_mesh, expected in same:
+        np.testing.assert_allclose(on_mesh, expected, atol=1e-5, rtol=0)
 
 
 def test_rows_are_dealt_over_data_and_fsdp(results: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from prb_jax.checkpoints.hf_map import flatten
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.errors import MeshError
-from prb_jax.models.config.decoder import DecoderConfig, parse_config
+from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.sharding import (
     MESH_AXES,
     PARAMETER_AXES,
@@ -24,6 +24,7 @@ from prb_jax.sharding import (
     parse_mesh,
     partition_spec,
 )
+from tests.training.small_batches import small_config
 
 GOLDEN = {
     "tensor, fsdp+sequence": "embed",
@@ -41,14 +42,10 @@ GOLDEN = {
 
 
 def config(**changes: object) -> DecoderConfig:
-    raw = {
-        "architectures": ["LlamaForSequenceClassification"], "model_type": "llama", "vocab_size": 64,
-        "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "rms_norm_eps": 1e-6,
-        "hidden_act": "silu", "num_labels": 1, "pad_token_id": 0, "attention_bias": True, "mlp_bias": True,
-        "tie_word_embeddings": False,
-    }  # fmt: skip
-    return parse_config(raw | changes, where="test")
+    """Llama with every bias."""
+    llama = {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]}
+    sizes = {"hidden_size": 48, "intermediate_size": 96, "head_dim": 8}
+    return small_config(**llama | sizes | {"attention_bias": True, "mlp_bias": True} | changes)
 
 
 def mesh_of(**sizes: int) -> AbstractMesh:
@@ -58,11 +55,11 @@ def mesh_of(**sizes: int) -> AbstractMesh:
 
 
 def test_the_golden_table() -> None:
-    found: dict[str, set[str]] = {}
+    names_by_axes: dict[str, set[str]] = {}
     for name, axes in PARAMETER_AXES.items():
         shown = (axis if isinstance(axis, str) else "+".join(axis or "-") for axis in partition_spec(axes))
-        found.setdefault(", ".join(shown), set()).add(name)
-    assert found == {axes: set(names.split()) for axes, names in GOLDEN.items()}
+        names_by_axes.setdefault(", ".join(shown), set()).add(name)
+    assert names_by_axes == {axes: set(names.split()) for axes, names in GOLDEN.items()}
 
 
 @pytest.mark.parametrize(
@@ -85,9 +82,8 @@ def test_trees_are_dealt_over_data_and_fsdp() -> None:
 def test_shardings_of_a_model_follow_the_table() -> None:
     abstract = abstract_params(config())
     shardings = flatten(parameter_shardings(abstract, mesh_of(fsdp=4, tensor=2)))
-    shapes = {
-        "/".join(path): shardings[path].shard_shape(leaf.shape) for path, leaf in flatten(abstract).items()
-    }
+    leaves = flatten(abstract).items()
+    shapes = {"/".join(path): shardings[path].shard_shape(leaf.shape) for path, leaf in leaves}
     expected = {
         "embed": (32, 12), "input_norm": (2, 48), "q": (2, 12, 16), "k": (2, 12, 8), "v": (2, 12, 8),
         "o": (2, 16, 12), "q_bias": (2, 16), "k_bias": (2, 8), "v_bias": (2, 8), "o_bias": (2, 48), "mlp_norm": (2, 48),

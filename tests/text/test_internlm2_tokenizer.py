@@ -15,8 +15,8 @@ from prb_jax.errors import CheckpointError
 from prb_jax.text.internlm2_tokenizer import CONFIG, MODEL
 from prb_jax.text.template import TextRules
 from prb_jax.text.tokenizer import load_tokenizer
+from tests.text.chats import SHARED, as_transformers_has_it
 
-SHARED = Path(__file__).resolve().parents[3] / "shared"
 TEXTS = (
     "",
     " ",
@@ -79,29 +79,21 @@ def test_pieces_bytes_and_special_tokens(tmp_path: Path) -> None:
     assert chat.added_before == (1,)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"charsmap": b"x"}, "normalises characters"),
-        ({"model_type": 1}, r"tokenizer\.model: cannot be read as a SentencePiece model of byte pairs"),
-    ],
-)
-def test_what_is_no_tokenizer_of_internlm2(change: dict, message: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        load_tokenizer(write(tmp_path, **change))
-
-
-def test_a_file_that_is_cut_short(tmp_path: Path) -> None:
+def test_what_is_no_tokenizer_of_internlm2(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="normalises characters"):
+        load_tokenizer(write(tmp_path, charsmap=b"x"))
+    unreadable = r"tokenizer\.model: cannot be read as a SentencePiece model of byte pairs"
+    with pytest.raises(CheckpointError, match=unreadable):
+        load_tokenizer(write(tmp_path, model_type=1))
     path = write(tmp_path) / MODEL
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match="cannot be read as a SentencePiece model"):
+    with pytest.raises(CheckpointError, match=unreadable):
         load_tokenizer(tmp_path)
 
 
 def test_the_published_one_as_sentencepiece_reads_it(tmp_path: Path) -> None:
     source, data = (
-        SHARED / "tokenizers" / "internlm2-reward",
-        SHARED / "data" / "personalised" / "prefeval.jsonl.gz",
+        SHARED / place for place in ("tokenizers/internlm2-reward", "data/personalised/prefeval.jsonl.gz")
     )
     if not source.exists() or not data.exists():
         pytest.skip("needs the shared tokenizers and data beside the checkout")
@@ -118,10 +110,10 @@ def test_the_published_one_as_sentencepiece_reads_it(tmp_path: Path) -> None:
         assert ids.tolist() == reference.encode(text), text
     assert chat.tokenize(["Hello world"])[0].tolist() == [9843, 2028]
     ids = chat.encode(CHAT)
-    turns = [f"user\n{CHAT[0].content}", f"assistant\n{CHAT[1].content}"]
     expected = [1]
-    for turn in turns:
-        expected += [92543, *reference.encode(turn), 92542, *reference.encode("\n")]
+    for turn in CHAT:
+        text = f"{turn.role}\n{turn.content}"
+        expected += [92543, *reference.encode(text), 92542, *reference.encode("\n")]
     assert ids == [*expected, 92527]
 
 
@@ -141,8 +133,8 @@ def test_converted_it_needs_no_code(tmp_path: Path) -> None:
     config["chat_template"] += "{{ '<|reward|>' }}"  # as the published one does
     (source / CONFIG).write_text(json.dumps(config))
     target = convert(source, tmp_path / "standard")
-    spoken = [{"role": message.role, "content": message.content} for message in CHAT]
-    theirs = AutoTokenizer.from_pretrained(target).apply_chat_template(spoken, return_dict=False)
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    theirs = tokenizer.apply_chat_template(as_transformers_has_it(CHAT), return_dict=False)
     before, after = load(source), load(target)
     assert before.tokenizer.encode(CHAT) == after.tokenizer.encode(CHAT) == theirs
     assert theirs.count(3) == 1

@@ -12,6 +12,7 @@ from prb_jax.errors import CheckpointError
 from prb_jax.text.template import fix_clock
 from prb_jax.text.tokenizer import load_tokenizer
 from tests import tiny_tokenizer as tiny
+from tests.text.chats import as_transformers_has_it
 
 EXCHANGE = (Message("user", "A?"), Message("assistant", "B."))
 
@@ -29,13 +30,12 @@ def set_clock(monkeypatch: pytest.MonkeyPatch, year: int) -> None:
 
 def test_the_day_does_not_change_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tiny.write_tokenizer(tmp_path, template=tiny.DATED)
-    spoken = [{"role": m.role, "content": m.content} for m in EXCHANGE]
     ours, theirs, hashes = set(), set(), set()
     for year in (2025, 2031):
         set_clock(monkeypatch, year)
         chat = load_tokenizer(folder)
         ours.add(chat.render([EXCHANGE])[0])
-        theirs.add(chat.tokenizer.apply_chat_template(spoken, tokenize=False))
+        theirs.add(chat.tokenizer.apply_chat_template(as_transformers_has_it(EXCHANGE), tokenize=False))
         hashes.add(chat.template_hash)
         assert chat.template.reads_clock
     assert len(theirs) == 2  # the two clocks do reach templates

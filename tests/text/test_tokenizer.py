@@ -20,10 +20,7 @@ from prb_jax.text.open_tokenizer import independent_tokens
 from prb_jax.text.template import choose_template
 from prb_jax.text.tokenizer import ChatTokenizer, RenderError, load_tokenizer
 from tests import tiny_tokenizer as tiny
-from tests.text.paper import paper_ids
-
-SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "tokenizers"
-REAL = ("qwen3", "llama3-instruct", "minimind")
+from tests.text.chats import CHATS, as_transformers_has_it, open_chat, paper_ids, real_chat
 
 CHARSMAP = base64.b64encode((4).to_bytes(4, "little") + bytes(4) + b"a" * 5000 + b"\0").decode()
 """A table of SentencePiece with a long text in it."""
@@ -36,61 +33,22 @@ EXCHANGE = (
 )
 
 
-@pytest.fixture(
-    scope="module",
-    params=[*REAL, "tiny", "tiny-bos", "tiny-seamless", "tiny-thinking", "prepend", "metaspace"],
-)
+@pytest.fixture(scope="module", params=CHATS)
 def chat(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
-    if request.param in REAL:
-        if not (SHARED / request.param).is_dir():
-            pytest.skip(f"no tokenizer at {SHARED / request.param}")
-        return load_tokenizer(SHARED / request.param)
-    template, added = {
-        "tiny": (tiny.CHAT, False),
-        "tiny-bos": (tiny.CHAT_WITH_BOS, True),
-        "tiny-seamless": (tiny.SEAMLESS, True),
-        "tiny-thinking": (tiny.THINKING, False),
-        "prepend": (tiny.CHAT_WITH_BOS, True),
-        "metaspace": (tiny.CHAT, True),
-    }[request.param]
-    style = request.param if request.param in ("prepend", "metaspace") else "byte-level"
-    folder = tiny.write_tokenizer(tmp_path_factory.mktemp("t"), template=template, bos=added, style=style)
-    return load_tokenizer(folder)
-
-
-def spoken(messages: tuple[Message, ...]) -> list[dict[str, str]]:
-    return [{"role": m.role, "content": m.content} for m in messages]
+    return open_chat(request.param, tmp_path_factory.mktemp("tokenizer"))
 
 
 def test_ids_equal_transformers_own_tokenisation(chat: ChatTokenizer) -> None:
-    expected = chat.tokenizer.apply_chat_template(spoken(EXCHANGE), tokenize=True, return_dict=False)
+    """With one BOS where the template or the tokenizer writes it, or both do."""
+    turns = as_transformers_has_it(EXCHANGE)
+    expected = chat.tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False)
     assert type(expected) is list
     assert chat.encode(EXCHANGE) == expected
-
-
-def test_transformers_returns_an_encoding_unless_told_otherwise(tmp_path: Path) -> None:
-    # What `encode` is compared with above must be ids: the default changed in transformers 5.
-    from transformers import BatchEncoding
-
-    tokenizer = load_tokenizer(tiny.write_tokenizer(tmp_path)).tokenizer
-    assert isinstance(tokenizer.apply_chat_template(spoken(EXCHANGE)), BatchEncoding)
-    ids = tokenizer.apply_chat_template(spoken(EXCHANGE), return_dict=False)
-    assert all(type(token) is int for token in ids)
-
-
-def test_template_and_tokenizer_both_adding_bos_gives_one(tmp_path: Path) -> None:
-    chat = load_tokenizer(tiny.write_tokenizer(tmp_path, template=tiny.CHAT_WITH_BOS, bos=True))
-    ids = chat.encode(EXCHANGE)
-    assert ids[0] == chat.bos_token_id
-    assert [chat.bos_token_id] == [token for token in ids if token == chat.bos_token_id]
-    paper = paper_ids(chat, EXCHANGE, max_length=8192)
-    assert paper == [chat.bos_token_id, *ids]
+    assert expected[:2] != [chat.bos_token_id] * 2
 
 
 def test_real_llama_has_one_bos_and_two_in_the_paper_protocol() -> None:
-    if not (SHARED / "llama3-instruct").is_dir():
-        pytest.skip(f"no tokenizer at {SHARED / 'llama3-instruct'}")
-    chat = load_tokenizer(SHARED / "llama3-instruct")
+    chat = real_chat("llama3-instruct")
     assert chat.encode(EXCHANGE).count(128000) == 1
     assert paper_ids(chat, EXCHANGE, max_length=8192)[:3] == [128000, 128000, 128006]
     assert (chat.bos_token_id, chat.eos_token_id, chat.pad_token_id) == (128000, 128009, None)
@@ -98,44 +56,25 @@ def test_real_llama_has_one_bos_and_two_in_the_paper_protocol() -> None:
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("limit", [2, 3, 17, 40, 8192])
-def test_paper_ids_equal_the_scripts_call(tmp_path: Path, side: str, limit: int) -> None:
+def test_paper_ids_equal_the_scripts_call(tmp_path: Path, side: str) -> None:
     chat = load_tokenizer(tiny.write_tokenizer(tmp_path, template=tiny.CHAT_WITH_BOS, bos=True, eos=True))
-    chat.tokenizer.truncation_side = side
-    ids = paper_ids(chat, EXCHANGE, max_length=limit)
     reference = load_tokenizer(tmp_path).tokenizer
-    reference.truncation_side = side
-    text = reference.apply_chat_template(spoken(EXCHANGE), tokenize=False)
-    assert ids == reference(text, truncation=True, max_length=limit)["input_ids"]
+    chat.tokenizer.truncation_side = reference.truncation_side = side
+    text = reference.apply_chat_template(as_transformers_has_it(EXCHANGE), tokenize=False)
+    for limit in (2, 3, 17, 40, 8192):
+        expected = reference(text, truncation=True, max_length=limit)["input_ids"]
+        assert paper_ids(chat, EXCHANGE, max_length=limit) == expected
 
 
-def test_paper_ids_equal_the_scripts_call_on_every_tokenizer(chat: ChatTokenizer) -> None:
-    for limit in (10, 8192):
-        ids = paper_ids(chat, EXCHANGE, max_length=limit)
-        text = chat.tokenizer.apply_chat_template(spoken(EXCHANGE), tokenize=False)
-        assert ids == chat.tokenizer(text, truncation=True, max_length=limit)["input_ids"]
-        chat.tokenizer.backend_tokenizer.no_truncation()
+SPECIAL = (
+    "<|im_end|>", "<|end|>\n<|start|>assistant\n x", "<|eot_id|>", "<think>", "</think>a", " <|", "e\u0301",
+)  # fmt: skip
 
 
 @settings(max_examples=60, deadline=None, database=None)
 @given(
     prompt=st.text(max_size=40),
-    responses=st.lists(
-        st.text(max_size=20)
-        | st.sampled_from(
-            [
-                "<|im_end|>",
-                "<|end|>\n<|start|>assistant\n x",
-                "<|eot_id|>",
-                "<think>",
-                "</think>a",
-                " <|",
-                "e\u0301",
-            ]
-        ),
-        min_size=2,
-        max_size=4,
-    ),
+    responses=st.lists(st.text(max_size=20) | st.sampled_from(SPECIAL), min_size=2, max_size=4),
     shared=st.text(max_size=10),
 )
 def test_tokenising_the_shared_part_once_changes_no_id(
@@ -144,7 +83,9 @@ def test_tokenising_the_shared_part_once_changes_no_id(
     group = [(Message("user", prompt), Message("assistant", shared + response)) for response in responses]
     together = chat.encode_together([group])[0]
     for messages, ids in zip(group, together, strict=True):
-        alone = chat.tokenizer.apply_chat_template(spoken(messages), tokenize=True, return_dict=False)
+        alone = chat.tokenizer.apply_chat_template(
+            as_transformers_has_it(messages), tokenize=True, return_dict=False
+        )
         assert ids.tolist() == alone
 
 
@@ -153,16 +94,6 @@ def test_cut_tokens_are_found_where_they_exist(chat: ChatTokenizer) -> None:
         assert chat.cut_tokens == ()
     else:
         assert chat.cut_tokens
-
-
-def test_groups_of_several_comparisons_keep_apart(tmp_path: Path) -> None:
-    chat = load_tokenizer(tiny.write_tokenizer(tmp_path))
-    groups = [
-        [(Message("user", f"question {g}"), Message("assistant", f"answer {k}")) for k in range(g + 1)]
-        for g in range(4)
-    ]
-    for group, encoded in zip(groups, chat.encode_together(groups), strict=True):
-        assert [ids.tolist() for ids in encoded] == [chat.encode(messages) for messages in group]
 
 
 def test_no_chat_template_names_the_remedy(tmp_path: Path) -> None:
@@ -175,18 +106,15 @@ def test_plain_format_is_written_between_bos_and_eos(tmp_path: Path) -> None:
     chat = load_tokenizer(tiny.write_tokenizer(tmp_path, template=None, bos=True), chat_template="plain")
     text = chat.render([[Message("user", "A?"), Message("assistant", "B.")]])[0]
     assert text == "<|bos|>User: A?\n\nAssistant: B.<|end|>"
-    ids = chat.encode([Message("user", "A?"), Message("assistant", "B.")])
-    assert [chat.bos_token_id] == [token for token in ids if token == chat.bos_token_id]
-    assert ids[-1] == chat.eos_token_id
 
 
 def test_template_from_a_file_or_as_text_replaces_the_tokenizers(tmp_path: Path) -> None:
     folder = tiny.write_tokenizer(tmp_path / "t")
-    own = load_tokenizer(folder)
     (tmp_path / "other.jinja").write_text(tiny.THINKING, encoding="utf-8")
     from_file = load_tokenizer(folder, chat_template=str(tmp_path / "other.jinja"))
     from_text = load_tokenizer(folder, chat_template=tiny.THINKING)
-    assert from_file.template_hash == from_text.template_hash != own.template_hash
+    assert from_file.template_hash == from_text.template_hash
+    assert from_file.template_hash != load_tokenizer(folder).template_hash
     assert from_file.template_hash.startswith("sha256:")
     assert "thought" in from_file.render([EXCHANGE])[0]
     with pytest.raises(CheckpointError, match=r"missing\.jinja: cannot be read"):
@@ -196,9 +124,8 @@ def test_template_from_a_file_or_as_text_replaces_the_tokenizers(tmp_path: Path)
 def test_template_that_refuses_a_conversation_is_named(tmp_path: Path) -> None:
     chat = load_tokenizer(tiny.write_tokenizer(tmp_path, template=tiny.NO_SYSTEM))
     bad = [Message("system", "Be brief."), Message("user", "A?"), Message("assistant", "B.")]
-    with pytest.raises(
-        RenderError, match=r"\['system', 'user', 'assistant'\]: System role not supported"
-    ) as error:
+    refused = r"\['system', 'user', 'assistant'\]: System role not supported"
+    with pytest.raises(RenderError, match=refused) as error:
         chat.render([EXCHANGE, bad])
     assert error.value.conversation == 1
 
@@ -237,6 +164,13 @@ def test_tokenizers_that_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match=r"empty: no tokenizer files here .*--tokenizer"):
         load_tokenizer(tmp_path / "empty")
+    # transformers makes up an empty tokenizer for a Qwen3 configuration.
+    (tmp_path / "empty" / "config.json").write_text(
+        '{"model_type": "qwen3", "architectures": ["Qwen3Model"]}'
+    )
+    for template in (None, "plain"):
+        with pytest.raises(CheckpointError, match="no tokenizer"):
+            load_tokenizer(tmp_path / "empty", chat_template=template)
     folder = tiny.write_tokenizer(tmp_path / "remote")
     config = json.loads((folder / "tokenizer_config.json").read_text())
     config["auto_map"] = {"AutoTokenizer": ["code.Tokenizer", None]}
@@ -305,56 +239,45 @@ def test_one_of_several_templates_of_a_tokenizer(tmp_path: Path) -> None:
     assert choose_template(tokenizer, "thinking", where="x").text == tiny.THINKING
 
 
-def test_a_model_folder_without_tokenizer_files_is_refused(tmp_path):
-    # transformers makes up an empty tokenizer for a Qwen3 configuration.
-    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "architectures": ["Qwen3Model"]}')
-    for template in (None, "plain"):
-        with pytest.raises(CheckpointError, match="no tokenizer"):
-            load_tokenizer(tmp_path, chat_template=template)
+REPLACE = {"type": "Replace", "content": "a"}
 
 
-class TestHostileFiles:
-    @pytest.mark.parametrize(
-        ("change", "message"),
-        [
-            (
-                {"model": {"vocab": {"zz": 2**31}}},
-                "vocab: token 'zz' has the id 2147483648; expected ids below",
-            ),
-            (
-                {"normalizer": [{"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 20}] * 10},
-                "normalizer: may make a text 1.02e\\+13 times as long; expected at most 100 times",
-            ),
-            (
-                {"normalizer": [{"type": "Replace", "pattern": {"Regex": "(?=a)"}, "content": "a"}] * 60},
-                "normalizer: may make a text",
-            ),
-            ({"normalizer": [{"type": "Prepend", "prepend": "a" * 1000}]}, "normalizer: may make a text"),
-            (
-                {"normalizer": [{"type": "Precompiled", "precompiled_charsmap": CHARSMAP}]},
-                "normalizer: may make a text 5e\\+03 times as long",
-            ),
-        ],
-    )
-    def test_is_refused(self, change: dict[str, Any], message: str, tmp_path: Path) -> None:
-        folder = changed(tiny.write_tokenizer(tmp_path), change)
-        with pytest.raises(CheckpointError, match=f"{folder}: tokenizer.json: {message}"):
-            load_tokenizer(folder)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": {"vocab": {"zz": 2**31}}}, "vocab: token 'zz' has the id 2147483648; expected ids below"),
+        (
+            {"normalizer": [REPLACE | {"pattern": {"String": "a"}, "content": "a" * 20}] * 10},
+            "normalizer: may make a text 1.02e\\+13 times as long; expected at most 100 times",
+        ),
+        ({"normalizer": [REPLACE | {"pattern": {"Regex": "(?=a)"}}] * 60}, "normalizer: may make a text"),
+        ({"normalizer": [{"type": "Prepend", "prepend": "a" * 1000}]}, "normalizer: may make a text"),
+        (
+            {"normalizer": [{"type": "Precompiled", "precompiled_charsmap": CHARSMAP}]},
+            "normalizer: may make a text 5e\\+03 times as long",
+        ),
+    ],
+)
+def test_hostile_files_are_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder = changed(tiny.write_tokenizer(tmp_path), change)
+    with pytest.raises(CheckpointError, match=f"{folder}: tokenizer.json: {message}"):
+        load_tokenizer(folder)
 
-    def test_a_pattern_that_panics_names_the_tokenizer(self, tmp_path: Path) -> None:
-        # The panic of the library is no Exception; this pattern gives up on long texts alone.
-        pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
-        chat = load_tokenizer(changed(tiny.write_tokenizer(tmp_path), {"pre_tokenizer": pattern}))
-        with pytest.raises(
-            CheckpointError, match=f"{tmp_path}: tokenizer.json: the tokenizer breaks down: .*limit"
-        ):
-            chat.tokenize(["a" * 40 + "!"])
 
-    def test_dropout_is_off_and_told(self, tmp_path: Path) -> None:
-        plain = load_tokenizer(tiny.write_tokenizer(tmp_path)).encode(EXCHANGE)
-        with pytest.warns(PrbWarning, match="model.dropout 0.5 would give the same text other tokens"):
-            chat = load_tokenizer(changed(tmp_path, {"model": {"dropout": 0.5}}))
-        assert [chat.encode(EXCHANGE) for _ in range(3)] == [plain] * 3
+def test_a_pattern_that_panics_names_the_tokenizer(tmp_path: Path) -> None:
+    # The panic of the library is no Exception; this pattern gives up on long texts alone.
+    pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    chat = load_tokenizer(changed(tiny.write_tokenizer(tmp_path), {"pre_tokenizer": pattern}))
+    message = f"{tmp_path}: tokenizer.json: the tokenizer breaks down: .*limit"
+    with pytest.raises(CheckpointError, match=message):
+        chat.tokenize(["a" * 40 + "!"])
+
+
+def test_dropout_is_off_and_told(tmp_path: Path) -> None:
+    plain = load_tokenizer(tiny.write_tokenizer(tmp_path)).encode(EXCHANGE)
+    with pytest.warns(PrbWarning, match="model.dropout 0.5 would give the same text other tokens"):
+        chat = load_tokenizer(changed(tmp_path, {"model": {"dropout": 0.5}}))
+    assert [chat.encode(EXCHANGE) for _ in range(3)] == [plain] * 3
 
 
 def changed(folder: Path, change: dict[str, Any]) -> Path:

@@ -29,15 +29,9 @@ PRIVATE = {
 
 
 def comparison(**changes: object) -> Comparison:
-    fields = {
-        **PRIVATE,
-        "question": "Which way?",
-        "responses": ["Left.", "Right."],
-        "profile": [
-            {"id": f"SENTINEL-post-{i}", "category": f"topic{i}", "text": f"text{i}"} for i in range(1, 5)
-        ],
-    }
-    return Comparison(**{**fields, **changes})  # type: ignore[arg-type]
+    posts = [{"id": f"SENTINEL-post-{i}", "category": f"topic{i}", "text": f"text{i}"} for i in range(1, 5)]
+    shown = {"question": "Which way?", "responses": ["Left.", "Right."], "profile": posts}
+    return Comparison(**(PRIVATE | shown | changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("protocol", list(TextProtocol))
@@ -56,31 +50,20 @@ def test_nothing_private_is_ever_rendered(tmp_path: Path, protocol: TextProtocol
 
 def test_default_puts_the_posts_before_the_question_in_the_papers_format() -> None:
     seen = visible(comparison(), profile_posts=2, protocol=TextProtocol.DEFAULT)
-    (message,) = seen.prefix_messages
-    assert message.role == "user"
     profile = "Post 1 (Category: topic1):\ntext1\nPost 2 (Category: topic2):\ntext2"
-    before, after = message.content.split(profile)
-    assert before.endswith("\n\n")
-    assert after.startswith("\n\n")
-    assert after.endswith("\n\nWhich way?")
-    assert before.strip()
+    told = f"What this user wrote before:\n\n{profile}\n\nWhat the user asks now:\n\nWhich way?"
+    assert seen.prefix_messages == (Message("user", told),)
     assert seen.responses == ("Left.", "Right.")
 
 
 def test_default_puts_them_into_the_first_user_turn_after_the_system_message() -> None:
-    turns = [
-        {"role": "system", "content": "S"},
-        {"role": "user", "content": "first"},
-        {"role": "assistant", "content": "reply"},
-        {"role": "user", "content": "last"},
-    ]
+    contents = {"system": "S", "user": "first", "assistant": "reply"}
+    turns = [{"role": role, "content": content} for role, content in contents.items()]
+    turns.append({"role": "user", "content": "last"})
     seen = visible(comparison(question=None, prompt=turns), profile_posts=1, protocol=TextProtocol.DEFAULT)
-    system, first, reply, last = seen.prefix_messages
-    assert (system, reply, last) == (
-        Message("system", "S"),
-        Message("assistant", "reply"),
-        Message("user", "last"),
-    )
+    system, first, *later = seen.prefix_messages
+    assert system == Message("system", "S")
+    assert later == [Message("assistant", "reply"), Message("user", "last")]
     assert "text1" in first.content
     assert first.content.endswith("\n\nfirst")
 
@@ -88,19 +71,19 @@ def test_default_puts_them_into_the_first_user_turn_after_the_system_message() -
 @pytest.mark.parametrize(
     ("order", "claim", "heading"),
     [
-        (None, OrderClaim.RECORDED, "What this user wrote before:"),
-        ("bm25", OrderClaim.RECORDED, "What this user wrote before, most relevant first:"),
-        ("facebook/contriever", OrderClaim.RECORDED, "What this user wrote before, most relevant first:"),
-        ("recency", OrderClaim.RECORDED, "What this user wrote before, newest first:"),
-        (None, OrderClaim.ALWAYS, "What this user wrote before, most relevant first:"),
-        ("recency", OrderClaim.ALWAYS, "What this user wrote before, most relevant first:"),
+        (None, OrderClaim.RECORDED, ""),
+        ("bm25", OrderClaim.RECORDED, ", most relevant first"),
+        ("facebook/contriever", OrderClaim.RECORDED, ", most relevant first"),
+        ("recency", OrderClaim.RECORDED, ", newest first"),
+        (None, OrderClaim.ALWAYS, ", most relevant first"),
+        ("recency", OrderClaim.ALWAYS, ", most relevant first"),
     ],
 )
 def test_the_heading_claims_an_order_only_where_the_record_names_one(order, claim, heading) -> None:
     record = comparison(profile_order=order)
     assert Comparison.from_row(record.to_row(), where="x") == record
     seen = visible(record, profile_posts=2, protocol=TextProtocol.DEFAULT, order_claim=claim)
-    assert seen.prefix_messages[0].content.startswith(f"{heading}\n\nPost 1 ")
+    assert seen.prefix_messages[0].content.startswith(f"What this user wrote before{heading}:\n\nPost 1 ")
     paper = visible(record, profile_posts=2, protocol=TextProtocol.PAPER, order_claim=claim)
     assert paper.prefix_messages[0].content.startswith("Which way?Post 1 ")
 

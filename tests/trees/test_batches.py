@@ -7,22 +7,11 @@ import numpy as np
 import pytest
 
 from prb_jax.trees.batches import Bucket, make_batch
-from prb_jax.trees.tree import Tree, build_tree
+from prb_jax.trees.tree import build_tree
+from tests.trees.test_streams import people
 
 
-def trees(count: int, *, seed: int = 0) -> list[Tree]:
-    rng = np.random.default_rng(seed)
-    made = []
-    for _ in range(count):
-        shared = rng.integers(1, 50, rng.integers(1, 300))
-        tails = [
-            np.append(50 + k, rng.integers(1, 50, rng.integers(0, 40))) for k in range(rng.integers(2, 5))
-        ]
-        made.append(build_tree([np.concatenate([shared, tail]) for tail in tails]))
-    return made
-
-
-def test_prefix_right_aligned_responses_left_aligned() -> None:
+def test_prefix_right_aligned_responses_left_aligned_and_their_positions() -> None:
     pair = build_tree([[7, 8, 9, 1], [7, 8, 9, 2, 3]], read=[3, 3])
     single = build_tree([[4, 5, 6]])
     batch = make_batch([pair, single], Bucket(5, 3, 4), batch=3)
@@ -36,13 +25,18 @@ def test_prefix_right_aligned_responses_left_aligned() -> None:
     assert batch.response_lengths.tolist() == [[1, 2, 0], [1, 0, 0], [0, 0, 0]]
     assert batch.read.tolist() == [[0, 0, 0], [0, 0, 0], [0, 0, 0]]
     assert all(leaf.dtype == np.int32 for leaf in jax.tree.leaves(batch))
+    assert batch.tokens[0].tolist() == [0, 0, 7, 8, 9, 1, 0, 0, 0, 2, 3, 0, 0, 0, 0, 0, 0]
+    assert batch.positions.tolist() == [
+        [0, 0, 0, 1, 2, *[3, 4, 5, 6] * 3],
+        [0, 0, 0, 0, 1, *[2, 3, 4, 5] * 3],
+        [0, 0, 0, 0, 0, *[0, 1, 2, 3] * 3],
+    ]
 
 
 def test_every_tree_can_be_read_back() -> None:
-    made = trees(20)
-    bucket = Bucket(320, 4, 64)
-    batch = make_batch(made, bucket, batch=24)
-    for row, tree in enumerate(made):
+    trees, bucket = people(4, 3), Bucket(320, 4, 64)
+    batch = make_batch(trees, bucket, batch=32)
+    for row, tree in enumerate(trees):
         prefix = batch.prefix[row, bucket.prefix - int(batch.prefix_lengths[row]) :]
         for k in range(len(tree.responses)):
             response = batch.responses[row, k, : int(batch.response_lengths[row, k])]
@@ -53,9 +47,7 @@ def test_every_tree_can_be_read_back() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     tree = build_tree([[1, 2, 3], [1, 2, 4]])
     for bucket in (Bucket(1, 2, 1), Bucket(2, 1, 1)):
-        with pytest.raises(
-            ValueError, match=r"row 0: a tree of shape \(p, K, r\) = \(2, 2, 1\) does not fit"
-        ):
+        with pytest.raises(ValueError, match=r"row 0: a tree of shape \(p, K, r\) = \(2, 2, 1\) does not"):
             make_batch([tree], bucket, batch=1)
     with pytest.raises(ValueError, match="2 trees do not fit a batch of 1 rows"):
         make_batch([tree, tree], Bucket(2, 2, 1), batch=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import gzip
 import json
 from collections.abc import Sequence
@@ -21,30 +21,14 @@ from prb_jax.text.view import View
 from prb_jax.text.visible import TextProtocol, visible
 from prb_jax.trees.encode import encode_comparisons, last_non_pad
 from prb_jax.trees.shorten import TooLongError
-from prb_jax.trees.tree import Tree
+from prb_jax.trees.tree import Tree, Truncation
 from tests import tiny_tokenizer as tiny
-from tests.text.paper import paper_ids
-
-SHARED = Path(__file__).resolve().parents[2].parent / "shared"
-REAL = ("qwen3", "llama3-instruct", "minimind")
-TEMPLATES = {
-    "chat": tiny.CHAT,
-    "bos": tiny.CHAT_WITH_BOS,
-    "seamless": tiny.SEAMLESS,
-    "thinking": tiny.THINKING,
-}
+from tests.text.chats import CHATS, REAL, SHARED, as_transformers_has_it, open_chat, paper_ids, real_chat
 
 
-@pytest.fixture(scope="module", params=[*REAL, *TEMPLATES])
+@pytest.fixture(scope="module", params=CHATS)
 def chat(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
-    if request.param in REAL:
-        folder = SHARED / "tokenizers" / request.param
-        if not folder.is_dir():
-            pytest.skip(f"no tokenizer at {folder}")
-        return load_tokenizer(folder)
-    folder = tmp_path_factory.mktemp("tokenizer")
-    tiny.write_tokenizer(folder, template=TEMPLATES[request.param], bos=request.param == "bos")
-    return load_tokenizer(folder)
+    return open_chat(request.param, tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture(scope="module")
@@ -53,32 +37,19 @@ def tiny_chat(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
 
 
 def comparison(responses: list[str], *, posts: int = 0, question: str = "What should I cook?") -> Comparison:
-    return Comparison(
-        id="c1",
-        question=question,
-        responses=responses,
-        profile=[
-            {
-                "id": str(i),
-                "category": "food" * (i % 2),
-                "text": f"I wrote post {i}. " + "More text. " * (i % 5),
-            }
-            for i in range(posts)
-        ],
-    )
+    profile = [
+        {"id": str(i), "category": "food" * (i % 2), "text": f"I wrote post {i}. " + "More text. " * (i % 5)}
+        for i in range(posts)
+    ]
+    return Comparison(id="c1", question=question, responses=responses, profile=profile)
 
 
 def alone(chat: ChatTokenizer, record: Comparison, posts: int) -> list[list[int]]:
     """The ids of each conversation as transformers makes them."""
     prompt = visible(record, profile_posts=posts, protocol=TextProtocol.DEFAULT).prefix_messages
-    return [
-        chat.tokenizer.apply_chat_template(
-            [{"role": m.role, "content": m.content} for m in (*prompt, Message("assistant", response))],
-            tokenize=True,
-            return_dict=False,
-        )
-        for response in record.responses
-    ]
+    template = functools.partial(chat.tokenizer.apply_chat_template, tokenize=True, return_dict=False)
+    groups = ((*prompt, Message("assistant", response)) for response in record.responses)
+    return [template(as_transformers_has_it(messages)) for messages in groups]
 
 
 def encode_comparison(record: Comparison, chat: ChatTokenizer, **options: Any) -> Tree:
@@ -158,8 +129,7 @@ def test_whole_posts_go_first_and_as_few_as_possible(chat: ChatTokenizer) -> Non
     for limit in range(lengths[0], lengths[9] + 2, 3):
         tree = encode_comparison(record, chat, view=View(9, max_length=limit))
         kept = max(posts for posts in range(10) if lengths[posts] <= limit)
-        assert tree.truncation == dataclasses.replace(tree.truncation, posts_dropped=9 - kept)
-        assert tree.truncation.prompt_tokens_dropped == tree.truncation.response_tokens_dropped == 0
+        assert tree.truncation == Truncation(posts_dropped=9 - kept)
         assert [tree.sequence(k).tolist() for k in range(2)] == alone(chat, record, kept)
     # Posts beyond the number asked for were never shown, so they are not counted as dropped.
     assert encode_comparison(record, chat, view=View(4, max_length=lengths[3])).truncation.posts_dropped == 1
@@ -172,9 +142,7 @@ def test_then_the_prompt_is_cut_from_its_start(tiny_chat: ChatTokenizer) -> None
     tree = encode_comparison(record, tiny_chat, view=View(3, max_length=100))
     lengths = [len(tree.sequence(k)) for k in range(2)]
     assert 90 < max(lengths) <= 100  # no more was cut than a word needs
-    assert tree.truncation.posts_dropped == 3
-    assert tree.truncation.prompt_tokens_dropped == whole - max(lengths)
-    assert tree.truncation.response_tokens_dropped == 0
+    assert tree.truncation == Truncation(posts_dropped=3, prompt_tokens_dropped=whole - max(lengths))
     text = tiny_chat.tokenizer.decode(tree.sequence(1))
     assert text.startswith("<|start|>user\nword")  # the template is intact
     assert text.endswith("the end?<|end|>\n<|start|>assistant\nA longer answer.<|end|>\n")
@@ -200,7 +168,7 @@ def test_a_text_a_little_over_the_limit_is_encoded_once(
     tokenize = ChatTokenizer.tokenize
 
     def counted(self: ChatTokenizer, texts: Sequence[str]) -> list[np.ndarray]:
-        passes.append(sum(text in each for each in texts))
+        passes.append(sum(text in other for other in texts))
         return tokenize(self, texts)
 
     monkeypatch.setattr(ChatTokenizer, "tokenize", counted)
@@ -239,16 +207,9 @@ class TestPaper:
     """The quirks of the released scripts."""
 
     def encode(
-        self,
-        chat: ChatTokenizer,
-        record: Comparison,
-        *,
-        profile_posts: int = 0,
-        max_length: int | None = None,
-        pad_token_id: int | None = None,
+        self, chat: ChatTokenizer, record: Comparison, *, posts: int = 0, limit: int | None = None, **pad: Any
     ) -> Tree:
-        view = View(profile_posts, TextProtocol.PAPER, max_length)
-        return encode_comparison(record, chat, view=view, pad_token_id=pad_token_id)
+        return encode_comparison(record, chat, view=View(posts, TextProtocol.PAPER, limit), **pad)
 
     def test_conversation_alone_with_bos_twice(self, tmp_path: Path) -> None:
         chat = load_tokenizer(tiny.write_tokenizer(tmp_path, template=tiny.CHAT_WITH_BOS, bos=True))
@@ -263,12 +224,10 @@ class TestPaper:
     def test_every_tokenizer_as_the_script_calls_it(self, chat: ChatTokenizer) -> None:
         record = comparison(["Rice and " + "more rice. " * 12, "Beans."], posts=3)
         for posts, limit in ((0, None), (2, None), (2, 60)):
-            tree = self.encode(chat, record, profile_posts=posts, max_length=limit, pad_token_id=-1)
-            content = (
-                visible(record, profile_posts=posts, protocol=TextProtocol.PAPER).prefix_messages[0].content
-            )
+            tree = self.encode(chat, record, posts=posts, limit=limit, pad_token_id=-1)
+            prompt = visible(record, profile_posts=posts, protocol=TextProtocol.PAPER).prefix_messages
             for k, response in enumerate(record.responses):
-                turns = [{"role": "user", "content": content}, {"role": "assistant", "content": response}]
+                turns = as_transformers_has_it([*prompt, Message("assistant", response)])
                 text = chat.tokenizer.apply_chat_template(turns, tokenize=False)
                 ids = chat.tokenizer(text, truncation=True, max_length=limit or 8192)["input_ids"]
                 chat.tokenizer.backend_tokenizer.no_truncation()
@@ -278,34 +237,29 @@ class TestPaper:
         record = comparison(["Rice " * 60, "Beans."])
         whole = self.encode(tiny_chat, record)
         lengths = [len(whole.sequence(k)) for k in range(2)]
-        tree = self.encode(tiny_chat, record, max_length=50)
-        assert [tree.sequence(k).tolist() for k in range(2)] == [
-            whole.sequence(0)[:50].tolist(),
-            whole.sequence(1)[:50].tolist(),
-        ]
+        tree = self.encode(tiny_chat, record, limit=50)
+        for k in range(2):
+            assert tree.sequence(k).tolist() == whole.sequence(k)[:50].tolist()
         assert lengths[1] < 50
-        assert tree.truncation.response_tokens_dropped == lengths[0] - 50
-        assert (tree.truncation.posts_dropped, tree.truncation.prompt_tokens_dropped) == (0, 0)
+        assert tree.truncation == Truncation(response_tokens_dropped=lengths[0] - 50)
 
     def test_a_prompt_beyond_the_limit_makes_responses_equal(self, tiny_chat: ChatTokenizer) -> None:
         record = comparison(["Rice.", "Beans are good."])
         whole = self.encode(tiny_chat, record)
         limit = len(whole.prefix) - 5
-        tree = self.encode(tiny_chat, record, max_length=limit)
+        tree = self.encode(tiny_chat, record, limit=limit)
         assert tree.sequence(0).tolist() == tree.sequence(1).tolist() == whole.prefix[:limit].tolist()
-        assert tree.truncation.response_tokens_dropped == sum(len(r) for r in whole.responses)
-        assert tree.truncation.prompt_tokens_dropped == 5
+        lost = sum(len(response) for response in whole.responses)
+        assert tree.truncation == Truncation(prompt_tokens_dropped=5, response_tokens_dropped=lost)
 
     def test_left_truncation_loses_the_prompt(self, tmp_path: Path) -> None:
         chat = load_tokenizer(tiny.write_tokenizer(tmp_path))
         chat.tokenizer.truncation_side = "left"
         record = comparison(["Rice.", "Beans are good."])
         whole = self.encode(chat, record)
-        lengths = [len(whole.sequence(k)) for k in range(2)]
-        tree = self.encode(chat, record, max_length=max(lengths) - 3)
+        tree = self.encode(chat, record, limit=len(whole.sequence(1)) - 3)
         assert tree.sequence(1).tolist() == whole.sequence(1)[3:].tolist()
-        assert tree.truncation.prompt_tokens_dropped == 3
-        assert tree.truncation.response_tokens_dropped == 0
+        assert tree.truncation == Truncation(prompt_tokens_dropped=3)
 
     def test_default_length_limit(self, tiny_chat: ChatTokenizer) -> None:
         record = comparison(["Rice.", "Beans."], question="so " * 9000)
@@ -314,21 +268,20 @@ class TestPaper:
 
     def test_read_at_the_last_token_that_is_not_padding(self, tmp_path: Path) -> None:
         record = comparison(["Rice.", "Beans are good."])
-        # padding is its own token: the last token is read
-        chat = load_tokenizer(tiny.write_tokenizer(tmp_path / "own", template=tiny.CHAT_WITH_BOS))
-        tree = self.encode(chat, record)
-        assert tree.read == tuple(len(response) - 1 for response in tree.responses)
-        # padding is end-of-turn, by the tokenizer or by the model's configuration
-        shared = load_tokenizer(
-            tiny.write_tokenizer(tmp_path / "eos", template=tiny.CHAT_WITH_BOS, pad=tiny.END)
+        own, shared, none = (
+            load_tokenizer(tiny.write_tokenizer(tmp_path / str(pad), template=tiny.CHAT_WITH_BOS, pad=pad))
+            for pad in (tiny.PAD, tiny.END, None)
         )
-        none = load_tokenizer(tiny.write_tokenizer(tmp_path / "none", template=tiny.CHAT_WITH_BOS, pad=None))
-        for one, pad in ((shared, None), (chat, chat.eos_token_id)):
-            tree = self.encode(one, record, pad_token_id=pad)
-            assert tree.read == tuple(len(response) - 2 for response in tree.responses)
-            assert [tree.sequence(k)[-1] for k in range(2)] == [one.eos_token_id] * 2
-        # no padding at all: the last token
-        assert self.encode(none, record).read == tuple(len(response) - 1 for response in tree.responses)
+        # Padding is end-of-turn by the tokenizer, or by the model's configuration; else the last token is read.
+        for chat, pad, behind in (
+            (own, None, 1),
+            (none, None, 1),
+            (shared, None, 2),
+            (own, own.eos_token_id, 2),
+        ):
+            tree = self.encode(chat, record, pad_token_id=pad)
+            assert tree.read == tuple(len(response) - behind for response in tree.responses)
+            assert [tree.sequence(k)[-1] for k in range(2)] == [chat.eos_token_id] * 2
 
     def test_last_non_pad(self) -> None:
         ids = np.asarray([4, 9, 5, 9, 9], np.int32)
@@ -338,22 +291,22 @@ class TestPaper:
 
 @pytest.mark.parametrize("name", REAL)
 def test_real_rows(name: str) -> None:
-    data, folder = SHARED / "data" / "personalised" / "ukpconvarg1.jsonl.gz", SHARED / "tokenizers" / name
-    if not (data.is_file() and folder.is_dir()):
-        pytest.skip(f"needs {data} and {folder}")
-    chat = load_tokenizer(folder)
+    data, chat = SHARED / "data" / "personalised" / "ukpconvarg1.jsonl.gz", real_chat(name)
+    if not data.is_file():
+        pytest.skip(f"needs {data}")
     with gzip.open(data, "rt", encoding="utf-8") as lines:
         records = [
             Comparison.from_row(json.loads(line), where=f"line {i}") for i, line in zip(range(25), lines)
         ]
-    for record, tree in zip(records, encode_comparisons(records, chat, view=View(10)), strict=True):
-        assert [tree.sequence(k).tolist() for k in range(2)] == alone(chat, record, 10)
-    limit = 600
-    for record, tree in zip(
-        records, encode_comparisons(records, chat, view=View(10, max_length=limit)), strict=True
-    ):
-        kept = min(10, len(record.profile)) - tree.truncation.posts_dropped
-        assert [tree.sequence(k).tolist() for k in range(2)] == alone(chat, record, kept)
-        assert max(map(len, alone(chat, record, kept))) <= limit
-        if tree.truncation.posts_dropped:
-            assert max(map(len, alone(chat, record, kept + 1))) > limit
+    for limit in (None, 600):
+        trees = encode_comparisons(records, chat, view=View(10, max_length=limit))
+        for record, tree in zip(records, trees, strict=True):
+            kept = min(10, len(record.profile)) - tree.truncation.posts_dropped
+            ids = alone(chat, record, kept)
+            assert [tree.sequence(k).tolist() for k in range(2)] == ids
+            if limit is None:
+                assert kept == min(10, len(record.profile))
+                continue
+            assert max(map(len, ids)) <= limit
+            if tree.truncation.posts_dropped:
+                assert max(map(len, alone(chat, record, kept + 1))) > limit

@@ -70,7 +70,7 @@ def test_prefix_splits_are_the_best_there_are() -> None:
     values = sorted({p for p, _, _ in shapes})
     for count in range(1, 6):
         best = min(
-            sum(float(OPTIONS.cell_cost(min(t for t in tops if t >= p), 2, 16)) for p, _, _ in shapes)
+            cost(shapes, [Bucket(top, 2, 16) for top in tops])
             for tops in itertools.combinations(values, min(count, len(values)))
             if tops[-1] == values[-1]
         )
@@ -84,14 +84,12 @@ def test_close_to_the_best_for_two_sides_at_once(seed: int) -> None:
     rng = np.random.default_rng(seed)
     sides = [16, 64, 128, 320]
     shapes = [(int(p), 2, int(r)) for p, r in zip(rng.choice(sides, 40), rng.choice(sides, 40), strict=True)]
-    tops = list(itertools.product(sides, sides))
-    best = float("inf")
-    for three in itertools.combinations(tops, 3):
-        total = 0.0
-        for p, _, r in shapes:
-            fitting = [t for t in three if p <= t[0] and r <= t[1]]
-            total += min((float(OPTIONS.cell_cost(a, 2, b)) for a, b in fitting), default=float("inf"))
-        best = min(best, total)
+    tops = list(itertools.product(sides, [2], sides))
+    best = min(
+        cost(shapes, [Bucket(*top) for top in three])
+        for three in itertools.combinations(tops, 3)
+        if all(any(p <= top[0] and r <= top[2] for top in three) for p, _, r in shapes)
+    )
     chosen = chosen_for(shapes, max_buckets=3, compile_cost=0, tokens_per_batch=1)
     assert best <= cost(shapes, chosen) <= 1.03 * best
 
@@ -255,10 +253,7 @@ def test_fixed_shapes_hold_what_they_promise() -> None:
         Bucket(128, 2, 64): 16, Bucket(512, 2, 64): 4, Bucket(128, 16, 64): 4, Bucket(512, 16, 64): 4
     }  # fmt: skip
     rng = np.random.default_rng(0)
-    lengths = [
-        (int(p), int(k), int(r))
-        for p, k, r in zip(*(rng.integers(1, n, 200) for n in (513, 17, 65)), strict=True)
-    ]
+    lengths = np.stack([rng.integers(1, most, 200) for most in (513, 17, 65)], axis=1)
     dealt = fixed.batches(lengths, range(200))
     assert {(batch.bucket, batch.rows) for batch in dealt} == set(fixed.rows.items())
 

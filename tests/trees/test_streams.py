@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from prb_jax.trees.packing import LEAST_SHARED, StreamOptions, StreamShape, divide, pack_streams, sort_trees
 from prb_jax.trees.stream_shapes import choose_stream_shape
-from prb_jax.trees.stream_tables import BLOCK
+from prb_jax.trees.stream_tables import BLOCK, BlockTable
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree, build_tree
 
@@ -29,23 +28,15 @@ def people(users: int, questions: int, *, seed: int = 0, profile: int = 200) -> 
     return [trees[index] for index in rng.permutation(len(trees))]
 
 
-def laid(
-    trees: list[Tree], options: StreamOptions, shape: StreamShape
-) -> list[tuple[StreamBatch, list[list[int]]]]:
-    """Batches, and for each stream the trees in it."""
-    return [
-        (
-            make_stream_batch(trees, packed, options),
-            [list(stream.members) for stream in packed],
-        )
-        for packed in pack_streams(trees, shape, options)
-    ]
-
-
-def seen_by(batch: StreamBatch, stream: int, place: Any) -> np.ndarray:
-    """Places that the token at this place sees, by the statement in the module."""
-    places = np.arange(batch.tokens.shape[1])
-    return places[(places <= place) & (place < batch.until[stream])]
+def who_sees(batch: StreamBatch, window: int | None = None) -> np.ndarray:
+    """bool [S, N, N] of queries and keys, by the statement in the module."""
+    place, until, positions = (
+        np.arange(batch.tokens.shape[1]),
+        np.asarray(batch.until),
+        np.asarray(batch.positions),
+    )
+    sees = (place <= place[:, None]) & (place[:, None] < until[:, None])
+    return sees if window is None else sees & (positions[:, :, None] - positions[:, None] < window)
 
 
 @pytest.mark.parametrize("share", [True, False])
@@ -53,22 +44,24 @@ def seen_by(batch: StreamBatch, stream: int, place: Any) -> np.ndarray:
 def test_every_conversation_is_what_its_last_token_sees(share: bool, streams: int) -> None:
     trees = [*people(6, 3), build_tree([[5]]), build_tree([[5, 6], [7]])]
     options = StreamOptions(tokens=1024, streams=streams, share=share)
-    found: list[int] = []
-    for batch, members in laid(trees, options, StreamShape(1024, 48)):
+    members: list[int] = []
+    for packed in pack_streams(trees, StreamShape(1024, 48), options):
+        batch = make_stream_batch(trees, packed, options)
         assert batch.tokens.shape == (streams, 1024)
-        for stream, own in enumerate(members):
+        sees = who_sees(batch)
+        for stream, packed_stream in enumerate(packed):
             read = 0
-            for member in own:
+            for member in packed_stream.members:
                 tree = trees[member]
-                found.append(member)
+                members.append(member)
                 for k, offset in enumerate(tree.read):
-                    path = seen_by(batch, stream, batch.ends[stream, read])
+                    path = np.flatnonzero(sees[stream, batch.ends[stream, read]])
                     np.testing.assert_array_equal(batch.tokens[stream, path], tree.sequence(k))
                     np.testing.assert_array_equal(batch.positions[stream, path], np.arange(len(path)))
                     np.testing.assert_array_equal(batch.previous[stream, path], [-1, *path[:-1]])
                     assert batch.reads[stream, read] == path[len(tree.prefix) + offset]
                     read += 1
-    assert sorted(found) == list(range(len(trees)))
+    assert sorted(members) == list(range(len(trees)))
 
 
 def test_what_begins_alike_is_computed_once() -> None:
@@ -112,8 +105,7 @@ def test_a_short_common_opening_is_not_worth_it() -> None:
 
 def test_no_unit_is_larger_than_a_stream_unless_a_tree_is() -> None:
     trees = [*people(3, 40, profile=300), *people(1, 1, profile=3000)]
-    found = sort_trees(trees, StreamOptions(tokens=1024))
-    units = divide(found, most_tokens=1024, most_reads=24)
+    units = divide(sort_trees(trees, StreamOptions(tokens=1024)), most_tokens=1024, most_reads=24)
     assert [place for unit in units for place in range(unit.start, unit.stop)] == list(range(len(trees)))
     for unit in units:
         assert unit.stop - unit.start == 1 or (unit.tokens <= 1024 and unit.reads <= 24)
@@ -156,16 +148,11 @@ def test_shapes_fit_the_data_and_the_same_data_give_the_same_streams() -> None:
 def test_the_tables_list_every_block_that_is_seen(window: int | None) -> None:
     trees = [*people(5, 4), *people(1, 2, profile=1500, seed=2)]
     options = StreamOptions(tokens=4096, streams=1, window=window)
-    for batch, _ in laid(trees, options, StreamShape(4096, 128)):
-        places = np.arange(4096)
-        until, positions = batch.until[0], batch.positions[0]
-        seen = (places[None] <= places[:, None]) & (places[:, None] < until[None])
-        table = batch.blocks
-        if window is not None:
-            seen &= positions[:, None] - positions[None] < window
-            assert batch.window_blocks is not None
-            table = batch.window_blocks
-        blocks = seen.reshape(4096 // BLOCK, BLOCK, -1, BLOCK)
+    for packed in pack_streams(trees, StreamShape(4096, 128), options):
+        batch = make_stream_batch(trees, packed, options)
+        table = batch.table(window)
+        assert isinstance(table, BlockTable)
+        blocks = who_sees(batch, window)[0].reshape(4096 // BLOCK, BLOCK, -1, BLOCK)
         real = 0
         for query, (whole, partly) in enumerate(table.counts[0]):
             listed = table.keys[0, query, : whole + partly]

@@ -1,34 +1,17 @@
-"""An attention kernel on eight devices against one: ``python -m tests.models.attention.kernel_on_mesh KERNEL``.
+"""Attention kernels on eight devices against one: ``python -m tests.models.attention.kernel_on_mesh``.
 
-Prints the largest differences of the output and of the three gradients (not of cuDNN's, which only scores), how the
-output is split, and how many calls of cuDNN the program for CUDA has.
+Prints for each kernel the largest differences of the output and of the three gradients (not of cuDNN's, which only
+scores), how the output is split, and how many calls of cuDNN the program for CUDA has.
 """
 
 import functools
 import json
-import re
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from tests.plain_process import plain_environment
-
-ROOT = Path(__file__).resolve().parents[3]
-
-
-def on_mesh(kernel: str) -> dict[str, Any]:
-    """What this module prints, run in a process with devices of its own."""
-    environment = plain_environment()
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.models.attention.kernel_on_mesh", kernel],
-        capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+BY_ROWS = "data=2,fsdp=2,tensor=2"
 
 
 def devices(platform: str, sequence: int = 1) -> Any:
@@ -38,132 +21,116 @@ def devices(platform: str, sequence: int = 1) -> Any:
     return SimpleNamespace(devices=np.asarray([device], object), shape=shape, size=1)
 
 
-def main(kernel: str) -> None:
+def inputs(rows: int, tokens: int, head_dim: int) -> list[Any]:
+    """q of four heads, k and v of two."""
+    import jax.numpy as jnp
+
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.normal(size=(rows, tokens, n, head_dim)), jnp.float32) / 4 for n in (4, 2, 2)]
+
+
+def compared(
+    attend: Any, mesh: Any, arrays: list[Any], facts: Any, *, tokens: str | None = None
+) -> dict[str, Any]:
+    """What ``attend(mesh, facts, *arrays)`` gives on the mesh against one device: the output first.
+
+    Args:
+      facts: arrays whose rows are dealt over the mesh.
+      tokens: the logical axis of the arrays' tokens.
+    """
+    import jax
+
+    from prb_jax.sharding import batch_sharding, partition_spec
+
+    run = jax.jit(attend, static_argnums=0)
+    place = jax.sharding.NamedSharding(mesh, partition_spec(("batch", tokens, "heads", None)))
+    split = run(mesh, jax.device_put(facts, batch_sharding(mesh, 1)), *jax.device_put(arrays, place))
+    pairs = zip(split, run(None, facts, *arrays), strict=True)
+    return {
+        "differences": [float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs],
+        "shard": split[0].addressable_shards[0].data.shape,
+    }
+
+
+def splash() -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
 
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", 8)
-
-    from prb_jax.commands.process import enable_compilation_cache
-    from prb_jax.models.attention.cudnn import cudnn_attention
     from prb_jax.models.attention.splash import splash_attention
-    from prb_jax.sharding import make_mesh, partition_spec
+    from prb_jax.sharding import make_mesh
     from prb_jax.trees.batches import Bucket
 
-    enable_compilation_cache()
-    if kernel == "cudnn-streams":
-        print(json.dumps(_streams()))
-        return
-    rng = np.random.default_rng(0)
-    options: dict[str, Any]
-    if kernel == "splash":
-        bucket, lengths, window, head_dim = Bucket(192, 2, 96), [192, 60], 120, 32
-        function, options = splash_attention, {"block": 128}
-        mesh, axes = make_mesh("data=2,sequence=2,tensor=2"), ("batch", "tokens", "heads", None)
-    else:
-        bucket, lengths, window, head_dim = Bucket(64, 2, 24), [64, 20, 0, 33], 40, 16
-        mesh, axes = make_mesh("data=2,fsdp=2,tensor=2"), ("batch", None, "heads", None)
-        function, options = _by_xla(cudnn_attention), {}
-    q, k, v = (
-        jnp.asarray(rng.normal(size=(len(lengths), bucket.tokens, heads, head_dim)), jnp.float32) / 4
-        for heads in (4, 2, 2)
-    )
-    towards = jnp.asarray(rng.normal(size=q.shape), jnp.float32)
-    attend = functools.partial(
-        function, bucket=bucket, prefix_lengths=jnp.asarray(lengths), window=window, **options
-    )
+    options: dict[str, Any] = {"bucket": Bucket(192, 2, 96), "window": 120, "block": 128, "interpret": True}
+    arrays = inputs(2, 384, 32)
+    towards = jnp.asarray(np.random.default_rng(1).normal(size=arrays[0].shape), jnp.float32)
 
-    def both(q, k, v, mesh, interpret):
-        def loss(q, k, v):
-            out = attend(q, k, v, mesh=mesh, interpret=interpret)
-            return jnp.sum(out * towards), out
+    def attend(mesh: Any, lengths: Any, *arrays: Any) -> Any:
+        of_mesh = functools.partial(splash_attention, prefix_lengths=lengths, mesh=mesh, **options)
+        out, pull = jax.vjp(of_mesh, *arrays)
+        return out, *pull(towards)
 
-        if kernel == "cudnn":  # for scoring
-            return loss(q, k, v), ()
-        return jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(q, k, v)
-
-    run = jax.jit(both, static_argnames=("mesh", "interpret"))
-    (_, alone), alone_gradients = run(q, k, v, mesh=None, interpret=True)
-    place = jax.sharding.NamedSharding(mesh, partition_spec(axes))
-    placed = [jax.device_put(x, place) for x in (q, k, v)]
-    (_, out), gradients = run(*placed, mesh=mesh, interpret=True)
-    pairs = zip((out, *gradients), (alone, *alone_gradients), strict=True)
-    found: dict[str, Any] = {
-        "differences": [float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs],
-        "shard": out.addressable_shards[0].data.shape,
-    }
-    if kernel == "cudnn":
-
-        def program(q, k, v, lengths):
-            given = {"prefix_lengths": lengths, "window": window, "mesh": mesh}
-            return cudnn_attention(q, k, v, bucket=bucket, **given)
-
-        of_trees = jax.ShapeDtypeStruct(placed[0].shape[:1], jnp.int32)
-        found["calls"] = _calls_of_cudnn(program, placed, of_trees)
-    print(json.dumps(found))
+    mesh = make_mesh("data=2,sequence=2,tensor=2")
+    return compared(attend, mesh, arrays, jnp.asarray([192, 60]), tokens="tokens")
 
 
-def _streams() -> dict[str, Any]:
-    """Of cuDNN over packed streams."""
+def cudnn(arrays: list[Any], facts: Any, function: Any) -> dict[str, Any]:
+    """Of ``function(*arrays, facts, mesh=..., implementation=...)``."""
     import jax
     import jax.numpy as jnp
 
+    from prb_jax.sharding import make_mesh, partition_spec
+    from tests.models.compiled import text_for_cuda
+
+    mesh = make_mesh(BY_ROWS)
+
+    def attend(mesh: Any, facts: Any, *arrays: Any) -> Any:
+        return (function(*arrays, facts, mesh=mesh, implementation="xla"),)
+
+    place = jax.sharding.NamedSharding(mesh, partition_spec(("batch", None, "heads", None)))
+    shapes = [jax.ShapeDtypeStruct(x.shape, jnp.bfloat16, sharding=place) for x in arrays]
+    text = text_for_cuda(functools.partial(function, mesh=mesh), *shapes, facts)
+    return compared(attend, mesh, arrays, facts) | {"calls": text.count("custom_call @__cudnn")}
+
+
+def cudnn_of_trees() -> dict[str, Any]:
+    import jax.numpy as jnp
+
+    from prb_jax.models.attention.cudnn import cudnn_attention
+    from prb_jax.trees.batches import Bucket
+
+    def attend(q: Any, k: Any, v: Any, lengths: Any, **options: Any) -> Any:
+        return cudnn_attention(
+            q, k, v, bucket=Bucket(64, 2, 24), prefix_lengths=lengths, window=40, **options
+        )
+
+    return cudnn(inputs(4, 112, 16), jnp.asarray([64, 20, 0, 33]), attend)
+
+
+def cudnn_of_streams() -> dict[str, Any]:
     from prb_jax.models.attention.cudnn import cudnn_stream_attention
-    from prb_jax.sharding import batch_sharding, make_mesh, partition_spec
     from prb_jax.trees.key_tables import KeyLayout
     from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams, with_key_layout
     from prb_jax.trees.streams import make_stream_batch
     from tests.trees.test_streams import people
 
-    mesh = make_mesh("data=2,fsdp=2,tensor=2")
     options = StreamOptions(tokens=512, streams=4, window=40)
     options = with_key_layout(options, KeyLayout(longest=300, response=60, queries=128))
     trees = people(5, 1)
     (packed,) = pack_streams(trees, StreamShape(512, 32), options)
-    batch = make_stream_batch(trees, packed, options)
-    rng = np.random.default_rng(0)
-    q, k, v = (jnp.asarray(rng.normal(size=(4, 512, heads, 16)), jnp.float32) / 4 for heads in (4, 2, 2))
-    run = jax.jit(
-        functools.partial(cudnn_stream_attention, window=40), static_argnames=("mesh", "implementation")
-    )
-    alone = run(q, k, v, batch=batch, implementation="xla")
-    place = jax.sharding.NamedSharding(mesh, partition_spec(("batch", None, "heads", None)))
-    placed = [jax.device_put(x, place) for x in (q, k, v)]
-    batch = jax.device_put(batch, batch_sharding(mesh, 1))
-    out = run(*placed, batch=batch, mesh=mesh, implementation="xla")
 
-    def program(q, k, v, batch):
-        return cudnn_stream_attention(q, k, v, batch=batch, window=40, mesh=mesh)
+    def attend(q: Any, k: Any, v: Any, batch: Any, **options: Any) -> Any:
+        return cudnn_stream_attention(q, k, v, batch=batch, window=40, **options)
 
-    return {
-        "differences": [float(np.abs(np.asarray(out) - np.asarray(alone)).max())],
-        "shard": out.addressable_shards[0].data.shape,
-        "calls": _calls_of_cudnn(program, placed, batch),
-    }
-
-
-def _by_xla(function: Any) -> Any:
-    """cuDNN's function with the arguments of a kernel: interpreted, it runs by XLA."""
-
-    def attend(*arrays: Any, interpret: bool, **options: Any) -> Any:
-        return function(*arrays, implementation="xla" if interpret else "cudnn", **options)
-
-    return attend
-
-
-def _calls_of_cudnn(program: Any, placed: Any, *facts: Any) -> int:
-    import jax
-    import jax.numpy as jnp
-    from jax._src.cudnn import fused_attention_stablehlo
-
-    fused_attention_stablehlo.check_cudnn_version = lambda: 91_000
-    shapes = [jax.ShapeDtypeStruct(x.shape, jnp.bfloat16, sharding=x.sharding) for x in placed]
-    names = ("__cudnn$fmhaSoftmax", "__cudnn$fmhaScaleBiasSoftmax")
-    checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
-    export = jax.export.export(jax.jit(program), platforms=("cuda",), disabled_checks=checks)
-    return len(re.findall(r"custom_call @__cudnn", export(*shapes, *facts).mlir_module()))
+    return cudnn(inputs(4, 512, 16), make_stream_batch(trees, packed, options), attend)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 8)
+    from prb_jax.commands.process import enable_compilation_cache
+
+    enable_compilation_cache()
+    kernels = (splash, cudnn_of_trees, cudnn_of_streams)
+    print(json.dumps({kernel.__name__: kernel() for kernel in kernels}))

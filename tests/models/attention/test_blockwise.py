@@ -14,16 +14,12 @@ import pytest
 from prb_jax.models.attention.blockwise import blockwise_attention
 from prb_jax.models.flops import attention_flops
 from prb_jax.trees.batches import Bucket, TreeMask
-from tests.models.attention.compiled_shapes import largest_square
 from tests.models.attention.dense import reference_attention, tree_mask
+from tests.models.compiled import jit, largest_square
 from tests.sweeps import sweep
 
 FLOAT32_TOLERANCE = 5e-6
 """On outputs of size one: sums of up to 300 float32 products in another order, seen through exp."""
-
-
-# Machine code is not what is tested here, and takes most of the time.
-jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 @dataclass(frozen=True)
@@ -73,6 +69,23 @@ class Case:
     def reference(self, *inputs: jax.Array) -> np.ndarray:
         options = self.options | {"prefix_lengths": np.asarray(self.lengths)}
         return reference_attention(*map(np.asarray, inputs), **options)
+
+    def check(self, attend, dtype: jnp.dtype = jnp.float32) -> np.ndarray:
+        """Compare an attention with the mask written out, in float32 on the same inputs; return its output.
+
+        In bfloat16 the weights and the output are rounded once each. A rounding is at most 2**-9 of what is rounded;
+        weights add up to one, so both errors are at most 2**-9 of the largest value.
+        """
+        inputs, real = self.inputs(dtype), self.real()
+        wide = [x.astype(jnp.float32) for x in inputs]
+        rounded, whole = attend(*inputs), self.reference(*wide)
+        assert (rounded.shape, rounded.dtype) == (inputs[0].shape, dtype)
+        out = np.asarray(rounded, np.float32)
+        assert np.isfinite(out).all()  # at padding too
+        assert np.abs(whole[real]).max() > 0.5
+        roundings = 2 * 2.0**-9 * float(jnp.abs(wide[2]).max()) if dtype == jnp.bfloat16 else 0
+        np.testing.assert_allclose(out[real], whole[real], atol=FLOAT32_TOLERANCE + roundings, rtol=0)
+        return out
 
 
 @functools.cache
@@ -131,41 +144,13 @@ CASES = [
 @pytest.mark.parametrize("sequential", [True, False], ids=["in turn", "at once"])
 @pytest.mark.parametrize("case", sweep(CASES, few=(0, 2, 4, 8, 10, 11, 15)), ids=str)
 def test_blocks_equal_the_whole_mask(case: Case, sequential: bool) -> None:
-    inputs = case.inputs()
-    blocks, whole, real = case.blockwise(*inputs, sequential=sequential), case.reference(*inputs), case.real()
-    assert blocks.shape == whole.shape == inputs[0].shape
-    assert np.abs(whole[real]).max() > 0.5
-    np.testing.assert_allclose(blocks[real], whole[real], atol=FLOAT32_TOLERANCE, rtol=0)
-    assert np.isfinite(blocks).all()
+    case.check(compiled_blocks(case, sequential))
 
 
 @pytest.mark.parametrize("case", [CASES[1], CASES[5], CASES[10]], ids=str)
 def test_bfloat16_is_within_its_roundings(case: Case) -> None:
-    """Against float32 on the same inputs: the weights and the output are rounded to bfloat16 once.
-
-    Each rounding is at most 2**-9 of what is rounded; weights add up to one, so both errors are at most
-    2**-9 of the largest value.
-    """
-    inputs = case.inputs(jnp.bfloat16)
-    wide = [x.astype(jnp.float32) for x in inputs]
-    truth, real = case.reference(*wide), case.real()
-    bound = 2 * 2.0**-9 * float(jnp.abs(wide[2]).max()) + FLOAT32_TOLERANCE
     for sequential in (True, False):
-        blocks = case.blockwise(*inputs, sequential=sequential)
-        assert np.abs(blocks - truth)[real].max() <= bound
-
-
-def test_the_mask_by_hand() -> None:
-    """Prefix of 3 (one of padding), two responses of 2, a window of 3."""
-    mask = tree_mask(TreeMask(Bucket(3, 2, 2), 3), np.asarray([2]))[0].astype(int)
-    assert mask[1:].tolist() == [
-        [0, 1, 0, 0, 0, 0, 0],
-        [0, 1, 1, 0, 0, 0, 0],
-        [0, 1, 1, 1, 0, 0, 0],
-        [0, 0, 1, 1, 1, 0, 0],
-        [0, 1, 1, 0, 0, 1, 0],
-        [0, 0, 1, 0, 0, 1, 1],
-    ]
+        case.check(compiled_blocks(case, sequential), jnp.bfloat16)
 
 
 def test_a_tree_equals_its_sequences_alone() -> None:
@@ -258,6 +243,15 @@ def test_bfloat16_gradients_are_as_good_as_those_of_the_whole_mask() -> None:
         assert errors[0] < 5 * errors[1]  # the dense one works in float32 within
 
 
+def compiled(attend, case: Case, *, backward: bool):
+    def run(lengths, *inputs):
+        return attend(*inputs, **{**case.options, "prefix_lengths": lengths})
+
+    program = jax.grad(lambda *given: run(*given).sum(), argnums=(1, 2, 3)) if backward else run
+    arrays = (jnp.zeros(1, jnp.int32), *case.inputs())
+    return jit(program).lower(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays)).compile()
+
+
 @pytest.mark.parametrize("sequential", [True, False])
 def test_no_square_of_the_prefix_is_ever_held(sequential: bool) -> None:
     """Neither forward nor backward, nor all blocks at once, which would be as much: twice the prefix takes twice the
@@ -265,45 +259,19 @@ def test_no_square_of_the_prefix_is_ever_held(sequential: bool) -> None:
     memory = {}
     for prefix in (512, 1024):
         case = Case(Bucket(prefix, 2, 64), (prefix,), block_rows=192)
-        arguments = [
-            jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*case.inputs(), jnp.zeros(1, jnp.int32))
-        ]
-
-        def compiled(attend, *, backward: bool, case=case, arguments=arguments):
-            def run(q, k, v, lengths):
-                return attend(q, k, v, **{**case.options, "prefix_lengths": lengths})
-
-            if backward:
-                return (
-                    jit(jax.grad(lambda *inputs: run(*inputs).sum(), argnums=(0, 1, 2)))
-                    .lower(*arguments)
-                    .compile()
-                )
-            return jit(run).lower(*arguments).compile()
-
         attend = blocks(case, sequential=sequential)
-        assert largest_square(compiled(attend, backward=False).as_text()) <= 192
-        backward = compiled(attend, backward=True)
-        assert largest_square(backward.as_text()) <= 192
+        backward = compiled(attend, case, backward=True)
+        for program in (compiled(attend, case, backward=False), backward):
+            assert largest_square(program.as_text()) <= 192
         memory[prefix] = backward.memory_analysis().temp_size_in_bytes
     if sequential:
         assert memory[1024] < 2.6 * memory[512]
-        assert largest_square(compiled(reference_attention, backward=False).as_text()) >= 1024
+        assert largest_square(compiled(reference_attention, case, backward=False).as_text()) >= 1024
 
 
-@pytest.mark.parametrize(
-    ("bucket", "window"),
-    [
-        (Bucket(20, 3, 7), None),
-        (Bucket(20, 3, 7), 5),
-        (Bucket(20, 3, 7), 21),
-        (Bucket(20, 3, 7), 500),
-        (Bucket(4, 2, 9), 6),
-        (Bucket(13, 1, 1), 13),
-    ],
-    ids=str,
-)
-def test_flops_count_the_pairs_of_the_mask(bucket: Bucket, window: int | None) -> None:
-    pairs = int(tree_mask(TreeMask(bucket, window), np.asarray([bucket.prefix])).sum())
-    # A product of q and k, one of weights and v: two multiply-adds, of two operations each.
-    assert attention_flops(bucket, heads=6, head_dim=10, window=window) == 4 * pairs * 6 * 10
+def test_flops_count_the_pairs_of_the_mask() -> None:
+    buckets = {Bucket(20, 3, 7): (None, 5, 21, 500), Bucket(4, 2, 9): (6,), Bucket(13, 1, 1): (13,)}
+    for bucket, window in ((bucket, window) for bucket, windows in buckets.items() for window in windows):
+        mask = tree_mask(TreeMask(bucket, window), np.asarray([bucket.prefix]))
+        # A product of q and k, one of weights and v: two multiply-adds, of two operations each.
+        assert attention_flops(bucket, heads=6, head_dim=10, window=window) == 4 * mask.sum() * 6 * 10

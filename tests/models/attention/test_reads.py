@@ -10,21 +10,16 @@ import numpy as np
 import pytest
 
 from prb_jax.models.attention.reads import attend_from_reads, take_places
-from prb_jax.models.config.decoder import load_config
 from prb_jax.models.decoder import decode_tree
 from prb_jax.models.random_params import init_params
 from prb_jax.readouts.score_tree import score_tree
 from prb_jax.trees.batches import Bucket, make_batch
 from prb_jax.trees.tree import build_tree
 from tests.models.attention.dense import reference_attention
+from tests.models.compiled import jit
+from tests.models.test_decoder import family_config
 from tests.sweeps import sweep
-from tests.tiny_models import TINY_FAMILIES
 
-jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-SIZES = {
-    "vocab_size": 96, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 1,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "num_labels": 1,
-}  # fmt: skip
 BUCKET = Bucket(12, 3, 7)
 LENGTHS = jnp.asarray([12, 5, 0])
 INSIDE = np.asarray([[6, 0, 3], [1, 5, 2], [0, 0, 0]])
@@ -35,16 +30,13 @@ PLACES = jnp.asarray(12 + 7 * np.arange(3) + INSIDE, jnp.int32)
 @pytest.mark.parametrize("softcap", [None, 3.0])
 def test_equals_the_oracle_at_these_places(window: int | None, softcap: float | None) -> None:
     rng = np.random.default_rng(0)
-    q = jnp.asarray(rng.normal(size=(3, BUCKET.tokens, 4, 8)), jnp.float32)
-    k, v = (jnp.asarray(rng.normal(size=(3, BUCKET.tokens, 2, 8)), jnp.float32) for _ in range(2))
+    q, k, v = (jnp.asarray(rng.normal(size=(3, BUCKET.tokens, n, 8)), jnp.float32) for n in (4, 2, 2))
     options = {"bucket": BUCKET, "prefix_lengths": LENGTHS, "window": window, "softcap": softcap}
-    whole = reference_attention(
-        *map(np.asarray, (q, k, v)), **options | {"prefix_lengths": np.asarray(LENGTHS)}
-    )
+    whole = reference_attention(q, k, v, **options)
     expected = take_places(whole.reshape(3, BUCKET.tokens, 32), PLACES)
     queries = take_places(q.reshape(3, BUCKET.tokens, 32), PLACES).reshape(3, 3, 4, 8)
-    found = attend_from_reads(queries, k, v, places=PLACES, **options)
-    np.testing.assert_allclose(found.reshape(3, 3, 32), expected, atol=2e-6)
+    out = attend_from_reads(queries, k, v, places=PLACES, **options)
+    np.testing.assert_allclose(out.reshape(3, 3, 32), expected, atol=2e-6)
     narrow = attend_from_reads(*(x.astype(jnp.bfloat16) for x in (queries, k, v)), places=PLACES, **options)
     assert narrow.dtype == jnp.bfloat16
     np.testing.assert_allclose(narrow.astype(jnp.float32).reshape(3, 3, 32), expected, atol=0.05)
@@ -55,13 +47,7 @@ def test_a_model_of_one_layer_gives_the_scores_and_gradients_of_the_whole_layer(
     family: str, tmp_path
 ) -> None:
     """Gemma 2 brings windows, soft caps and post-norms; the oracle computes all places."""
-    import transformers
-
-    tiny = TINY_FAMILIES[family]
-    arguments = {**SIZES, **tiny.arguments, "num_hidden_layers": 1, "architectures": [tiny.model_class]}
-    arguments.pop("layer_types", None)
-    getattr(transformers, tiny.config_class)(**arguments).save_pretrained(tmp_path)
-    config = load_config(tmp_path)
+    config = family_config(family, tmp_path, num_hidden_layers=1)
     params = init_params(config, seed=1)
     trees = [build_tree([[5, 6, 7, 8, 9], [5, 6, 7, 10, 11, 12]]), build_tree([[3], [4, 5]])]
     batch = make_batch(trees, Bucket(6, 2, 4), batch=3)
@@ -70,10 +56,10 @@ def test_a_model_of_one_layer_gives_the_scores_and_gradients_of_the_whole_layer(
         scores = score_tree(params, batch, config=config, dtype=jnp.float32, **options)[:2, :, 0]
         return jnp.sum(scores * jnp.asarray([[1.0, -1.0], [0.5, 2.0]])), scores
 
-    (_, found), gradient = jit(jax.value_and_grad(loss, has_aux=True))(params)
+    (_, scores_at_reads), gradient = jit(jax.value_and_grad(loss, has_aux=True))(params)
     run = jit(jax.value_and_grad(functools.partial(loss, attention=reference_attention), has_aux=True))
     (_, expected), oracle = run(params)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(scores_at_reads, expected, rtol=1e-5, atol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), gradient, oracle)
     for remat in ("dots", "full"):
         again = jit(jax.grad(lambda p, remat=remat: loss(p, remat=remat)[0]))(params)
@@ -81,13 +67,7 @@ def test_a_model_of_one_layer_gives_the_scores_and_gradients_of_the_whole_layer(
 
 
 def test_with_more_layers_the_places_are_taken_from_the_whole(tmp_path) -> None:
-    import transformers
-
-    tiny = TINY_FAMILIES["qwen3"]
-    arguments = {**SIZES, **tiny.arguments, "num_hidden_layers": 2}
-    model = getattr(transformers, tiny.config_class)(**arguments, architectures=[tiny.model_class])
-    model.save_pretrained(tmp_path)
-    config = load_config(tmp_path)
+    config = family_config("qwen3", tmp_path, num_hidden_layers=2)
     params = init_params(config)
     batch = make_batch([build_tree([[5, 6, 7, 8], [5, 6, 9]])], Bucket(4, 2, 4), batch=1)
     places = jnp.asarray([[5, 8]], jnp.int32)

@@ -12,8 +12,7 @@ import pytest
 from prb_jax.models.attention.splash import splash_attention, visited_share
 from prb_jax.trees.batches import Bucket, TreeMask
 from tests.models.attention.dense import reference_attention
-from tests.models.attention.kernel_on_mesh import on_mesh
-from tests.models.attention.test_blockwise import FLOAT32_TOLERANCE, Case, gradients
+from tests.models.attention.test_blockwise import Case, gradients
 from tests.sweeps import sweep
 
 # Ragged prefixes, one empty and one full; several blocks; T a multiple of the block and not; groups of one
@@ -31,19 +30,14 @@ splash = functools.partial(splash_attention, block=128, interpret=True)
 
 @pytest.mark.parametrize("case", sweep(CASES, few=(0, 2, 5)), ids=str)
 def test_equals_the_mask_written_out(case: Case) -> None:
-    inputs = case.inputs()
-    ours = np.asarray(jax.jit(functools.partial(splash, **case.options))(*inputs))
-    theirs = case.reference(*inputs)
-    assert np.isfinite(ours).all()  # at padding too
-    np.testing.assert_allclose(ours[case.real()], theirs[case.real()], atol=FLOAT32_TOLERANCE, rtol=0)
+    case.check(jax.jit(functools.partial(splash, **case.options)))
 
 
 @pytest.mark.parametrize("case", CASES[1:3], ids=str)
 def test_gradients_equal_those_of_the_whole_mask(case: Case) -> None:
     inputs = case.inputs()
-    theirs = gradients(reference_attention, case, inputs)
-    ours = gradients(splash, case, inputs)
-    for one, other in zip(ours, theirs, strict=True):
+    gradients_of = (gradients(attend, case, inputs) for attend in (splash, reference_attention))
+    for one, other in zip(*gradients_of, strict=True):
         assert float(jnp.abs(other).max()) > 0.1
         np.testing.assert_allclose(one, other, atol=2e-5, rtol=1e-5)
 
@@ -66,9 +60,3 @@ def test_blocks_that_nobody_sees_are_not_visited() -> None:
     siblings = Bucket(256, 8, 128)
     assert visited_share(TreeMask(siblings), block=128) == (1 + 2 + 8 * 3) / (10 * 3)
     assert visited_share(TreeMask(siblings, window=128), block=128) == (1 + 2 + 8 * 2) / (10 * 2)
-
-
-def test_on_meshes_trees_heads_and_queries_are_split() -> None:
-    found = on_mesh("splash")
-    assert max(found["differences"]) < 2e-5
-    assert found["shard"] == [1, 192, 2, 32]

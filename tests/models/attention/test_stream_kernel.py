@@ -13,22 +13,23 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from prb_jax.errors import CheckpointError, MeshError
 from prb_jax.models.attention import stream_kernel
-from prb_jax.models.attention.choice import choose_attention, stream_attention_name
 from prb_jax.models.attention.stream_kernel import kernel_attention
 from prb_jax.plan.chips import describe_slice
-from prb_jax.readouts.score_tree import score_stream, score_tree
 from prb_jax.trees.kernel_tables import FIRST, LAST, PARTLY, StepTable
 from prb_jax.trees.packing import StreamOptions, StreamShape, for_kernel, pack_streams
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree, build_tree
-from tests.models.attention.kernel_on_mesh import devices
-from tests.models.attention.test_blockwise import jit
-from tests.models.attention.test_streams import dense, gradients, off
+from tests.models.attention.test_streams import (
+    assert_scores_are_those_of_trees,
+    dense,
+    gradients,
+    inputs,
+    off,
+)
 from tests.sweeps import sweep
-from tests.training.small_batches import batch_of, initial_params, random_trees, small_config
-from tests.trees.test_streams import people
+from tests.training.small_batches import random_trees, small_config
+from tests.trees.test_streams import people, who_sees
 
 BLOCK = 128
 
@@ -60,30 +61,15 @@ def kernel_batch(
     return make_stream_batch(trees, packed, options)
 
 
-def table_of(batch: StreamBatch, window: int | None) -> StepTable:
-    table = batch.blocks if window is None else batch.window_blocks
-    assert isinstance(table, StepTable)
-    return table
-
-
-def real_tokens(batch: StreamBatch) -> np.ndarray:
-    """bool [S, N]."""
-    follows = np.asarray(batch.until) > np.arange(1, batch.until.shape[1] + 1)
-    return (np.asarray(batch.previous) >= 0) | follows
-
-
 @pytest.mark.parametrize("window", [None, 30, 200])
 def test_the_steps_are_the_blocks_that_meet_and_no_others(window: int | None) -> None:
     """Each pair of blocks in which anything is seen is one step, in both orders, masked unless all is seen."""
     batch = kernel_batch(uneven_trees(), 1024, window=window)
-    table, blocks, place = table_of(batch, window), 1024 // BLOCK, np.arange(1024)
+    table, blocks, seen = batch.table(window), 1024 // BLOCK, who_sees(batch, window)
+    assert isinstance(table, StepTable)
     assert table.by_query.shape == table.by_key.shape == (2, 3, blocks * (blocks + 1) // 2)
     for row in range(2):
-        until, positions = np.asarray(batch.until[row]), np.asarray(batch.positions[row])
-        sees = (place[None] <= place[:, None]) & (place[:, None] < until[None])
-        if window is not None:
-            sees &= positions[:, None] - positions[None] < window
-        sees = sees.reshape(blocks, BLOCK, blocks, BLOCK)
+        sees = seen[row].reshape(blocks, BLOCK, blocks, BLOCK)
         meets, whole = sees.any(axis=(1, 3)), sees.all(axis=(1, 3))
         count = int(table.count[row, 0])
         assert count == meets.sum()
@@ -104,11 +90,8 @@ def test_output_and_gradients_equal_those_of_the_whole_mask(
     window: int | None, softcap: float | None
 ) -> None:
     batch = kernel_batch(uneven_trees(), 1024, window=window)
-    rng = np.random.default_rng(1)
-    q, k, v, towards = (
-        jnp.asarray(rng.normal(size=(2, 1024, heads, 32)), jnp.float32) / 2 for heads in (4, 2, 2, 4)
-    )
-    real = jnp.asarray(real_tokens(batch))
+    q, k, v, towards = (x / 2 for x in inputs(1024, heads=4, size=32))
+    real = jnp.asarray(batch.tokens > 0)
     options: dict[str, Any] = {"window": window, "softcap": softcap}
     ours = functools.partial(kernel_attention, batch=batch, interpret=True, **options)
     whole = functools.partial(dense, batch=batch, **options)
@@ -123,12 +106,11 @@ def test_output_and_gradients_equal_those_of_the_whole_mask(
 
 def test_bfloat16_is_as_good_as_rounding_allows() -> None:
     batch = kernel_batch(uneven_trees(), 1024)
-    rng = np.random.default_rng(1)
-    inputs = [jnp.asarray(rng.normal(size=(2, 1024, heads, 32)) / 2, jnp.bfloat16) for heads in (4, 2, 2)]
-    exact = dense(*(x.astype(jnp.float32) for x in inputs), batch, None, None)
-    out = jax.jit(functools.partial(kernel_attention, batch=batch, interpret=True))(*inputs)
+    qkv = [x / 2 for x in inputs(1024, jnp.bfloat16, heads=4, size=32)[:3]]
+    exact = dense(*(x.astype(jnp.float32) for x in qkv), batch, None, None)
+    out = jax.jit(functools.partial(kernel_attention, batch=batch, interpret=True))(*qkv)
     assert out.dtype == jnp.bfloat16
-    error = np.abs(np.asarray(out, np.float32) - np.asarray(exact))[real_tokens(batch)]
+    error = np.abs(np.asarray(out, np.float32) - np.asarray(exact))[batch.tokens > 0]
     # Outputs of size one are rounded to 8 bits, and the products of bfloat16 factors are exact in float32.
     assert error.max() < 2**-7
 
@@ -138,12 +120,12 @@ def test_one_program_serves_streams_with_any_number_of_steps() -> None:
     rng = np.random.default_rng(0)
     long = [build_tree([rng.integers(1, 9, 1000), rng.integers(1, 9, 20)])]
     batches = [kernel_batch(trees, 1024, streams=1) for trees in (people(1, 2), long)]
-    counts = [int(table_of(batch, None).count[0, 0]) for batch in batches]
+    counts = [int(batch.blocks.count[0, 0]) for batch in batches]
     assert counts[1] > 3 * counts[0]
     attend = jax.jit(lambda q, k, v, batch: kernel_attention(q, k, v, batch=batch, interpret=True))
     q, k, v = (jnp.asarray(rng.normal(size=(1, 1024, 2, 32)), jnp.float32) for _ in range(3))
     for batch in batches:
-        real = real_tokens(batch)
+        real = batch.tokens > 0
         expected = np.asarray(dense(q, k, v, batch, None, None))
         np.testing.assert_allclose(np.asarray(attend(q, k, v, batch))[real], expected[real], atol=1e-5)
     assert attend._cache_size() == 1
@@ -176,53 +158,16 @@ def test_the_compiler_for_tpus_takes_the_kernels(chip: str) -> None:
         assert compiled.as_text().count('custom_call_target="tpu_custom_call"') == 3
 
 
-@pytest.mark.parametrize("window", [None, 24])
-def test_a_decoder_with_it_scores_as_over_trees(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "windows", [{}, {"sliding_window": 24, "use_sliding_window": True, "max_window_layers": 1}]
+)
+def test_a_decoder_with_it_scores_as_over_trees(windows: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two trees that begin alike and one that does not, in one stream; every second layer with a window."""
-    changes = (
-        {}
-        if window is None
-        else {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 1}
-    )
-    config = small_config(**changes)
+    config = small_config(**windows)
     trees = random_trees(2)
     trees.append(build_tree([[*trees[0].prefix[:9], *ids] for ids in ([20, 21], [30], [31, 32])]))
-    options = for_kernel(StreamOptions(tokens=128, window=window))
+    options = for_kernel(StreamOptions(tokens=128, window=config.sliding_window))
     (packed,) = pack_streams(trees, StreamShape(128, 16), options)
-    params, batch = initial_params(config), make_stream_batch(trees, packed, options)
     by_xla = functools.partial(kernel_attention, interpret=True)
     monkeypatch.setattr(stream_kernel, "kernel_attention", by_xla)
-    over_streams = jit(lambda params: score_stream(params, batch, config=config, dtype=jnp.dtype("float32")))
-    in_buckets = jit(functools.partial(score_tree, config=config, dtype=jnp.dtype("float32")))
-    ours = np.asarray(over_streams(params))[0, :, 0]
-    theirs = np.asarray(in_buckets(params, batch_of(trees)))[..., 0]
-    (stream,) = packed
-    expected = [theirs[member, : len(trees[member].responses)] for member in stream.members]
-    np.testing.assert_allclose(ours[:7], np.concatenate(expected), atol=1e-5, rtol=0)
-    assert len(np.unique(ours[:7])) == 7
-
-
-def chosen(
-    platform: str, dtype: str = "bfloat16", wanted: str = "streams", train: bool = False, **shape: int
-) -> str | None:
-    mesh: Any = devices(platform, **shape)
-    choose_attention(mesh, jnp.dtype(dtype), wanted, config=small_config(), trained=train)
-    return stream_attention_name(mesh, jnp.dtype(dtype), wanted, config=small_config())
-
-
-def test_chosen_for_scoring_where_it_is_asked_for() -> None:
-    assert chosen("tpu") == "kernel (Pallas) over packed streams"
-    assert chosen("tpu", wanted="auto") is None
-    assert chosen("cpu", wanted="auto") == "block-wise XLA over packed streams"
-
-
-def test_refused_where_it_cannot_be() -> None:
-    for platform, dtype in (("cpu", "bfloat16"), ("gpu", "float32"), ("tpu", "float32")):
-        with pytest.raises(
-            CheckpointError, match=f"'streams' is for TPUs and GPUs in bfloat16, found {platform} in {dtype}"
-        ):
-            chosen(platform, dtype)
-    with pytest.raises(CheckpointError, match="'streams' says how a model is scored; what is trained takes"):
-        chosen("tpu", train=True)
-    with pytest.raises(MeshError, match="takes whole streams, found sequence=2"):
-        chosen("tpu", sequence=2)
+    assert_scores_are_those_of_trees(config, trees, make_stream_batch(trees, packed, options), packed)
