@@ -97,13 +97,12 @@ class EvaluationFolder(RunFolder):
     def append_blocks(self, digests: Sequence[Sequence[str]]) -> None:
         """Add the digests of the blocks that were read so far, for each file, before any score of them."""
         if self.blocks is not None:
-            known = self.blocks.rows
-            places = ((file, block) for file, hashes in enumerate(digests) for block in range(len(hashes)))
-            new = [place for place in places if place not in known]
-            self.blocks.append(
-                [{"file": file, "block": block, "sha256": digests[file][block]} for file, block in new],
-                sync=True,
+            rows = (
+                {"file": file, "block": block, "sha256": digest}
+                for file, of_file in enumerate(digests)
+                for block, digest in enumerate(of_file)
             )
+            self.blocks.append(rows, sync=True)
 
     def settle(self, inputs: Mapping[str, Any]) -> None:
         """Say in ``run.json`` what the data is, now that it was read to its end.
@@ -231,7 +230,6 @@ def _filled(inputs: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str,
             closed = {
                 name: other_files.get(name) if digest is None else digest for name, digest in files.items()
             }
-            described.append({**source, "files": closed})
-        else:
-            described.append(source)
+            source = {**source, "files": closed}
+        described.append(source)
     return {**inputs, "data": {**data, "sources": described, "comparisons": known.get("comparisons")}}

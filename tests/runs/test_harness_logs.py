@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import prb_jax as prb
 from prb_jax import cli
@@ -19,11 +20,6 @@ from prb_jax.runs.harness_logs import read_run
 
 DATE = "2026-11-24T02-07-23.192906"
 ITEMS, USERS = 12, 8
-
-
-def doc_of(i: int, more: Mapping[str, Any]) -> dict[str, Any]:
-    doc = {"question": f"What is {i} plus one?", "choices": [str(i + 1), str(i)], "answer": 0}
-    return doc | {name: make(i) for name, make in more.items()}
 
 
 def write_log(
@@ -42,20 +38,14 @@ def write_log(
     for kept in filters:
         metrics = [column.partition(",")[0] for column in columns if column.endswith(f",{kept}")]
         for i in range(docs):
-            doc = doc_of(i, more)
+            doc = {"question": f"What is {i} plus one?", "choices": [str(i + 1), str(i)], "answer": 0}
+            doc |= {name: make(i) for name, make in more.items()}
             row: dict[str, Any] = {
-                "doc_id": i,
-                "doc": doc,
-                "target": "0",
+                "doc_id": i, "doc": doc, "target": "0", "filter": kept, "metrics": metrics,
                 "arguments": {"gen_args_0": {"arg_0": doc["question"], "arg_1": " 1"}},
-                "resps": [[["-0.1", "False"]]],
-                "filtered_resps": [["-0.1", "False"]],
-                "filter": kept,
-                "metrics": metrics,
-                "doc_hash": sha256(json.dumps(doc).encode()).hexdigest(),
-                "prompt_hash": sha256(doc["question"].encode()).hexdigest(),
-                "target_hash": sha256(b"0").hexdigest(),
-            }
+                "resps": [[["-0.1", "False"]]], "filtered_resps": [["-0.1", "False"]],
+                "doc_hash": sha256(json.dumps(doc).encode()).hexdigest(), "target_hash": sha256(b"0").hexdigest(),
+            }  # fmt: skip
             for name in metrics:
                 row[name] = columns[f"{name},{kept}"](i)
                 sums[f"{name},{kept}"] += row[name] if isinstance(row[name], float) else math.nan
@@ -74,44 +64,45 @@ def write_log(
     return folder
 
 
-def wins(seed: int, rate: float) -> np.ndarray:
-    return (np.random.default_rng(seed).random(ITEMS * USERS) < rate).astype(float)
+WINS = {
+    name: (np.random.default_rng(seed).random(ITEMS * USERS) < rate).astype(float)
+    for seed, (name, rate) in enumerate({"good": 0.9, "fair": 0.6, "poor": 0.4}.items())
+}
 
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("logs")
-    for seed, (name, rate) in enumerate({"good": 0.9, "fair": 0.6, "poor": 0.4}.items()):
-        write_log(folder / name, columns={"acc,none": lambda i, k=(seed, rate): wins(*k)[i]})
+    for name, of_run in WINS.items():
+        write_log(folder / name, columns={"acc,none": lambda i, of_run=of_run: of_run[i]})
     return folder
 
 
 def test_verdicts_of_a_log_are_compared_as_those_of_pairs(logs: Path) -> None:
-    found = prb.compare(logs / "good", logs / "fair", logs / "poor")
+    compared = prb.compare(logs / "good", logs / "fair", logs / "poor")
     pairs = {
         name: [
             ScoredRow(f"toy_mc/{i}", None, f"u{i % USERS}", [win, 0.5], [1.0, 0.0])
-            for i, win in enumerate(wins(seed, rate))
+            for i, win in enumerate(of_run)
         ]
-        for seed, (name, rate) in enumerate({"good": 0.9, "fair": 0.6, "poor": 0.4}.items())
+        for name, of_run in WINS.items()
     }
     expected = compare_rows(pairs)
-    assert [{name: run[name] for name in expected["runs"][0]} for run in found["runs"]] == expected["runs"]
-    for ours, theirs in zip(found["pairs"], expected["pairs"], strict=True):
+    assert [{name: run[name] for name in expected["runs"][0]} for run in compared["runs"]] == expected["runs"]
+    for ours, theirs in zip(compared["pairs"], expected["pairs"], strict=True):
         assert {**ours, "scores": None} == {**theirs, "scores": None}
         assert ours["ci95"] is not None
         assert ours["users"] == USERS
-    assert found["runs"][0]["model"] == "good"
-    assert found["runs"][0]["accuracy"] == wins(0, 0.9).mean()
+    assert compared["runs"][0]["model"] == "good"
+    assert compared["runs"][0]["accuracy"] == WINS["good"].mean()
     results = json.loads((logs / "good" / f"results_{DATE}.json").read_text())
-    assert found["runs"][0]["accuracy"] == pytest.approx(results["results"]["toy_mc"]["acc,none"])
+    assert compared["runs"][0]["accuracy"] == pytest.approx(results["results"]["toy_mc"]["acc,none"])
     # the folder, the results file and the one samples file are the same run
-    for path in (f"results_{DATE}.json", f"samples_toy_mc_{DATE}.jsonl"):
-        again = prb.compare(logs / "good" / path, logs / "fair")
-        assert (
-            again["pairs"][0]["difference"]
-            == prb.compare(logs / "good", logs / "fair")["pairs"][0]["difference"]
-        )
+    differences = {
+        prb.compare(logs / "good" / path, logs / "fair")["pairs"][0]["difference"]
+        for path in ("", f"results_{DATE}.json", f"samples_toy_mc_{DATE}.jsonl")
+    }
+    assert len(differences) == 1
 
 
 def test_grades_that_are_no_verdicts_have_t_intervals_and_items_cross(tmp_path: Path) -> None:
@@ -127,32 +118,23 @@ def test_grades_that_are_no_verdicts_have_t_intervals_and_items_cross(tmp_path: 
     (pair,) = prb.compare(tmp_path / "a", tmp_path / "b")["pairs"]
     sign = 1 if pair["a"] == "a" else -1
     assert pair["difference"] == pytest.approx(sign * gains.mean())
-    low, high = pair["ci95"]
-    assert low < pair["difference"] < high
+    assert pair["ci95"][0] < pair["difference"] < pair["ci95"][1]
     # clustered by users alone the interval is that of the users' means, as every user has as many rows
     (pair,) = prb.compare(tmp_path / "a", tmp_path / "b", cluster=["user_id"])["pairs"]
     means = sign * gains.reshape(ITEMS, USERS).mean(0)
-    from scipy import stats
-
     expected = stats.t.interval(0.95, USERS - 1, means.mean(), stats.sem(means))
     assert pair["ci95"] == pytest.approx(list(expected))
     assert pair["p"] == pytest.approx(stats.ttest_1samp(means, 0).pvalue)
     assert pair["flips"] == int((gains != 0).sum())
-    assert read_run(tmp_path / "a").summary["user_accuracy"] == pytest.approx(values[0].mean())
+    assert run.summary["user_accuracy"] == pytest.approx(values[0].mean())
 
 
 def test_several_tasks_filters_and_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    generated = {"exact_match,strict": lambda i: 0.0, "exact_match,flexible": lambda i: float(i % 2)}
     for name, shift in (("a", 0), ("b", 1)):
-        folder = write_log(
-            tmp_path / name,
-            columns={"acc,none": lambda i, s=shift: float(i % 3 > s), "acc_norm,none": lambda i: 1.0},
-        )
-        write_log(
-            folder,
-            task="toy_gen",
-            columns={"exact_match,strict": lambda i: 0.0, "exact_match,flexible": lambda i: float(i % 2)},
-            docs=10,
-        )
+        chosen = {"acc,none": lambda i, s=shift: float(i % 3 > s), "acc_norm,none": lambda i: 1.0}
+        write_log(tmp_path / name, columns=chosen)
+        write_log(tmp_path / name, task="toy_gen", columns=generated, docs=10)
     both = [str(tmp_path / name) for name in "ab"]
     metric = ["--metric", "acc", "exact_match,flexible"]
     assert cli.main(["compare", *both, *metric, "--format", "json"]) == 0

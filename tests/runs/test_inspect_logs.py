@@ -77,9 +77,8 @@ def write(
 def test_figures_are_those_of_inspect(form: str, epochs: Any, tmp_path: Path) -> None:
     values = ["C", "I", "P", "N", 0.25, True, "yes"]
     paths = [write(tmp_path / str(k), graded(k, values), form=form, epochs=epochs) for k in range(2)]
-    found = prb.compare(*paths)
-    assert found["pairs"][0]["n"] == SAMPLES
-    assert found["pairs"][0]["users"] == USERS
+    (pair,) = prb.compare(*paths)["pairs"]
+    assert (pair["n"], pair["users"]) == (SAMPLES, USERS)
     for path in paths:
         metrics = inspect_ai.log.read_eval_log(str(path)).results.scores[0].metrics
         run = read_run(path)
@@ -124,7 +123,5 @@ def test_what_cannot_be_paired_is_refused(tmp_path: Path) -> None:
     log = inspect_ai.log.read_eval_log(str(right))
     log.status = "cancelled"
     inspect_ai.log.write_eval_log(log, str(right))
-    with pytest.raises(
-        RunError, match="expected the log of a finished evaluation with samples, found cancelled"
-    ):
+    with pytest.raises(RunError, match="finished evaluation with samples, found cancelled"):
         read_run(right)

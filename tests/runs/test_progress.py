@@ -11,8 +11,7 @@ from tests.scoring.records import record, write_model
 
 
 class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
+    now = 100.0
 
     def __call__(self) -> float:
         return self.now
@@ -65,20 +64,15 @@ def test_speed_counts_no_pauses():
 
 
 def test_lines_for_a_log_file():
-    stream = io.StringIO()
-    with show_progress("m", Count(100), stream=stream, seconds_between_lines=0) as display:
-        for _ in range(10):
-            display.advance(10, 1)
-    lines = stream.getvalue().splitlines()
-    assert len(lines) == 11
-    assert lines[0] == "m: 0 of 100 pairs (0%)"
-    assert lines[-1].startswith("0:00 left, 100 of 100 pairs (100%), ")
-
-    stream = io.StringIO()
-    with show_progress("m", Count(100), stream=stream) as display:
-        for _ in range(10):
-            display.advance(10, 1)
-    assert len(stream.getvalue().splitlines()) == 2
+    for options, count in (({"seconds_between_lines": 0}, 11), ({}, 2)):
+        stream = io.StringIO()
+        with show_progress("m", Count(100), stream=stream, **options) as display:
+            for _ in range(10):
+                display.advance(10, 1)
+        lines = stream.getvalue().splitlines()
+        assert len(lines) == count
+        assert lines[0] == "m: 0 of 100 pairs (0%)"
+        assert lines[-1].startswith("0:00 left, 100 of 100 pairs (100%), ")
 
 
 def test_a_live_text_for_a_terminal():
@@ -86,23 +80,16 @@ def test_a_live_text_for_a_terminal():
     with show_progress("[model]", Count(100, 50), stream=stream) as display:
         display.say("a message [x]")
         display.advance(50, 1000)
-    shown = stream.getvalue()
-    assert "[model]" in shown
-    assert "a message [x]" in shown
-    assert "100 of 100 pairs (100%)" in shown
-    assert "tokens/s" in shown
-
-
-def test_silence():
+    for text in ("[model]", "a message [x]", "100 of 100 pairs (100%)", "tokens/s"):
+        assert text in stream.getvalue()
     stream = Terminal()
     with show_progress("m", Count(2), stream=stream, enabled=False) as display:
         display.advance(2, 2)
     assert stream.getvalue() == ""
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(4.6, "0:05"), (750, "12:30"), (3723, "1:02:03")])
-def test_durations(seconds, text):
-    assert duration(seconds) == text
+def test_durations():
+    assert [duration(seconds) for seconds in (4.6, 750, 3723)] == ["0:05", "12:30", "1:02:03"]
 
 
 def test_lines_are_folded_between_figures():
@@ -147,13 +134,13 @@ def test_scoring_says_that_it_compiles(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     stream = io.StringIO()
     monkeypatch.setattr("sys.stderr", stream)
-    prb.evaluate(model, items, out=tmp_path / "run")
+    prb.evaluate(model, items, out=tmp_path / "run", controls="none")
     lines = stream.getvalue().splitlines()
     assert any(re.fullmatch(r"0 of 20 pairs \(0%\), compiling", line) for line in lines[1:])
     assert re.match(r"0:00 left, 20 of 20 pairs \(100%\), ", lines[-1])
     again = Terminal()
     monkeypatch.setattr("sys.stderr", again)
-    prb.evaluate(model, items, out=tmp_path / "again")
+    prb.evaluate(model, items, out=tmp_path / "again", controls="none")
     assert "compiling" not in again.getvalue()  # the programs are there
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", again.getvalue())
     assert max(len(line) for line in re.split(r"[\r\n]", plain)) <= 80
