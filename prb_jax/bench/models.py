@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import string
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import jax
@@ -114,21 +114,11 @@ def silent_policy(source: Path | DecoderConfig, options: BenchOptions) -> Policy
         name=str(source) if isinstance(source, Path) else config.model_type,
         program=make_program(config, mesh=devices, dtype=kind, attention=options.attention),
         params=params,
-        tokenizer=cast(Any, _Silent()),
+        tokenizer=cast(Any, SimpleNamespace(tokenizer=SimpleNamespace(decode=lambda ids, **_: ""))),
         stop_ids=(),
         mesh=devices,
         dtype=chosen,
     )
-
-
-class _Silent:
-    """In the place of a tokenizer."""
-
-    def __init__(self) -> None:
-        self.tokenizer = self
-
-    def decode(self, ids: Sequence[int], **_: Any) -> str:
-        return ""
 
 
 def make_model(shape: str, folder: Path, *, policy: bool) -> Path:

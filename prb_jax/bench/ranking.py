@@ -51,10 +51,8 @@ def bench_ranking(options: BenchOptions) -> Figures:
     ranked, their_posts, rate, speed, padding, equal, swap = (None,) * 7
     if theirs:
         rates = [run.posts / run.seconds for run in theirs]
-        rate, speed = (
-            statistics.median(rates),
-            median_ratio([posts / seconds_of_pass for seconds_of_pass in passes], rates),
-        )
+        rate = statistics.median(rates)
+        speed = median_ratio([posts / seconds_of_pass for seconds_of_pass in passes], rates)
         # A user may have had a turn in several rounds, where everything is as before.
         by_user = {
             place: pair

@@ -85,17 +85,13 @@ def bench_sampling(options: BenchOptions) -> Figures:
         runs.append(lambda: rival.run(given[:count], samples=samples, tokens=new, **drawing))
     first, drawn = ours()
     passes, *others = in_turn(options.rounds, *runs)
-    seconds, tokens = (
-        statistics.median(seconds_of_pass for seconds_of_pass, _ in passes),
-        prompts * samples * new,
-    )
+    seconds = statistics.median(seconds_of_pass for seconds_of_pass, _ in passes)
+    tokens = prompts * samples * new
     rate = speed = equal = None
     for theirs in others:
         rates = [run.tokens / run.seconds for run in theirs]
-        rate, speed = (
-            statistics.median(rates),
-            median_ratio([tokens / seconds_of_pass for seconds_of_pass, _ in passes], rates),
-        )
+        rate = statistics.median(rates)
+        speed = median_ratio([tokens / seconds_of_pass for seconds_of_pass, _ in passes], rates)
         equal = _equal(drawn, np.concatenate(theirs[0].ids)) if same else None
     figures = Figures()
     add = figures.add

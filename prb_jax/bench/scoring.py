@@ -103,20 +103,17 @@ def bench_scoring(options: BenchOptions) -> Iterator[Figures]:
     Raises:
       RunError: fewer pairs than one user has questions.
     """
-    workloads = [
-        (
-            count,
-            questions,
-            count_pairs(options.pairs, usual=max(2, 64 // count), questions_per_user=questions),
-        )
-        for count, questions in itertools.product(options.responses, options.questions_per_user)
+    sizes = list(itertools.product(options.responses, options.questions_per_user))
+    counts = [
+        count_pairs(options.pairs, usual=max(2, 64 // responses), questions_per_user=questions)
+        for responses, questions in sizes
     ]
     source = bench_source(options.model)
     model = load_for_bench(source, options)
     scorer = _open_rival(source, model, options)
-    for count, questions, pairs in workloads:
-        sizes = {"responses": count, "questions_per_user": questions}
-        workload = workload_for(model.decoder, options, pairs, **sizes)
+    for (responses, questions), pairs in zip(sizes, counts, strict=True):
+        given: Any = {"responses": responses, "questions_per_user": questions}
+        workload = workload_for(model.decoder, options, pairs, **given)
         yield _bench(model, workload, scorer, options)
 
 

@@ -1,6 +1,7 @@
 """A small model, and the verbs of `prb bench` in this process, with a short measure of the machine's peak."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,16 @@ def _quick_peak(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
-    """Runs a verb with words of which some hold several, divided by blanks; gives the rows of its JSON."""
+    """Runs a verb with words of which some hold several, divided by blanks; gives the rows of its JSON, all of whose
+    numbers are finite."""
 
-    def run(verb: str, model: object, *words: object) -> list[dict[str, Any]]:
+    def run(*words: object) -> list[dict[str, Any]]:
         report = tmp_path / "bench.json"
-        more = [part for word in words for part in str(word).split()]
-        assert main(["bench", verb, str(model), "--json", str(report), *more]) == 0
-        return json.loads(report.read_text())
+        assert main(["bench", *" ".join(map(str, words)).split(), "--json", str(report)]) == 0
+        rows = json.loads(report.read_text())
+        numbers = (value for row in rows for value in row.values() if isinstance(value, int | float))
+        assert all(map(math.isfinite, numbers))
+        return rows
 
     return run
 
@@ -42,11 +46,10 @@ def bench(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
 def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Runs a verb that cannot be; gives the one line that says why."""
 
-    def run(verb: str, model: object, *words: object) -> str:
+    def run(*words: object) -> str:
         capsys.readouterr()
-        more = [part for word in words for part in str(word).split()]
         try:
-            status: Any = main(["bench", verb, str(model), *more])
+            status: Any = main(["bench", *" ".join(map(str, words)).split()])
         except SystemExit as ended:
             status = ended.code
         said = capsys.readouterr()

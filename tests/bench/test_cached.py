@@ -37,7 +37,7 @@ def test_people_with_several_questions(
 
 @pytest.mark.parametrize("verb", ["score", "train"])
 def test_a_workload_has_whole_users(folder: Path, refused, verb: str) -> None:
-    assert [count_pairs(None, usual=32, questions_per_user=each) for each in (1, 5, 15)] == [32, 35, 45]
+    assert [count_pairs(None, usual=32, questions_per_user=n) for n in (1, 5, 15)] == [32, 35, 45]
     said = refused(verb, folder, "--pairs 14 --questions-per-user 1,15")  # and nothing was timed before
     assert "pairs: expected at least 15, the questions of one user, found 14" in said
 
@@ -50,9 +50,9 @@ def test_shared_profiles_are_counted_once(folder: Path) -> None:
     assert len(first) == len(second)
     np.testing.assert_array_equal(first[:-40], second[:-40])
     assert (first[-40:] != second[-40:]).any()
-    found = score_pass(model, workload, batch_tokens=1024)
-    assert found.needed_tokens < 0.7 * workload.tokens
-    assert found.flops < 0.7 * tree_flops(workload.trees, model.decoder)
+    timed = score_pass(model, workload, batch_tokens=1024)
+    assert timed.needed_tokens < 0.7 * workload.tokens
+    assert timed.flops < 0.7 * tree_flops(workload.trees, model.decoder)
     # Streams of single trees need what trees need.
     single = StreamOptions(tokens=1024, share=False)
     flops = sum(

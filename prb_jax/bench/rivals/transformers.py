@@ -185,7 +185,10 @@ class CachedScorer:
         start = time.perf_counter()
         with self._torch.inference_mode():
             for tree in trees:
-                cache = self._read(tree.prefix)
+                cache = None
+                if len(tree.prefix):
+                    ids = self._torch.from_numpy(tree.prefix[None].astype(np.int64)).to(self.device)
+                    cache = self.body(input_ids=ids, use_cache=True).past_key_values
                 padded += len(tree.prefix)
                 most = self.responses or len(tree.responses)
                 for first in range(0, len(tree.responses), most):
@@ -196,13 +199,6 @@ class CachedScorer:
                 sequences += len(tree.responses)
                 tokens += tree.tokens
         return PaddedRun(time.perf_counter() - start, sequences, tokens, padded, np.concatenate(scores))
-
-    def _read(self, prefix: np.ndarray) -> Any:
-        """The keys and values of a prefix; None of an empty one."""
-        if not len(prefix):
-            return None
-        ids = self._torch.from_numpy(prefix[None].astype(np.int64)).to(self.device)
-        return self.body(input_ids=ids, use_cache=True).past_key_values
 
     def _score(self, cache: Any, prefix: int, responses: Sequence[np.ndarray]) -> np.ndarray:
         torch, count = self._torch, len(responses)
@@ -303,9 +299,8 @@ class TransformersRanker:
         with torch.inference_mode():
             for query in queries:
                 posts = [post["text"] for post in query.posts]
-                batches = [
-                    posts[first : first + RANKED_AT_ONCE] for first in range(0, len(posts), RANKED_AT_ONCE)
-                ]
+                starts = range(0, len(posts), RANKED_AT_ONCE)
+                batches = (posts[start : start + RANKED_AT_ONCE] for start in starts)
                 embedded = [self._embed(batch) for batch in ([query.question], *batches)]
                 (question, *parts), masks = zip(*embedded, strict=True)
                 similarities = torch.cat(parts) @ question[0]

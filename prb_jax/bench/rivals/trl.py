@@ -85,6 +85,8 @@ class TrlTrainer:
 
         A microbatch has so many pairs; two on CPUs and eight on GPUs if not given.
         """
+        from datasets import Dataset
+
         self._trl, self._dtype = open_trl(), dtype
         self.device = self._trl.device
         self.pairs = pairs or _PAIRS[self.device]
@@ -99,7 +101,8 @@ class TrlTrainer:
         self._trainer: Any = self._trl.trl.RewardTrainer(
             model=model.to(self.device),
             args=self._trl.trl.RewardConfig(**self._trl.arguments(self._folder), max_length=None),
-            train_dataset=_one_pair(),
+            # which the trainer asks for; batches are given to it directly
+            train_dataset=Dataset.from_dict({"chosen_ids": [[1, 2]], "rejected_ids": [[1, 3]]}),
             processing_class=_padding_tokenizer(),
         )
         self._trainer.model.train()
@@ -142,13 +145,6 @@ def _copy_weights(torch: Any, model: Any, config: DecoderConfig, params: Params)
                 value = leaves[leaf.path][layer] if leaf.stacked else leaves[leaf.path]
                 array = np.array(jax.device_get(value), np.float32)
                 tensors[key].copy_(torch.from_numpy(array.T.copy() if leaf.transposed else array))
-
-
-def _one_pair() -> Any:
-    """A data set, which the trainer asks for; batches are given to it directly."""
-    from datasets import Dataset
-
-    return Dataset.from_dict({"chosen_ids": [[1, 2]], "rejected_ids": [[1, 3]]})
 
 
 def _padding_tokenizer() -> Any:
