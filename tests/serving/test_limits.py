@@ -25,7 +25,6 @@ from prb_jax.serving import engine as engine_module
 from prb_jax.serving import tree_scorer
 from prb_jax.serving.app import Figures, Served, make_app
 from prb_jax.serving.engine import BusyError, Engine, Scores
-from prb_jax.serving.http_server import bind, run_app
 from prb_jax.serving.items import (
     ChatItem,
     Item,
@@ -44,6 +43,7 @@ from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import build_tree
 from tests.scoring.cudnn_model import over_cudnn_streams
 from tests.scoring.records import record
+from tests.serving.local_server import start_app
 
 GOOD = {"response_text": "a SECRET answer", "query": "?"}
 
@@ -99,20 +99,15 @@ def test_what_the_scorer_cannot_do_has_its_status_and_no_default(
 
 
 def test_slow_clients_are_not_waited_for() -> None:
-    app, limits = app_with(scores, seconds=0.3), Limits(seconds=0.3, connections=3)
-    listening = bind("127.0.0.1", 0)
-    address, ready = listening.getsockname(), threading.Event()
-    threading.Thread(
-        target=lambda: run_app(app, listening, limits=limits, ready=ready.set), daemon=True
-    ).start()
-    assert ready.wait(300)
+    url = start_app(app_with(scores, seconds=0.3), Limits(seconds=0.3, connections=3))
+    address = ("127.0.0.1", int(url.rpartition(":")[2]))
     with socket.create_connection(address, timeout=300) as head, socket.create_connection(address) as body:
         head.sendall(b"POST /score HTTP/1.1\r\nHost:")
         typed = b"Host: localhost\r\nContent-Type: application/json\r\n"
         body.sendall(b"POST /score HTTP/1.1\r\n" + typed + b"Content-Length: 50\r\n\r\n{")
         assert b" 408 " in body.recv(1000)
         assert head.recv(1000) == b""  # closed
-        assert httpx.post(f"http://127.0.0.1:{address[1]}/score", json=GOOD).json() == {"score": 1.0}
+        assert httpx.post(f"{url}/score", json=GOOD).json() == {"score": 1.0}
         many = [socket.create_connection(address, timeout=300) for _ in range(4)]
         many[-1].sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b" 503 " in many[-1].recv(1000)
