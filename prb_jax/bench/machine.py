@@ -13,7 +13,6 @@ from typing import Any
 import jax
 
 from prb_jax.bench.figures import Figures
-from prb_jax.bench.options import BenchOptions
 from prb_jax.bench.rivals.transformers import import_torch
 from prb_jax.errors import RunError
 from prb_jax.models.flops import measured_peak
@@ -52,7 +51,7 @@ class Machine:
         }
 
 
-def bench_machine(options: BenchOptions | None = None) -> Figures:
+def bench_machine() -> Figures:
     """Return the facts of :func:`this_machine`."""
     machine, figures = this_machine(), Figures()
     words = machine.words

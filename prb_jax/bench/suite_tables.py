@@ -9,7 +9,7 @@ from typing import Any
 
 from prb_jax.bench.machine import Machine
 from prb_jax.data.reading import read_object
-from prb_jax.data.writing import whole_file, writing
+from prb_jax.data.writing import write_file
 from prb_jax.errors import RunError
 from prb_jax.processes.agreement import differences
 from prb_jax.reports.page import Chapter, Preformatted, Section, render_page
@@ -94,9 +94,8 @@ def compare_benches(first: str | Path, second: str | Path) -> BenchComparison:
 def write_pages(folder: Path, bench: Mapping[str, Any]) -> None:
     """Write `bench.md` and `bench.html`; RunError where they cannot be written."""
     page = render_page([_chapter(bench)], title="prb bench all")
-    for name, text in {"bench.md": _markdown(bench), "bench.html": page}.items():
-        with writing(folder / name), whole_file(folder / name) as file:
-            file.write(text.encode())
+    write_file(folder / "bench.md", _markdown(bench).encode())
+    write_file(folder / "bench.html", page.encode())
 
 
 def _read(place: str | Path) -> dict[str, Any]:

@@ -69,7 +69,6 @@ class Instruction:
 class Computation:
     """Instructions by name, in the order of the text."""
 
-    name: str
     instructions: Mapping[str, Instruction] = field(repr=False)
 
     @cached_property
@@ -133,7 +132,7 @@ def parse_module(text: str) -> Module:
                 name, lines = header[2], {}
                 entry = name if header[1] else entry
         elif _END.match(line):
-            computations[name] = Computation(name, lines)
+            computations[name] = Computation(lines)
             name = None
         else:
             instruction = _parse_instruction(line)

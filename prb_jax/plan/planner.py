@@ -141,8 +141,8 @@ def sweep(
     long = options.prefix + options.responses * options.response_length >= LONG_TOKENS
     splits = [
         (sequence, tensor)
-        for tensor in _divisors(chips, at_most=8)
-        for sequence in (_divisors(chips // tensor, at_most=8) if long else (1,))
+        for tensor in _divisors(chips)
+        for sequence in (_divisors(chips // tensor) if long else (1,))
     ]
     for sequence, tensor in splits:
         shards = len(place.devices) // (sequence * tensor)
@@ -169,8 +169,8 @@ def sweep(
     return tuple(sorted(plans, key=rank))
 
 
-def _divisors(number: int, *, at_most: int) -> Iterator[int]:
-    return (size for size in range(1, min(number, at_most) + 1) if number % size == 0)
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, 9) if number % size == 0]
 
 
 def shape_of(options: PlanOptions, *, batch: int) -> BatchShape:

@@ -6,12 +6,11 @@ of ``scores.jsonl``, in its order: id, user, and the keys of the responses (null
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from prb_jax.data.reading import open_file, parse_json
-from prb_jax.data.writing import whole_file, writing
+from prb_jax.data.writing import json_line, whole_file, writing
 from prb_jax.errors import RunError
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters
@@ -38,7 +37,7 @@ def write_clusters(folder: Path, rows: Sequence[ScoredRow], clusters: Clusters) 
         for i, (row, user) in enumerate(zip(rows, clusters.users, strict=True)):
             responses = None if clusters.responses is None else list(clusters.responses[i])
             value = {"id": row.id, "user": user, "responses": responses, "derived": clusters.derived}
-            file.write(json.dumps(value).encode() + b"\n")
+            file.write(json_line(value))
 
 
 def read_clusters(folder: Path, rows: Sequence[ScoredRow]) -> Clusters:

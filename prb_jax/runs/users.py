@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from prb_jax.data.writing import whole_file, writing
+from prb_jax.data.writing import write_file
 from prb_jax.metrics.accuracy import ScoredRow, outcomes
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.uncertainty import clustered_interval
@@ -87,9 +87,7 @@ def write_users(
         known = "" if unknown is None else "no" if one.user in unknown else "yes"
         facts = [one.user, one.comparisons, one.wins, one.ties]
         lines.writerow([*facts, f"{one.accuracy:.6g}", *bounds, known])
-    path = folder / USERS
-    with writing(path), whole_file(path) as file:
-        file.write(text.getvalue().encode())
+    write_file(folder / USERS, text.getvalue().encode())
     return True
 
 

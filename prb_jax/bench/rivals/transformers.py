@@ -68,7 +68,7 @@ def import_torch() -> Any:
     return torch
 
 
-def torch_peak(dtype: str, *, seconds: float = 1.0) -> float:
+def torch_peak(dtype: str) -> float:
     """FLOP/s of the best of some large products of torch in ``dtype``, as
     :func:`prb_jax.models.flops.measured_peak` is for JAX."""
     torch = import_torch()
@@ -77,7 +77,7 @@ def torch_peak(dtype: str, *, seconds: float = 1.0) -> float:
     for size in (4096, 8192) if on_gpu else (1024, 2048):
         a = torch.randn(size, size, dtype=getattr(torch, dtype), device="cuda" if on_gpu else "cpu")
         spent, fastest = 0.0, float("inf")
-        while spent < seconds:
+        while spent < 1.0:  # seconds
             start = time.perf_counter()
             torch.mm(a, a)
             if on_gpu:
