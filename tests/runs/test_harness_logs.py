@@ -41,11 +41,16 @@ def write_log(
             doc = {"question": f"What is {i} plus one?", "choices": [str(i + 1), str(i)], "answer": 0}
             doc |= {name: make(i) for name, make in more.items()}
             row: dict[str, Any] = {
-                "doc_id": i, "doc": doc, "target": "0", "filter": kept, "metrics": metrics,
+                "doc_id": i,
+                "doc": doc,
+                "target": "0",
                 "arguments": {"gen_args_0": {"arg_0": doc["question"], "arg_1": " 1"}},
-                "resps": [[["-0.1", "False"]]], "filtered_resps": [["-0.1", "False"]],
-                "doc_hash": sha256(json.dumps(doc).encode()).hexdigest(), "target_hash": sha256(b"0").hexdigest(),
-            }  # fmt: skip
+                "filtered_resps": [["-0.1", "False"]],
+                "filter": kept,
+                "metrics": metrics,
+                "doc_hash": sha256(json.dumps(doc).encode()).hexdigest(),
+                "target_hash": sha256(b"0").hexdigest(),
+            }
             for name in metrics:
                 row[name] = columns[f"{name},{kept}"](i)
                 sums[f"{name},{kept}"] += row[name] if isinstance(row[name], float) else math.nan

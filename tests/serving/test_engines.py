@@ -100,10 +100,8 @@ def test_verl_s_files_give_the_scores_of_the_rows(work: Work, monkeypatch: pytes
         assert given["prompt"] == [{"role": "user", "content": row["question"]}]
         for text in ("Soup.", ""):
             extra = given["extra_info"] | {"num_turns": 2, "rollout_reward_scores": {}}
-            rewards = compute_score(
-                data_source=given["data_source"], solution_str=text, extra_info=extra,
-                ground_truth=given["reward_model"]["ground_truth"],
-            )  # fmt: skip
+            sent = {"solution_str": text, "ground_truth": given["reward_model"]["ground_truth"]}
+            rewards = compute_score(data_source=given["data_source"], extra_info=extra, **sent)
             models = {"score": work.reward, "gold": work.gold}
             expected = {name: work.scores(model, row, [text])[0] for name, model in models.items()}
             assert rewards == pytest.approx(expected, abs=1e-5)
