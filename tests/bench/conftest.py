@@ -21,6 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _quick_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prb_jax.bench.rivals.transformers.PEAK_SECONDS", 0.01)
     monkeypatch.setattr(
         "prb_jax.models.flops.best_time", lambda run, *, seconds: best_time(run, seconds=seconds / 100)
     )

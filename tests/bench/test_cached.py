@@ -17,11 +17,8 @@ from prb_jax.trees.streams import make_stream_batch
 
 
 @pytest.mark.slow
-def test_people_with_several_questions(
-    folder: Path, bench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_people_with_several_questions(folder: Path, bench, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
-    monkeypatch.setattr("prb_jax.bench.scoring.torch_peak", lambda dtype: 1e9)
     lengths = "--prefix-tokens 160 --response-tokens 12 --pairs 5 --rounds 1"
     words = "--against transformers-cached --questions-per-user 1,5"
     # a pair in one batch, a person's ten responses in three

@@ -218,9 +218,8 @@ def test_a_command_that_fails_says_why(tmp_path: Path) -> None:
         run_command(["machine"], environment={}, seconds=0.01, log=tmp_path / "logs" / "b.log")
 
 
-def test_the_commands_are_run(tmp_path: Path, bench: Callable[..., Any], monkeypatch) -> None:
+def test_the_commands_are_run(tmp_path: Path, bench: Callable[..., Any]) -> None:
     """Nothing is faked: the devices, the check of scores, and a row, with the model of a folder."""
-    monkeypatch.setattr("prb_jax.bench.scoring.torch_peak", lambda dtype: 1e9)
     model = write_tiny_model(tmp_path / "model", "qwen3", num_hidden_layers=1)
     sizes: Any = {"prefix_tokens": 60, "response_tokens": 12, "rows": ["score-k2"], "model": str(model)}
     whole = bench_all(
