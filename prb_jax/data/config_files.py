@@ -18,7 +18,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
-from prb_jax.data.options import Option, choices_of, flat_values, optional_type, options_of
+from prb_jax.data.options import Option, choices_of, flat_values, from_flat, optional_type, options_of
 from prb_jax.errors import RunError, quote
 from prb_jax.storage.urls import localised
 
@@ -96,9 +96,9 @@ def _nearest(key: str, known: list[str]) -> str | None:
             return name
     beside = [name for name in known if section and name.rpartition(".")[0] == section]
     lasts = {name.rpartition(".")[2]: name for name in reversed(ordered)}
-    for spelled, among in ((key, beside), (last, list(lasts)), (key, known)):
+    for spelled, among in ((key, dict(zip(beside, beside))), (last, lasts), (key, dict(zip(known, known)))):
         if close := difflib.get_close_matches(spelled, among, n=1, cutoff=0.65):
-            return lasts.get(close[0], close[0]) if among == list(lasts) else close[0]
+            return among[close[0]]
     return None
 
 
@@ -200,9 +200,8 @@ def build_settings(kind: type[Settings], config: Any, overrides: Sequence[str] =
             raise RunError(f"override {quote(text)}: expected key=value")
         key = key.removeprefix("config.").replace("-", "_")
         values[key] = _parse(key, value, _type_of(key, known))
-    return localised(
-        _build(kind, {key: _checked(key, value, _type_of(key, known)) for key, value in values.items()})
-    )
+    checked = {key: _checked(key, value, _type_of(key, known)) for key, value in values.items()}
+    return localised(from_flat(kind, checked, prefix=""))
 
 
 def explained_settings(settings: Any) -> str:
@@ -232,17 +231,6 @@ def _lines(part: Any, prefix: str = "") -> Iterator[str]:
 def _comment(text: str) -> list[str]:
     text = text if text.startswith("`") else text[:1].upper() + text[1:]
     return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
-
-
-def _build(kind: type[Settings], values: Mapping[str, Any], prefix: str = "") -> Settings:
-    arguments: dict[str, Any] = {}
-    for item in dataclasses.fields(kind):  # pyright: ignore[reportArgumentType]
-        key = f"{prefix}{item.name}"
-        if isinstance(item.default_factory, type):
-            arguments[item.name] = _build(item.default_factory, values, f"{key}.")
-        elif key in values:
-            arguments[item.name] = values[key]
-    return kind(**arguments)
 
 
 def _read_values(path: Path, known: Mapping[str, Option]) -> dict[str, Any]:

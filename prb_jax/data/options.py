@@ -149,15 +149,14 @@ def options_of(kind: type, *, sections: bool = True) -> dict[str, Option]:
             default = None if item.default is dataclasses.MISSING else item.default
             known[item.name] = replace(here, default=default, type=hint, choices=choices)
         elif sections:
-            inherited = {name: value for name, value in vars(here).items() if value != getattr(Option, name)}
             for key, inner in options_of(hint).items():
-                unsaid = {
-                    name: value
-                    for name, value in inherited.items()
-                    if getattr(inner, name) == getattr(Option, name)
-                }
-                known[f"{item.name}.{key}"] = replace(inner, **unsaid)
+                known[f"{item.name}.{key}"] = replace(inner, **(_said(here) | _said(inner)))
     return known
+
+
+def _said(option: Option) -> dict[str, Any]:
+    """The attributes that do not have their defaults."""
+    return {name: value for name, value in vars(option).items() if value != getattr(Option, name)}
 
 
 def check_given(settings: Any, *, but: Sequence[str] = ()) -> None:
@@ -189,11 +188,8 @@ def check_used(settings: Any, *, given: Sequence[str] = ()) -> None:
         if value == unset[key]:
             continue
         users = known.used_by
-        if (
-            users
-            and settings.algorithm not in users
-            and (not known.used_with or flat[known.used_with] is None)
-        ):
+        used = not users or settings.algorithm in users
+        if not used and (not known.used_with or flat[known.used_with] is None):
             raise DataError(
                 f"{key}: expected nothing but its default {default} with algorithm={settings.algorithm}, which "
                 f"does not use it ({', '.join(users)} {'do' if len(users) > 1 else 'does'}), found {quote(value)}"
@@ -208,17 +204,17 @@ def check_used(settings: Any, *, given: Sequence[str] = ()) -> None:
             )
 
 
-def from_flat(kind: Callable[..., Made], values: Mapping[str, Any]) -> Made:
+def from_flat(kind: Callable[..., Made], values: Mapping[str, Any], *, prefix: str | None = None) -> Made:
     """Return a dataclass of options and their sections, from values by the names of single options; other values are
-    not looked at."""
-    fields_given = {}
+    not looked at. With a prefix, which may be empty, names are dotted, as "lora.rank", and begin with it."""
+    given = {}
     for item in fields(kind):  # pyright: ignore[reportArgumentType]
-        inner = item.default_factory
+        key, inner = f"{prefix or ''}{item.name}", item.default_factory
         if isinstance(inner, type) and dataclasses.is_dataclass(inner):
-            fields_given[item.name] = from_flat(inner, values)
-        elif item.name in values:
-            fields_given[item.name] = values[item.name]
-    return kind(**fields_given)
+            given[item.name] = from_flat(inner, values, prefix=None if prefix is None else f"{key}.")
+        elif key in values:
+            given[item.name] = values[key]
+    return kind(**given)
 
 
 def refuse_given(given: Mapping[str, Any], decided: str) -> None:
