@@ -186,28 +186,28 @@ def parquet_values(path: Path, wanted: Container[str] | None) -> Iterator[Mappin
     """
     import pyarrow.parquet as pq  # slow to import, and most files are JSON lines
 
-    with arrow_errors(path), pq.ParquetFile(path) as file:
-        columns = chosen_columns(file.schema_arrow.names, wanted, str(path))
-        yield from batch_values(file.iter_batches(batch_size=1024, columns=columns), str(path))
+    with _arrow_errors(f"{path}: not a whole parquet file"), pq.ParquetFile(path) as file:
+        columns = _chosen_columns(file.schema_arrow.names, wanted, str(path))
+        yield from _batch_values(file.iter_batches(batch_size=1024, columns=columns), str(path))
 
 
 def parquet_rows(path: Path) -> int:
     """Return how many rows a parquet file says that it has; errors as of :func:`parquet_values`."""
     import pyarrow.parquet as pq
 
-    with arrow_errors(path):
+    with _arrow_errors(f"{path}: not a whole parquet file"):
         return pq.read_metadata(path).num_rows
 
 
 @contextlib.contextmanager
-def arrow_errors(path: Path) -> Iterator[None]:
-    """Turn Arrow's errors into one line that names the parquet file."""
+def _arrow_errors(wrong: str) -> Iterator[None]:
+    """Turn Arrow's errors into one line that begins with what is wrong."""
     import pyarrow as pa
 
     try:
         yield
     except pa.ArrowException as error:
-        raise DataError(f"{path}: not a whole parquet file: {_first_line(error)}") from error
+        raise DataError(f"{wrong}: {_first_line(error)}") from error
 
 
 def table_values(table: Any, wanted: Container[str], *, where: str) -> Iterator[Mapping[str, Any]]:
@@ -218,16 +218,14 @@ def table_values(table: Any, wanted: Container[str], *, where: str) -> Iterator[
     """
     import pyarrow as pa
 
-    try:
+    with _arrow_errors(f"{where}: not a table of records"):
         reader = pa.RecordBatchReader.from_stream(table)
-        columns = chosen_columns(reader.schema.names, wanted, where)
-        yield from batch_values((batch.select(columns) for batch in reader), where)
-    except pa.ArrowException as error:
-        raise DataError(f"{where}: not a table of records: {_first_line(error)}") from error
+        columns = _chosen_columns(reader.schema.names, wanted, where)
+        yield from _batch_values((batch.select(columns) for batch in reader), where)
 
 
-def chosen_columns(names: Sequence[str], wanted: Container[str] | None, where: str) -> list[str]:
-    """Return which of a table's columns are read: the wanted ones (None: all), each there at most once."""
+def _chosen_columns(names: Sequence[str], wanted: Container[str] | None, where: str) -> list[str]:
+    """Which of a table's columns are read: the wanted ones (None: all), each there at most once."""
     columns = [name for name in names if wanted is None or name in wanted]
     for name in columns:
         if columns.count(name) > 1:
@@ -236,8 +234,8 @@ def chosen_columns(names: Sequence[str], wanted: Container[str] | None, where: s
     return columns
 
 
-def batch_values(batches: Iterable[Any], where: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows of record batches as Python objects."""
+def _batch_values(batches: Iterable[Any], where: str) -> Iterator[Mapping[str, Any]]:
+    """The rows of record batches as Python objects."""
     before = 0
     for batch in batches:
         try:

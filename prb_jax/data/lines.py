@@ -177,11 +177,7 @@ def block_count(size: int) -> int:
 
 
 def large_digest(path: Path) -> str:
-    """``"sha256-blocks:..."``: the sha256 of the digests of all blocks of 16 MiB, one after the other.
-
-    Raises:
-      DataError: the file cannot be read.
-    """
+    """``"sha256-blocks:..."``: the sha256 of the digests of all blocks of 16 MiB; errors as of :class:`JsonLines`."""
     return JsonLines(path).digest
 
 

@@ -95,11 +95,11 @@ def read_records(rows: Iterable[Row], *, labelled: bool = True, tell: bool = Tru
                 users.setdefault(placed.comparison.user_id, row.where)
             yield placed
     finally:
-        unnamed = unnamed if tell else Counter()
-        repeated = [name for name, count in unnamed.items() if count > 1]
-        total = sum(unnamed.values())
-        tell_equal(total - len(unnamed), unnamed=total, example=f"{repeated[0]}#2" if repeated else "")
-        tell_alike(users, users)
+        if tell:
+            again = next((name for name, count in unnamed.items() if count > 1), "")
+            total = sum(unnamed.values())
+            tell_equal(total - len(unnamed), unnamed=total, example=f"{again}#2")
+            tell_alike(users, users)
 
 
 def _read(row: Row, unnamed: Counter[str], *, labelled: bool) -> Placed:

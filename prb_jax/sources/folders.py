@@ -67,11 +67,8 @@ class FolderSource(Source):
 
     def files(self, *, split: str) -> Sequence[Path]:
         folder = Path(self.name)
-        readme = [folder / README] if _declared(folder) else []
-        return [
-            *readme,
-            *(file for splits in folder_layout(folder).values() for file in splits.get(split, ())),
-        ]
+        files = [file for splits in folder_layout(folder).values() for file in splits.get(split, ())]
+        return [folder / README, *files] if _declared(folder) else files
 
     def large_files(self, *, split: str) -> Sequence[Path]:
         configs = list(folder_layout(Path(self.name)).values())
@@ -102,10 +99,9 @@ def _by_name(folder: Path) -> dict[str | None, dict[str, list[Path]]]:
     for file in files:
         config, splits = _place(PurePosixPath(file.relative_to(folder).as_posix()))
         files_by_config.setdefault(config, []).append((file, splits))
-    if None in files_by_config and len(files_by_config) > 1:
-        _refuse(
-            folder, [file for file, _ in files_by_config[None]], "beside sub-folders, which are the subsets,"
-        )
+    if len(files_by_config) > 1:
+        beside = [file for file, _ in files_by_config.get(None, ())]
+        _refuse(folder, beside, "beside sub-folders, which are the subsets,")
     layout: dict[str | None, dict[str, list[Path]]] = {}
     for config, members in files_by_config.items():
         named = any(splits for _, splits in members)
@@ -168,9 +164,8 @@ def _declared(folder: Path) -> list[Any]:
     configs = (card or {}).get("configs") or []
     if not isinstance(configs, list):
         raise DataError(f"{path}: configs: expected a list, found {type(configs).__name__}")
-    return (
-        configs if any(isinstance(c, dict) and {"data_files", "data_dir"} & set(c) for c in configs) else []
-    )
+    names_files = any(isinstance(c, dict) and {"data_files", "data_dir"} & set(c) for c in configs)
+    return configs if names_files else []
 
 
 def _read_declared(folder: Path, configs: list[Any]) -> Iterator[tuple[str, dict[str, list[Path]]]]:

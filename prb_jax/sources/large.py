@@ -146,11 +146,6 @@ class LargeComparisons(Sequence[Comparison]):
         return cls(start, about=about, files=files, count=count)
 
 
-def is_held(comparisons: Sequence[Any]) -> bool:
-    """Whether comparisons are looked up in any order, in memory or prepared; else they are read forward."""
-    return not isinstance(comparisons, LargeComparisons)
-
-
 @dataclass(frozen=True)
 class Window:
     """Some comparisons that follow one another."""
@@ -163,7 +158,7 @@ class Window:
 def windows(comparisons: Sequence[Comparison], *, first: int, size: int) -> Iterator[Window]:
     """Yield comparisons in consecutive parts; of large files no more is read than the part and one comparison."""
     start, count = 0, first
-    if is_held(comparisons):
+    if not isinstance(comparisons, LargeComparisons):
         while start < len(comparisons):
             places = range(start, min(start + count, len(comparisons)))
             yield Window(places, comparisons[start : places.stop], places.stop == len(comparisons))

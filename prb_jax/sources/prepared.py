@@ -42,12 +42,10 @@ class PreparedSource(Source):
         return PreparedComparisons(self.name, split=split).rows()
 
     def files(self, *, split: str) -> Sequence[Path]:
-        folder = Path(self.name)
-        files = (file for file in folder.rglob("*") if file.is_file())
-        hidden = (
-            file for file in files if not any(p.startswith(".") for p in file.relative_to(folder).parts)
+        files = (file for file in Path(self.name).rglob("*") if file.is_file())
+        return sorted(
+            file for file in files if not any(p.startswith(".") for p in Path(self._inside(file)).parts)
         )
-        return sorted(hidden)
 
     def large_files(self, *, split: str) -> Sequence[Path]:
         files = self.files(split=split)

@@ -82,9 +82,6 @@ def open_comparisons(
 
     JSON lines, also ``.gz``, parquet files and prepared folders of more than ``prb_jax.data.lines.LARGE`` bytes are
     large. Their records are checked when they are read, and distinct ids are left to the caller.
-
-    Raises:
-      DataError: as ``read_comparisons``.
     """
     opened = _resolve(source, split=split)
     files = _large_files(opened, split=split)
@@ -185,8 +182,7 @@ def describe_source(
     a hub data set only the name is known without reading it. Large files are known by the digests of their blocks.
 
     Args:
-      source: as of ``read_comparisons``.
-      split: likewise.
+      source, split: as of ``read_comparisons``.
       digests: of files that need not be read for it: their digests, or anything else that is to stand in their places.
 
     Raises:
@@ -202,11 +198,7 @@ def describe_source(
 
 
 def large_files(source: str | Path, *, split: str) -> Sequence[Path]:
-    """The files of a source that is read by windows; none for any other source.
-
-    Raises:
-      DataError: for a source that does not exist.
-    """
+    """The files of a source that is read by windows; none for any other source. Errors as of ``describe_source``."""
     return _large_files(_resolve(source, split=split), split=split)
 
 
@@ -218,11 +210,7 @@ def prepared_tokens(source: str | Path) -> Path | None:
 
 
 def benchmark_of(source: str | Path) -> str | None:
-    """The name of the benchmark that the source holds, whose rule scores it; None if it holds none.
-
-    Raises:
-      DataError: for a source that does not exist.
-    """
+    """The name of the benchmark that the source holds, if it holds one; errors as of ``describe_source``."""
     return _resolve(source, split="").benchmark
 
 

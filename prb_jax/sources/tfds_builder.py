@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,7 +28,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core.example_serializer import ExampleSerializer
 
-from prb_jax.data.comparison import Comparison
+from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
 from prb_jax.data.files import file_digest
 from prb_jax.errors import DataError, quote
 from prb_jax.sources.prepared import DIGESTS, NAME, OPTIONAL
@@ -56,29 +57,24 @@ class PrbComparisons(tfds.core.GeneratorBasedBuilder):
 
     def _info(self) -> tfds.core.DatasetInfo:
         text = tfds.features.Text()
+        texts = {name: tfds.features.Sequence(text) for name in ("responses", "absent")}
+        objects = {
+            name: tfds.features.Sequence({item.name: text for item in fields(kind)})
+            for name, kind in (("prompt", Message), ("profile", Post), ("rubric_aspects", RubricAspect))
+        }
         # Numbers are kept as bytes: the number fields of a record on disk have no more than 32 bits.
+        numbers = {
+            name: tfds.features.Tensor(shape=shape, dtype=np.float64, encoding="bytes")
+            for name, shape in (("labels", (None,)), ("margin", ()))
+        }
         return tfds.core.DatasetInfo(
             builder=self,
             description="Comparisons of responses to one prompt, for one user.",
             features=tfds.features.FeaturesDict(
                 {
-                    "id": text,
-                    "question": text,
-                    "prompt": tfds.features.Sequence({"role": text, "content": text}),
-                    "responses": tfds.features.Sequence(text),
-                    "labels": tfds.features.Tensor(shape=(None,), dtype=np.float64, encoding="bytes"),
+                    **dict.fromkeys(("id", "question", *OPTIONAL), text),
+                    **(texts | objects | numbers),
                     "is_pair": np.bool_,
-                    "user_id": text,
-                    "profile": tfds.features.Sequence({"id": text, "category": text, "text": text}),
-                    "profile_order": text,
-                    "category": text,
-                    "subset": text,
-                    "margin": tfds.features.Tensor(shape=(), dtype=np.float64, encoding="bytes"),
-                    "rubric_aspects": tfds.features.Sequence(
-                        {"aspect": text, "evidence": text, "reason": text}
-                    ),
-                    "narrative": text,
-                    "absent": tfds.features.Sequence(text),
                 }
             ),
             disable_shuffling=True,  # the order of the source is part of what a run reports
@@ -136,23 +132,17 @@ def made_of(sources: Sequence[str], splits: Sequence[str]) -> dict[str, Any]:
 
 def to_example(comparison: Comparison) -> dict[str, Any]:
     """A comparison with labels as it is stored; ``prb_jax.sources.prepared.to_row`` turns it back."""
+    row = comparison.to_row()
     return {
+        **{name: row.get(name, "") for name in OPTIONAL},
         "id": comparison.id,
         "question": comparison.question,
-        "prompt": [{"role": m.role, "content": m.content} for m in comparison.prompt],
+        "prompt": row.get("prompt", [{"role": "user", "content": comparison.question}]),
         "responses": list(comparison.responses),
         "labels": np.array(comparison.labels or (), np.float64),
         "is_pair": comparison.is_pair,
-        "user_id": comparison.user_id or "",
-        "profile": [{"id": p.id, "category": p.category, "text": p.text} for p in comparison.profile],
-        "profile_order": comparison.profile_order or "",
-        "category": comparison.category or "",
-        "subset": comparison.subset or "",
-        "margin": np.float64(math.nan if comparison.margin is None else comparison.margin),
-        "rubric_aspects": [
-            {"aspect": a.aspect, "evidence": a.evidence, "reason": a.reason}
-            for a in comparison.rubric_aspects
-        ],
-        "narrative": comparison.narrative or "",
-        "absent": [name for name in OPTIONAL if getattr(comparison, name) is None],
+        "profile": row.get("profile", []),
+        "margin": np.float64(row.get("margin", math.nan)),
+        "rubric_aspects": row.get("rubric_aspects", []),
+        "absent": [name for name in OPTIONAL if name not in row],
     }
