@@ -55,17 +55,6 @@ def write_answer(
             continue
 
 
-def write_contrast(
-    draws: Draws, pools: Pools, topic: Topic, first: Sequence[Pole], second: Sequence[Pole]
-) -> tuple[str, str]:
-    """Two answers that give much the same advice, one in either manner."""
-    order = task_order(draws, topic)
-    return (
-        write_answer(draws, pools, topic, first, order=order),
-        write_answer(draws, pools, topic, second, order=order),
-    )
-
-
 def write_flawed_pair(
     draws: Draws, pools: Pools, topic: Topic, flaw: Flaw, *, longer: int
 ) -> tuple[str, str]:
@@ -141,22 +130,23 @@ def personal_aspects(
       chosen: levels of the chosen answer; the rejected one has the opposite levels.
     """
     aspects = []
-    deciding = _deciding(person, chosen)
-    for axis in deciding:
+    others = [axis for axis in person.cares if not chosen[axis]]
+    for axis in (*_deciding(person, chosen), *draws.some(others, OTHER_ASPECTS)):
         wanted = pools.axes[axis].pole(person.tastes[axis])
         other = pools.axes[axis].pole(-person.tastes[axis])
-        if person.tastes[axis] * chosen[axis] > 0:
+        pleases = person.tastes[axis] * chosen[axis]
+        if pleases > 0:
             reason = f"The chosen answer {wanted.trait}; the other one {other.trait}."
-        else:
+        elif pleases < 0:
             reason = (
                 f"A slip: the rejected answer {wanted.trait}, as this person usually wants, "
                 f"but this once they took the one that {other.trait}."
             )
-        aspects.append(RubricAspect(wanted.label, _evidence(person, axis, profile), reason))
-    for axis in draws.some([a for a in person.cares if a not in deciding], OTHER_ASPECTS):
-        wanted = pools.axes[axis].pole(person.tastes[axis])
-        reason = "The two answers do not differ in this, so it does not decide here."
-        aspects.append(RubricAspect(wanted.label, _evidence(person, axis, profile), reason))
+        else:
+            reason = "The two answers do not differ in this, so it does not decide here."
+        # a shown post that reveals this taste
+        evidence = next(post.text for post in profile if person.axis_of[post.id] == axis)
+        aspects.append(RubricAspect(wanted.label, evidence, reason))
     return tuple(aspects)
 
 
@@ -165,9 +155,8 @@ def personal_narrative(
 ) -> str:
     """The choice in the person's own words."""
     deciding = _deciding(person, chosen)
-    axes = [pools.axes[axis] for axis in deciding]
-    wanted = [axis.pole(person.tastes[i]) for axis, i in zip(axes, deciding, strict=True)]
-    other = [axis.pole(-person.tastes[i]) for axis, i in zip(axes, deciding, strict=True)]
+    wanted = [pools.axes[axis].pole(person.tastes[axis]) for axis in deciding]
+    other = [pools.axes[axis].pole(-person.tastes[axis]) for axis in deciding]
     wishes = "; and ".join(pole.wish for pole in wanted)
     good = "; it also ".join(pole.trait for pole in wanted)
     bad = "; it also ".join(pole.trait for pole in other)
@@ -210,8 +199,3 @@ def generic_narrative(person: Persona, topic: Topic, flaw: Flaw) -> str:
 def _deciding(person: Persona, levels: Sequence[int]) -> list[int]:
     """The axes in which the answers differ and about which the person cares."""
     return [axis for axis in person.cares if levels[axis]]
-
-
-def _evidence(person: Persona, axis: int, profile: Sequence[Post]) -> str:
-    """A shown post that reveals this taste."""
-    return next(post.text for post in profile if person.axis_of[post.id] == axis)

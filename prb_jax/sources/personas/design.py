@@ -27,8 +27,9 @@ class Group:
     """Two answers, first with ``levels`` and second with the opposite, and who judges them."""
 
     levels: tuple[int, ...]  # per axis, the signed number of sentences in the first answer
-    first: tuple[int, ...]  # indices of the people whose tastes favour the first and the second answer
-    second: tuple[int, ...]  # indices of the people whose tastes favour the first and the second answer
+    # first, second: indices of the people whose tastes favour the first and the second answer
+    first: tuple[int, ...]
+    second: tuple[int, ...]
     # for an uneven group, +1 if the majority's answer shall be the longer one and -1 if the shorter; 0 where
     # lengths balance out by themselves
     longer: int

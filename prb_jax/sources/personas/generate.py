@@ -15,13 +15,13 @@ from prb_jax.sources.personas.answers import (
     generic_narrative,
     personal_aspects,
     personal_narrative,
-    write_contrast,
+    write_answer,
     write_flawed_pair,
     write_question,
 )
 from prb_jax.sources.personas.design import SLIP_SHARE, Ceilings, Group, measure_ceilings, plan_groups
 from prb_jax.sources.personas.people import Persona, make_people, make_strangers, reword, show_profile
-from prb_jax.sources.personas.phrases import Draws, T, Topic
+from prb_jax.sources.personas.phrases import Draws, T, Topic, task_order
 from prb_jax.sources.personas.pools import Pools, load_pools, load_wording
 
 WORDING_PART: Final = "test-unseen-wording"
@@ -158,7 +158,8 @@ def _write_pair(draws: Draws, pools: Pools, topic: Topic, group: Group, written:
     ]
     manners = [[axis.pole(sign * level) for axis, level in axes] for sign in (1, -1)]
     while True:
-        first, second = write_contrast(draws, pools, topic, *manners)
+        order = task_order(draws, topic)  # of both: they give much the same advice
+        first, second = (write_answer(draws, pools, topic, manner, order=order) for manner in manners)
         longer = (len(first) - len(second)) * majority
         if longer * group.longer < 0 or (group.longer and not longer):
             continue

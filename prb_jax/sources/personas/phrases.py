@@ -95,10 +95,10 @@ class Topic:
 
     domain: str  # label of the domain, as "cooking"
     thing: str  # noun phrase, never used as a subject that a verb must agree with
-    goal: str  # verb phrases in the base form; tasks in the order in which they are done
-    woe: str  # a clause in the first person. trap: a gerund phrase. fact: a clause
-    trap: str
-    fact: str
+    goal: str  # a verb phrase in the base form
+    woe: str  # a clause in the first person
+    trap: str  # a gerund phrase
+    fact: str  # a clause
     tasks: tuple[str, ...]  # verb phrases in the base form; tasks in the order in which they are done
     phrases: Mapping[str, tuple[Sentence, ...]]  # the domain's own phrases by slot name
     split: str  # "train" or "test"
@@ -112,11 +112,8 @@ class Topic:
 def compile_template(source: str) -> Sentence:
     """Read the notation described at the top of this module."""
     parts: list[str | tuple[str, ...] | Slot] = []
-    texts = [
-        *_TOKEN.split(source),
-        None,
-        None,
-    ]  # a literal, choices or None, a slot or None, the next literal ...
+    # a literal, choices or None, a slot or None, the next literal ...
+    texts = [*_TOKEN.split(source), None, None]
     for literal, choices, name in zip(texts[::3], texts[1::3], texts[2::3], strict=True):
         if literal:
             parts.append(literal)

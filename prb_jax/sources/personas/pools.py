@@ -15,12 +15,12 @@ from prb_jax.sources.personas.phrases import Sentence, Topic, compile_template
 class Pole:
     """One of the two sides of an axis of taste."""
 
-    key: str  # short and readable name
-    label: str  # short and readable name
+    key: str
+    label: str  # in words
     trait: str  # what an answer of this kind does, in the third person
     wish: str  # how somebody who likes it says so
-    sentences: tuple[Sentence, ...]  # sentences of answers that show it; continuations cannot open an answer
-    continuations: frozenset[Sentence]
+    sentences: tuple[Sentence, ...]  # of answers that show it
+    continuations: frozenset[Sentence]  # those of them that cannot open an answer
     posts: tuple[Sentence, ...]  # how its friends write about what they like
 
 

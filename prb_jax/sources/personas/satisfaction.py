@@ -10,7 +10,7 @@ The rule reads words and no sense: a list of cues pleases as much as a good answ
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from functools import cache
 from itertools import pairwise
 from types import MappingProxyType
@@ -73,10 +73,11 @@ def _cues() -> Mapping[Cue, tuple[int, int]]:
     holders: dict[Cue, set[tuple[int, int] | None]] = {}
     for pools in wordings:
         for axis, sign, pole in _poles(pools):
-            phrases = [phrase for name in slots.get((axis, sign), ()) for phrase in _phrases(pools, name)]
+            owned = (name for name, owner in slots.items() if owner == (axis, sign))
+            phrases = [phrase for name in owned for phrase in _phrases(pools, name)]
             for cue in _runs([*pole.sentences, *phrases]):
                 holders.setdefault(cue, set()).add((axis, sign))
-        for cue in _common(pools, {name for names in slots.values() for name in names}):
+        for cue in _common(pools, slots):
             holders.setdefault(cue, set()).add(None)
     cues = {cue: next(iter(held)) for cue, held in holders.items() if len(held) == 1}
     return MappingProxyType({cue: held for cue, held in cues.items() if held is not None})
@@ -86,8 +87,9 @@ def _poles(pools: Pools) -> Iterable[tuple[int, int, Pole]]:
     return ((number, sign, axis.pole(sign)) for number, axis in enumerate(pools.axes) for sign in (1, -1))
 
 
-def _own_slots(wordings: Iterable[Pools]) -> Mapping[tuple[int, int], set[str]]:
-    """The slots that the sentences of one pole alone have: their phrases belong to it."""
+def _own_slots(wordings: Iterable[Pools]) -> Mapping[str, tuple[int, int]]:
+    """The slots that the sentences of one pole alone have: their phrases belong to it, of which axis and sign are
+    given."""
     users: dict[str, set[tuple[int, int]]] = {}
     for pools in wordings:
         for axis, sign, pole in _poles(pools):
@@ -95,21 +97,17 @@ def _own_slots(wordings: Iterable[Pools]) -> Mapping[tuple[int, int], set[str]]:
                 for part in template.parts:
                     if isinstance(part, Slot) and part.name not in _OF_TOPIC:
                         users.setdefault(part.name, set()).add((axis, sign))
-    slots: dict[tuple[int, int], set[str]] = {}
-    for name, held in users.items():
-        if len(held) == 1:
-            slots.setdefault(next(iter(held)), set()).add(name)
-    return slots
+    return {name: next(iter(poles)) for name, poles in users.items() if len(poles) == 1}
 
 
 def _phrases(pools: Pools, name: str) -> list[Sentence]:
     return list({template for topic in pools.topics for template in topic.phrases.get(name, ())})
 
 
-def _common(pools: Pools, slots: set[str]) -> set[Cue]:
-    """The words of everything that belongs to no pole."""
+def _common(pools: Pools, owned: Container[str]) -> set[Cue]:
+    """The words of everything that belongs to no pole, as the phrases of owned slots do."""
     templates = [*pools.neutral, *(sentence for flaw in pools.flaws for sentence in flaw.sentences)]
-    names = {name for topic in pools.topics for name in topic.phrases} - slots
+    names = {name for topic in pools.topics for name in topic.phrases if name not in owned}
     templates += [template for name in names for template in _phrases(pools, name)]
     texts = {
         text
