@@ -73,19 +73,13 @@ class _Held:
 
     dtype: DTypeLike
     head_dtype: DTypeLike | None
-    form: Form | None  # of the layers' matrices, if they are quantised
+    quantize: str | None  # the form of the layers' matrices, if they are quantised
 
-    @staticmethod
-    def of(dtype: DTypeLike, head_dtype: DTypeLike | None, quantize: str | None) -> _Held:
-        return _Held(dtype, head_dtype, None if quantize is None else quantization_form(quantize))
-
-    def quantizes(self, leaf: LeafMap) -> bool:
-        return self.form is not None and leaf.path[0] == "layers" and leaf.path[-1] in MATRICES
-
-    def scale_path(self, leaf: LeafMap) -> tuple[str, ...]:
-        """Where the scales of a matrix lie in the tree of parameters."""
-        assert self.form is not None
-        return (*leaf.path[:-1], f"{leaf.path[-1]}{self.form.suffix}")
+    def form_of(self, leaf: LeafMap) -> Form | None:
+        """The form of a matrix that is quantised."""
+        if self.quantize is None or leaf.path[0] != "layers" or leaf.path[-1] not in MATRICES:
+            return None
+        return quantization_form(self.quantize)
 
     def shapes(self, leaves: tuple[LeafMap, ...]) -> dict[tuple[str, ...], tuple[tuple[int, ...], np.dtype]]:
         """Shape and dtype of every array by its path, of the leaves and of the scales of quantised ones.
@@ -99,14 +93,19 @@ class _Held:
             dtype = jnp.dtype(asked)
             if not jnp.issubdtype(dtype, jnp.floating):
                 raise CheckpointError(f"weights cannot be loaded as {dtype}: expected a floating-point dtype")
-            shapes[leaf.path] = (leaf.shape, dtype)
-            if self.form is not None and self.quantizes(leaf):
-                shapes[leaf.path] = (leaf.shape, self.form.dtype)
-                shapes[self.scale_path(leaf)] = ((leaf.shape[0], leaf.shape[2]), np.dtype(np.float32))
+            form = self.form_of(leaf)
+            shapes[leaf.path] = (leaf.shape, dtype if form is None else form.dtype)
+            if form is not None:
+                shapes[_scale_path(leaf, form)] = ((leaf.shape[0], leaf.shape[2]), np.dtype(np.float32))
         return shapes
 
     def bytes_of(self, leaves: tuple[LeafMap, ...]) -> int:
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.shapes(leaves).values())
+
+
+def _scale_path(leaf: LeafMap, form: Form) -> tuple[str, ...]:
+    """Where the scales of a matrix lie in the tree of parameters."""
+    return (*leaf.path[:-1], f"{leaf.path[-1]}{form.suffix}")
 
 
 def abstract_params(
@@ -116,15 +115,9 @@ def abstract_params(
     head_dtype: DTypeLike | None = None,
     quantize: str | None = None,
 ) -> dict[str, Any]:
-    """Shapes and dtypes of the parameter tree, as ``jax.ShapeDtypeStruct``; nothing is allocated.
-
-    Args:
-      config: the model.
-      dtype: of every leaf.
-      head_dtype: of the score head, if it differs.
-      quantize: of the layers' matrices: one of :data:`prb_jax.models.quantization.FORMS`.
-    """
-    shapes = _Held.of(dtype, head_dtype, quantize).shapes(leaf_maps(config))
+    """Shapes and dtypes of the parameter tree that :func:`load_params` reads, as ``jax.ShapeDtypeStruct``; nothing is
+    allocated."""
+    shapes = _Held(dtype, head_dtype, quantize).shapes(leaf_maps(config))
     return nest({path: jax.ShapeDtypeStruct(*shape) for path, shape in shapes.items()})
 
 
@@ -137,16 +130,10 @@ def inspect_checkpoint(
     head: bool = True,
     quantize: str | None = None,
 ) -> LoadReport:
-    """Check every tensor's name, shape and dtype from the headers alone, without reading weights.
-
-    Args:
-      folder, config, dtype, head_dtype, head, quantize: as of :func:`load_params`.
-
-    Raises:
-      CheckpointError: as :func:`load_params`.
-    """
+    """Check every tensor's name, shape and dtype from the headers alone, without reading weights; arguments and errors
+    are those of :func:`load_params`."""
     index = _index(folder, config)
-    return _report(index, match_tensors(index, config, head=head), _Held.of(dtype, head_dtype, quantize))
+    return _report(index, match_tensors(index, config, head=head), _Held(dtype, head_dtype, quantize))
 
 
 def load_params(
@@ -181,7 +168,7 @@ def load_params(
       MeshError: a sharding that does not divide its array.
     """
     index = _index(folder, config)
-    match, held = match_tensors(index, config, head=head), _Held.of(dtype, head_dtype, quantize)
+    match, held = match_tensors(index, config, head=head), _Held(dtype, head_dtype, quantize)
     shapes = held.shapes(match.leaves)
     chosen = _shardings_by_path({path: shape for path, (shape, _) in shapes.items()}, shardings)
 
@@ -197,13 +184,13 @@ def load_params(
         # The largest first: while its shard is handed over there is little else in memory.
         for leaf in sorted(match.leaves, key=lambda leaf: -local_size(leaf)):
             given: Any = {"sharding": chosen[leaf.path], "reader": reader, "pool": pool}
-            if held.form is not None and held.quantizes(leaf):
-                scales = held.scale_path(leaf)
-                loaded[leaf.path], loaded[scales] = fill_quantized(
-                    leaf, held.form, scale_sharding=chosen[scales], **given
-                )
-            else:
+            if (form := held.form_of(leaf)) is None:
                 loaded[leaf.path] = fill_leaf(leaf, shapes[leaf.path][1], **given)
+                continue
+            scales = _scale_path(leaf, form)
+            loaded[leaf.path], loaded[scales] = fill_quantized(
+                leaf, form, scale_sharding=chosen[scales], **given
+            )
         seconds = time.perf_counter() - begun
         report = replace(_report(index, match, held), bytes_read=reader.bytes_read, seconds=seconds)
     return LoadedParams(nest({path: loaded[path] for path in shapes}), report)
@@ -255,8 +242,8 @@ def _report(index: WeightIndex, match: Match, held: _Held) -> LoadReport:
         bytes_read=0,
         seconds=0.0,
         head="\n".join(heads) or "none read",
-        quantize=None if held.form is None else held.form.name,
-        bytes_unquantized=replace(held, form=None).bytes_of(match.leaves),
+        quantize=held.quantize,
+        bytes_unquantized=replace(held, quantize=None).bytes_of(match.leaves),
         bytes_held=held.bytes_of(match.leaves),
     )
 
@@ -299,18 +286,13 @@ def match_encoder(index: WeightIndex, config: EncoderConfig) -> EncoderFolder:
 def load_encoder_params(
     opened: EncoderFolder, *, mesh: Mesh, dtype: DTypeLike = jnp.float32, head_dtype: DTypeLike | None = None
 ) -> LoadedParams:
-    """The weights, split over ``mesh`` by :data:`prb_jax.sharding.PARAMETER_AXES`.
-
-    Raises:
-      CheckpointError: a file that cannot be read.
-      MeshError: a mesh axis does not divide what it splits.
-    """
+    """The weights, split over ``mesh`` by :func:`encoder_shardings`; errors as of :func:`load_params`."""
     shardings = encoder_shardings(opened.config, mesh)
     return load_params(opened.folder, opened.config, dtype=dtype, shardings=shardings, head_dtype=head_dtype)
 
 
 def encoder_shardings(config: EncoderConfig, mesh: Mesh) -> dict[str, Any]:
-    """NamedSharding for every parameter.
+    """NamedSharding for every parameter, by :data:`prb_jax.sharding.PARAMETER_AXES`.
 
     Raises:
       MeshError: a mesh axis does not divide what it splits.

@@ -37,12 +37,7 @@ class Match:
 
 
 def match_tensors(index: WeightIndex, config: DecoderConfig | EncoderConfig, *, head: bool = True) -> Match:
-    """Pair the tensors of a folder with the leaves of the parameter tree.
-
-    Args:
-      index: of the folder.
-      config: the model.
-      head: whether the score head is read; if not, a stored one is left aside.
+    """Pair the tensors of a folder with the leaves of the parameter tree; without ``head`` a stored one is left aside.
 
     Raises:
       CheckpointError: the score head is missing or has another width than ``num_labels``; a tensor is

@@ -161,10 +161,6 @@ def _check_ranges(tensors: dict[str, TensorInfo], *, path: Path, first: int, siz
         )
 
 
-class _StorageType(NamedTuple):
-    dtype: str
-
-
 class _Storage(NamedTuple):
     dtype: str
     member: str
@@ -237,7 +233,7 @@ class _Unpickler(pickle.Unpickler):
             ("collections", "OrderedDict"): OrderedDict,
             ("torch._utils", "_rebuild_tensor_v2"): _tensor,
             ("torch._utils", "_rebuild_parameter"): lambda tensor, *_: tensor,
-            **{("torch", storage): _StorageType(dtype) for storage, dtype in _STORAGES.items()},
+            **{("torch", storage): dtype for storage, dtype in _STORAGES.items()},
         }
         if (module, name) in parts:
             return parts[module, name]
@@ -247,12 +243,12 @@ class _Unpickler(pickle.Unpickler):
         )
 
     def persistent_load(self, pid: Any) -> Any:
-        kind, storage, member, *_ = pid
-        if kind != "storage" or not isinstance(storage, _StorageType):
+        kind, dtype, member, *_ = pid
+        if kind != "storage" or dtype not in _STORAGES.values():
             raise CheckpointError(
                 f"{self._path}: data.pkl refers to something that is not a storage: {quote(pid)}"
             )
-        return _Storage(storage.dtype, str(member))
+        return _Storage(dtype, str(member))
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _Tensor:

@@ -47,7 +47,6 @@ def index_folder(folder: str | Path, *, side_files: Sequence[tuple[str, str]] = 
     (:mod:`prb_jax.checkpoints.weight_file`).
 
     Args:
-      folder: the folder.
       side_files: further files, each with what is put before the names in it; those that exist are read too.
 
     Raises:
