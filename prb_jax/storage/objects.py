@@ -43,45 +43,29 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Checksum:
-    """What a store says of the bytes of an object, beside what came.
+class _Checksum:
+    """What a store says of the bytes of an object, beside what came."""
 
-    Attributes:
-      kind: "MD5", "CRC32C" or "ETag".
-      stored: the checksum of the store.
-      digest: of what came so far; has `update` and `digest`.
-    """
-
-    kind: str
+    kind: str  # "MD5", "CRC32C" or "ETag"
     stored: bytes
-    digest: Any
-
-    @property
-    def found(self) -> bytes:
-        """The checksum of what came so far."""
-        return self.digest.digest()
-
-    @property
-    def is_etag(self) -> bool:
-        """Whether it need not be a checksum: some stores have ETags that look like an MD5 and are none."""
-        return self.kind == "ETag"
+    digest: Any  # of what came so far; has `update` and `digest`
 
 
-def stored_checksum(info: Mapping[str, Any]) -> Checksum | None:
-    """Return the checksum in what a store says of an object; None where it has none that can be computed here.
+def _stored_checksum(info: Mapping[str, Any]) -> _Checksum | None:
+    """The checksum in what a store says of an object; None where it has none that can be computed here.
 
     Google Cloud Storage has the MD5 of objects that were not composed of others, and the CRC32C of all. The ETag of S3
     is the MD5 of objects that were written in one piece.
     """
     if md5 := info.get("md5Hash"):
-        return Checksum("MD5", base64.b64decode(md5), _md5())
+        return _Checksum("MD5", base64.b64decode(md5), _md5())
     if crc := info.get("crc32c"):
         with contextlib.suppress(ImportError):  # comes with gcsfs
             google_crc32c = import_module("google_crc32c")
             if google_crc32c.implementation == "c":
-                return Checksum("CRC32C", base64.b64decode(crc), google_crc32c.Checksum())
+                return _Checksum("CRC32C", base64.b64decode(crc), google_crc32c.Checksum())
     etag = str(info.get("ETag") or "").strip('"')
-    return Checksum("ETag", bytes.fromhex(etag), _md5()) if _MD5.fullmatch(etag) else None
+    return _Checksum("ETag", bytes.fromhex(etag), _md5()) if _MD5.fullmatch(etag) else None
 
 
 class Store:
@@ -151,21 +135,21 @@ class Store:
         begin, first = file.tell(), b""
         while True:
             info = self._do(name, self._fs.info)
-            checksum = stored_checksum(info)
+            checksum = _stored_checksum(info)
             for data in self._blocks(name, int(info["size"])):
                 file.write(data)
                 if checksum is not None:
                     checksum.digest.update(data)
-            if checksum is None or checksum.found == checksum.stored:
+            if checksum is None or (came := checksum.digest.digest()) == checksum.stored:
                 return
-            if checksum.is_etag and (checksum.found == first or self._do(name, self._has_own_etag)):
+            if checksum.kind == "ETag" and (came == first or self._do(name, self._has_own_etag)):
                 return  # the ETag is no MD5 in this store; twice the same bytes are those that it holds
             if first:
                 raise RunError(
                     f"{self._place(name)}: came damaged twice: expected the {checksum.kind} {checksum.stored.hex()}, "
-                    f"found {checksum.found.hex()}"
+                    f"found {came.hex()}"
                 )
-            first = checksum.found
+            first = came
             file.seek(begin)
             file.truncate()
 

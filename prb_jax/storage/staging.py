@@ -141,11 +141,10 @@ class Staging:
     """The local folder of a run at a URL: fetched when it is opened, then pushed every few seconds and at the end.
 
     Attributes:
-      url: of the run folder, or of the one file that a verb writes.
       path: where it lies on this machine meanwhile.
 
     Args:
-      url: see there.
+      url: of the run folder, or of the one file that a verb writes; also an attribute.
       root: of all local copies. Kept between two starts, for what could not be pushed.
       seconds: between two pushes.
       may_push: whether this process is the one that writes; asked again at every push.
