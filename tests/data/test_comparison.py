@@ -84,13 +84,10 @@ def test_question_and_prompt_together_must_agree():
         Comparison(**PAIR | {"prompt": "Which coffee?"})
 
 
-def test_equal_responses_are_data():
-    assert Comparison(**PAIR | {"rejected": "Green tea."}).responses == ("Green tea.", "Green tea.")
-
-
-def test_white_space_is_a_response():
-    # it occurs in published sets; a model can score it, and an empty string it cannot
-    assert Comparison(**PAIR | {"rejected": "    \n"}).responses[1] == "    \n"
+@pytest.mark.parametrize("rejected", ["Green tea.", "    \n"])
+def test_equal_responses_and_white_space_are_data(rejected):
+    # they occur in published sets; a model can score them, and an empty string it cannot
+    assert Comparison(**PAIR | {"rejected": rejected}).responses == ("Green tea.", rejected)
 
 
 def test_numbers_name_ids():
@@ -127,15 +124,12 @@ def test_round_trip(row):
     assert written.keys() - {"question"} <= row.keys()
 
 
-def test_replace():
+def test_a_comparison_is_replaced_and_never_changed():
     c = Comparison(**FULL)
-    assert dataclasses.replace(c, profile=()).profile == ()
-    assert dataclasses.replace(c, subset="Art").responses == c.responses
-
-
-def test_frozen():
+    changed = dataclasses.replace(c, profile=(), subset="Art")
+    assert (changed.profile, changed.responses) == ((), c.responses)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Comparison(**PAIR).id = "8"  # pyright: ignore[reportAttributeAccessIssue]
+        c.id = "8"  # pyright: ignore[reportAttributeAccessIssue]
 
 
 BAD = [
@@ -204,18 +198,14 @@ BAD = [
 
 
 @pytest.mark.parametrize(("row", "message"), BAD)
-def test_bad_rows_are_named(row, message):
-    with pytest.raises(DataError, match=message) as caught:
+def test_what_is_wrong_in_a_file_or_from_python_is_named(row, message):
+    with pytest.raises(DataError, match=message) as of_file:
         Comparison.from_row(row, where="data/x.jsonl:12")
-    assert str(caught.value).startswith("data/x.jsonl:12: field '")
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("row", "message"), [case for case in BAD if "id" in case[0]])
-def test_python_is_held_to_the_same_rules(row, message):
-    with pytest.raises(DataError, match=message) as caught:
+    assert str(of_file.value).startswith("data/x.jsonl:12: field '")
+    assert "\n" not in str(of_file.value)
+    with pytest.raises(DataError, match=message) as from_python:
         Comparison(**row)
-    assert str(caught.value).startswith("comparison ")
+    assert str(from_python.value).startswith("comparison ")
 
 
 @pytest.mark.parametrize("row", [[], "text", None, 3])
@@ -258,6 +248,7 @@ def test_any_json_is_a_valid_comparison_or_a_data_error(changes, row):
         ("I like tea.", ["I like tea."]),
         (["a", "b"], ["a", "b"]),
         (["a", {"text": "b"}], ["a", "b"]),
+        ({"text": ["a", "b"]}, ["a", "b"]),  # an object of lists, as older data sets have it
         ("", []),
         (" ", []),
     ],

@@ -18,41 +18,33 @@ def pair(before, *, prompt=None, **fields):
 
 @pytest.mark.parametrize(
     ("before", "prompt"),
-    [
-        ([USER], None),
-        ([USER], "Which tea?"),
-        ([USER], [USER]),
-        ([], "Which tea?"),
-        ([], [USER]),
-    ],
+    [([USER], None), ([USER], "Which tea?"), ([USER], [USER]), ([], "Which tea?"), ([], [USER])],
 )
 def test_every_spelling_of_a_pair_is_the_same_comparison(before, prompt):
-    found = pair(before, prompt=prompt)
-    assert found == PLAIN
-    assert found.is_pair
+    comparison = pair(before, prompt=prompt)
+    assert comparison == PLAIN
+    assert comparison.is_pair
 
 
 def test_a_conversation_of_several_turns():
     turns = [SYSTEM, USER, BAD, MORE]
     expected = tuple(Message(**turn) for turn in turns)
-    for found in (
+    for comparison in (
         pair(turns),
         pair(turns, prompt=turns),
         pair(turns, prompt=[USER, BAD, MORE]),  # without the system message
         pair(turns, prompt="Which tea?"),  # only the first question, as some data sets have it
         pair([BAD, MORE], prompt=[SYSTEM, USER]),  # the conversation goes on after the prompt
     ):
-        assert found.prompt == expected
-        assert found.responses == ("Green.", "None.")
-        assert Comparison.from_row(found.to_row(), where="f:1") == found
+        assert comparison.prompt == expected
+        assert comparison.responses == ("Green.", "None.")
+        assert Comparison.from_row(comparison.to_row(), where="f:1") == comparison
 
 
 def test_several_conversations_and_extra_keys():
     responses = [[USER, turn | {"tool_calls": None}] for turn in (GOOD, BAD, GOOD)]
-    found = Comparison(id=1, responses=responses, labels=[2, 1, 0])
-    assert found == Comparison(
-        id=1, question="Which tea?", responses=["Green.", "None.", "Green."], labels=[2, 1, 0]
-    )
+    plain = Comparison(id=1, question="Which tea?", responses=["Green.", "None.", "Green."], labels=[2, 1, 0])
+    assert Comparison(id=1, responses=responses, labels=[2, 1, 0]) == plain
     objects = [[Message("user", "Which tea?"), Message("assistant", text)] for text in ("a", "b")]
     assert Comparison(chosen=objects[0], rejected=objects[1]).responses == ("a", "b")
 

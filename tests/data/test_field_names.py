@@ -1,6 +1,5 @@
 """Columns with other names than the fields of a record: told, or mapped."""
 
-import json
 import warnings
 
 import pyarrow as pa
@@ -12,17 +11,11 @@ from prb_jax.data.field_names import nearest_field
 from prb_jax.errors import DataError, PrbWarning
 from prb_jax.sources.large import LargeComparisons
 from prb_jax.sources.reading import describe_source, open_comparisons, read_comparisons, source_rows
+from tests.json_lines import write_lines
 
+PAIR = {"chosen": "a", "rejected": "b"}
 ROWS = [
-    {
-        "id": str(i),
-        "question": f"q{i}",
-        "chosen": "a",
-        "rejected": "b",
-        "user": f"u{i}",
-        "posts": ["x", "y"],
-        "meta": 1,
-    }
+    {"id": str(i), "question": f"q{i}", **PAIR, "user": f"u{i}", "posts": ["x", "y"], "meta": 1}
     for i in range(4)
 ]
 COLUMNS = "?user_id=user&profile=posts"
@@ -44,18 +37,14 @@ def data(request, tmp_path, monkeypatch):
         lines = [f'{r["id"]},{r["question"]},a,b,{r["user"]},"[""x"",""y""]",1' for r in ROWS]
         path.write_text("\n".join(["id,question,chosen,rejected,user,posts,meta", *lines]) + "\n")
     else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+        write_lines(path, ROWS)
     return tmp_path / name
-
-
-def opened(source):
-    return [*open_comparisons(str(source))]
 
 
 def test_a_name_like_that_of_a_field_is_told_once(data):
     with pytest.warns(PrbWarning) as told:
-        found = opened(data)
-    assert [comparison.user_id for comparison in found] == [None] * 4
+        users = [comparison.user_id for comparison in open_comparisons(data)]
+    assert users == [None] * 4
     texts = sorted(str(warning.message) for warning in told if warning.category is PrbWarning)
     assert len(texts) == 2, texts
     for text, name, field in zip(texts, ("posts", "user"), ("profile", "user_id")):
@@ -64,41 +53,33 @@ def test_a_name_like_that_of_a_field_is_told_once(data):
         assert f"--columns {field}={name} " in text
 
 
-def test_columns_are_mapped(data):
+def test_columns_are_mapped(data, request):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = opened(f"{data}{COLUMNS}")
-        assert found == read_comparisons(f"{data}{COLUMNS}")
-    assert [comparison.user_id for comparison in found] == ["u0", "u1", "u2", "u3"]
-    assert [[post.text for post in comparison.profile] for comparison in found] == [["x", "y"]] * 4
+        opened = open_comparisons(f"{data}{COLUMNS}")
+        comparisons = list(opened)
+        assert comparisons == read_comparisons(f"{data}{COLUMNS}")
+    assert isinstance(opened, LargeComparisons) == ("large" in request.node.name)
+    assert [comparison.user_id for comparison in comparisons] == ["u0", "u1", "u2", "u3"]
+    assert [[post.text for post in comparison.profile] for comparison in comparisons] == [["x", "y"]] * 4
     mapped = describe_source(f"{data}{COLUMNS}")
     assert mapped.pop("columns") == {"user_id": "user", "profile": "posts"}
-    assert mapped == describe_source(str(data))
-
-
-def test_large_files_are_read_by_windows_with_columns(tmp_path, monkeypatch):
-    monkeypatch.setattr(json_lines, "LARGE", 1)
-    path = tmp_path / "x.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    assert isinstance(open_comparisons(f"{path}{COLUMNS}"), LargeComparisons)
+    assert mapped == describe_source(data)
+    assert data.suffix != ".jsonl" or source_rows(f"{data}{COLUMNS}")[0].value["user_id"] == "u0"
 
 
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
         ("user_id=voter", "x.jsonl: columns: user_id=voter: no field 'voter' in any record"),
-        (
-            "uid=user",
-            "columns: 'uid' is no field; expected FIELD=COLUMN with a field of a record: id, question",
-        ),
+        ("uid=user", "columns: 'uid' is no field; expected FIELD=COLUMN with a field of a record: id, quest"),
         ("user_id=id", "columns: user_id=id: 'id' is a field of a record by itself"),
         ("question=user", "x.jsonl:1: field 'question': given beside 'user', which is mapped to it"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::prb_jax.PrbWarning")
 def test_a_mapping_that_cannot_be(columns, message, tmp_path):
-    path = tmp_path / "x.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    path = write_lines(tmp_path / "x.jsonl", ROWS)
     with pytest.raises(DataError, match=message):
         read_comparisons(f"{path}?{columns}")
 
@@ -106,29 +87,20 @@ def test_a_mapping_that_cannot_be(columns, message, tmp_path):
 @pytest.mark.filterwarnings("ignore::prb_jax.PrbWarning")
 def test_a_mapped_column_that_many_records_lack(tmp_path, monkeypatch):
     monkeypatch.setattr(json_lines, "LARGE", 1)
-    path = tmp_path / "x.jsonl"
-    path.write_text("".join(json.dumps(ROWS[0] | {"id": i}) + "\n" for i in range(1001)))
+    path = write_lines(tmp_path / "x.jsonl", [ROWS[0] | {"id": i} for i in range(1001)])
     with pytest.raises(DataError, match="no field 'voter' in the first 1,000 records"):
-        opened(f"{path}?user_id=voter&profile=posts")
+        list(open_comparisons(f"{path}?user_id=voter&profile=posts"))
 
 
 def test_generated_data_has_no_columns_to_map():
-    with pytest.raises(
-        DataError, match="columns can be mapped in files, folders and data sets of the hub alone"
-    ):
+    with pytest.raises(DataError, match="can be mapped in files, folders and data sets of the hub alone"):
         read_comparisons("personas:test-seen?user_id=user")
 
 
 def test_a_file_may_have_a_question_mark_in_its_name(tmp_path):
-    path = tmp_path / "x?user_id=user.jsonl"
-    path.write_text(json.dumps(ROWS[0]) + "\n")
+    path = write_lines(tmp_path / "x?user_id=user.jsonl", ROWS[:1])
     with pytest.warns(PrbWarning):
-        assert len(read_comparisons(str(path))) == 1
-
-
-def test_parts_keep_the_mapped_names(data):
-    if data.suffix == ".jsonl":
-        assert source_rows(f"{data}{COLUMNS}")[0].value["user_id"] == "u0"
+        assert len(read_comparisons(path)) == 1
 
 
 @pytest.mark.parametrize(
@@ -144,15 +116,6 @@ def test_nearest_field(name, expected):
 
 
 def test_a_field_that_another_one_stands_for_is_not_missed():
-    pair = {
-        "question": "q",
-        "chosen": "a",
-        "rejected": "b",
-        "user_id": "u",
-        "user": "x",
-        "label": 1,
-        "query": "q",
-    }
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        read_comparisons([pair])
+        read_comparisons(PAIR | {"question": "q", "user_id": "u", "user": "x", "label": 1, "query": "q"})

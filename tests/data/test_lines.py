@@ -17,18 +17,14 @@ from prb_jax.data.lines import JsonLines
 from prb_jax.errors import DataError
 
 ODD = b'\xef\xbb\xbf\n  \r\n{"a": 1}\n\n\xc2\xa0\xe3\x80\x80\n {"b": "\xe3\x80\x80"}\r\n\n'
+LONG = b'{"d": "' + "länger ".encode() * 30 + b'"}'
 CONTENTS = {
     "nothing": b"",
     "blank lines alone": b"\n \n\xe2\x80\x83\n",
     "no last line end": ODD + b'{"c": 3}',
     "blank at the end": ODD + b'{"c": 3}\n   ',
-    "long lines": ODD
-    + b'{"d": "'
-    + b"long " * 40
-    + b'"}\n'
-    + ODD.replace(b"\xef\xbb\xbf", b"")
-    + b'{"e": 5}\n',
-    "one long line": b'{"d": "' + "länger ".encode() * 30 + b'"}',
+    "long lines": ODD + LONG + b"\n" + ODD.replace(b"\xef\xbb\xbf", b"") + b'{"e": 5}\n',
+    "one long line": LONG,
 }
 
 

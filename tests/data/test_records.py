@@ -33,6 +33,7 @@ def table():
     return pa.Table.from_pylist(ROWS)
 
 
+NOT_UTF8 = pa.array([b"a", b"\xff"], pa.binary()).view(pa.string())
 GIVEN = {
     "dicts": lambda: ROWS,
     "tuple": lambda: tuple(ROWS),
@@ -55,11 +56,8 @@ def test_every_kind_gives_the_same_comparisons(kind):
     assert read_comparisons(GIVEN[kind]()) == EXPECTED
 
 
-def test_one_record_alone():
+def test_one_record_alone_a_subset_and_a_limit():
     assert read_comparisons(ROWS[0]) == read_comparisons(EXPECTED[0]) == EXPECTED[:1]
-
-
-def test_subset_and_limit():
     assert [c.id for c in read_comparisons(table(), subset="y")] == ["r1", "r3"]
 
     def endless():
@@ -83,6 +81,7 @@ def test_lists_of_python_may_be_any_iterable():
         ([ROWS[0], ROWS[0]], "position 1: field 'id': 'r0' was already used at position 0"),
         (pa.table([["1"], ["q"], ["2"]], names=["id", "question", "id"]), "data: field 'id' .* columns 1 and 3"),
         (pa.table({"id": ["1"], "question": ["q"]}), "position 0: field 'chosen': missing"),
+        (pa.table({"id": ["1", "2"], "chosen": NOT_UTF8}), "data: row 2: field 'chosen': invalid UTF-8"),
         (datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS)), "expected one split .*: train"),
         ([], "data: no comparisons in it"),
     ],
@@ -90,12 +89,6 @@ def test_lists_of_python_may_be_any_iterable():
 def test_what_is_no_data(data, message):
     with pytest.raises(DataError, match=message):
         read_comparisons(data)
-
-
-def test_text_that_is_not_utf8_names_its_row():
-    bad = pa.array([b"a", b"\xff"], pa.binary()).view(pa.string())
-    with pytest.raises(DataError, match="data: row 2: field 'chosen': invalid UTF-8"):
-        read_comparisons(pa.table({"id": ["1", "2"], "chosen": bad}))
 
 
 def test_without_an_id_the_contents_are_it():
@@ -121,25 +114,22 @@ def test_one_response_can_be_scored_but_not_evaluated():
         DataError, match="position 0: field 'responses': expected at least 2 responses, found 1"
     ):
         read_comparisons(row)
-    with pytest.raises(DataError, match="field 'responses': expected at least 2 responses, found 1"):
-        Comparison(**row, labels=[1])
-    with pytest.raises(DataError, match="field 'responses': expected at least 2 responses, found 0"):
-        Comparison(question="q", responses=[])
+    for more, count in (({"labels": [1]}, 1), ({"responses": []}, 0)):
+        with pytest.raises(
+            DataError, match=f"field 'responses': expected at least 2 responses, found {count}"
+        ):
+            Comparison(**row | more)
 
 
 def test_equal_records_without_an_id_are_counted_and_told():
-    row = {"question": "q", "chosen": "a", "rejected": "b"}
+    rows = [{"question": question, "chosen": "a", "rejected": "b"} for question in "qqqrsq"]
     with pytest.warns(PrbWarning, match=r"^3 of 6 records without an id are equal to an earlier one.*#2\)"):
-        assert (
-            len(as_comparisons([row, row, row, row | {"question": "r"}, row | {"question": "s"}, row])) == 6
-        )
+        assert len(as_comparisons(rows)) == 6
 
 
 @pytest.mark.parametrize("other", ["Jose\u0301", "Jos\u00e9 ", " Jos\u00e9"])
 def test_names_of_users_that_look_alike_are_told(other):
     rows = [ROWS[i] | {"user_id": user} for i, user in enumerate(["Jos\u00e9", other, "ann", "Ann"])]
-    with pytest.warns(
-        PrbWarning, match=r"'user_id': 2 names .* counted as 2 users, not 1: 'Jos\\xe9' \(position 0\)"
-    ):
-        found = as_comparisons(rows)
-    assert len({comparison.user_id for comparison in found}) == 4
+    told = r"'user_id': 2 names .* counted as 2 users, not 1: 'Jos\\xe9' \(position 0\)"
+    with pytest.warns(PrbWarning, match=told):
+        assert len({comparison.user_id for comparison in as_comparisons(rows)}) == 4

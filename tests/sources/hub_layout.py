@@ -30,15 +30,21 @@ def prb_tables(rows: int = 3) -> dict[str, list[dict[str, Any]]]:
 
 
 def write_layout(
-    folder: Path, tables: Mapping[str, Sequence[Mapping[str, Any]]], *, readme: bool, split: str = "test"
+    folder: Path,
+    tables: Mapping[str, Sequence[Mapping[str, Any]]],
+    *,
+    readme: bool,
+    splits: Sequence[str] = ("test",),
 ) -> Path:
-    """One parquet file for each config, declared in the README.md or not."""
+    """One parquet file for each config and split, declared in the README.md or not."""
     declared = ["---", "configs:"]
     for config, rows in tables.items():
         (folder / config).mkdir(parents=True)
-        pq.write_table(pa.Table.from_pylist(list(rows)), folder / config / f"{split}-00000-of-00001.parquet")
         declared += [f"- config_name: {config}", "  data_files:"]
-        declared += [f"  - split: {split}", f"    path: {config}/{split}-*"]
+        for split in splits:
+            path = folder / config / f"{split}-00000-of-00001.parquet"
+            pq.write_table(pa.Table.from_pylist(list(rows)), path)
+            declared += [f"  - split: {split}", f"    path: {config}/{split}-*"]
     if readme:
         (folder / "README.md").write_text("\n".join([*declared, "---", ""]))
     return folder

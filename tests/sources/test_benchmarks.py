@@ -13,10 +13,12 @@ import pytest
 
 import prb_jax as prb
 from prb_jax import benchmarks
+from prb_jax.benchmarks import rm_bench
 from prb_jax.errors import DataError
 from prb_jax.sources.reading import benchmark_of, describe_source, read_comparisons
 from tests.benchmarks.layouts import (
     rewardbench2_rows,
+    scored,
     write_hub,
     write_judgebench,
     write_llmbar,
@@ -24,16 +26,6 @@ from tests.benchmarks.layouts import (
     write_rewardbench,
     write_rm_bench,
 )
-
-SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
-
-
-def shared_rows(name):
-    path = SHARED / name
-    if not path.exists():
-        pytest.skip(f"{path} is not there")
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
 
 
 @pytest.mark.parametrize("name", benchmarks.NAMES)
@@ -55,11 +47,8 @@ def test_rewardbench(tmp_path):
     comparisons = read_comparisons(f"rewardbench:{folder}")
     assert len(comparisons) == 46  # the split "filtered" alone
     first = comparisons[0]
-    assert (first.id, first.subset, first.responses) == (
-        "0",
-        "alpacaeval-easy",
-        ("a good answer", "a bad answer"),
-    )
+    assert (first.id, first.subset) == ("0", "alpacaeval-easy")
+    assert first.responses == ("a good answer", "a bad answer")
     assert benchmark_of(f"rewardbench:{folder}") == "rewardbench"
     assert benchmark_of(folder) is None
     assert [c.id for c in read_comparisons(f"rewardbench:{folder}", subset="hep-go")] == ["36", "37"]
@@ -67,20 +56,12 @@ def test_rewardbench(tmp_path):
         read_comparisons(f"rewardbench:{folder}", subset="Chat")
 
 
-def test_from_the_hub_by_name(tmp_path, monkeypatch):
-    folder = write_rewardbench(tmp_path / "rb")
-    asked = []
-    load_dataset = datasets.load_dataset
-
-    def load_from_folder(path, name=None, **options):
-        asked.append((path, options["split"]))
-        return load_dataset(str(folder), name, **(options | {"cache_dir": str(tmp_path / "cache")}))
-
-    monkeypatch.setattr(datasets, "load_dataset", load_from_folder)
+def test_from_the_hub_by_name(tmp_path, monkeypatch, hub_of):
+    asked = hub_of(write_rewardbench(tmp_path / "rb"))
     monkeypatch.setattr(datasets, "get_dataset_config_names", lambda path: ["default"])
     for source in ("rewardbench", "allenai/reward-bench"):
         assert len(read_comparisons(source, limit=5)) == 5
-    assert asked == [("allenai/reward-bench", "filtered")] * 2
+    assert asked == [("allenai/reward-bench", "default", "filtered")] * 2
 
 
 def test_a_file_of_own_records_or_of_published_ones(tmp_path):
@@ -187,48 +168,26 @@ def test_prefeval(tmp_path):
     ],
 )
 def test_what_cannot_be_read(tmp_path, source, message):
-    (tmp_path / "pairs.json").write_text('[{"id": 1, "prompt": "q", "chosen": "a", "rejected": "b"}]')
-    two = {
-        "id": 1,
-        "prompt": "q",
-        "chosen": ["a", "b"],
-        "rejected": ["c"],
-        "num_correct": 1,
-        "subset": "Ties",
-    }
-    (tmp_path / "two.json").write_text(json.dumps([two]))
-    (tmp_path / "list.json").write_text("[[1]]")
-    judge = {
-        "pair_id": "1",
-        "source": "s",
-        "question": "q",
-        "response_A": "a",
-        "response_B": "b",
-        "label": "A=B",
-    }
-    (tmp_path / "judge.json").write_text(json.dumps([judge]))
+    pair = {"id": 1, "prompt": "q", "chosen": "a", "rejected": "b"}
+    two = pair | {"chosen": ["a", "b"], "rejected": ["c"], "num_correct": 1, "subset": "Ties"}
+    answers = {"response_A": "a", "response_B": "b", "label": "A=B"}
+    judge = {"pair_id": "1", "source": "s", "question": "q", **answers}
+    for name, row in {"pairs": pair, "two": two, "list": [1], "judge": judge}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps([row]))
     with pytest.raises(DataError, match=message):
         read_comparisons(source.format(tmp=tmp_path))
 
 
-def test_real_rm_bench(tmp_path):
+def test_real_rm_bench(tmp_path, real):
+    lines = gzip.decompress(real("generic/rm_bench").read_bytes()).splitlines()
     rows = [
-        {
-            "id": row["id"],
-            "prompt": row["prompt"],
-            "chosen": row["chosen_styles"],
-            "rejected": row["rejected_styles"],
-            "domain": row["domain"],
-        }
-        for row in shared_rows("generic/rm_bench.jsonl.gz")
+        row | {"chosen": row["chosen_styles"], "rejected": row["rejected_styles"]}
+        for row in map(json.loads, lines)
     ]
     (tmp_path / "total_dataset.json").write_text(json.dumps(rows))
     comparisons = read_comparisons(f"rm-bench:{tmp_path}")
     assert len(comparisons) == 798
     lengths = [[float(len(text)) for text in c.responses] for c in comparisons]
-    from prb_jax.benchmarks import rm_bench
-    from tests.benchmarks.layouts import scored
-
     scores = [scored(c.id, s, 3, subset=c.subset) for c, s in zip(comparisons, lengths)]
     result = rm_bench.score(scores)
     domains = result.details["domains"]
@@ -245,12 +204,10 @@ def test_real_rm_bench(tmp_path):
     assert present["easy"] > 0.75 > 0.25 > present["hard"]
 
 
-def test_real_llmbar_and_prefeval():
-    shared_rows("generic/llmbar.jsonl.gz")
-    llmbar = read_comparisons(f"llmbar:{SHARED / 'generic' / 'llmbar.jsonl.gz'}")
-    assert sum(c.subset is not None and c.subset.startswith("LLMBar/") for c in llmbar) == 419
-    shared_rows("personalised/prefeval.jsonl.gz")
-    prefeval = read_comparisons(f"prefeval:{SHARED / 'personalised' / 'prefeval.jsonl.gz'}")
+def test_real_llmbar_and_prefeval(real):
+    llmbar = read_comparisons(f"llmbar:{real('generic/llmbar')}")
+    assert sum(str(c.subset).startswith("LLMBar/") for c in llmbar) == 419
+    prefeval = read_comparisons(f"prefeval:{real('personalised/prefeval')}")
     assert len({c.subset for c in prefeval}) == 20
 
 
@@ -270,6 +227,6 @@ def test_the_docs_show_how_to_add_one(tmp_path, monkeypatch):
     ]
     folder = write_hub(tmp_path / "mine", {"test": rows})
     result = prb.evaluate("baseline:length", f"mine:{folder}", out=tmp_path / "run", progress=False)
-    found = result.summary["benchmarks"]["mine"]
-    assert (found["score"], found["figures"]) == (0.5, {"t1": 0.5, "t0": 0.5})
+    mine = result.summary["benchmarks"]["mine"]
+    assert (mine["score"], mine["figures"]) == (0.5, {"t1": 0.5, "t0": 0.5})
     assert describe_source("org/mine")["benchmark"] == "mine"

@@ -8,22 +8,23 @@ import pytest
 
 from prb_jax.errors import DataError
 from prb_jax.sources.reading import describe_source, read_comparisons
+from tests.json_lines import write_lines
 
 HEADER = "id,question,chosen,rejected\n"
 
 
-def write(folder, *names, rows=1):
-    """Files of each kind; the ids say which file they are from."""
+def write(folder, *names):
+    """Files of each kind with a record; its id says which file it is from."""
     for name in names:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        found = [{"id": f"{name}:{i}", "question": "q", "chosen": "a", "rejected": "b"} for i in range(rows)]
+        row = {"id": f"{name}:0", "question": "q", "chosen": "a", "rejected": "b"}
         if name.endswith(".parquet"):
-            pq.write_table(pa.Table.from_pylist(found), path)
+            pq.write_table(pa.Table.from_pylist([row]), path)
         elif name.endswith(".csv"):
-            path.write_text(HEADER + "".join(",".join(row.values()) + "\n" for row in found))
+            path.write_text(HEADER + ",".join(row.values()) + "\n")
         else:
-            path.write_text("".join(json.dumps(row) + "\n" for row in found))
+            write_lines(path, [row])
     return folder
 
 
@@ -35,14 +36,12 @@ def test_files_of_every_kind_are_read_and_only_they_are_described(tmp_path):
     folder = write(tmp_path, "test-0.parquet", "test-1.jsonl", "test_2.csv", "eval.json", "train.jsonl")
     write(tmp_path, ".test.jsonl", "__cache__/test.jsonl", "dataset_info.json")
     (tmp_path / "LICENSE").write_text("free")
-    found = ["eval.json", "test-0.parquet", "test-1.jsonl", "test_2.csv"]
-    assert names(folder) == found
-    assert list(describe_source(folder)["files"]) == found
-    assert (
-        names(folder, split="train")
-        == list(describe_source(folder, split="train")["files"])
-        == ["train.jsonl"]
-    )
+    for split, files in {
+        "test": ["eval.json", "test-0.parquet", "test-1.jsonl", "test_2.csv"],
+        "train": ["train.jsonl"],
+    }.items():
+        assert names(folder, split=split) == files
+        assert list(describe_source(folder, split=split)["files"]) == files
 
 
 @pytest.mark.parametrize(
@@ -52,6 +51,7 @@ def test_files_of_every_kind_are_read_and_only_they_are_described(tmp_path):
         (["test.jsonl", "more.jsonl", "x.csv"], "2 data files whose names say no split, .*: more.jsonl, x.csv; "),
         (["test.jsonl", "train_test.jsonl"], "names say no split, or several, .*: train_test.jsonl; "),
         (["test.jsonl", "test.tsv", "test.jsonl.zst"], "of a kind that is not read .*: test.jsonl.zst, test.tsv; "),
+        ([], "cannot be read as a data set: no data files in it"),
         (["train.jsonl"], "no split 'test'; it has train"),
         (["Art/test.jsonl", "Life/train.jsonl"], r"\(Life\): no split 'test'; it has train"),
     ],
@@ -80,21 +80,17 @@ def declare(folder, configs):
 
 
 def test_a_declaration_says_what_belongs_to_the_data_set(tmp_path):
-    write(
-        tmp_path, "a/x.jsonl", "a/y.csv", "b/deep/z.jsonl", "raw/all.jsonl", "c/test.jsonl", "c/train.jsonl"
-    )
-    declare(
-        tmp_path,
-        [
-            {"config_name": "A", "data_files": [{"split": "test", "path": ["a/*.jsonl", "a/y.*"]}]},
-            {"config_name": "B", "data_files": [{"split": "test", "path": "b/**"}]},
-            {"config_name": "C", "data_dir": "c"},
-        ],
-    )
-    assert names(tmp_path) == ["a/x.jsonl", "a/y.csv", "b/deep/z.jsonl", "c/test.jsonl"]
+    files = ["a/x.jsonl", "a/y.csv", "b/deep/z.jsonl", "c/test.jsonl"]
+    write(tmp_path, *files, "raw/all.jsonl", "c/train.jsonl")
+    configs = [
+        {"config_name": "A", "data_files": [{"split": "test", "path": ["a/*.jsonl", "a/y.*"]}]},
+        {"config_name": "B", "data_files": [{"split": "test", "path": "b/**"}]},
+        {"config_name": "C", "data_dir": "c"},
+    ]
+    declare(tmp_path, configs)
+    assert names(tmp_path) == files
     assert [c.subset for c in read_comparisons(tmp_path)] == ["A", "A", "B", "C"]
-    described = describe_source(tmp_path)["files"]
-    assert set(described) == {"README.md", "a/x.jsonl", "a/y.csv", "b/deep/z.jsonl", "c/test.jsonl"}
+    assert set(describe_source(tmp_path)["files"]) == {"README.md", *files}
     declare(tmp_path, [{"config_name": "default", "data_files": "raw/*.jsonl"}])
     assert names(tmp_path, split="train") == ["raw/all.jsonl"]
 
@@ -118,9 +114,9 @@ def test_declarations_that_cannot_be(tmp_path, configs, message):
 
 def test_texts_that_look_like_dates_stay_texts(tmp_path):
     row = {"id": "2024-01-05", "question": "When?", "chosen": "2024-01-05 10:00:00", "rejected": "2024-01-06"}
-    (tmp_path / "test-0.jsonl").write_text(json.dumps(row) + "\n")
+    write_lines(tmp_path / "test-0.jsonl", [row])
     (tmp_path / "test-1.csv").write_text(HEADER + ",".join((row | {"id": "2024-01-06"}).values()) + "\n")
     pq.write_table(pa.Table.from_pylist([row | {"id": "2024-01-07"}]), tmp_path / "test-2.parquet")
-    found = read_comparisons(tmp_path)
-    assert [c.id for c in found] == ["2024-01-05", "2024-01-06", "2024-01-07"]
-    assert {c.responses for c in found} == {("2024-01-05 10:00:00", "2024-01-06")}
+    comparisons = read_comparisons(tmp_path)
+    assert [c.id for c in comparisons] == ["2024-01-05", "2024-01-06", "2024-01-07"]
+    assert {c.responses for c in comparisons} == {("2024-01-05 10:00:00", "2024-01-06")}

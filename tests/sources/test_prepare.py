@@ -1,15 +1,12 @@
 """Prepared data sets: what was written is what is read, by us and by tensorflow-datasets."""
 
 import fcntl
-import gzip
-import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import prb_jax as prb
@@ -18,52 +15,24 @@ from prb_jax.errors import DataError, RunError
 from prb_jax.sources.prepare import prepare
 from prb_jax.sources.prepared import PreparedComparisons, is_prepared
 from prb_jax.sources.reading import benchmark_of, describe_source, read_comparisons
+from tests import plain_process
 from tests.benchmarks.layouts import write_rewardbench, write_rm_bench
-from tests.sources.hub_layout import prb_tables, write_layout
+from tests.json_lines import write_lines
+from tests.sources.hub_layout import prb_row, prb_tables, write_layout
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARED = ROOT.parent / "shared" / "data"
-
+TURNS = (("system", "Be brief."), ("user", "q"), ("assistant", "r"), ("user", "last"))
 ROWS = [
-    {
-        "id": "a",
-        "user_id": "u",
-        "question": "Où?",
-        "chosen": "là",
-        "rejected": "ici 🙂",
-        "profile": [{"id": "p", "category": "c", "text": "t"}, {"id": "", "category": "", "text": "x"}],
-        "category": "k",
-        "subset": "s",
-        "margin": 0.5,
-        "rubric_aspects": [{"aspect": "a", "evidence": "e", "reason": "r"}],
-        "narrative": "n",
-    },
+    prb_row("a") | {"user_id": "u", "question": "Où?", "rejected": "ici 🙂", "subset": "s", "margin": 0.5},
     {
         "id": "b",
-        "prompt": [
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": "q"},
-            {"role": "assistant", "content": "r"},
-            {"role": "user", "content": "last"},
-        ],
+        "prompt": [{"role": role, "content": content} for role, content in TURNS],
         "responses": ["x", "y", "z" * 100_000],
         "labels": [0.1, 3.0, -2.0],
+        "profile": ["a post without id and category"],
     },
-    {
-        "id": "c",
-        "question": "q",
-        "responses": ["a", "b"],
-        "labels": [0, 1],
-        "margin": 0,
-        "category": "",
-        "narrative": "",
-    },
+    {"id": "c", "question": "q", "responses": ["a", "b"], "labels": [0, 1], "margin": 0, "category": ""},
 ]
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -71,30 +40,28 @@ def many(tmp_path_factory):
     """A file of 3,000 pairs and the folder prepared from it."""
     root = tmp_path_factory.mktemp("many")
     rows = [
-        {
-            "id": f"r{i}",
-            "user_id": f"u{i % 7}",
-            "question": f"{i}?",
-            "chosen": "a" * (i % 9 + 1),
-            "rejected": "bbb",
-        }
+        {"id": f"r{i}", "user_id": f"u{i % 7}", "question": f"{i}?"}
+        | {"chosen": "a" * (i % 9 + 1), "rejected": "bbb"}
         for i in range(3000)
     ]
-    file = write(root / "x.jsonl", rows)
-    prepare([str(file)], out=root / "prepared")
+    file = write_lines(root / "x.jsonl", rows)
+    prepare([file], out=root / "prepared")
     return file, root / "prepared"
 
 
-def test_every_field_comes_back(tmp_path):
-    file = write(tmp_path / "x.jsonl", ROWS)
-    prepared = prepare([str(file)], out=tmp_path / "out")
+@pytest.fixture
+def file(tmp_path):
+    return write_lines(tmp_path / "x.jsonl", ROWS)
+
+
+def test_every_field_comes_back(file, tmp_path):
+    prepared = prepare([file], out=tmp_path / "out")
     assert prepared.counts == {"test": 3}
-    comparisons = read_comparisons(file)
     for folder in (tmp_path / "out", prepared.folder):
-        found = read_comparisons(folder)
-        assert found == comparisons
-        assert [c.is_pair for c in found] == [True, False, False]
-        assert found[2].margin == 0.0
+        comparisons = read_comparisons(folder)
+        assert comparisons == read_comparisons(file)
+        assert [c.is_pair for c in comparisons] == [True, False, False]
+        assert comparisons[2].margin == 0.0
 
 
 def test_random_access_in_the_order_of_the_source(many):
@@ -108,18 +75,8 @@ def test_random_access_in_the_order_of_the_source(many):
     assert list(lazy) == comparisons
     with pytest.raises(IndexError):
         lazy[3000]
-    assert read_comparisons(folder) == comparisons
+    assert read_comparisons(folder, split="train") == comparisons  # one split answers to any name
     assert read_comparisons(folder, limit=3) == comparisons[:3]
-
-
-def test_it_is_a_source_for_evaluation_like_any_other(many, tmp_path):
-    file, folder = many
-    one = prb.evaluate("baseline:length", file, out=tmp_path / "one", progress=False)
-    two = prb.evaluate("baseline:length", folder, out=tmp_path / "two", progress=False)
-    assert one.summary == two.summary
-    described = describe_source(folder)
-    assert described == describe_source(file)
-    assert all(digest.startswith("sha256:") for digest in described["files"].values())
 
 
 def test_every_process_writes_the_same_bytes_and_removes_what_a_killed_one_left(many, tmp_path):
@@ -127,17 +84,7 @@ def test_every_process_writes_the_same_bytes_and_removes_what_a_killed_one_left(
     left = tmp_path / "out" / "prb_comparisons" / "incomplete.ABCDEF_1.1.0"
     left.mkdir(parents=True)
     (left / "dataset_info.json").write_text('{"name": "prb_comparisons"}')
-    command = [
-        sys.executable,
-        "-m",
-        "prb_jax",
-        "prepare",
-        "--data",
-        str(file),
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    subprocess.run(command, check=True, capture_output=True)
+    plain_process.prb("prepare", "--data", file, "--out", tmp_path / "out", check=True)
     contents = [
         {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
         for root in (folder, tmp_path / "out")
@@ -148,6 +95,9 @@ def test_every_process_writes_the_same_bytes_and_removes_what_a_killed_one_left(
 
 def test_a_copy_continues_the_run_of_its_source_and_a_changed_one_does_not(many, tmp_path):
     file, folder = many
+    described = describe_source(folder)
+    assert described == describe_source(file)
+    assert all(digest.startswith("sha256:") for digest in described["files"].values())
     out = tmp_path / "run"
     whole = prb.evaluate("baseline:length", file, out=out, progress=False)
     scores = (out / "scores.jsonl").read_bytes()
@@ -167,7 +117,7 @@ def test_a_folder_is_prepared_by_one_process_at_a_time(many, tmp_path):
     descriptor = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     with pytest.raises(RunError, match="another process prepares"):
-        prepare([str(many[0])], out=tmp_path)
+        prepare([many[0]], out=tmp_path)
     os.close(descriptor)
 
 
@@ -175,9 +125,7 @@ def test_it_is_a_source_for_training(many):
     from prb_jax.training.config import TrainSettings
     from prb_jax.training.data import read_training_data
 
-    file, folder = many
-    from_file = read_training_data(TrainSettings(data=str(file)))
-    from_folder = read_training_data(TrainSettings(data=str(folder)))
+    from_file, from_folder = (read_training_data(TrainSettings(data=str(path))) for path in many)
     for role in ("train", "validation"):
         of_file, of_folder = getattr(from_file, role), getattr(from_folder, role)
         assert list(of_folder.comparisons) == list(of_file.comparisons)
@@ -185,35 +133,13 @@ def test_it_is_a_source_for_training(many):
 
 
 def test_several_splits(tmp_path):
-    folder = write_layout(tmp_path / "hub", prb_tables(rows=2), readme=True)
-    for split in ("train",):
-        for config in prb_tables():
-            source = folder / config / "test-00000-of-00001.parquet"
-            (folder / config / f"{split}-00000-of-00001.parquet").write_bytes(source.read_bytes())
-    text = (folder / "README.md").read_text()
-    for config in prb_tables():
-        declared = f"  - split: test\n    path: {config}/test-*\n"
-        text = text.replace(declared, declared + declared.replace("test", "train"))
-    (folder / "README.md").write_text(text)
-    command = [
-        "prepare",
-        "--data",
-        f"prb:{folder}",
-        "--split",
-        "train",
-        "test",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    assert cli.main(command) == 0
+    folder = write_layout(tmp_path / "hub", prb_tables(rows=2), readme=True, splits=("train", "test"))
+    words = ["prepare", "--data", f"prb:{folder}", "--split", "train", "test", "--out", str(tmp_path / "out")]
+    assert cli.main(words) == 0
     assert len(read_comparisons(tmp_path / "out", split="train")) == 6
     assert [c.subset for c in read_comparisons(tmp_path / "out", subset="Art")] == ["Art", "Art"]
     with pytest.raises(DataError, match="no split 'validation'; it has"):
         read_comparisons(tmp_path / "out", split="validation")
-
-
-def test_one_split_answers_to_any_name(many):
-    assert len(read_comparisons(many[1], split="train")) == 3000
 
 
 def test_a_prepared_benchmark_keeps_its_rule(tmp_path):
@@ -233,48 +159,44 @@ def test_a_prepared_benchmark_keeps_its_rule(tmp_path):
     assert read_comparisons(f"rm-bench:{tmp_path / 'rm-out'}") == read_comparisons(f"rm-bench:{rm}")
 
 
-def test_the_command_says_what_it_wrote_and_repeats_itself(tmp_path, capsys):
-    file = write(tmp_path / "x.jsonl", ROWS)
-    command = ["prepare", "--data", str(file), "--out", str(tmp_path / "out")]
+def test_the_command_says_what_it_wrote_and_repeats_itself(file, tmp_path, capsys):
+    out = tmp_path / "out"
+    command = ["prepare", "--data", file, "--out", str(out)]
     contents = []
     for _ in range(2):
         assert cli.main(command) == 0
-        captured = capsys.readouterr()
-        assert (
-            captured.out
-            == f"test: 3 comparisons\nwritten to {tmp_path / 'out' / 'prb_comparisons' / '1.1.0'}\n"
-        )
-        contents.append({p: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()})
+        written = f"test: 3 comparisons\nwritten to {out / 'prb_comparisons' / '1.1.0'}\n"
+        assert capsys.readouterr().out == written
+        contents.append({path: path.read_bytes() for path in out.rglob("*") if path.is_file()})
     assert contents[0] == contents[1]
-    write(file, ROWS[:2])
+    write_lines(Path(file), ROWS[:2])
     assert cli.main(command) == 2
     assert "holds another prepared data set" in capsys.readouterr().err
 
 
-def test_what_fails_leaves_nothing_behind(tmp_path):
-    good = write(tmp_path / "x.jsonl", ROWS)
-    bad = write(tmp_path / "bad.jsonl", [ROWS[1], {"id": "z"}])
-    same = write(tmp_path / "same.jsonl", ROWS[:1])
-    out = tmp_path / "deep" / "out"
+def test_what_fails_leaves_nothing_behind(file, tmp_path):
+    bad = write_lines(tmp_path / "bad.jsonl", [ROWS[1], {"id": "z"}])
+    same = write_lines(tmp_path / "same.jsonl", ROWS[:1])
     for sources, message in (
         ([bad], r"bad\.jsonl:2: field 'question': missing"),
-        ([good, same], "comparison id 'a' occurs twice: in .*x.jsonl and in .*same.jsonl"),
-        ([tmp_path / "none.jsonl"], "no such file"),
+        ([file, same], "comparison id 'a' occurs twice: in .*x.jsonl and in .*same.jsonl"),
+        ([str(tmp_path / "none.jsonl")], "no such file"),
         ([], "at least one source"),
     ):
         with pytest.raises(DataError, match=message):
-            prepare([str(source) for source in sources], out=out)
+            prepare(sources, out=tmp_path / "deep" / "out")
         assert not (tmp_path / "deep").exists()
-    with pytest.raises(RunError, match="the output folder is a file"):
-        prepare([str(good)], out=good)
-    with pytest.raises(RunError, match=r"cannot write .*x\.jsonl/out: Not a directory"):
-        prepare([str(good)], out=good / "out")
+    for out, message in (
+        (file, "the output folder is a file"),
+        (f"{file}/out", r"cannot write .*x\.jsonl/out: Not a directory"),
+    ):
+        with pytest.raises(RunError, match=message):
+            prepare([file], out=out)
     assert not is_prepared(tmp_path)
 
 
-def test_damaged_files_are_named(many, tmp_path):
-    file = write(tmp_path / "x.jsonl", ROWS)
-    prepared = prepare([str(file)], out=tmp_path / "out")
+def test_damaged_files_are_named(file, tmp_path):
+    prepared = prepare([file], out=tmp_path / "out")
     (prepared.folder / "features.json").unlink()
     with pytest.raises(DataError, match=r"out: cannot be read: .*prepare the data set again"):
         read_comparisons(tmp_path / "out")
@@ -309,7 +231,7 @@ def test_tensorflow_datasets_finds_it_by_name_without_tensorflow(many, tmp_path)
     code = TFDS.format(
         folder=str(folder),
         version=str(folder / "prb_comparisons" / "1.1.0"),
-        file=str(file),
+        file=file,
         other=str(tmp_path / "other"),
     )
     done = subprocess.run(
@@ -318,16 +240,3 @@ def test_tensorflow_datasets_finds_it_by_name_without_tensorflow(many, tmp_path)
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "set()"
-
-
-def test_real_data(tmp_path):
-    path = SHARED / "personalised" / "polis_en.jsonl.gz"
-    if not path.exists():
-        pytest.skip(f"{path} is not there")
-    small = tmp_path / "x.jsonl"
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        small.write_text("".join(line for _, line in zip(range(2000), file)))
-    prepare([str(small)], out=tmp_path / "out")
-    comparisons, lazy = read_comparisons(small), PreparedComparisons(tmp_path / "out")
-    picked = np.random.default_rng(0).integers(0, 2000, 50)
-    assert [lazy[int(i)] for i in picked] == [comparisons[i] for i in picked]

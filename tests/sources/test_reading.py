@@ -1,7 +1,6 @@
 import gzip
 import json
 import time
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,8 +11,7 @@ from prb_jax.data.files import file_digest
 from prb_jax.errors import DataError
 from prb_jax.sources import personas
 from prb_jax.sources.reading import describe_source, read_comparisons
-
-SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+from tests.json_lines import write_lines
 
 ROWS = [
     {"id": i, "question": f"q{i}", "chosen": "a", "rejected": "b", "subset": "even" if i % 2 == 0 else "odd"}
@@ -21,9 +19,11 @@ ROWS = [
 ]
 
 
-def write(path, rows):
-    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+@pytest.fixture
+def file(tmp_path):
+    """A file of the rows; other ones can be written into it."""
+    path = tmp_path / "x.jsonl"
+    write_lines(path, ROWS)
     return path
 
 
@@ -34,10 +34,11 @@ def test_every_kind_of_file_gives_the_same_comparisons(tmp_path, name):
     if name.endswith(".parquet"):
         pq.write_table(pa.Table.from_pylist(rows), path)
     else:
-        write(path, rows)
+        write_lines(path, rows)
+    if name.endswith(".gz"):
+        path.write_bytes(gzip.compress(path.read_bytes()))
     expected = [Comparison.from_row(row, where="x") for row in rows]
-    assert read_comparisons(path) == expected
-    assert read_comparisons(str(path)) == expected
+    assert read_comparisons(path) == read_comparisons(str(path)) == expected
 
 
 def test_parquet_with_pairs_and_lists_mixed(tmp_path):
@@ -67,115 +68,71 @@ def test_parquet_with_wrong_columns(tmp_path, column, values, message):
         read_comparisons(path)
 
 
-def test_parquet_without_a_column(tmp_path):
-    path = tmp_path / "x.parquet"
-    pq.write_table(pa.table({"id": ["1"], "question": ["q"], "chosen": ["a"]}), path)
-    with pytest.raises(DataError, match=r"x\.parquet: row 1: field 'rejected': missing"):
-        read_comparisons(path)
-
-
-def test_a_bad_field_names_file_and_line(tmp_path):
-    path = write(tmp_path / "x.jsonl", [*ROWS, {"id": "9", "question": "q", "chosen": 3, "rejected": "b"}])
+def test_a_bad_field_names_file_and_line(file):
+    write_lines(file, [*ROWS, {"id": "9", "question": "q", "chosen": 3, "rejected": "b"}])
     with pytest.raises(DataError) as caught:
-        read_comparisons(path)
-    assert str(caught.value) == f"{path}:7: field 'chosen': expected a string, found 3 (int)"
+        read_comparisons(file)
+    assert str(caught.value) == f"{file}:7: field 'chosen': expected a string, found 3 (int)"
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"id": 9, "question": "q", "chosen": "", "rejected": "b"}, "field 'chosen': empty"),
-        ({"id": 9, "question": "q", "responses": ["a"], "labels": [1]}, "at least 2 responses, found 1"),
-        ({"id": 9, "question": "q", "responses": ["a", "b"]}, "field 'labels': missing"),
-        (
-            {"id": 9, "question": "q", "responses": ["a", "b"], "labels": [1, float("nan")]},
-            r"field 'labels\[1\]': expected a finite number, found nan",
-        ),
-        ({"id": 9, "question": "q", "rejected": "b"}, "field 'chosen': missing"),
-        ([1, 2], "expected an object with fields"),
-    ],
-)
-def test_bad_rows_of_a_file(tmp_path, row, message):
-    path = write(tmp_path / "x.jsonl", [ROWS[0], row])
-    with pytest.raises(DataError, match=rf"x\.jsonl:2: .*{message}"):
-        read_comparisons(path)
-
-
-def test_duplicate_ids_name_both_lines(tmp_path):
-    path = write(tmp_path / "x.jsonl", [*ROWS, ROWS[1] | {"id": "1"}])  # the number 1 is the id "1"
+def test_duplicate_ids_name_both_lines(file):
+    write_lines(file, [*ROWS, ROWS[1] | {"id": "1"}])  # the number 1 is the id "1"
     with pytest.raises(DataError) as caught:
-        read_comparisons(path)
-    assert str(caught.value) == f"{path}:7: field 'id': '1' was already used at {path}:2"
+        read_comparisons(file)
+    assert str(caught.value) == f"{file}:7: field 'id': '1' was already used at {file}:2"
     with pytest.raises(DataError, match="already used"):
-        read_comparisons(path, subset="even")
+        read_comparisons(file, subset="even")
 
 
 @pytest.mark.parametrize("content", [b"", b"\n  \n", b"\xef\xbb\xbf"])
 def test_empty_files(tmp_path, content):
-    for name in ("x.jsonl", "x.json"):
-        (tmp_path / name).write_bytes(content)
+    for name, data in {
+        "x.jsonl": content,
+        "x.json": content,
+        "array.json": b"[]",
+        "x.jsonl.gz": gzip.compress(content),
+    }.items():
+        (tmp_path / name).write_bytes(data)
         with pytest.raises(DataError, match=f"{name}: no comparisons in it"):
             read_comparisons(tmp_path / name)
-    (tmp_path / "x.json").write_text("[]")
-    with pytest.raises(DataError, match="no comparisons in it"):
-        read_comparisons(tmp_path / "x.json")
-    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(content))
-    with pytest.raises(DataError, match="no comparisons in it"):
-        read_comparisons(tmp_path / "x.jsonl.gz")
 
 
-def test_limit(tmp_path):
-    path = write(tmp_path / "x.jsonl", [*ROWS, "not a record"])
-    assert [c.id for c in read_comparisons(path, limit=2)] == ["0", "1"]
-    assert [c.id for c in read_comparisons(path, limit=2, subset="odd")] == ["1", "3"]
-    with pytest.raises(DataError, match=":7: expected an object"):
-        read_comparisons(path, limit=7)
+def test_limit_and_subset(file):
+    rows = [*ROWS, {"id": 9, "question": "q", "chosen": "a", "rejected": "b"}]
+    write_lines(file, [*rows, "not a record"])
+    assert [c.id for c in read_comparisons(file, limit=2)] == ["0", "1"]
+    assert [c.id for c in read_comparisons(file, limit=2, subset="odd")] == ["1", "3"]
+    with pytest.raises(DataError, match=":8: expected an object"):
+        read_comparisons(file, limit=8)
     with pytest.raises(DataError, match="limit: expected at least 1, found 0"):
-        read_comparisons(path, limit=0)
-
-
-def test_subset(tmp_path):
-    path = write(
-        tmp_path / "x.jsonl", [*ROWS, {k: v for k, v in ROWS[0].items() if k != "subset"} | {"id": 9}]
-    )
-    assert [c.id for c in read_comparisons(path, subset="even")] == ["0", "2", "4"]
+        read_comparisons(file, limit=0)
+    write_lines(file, rows)
+    assert [c.id for c in read_comparisons(file, subset="even")] == ["0", "2", "4"]
     with pytest.raises(DataError, match=r"no subset 'Even'; expected one of \(none\), even, odd"):
-        read_comparisons(path, subset="Even")
+        read_comparisons(file, subset="Even")
 
 
-def test_no_such_source(tmp_path):
-    with pytest.raises(DataError, match="nothing: no such file, folder or data set"):
-        read_comparisons("nothing")
-    with pytest.raises(DataError, match="no such file, folder or data set"):
-        read_comparisons(tmp_path / "nothing")
+@pytest.mark.parametrize("read", [read_comparisons, describe_source])
+def test_no_such_source(tmp_path, read):
+    for source in ("nothing", tmp_path / "nothing"):
+        with pytest.raises(DataError, match="nothing: no such file, folder or data set"):
+            read(source)
     with pytest.raises(DataError, match=r"nothing\.jsonl: no such file"):
-        read_comparisons(tmp_path / "nothing.jsonl")
-    with pytest.raises(DataError, match="no such file, folder or data set"):
-        describe_source(tmp_path / "nothing")
-    (tmp_path / "x.tsv").write_text("id\n1\n")
-    with pytest.raises(DataError, match=r"x\.tsv: unknown kind of file"):
-        read_comparisons(tmp_path / "x.tsv")
+        read(tmp_path / "nothing.jsonl")
 
 
-def test_description_follows_the_contents(tmp_path):
-    path = write(tmp_path / "x.jsonl", ROWS)
-    described = describe_source(path)
-    assert described == {"kind": "file", "files": {"x.jsonl": file_digest(path)}}
+def test_description_follows_the_contents(file, tmp_path):
+    described = describe_source(file)
+    assert described == {"kind": "file", "files": {"x.jsonl": file_digest(file)}}
     assert json.loads(json.dumps(described)) == described
     moved = tmp_path / "elsewhere"
     moved.mkdir()
-    assert describe_source(path.rename(moved / "x.jsonl")) == described
-    write(moved / "x.jsonl", ROWS[1:])
+    assert describe_source(file.rename(moved / "x.jsonl")) == described
+    write_lines(moved / "x.jsonl", ROWS[1:])
     assert describe_source(moved / "x.jsonl") != described
-
-
-def test_a_file_that_vanishes_is_named(tmp_path):
-    path = write(tmp_path / "x.jsonl", ROWS)
-    describe_source(path)
-    path.unlink()
     for use in (describe_source, read_comparisons, file_digest):
         with pytest.raises(DataError, match=r"x\.jsonl: no such file"):
-            use(path)
+            use(file)
 
 
 def test_hub_sources_are_described_without_a_network():
@@ -210,11 +167,8 @@ def test_the_generated_benchmark_by_name(monkeypatch):
         ("generic/ukpconvarg1_all_judgements", 65_340, 3_801),
     ],
 )
-def test_real_files_read_whole_and_fast(name, rows, users):
-    path = SHARED / f"{name}.jsonl.gz"
-    if not path.exists():
-        pytest.skip(f"{path} is not there")
-    start = time.process_time()
+def test_real_files_read_whole_and_fast(name, rows, users, real):
+    path, start = real(name), time.process_time()
     comparisons = read_comparisons(path)
     seconds = time.process_time() - start
     assert len(comparisons) == rows

@@ -24,35 +24,32 @@ def test_it_orders_the_labelled_responses_as_one_who_knows_the_tastes(part: str)
     right = scores[:, 0] > scores[:, 1]
     assert np.mean(right) == pytest.approx(benchmark.ceilings[part].persona_aware, abs=0.01)
     # wrong almost nowhere but at the slips
-    aware = np.array([people[str(one.user_id)].leaning(benchmark.levels[one.id]) > 0 for one in records])
+    aware = np.array([people[str(c.user_id)].leaning(benchmark.levels[c.id]) > 0 for c in records])
     assert np.mean(right == aware) > 0.99
 
 
 def test_levels_are_those_of_the_design() -> None:
     benchmark = personas.generate()
-    for one in benchmark.parts["test"][::10]:
-        wanted = benchmark.levels[one.id]
-        shown = personas.shown_levels(one.responses[0])
-        assert all(level * found > 0 for level, found in zip(wanted, shown, strict=True) if level)
+    for comparison in benchmark.parts["test"][::10]:
+        wanted = benchmark.levels[comparison.id]
+        shown = personas.shown_levels(comparison.responses[0])
+        assert all(level * measured > 0 for level, measured in zip(wanted, shown, strict=True) if level)
 
 
 def test_a_text_is_worth_no_more_when_it_says_a_thing_again() -> None:
-    one = personas.load("test-seen")[0]
-    user, text = str(one.user_id), one.responses[0]
-    assert personas.satisfaction(user, f"{text} {text}") == pytest.approx(
-        personas.satisfaction(user, text), abs=1 / FULL / 4
-    )
-    for other in {each.user_id for each in personas.load("test")}:
-        assert abs(personas.satisfaction(str(other), text)) <= 1.0
-        assert personas.satisfaction(str(other), "") == 0.0
-        assert personas.satisfaction(str(other), "Of the and.") == 0.0
+    comparison = personas.load("test-seen")[0]
+    user, text = str(comparison.user_id), comparison.responses[0]
+    once, twice = (personas.satisfaction(user, said) for said in (text, f"{text} {text}"))
+    assert twice == pytest.approx(once, abs=1 / FULL / 4)
+    for other in {str(comparison.user_id) for comparison in personas.load("test")}:
+        assert abs(personas.satisfaction(other, text)) <= 1.0
+        assert personas.satisfaction(other, "") == personas.satisfaction(other, "Of the and.") == 0.0
 
 
 def test_people_who_disagree_are_pleased_by_opposite_texts() -> None:
     assert personas.shown_levels("Trust your feel for it: go when your instinct says so.")[3] < -0.5
-    first, second = (
-        next(p for p in personas.generate().people if p.tastes[3] == taste).id for taste in (1, -1)
-    )
+    people = personas.generate().people
+    first, second = (next(p for p in people if p.tastes[3] == taste).id for taste in (1, -1))
     text = "Trust your feel, your gut feeling and your instinct."
     assert personas.satisfaction(first, text) < 0 < personas.satisfaction(second, text)
 

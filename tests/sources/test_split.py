@@ -1,8 +1,5 @@
 """`prb split`: parts without a common user, or a common question."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +7,8 @@ import pytest
 import prb_jax as prb
 from prb_jax import cli
 from prb_jax.errors import DataError, RunError
+from tests import plain_process
+from tests.json_lines import read_lines, write_lines
 
 PARTS = ("train", "validation", "test")
 
@@ -23,13 +22,11 @@ def data(tmp_path: Path) -> Path:
         }
         for i in range(400)
     ]  # fmt: skip
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return Path(write_lines(tmp_path / "pairs.jsonl", rows))
 
 
 def read(folder: Path, part: str) -> list[dict]:
-    return [json.loads(line) for line in (folder / f"{part}.jsonl").read_text().splitlines()]
+    return read_lines(folder / f"{part}.jsonl")
 
 
 def key(row: dict, by: str) -> str:
@@ -39,11 +36,10 @@ def key(row: dict, by: str) -> str:
 @pytest.mark.parametrize("by", ["user", "question"])
 def test_a_process_writes_disjoint_parts_that_hold_everything(data: Path, tmp_path: Path, by: str) -> None:
     out = tmp_path / "parts"
-    command = [sys.executable, "-m", "prb_jax", "split", "--by", by, "--data", str(data), "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = plain_process.prb("split", "--by", by, "--data", data, "--out", out)
     assert (done.returncode, done.stderr) == (0, "")
     parts = {part: read(out, part) for part in PARTS}
-    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    rows = read_lines(data)
     by_id = {row["id"]: row for part in parts.values() for row in part}
     assert sum(map(len, parts.values())) == len(by_id) == 400
     assert [by_id[row["id"]] for row in rows] == rows  # with fields that are not in the schema
@@ -57,7 +53,7 @@ def test_a_process_writes_disjoint_parts_that_hold_everything(data: Path, tmp_pa
     shared = sum(sum(name in names for names in inside) - 1 for name in set().union(*inside))
     assert f"no {by} is in two parts; {shared} {other}s are" in done.stdout
     assert "No " + by in (out / "README.md").read_text()
-    assert [each.id for each in prb.read_comparisons(out)] == [row["id"] for row in parts["test"]]
+    assert [comparison.id for comparison in prb.read_comparisons(out)] == [row["id"] for row in parts["test"]]
     assert len(prb.read_comparisons(out, split="train")) == len(parts["train"])
 
 
@@ -87,13 +83,10 @@ def test_what_cannot_be_split(data: Path, tmp_path: Path, capsys: pytest.Capture
     refused("part 'a/b': expected a name", parts={"a/b": 1.0})
     refused("part train: expected a share above 0", parts={"train": 0.0, "test": 1.0})
     refused("by: expected user or question, found 'topic'", by="topic")
-    few = tmp_path / "few.jsonl"
-    lines = data.read_text().splitlines(keepends=True)
-    few.write_text("".join(lines[:2]))
+    one, other, *_ = read_lines(data)
+    few = write_lines(tmp_path / "few.jsonl", [one, other])
     refused("part validation would be empty: 2 users with 2 comparisons are too few", data=few)
-    row = json.loads(lines[0])
-    del row["user_id"]
-    few.write_text(lines[1] + json.dumps(row) + "\n")
+    write_lines(tmp_path / "few.jsonl", [one, other | {"user_id": None}])
     refused(r"few\.jsonl:2: field 'user_id': missing", data=few)
     assert not (tmp_path / "x").exists()
     command = ["split", "--by", "user", "--data", str(data), "--out", str(tmp_path / "x"), "--parts"]
