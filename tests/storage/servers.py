@@ -12,6 +12,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from unittest import mock
 
+from tests.plain_process import free_port
+
+_OWN_HEADERS = ("transfer-encoding", "content-length", "connection", "date", "server")
+
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
@@ -33,9 +37,8 @@ def failing_proxy(port: int, share: float, *, seed: int = 0) -> Iterator[tuple[s
         def _pass_on(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             with guard:
-                fate = (
-                    chance.choice(["503", "cut before", "cut after"]) if chance.random() < share else "passed"
-                )
+                fails = chance.random() < share
+                fate = chance.choice(["503", "cut before", "cut after"]) if fails else "passed"
                 counts[fate] += 1
             if fate == "503":
                 self.send_response(503)
@@ -58,13 +61,7 @@ def failing_proxy(port: int, share: float, *, seed: int = 0) -> Iterator[tuple[s
                 return
             self.send_response(answer.status)
             for name, value in answer.getheaders():
-                if name.lower() not in (
-                    "transfer-encoding",
-                    "content-length",
-                    "connection",
-                    "date",
-                    "server",
-                ):
+                if name.lower() not in _OWN_HEADERS:
                     self.send_header(name, value)
             length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(data))
             self.send_header("Content-Length", length or "0")
@@ -126,9 +123,7 @@ def gcs_server() -> Iterator[int]:
         gcsfs = end and data.startswith(b"--" + boundary + b"\n")
         return body + b"\r" + end + rest if gcsfs else data
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     server = emulator.create_server("127.0.0.1", port, in_memory=True)
     with mock.patch.object(emulator, "_read_raw_data", read_whole):
         server.start()

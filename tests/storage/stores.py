@@ -40,9 +40,6 @@ class UnreliableStore(MemoryFileSystem):
     def find(self, path: str, *args: Any, **kwargs: Any) -> Any:
         return self._request("find", path, lambda: super(UnreliableStore, self).find(path, *args, **kwargs))
 
-    def info(self, path: str, **kwargs: Any) -> Any:
-        return super().info(path, **kwargs)
-
     def cat_file(self, path: str, *args: Any, **kwargs: Any) -> Any:
         return self._request(
             "cat", path, lambda: super(UnreliableStore, self).cat_file(path, *args, **kwargs)
@@ -67,12 +64,28 @@ def contents() -> dict[str, bytes]:
     return {path: bytes(file.getbuffer()) for path, file in list(UnreliableStore.store.items())}
 
 
+def below(url: str) -> dict[str, bytes]:
+    """The objects below a URL by their names."""
+    place = UnreliableStore._strip_protocol(f"{url}/") + "/"
+    objects = {path: data for path, data in contents().items() if path.startswith(place)}
+    return {path.removeprefix(place): data for path, data in objects.items()}
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    """The files of a local folder by their names."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def put(url: str, data: bytes) -> None:
+    """Make an object, without a request that may fail."""
+    MemoryFileSystem.pipe_file(UnreliableStore(skip_instance_cache=True), url, data)
+
+
 def put_folder(folder: Path, url: str) -> None:
-    """Put the files of a local folder below a URL, without a request that may fail."""
-    fs = UnreliableStore(skip_instance_cache=True)
-    for path in folder.rglob("*"):
-        if path.is_file():
-            super(UnreliableStore, fs).pipe_file(f"{url}/{path.relative_to(folder)}", path.read_bytes())
+    """Make an object below a URL of each file of a local folder."""
+    for name, data in files_in(folder).items():
+        put(f"{url}/{name}", data)
 
 
 def failing(share: float, seed: int = 0) -> Callable[[str, str], None]:

@@ -9,7 +9,7 @@ from prb_jax import cli
 from prb_jax.storage.urls import session
 from prb_jax.training.config import default_config
 from prb_jax.training.train import train
-from tests.storage.stores import contents, failing, put_folder
+from tests.storage.stores import below, contents, failing, files_in, put_folder
 from tests.training.tiny import rows, stopped_at, write_causal_model, write_model, write_rows
 
 
@@ -36,49 +36,29 @@ def test_models_are_trained_continued_and_used_at_urls(tmp_path, store, monkeypa
     with stopped_at(monkeypatch, 3), session() as storage:
         storage.finish = False  # as of a command that SIGTERM stopped
         assert prb.train(wanted, out="gs://b/runs/t", progress=False).stopped_by == "SIGTERM"
-    assert all("/.prb/" in path for path in contents() if path.startswith("/b/runs/t"))
+    assert all(name.startswith(".prb/") for name in below("gs://b/runs/t"))
     monkeypatch.setenv("PRB_JAX_STORAGE", str(tmp_path / "another machine"))
     done = prb.train(wanted, out="gs://b/runs/t", progress=False)
     assert "continued from the checkpoint of step 3" in capsys.readouterr().err
-    record = json.loads(contents()["/b/runs/t/train.json"])
+    stored = below("gs://b/runs/t")
+    record = json.loads(stored["train.json"])
     assert len(record["sessions"]) == 2
     assert record["sessions"][0]["settings"]["model"] == "gs://b/in/tiny"
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
-        stored = contents()[f"/b/runs/t/model/{name}"]
-        assert stored == (local.out / "model" / name).read_bytes() == (done.out / "model" / name).read_bytes()
-    assert not any("/.prb/" in path for path in contents())
-    names = {path.relative_to(local.out).parts[0] for path in local.out.rglob("*") if path.is_file()}
-    assert {path.split("/")[4] for path in contents() if path.startswith("/b/runs/t/")} == names
+        paths = [out / "model" / name for out in (local.out, done.out)]
+        assert [path.read_bytes() for path in paths] == [stored[f"model/{name}"]] * 2
+    assert {name.split("/")[0] for name in stored} == {name.split("/")[0] for name in files_in(local.out)}
 
     assert prb.load("gs://b/runs/t").name == "gs://b/runs/t"
-    data_words = ["--data", "gs://b/in/pairs.jsonl", "--limit", "6"]
-    for verb, out in (
-        (["evaluate", "gs://b/runs/t"], "gs://b/runs/e"),
-        (["evaluate", str(local.out)], str(tmp_path / "e")),
-        (["sample", "gs://b/in/policy", "--n", "2", "--max-new-tokens", "4"], "gs://b/runs/s"),
-        (
-            ["sample", str(tmp_path / "in" / "policy"), "--n", "2", "--max-new-tokens", "4"],
-            str(tmp_path / "s"),
-        ),
+    data_words = "--data gs://b/in/pairs.jsonl --limit 6 --out"
+    sampling = "--n 2 --max-new-tokens 4"
+    for words in (
+        f"evaluate gs://b/runs/t {data_words} gs://b/runs/e",
+        f"evaluate {local.out} {data_words} {tmp_path}/e",
+        f"sample gs://b/in/policy {sampling} {data_words} gs://b/runs/s",
+        f"sample {tmp_path}/in/policy {sampling} {data_words} {tmp_path}/s",
     ):
-        assert cli.main([*verb, *data_words, "--out", out]) == 0, capsys.readouterr().err
+        assert cli.main(words.split()) == 0, capsys.readouterr().err
     for name in ("e/scores.jsonl", "s/samples.jsonl"):
         assert contents()[f"/b/runs/{name}"] == (tmp_path / name).read_bytes()
     assert json.loads(contents()["/b/runs/e/summary.json"])["model"] == "gs://b/runs/t"
-
-    words = [
-        "best-of-n",
-        "--samples",
-        "gs://b/runs/s",
-        "--rewards",
-        "gs://b/runs/t",
-        "--out",
-        "gs://b/runs/b",
-    ]
-    assert cli.main(words) == 0, capsys.readouterr().err
-    assert cli.main(["distil", "gs://b/runs/b", "--out", "gs://b/distilled"]) == 0, capsys.readouterr().err
-    assert cli.main(["convert", "gs://b/runs/t", "gs://b/converted"]) == 0, capsys.readouterr().err
-    assert contents()["/b/converted/model.safetensors"]
-    words = ["features", "gs://b/runs/t", *data_words[:2], "--out", "gs://b/features"]
-    assert cli.main(words) == 0, capsys.readouterr().err
-    assert cli.main(["inspect", "gs://b/runs/t"]) == 0

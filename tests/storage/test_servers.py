@@ -25,6 +25,7 @@ from prb_jax.storage import objects
 from prb_jax.storage.objects import Store
 from tests.processes.jobs import ended, job
 from tests.storage.servers import failing_proxy, gcs_server, s3_server
+from tests.storage.stores import files_in
 from tests.training.tiny import rows as model_rows
 from tests.training.tiny import write_model, write_rows
 
@@ -51,21 +52,15 @@ def bucket(request, tmp_path, monkeypatch) -> Iterator[tuple[str, Any]]:
     }
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    packages = {"s3": ("s3fs", "moto.server"), "gs": ("gcsfs", "gcp_storage_emulator")}[request.param]
-    for package in packages:
-        pytest.importorskip(
-            package, reason=f"{package} is not installed: pip install 'prb-jax[test-storage]'"
-        )
+    for package in {"s3": ("s3fs", "moto.server"), "gs": ("gcsfs", "gcp_storage_emulator")}[request.param]:
+        lacking = f"{package} is not installed: pip install 'prb-jax[test-storage]'"
+        pytest.importorskip(package, reason=lacking)
     with ExitStack() as stack:
         port = stack.enter_context({"s3": s3_server, "gs": gcs_server}[request.param]())
         address, counts = stack.enter_context(failing_proxy(port, 0.05))
         fsspec.config.conf.setdefault("gs", {})["token"] = "anon"
-        direct = fsspec.filesystem(
-            request.param,
-            endpoint_url=f"http://127.0.0.1:{port}",
-            use_listings_cache=False,
-            skip_instance_cache=True,
-        )
+        fresh = {"use_listings_cache": False, "skip_instance_cache": True}
+        direct = fsspec.filesystem(request.param, endpoint_url=f"http://127.0.0.1:{port}", **fresh)
         direct.mkdir("bucket")
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
@@ -74,27 +69,20 @@ def bucket(request, tmp_path, monkeypatch) -> Iterator[tuple[str, Any]]:
 
 
 def rows(count: int) -> bytes:
-    values = (
-        {
-            "id": str(n),
-            "question": "q",
-            "chosen": "a" * (n % 7 + 1),
-            "rejected": "bbb",
-            "user_id": str(n % 50),
-        }
+    pairs = (
+        {"id": str(n), "chosen": "a" * (n % 7 + 1), "rejected": "bbb", "user_id": str(n % 50)}
         for n in range(count)
     )
-    return "".join(json.dumps(value) + "\n" for value in values).encode()
+    return "".join(json.dumps(pair | {"question": "q"}) + "\n" for pair in pairs).encode()
 
 
 def compare(direct: Any, folder: Path) -> None:
     """The folder in the bucket has the files and the bytes of the local one, but for the record's times and names."""
     direct.invalidate_cache()
-    stored = {path.removeprefix("bucket/runs/x/") for path in direct.find("bucket/runs/x")}
-    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert stored == files
-    for name in files - {"run.json"}:
-        assert direct.cat_file(f"bucket/runs/x/{name}") == (folder / name).read_bytes(), name
+    files = files_in(folder)
+    assert {path.removeprefix("bucket/runs/x/") for path in direct.find("bucket/runs/x")} == files.keys()
+    for name in files.keys() - {"run.json"}:
+        assert direct.cat_file(f"bucket/runs/x/{name}") == files[name], name
 
 
 def test_objects_come_back_whatever_byte_they_end_in(bucket):
@@ -123,9 +111,7 @@ def test_an_object_that_the_store_holds_with_other_bytes_is_an_error(bucket, mon
     with pytest.raises(RunError, match="object: failed 9 times, last: MD5 checksum failed"):
         store.upload("object", io.BytesIO(b"bytes"), start=0, size=5)
     monkeypatch.setattr(objects, "_BLOCK", 1 << 18)
-    with pytest.raises(
-        RunError, match=r"object: failed 9 times, last: .*the store holds the MD5 AAAAAAAAAAAAAA"
-    ):
+    with pytest.raises(RunError, match=r"object: failed 9 times, last: .*the store holds the MD5 AAAAAAAAA"):
         store.upload("object", io.BytesIO(b"block" * (1 << 16)), start=0, size=5 << 16)
     direct.pipe_file("bucket/object", b"bytes")
     with pytest.raises(RunError, match="gs://bucket/object: came damaged twice: expected the MD5 00000000"):
@@ -160,16 +146,7 @@ def test_ten_thousand_comparisons_with_failing_requests_and_a_kill(bucket, tmp_p
     (tmp_path / "pairs.jsonl").write_bytes(data)
     (tmp_path / "scorer.py").write_text(SCORER)
     model = f"{tmp_path}/scorer.py:score"
-    words = [
-        "evaluate",
-        model,
-        "--data",
-        f"{url}/data/pairs.jsonl",
-        "--out",
-        f"{url}/runs/x",
-        "--no-progress",
-    ]
-
+    words = f"evaluate {model} --data {url}/data/pairs.jsonl --out {url}/runs/x --no-progress".split()
     process = subprocess.Popen([sys.executable, "-m", "prb_jax", *words], stdout=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 300
@@ -215,21 +192,15 @@ def test_a_run_from_and_to_a_server(bucket, tmp_path):
 @pytest.mark.slow
 def test_several_processes_have_one_folder_that_the_first_pushes(bucket, tmp_path):
     url, direct = bucket
-    put_folder(direct, write_model(tmp_path / "tiny"), "bucket/tiny")
-    direct.pipe_file(
-        "bucket/data/pairs.jsonl", write_rows(tmp_path / "pairs.jsonl", model_rows(60)).read_bytes()
-    )
+    for name, data in files_in(write_model(tmp_path / "tiny")).items():
+        direct.pipe_file(f"bucket/tiny/{name}", data)
+    pairs = write_rows(tmp_path / "pairs.jsonl", model_rows(60)).read_bytes()
+    direct.pipe_file("bucket/data/pairs.jsonl", pairs)
     words = ["-m", "prb_jax", "evaluate", f"{url}/tiny", "--data", f"{url}/data/pairs.jsonl", "--no-progress"]
     with job([*words, "--distributed", "--out", f"{url}/runs/x"], count=2) as processes:
         assert [status for status, *_ in ended(processes)] == [0, 0]
     direct.invalidate_cache()
-    rows_found = direct.cat_file("bucket/runs/x/scores.jsonl").decode().splitlines()
-    assert [json.loads(row)["id"] for row in rows_found] == [row["id"] for row in model_rows(60)]
+    scored = direct.cat_file("bucket/runs/x/scores.jsonl").decode().splitlines()
+    assert [json.loads(row)["id"] for row in scored] == [row["id"] for row in model_rows(60)]
     assert not direct.find("bucket/runs/x/.prb")
     assert json.loads(direct.cat_file("bucket/runs/x/run.json"))["sessions"][0]["devices"]["processes"] == 2
-
-
-def put_folder(direct: Any, folder: Path, place: str) -> None:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            direct.pipe_file(f"{place}/{path.relative_to(folder).as_posix()}", path.read_bytes())

@@ -17,7 +17,7 @@ import pytest
 from prb_jax.errors import RunError
 from prb_jax.storage.objects import Store
 from prb_jax.storage.staging import Staging, TakenOverError, fetch_state, read_state
-from tests.storage.stores import UnreliableStore, contents, failing
+from tests.storage.stores import UnreliableStore, contents, failing, files_in
 
 URL = "gs://bucket/runs/x"
 
@@ -53,17 +53,11 @@ def stored() -> dict[str, bytes]:
     return {path.removeprefix("/bucket/runs/x/"): data for path, data in contents().items()}
 
 
-def local(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
-    }
-
-
 def remote_state(root: Path) -> dict[str, bytes]:
     """What another machine would continue from."""
     store = Store(URL)
     fetch_state(store, root, read_state(store))
-    return local(root)
+    return files_in(root)
 
 
 def write_run(folder: Path, step: int) -> None:
@@ -88,16 +82,15 @@ def run(staging: Staging, steps: int, states: list[dict[str, bytes]]) -> None:
     done = json.loads(record.read_text())["rows"] if record.exists() else 0
     for step in range(done, steps):
         write_run(staging.path, step)
-        states.append(local(staging.path))
+        states.append(files_in(staging.path))
         staging.push()
     staging.close(finish=True)
 
 
 def test_a_kill_at_any_request_leaves_a_state_of_one_instant_and_the_same_end(tmp_path, store):
-    write_run(tmp_path / "wanted", 0)
-    for step in (1, 2):
+    for step in range(3):
         write_run(tmp_path / "wanted", step)
-    wanted = local(tmp_path / "wanted")
+    wanted = files_in(tmp_path / "wanted")
     for killed_at in itertools.count():
         store.store.clear()
         store.pseudo_dirs[:] = [""]
@@ -135,9 +128,9 @@ def test_failing_requests_change_nothing_and_growing_files_are_not_sent_anew(tmp
     assert rows < 12 * size  # where each push sent the whole, it were fifty times as much
     manifest = json.loads(next(data for name, data in stored().items() if "manifest" in name))
     assert len(manifest["files"]["rows.jsonl"]["parts"]) < 10
-    assert remote_state(tmp_path / "seen") == local(staging.path)
+    assert remote_state(tmp_path / "seen") == files_in(staging.path)
     staging.close(finish=True)
-    assert stored() == local(staging.path)
+    assert stored() == files_in(staging.path)
 
 
 def test_a_file_that_is_changed_removed_or_written_again_is_what_it_is_at_the_end(tmp_path, store):
@@ -154,15 +147,11 @@ def test_a_file_that_is_changed_removed_or_written_again_is_what_it_is_at_the_en
     (second.path / "comes back").unlink()
     second.push()
     store.store["/bucket/runs/x/notes of a reader"] = store.store["/bucket/runs/x/same"]
-    assert remote_state(tmp_path / "seen") == local(second.path)
+    assert remote_state(tmp_path / "seen") == files_in(second.path)
     (second.path / "comes back").write_bytes(b"here")
     second.close(finish=True)
-    assert stored() == {
-        "same": b"same" * 5,
-        "shrinks": b"s",
-        "comes back": b"here",
-        "notes of a reader": b"same" * 5,
-    }
+    own = {"same": b"same" * 5, "shrinks": b"s", "comes back": b"here"}
+    assert stored() == own | {"notes of a reader": b"same" * 5}
 
     store.written.clear()
     third = open_staging(tmp_path / "c")
@@ -182,7 +171,7 @@ def test_the_newest_process_has_the_run_and_older_ones_end(tmp_path, store):
     wanted = stored()
     with pytest.raises(TakenOverError):  # as one that was frozen, and wakes up
         old.close(finish=True)
-    assert stored() == wanted == local(new.path)
+    assert stored() == wanted == files_in(new.path)
 
 
 def test_of_two_processes_that_begin_a_run_one_goes_on(tmp_path, store):
@@ -195,7 +184,7 @@ def test_of_two_processes_that_begin_a_run_one_goes_on(tmp_path, store):
     with pytest.raises(TakenOverError):
         other.close(finish=False)
     one.close(finish=True)
-    assert stored() == local(one.path)
+    assert stored() == files_in(one.path)
 
 
 @pytest.mark.usefixtures("stopping_signal")

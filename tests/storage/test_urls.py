@@ -17,7 +17,7 @@ from prb_jax.scoring.evaluate import evaluate as inner_evaluate
 from prb_jax.storage import urls
 from prb_jax.storage.urls import localised, names_url, session, shown
 from prb_jax.training.config import TrainSettings
-from tests.storage.stores import UnreliableStore, contents, failing
+from tests.storage.stores import below, contents, failing, files_in, put
 
 ROWS = [
     {"id": str(n), "question": "q", "chosen": "a" * (n % 7 + 1), "rejected": "bbb", "user_id": str(n % 8)}
@@ -26,28 +26,12 @@ ROWS = [
 DATA = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 
 
-def put(url: str, data: bytes) -> None:
-    fs = fsspec.filesystem("gs", skip_instance_cache=True)
-    super(UnreliableStore, fs).pipe_file(url, data)
-
-
-def files_of(folder: str) -> dict[str, bytes]:
-    found = {path.removeprefix(f"/{folder}/"): data for path, data in contents().items()}
-    return {name: data for name, data in found.items() if not name.startswith("/")}
-
-
-def local(folder: Path) -> dict[str, bytes]:
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
 def without_times(files: dict[str, bytes]) -> dict[str, bytes]:
     """What two runs of the same have in common: the record alone says when, where and by which words."""
     return {name: data for name, data in files.items() if name != "run.json"}
 
 
-def test_a_run_from_and_to_urls_is_a_local_run_and_is_continued_elsewhere(
-    tmp_path, store, monkeypatch, capsys
-):
+def test_a_run_from_and_to_urls_is_continued_elsewhere(tmp_path, store, monkeypatch, capsys):
     monkeypatch.setenv("PRB_JAX_PUSH_SECONDS", "0.02")
     put("gs://b/data/pairs.jsonl", DATA)
     (tmp_path / "pairs.jsonl").write_bytes(DATA)
@@ -55,9 +39,9 @@ def test_a_run_from_and_to_urls_is_a_local_run_and_is_continued_elsewhere(
     store.fail = staticmethod(failing(0.05))
     assert evaluate("gs://b/data/pairs.jsonl", "gs://b/runs/x") == 0
     assert "written to gs://b/runs/x" in capsys.readouterr().out
-    wanted = without_times(local(tmp_path / "local"))
-    assert without_times(files_of("b/runs/x")) == wanted
-    record = json.loads(files_of("b/runs/x")["run.json"])
+    wanted = without_times(files_in(tmp_path / "local"))
+    assert without_times(below("gs://b/runs/x")) == wanted
+    record = json.loads(below("gs://b/runs/x")["run.json"])
     assert record["data"] == ["gs://b/data/pairs.jsonl"]
     assert record["command"][-4:] == ["gs://b/data/pairs.jsonl", "--out", "gs://b/runs/x", "--no-progress"]
 
@@ -70,34 +54,30 @@ def test_a_run_from_and_to_urls_is_a_local_run_and_is_continued_elsewhere(
             raise KeyboardInterrupt
         return [float(len(text)) for text in comparison.responses]
 
-    for name in ("first", "second"):
-        monkeypatch.setenv("PRB_JAX_STORAGE", str(tmp_path / name))
-        if name == "first":
-            with pytest.raises(KeyboardInterrupt):
-                prb.evaluate(score, "gs://b/data/pairs.jsonl", out="gs://b/runs/y", name="l", progress=False)
-            assert any("manifest" in file for file in files_of("b/runs/y"))
-            count = len(scored)
-        else:
-            result = prb.evaluate(
-                score, "gs://b/data/pairs.jsonl", out="gs://b/runs/y", name="l", progress=False
-            )
-    assert len(scored) < count + len(ROWS)  # not all were scored twice
-    assert files_of("b/runs/y")["scores.jsonl"] == wanted["scores.jsonl"]
+    def run(copies: str) -> prb.Evaluation:
+        monkeypatch.setenv("PRB_JAX_STORAGE", str(tmp_path / copies))
+        return prb.evaluate(score, "gs://b/data/pairs.jsonl", out="gs://b/runs/y", name="l", progress=False)
+
+    with pytest.raises(KeyboardInterrupt):
+        run("first")
+    assert any("manifest" in name for name in below("gs://b/runs/y"))
+    result = run("second")
+    assert len(scored) < 50 + len(ROWS)  # not all were scored twice
+    assert below("gs://b/runs/y")["scores.jsonl"] == wanted["scores.jsonl"]
     assert result.out is not None
     assert (result.out / "scores.jsonl").read_bytes() == wanted["scores.jsonl"]
 
     assert cli.main(["compare", "gs://b/runs/x", "gs://b/runs/y", "--out", "s3://b/compared"]) == 0
-    assert list(files_of("b/compared")) == ["compare.json"]
-    assert str(tmp_path) not in files_of("b/compared")["compare.json"].decode()
+    assert list(below("gs://b/compared")) == ["compare.json"]
+    assert str(tmp_path) not in below("gs://b/compared")["compare.json"].decode()
     assert prb.compare("gs://b/runs/x", "gs://b/runs/y")
     assert cli.main(["report", "gs://b/runs/x", "--out", "s3://b/page.html"]) == 0
     assert contents()["/b/page.html"].startswith(b"<!")
     assert cli.main(["leaderboard", "gs://b/runs"]) == 0
 
 
-def evaluate(data: str, out: str) -> int:
-    words = ["evaluate", "baseline:length", "--data", data, "--out", out, "--no-progress"]
-    return cli.main(words)
+def evaluate(data: str, out: str, *more: str) -> int:
+    return cli.main(["evaluate", "baseline:length", "--data", data, "--out", out, "--no-progress", *more])
 
 
 def test_urls_stand_in_configs_and_other_verbs_write_to_them(tmp_path, store, monkeypatch):
@@ -105,7 +85,7 @@ def test_urls_stand_in_configs_and_other_verbs_write_to_them(tmp_path, store, mo
     config = tmp_path / "run.yaml"
     config.write_text("model: baseline:length\ndata: ['gs://b/data/pairs.jsonl']\nout: gs://b/runs/c\n")
     assert cli.main(["evaluate", "--config", str(config), "--no-progress"]) == 0
-    record = json.loads(files_of("b/runs/c")["run.json"])
+    record = json.loads(below("gs://b/runs/c")["run.json"])
     assert record["command"][:2] == ["prb", "evaluate"]
     assert "gs://b/data/pairs.jsonl" in record["command"]
     assert "gs://b/runs/c" in record["command"]
@@ -114,16 +94,15 @@ def test_urls_stand_in_configs_and_other_verbs_write_to_them(tmp_path, store, mo
         out = f"gs://b/{verb[0]}"
         assert cli.main([*verb, "--data", "gs://b/data/pairs.jsonl", "--out", out]) == 0
         assert cli.main([*verb, "--data", str(write(tmp_path)), "--out", str(tmp_path / verb[0])]) == 0
-        assert set(files_of(out.removeprefix("gs://"))) == set(local(tmp_path / verb[0]))
+        assert below(out).keys() == files_in(tmp_path / verb[0]).keys()
     assert evaluate("gs://b/prepare", "gs://b/runs/prepared") == 0
-    assert files_of("b/runs/prepared")["scores.jsonl"] == files_of("b/runs/c")["scores.jsonl"]
+    assert below("gs://b/runs/prepared")["scores.jsonl"] == below("gs://b/runs/c")["scores.jsonl"]
 
-    words = [*("evaluate", "baseline:length", "--data", "gs://b/data/pairs.jsonl", "--no-progress", "--out")]
     monkeypatch.chdir(tmp_path)
-    for part in ("1/2", "2/2"):
-        assert cli.main([*words, f"gs://b/part{part[0]}", "--part", part]) == 0
+    for part in ("1", "2"):
+        assert evaluate("gs://b/data/pairs.jsonl", f"gs://b/part{part}", "--part", f"{part}/2") == 0
     assert cli.main(["merge", "gs://b/part1", "gs://b/part2", "--out", "gs://b/whole"]) == 0
-    assert without_times(files_of("b/whole")) == without_times(files_of("b/runs/c"))
+    assert without_times(below("gs://b/whole")) == without_times(below("gs://b/runs/c"))
     assert not (tmp_path / "gs:").exists()
     with pytest.raises(RunError, match="gs://b/inner: a URL of object storage"):
         inner_evaluate("baseline:length", str(write(tmp_path)), out="gs://b/inner", progress=False)
@@ -183,23 +162,19 @@ def test_an_input_that_is_changed_while_it_is_fetched_is_of_one_version(tmp_path
 
 def test_what_cannot_be_done_is_said_in_one_line(tmp_path, store, monkeypatch, capsys):
     put("gs://b/data/pairs.jsonl", DATA)
-    data, out = ["--data", "gs://b/data/pairs.jsonl"], ["--out", str(tmp_path / "out")]
-    length = ["evaluate", "baseline:length"]
+    data, length = "gs://b/data/pairs.jsonl", "evaluate baseline:length --data"
+    parts, every = "model=x data=y --distributed --out gs://b/t", "--distributed: every process of"
     table = {
-        "gs://b/none: no such object, and none below it": [*length, "--data", "gs://b/none", *out],
-        "gs://b: names a bucket alone; expected gs://b/NAME": [*length, *data, "--out", "gs://b"],
-        "gs://b/data/pairs.jsonl: the output folder is a file": [*length, *data, "--out", data[1]],
-        "audit: gs://b/audit: its judgements are a database": ["audit", "gs://b/audit"],
-        "--distributed: every process of prb train writes a part": [
-            *("train", "bt_user_blind", "model=x", "data=y", "--distributed", "--out", "gs://b/t")
-        ],
-        "--distributed: every process of prb ppo writes a part": [
-            *("ppo", "x", "model=y", "data=z", "--distributed", "--out", "gs://b/t")
-        ],
+        "gs://b/none: no such object, and none below it": f"{length} gs://b/none --out {tmp_path}/out",
+        "gs://b: names a bucket alone; expected gs://b/NAME": f"{length} {data} --out gs://b",
+        f"{data}: the output folder is a file": f"{length} {data} --out {data}",
+        "audit: gs://b/audit: its judgements are a database": "audit gs://b/audit",
+        f"{every} prb train writes a part": f"train bt_user_blind {parts}",
+        f"{every} prb ppo writes a part": f"ppo x {parts}",
     }
     before = contents()
     for message, words in table.items():
-        assert cli.main(words) == 2
+        assert cli.main(words.split()) == 2
         assert f"prb: error: {message}" in capsys.readouterr().err
     assert contents() == before
     with pytest.raises(prb.RunError, match="gs://b/none: no such object"):
@@ -213,9 +188,8 @@ def test_what_cannot_be_done_is_said_in_one_line(tmp_path, store, monkeypatch, c
         raise ImportError("No module named 'gcsfs'")
 
     monkeypatch.setattr(fsspec, "filesystem", lacking)
-    with pytest.raises(
-        RunError, match=r"needs gcsfs, which is not installed: pip install 'prb-jax\[storage\]'"
-    ):
+    no_package = r"needs gcsfs, which is not installed: pip install 'prb-jax\[storage\]'"
+    with pytest.raises(RunError, match=no_package):
         localised("gs://b/data/pairs.jsonl")
 
 

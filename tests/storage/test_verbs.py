@@ -16,7 +16,7 @@ from tests.building.engine import engine, record
 from tests.judges.stand_in import stand_in
 from tests.rl.tiny import write_tiny_policy
 from tests.serving.test_trainers import PEOPLE
-from tests.storage.stores import contents, put_folder
+from tests.storage.stores import below, contents, put_folder
 from tests.tiny_encoders import write_encoder
 from tests.training.tiny import rows, write_causal_model, write_model, write_rows
 
@@ -55,19 +55,18 @@ inspect {o}/train --data {i}/pairs.jsonl
 bench load {i}/tiny --json {o}/load.json
 """
 
-# What lies at the end below each name of --out, whose file is named in the end.
-WRITTEN = (
-    *("aspects/aspects.jsonl", "judge/judgements.jsonl", "guide/samples.jsonl", "best/rewards.jsonl"),
-    *("best-of-texts/summary.json", "distilled/pairs.jsonl", "accuracy/rows.jsonl", "study/results.json"),
-    *(
-        "questions.json",
-        "fitted/scores.jsonl",
-        "ppo/model/model.safetensors",
-        "train/model/model.safetensors",
-    ),
-    *("converted/model.safetensors", "correlate/correlate.json", "compare/compare.json", "page.html"),
-    *("curves.html", "ranked.jsonl.gz", "build/public.jsonl", "load.json"),
-)
+# What lies at the end below each name of --out.
+WRITTEN = """
+aspects/aspects.jsonl judge/judgements.jsonl guide/samples.jsonl best/rewards.jsonl best-of-texts/summary.json
+distilled/pairs.jsonl accuracy/rows.jsonl study/results.json questions.json fitted/scores.jsonl
+ppo/model/model.safetensors train/model/model.safetensors converted/model.safetensors correlate/correlate.json
+compare/compare.json page.html curves.html ranked.jsonl.gz build/public.jsonl load.json
+"""
+
+
+def two_texts(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Two responses to the question of each pair."""
+    return [{"id": pair["id"], "sample": n, "text": "soup " * (n + 1)} for pair in pairs for n in range(2)]
 
 
 def write_inputs(folder: Path, url: str) -> None:
@@ -80,13 +79,11 @@ def write_inputs(folder: Path, url: str) -> None:
         "history": [row for row in PEOPLE if int(row["id"][-1]) < 3],
         "tests": [row for row in PEOPLE if int(row["id"][-1]) >= 3],
         "pairs": rows(24, users=4),
-        "texts": [
-            {"id": f"p{k}", "sample": n, "text": "soup " * (n + 1)} for k in range(24) for n in range(2)
-        ],
+        "texts": two_texts(rows(24)),
         "records": [record(number) for number in range(24)],
     }
-    for name, found in files.items():
-        write_rows(folder / f"{name}.jsonl", found)
+    for name, lines in files.items():
+        write_rows(folder / f"{name}.jsonl", lines)
     (folder / "train.yaml").write_text(f"model: {url}/tiny\ndata: {url}/pairs.jsonl\nsteps: 2\n")
 
 
@@ -104,12 +101,10 @@ def test_verbs_from_and_to_urls(tmp_path, store, monkeypatch, capsys):
             if status or local:
                 problems.append((line, status, local, shown.err[-2000:] if status else ""))
     assert not problems
-    found = {
-        path.removeprefix("/b/out/"): data for path, data in contents().items() if path.startswith("/b/out/")
-    }
-    assert not set(WRITTEN) - found.keys()
-    assert not [name for name in found if ".prb/" in name]
-    named = {name for name, data in found.items() if str(tmp_path).encode() in data}
+    written = below("gs://b/out")
+    assert not set(WRITTEN.split()) - written.keys()
+    assert not [name for name in written if ".prb/" in name]
+    named = {name for name, data in written.items() if str(tmp_path).encode() in data}
     assert {Path(name).name for name in named} <= {"commit_success.txt"}  # of Orbax
 
 
@@ -117,37 +112,29 @@ def test_a_reward_at_a_url_is_known_by_it_on_another_machine(tmp_path, store, mo
     given, data = tmp_path / "in", rows(4, users=2)
     write_model(given / "tiny")
     write_rows(given / "pairs.jsonl", data)
-    texts = [{"id": row["id"], "sample": n, "text": "soup " * (n + 1)} for row in data for n in range(2)]
+    texts = two_texts(data)
     write_rows(given / "texts.jsonl", texts)
     write_rows(given / "quality.jsonl", [text | {"quality": text["sample"]} for text in texts])
     put_folder(given, "gs://b")
-    best = [*("best-of-n", "--samples", "gs://b/texts.jsonl", "--data", "gs://b/pairs.jsonl")]
-    best += [
-        "--rewards",
-        "gs://b/tiny",
-        "baseline:length",
-        "--quality",
-        "gs://b/quality.jsonl",
-        "--out",
-        "gs://b/best",
-    ]
-    assert cli.main(best) == 0, capsys.readouterr().err
-    found = contents()
-    lines = [json.loads(line) for line in found["/b/best/rewards.jsonl"].splitlines()]
+    best = "best-of-n --samples gs://b/texts.jsonl --data gs://b/pairs.jsonl --rewards gs://b/tiny baseline:length"
+    best += " --quality gs://b/quality.jsonl --out gs://b/best"
+    assert cli.main(best.split()) == 0, capsys.readouterr().err
+    first = below("gs://b/best")
+    lines = [json.loads(line) for line in first["rewards.jsonl"].splitlines()]
     assert {line["scorer"] for line in lines} == {"gs://b/tiny", "baseline:length"}
 
     copies = tmp_path / "another machine"
     monkeypatch.setenv("PRB_JAX_STORAGE", str(copies))
-    distil = [*("distil", "gs://b/best", "--reward", "gs://b/tiny", "--data", "gs://b/pairs.jsonl")]
-    assert cli.main([*distil, "--out", "gs://b/pairs"]) == 0, capsys.readouterr().err
+    distil = "distil gs://b/best --reward gs://b/tiny --data gs://b/pairs.jsonl --out gs://b/pairs"
+    assert cli.main(distil.split()) == 0, capsys.readouterr().err
     pairs = contents()["/b/pairs/pairs.jsonl"]
     assert {json.loads(line)["meta"]["reward"] for line in pairs.splitlines()} == {"gs://b/tiny"}
     prb.distil("gs://b/best", reward="gs://b/tiny", data=["gs://b/pairs.jsonl"], out="gs://b/python")
     assert contents()["/b/python/pairs.jsonl"] == pairs
     assert not list(copies.glob("inputs/*/tiny"))  # a name needs no copy
-    assert cli.main(best) == 0, capsys.readouterr().err
+    assert cli.main(best.split()) == 0, capsys.readouterr().err
     for name in ("rewards.jsonl", "summary.json"):
-        assert contents()[f"/b/best/{name}"] == found[f"/b/best/{name}"]
+        assert below("gs://b/best")[name] == first[name]
 
 
 def test_a_model_at_a_url_is_served(tmp_path, store, monkeypatch):
@@ -170,9 +157,8 @@ def test_what_needs_a_file_system_is_refused(tmp_path, store, capsys):
         "cache=gs://b/cache: several builds write to it, so it needs a file system: expected a local folder"
     )
     settings = ["data=gs://b/records.jsonl", "generator.endpoint=http://127.0.0.1:9/v1", "generator.name=x"]
-    assert (
-        cli.main(["build", "endpoint", *settings, "cache=gs://b/cache", "--out", str(tmp_path / "out")]) == 2
-    )
+    words = ["build", "endpoint", *settings, "cache=gs://b/cache", "--out", str(tmp_path / "out")]
+    assert cli.main(words) == 2
     assert capsys.readouterr().err == f"prb: error: {message}\n"
     (tmp_path / "build.yaml").write_text(json.dumps({"cache": "gs://b/cache"}))
     with pytest.raises(RunError, match=message):
