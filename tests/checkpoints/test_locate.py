@@ -7,12 +7,12 @@ from prb_jax.checkpoints.locate import fingerprint
 
 
 def test_a_large_file_whose_head_alone_differs_is_another_one(tmp_path) -> None:
-    found = []
+    fingerprints = []
     for value in (0.0, 0.0, 1e-3):
         large, head = np.zeros(5_000_000, np.float32), np.zeros((1, 24), np.float32)
         head[0, 5] = value
         save_file({"a": large, "score.weight": head, "z": large.copy()}, tmp_path / "model.safetensors")
-        found.append(fingerprint(tmp_path)["model.safetensors"])
-    same, again, other = found
+        fingerprints.append(fingerprint(tmp_path)["model.safetensors"])
+    same, again, other = fingerprints
     assert same == again != other
     assert same.startswith("sampled-sha256:")

@@ -14,12 +14,20 @@ from safetensors.numpy import load_file
 from prb_jax.checkpoints.load import load_params
 from prb_jax.checkpoints.save import save_params
 from prb_jax.errors import CheckpointError
-from prb_jax.models.config.decoder import load_config
+from prb_jax.models.config.decoder import DecoderConfig, load_config
 from tests.tiny_models import FAMILIES, write_tiny_model
 
 
 def read_all(folder: Path) -> dict[str, np.ndarray]:
     return {name: value for path in folder.glob("*.safetensors") for name, value in load_file(path).items()}
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> tuple[Path, DecoderConfig, dict[str, Any]]:
+    """A folder, its configuration and its parameters."""
+    source = write_tiny_model(tmp_path / "source", "llama")
+    config = load_config(source)
+    return source, config, load_params(source, config).params
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -35,9 +43,8 @@ def test_round_trip_is_bitwise(family: str, dtype: str, tmp_path: Path) -> None:
         assert value.dtype == second[name].dtype
         assert value.tobytes() == second[name].tobytes(), name
     assert load_config(target) == config
-    assert json.loads((target / "config.json").read_text()) == json.loads(
-        (source / "config.json").read_text()
-    )
+    written, given = (json.loads((folder / "config.json").read_text()) for folder in (target, source))
+    assert written == given
 
 
 @pytest.mark.parametrize("max_shard_bytes", [10**9, 50_000])
@@ -47,9 +54,8 @@ def test_transformers_reads_what_is_saved(max_shard_bytes: int, tmp_path: Path) 
 
     source = write_tiny_model(tmp_path / "source", "gemma3")
     config = load_config(source)
-    target = save_params(
-        load_params(source, config).params, config, tmp_path / "target", max_shard_bytes=max_shard_bytes
-    )
+    params = load_params(source, config).params
+    target = save_params(params, config, tmp_path / "target", max_shard_bytes=max_shard_bytes)
     names = sorted(path.name for path in target.iterdir())
     if max_shard_bytes == 10**9:
         assert names == ["config.json", "model.safetensors"]
@@ -66,54 +72,48 @@ def test_transformers_reads_what_is_saved(max_shard_bytes: int, tmp_path: Path) 
     with torch.no_grad():
         torch.testing.assert_close(models[0](input_ids=ids).logits, models[1](input_ids=ids).logits)
     again, _ = load_params(target, load_config(target))
-    jax.tree.map(np.testing.assert_array_equal, again, load_params(source, config).params)
+    jax.tree.map(np.testing.assert_array_equal, again, params)
 
 
-def test_dtype_in_the_file_follows_the_parameters(tmp_path: Path) -> None:
-    source = write_tiny_model(tmp_path / "source", "llama")
-    config = load_config(source)
+def test_dtype_in_the_file_follows_the_parameters(llama: Any, tmp_path: Path) -> None:
+    source, config, _ = llama
     params, _ = load_params(source, config, dtype=jnp.bfloat16, head_dtype=jnp.float32)
     target = save_params(params, config, tmp_path / "target")
     assert load_config(target).torch_dtype == "bfloat16"
     assert load_params(target, config).report.dtypes == {"BF16": 29, "F32": 1}
 
 
-def test_a_raw_config_of_a_causal_model_becomes_a_reward_model(tmp_path: Path) -> None:
-    source = write_tiny_model(tmp_path / "source", "llama")
-    config = load_config(source)
+def test_a_raw_config_of_a_causal_model_becomes_a_reward_model(llama: Any, tmp_path: Path) -> None:
+    _, config, params = llama
     raw = config.original | {"architectures": ["LlamaForCausalLM"]}
-    target = save_params(load_params(source, config).params, config, tmp_path / "target", raw_config=raw)
+    target = save_params(params, config, tmp_path / "target", raw_config=raw)
     assert load_config(target).architectures == ("LlamaForSequenceClassification",)
     assert raw["architectures"] == ["LlamaForCausalLM"]
 
 
-def test_refusals(tmp_path: Path) -> None:
-    source = write_tiny_model(tmp_path / "source", "llama")
-    config = load_config(source)
-    params, _ = load_params(source, config)
+def test_refusals(llama: Any, tmp_path: Path) -> None:
+    source, config, params = llama
 
     def refused(
-        message: str, tree: Any = params, folder: Path = tmp_path / "target", **arguments: Any
+        message: str, tree: Any = params, place: Path = tmp_path / "target", **arguments: Any
     ) -> None:
         with pytest.raises(CheckpointError, match=message):
-            save_params(tree, config, folder, **arguments)
+            save_params(tree, config, place, **arguments)
 
-    refused("already holds weights", folder=source)
+    refused("already holds weights", place=source)
     refused("describes another model", raw_config=config.original | {"num_hidden_layers": 4})
     refused("differ in score", {key: value for key, value in params.items() if key != "score"})
     refused(r"'score': expected shape \[64, 1\], found \[64, 2\]", params | {"score": jnp.ones((64, 2))})
     refused("'score': expected one of .* int32", params | {"score": jnp.ones((64, 1), jnp.int32)})
     (tmp_path / "file").write_text("")
-    refused("cannot be written", folder=tmp_path / "file" / "folder")
+    refused("cannot be written", place=tmp_path / "file" / "folder")
     assert not (tmp_path / "target").exists()
 
 
 def test_a_failed_write_leaves_no_file_that_looks_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llama: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = write_tiny_model(tmp_path / "source", "llama")
-    config = load_config(source)
-    params, _ = load_params(source, config)
+    _, config, params = llama
 
     def no_space(_: int) -> None:
         raise OSError(28, "No space left on device")

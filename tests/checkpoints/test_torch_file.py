@@ -43,20 +43,20 @@ def test_values_are_those_of_torch(tmp_path: Path) -> None:
         for name, value in state.items():
             info = index.tensors[name]
             assert info.shape == tuple(value.shape)
-            found = np.empty(info.shape, FLOAT_DTYPES[info.dtype])
-            reader.read_into(found, name, tuple(slice(0, size) for size in info.shape))
-            np.testing.assert_array_equal(found.astype(np.float64), value.detach().double().numpy())
+            values = np.empty(info.shape, FLOAT_DTYPES[info.dtype])
+            reader.read_into(values, name, tuple(slice(0, size) for size in info.shape))
+            np.testing.assert_array_equal(values.astype(np.float64), value.detach().double().numpy())
 
 
 def test_a_module_and_its_counters(tmp_path: Path) -> None:
     import torch
 
     module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
-    found = read_torch_file(save(module.state_dict(), tmp_path / "x.pt"))
-    assert {name: info.shape for name, info in found.items()} == {
-        name: tuple(value.shape) for name, value in module.state_dict().items()
-    }
-    assert found["1.num_batches_tracked"].dtype == "I64"
+    state = module.state_dict()
+    tensors = read_torch_file(save(state, tmp_path / "x.pt"))
+    shapes = {name: tuple(value.shape) for name, value in state.items()}
+    assert {name: info.shape for name, info in tensors.items()} == shapes
+    assert tensors["1.num_batches_tracked"].dtype == "I64"
 
 
 @pytest.mark.parametrize("shards", [1, 2])
@@ -71,17 +71,15 @@ def test_a_checkpoint_of_torch_is_that_of_safetensors(shards: int, tmp_path: Pat
     expected, _ = load_params(folder, config)
     state = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    names = sorted(state)
-    parts = [names[number::shards] for number in range(shards)]
     files = ["pytorch_model.bin"] if shards == 1 else [f"pytorch_model-{n}.bin" for n in range(shards)]
-    for file, part in zip(files, parts, strict=True):
-        save({name: state[name] for name in part}, folder / file)
+    weight_map = {name: files[number % shards] for number, name in enumerate(sorted(state))}
+    for file in files:
+        save({name: value for name, value in state.items() if weight_map[name] == file}, folder / file)
     if shards > 1:
-        weight_map = {name: file for file, part in zip(files, parts, strict=True) for name in part}
         (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    found, report = load_params(folder, config)
+    params, report = load_params(folder, config)
     assert report.files == tuple(files)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
 
 
 class Hostile:

@@ -100,9 +100,6 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
         reader.read_into(np.empty(last.shape, np.float64), last.name, (slice(None),) * len(last.shape))
 
 
-ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-
-
 def entry(**changes: Any) -> dict[str, Any]:
     return {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}
 
@@ -133,19 +130,15 @@ def test_broken_headers(header: Any, size: int, message: str, tmp_path: Path) ->
     assert str(caught.value).startswith(f"{path}: ")
 
 
-@pytest.mark.parametrize("kept", [0, 5, 8, 40, -1])
-def test_truncated_files(kept: int, tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
+@pytest.mark.parametrize("kept", [0, 5, 8, 40, -1, None])
+def test_truncated_files_and_other_ones(kept: int | None, tmp_path: Path) -> None:
+    path, message = tmp_path / "model.safetensors", "truncated"
     save_file(tensors(), path)
-    path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(CheckpointError, match="truncated") as caught:
-        index_folder(tmp_path)
-    assert str(path) in str(caught.value)
-
-
-def test_not_a_safetensors_file(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
-    with pytest.raises(CheckpointError, match="not a safetensors file"):
+    data = path.read_bytes()[:kept]
+    if kept is None:
+        data, message = b"version https://git-lfs.github.com/spec/v1\n", "not a safetensors file"
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=f"{path}: {message}"):
         index_folder(tmp_path)
 
 
@@ -166,31 +159,35 @@ def test_pickle_files_are_refused_with_the_remedy(name: str, message: str, tmp_p
 def test_folders_without_weights(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="found nothing"):
         index_folder(tmp_path / "absent")
-    with pytest.raises(CheckpointError, match="found no weight file"):
-        index_folder(tmp_path)
-    (tmp_path / "value_head.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"found value_head\.safetensors"):
-        index_folder(tmp_path)
-    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="adapter"):
-        index_folder(tmp_path)
+    for name, message in (
+        ("notes.txt", "found no weight file"),
+        ("value_head.safetensors", r"found value_head\.safetensors"),
+        ("adapter_model.safetensors", "adapter"),
+    ):
+        (tmp_path / name).write_bytes(b"")
+        with pytest.raises(CheckpointError, match=message):
+            index_folder(tmp_path)
+
+
+ONE, TWO = "one.safetensors", "two.safetensors"
 
 
 def write_shards(folder: Path, weight_map: Any) -> None:
-    save_file({"a": np.ones(2, np.float32)}, folder / "one.safetensors")
-    save_file({"b": np.ones(3, np.float32)}, folder / "two.safetensors")
+    save_file({"a": np.ones(2, np.float32)}, folder / ONE)
+    save_file({"b": np.ones(3, np.float32)}, folder / TWO)
     text = weight_map if isinstance(weight_map, str) else json.dumps({"weight_map": weight_map})
     (folder / "model.safetensors.index.json").write_text(text)
 
 
-def test_indexed_files(tmp_path: Path) -> None:
-    write_shards(tmp_path, {"a": "one.safetensors", "b": "two.safetensors"})
+def test_indexed_and_ambiguous_files(tmp_path: Path) -> None:
+    write_shards(tmp_path, {"a": ONE, "b": TWO})
     index = index_folder(tmp_path)
-    assert [path.name for path in index.files] == ["one.safetensors", "two.safetensors"]
-    assert index.tensors["b"].path.name == "two.safetensors"
-
-
-ONE, TWO = "one.safetensors", "two.safetensors"
+    assert [path.name for path in index.files] == [ONE, TWO]
+    assert index.tensors["b"].path.name == TWO
+    for name, message in ((TWO, r"'a' is also in one\.safetensors"), ("model.safetensors", "holds both")):
+        save_file({"a": np.ones(2, np.float32)}, tmp_path / name)
+        with pytest.raises(CheckpointError, match=message):
+            index_folder(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -207,14 +204,4 @@ ONE, TWO = "one.safetensors", "two.safetensors"
 def test_broken_indexes(weight_map: Any, message: str, tmp_path: Path) -> None:
     write_shards(tmp_path, weight_map)
     with pytest.raises(CheckpointError, match=message):
-        index_folder(tmp_path)
-
-
-def test_ambiguous_folders(tmp_path: Path) -> None:
-    write_shards(tmp_path, {"a": "one.safetensors", "b": "two.safetensors"})
-    save_file({"a": np.ones(2, np.float32)}, tmp_path / "two.safetensors")
-    with pytest.raises(CheckpointError, match=r"'a' is also in one\.safetensors"):
-        index_folder(tmp_path)
-    save_file({"a": np.ones(2, np.float32)}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match="holds both"):
         index_folder(tmp_path)
