@@ -18,7 +18,8 @@ from prb_jax.building.settings import BuildSettings, ChatModelSettings
 from prb_jax.building.writing import total
 from prb_jax.data.options import flat_settings
 from prb_jax.data.records import digest
-from prb_jax.judges.chat import ChatModel
+from prb_jax.generation.policy import Policy
+from prb_jax.judges.chat import InWords
 from prb_jax.metrics.clusters import OVER_USERS
 from prb_jax.plugins import get_plugin
 from prb_jax.runs.rows import Row
@@ -33,7 +34,7 @@ _LATER: Final = ("gates.plugins", "gates.margin", "gates.require_sound")
 
 
 def build_inputs(
-    settings: BuildSettings, records: Sequence[Record], *, writer: Writer, judge: ChatModel | None
+    settings: BuildSettings, records: Sequence[Record], *, writer: Writer, judge: InWords | None
 ) -> dict[str, Any]:
     """Return everything that decides a build, JSON-ready: records, models, prompts and settings."""
     usual, names = flat_settings(BuildSettings()), settings.gates.plugins
@@ -43,7 +44,7 @@ def build_inputs(
         if name not in _NOT_COMPARED and not name.startswith(_MODELS)
         if name not in _LATER or value != usual[name]
     }
-    local = not isinstance(writer, EndpointWriter) or (judge is not None and judge.endpoint is None)
+    local = not isinstance(writer, EndpointWriter) or (judge is not None and isinstance(judge.model, Policy))
     return {
         "records": {"count": len(records), "sha256": digest(record.comparison for record in records)},
         "generator": dict(writer.identity()),

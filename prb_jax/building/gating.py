@@ -13,7 +13,7 @@ from prb_jax.building.gates import faults, judged, surface
 from prb_jax.building.gates.gate import CANNOT_TELL, GateFigure, GateResult, Leak, Pair, share_found
 from prb_jax.building.settings import DEFINITIONS, BuildSettings
 from prb_jax.errors import PrbWarning, RunError, short_repr
-from prb_jax.judges.chat import ChatModel
+from prb_jax.judges.chat import InWords
 from prb_jax.plugins import get_plugin
 from prb_jax.runs.progress import Count, show_progress
 
@@ -140,7 +140,7 @@ def run_gates(
     *,
     records: int,
     settings: BuildSettings,
-    judge: ChatModel | None,
+    judge: InWords | None,
     folder: Path,
     progress: bool = False,
 ) -> GatedPairs:

@@ -14,7 +14,8 @@ from prb_jax.building.settings import ChatModelSettings
 from prb_jax.data.comparison import Message
 from prb_jax.errors import DataError
 from prb_jax.generation.policy import Policy
-from prb_jax.judges.chat import ChatModel
+from prb_jax.judges.chat import InWords
+from prb_jax.judges.pairs import LETTER_TOKENS
 from prb_jax.remote.endpoint import Endpoint, NoReplyError, Reply
 from prb_jax.remote.options import KEY, EndpointOptions
 
@@ -87,9 +88,9 @@ def open_writer(settings: ChatModelSettings, *, cache: Path) -> Writer:
     return EndpointWriter(model) if isinstance(model, Endpoint) else PolicyWriter(model)
 
 
-def open_judge(settings: ChatModelSettings, *, cache: Path) -> ChatModel:
+def open_judge(settings: ChatModelSettings, *, cache: Path) -> InWords:
     """Return the judge that settings name; errors as of :func:`prb_jax.load_policy`."""
-    return ChatModel(_open(settings, cache))
+    return InWords(_open(settings, cache), LETTER_TOKENS)
 
 
 def _open(settings: ChatModelSettings, cache: Path) -> Endpoint | Policy:

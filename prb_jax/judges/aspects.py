@@ -72,7 +72,7 @@ def plan_aspects(
         model, endpoint=endpoint, loading=loading or LoadOptions(), cache=path / REPLIES, verb="aspects"
     )
     planner = InWords(chat, max_new_tokens)
-    identity = dict(chat.identity())
+    identity = dict(planner.identity())
     name = identity.pop("name")
     decided = {
         "model": identity,

@@ -37,56 +37,8 @@ Ask = Callable[[int], Sequence[Conversation]]
 """Gives the conversations about a comparison with so many posts of its profile."""
 
 
-@dataclass(frozen=True)
-class ChatModel:
-    """A language model that replies to conversations, always in the same way."""
-
-    model: Policy | Endpoint  # on this machine, or the endpoint that is asked for its replies
-
-    @property
-    def endpoint(self) -> Endpoint | None:
-        """The endpoint; None of a model on this machine."""
-        return self.model if isinstance(self.model, Endpoint) else None
-
-    def identity(self) -> Mapping[str, Any]:
-        """Everything that decides its replies, JSON-ready."""
-        if isinstance(self.model, Policy):
-            return self.model.identity()
-        options = self.model.options
-        return {"name": options.model, "endpoint": options.url, "model": options.model}
-
-    def replies(
-        self,
-        conversations: Sequence[Conversation],
-        *,
-        max_new_tokens: int,
-        alternatives: int | None = None,
-    ) -> list[Reply]:
-        """Return the most probable reply to each conversation: that of temperature 0.
-
-        Args:
-          conversations: to reply to.
-          max_new_tokens: of a reply.
-          alternatives: most probable tokens that an endpoint tells of each place, if any.
-        """
-        limits: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": max_new_tokens}
-        if isinstance(self.model, Endpoint):
-            return self.model.ask_all(conversations, **limits, alternatives=alternatives)
-        assert alternatives is None  # a model on this machine is read at its logits
-        prompts = [[asdict(message) for message in messages] for messages in conversations]
-        drawn = [sample for (sample,) in self.model.sample(prompts, **limits)]
-        return [Reply(one.text, len(one.prompt_token_ids), len(one.token_ids)) for one in drawn]
-
-    def too_long(self, conversations: Sequence[Conversation], *, max_new_tokens: int) -> str | None:
-        """Return how a conversation leaves no room for a reply; None where all leave room, or the length is not
-        known."""
-        if isinstance(self.model, Endpoint):
-            return None
-        limit = self.model.limit(SampleOptions(max_new_tokens=max_new_tokens))
-        longest = max(len(ids) for ids in encode_prompts(self.model.tokenizer, conversations))
-        if longest <= limit:
-            return None
-        return f"{longest:,} tokens without any post, more than the {limit:,} beside which a reply fits"
+ChatModel = Policy | Endpoint
+"""A language model that replies to conversations: on this machine, or the endpoint that is asked for its replies."""
 
 
 def open_chat(
@@ -104,7 +56,7 @@ def open_chat(
       CheckpointError: the model cannot be loaded, or nothing could end a reply.
     """
     if endpoint is not None and model is None:
-        return ChatModel(Endpoint(endpoint, cache=cache))
+        return Endpoint(endpoint, cache=cache)
     if endpoint is not None or model is None:
         raise RunError(f"{verb}: expected either a MODEL, or --endpoint URL and --model NAME")
     policy = open_policy(model, loading)
@@ -113,19 +65,33 @@ def open_chat(
             f"{policy.name}: no stop token, and no reply would end: expected eos_token_id in generation_config.json, "
             "config.json or the tokenizer's files"
         )
-    return ChatModel(policy)
+    return policy
 
 
 @dataclass(frozen=True)
 class InWords:
-    """A model that answers each conversation with a reply."""
+    """A model that answers each conversation with its most probable reply: that of temperature 0."""
 
-    chat: ChatModel
-    max_new_tokens: int
+    model: ChatModel
+    max_new_tokens: int  # of a reply
     alternatives: int | None = None  # most probable tokens that an endpoint tells of each place, if any
 
     def identity(self) -> Mapping[str, Any]:
-        return self.chat.identity()
+        """Everything that decides its replies, JSON-ready."""
+        if isinstance(self.model, Policy):
+            return self.model.identity()
+        options = self.model.options
+        return {"name": options.model, "endpoint": options.url, "model": options.model}
+
+    def replies(self, conversations: Sequence[Conversation]) -> list[Reply]:
+        """Return the reply to each conversation."""
+        limits: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": self.max_new_tokens}
+        if isinstance(self.model, Endpoint):
+            return self.model.ask_all(conversations, **limits, alternatives=self.alternatives)
+        assert self.alternatives is None  # a model on this machine is read at its logits
+        prompts = [[asdict(message) for message in messages] for messages in conversations]
+        drawn = [sample for (sample,) in self.model.sample(prompts, **limits)]
+        return [Reply(one.text, len(one.prompt_token_ids), len(one.token_ids)) for one in drawn]
 
     def answers(self, comparisons: Sequence[Comparison], asks: Sequence[Ask], *, posts: int) -> list[Answer]:
         """Return the answer about each comparison, with as many posts of its profile as fit, at most ``posts``.
@@ -138,21 +104,21 @@ class InWords:
 
         def read(name: str, ask: Ask, count: int) -> Sequence[Conversation]:
             asked = ask(count)
-            if reason := self.chat.too_long(asked, max_new_tokens=self.max_new_tokens):
-                raise IdsTooLongError(f"comparison {quote(name)}: {reason}")
+            if isinstance(self.model, Policy):  # of an endpoint no length is known
+                limit = self.model.limit(SampleOptions(max_new_tokens=self.max_new_tokens))
+                longest = max(len(ids) for ids in encode_prompts(self.model.tokenizer, asked))
+                if longest > limit:
+                    raise IdsTooLongError(
+                        f"comparison {quote(name)}: {longest:,} tokens without any post, more than the {limit:,} "
+                        "beside which a reply fits"
+                    )
             return asked
 
         fitting = [
             fit_posts(comparison, posts, partial(read, comparison.id, ask))
             for comparison, ask in zip(comparisons, asks, strict=True)
         ]
-        every = iter(
-            self.chat.replies(
-                [conversation for asked, _ in fitting for conversation in asked],
-                max_new_tokens=self.max_new_tokens,
-                alternatives=self.alternatives,
-            )
-        )
+        every = iter(self.replies([conversation for asked, _ in fitting for conversation in asked]))
         answers: list[Answer] = []
         for asked, dropped in fitting:
             replies = [next(every) for _ in asked]

@@ -16,7 +16,7 @@ from prb_jax.judges.ratings import RUBRIC_SCALE, Ratings, Scale, load_numbers, r
 from prb_jax.judges.scorer import JudgeProtocol, JudgeScorer
 from prb_jax.processes.sharing import refuse_together
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.remote.endpoint import REPLIES
+from prb_jax.remote.endpoint import REPLIES, Endpoint
 from prb_jax.remote.options import KEY, EndpointOptions
 from prb_jax.runs.evaluation import JUDGEMENTS
 from prb_jax.scoring.evaluate import Evaluation, evaluate
@@ -71,7 +71,7 @@ def open_judge(
         assert model is not None
         letters = load_letters(model, loading, max_length=length)
         protocol = Pairs(letters, min_mass=MIN_MASS if options.min_mass is None else options.min_mass)
-    asked = None if chat is None else chat.endpoint
+    asked = chat if isinstance(chat, Endpoint) else None
     return JudgeScorer(protocol=protocol, posts=options.posts, endpoint=asked)
 
 

@@ -18,8 +18,8 @@ import numpy as np
 from prb_jax.building import prompts
 from prb_jax.building.gates.gate import GateFigure, Pair, chance_figure
 from prb_jax.building.settings import GateSettings
-from prb_jax.judges.chat import ChatModel
-from prb_jax.judges.pairs import LETTER_TOKENS, read_verdict
+from prb_jax.judges.chat import InWords
+from prb_jax.judges.pairs import read_verdict
 from prb_jax.runs.rows import Row, RowKind
 
 JUDGEMENTS: Final = "judgements.jsonl"
@@ -40,7 +40,7 @@ _SHARES: Final[Mapping[tuple[str | None, ...], float]] = {("A", "B"): 1.0, ("B",
 
 
 def judge_pairs(
-    pairs: Sequence[Pair], kind: str, judge: ChatModel, *, folder: Path, advance: Callable[[int], None]
+    pairs: Sequence[Pair], kind: str, judge: InWords, *, folder: Path, advance: Callable[[int], None]
 ) -> dict[str, float]:
     """Return by the id of a pair 1 where the chosen answer is preferred in both orders, 0 where the other is, else 0.5.
 
@@ -63,7 +63,7 @@ def judge_pairs(
                 for pair in part
                 for first in (0, 1)
             ]
-            replies = judge.replies(asked, max_new_tokens=LETTER_TOKENS)
+            replies = judge.replies(asked)
             file.append(
                 {
                     "kind": kind,
