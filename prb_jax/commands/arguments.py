@@ -154,14 +154,13 @@ class Parser(argparse.ArgumentParser):
         about = f"{does} the I-th of N parts alone, as one of N jobs; `prb merge` makes one run of them"
         self.option("--part I/N", about)
 
-    def no_progress(self) -> None:
-        """Add `--no-progress`."""
+    def long_run(self, kept: str, *, distributed: bool = True) -> None:
+        """Add `--no-progress` and `--distributed`; what is ``kept`` is said where the run is interrupted."""
+        self.set_defaults(after_interrupt=kept)
         self.option("--no-progress", "show no progress")
-
-    def distributed(self) -> None:
-        """Add `--distributed`."""
-        about = "one of several processes (TPU pod, Slurm, GKE), each started with this same command"
-        self.option("--distributed", about)
+        if distributed:
+            about = "one of several processes (TPU pod, Slurm, GKE), each started with this same command"
+            self.option("--distributed", about)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Parse as argparse does, but words that may be left out may also stand behind flags."""

@@ -9,12 +9,13 @@ from prb_jax.commands.process import print_table, start
 
 
 def add(sub: Parser) -> None:
-    sub.set_defaults(after_interrupt="what was written is kept, and the same command continues the build")
     add_configured(
         sub,
         config="endpoint",
         overrides="data=FILE generator.endpoint=URL generator.name=NAME writing.candidates=8",
         out="run.json, rows.jsonl, pairs.jsonl, public, private",
+        kept="what was written is kept, and the same command continues the build",
+        distributed=False,
     )
     sub.option("--aspects", "derive aspects from the narrative of records without any")
     sub.option("--redact", "replace e-mail addresses, accounts and numbers first (needs scrubadub)")

@@ -14,15 +14,17 @@ from prb_jax.runs import set_command_line
 from prb_jax.storage.urls import OUTPUTS, localised, shown
 
 
-def add_configured(sub: Parser, *, config: str, overrides: str, out: str) -> None:
+def add_configured(
+    sub: Parser, *, config: str, overrides: str, out: str, kept: str, distributed: bool = True
+) -> None:
     """Add CONFIG and KEY=VALUE, which `given_config` returns, and `--out`; the help names examples of each."""
     sub.needed = ("config", "out")
     about = f"Python, YAML or TOML file; or the name of a config that prb_jax brings, as {config}"
     sub.option("[CONFIG]", about)
     sub.option("[KEY=VALUE ...]", f"as {overrides}", dest="overrides")
     sub.option("--out DIR", f"run folder, also at gs:// or s3://: {out}")
-    sub.no_progress()
     sub.option("--show-config", "print a YAML config of every option with its meaning, and train nothing")
+    sub.long_run(kept, distributed=distributed)
 
 
 def show_config(load: Callable[..., Any], config: str | None, overrides: list[str], **more: Any) -> None:
@@ -41,15 +43,6 @@ def given_config(options: argparse.Namespace) -> tuple[str | None, list[str]]:
     wanted = () if options.show_config else (("CONFIG", config), ("--out", options.out))
     options.parser.require([name for name, value in wanted if value is None])
     return config, overrides
-
-
-def add_config(sub: Parser) -> None:
-    """Add the option to the parser of a verb."""
-    sub.option(
-        "--config FILE",
-        "YAML or TOML file with these options (model: PATH, data: [FILE], profile_posts: 3, ...); what the "
-        "command line says comes before it",
-    )
 
 
 def with_config(options: argparse.Namespace, sub: Parser) -> argparse.Namespace:

@@ -149,7 +149,7 @@ def add_rank_profiles(sub: Parser) -> None:
         positive,
     )
     sub.option("--revision R", "of a model: branch, tag or commit on the hub")
-    sub.no_progress()
+    sub.long_run("nothing was kept", distributed=False)
 
 
 def run_rank_profiles(options: argparse.Namespace) -> None:

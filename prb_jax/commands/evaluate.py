@@ -7,7 +7,7 @@ from typing import Any, Final
 from prb_jax.benchmarks import NAMES
 from prb_jax.commands import functions_of
 from prb_jax.commands.arguments import Parser, call, keywords, not_negative, with_columns
-from prb_jax.commands.configs import add_config, with_config
+from prb_jax.commands.configs import with_config
 from prb_jax.commands.process import print_table, start
 from prb_jax.data.options import options_of
 from prb_jax.errors import RunError, quote
@@ -28,7 +28,6 @@ _WITH_PARTS: Final = ("evaluate", "features", "judge", "sample")
 def add(sub: Parser) -> None:
     from prb_jax.scoring.evaluate import EvaluateOptions
 
-    sub.set_defaults(after_interrupt="what was scored is kept: the same command continues the run")
     sub.option(
         "[MODEL]",
         "hub id, Hugging Face folder (also at gs:// or s3://), or a baseline: baseline:length, shorter, first, random, "
@@ -55,9 +54,12 @@ def add(sub: Parser) -> None:
         "--no-reference",
         "with --quantize: do not score the same rows with the unquantised model too, and compare",
     )
-    sub.no_progress()
-    sub.distributed()
-    add_config(sub)
+    sub.long_run("what was scored is kept: the same command continues the run")
+    sub.option(
+        "--config FILE",
+        "YAML or TOML file with these options (model: PATH, data: [FILE], profile_posts: 3, ...); what the "
+        "command line says comes before it",
+    )
     sub.needed = ("model", "data", "out")
 
 

@@ -7,9 +7,8 @@ from prb_jax.commands.process import print_table, start, status_of_stop
 
 
 def add_quickstart(sub: Parser) -> None:
-    sub.set_defaults(after_interrupt="what was finished is kept: the same command continues")
     sub.option("--out DIR", "default: runs/quickstart", default="runs/quickstart")
-    sub.no_progress()
+    sub.long_run("what was finished is kept: the same command continues", distributed=False)
 
 
 def run_quickstart(options: argparse.Namespace) -> int:

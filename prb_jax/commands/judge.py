@@ -11,7 +11,6 @@ from prb_jax.readouts.load_options import LoadOptions
 def add(sub: Parser) -> None:
     from prb_jax.judges.options import JudgeOptions
 
-    sub.set_defaults(after_interrupt="the judgements so far are kept, and the same command continues the run")
     sub.option("[MODEL]", "folder or hub id of a causal language model", dest="judge")
     sub.endpoint()
     sub.data(
@@ -21,8 +20,7 @@ def add(sub: Parser) -> None:
     sub.fields(JudgeOptions, make="options")
     sub.fields(LoadOptions, without="readout", make="loading")
     sub.part("judge")
-    sub.no_progress()
-    sub.distributed()
+    sub.long_run("the judgements so far are kept, and the same command continues the run")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -45,7 +43,6 @@ def run(options: argparse.Namespace) -> None:
 
 
 def add_aspects(sub: Parser) -> None:
-    sub.set_defaults(after_interrupt="the texts so far are kept, and the same command continues the run")
     sub.option("[MODEL]", "folder or hub id of a causal language model", dest="planner")
     sub.endpoint()
     sub.data(about="as of `prb evaluate`; profiles and questions are shown, and nothing else")
@@ -53,7 +50,7 @@ def add_aspects(sub: Parser) -> None:
     sub.option("--profile-posts N", "posts of the user that the model sees", not_negative, default=10)
     sub.option("--max-new-tokens N", "of a text", positive, default=200)
     sub.fields(LoadOptions, without="readout", make="loading")
-    sub.no_progress()
+    sub.long_run("the texts so far are kept, and the same command continues the run", distributed=False)
 
 
 def run_aspects(options: argparse.Namespace) -> None:

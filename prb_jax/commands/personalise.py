@@ -23,13 +23,12 @@ from prb_jax.text.view import ViewOptions
 def add_features(sub: Parser) -> None:
     from prb_jax.personal.features import FeatureOptions
 
-    sub.set_defaults(after_interrupt="the parts that are done are kept: the same command continues")
     sub.option("MODEL", "a reward model, a causal language model, or an encoder of texts")
     sub.data()
     sub.option("--out DIR", "folder of the features", required=True)
     sub.fields(FeatureOptions, without="attention")
     sub.part("compute")
-    sub.no_progress()
+    sub.long_run("the parts that are done are kept: the same command continues", distributed=False)
 
 
 def run_features(options: argparse.Namespace) -> None:
@@ -60,7 +59,6 @@ def run_features(options: argparse.Namespace) -> None:
 def add(sub: Parser) -> None:
     from prb_jax.personal.features import FeatureOptions
 
-    sub.set_defaults(after_interrupt="the methods that are done are kept: the same command continues")
     sub.data(about="as of `prb evaluate`; comparisons need a user_id")
     sub.option("--backbone MODEL|DIR", "a model, or a folder of `prb features`", required=True)
     sub.option("--out DIR", "folder: results.json, study.json, curves.svg", required=True)
@@ -98,7 +96,7 @@ def add(sub: Parser) -> None:
         default=(),
     )
     sub.option("--repeats N", "with --plan: simulated studies of each number of people", positive, default=3)
-    sub.no_progress()
+    sub.long_run("the methods that are done are kept: the same command continues", distributed=False)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -172,14 +172,10 @@ def cache_folder() -> Path | str:
     HOST names the jax version and the processor: programs compiled for one CPU may hold instructions
     that another one lacks, and a home directory is often shared between machines.
     """
-    chosen = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    if chosen:
+    if chosen := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return chosen
-    from_environment = os.environ.get("PRB_JAX_CACHE")
-    if from_environment:
-        root = Path(from_environment)
-    else:
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prb_jax"
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    root = Path(os.environ.get("PRB_JAX_CACHE") or caches / "prb_jax")
     return root / "programs" / f"jax-{version('jax')}-{_processor()}"
 
 
@@ -197,7 +193,6 @@ def enable_compilation_cache() -> Path | str | None:
             return None
         if not os.access(folder, os.W_OK):
             return None
-
     import jax
 
     jax.config.update("jax_compilation_cache_dir", str(folder))

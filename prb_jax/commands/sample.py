@@ -19,7 +19,6 @@ from prb_jax.text.view import ViewOptions
 def add(sub: Parser) -> None:
     from prb_jax.generation.rules import SampleOptions
 
-    sub.set_defaults(after_interrupt="the samples so far are kept, and the same command continues the run")
     about = "folder (also at gs:// or s3://) or hub id of a causal language model"
     sub.option("[MODEL]", about, dest="policy")
     sub.endpoint()
@@ -29,8 +28,7 @@ def add(sub: Parser) -> None:
     sub.prompt(of="model", rows="sample")
     sub.fields(LoadOptions, without="readout", make="loading")
     sub.part("draw")
-    sub.no_progress()
-    sub.distributed()
+    sub.long_run("the samples so far are kept, and the same command continues the run")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -59,7 +57,6 @@ def run(options: argparse.Namespace) -> None:
 def add_guide(sub: Parser) -> None:
     from prb_jax.generation.rules import SampleOptions
 
-    sub.set_defaults(after_interrupt="the texts so far are kept, and the same command continues the run")
     sub.option("POLICY", "folder or hub id of a causal language model")
     sub.option("--reward MODEL", "a reward model with the policy's tokenizer (default: the policy alone)")
     sub.data()
@@ -83,8 +80,7 @@ def add_guide(sub: Parser) -> None:
     )
     sub.prompt(of="policy", rows="text")
     sub.fields(LoadOptions, without="readout", make="policy_loading")
-    sub.no_progress()
-    sub.distributed()
+    sub.long_run("the texts so far are kept, and the same command continues the run")
 
 
 def run_guide(options: argparse.Namespace) -> None:
@@ -111,7 +107,6 @@ def run_guide(options: argparse.Namespace) -> None:
 
 
 def add_policy_accuracy(sub: Parser) -> None:
-    sub.set_defaults(after_interrupt="what was scored is kept: the same command continues the run")
     sub.option("POLICY", "folder or hub id of a causal language model")
     about = "models or baselines, as of `prb evaluate`"
     sub.option("--rewards MODEL ...", about, required=True, extend=False)
@@ -136,8 +131,7 @@ def add_policy_accuracy(sub: Parser) -> None:
     sub.prompt(of="policy")
     sub.option("--seed N", "of the split", not_negative, default=0)
     sub.fields(LoadOptions, without="readout", make="policy_loading")
-    sub.no_progress()
-    sub.distributed()
+    sub.long_run("what was scored is kept: the same command continues the run")
 
 
 def run_policy_accuracy(options: argparse.Namespace) -> None:
@@ -198,7 +192,6 @@ def _print_accuracy(summary: Mapping[str, Any]) -> None:
 
 
 def add_best_of_n(sub: Parser) -> None:
-    sub.set_defaults(after_interrupt="what was scored is kept: the same command continues the run")
     sub.option(
         "--samples DIR|FILE",
         "a finished run of `prb sample`; or a .jsonl file of {id, sample, text}, texts of anybody, with --data",
@@ -226,8 +219,7 @@ def add_best_of_n(sub: Parser) -> None:
     sub.option("--prompts DIR", "of judges: ask as the scripts whose checkout has this folder of prompts")
     sub.option("--template FILE", "of judge:MODEL, as of `prb judge`")
     sub.fields(LoadOptions, make="loading")
-    sub.no_progress()
-    sub.distributed()
+    sub.long_run("what was scored is kept: the same command continues the run")
 
 
 def run_best_of_n(options: argparse.Namespace) -> None:

@@ -3,30 +3,26 @@
 import argparse
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 from prb_jax.commands.arguments import Parser, call
 from prb_jax.commands.configs import add_configured, given_config, show_config
 from prb_jax.commands.process import print_table, start, status_of_stop
 from prb_jax.processes.sharing import process_index
 
+_KEPT: Final = "the checkpoints are kept: the same command continues the run"
+
 
 def add(sub: Parser) -> None:
     overrides = "model=PATH data=FILE steps=100 optimizer.learning_rate=3e-4"
     out = "train.json, metrics.jsonl, checkpoints, model"
-    _add(sub, config="bt_user_blind", overrides=overrides, out=out)
+    add_configured(sub, config="bt_user_blind", overrides=overrides, out=out, kept=_KEPT)
 
 
 def add_ppo(sub: Parser) -> None:
     overrides = "model=PATH data=FILE reward=MODEL steps=100 algorithm=grpo kl.coefficient=0.02"
     out = "train.json, metrics.jsonl, rollouts.jsonl, model"
-    _add(sub, config="profile_in_prompt", overrides=overrides, out=out)
-
-
-def _add(sub: Parser, **shown: str) -> None:
-    sub.set_defaults(after_interrupt="the checkpoints are kept: the same command continues the run")
-    add_configured(sub, **shown)
-    sub.distributed()
+    add_configured(sub, config="profile_in_prompt", overrides=overrides, out=out, kept=_KEPT)
 
 
 def run(options: argparse.Namespace) -> int:
