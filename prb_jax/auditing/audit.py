@@ -130,7 +130,6 @@ def audit(
             allowed=frozenset(links) if links else None,
             invitation=invitation,
             hosts=local_names(host) if loopback else None,
-            limits=LIMITS,
             worker=worker,
         )
         place = address(listening)
@@ -148,7 +147,6 @@ def make_app(
     allowed: frozenset[str] | None,
     invitation: str | None,
     hosts: frozenset[str] | None,
-    limits: Limits,
     worker: ThreadPoolExecutor,
 ) -> Starlette:
     """Return the application, whose session works in the one thread of ``worker``.
@@ -171,25 +169,7 @@ def make_app(
         same_token,
     )
 
-    def current(annotator: str) -> dict[str, Any]:
-        return {"annotator": annotator, **vars(session.current(annotator))}
-
-    def task(annotator: str, body: Body) -> dict[str, Any]:
-        return current(annotator)
-
-    def draft(annotator: str, body: Body) -> dict[str, Any]:
-        session.keep(annotator, body.get("task"), body.get("answer"))
-        return {"kept": True}
-
-    def submit(annotator: str, body: Body) -> dict[str, Any]:
-        session.submit(annotator, body.get("task"), body.get("answer"))
-        return current(annotator)
-
-    def undo(annotator: str, body: Body) -> dict[str, Any]:
-        session.undo(annotator)
-        return current(annotator)
-
-    def join(body: Body) -> dict[str, Any]:
+    def join(request: Request, body: Body) -> dict[str, Any]:
         if allowed is not None:
             raise RefusedError(403, "open the link that you were given: names cannot be typed here")
         given = body.get("invitation")
@@ -200,13 +180,20 @@ def make_app(
         name, token = session.join(body.get("name"))
         return {"annotator": name, "token": token}
 
-    def known(work: Callable[[str, Body], dict[str, Any]], request: Request, body: Body) -> dict[str, Any]:
+    def judge(action: str, request: Request, body: Body) -> dict[str, Any]:
         annotator = session.annotator(bearer(request))
         if annotator is None:
             raise RefusedError(401, "expected the token of an annotator of this audit: join again")
         if allowed is not None and annotator not in allowed:
             raise RefusedError(403, f"{annotator} is not among the annotators of this audit now")
-        return work(annotator, body)
+        if action == "draft":
+            session.keep(annotator, body.get("task"), body.get("answer"))
+            return {"kept": True}
+        if action == "submit":
+            session.submit(annotator, body.get("task"), body.get("answer"))
+        elif action == "undo":
+            session.undo(annotator)
+        return {"annotator": annotator, **vars(session.current(annotator))}
 
     about = {"title": title, "by_name": allowed is None, "criteria": CRITERIA, "points": POINTS}
     about |= {"longest_name": LONGEST_NAME, "longest_comment": LONGEST_COMMENT}
@@ -217,7 +204,7 @@ def make_app(
     def posted(work: Callable[[Request, Body], dict[str, Any]]) -> Handler:
         async def answer(request: Request) -> Response:
             check_json(request)
-            body = await read_body(request, limits)
+            body = await read_body(request, LIMITS)
             loop = asyncio.get_running_loop()
             return JSONResponse(await loop.run_in_executor(worker, work, request, body))
 
@@ -233,17 +220,14 @@ def make_app(
 
     routes = {path: ("GET", served(*page)) for path, page in _PAGES.items()}
     routes["/api/about"] = ("GET", describe)
-    routes["/api/join"] = ("POST", posted(lambda request, body: join(body)))
-    for work in (task, draft, submit, undo):
-        routes[f"/api/{work.__name__}"] = ("POST", posted(partial(known, work)))
+    routes["/api/join"] = ("POST", posted(join))
+    for action in ("task", "draft", "submit", "undo"):
+        routes[f"/api/{action}"] = ("POST", posted(partial(judge, action)))
     return make_site(
         routes,
         check=lambda request: check_site(request, hosts),
-        statuses=(
-            (ClosedError, 409),
-            (DataError, 400),
-            (PrbError, 503),
-        ),  # 503: the database cannot be written
+        # 503: the database cannot be written
+        statuses=((ClosedError, 409), (DataError, 400), (PrbError, 503)),
         failed="the server failed, and what was sent is not kept: tell the owner of this audit",
         headers=_HEADERS,
     )

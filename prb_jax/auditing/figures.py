@@ -103,11 +103,11 @@ def quality_figures(table: FirstJudgements, *, margin: float, seed: int) -> dict
     figures: dict[str, Any] = {}
     for name in CRITERIA:
         sides = [
-            table.numbers(lambda judged, name=name, side=side: _place(judged.quality[name][side]))
+            table.numbers(lambda judged, name=name, side=side: judged.quality[name][side])
             for side in range(2)
         ]
         agreement = agreement_with_intervals(
-            np.concatenate(sides),
+            np.concatenate([np.where(ratings == MISSING, MISSING, ratings - POINTS[0]) for ratings in sides]),
             categories=len(POINTS),
             level=ORDINAL,
             clusters=[*table.clusters, *table.clusters],
@@ -189,10 +189,6 @@ def _reasons(row: Mapping[str, Judgement], chosen: int, rejected: int) -> Iterat
             ratings = [rating for rating in of_side if rating is not None]
             if ratings and max(ratings) - min(ratings) >= FAR_APART:
                 yield f"{name} of the {called} response: ratings from {min(ratings)} to {max(ratings)}"
-
-
-def _place(rating: int | None) -> int | None:
-    return None if rating is None else POINTS.index(rating)
 
 
 def _against_label(table: FirstJudgements, fits: np.ndarray) -> dict[str, Any]:

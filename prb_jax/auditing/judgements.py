@@ -31,10 +31,10 @@ class Judgement:
     swapped: bool  # whether response A was the one with the lower label
     fit: int | None  # 0 for the response with the higher label, 1 for the other one, None for "can't tell"
     # by criterion, the ratings of both responses in this order; None for "can't tell"
-    quality: Mapping[str, tuple[int | None, int | None]]
+    quality: Mapping[str, Sequence[int | None]]
     comment: str
-    opened: float  # when the item was given out and the judgement submitted, in seconds since 1970
-    at: float  # when the item was given out and the judgement submitted, in seconds since 1970
+    opened: float  # when the item was given out, in seconds since 1970
+    at: float  # when the judgement was submitted
 
     __repr__ = short_repr
 
@@ -89,10 +89,10 @@ def read_state(path: str | Path) -> AuditState:
 def _judged(item: Item, event: Event, seed: int) -> Judgement:
     swapped, answer = is_swapped(seed, item.id, event.annotator, event.showing), event.answer
     order = SIDES[::-1] if swapped else SIDES
-    quality: dict[str, tuple[int | None, int | None]] = {}
-    for criterion, sides in answer["quality"].items():
-        first, second = (None if sides[side] == UNKNOWN else sides[side] for side in order)
-        quality[criterion] = (first, second)
+    quality = {
+        criterion: [None if sides[side] == UNKNOWN else sides[side] for side in order]
+        for criterion, sides in answer["quality"].items()
+    }
     fit = None if answer["fit"] == UNKNOWN else order.index(answer["fit"])
     about = (item, event.annotator, event.showing, swapped)
     return Judgement(*about, fit, quality, answer["comment"], event.opened, event.at)
@@ -164,12 +164,10 @@ def _csv(rows: list[dict[str, Any]]) -> str:
     writer.writerow(names)
     for row in rows:
         cells = row | {column: row["quality"][name][side] for column, (name, side) in ratings.items()}
-        for (
-            name,
-            value,
-        ) in cells.items():  # no cell is a formula, though annotators and data may hold any text
+        # no cell is a formula, though annotators and data may hold any text
+        for name, value in cells.items():
             if isinstance(value, str) and (
-                value[:1] in tuple("\t\r\n") or value.lstrip()[:1] in tuple("=+-@")
+                value.startswith(("\t", "\r", "\n")) or value.lstrip().startswith(("=", "+", "-", "@"))
             ):
                 cells[name] = f"'{value}"
         writer.writerow(cells[name] for name in names)

@@ -119,8 +119,7 @@ def guide(
         progress=progress,
     )
     comparisons = read_inputs(data, subset=subset, limit=limit).comparisons
-    keys = [(one.id, number) for one in comparisons for number in range(options.n)]
-    texts = on_first_process(lambda: _texts(result.out, keys))
+    texts = on_first_process(lambda: [row["text"] for row in read_samples(result.out).values()])
     judged = None if judge is None else _judged(judge, comparisons, texts, options.n)
 
     def finish() -> dict[str, Any]:
@@ -172,11 +171,6 @@ def guide(
         return summary
 
     return SampleRun(result.out, on_first_process(finish))
-
-
-def _texts(out: Path, keys: Sequence[tuple[str, int]]) -> list[str]:
-    samples = read_samples(out)
-    return [samples[key]["text"] for key in keys]
 
 
 def _mean(values: Sequence[float], clusters: Sequence[str]) -> dict[str, Any]:

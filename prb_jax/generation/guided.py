@@ -37,7 +37,6 @@ from prb_jax.generation.token_scores import (
     why_not_token_level,
 )
 from prb_jax.runs.behaviour import reward_identity
-from prb_jax.text.view import ViewOptions
 from prb_jax.trees.shapes import round_up
 
 TOGETHER = 16
@@ -112,9 +111,10 @@ class Guide:
         elif not prompts:
             return
         elif self.chunk is None:
-            task = policy.task(
-                prompts, options, guided=self._guided(comparisons, room=options.max_new_tokens)
-            )
+            no_response = [(np.zeros(1, np.int32),)] * len(comparisons)
+            shown = reward_trees(self.model, comparisons, no_response, room=options.max_new_tokens)
+            guided = GuidedTask(self.model.params, self.weight, [tree.prefix for tree in shown])
+            task = policy.task(prompts, options, guided=guided)
             guidance = Guidance(
                 reward=reward_program(self.model), readout=self.model.readout, candidates=self.candidates
             )
@@ -122,12 +122,6 @@ class Guide:
             yield from draw(programs, policy.params, task, skip=skip)
         else:
             yield from self._draw_chunks(policy, comparisons, prompts, options, rows, skip)
-
-    def _guided(self, comparisons: Sequence[Comparison], *, room: int) -> GuidedTask:
-        view, no_tokens = self.model.reader.view(ViewOptions()), (np.zeros(1, np.int32),)
-        ids = [no_tokens] * len(comparisons)
-        trees = reward_trees(self.model, comparisons, ids, view=view, room=room)
-        return GuidedTask(self.model.params, self.weight, [tree.prefix for tree in trees])
 
     def _draw_chunks(
         self,

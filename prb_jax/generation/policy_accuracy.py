@@ -51,7 +51,6 @@ from prb_jax.scoring.load import open_scorer, read_history, with_history
 from prb_jax.scoring.run import check_same_choices, computing_versions
 from prb_jax.sharding import mesh_shape
 from prb_jax.storage.urls import shown
-from prb_jax.text.view import ViewOptions
 
 ROWS = RowKind(
     "rows.jsonl",
@@ -315,8 +314,7 @@ class _Scoring:
             facts = [of_policy.facts(rewards) for of_policy, rewards in zip(tokens, whole, strict=True)]
             for first in range(0, len(part), shards) if by_token else ():
                 some = slice(first, first + shards)
-                view = scorer.reader.view(ViewOptions())
-                facts[some] = read_rewards(scorer, members[some], tokens[some], whole[some], view=view)
+                facts[some] = read_rewards(scorer, members[some], tokens[some], whole[some])
             yield [
                 {"scorer": name, "control": control, **self._row(name, comparison, known)}
                 for comparison, known in zip(members, facts, strict=True)

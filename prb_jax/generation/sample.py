@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.options import refuse_given
 from prb_jax.errors import DataError, RunError
 from prb_jax.generation.guided import Guide
 from prb_jax.generation.policy import Policy, open_policy
@@ -104,8 +105,7 @@ def sample_data(
     inputs = read_inputs(data, subset=subset, limit=limit)
     if endpoint is not None and model is None:
         given = {"max_length": max_length, "rows": rows, "guide": guide} | (loading.given if loading else {})
-        if unused := [option for option, value in given.items() if value is not None]:
-            raise RunError(f"{', '.join(unused)}: decided by the server at {endpoint.url}: leave out here")
+        refuse_given(given, f"decided by the server at {endpoint.url}")
         sampler = _EndpointSampler(endpoint, inputs.comparisons, options, profile_posts)
     elif endpoint is not None or model is None:
         raise RunError("sample: expected either a MODEL, or --endpoint URL and --model NAME")

@@ -36,7 +36,7 @@ from prb_jax.runs.progress import compiling
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.sharding import batch_sharding, mesh_shape, replicated, to_global
 from prb_jax.text.tokenizer import ChatTokenizer
-from prb_jax.text.view import View
+from prb_jax.text.view import ViewOptions
 from prb_jax.trees.batches import Bucket, TreeBatch, make_batch
 from prb_jax.trees.shapes import round_up
 from prb_jax.trees.tree import Tree
@@ -145,8 +145,6 @@ def read_rewards(
     comparisons: Sequence[Comparison],
     tokens: Sequence[PolicyTokens],
     whole: Sequence[np.ndarray],
-    *,
-    view: View,
 ) -> list[list[TokenFacts]]:
     """Return all that is known of the responses, with the rewards of every prefix and of the candidates after each.
 
@@ -154,10 +152,9 @@ def read_rewards(
       model: with a head that reads one token, and the policy's tokenizer.
       comparisons: with the user and the profile that the model is shown.
       tokens, whole: of the same comparisons: what the policy says of them, and the rewards [K] of whole responses.
-      view: how the model is shown a comparison.
     """
     ids, candidates = [of_policy.ids for of_policy in tokens], tokens[0].tried[0].shape[1]
-    batch = _batch(reward_trees(model, comparisons, ids, view=view), model.mesh)
+    batch = _batch(reward_trees(model, comparisons, ids), model.mesh)
     tried = np.zeros((*batch.responses.shape, candidates), np.int32)
     for row, of_policy in enumerate(tokens):
         for k, listed in enumerate(of_policy.tried):
@@ -170,14 +167,13 @@ def read_rewards(
     for row, (of_policy, of_whole) in enumerate(zip(tokens, whole, strict=True)):
         facts.append([])
         for k, token_facts in enumerate(of_policy.facts(of_whole)):
-            known = replace(
-                token_facts, rewards=rewards[row, k, : len(token_facts.logprobs)], start=float(start[row])
-            )
+            length = len(token_facts.logprobs)
+            known = replace(token_facts, rewards=rewards[row, k, :length], start=float(start[row]))
             if candidates:
                 known = replace(
                     known,
                     tried_logprobs=of_policy.tried_logprobs[k],
-                    tried_rewards=of_tried[row, k, : len(token_facts.logprobs)],
+                    tried_rewards=of_tried[row, k, :length],
                     listed=(of_policy.tried[k] == of_policy.ids[k][:, None]).any(axis=1),
                 )
             facts[-1].append(known)
@@ -189,7 +185,6 @@ def reward_trees(
     comparisons: Sequence[Comparison],
     ids: Sequence[tuple[np.ndarray, ...]],
     *,
-    view: View,
     room: int | None = None,
 ) -> list[Tree]:
     """Return the trees of a reward model: its own prompt with the assistant's turn opened, then given token ids.
@@ -200,7 +195,7 @@ def reward_trees(
       DataError: a prompt that does not fit beside them.
     """
     assert isinstance(model.tokenizer, ChatTokenizer)
-    trees = []
+    view, trees = model.reader.view(ViewOptions()), []
     for comparison, responses in zip(comparisons, ids, strict=True):
         (prompt,) = comparison_prompts(
             [comparison],

@@ -21,8 +21,7 @@ PAPERS = (str(TextProtocol.PAPER), PAPER_SCORE, PAPER_RUBRIC)
 RUBRICS = (RUBRIC, PAPER_RUBRIC)  # those that show the true rubric of the data: upper bounds
 PREFIXES: Final = {"judge:": SCORE, "rubric:": RUBRIC}  # before the name of a judge: how it is asked
 
-_POSTS = {str(TextProtocol.PAPER): 0, RUBRIC: 0, PAPER_RUBRIC: 0}
-_DEFAULT_POSTS: Final = 10
+_WITHOUT_POSTS = (str(TextProtocol.PAPER), RUBRIC, PAPER_RUBRIC)  # unless a user asks for some
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +78,9 @@ class JudgeOptions:
     @property
     def posts(self) -> int:
         """The most posts that are shown, given or not."""
-        default = _POSTS.get(self.protocol, _DEFAULT_POSTS)
-        return default if self.profile_posts is None else self.profile_posts
+        if self.profile_posts is not None:
+            return self.profile_posts
+        return 0 if self.protocol in _WITHOUT_POSTS else 10
 
     def check(self, *, local: bool) -> None:
         """Raise RunError for options that do not go together; ``local`` for a judge that is a model on this machine."""

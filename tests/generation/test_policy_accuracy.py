@@ -70,7 +70,7 @@ def test_tokens_equal_transformers_and_the_formula_in_full(folder: Path) -> None
     view = model.reader.view(ViewOptions())
     found = read_policy(policy, [comparison], profile_posts=0, candidates=VOCABULARY, limit=200)[0]
     whole = np.asarray([2.5, 2.5])
-    (known,) = read_rewards(model, [comparison], [found], [whole], view=view)
+    (known,) = read_rewards(model, [comparison], [found], [whole])
     prompt = encode_prompts(policy.tokenizer, [comparison.prompt])[0]
     shown = policy.encode([comparison], profile_posts=view.profile_posts, limit=500)[0].ids
     assert len(shown) > len(prompt)  # the reward model sees the profile
