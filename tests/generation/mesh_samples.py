@@ -3,8 +3,6 @@
 python -m tests.generation.mesh_samples FOLDER OUT MESH|default
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -19,9 +17,9 @@ PROMPTS = [_rng.integers(4, 400, size).tolist() for size in (5, 60, 21, 3)]
 SAMPLING: dict[str, Any] = {"n": 3, "max_new_tokens": 10, "stop_ids": [3], "seed": 9}
 
 
-def tokens(found: list[list[Any]]) -> list[list[list[int]]]:
+def tokens(samples: list[list[Any]]) -> list[list[list[int]]]:
     """The ids of samples."""
-    return [[sample.token_ids.tolist() for sample in samples] for samples in found]
+    return [[sample.token_ids.tolist() for sample in of_prompt] for of_prompt in samples]
 
 
 def main(folder: str, out: str, mesh: str) -> None:
@@ -38,12 +36,12 @@ def main(folder: str, out: str, mesh: str) -> None:
     program, _ = sampling_program(policy.config, shape, mesh=policy.mesh, dtype="float32")
     text = program.function.lower(*program.arguments, **program.named).compile().as_text()
     gathered = re.findall(r"= \w+\[([\d,]+)\]\S* all-gather(?:-start)?\(", text)
-    found = {
+    facts = {
         "samples": tokens(policy.sample(PROMPTS, **SAMPLING)),
         "axes": {axis: size for axis, size in policy.mesh.shape.items() if size > 1},
         "gathered": [math.prod(map(int, sizes.split(","))) for sizes in gathered],
     }
-    Path(out).write_text(json.dumps(found))
+    Path(out).write_text(json.dumps(facts))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Greedy samples are those of transformers' `generate`, token by token, and so are their log-probabilities."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -9,18 +7,14 @@ import pytest
 
 import prb_jax as prb
 from tests.parity.stories260k import write_model
+from tests.plain_process import ROOT
 from tests.tiny_models import FAMILIES
 from tests.tiny_policies import VOCABULARY, write_policy
 
 TIE = 1e-4
 TOKENS = 32  # more than the tiny families' windows of 24
 FAST = ("llama-llama3", "qwen2-window", "qwen3-yarn", "gemma2", "gemma3")
-STORIES = Path(__file__).resolve().parents[2].parent / "shared" / "weights" / "stories260K"
-
-
-def prompts(seed: int = 0) -> list[list[int]]:
-    rng = np.random.default_rng(seed)
-    return [rng.integers(4, VOCABULARY, size).tolist() for size in (50, 1, 9)]
+STORIES = ROOT.parent / "shared" / "weights" / "stories260K"
 
 
 @pytest.mark.parametrize(
@@ -32,11 +26,12 @@ def test_tokens_and_logprobs_are_those_of_transformers(family: str, tmp_path: Pa
 
     theirs = write_policy(tmp_path, family, tie_word_embeddings=family in ("qwen3-yarn", "gemma2"))
     policy = prb.load_policy(tmp_path)
-    given = prompts()
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(4, VOCABULARY, size).tolist() for size in (50, 1, 9)]
     # Two rows for three prompts: the third one takes the place of one that is done.
-    found = policy.sample(given, temperature=0, max_new_tokens=TOKENS, stop_ids=[], rows=2)
+    samples = policy.sample(prompts, temperature=0, max_new_tokens=TOKENS, stop_ids=[], rows=2)
     ties = 0
-    for ids, (sample,) in zip(given, found, strict=True):
+    for ids, (sample,) in zip(prompts, samples, strict=True):
         assert sample.finish == "length"
         np.testing.assert_array_equal(sample.prompt_token_ids, ids)
         whole = torch.tensor([[*ids, *sample.token_ids.tolist()]])

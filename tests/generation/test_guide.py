@@ -1,10 +1,9 @@
 """`prb guide`: weight 0 is the policy, a reward that loves one token forces it, and steps equal k forward passes."""
 
-from __future__ import annotations
-
 import functools
 import json
-from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,40 +17,31 @@ from prb_jax.metrics.texts import corpus_bleu, text_figures
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.tree import Tree
-from tests.json_lines import read_lines, write_lines
-from tests.scoring.records import write_model
-from tests.tiny_policies import write_policy
+from tests.json_lines import read_lines
 
 TOKENS, CANDIDATES = 6, 4
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy, a reward model of another size with sliding windows, and three comparisons."""
-    top = tmp_path_factory.mktemp("guide")
-    write_policy(top / "policy", "qwen3", eos=3, num_hidden_layers=2)
-    write_model(top / "rm", "gemma2", num_hidden_layers=2)
-    rows = [
-        {"id": f"q{k}", "user_id": f"u{k}", "question": "What should I cook" + " tonight" * k,
-         "chosen": "A quick soup.", "rejected": "No.", "profile": [{"id": "p", "category": "", "text": "I like rice."}]}
-        for k in range(3)
-    ]  # fmt: skip
-    write_lines(top / "pairs.jsonl", rows)
-    return top
+def three(comparisons) -> list[prb.Comparison]:
+    return comparisons[:3]
 
 
-def drawn(policy: prb.Policy, guide: Guide, folder: Path, **options: float) -> list[list[int]]:
+def drawn(
+    policy: prb.Policy, guide: Guide, comparisons: list[prb.Comparison], **options: float
+) -> list[list[int]]:
     """The token ids of every prompt's only guided sample."""
-    comparisons = list(prb.read_comparisons(str(folder / "pairs.jsonl")))
     chosen = SampleOptions(**{"temperature": 0.0, "max_new_tokens": TOKENS, "stop_ids": ()} | options)  # pyright: ignore[reportArgumentType]
     prompts = policy.encode(comparisons, profile_posts=0, limit=200)
-    found: dict[int, list[int]] = {}
+    tokens: dict[int, list[int]] = {}
     for batch in guide.checked(policy).draw(policy, comparisons, prompts, chosen, rows=2):
-        found |= {one.prompt: one.tokens.tolist() for one in batch}
-    return [found[place] for place in range(len(comparisons))]
+        tokens |= {text.prompt: text.tokens.tolist() for text in batch}
+    return [tokens[place] for place in range(len(comparisons))]
 
 
-def naive(policy: prb.Policy, model: RewardModel, folder: Path, weight: float) -> list[list[int]]:
+def naive(
+    policy: prb.Policy, model: RewardModel, comparisons: list[prb.Comparison], weight: float
+) -> list[list[int]]:
     """The same by k forward passes a step: logits from scratch, and the reward of every candidate's whole sequence."""
     import jax
     import jax.numpy as jnp
@@ -61,73 +51,62 @@ def naive(policy: prb.Policy, model: RewardModel, folder: Path, weight: float) -
     from prb_jax.text.tokenizer import encode_prompts
     from prb_jax.text.visible import visible
 
-    comparisons = list(prb.read_comparisons(str(folder / "pairs.jsonl")))
     view = model.reader.view(ViewOptions())
     decode = jax.jit(functools.partial(decode_tree, config=policy.config, dtype=jnp.dtype(jnp.float32)))
-    found = []
-    for each in comparisons:
-        prompt = encode_prompts(policy.tokenizer, [each.prompt])[0]
-        messages = visible(each, profile_posts=view.profile_posts, protocol=view.protocol).prefix_messages
+    texts = []
+    for comparison in comparisons:
+        prompt = encode_prompts(policy.tokenizer, [comparison.prompt])[0]
+        messages = visible(
+            comparison, profile_posts=view.profile_posts, protocol=view.protocol
+        ).prefix_messages
         shown = encode_prompts(model.tokenizer, [messages])[0]  # pyright: ignore[reportArgumentType]
         ids: list[int] = []
         for _ in range(TOKENS):
             so_far = np.asarray([*prompt, *ids], np.int32)
             batch = model.batch([Tree(so_far[:-1], (so_far[-1:],), (0,))])
-            states = decode(policy.params, batch)
-            state = states[0, batch.prefix.shape[1]]
-            logits = policy.program.head.next_token(
-                policy.params, last_norm(policy.params, state, policy.config)
-            )
-            best = np.argsort(-np.asarray(logits), kind="stable")[:CANDIDATES]
+            state = decode(policy.params, batch)[0, batch.prefix.shape[1]]
+            normed = last_norm(policy.params, state, policy.config)
+            logits = np.asarray(policy.program.head.next_token(policy.params, normed))
+            best = np.argsort(-logits, kind="stable")[:CANDIDATES]
             trees = [
                 Tree(np.asarray([*shown, *ids], np.int32), (np.asarray([v], np.int32),), (0,)) for v in best
             ]
             rewards = np.asarray(model.score_fn(model.params, model.batch(trees)))[: len(best), 0]
-            logprobs = np.asarray(logits)[best] - np.logaddexp.reduce(np.asarray(logits, np.float64))
+            logprobs = logits[best] - np.logaddexp.reduce(logits.astype(np.float64))
             ids.append(int(best[np.argmax(logprobs + weight * rewards)]))
-        found.append(ids)
-    return found
+        texts.append(ids)
+    return texts
 
 
-def test_guided_tokens(folder: Path) -> None:
-    policy, model = prb.load_policy(folder / "policy"), prb.load(folder / "rm")
-    comparisons = list(prb.read_comparisons(str(folder / "pairs.jsonl")))
-    plain, alone = {"max_new_tokens": TOKENS, "stop_ids": (), "profile_posts": 0}, []
+def test_guided_tokens(policy, model, three):
+    alone = []
     for rules in ({"temperature": 0.0}, {"temperature": 0.9, "seed": 5}):
-        samples = policy.sample(comparisons, **plain, **rules)
-        alone.append(drawn(policy, Guide(model=model, weight=0.0, candidates=2), folder, **rules))
-        assert alone[-1] == [own[0].token_ids.tolist() for own in samples]
-    guided = drawn(policy, Guide(model=model, weight=1.5, candidates=CANDIDATES), folder)
-    assert guided == naive(policy, model, folder, 1.5)
+        samples = policy.sample(three, max_new_tokens=TOKENS, stop_ids=(), profile_posts=0, **rules)
+        alone.append(drawn(policy, Guide(model=model, weight=0.0, candidates=2), three, **rules))
+        assert alone[-1] == [of_prompt[0].token_ids.tolist() for of_prompt in samples]
+    guided = drawn(policy, Guide(model=model, weight=1.5, candidates=CANDIDATES), three)
+    assert guided == naive(policy, model, three, 1.5)
     assert guided != alone[0]
 
 
-def test_a_reward_that_loves_one_token_forces_it(folder: Path) -> None:
+def test_a_reward_that_loves_one_token_forces_it(policy, model, three):
     """Its embedding points where the head looks, and all layers are switched off."""
-    policy, model = prb.load_policy(folder / "policy"), prb.load(folder / "rm")
-    loved = 123
-    head = np.asarray(model.params["score"])[:, 0]
-    embed = np.array(model.params["embed"])
-    embed[:] = -head
+    loved, head = 123, np.asarray(model.params["score"])[:, 0]
+    embed = np.tile(-head, (len(model.params["embed"]), 1))
     embed[loved] = head
     silent = {name: np.zeros_like(leaf) for name, leaf in model.params["layers"].items()}
-    own = {
-        **model.params,
-        "embed": embed,
-        "layers": silent,
-        "final_norm": np.zeros_like(model.params["final_norm"]),
-    }
-    lover = prb.RewardModel(**{**vars(model), "params": own})
-    found = drawn(policy, Guide(model=lover, weight=1e4, candidates=policy.config.vocab_size), folder)
-    assert found == [[loved] * TOKENS] * 3
+    norm = np.zeros_like(model.params["final_norm"])
+    lover = prb.RewardModel(
+        **vars(model) | {"params": {**model.params, "embed": embed, "layers": silent, "final_norm": norm}}
+    )
+    guide = Guide(model=lover, weight=1e4, candidates=policy.config.vocab_size)
+    assert drawn(policy, guide, three) == [[loved] * TOKENS] * 3
 
 
-def test_a_run_has_texts_and_figures(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, data = tmp_path / "out", str(folder / "pairs.jsonl")
+def test_a_run_has_texts_and_figures(folder, three, tmp_path, capsys):
+    out, policy, model, data = tmp_path / "out", folder / "policy", folder / "rm", str(folder / "pairs.jsonl")
     command = [
-        "guide", str(folder / "policy"), "--reward", str(folder / "rm"), "--data", data, "--out", str(out),
+        "guide", str(policy), "--reward", str(model), "--data", data, "--limit", "3", "--out", str(out),
         "--weight", "1.5", "--candidates", str(CANDIDATES), "--max-new-tokens", str(TOKENS), "--quality",
         "baseline:length", "--no-progress",
     ]  # fmt: skip
@@ -143,7 +122,10 @@ def test_a_run_has_texts_and_figures(
     assert (len(rows), summary["n"], summary["weight"]) == (3, 3, 1.5)
     headline, figure, quality = json.loads((out / "behaviour.json").read_text())["figures"]
     for name, shown in (("rouge1", headline), ("rougeL", figure)):
-        expected = [text_figures(row["text"], "A quick soup.")[name] for row in rows]
+        expected = [
+            text_figures(row["text"], comparison.responses[0])[name]
+            for row, comparison in zip(rows, three, strict=True)
+        ]
         assert summary["text"][name]["value"] == pytest.approx(np.mean(expected))
         assert (shown["name"], sum(shown["sums"])) == (f"guided {name}", pytest.approx(sum(expected)))
     lengths = [len(row["text"]) for row in rows if row["text"].strip()]
@@ -153,52 +135,45 @@ def test_a_run_has_texts_and_figures(
         "guided quality", sum(lengths), len(lengths)
     )  # fmt: skip
     assert figure["counts"] == [1, 1, 1]
-    assert (figure["label"], figure["policy"]) == (str(folder / "rm"), "Qwen3ForCausalLM")
+    assert (figure["label"], figure["policy"]) == (str(model), "Gemma2ForCausalLM")
     # the policy alone writes other texts, with the same figures, and no behaviour under a reward model
     options = SampleOptions(temperature=0.0, max_new_tokens=TOKENS)
-    given = {"options": options, "progress": False}
-    alone = prb.guide(folder / "policy", None, data, out=tmp_path / "alone", **given)  # pyright: ignore[reportArgumentType]
+    given = {"options": options, "limit": 3, "progress": False}
+    alone = prb.guide(policy, None, data, out=tmp_path / "alone", **given)
     assert alone.summary["text"].keys() == summary["text"].keys()
     assert "weight" not in alone.summary
     assert not (tmp_path / "alone" / "behaviour.json").exists()
     # best-of-n reads the folder as any other samples; another weight is another run
-    assert [row["id"] for row in rows] == [comparison.id for comparison in prb.read_comparisons(data)]
+    assert [row["id"] for row in rows] == [comparison.id for comparison in three]
     with pytest.raises(prb.RunError, match=r"guide\.weight: 1\.5 -> 2\.0"):
-        prb.guide(folder / "policy", folder / "rm", data, out=out, weight=2.0, candidates=CANDIDATES, **given)  # pyright: ignore[reportArgumentType]
+        prb.guide(policy, model, data, out=out, weight=2.0, candidates=CANDIDATES, **given)
 
 
-def test_what_cannot_guide_is_one_error(folder: Path) -> None:
-    policy, model = prb.load_policy(folder / "policy"), prb.load(folder / "rm")
-    for candidates in (0, 100_000):
-        with pytest.raises(prb.DataError, match=rf"candidates: expected 1 to \d+, .* found {candidates}"):
-            Guide(model=model, weight=1.0, candidates=candidates).checked(policy)
-    with pytest.raises(prb.DataError, match="weight: expected a finite number"):
-        Guide(model=model, weight=float("nan"), candidates=1).checked(policy)
-    with pytest.raises(prb.DataError, match=r"cannot guide .*: it is no reward model with weights"):
-        Guide(model=prb.load("baseline:length"), weight=1.0, candidates=1).checked(policy)  # pyright: ignore[reportArgumentType]
+def test_what_cannot_guide_is_one_error(policy, model, three):
+    for given, message in (
+        ({"candidates": 0}, r"candidates: expected 1 to \d+, .* found 0"),
+        ({"candidates": 100_000}, r"candidates: expected 1 to \d+, .* found 100000"),
+        ({"weight": float("nan")}, "weight: expected a finite number"),
+        ({"model": prb.load("baseline:length")}, r"cannot guide .*: it is no reward model with weights"),
+    ):
+        with pytest.raises(prb.DataError, match=message):
+            Guide(**{"model": model, "weight": 1.0, "candidates": 1} | given).checked(policy)
     with pytest.raises(prb.DataError, match="no rule beside the temperature"):
-        drawn(policy, Guide(model=model, weight=1.0, candidates=2), folder, top_p=0.5)
+        drawn(policy, Guide(model=model, weight=1.0, candidates=2), three, top_p=0.5)
 
-    class Other:
-        name = "other"
-
-        class tokenizer:
-            @staticmethod
-            def get_vocab() -> dict[str, int]:
-                return {**policy.tokenizer.tokenizer.get_vocab(), "new": 5000}
-
-    said = why_other_tokenizer(policy.tokenizer, Other)  # pyright: ignore[reportArgumentType]
-    assert said is not None
+    vocabulary = {**policy.tokenizer.tokenizer.get_vocab(), "new": 5000}
+    other: Any = SimpleNamespace(tokenizer=SimpleNamespace(get_vocab=lambda: vocabulary))
+    said = why_other_tokenizer(policy.tokenizer, other) or ""
     assert said.endswith("token 'new' is 5000, expected None")
 
 
-def test_figures_of_texts() -> None:
+def test_figures_of_texts():
     text, reference = "Cats are running quickly home.", "The cat runs home quickly, all cats run."
-    found = text_figures(text, reference)
-    assert found["rouge1"] == pytest.approx(6 / 13)  # three words of 5 and of 8
-    assert found["rougeL"] == pytest.approx(2 / 13)  # one, in order
-    assert found["rouge1_stemmed"] > found["rouge1"]
-    assert found["length_ratio"] == 5 / 8
+    figures = text_figures(text, reference)
+    assert figures["rouge1"] == pytest.approx(6 / 13)  # three words of 5 and of 8
+    assert figures["rougeL"] == pytest.approx(2 / 13)  # one, in order
+    assert figures["rouge1_stemmed"] > figures["rouge1"]
+    assert figures["length_ratio"] == 5 / 8
     same = text_figures(reference, reference)
     assert all(same[name] == pytest.approx(1) for name in ("rouge2", "rougeL_stemmed", "length_ratio"))
     assert same["bleu"] == pytest.approx(100)

@@ -1,7 +1,5 @@
 """`prb past-texts`: the other text is one of another user for the nearest input, or a sample."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ import pytest
 import prb_jax as prb
 from prb_jax.cli import main
 from prb_jax.generation.past_texts import past_texts
+from tests.json_lines import write_lines
 
 INPUTS: list[dict[str, Any]] = [
     {"id": "1", "user_id": "ana", "input": "Headline for: the river flooded the town",
@@ -29,19 +28,21 @@ def write(folder: Path, inputs: Any = INPUTS, golds: Any = GOLDS) -> tuple[Path,
     return paths
 
 
-def test_pairs_of_other_users_and_of_a_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pairs_of_other_users_and_of_a_policy(tmp_path, capsys):
     inputs, outputs = write(tmp_path)
     out = tmp_path / "pairs.jsonl"
     assert main(["past-texts", "--inputs", str(inputs), "--outputs", str(outputs), "--out", str(out)]) == 0
     assert "4 pairs of 3 users" in capsys.readouterr().out
-    read = {each.id: each for each in prb.read_comparisons(str(out))}
-    assert list(read) == [f"{k}:other_user" for k in range(1, 5)]
-    first = read["1:other_user"]
+    first, _, third, fourth = pairs = list(prb.read_comparisons(str(out)))
+    assert [pair.id for pair in pairs] == [f"{k}:other_user" for k in range(1, 5)]
     assert (first.user_id, first.subset) == ("ana", "other_user")
     assert first.responses == ("own text 1", "own text 3")  # not of the same user, though it is similar
-    assert read["3:other_user"].responses[1] == "own text 1"
-    assert [post.text for post in first.profile] == ["Rain fell.\nRain again"]
-    assert [read[f"{k}:other_user"].profile[0].text for k in (3, 4)] == ["my tweet", "x\ny"]
+    assert third.responses[1] == "own text 1"
+    assert [pair.profile[0].text for pair in (first, third, fourth)] == [
+        "Rain fell.\nRain again",
+        "my tweet",
+        "x\ny",
+    ]
     # samples of that file are further pairs
     run = tmp_path / "samples"
     run.mkdir()
@@ -50,14 +51,14 @@ def test_pairs_of_other_users_and_of_a_policy(tmp_path: Path, capsys: pytest.Cap
     row = {"prompt_token_ids": [], "token_ids": [], "logprob": 0, "sampled_logprob": 0, "finish": "stop"}
     texts = {"1": "a sample", "2": "  ", "3": "own text 3", "4": "another"}
     lines = [{"id": f"{k}:other_user", "sample": 0, "text": text, **row} for k, text in texts.items()]
-    (run / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = past_texts(inputs, outputs, out=tmp_path / "more.jsonl", samples=[run])
-    assert (found.counts, found.without) == ({"other_user": 4, "policy": 2}, {"policy": 2})
-    pairs = {each.id: each for each in prb.read_comparisons(str(tmp_path / "more.jsonl"))}
-    assert pairs["1:policy"].responses == ("own text 1", "a sample")
+    write_lines(run / "samples.jsonl", lines)
+    more = past_texts(inputs, outputs, out=tmp_path / "more.jsonl", samples=[run])
+    assert (more.counts, more.without) == ({"other_user": 4, "policy": 2}, {"policy": 2})
+    (sampled,) = (pair for pair in prb.read_comparisons(more.path) if pair.id == "1:policy")
+    assert sampled.responses == ("own text 1", "a sample")
 
 
-def test_bad_files_are_one_error(tmp_path: Path) -> None:
+def test_bad_files_are_one_error(tmp_path):
     out = tmp_path / "out.jsonl"
     wrong: list[tuple[Any, Any, str]] = [
         ({}, GOLDS, "expected a list of {id, input, profile}"),

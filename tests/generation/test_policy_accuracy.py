@@ -1,9 +1,6 @@
 """`prb policy-accuracy`: scores are those of transformers and of the formulas in full; the controls are right."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,29 +12,10 @@ from prb_jax.generation.policy_accuracy import policy_accuracy
 from prb_jax.generation.token_scores import STEPS_TOGETHER, read_policy, read_rewards
 from prb_jax.metrics.policy_scores import TokenFacts, prefix_sizes, response_scores
 from prb_jax.text.tokenizer import encode_prompts
-from prb_jax.text.view import ViewOptions
-from tests.json_lines import read_lines, write_lines
-from tests.scoring.records import write_model
-from tests.tiny_policies import VOCABULARY, write_policy
+from tests.json_lines import read_lines
+from tests.tiny_policies import VOCABULARY
 
 LAMBDAS = (0.0, 0.7, 3.0)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy and a reward model with sliding windows and capped scores, and eight comparisons of four users."""
-    top = tmp_path_factory.mktemp("policy")
-    write_policy(top / "policy", "gemma2", eos=3, num_hidden_layers=2)
-    write_model(top / "rm", "gemma2", num_hidden_layers=2)
-    rows = [
-        {"id": f"q{k}", "user_id": f"u{k % 4}", "question": f"What should I cook {k}?",
-         "chosen": "Something quick." if k % 3 else "Rice, an oven, quick jam, zesty figs.",
-         "rejected": "No, never." * (1 + k % 2),
-         "profile": [{"id": "p", "category": "", "text": f"I like rice {k % 4}."}]}
-        for k in range(8)
-    ]  # fmt: skip
-    write_lines(top / "pairs.jsonl", rows)
-    return top
 
 
 def logits(model: Any, ids: np.ndarray) -> np.ndarray:
@@ -59,36 +37,31 @@ def rewards_of_all_tokens(judge: Any, before: np.ndarray) -> np.ndarray:
         return judge.score(states)[:, -1, 0].numpy()
 
 
-def test_tokens_equal_transformers_and_the_formula_in_full(folder: Path) -> None:
+def test_tokens_equal_transformers_and_the_formula_in_full(folder, policy, model, comparisons):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("torch")
     language = transformers.AutoModelForCausalLM.from_pretrained(folder / "policy").eval()
     judge = transformers.AutoModelForSequenceClassification.from_pretrained(folder / "rm").eval()
     judge.config.pad_token_id = -1  # every token is read where it stands last, the padding token too
-    policy, model = prb.load_policy(folder / "policy"), prb.load(folder / "rm")
-    comparison = next(iter(prb.read_comparisons(str(folder / "pairs.jsonl"))))
-    view = model.reader.view(ViewOptions())
-    found = read_policy(policy, [comparison], profile_posts=0, candidates=VOCABULARY, limit=200)[0]
-    whole = np.asarray([2.5, 2.5])
-    (known,) = read_rewards(model, [comparison], [found], [whole])
+    comparison = comparisons[0]
+    (tokens,) = read_policy(policy, [comparison], profile_posts=0, candidates=VOCABULARY, limit=200)
+    (known,) = read_rewards(model, [comparison], [tokens], [np.asarray([2.5, 2.5])])
     prompt = encode_prompts(policy.tokenizer, [comparison.prompt])[0]
-    shown = policy.encode([comparison], profile_posts=view.profile_posts, limit=500)[0].ids
+    shown = policy.encode([comparison], profile_posts=1, limit=500)[0].ids
     assert len(shown) > len(prompt)  # the reward model sees the profile
-    assert len(found.ids[0]) > STEPS_TOGETHER  # candidates are tried in more than one pass
-    for k, ids in enumerate(found.ids):
+    assert len(tokens.ids[0]) > STEPS_TOGETHER  # candidates are tried in more than one pass
+    for k, ids in enumerate(tokens.ids):
         assert policy.decode(ids) == comparison.responses[k]
         all_logits = logits(language, np.concatenate([prompt, ids])[None])[0][len(prompt) - 1 : -1]
         logprobs = all_logits - np.logaddexp.reduce(all_logits.astype(np.float64), axis=1)[:, None]
         expected = np.take_along_axis(logprobs, ids[:, None], axis=1)[:, 0]
-        np.testing.assert_allclose(found.logprobs[k], expected, atol=1e-5)
+        np.testing.assert_allclose(tokens.logprobs[k], expected, atol=1e-5)
         full = np.stack(
             [rewards_of_all_tokens(judge, np.concatenate([shown, ids[:t]])) for t in range(len(ids))]
         )
         facts = known[k]
-        assert facts.rewards is not None
-        assert facts.tried_rewards is not None
         np.testing.assert_allclose(facts.rewards, full[np.arange(len(ids)), ids], atol=1e-5)
-        expected_rewards = np.take_along_axis(full, found.tried[k], axis=1)
+        expected_rewards = np.take_along_axis(full, tokens.tried[k], axis=1)
         np.testing.assert_allclose(facts.tried_rewards, expected_rewards, atol=1e-5)
         assert facts.start == pytest.approx(float(logits(judge, shown[None])[0, 0]), abs=1e-5)
         for strength in LAMBDAS:
@@ -103,21 +76,21 @@ def test_tokens_equal_transformers_and_the_formula_in_full(folder: Path) -> None
             assert scores["seq_score"][-1] == pytest.approx(expected.sum() + strength * 2.5, abs=1e-4)
 
 
-def test_scores_of_few_candidates() -> None:
+def test_scores_of_few_candidates():
     """By hand: two steps, one candidate each; the rest of the vocabulary has the reward of the text before it."""
     facts = TokenFacts(
         logprobs=np.log([0.5, 0.2]), reward=1.0, rewards=np.array([2.0, -1.0]), start=0.5,
         tried_logprobs=np.log([[0.5], [0.6]]), tried_rewards=np.array([[2.0], [3.0]]), listed=np.array([True, False]),
     )  # fmt: skip
-    found = response_scores(facts, 1.0)
+    scores = response_scores(facts, 1.0)
     first = np.log(0.5 * np.exp(2) / (0.5 * np.exp(2) + 0.5 * np.exp(0.5)))
     second = np.log(0.2 * np.exp(-1) / (0.6 * np.exp(3) + 0.2 * np.exp(-1) + 0.2 * np.exp(2)))
-    assert found["seq_logprob"][-1] == pytest.approx(first + second)
-    assert found["seq_logprob_topk"][-1] == pytest.approx(
+    assert scores["seq_logprob"][-1] == pytest.approx(first + second)
+    assert scores["seq_logprob_topk"][-1] == pytest.approx(
         np.log(0.2 * np.exp(-1) / (0.6 * np.exp(3) + 0.2 * np.exp(-1)))
     )
-    assert found["token_score_sum"][-1] == pytest.approx(np.log(0.1) + 1)
-    assert found["seq_score"] == pytest.approx([np.log(0.5) + 2] * 3 + [np.log(0.1) - 1, np.log(0.1) + 1])
+    assert scores["token_score_sum"][-1] == pytest.approx(np.log(0.1) + 1)
+    assert scores["seq_score"] == pytest.approx([np.log(0.5) + 2] * 3 + [np.log(0.1) - 1, np.log(0.1) + 1])
     for name in ("seq_logprob", "token_score_sum", "seq_score"):
         assert response_scores(facts, 0.0)[name][-1] == np.log([0.5, 0.2]).sum()
     assert response_scores(TokenFacts(np.log([0.5]), 2.0), 3.0) == {
@@ -126,7 +99,7 @@ def test_scores_of_few_candidates() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_of_two_reward_models(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_two_reward_models(folder, tmp_path, capsys):
     out, model, data = tmp_path / "out", str(folder / "rm"), str(folder / "pairs.jsonl")
     command = [
         "policy-accuracy", str(folder / "policy"), "--rewards", model, "baseline:length", "--data", data,
@@ -139,27 +112,24 @@ def test_a_run_of_two_reward_models(folder: Path, tmp_path: Path, capsys: pytest
     assert (summary["n"], summary["users"], summary["users_validation"]) == (8, 4, 1)
     assert summary["strengths"] == [0.0, 0.5, 2.0]
     rows = read_lines(out / "rows.jsonl")
-    own = [row for row in rows if row["scorer"] == model]
-    assert [row["control"] for row in own] == [""] * 8 + ["swap"] * 8
+    of_model = [row for row in rows if row["scorer"] == model]
+    assert [row["control"] for row in of_model] == [""] * 8 + ["swap"] * 8
     # lambda 0 is the policy alone, exactly, in every score but the one that is normalised over the candidates
-    for row in own:
+    for row in of_model:
         base = row["scores"]["seq_score"][0]
         assert row["scores"]["seq_logprob"][0] == row["scores"]["token_score_sum"][0] == base
-    assert own[0]["scores"]["seq_score"][0] == own[8]["scores"]["seq_score"][0]
-    assert own[0]["scores"]["seq_score"][1] != own[8]["scores"]["seq_score"][1]
+    shown_own, shown_other = (of_model[place]["scores"]["seq_score"] for place in (0, 8))
+    assert shown_own[0] == shown_other[0]
+    assert shown_own[1] != shown_other[1]
     # the reward alone is that of `prb evaluate`, on the users of the test part
     scored = prb.evaluate(model, data, out=tmp_path / "scores", progress=False)
-    np.testing.assert_allclose(
-        [row["rewards"] for row in own[:8]], [row.scores for row in scored.rows], atol=1e-6
-    )
-    names = list(summary["rewards"][model]["scores"])
-    assert len(names) == 8
-    assert list(summary["rewards"]["baseline:length"]["scores"]) == ["seq_score", "seq_score_lennorm"]
-    assert summary["rewards"]["baseline:length"]["headline"] == "seq_score"
-    at_0 = {
-        summary["rewards"][model]["scores"][name]["curve"][0]["test"]
-        for name in ("seq_logprob", "token_score_sum")
-    }
+    rewards = [row["rewards"] for row in of_model[:8]]
+    np.testing.assert_allclose(rewards, [row.scores for row in scored.rows], atol=1e-6)
+    scores, of_length = summary["rewards"][model]["scores"], summary["rewards"]["baseline:length"]
+    assert len(scores) == 8
+    assert list(of_length["scores"]) == ["seq_score", "seq_score_lennorm"]
+    assert of_length["headline"] == "seq_score"
+    at_0 = {scores[name]["curve"][0]["test"] for name in ("seq_logprob", "token_score_sum")}
     assert at_0 == {summary["lambda_0"]["sum"]["policy_accuracy"]}
     assert summary["n_test"] == 6
     figures = json.loads((out / "behaviour.json").read_text())["figures"]
@@ -168,7 +138,7 @@ def test_a_run_of_two_reward_models(folder: Path, tmp_path: Path, capsys: pytest
     # a model without rewards of tokens has another score, and a figure of another name
     names = ["policy accuracy (seq_logprob)", "policy accuracy (seq_score)"]
     assert [figure["name"] for figure in figures] == names
-    best = summary["rewards"][model]["scores"]["seq_logprob"]
+    best = scores["seq_logprob"]
     assert sum(figures[0]["sums"]) / 6 == pytest.approx(best["policy_accuracy"])
     assert best["prefixes"]["1.0"] == pytest.approx(best["policy_accuracy"])
 
@@ -184,7 +154,7 @@ def test_a_run_of_two_reward_models(folder: Path, tmp_path: Path, capsys: pytest
         policy_accuracy(folder / "policy", [model, "baseline:length"], data, **{**options, "candidates": 4})
 
 
-def test_choices_that_cannot_be(folder: Path, tmp_path: Path) -> None:
+def test_choices_that_cannot_be(folder, tmp_path):
     data, out = str(folder / "pairs.jsonl"), tmp_path / "out"
     wrong: dict[str, dict[str, Any]] = {
         "lambdas: expected finite numbers of at least 0": {"strengths": (-1,)},

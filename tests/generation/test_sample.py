@@ -1,10 +1,10 @@
 """`prb sample` and `Policy.sample`: what is written, continued, refused; a sample depends on nothing beside it."""
 
-from __future__ import annotations
-
 import json
+import shutil
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,42 +21,38 @@ from prb_jax.models.config.decoder import read_raw_config
 from tests.generation.mesh_samples import PROMPTS, SAMPLING, tokens
 from tests.json_lines import read_lines, write_lines
 from tests.judges.stand_in import completion, stand_in
-from tests.plain_process import plain_environment
+from tests.plain_process import ROOT, plain_environment
+from tests.tiny_models import write_model_without_torch
 from tests.tiny_policies import write_policy
 
 END = 3  # <|end|> of the tiny tokenizer
-ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = SampleOptions(n=3, temperature=0.9, top_k=60, max_new_tokens=12, seed=5)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("policy")
     write_policy(path, "qwen3", eos=END, num_hidden_layers=2, max_position_embeddings=300)
     return path
 
 
 @pytest.fixture(scope="module")
-def policy(folder: Path) -> prb.Policy:
+def policy(folder) -> prb.Policy:
     return prb.load_policy(folder)
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+def data(tmp_path_factory) -> str:
     posts = [{"id": str(k), "text": f"I like walking number {k}, and vegetables."} for k in range(14)]
     rows = [
-        {
-            "id": f"q{k}", "user_id": "u", "question": f"What should I cook {'tonight ' * k}?", "chosen": "Tea.",
-            "rejected": "No.", "profile": posts,
-        }
+        {"id": f"q{k}", "user_id": "u", "question": f"What should I cook {'tonight ' * k}?", "chosen": "Tea.",
+         "rejected": "No.", "profile": posts}
         for k in range(11)
     ]  # fmt: skip
     return write_lines(tmp_path_factory.mktemp("data") / "pairs.jsonl", rows)
 
 
-def test_a_run_is_written_continued_and_refused(
-    folder: Path, data: str, policy: prb.Policy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_written_continued_and_refused(folder, data, policy, tmp_path, capsys):
     out = tmp_path / "run"
     command = [
         "sample", str(folder), "--data", data, "--n", "3", "--temperature", "0.9", "--top-k", "60",
@@ -70,9 +66,7 @@ def test_a_run_is_written_continued_and_refused(
         "id", "sample", "prompt_token_ids", "token_ids", "text", "logprob", "sampled_logprob", "finish"
     ]  # fmt: skip
     summary = json.loads((out / "summary.json").read_text())
-    assert summary["finish"] == {
-        end: sum(row["finish"] == end for row in rows) for end in {row["finish"] for row in rows}
-    }
+    assert summary["finish"] == Counter(row["finish"] for row in rows)
     assert summary["posts_dropped"]["prompts"] > 0  # 300 tokens hold some of the posts only
     for row in rows:
         assert len(row["prompt_token_ids"]) <= 300 - 12
@@ -99,43 +93,41 @@ def test_a_run_is_written_continued_and_refused(
     assert "sampling.min_p: 0.0 -> 0.5" in capsys.readouterr().err
 
 
-def test_a_sample_depends_on_its_prompt_place_and_seed_alone(policy: prb.Policy) -> None:
-    found = policy.sample(PROMPTS, **SAMPLING)
-    assert len({tuple(each) for samples in tokens(found) for each in samples}) == 12  # all different
+def test_a_sample_depends_on_its_prompt_place_and_seed_alone(policy):
+    drawn = tokens(policy.sample(PROMPTS, **SAMPLING))
+    assert len({tuple(ids) for samples in drawn for ids in samples}) == 12  # all different
     others = [[7, 8], PROMPTS[1], [9] * 60, PROMPTS[3]]
-    assert tokens(policy.sample(others, **SAMPLING))[1::2] == tokens(found)[1::2]
-    assert tokens(policy.sample(PROMPTS, **(SAMPLING | {"seed": 10}))) != tokens(found)
+    assert tokens(policy.sample(others, **SAMPLING))[1::2] == drawn[1::2]
+    assert tokens(policy.sample(PROMPTS, **(SAMPLING | {"seed": 10}))) != drawn
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["default", "fsdp=2,tensor=2", "data=2,sequence=2"])
-def test_samples_do_not_depend_on_the_mesh(
-    folder: Path, policy: prb.Policy, tmp_path: Path, mesh: str
-) -> None:
-    environment = plain_environment()
+def test_samples_do_not_depend_on_the_mesh(folder, policy, tmp_path, mesh):
     command = [sys.executable, "-m", "tests.generation.mesh_samples", folder, tmp_path / "out.json", mesh]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=600)
+    settings = {"cwd": ROOT, "env": plain_environment(), "timeout": 600}
+    done = subprocess.run(command, capture_output=True, text=True, **settings)
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "out.json").read_text())
-    assert found["samples"] == tokens(policy.sample(PROMPTS, **SAMPLING))
+    on_mesh = json.loads((tmp_path / "out.json").read_text())
+    assert on_mesh["samples"] == tokens(policy.sample(PROMPTS, **SAMPLING))
     weights = policy.params["layers"]["q"][0].size  # of the smallest matrix, but for keys and values
     if mesh == "default":
         # Two kv heads: two devices split them, two have copies. No weights and no caches are gathered.
-        assert found["axes"] == {"data": 2, "tensor": 2}
-        assert max(found["gathered"], default=0) < weights
+        assert on_mesh["axes"] == {"data": 2, "tensor": 2}
+        assert max(on_mesh["gathered"], default=0) < weights
     elif "fsdp" in mesh:
-        assert max(found["gathered"]) >= weights
+        assert max(on_mesh["gathered"]) >= weights
 
 
-def test_texts_conversations_and_comparisons_are_prompts(policy: prb.Policy) -> None:
+def test_texts_conversations_and_comparisons_are_prompts(policy):
     question = "What should I cook?"
     comparison = prb.Comparison(id="1", question=question, responses=["a", "b"])
     given = [question, [{"role": "user", "content": question}], comparison]
-    found = policy.sample(given, temperature=0, max_new_tokens=4)
-    ids = [samples[0].prompt_token_ids.tolist() for samples in found]
+    samples = [sample for (sample,) in policy.sample(given, temperature=0, max_new_tokens=4)]
+    ids = [sample.prompt_token_ids.tolist() for sample in samples]
     assert ids[0] == ids[1] == ids[2]
-    assert found[0][0].text == found[2][0].text
-    assert found[0][0].logprob == pytest.approx(float(found[0][0].logprobs.sum()))
+    assert samples[0].text == samples[2].text
+    assert samples[0].logprob == pytest.approx(float(samples[0].logprobs.sum()))
 
 
 @pytest.mark.parametrize(
@@ -148,29 +140,28 @@ def test_texts_conversations_and_comparisons_are_prompts(policy: prb.Policy) -> 
         ([5], {"temperature": 0.0, "n": 2}, r"n: expected 1 at temperature 0, found 2"),
         ([5], {"stop": [""]}, r"stop: expected texts"),
         ([5], {"stop_ids": [400]}, r"stop_ids: expected ids of 0 to 399, found 400"),
+        *(
+            ([5], {rule: value}, f"^{rule}: expected")
+            for rule, value in (
+                ("temperature", -1), ("temperature", float("nan")), ("top_p", 0), ("top_p", 1.1), ("min_p", -0.1),
+                ("repetition_penalty", 0), ("top_k", -1), ("top_k", 1.5),
+            )
+        ),
     ],
-)
-def test_bad_input_is_one_clear_error(
-    policy: prb.Policy, prompt: list[int], options: dict, message: str
-) -> None:
+)  # fmt: skip
+def test_bad_input_is_one_clear_error(policy, prompt, options, message):
     with pytest.raises(prb.DataError, match=message):
         policy.sample([prompt], **({"max_new_tokens": 8} | options))
 
 
-def test_a_policy_needs_a_causal_head_and_a_stop(tmp_path: Path, folder: Path) -> None:
-    from tests.tiny_models import write_model_without_torch
-
+def test_a_policy_needs_a_causal_head_and_a_stop(tmp_path, folder):
     reward = write_model_without_torch(tmp_path / "reward", "qwen3")
-    with pytest.raises(
-        prb.CheckpointError, match="architectures: expected 'Qwen3ForCausalLM', found 'Qwen3ForSeq"
-    ):
+    message = "architectures: expected 'Qwen3ForCausalLM', found 'Qwen3ForSeq"
+    with pytest.raises(prb.CheckpointError, match=message):
         prb.load_policy(reward)
     with pytest.raises(prb.CheckpointError, match="is a causal language model, not a reward model"):
         prb.load(folder)
-    endless = tmp_path / "endless"
-    endless.mkdir()
-    for file in folder.iterdir():
-        (endless / file.name).write_bytes(file.read_bytes())
+    endless = shutil.copytree(folder, tmp_path / "endless")
     (endless / "generation_config.json").unlink(missing_ok=True)
     (endless / "config.json").write_text(json.dumps(read_raw_config(folder) | {"eos_token_id": None}))
     settings = json.loads((endless / "tokenizer_config.json").read_text())
@@ -180,7 +171,7 @@ def test_a_policy_needs_a_causal_head_and_a_stop(tmp_path: Path, folder: Path) -
         prb.load_policy(endless).sample([[5]], max_new_tokens=2)
 
 
-def test_a_template_without_an_opened_turn_ends_where_the_answer_begins(folder: Path) -> None:
+def test_a_template_without_an_opened_turn_ends_where_the_answer_begins(folder):
     policy = prb.load_policy(folder, chat_template="plain")
     comparison = prb.Comparison(id="1", question="What should I cook?", responses=["a", "b"])
     (prompt,) = policy.encode([comparison], profile_posts=0, limit=100)
@@ -188,7 +179,7 @@ def test_a_template_without_an_opened_turn_ends_where_the_answer_begins(folder: 
     assert text == "<|bos|>User: What should I cook?\n\nAssistant: "
 
 
-def test_an_endpoint_draws_into_the_same_folder_and_continues(tmp_path: Path) -> None:
+def test_an_endpoint_draws_into_the_same_folder_and_continues(tmp_path):
     """A run whose endpoint refuses half way is continued by the same command: nothing is asked twice."""
     rows = [
         {"id": f"q{k}", "user_id": "u", "question": f"Why {k}?", "chosen": "a", "rejected": "b",
@@ -216,26 +207,23 @@ def test_an_endpoint_draws_into_the_same_folder_and_continues(tmp_path: Path) ->
     assert {body["temperature"] for body in bodies} == {0.7}
     assert {body["top_p"] for body in bodies} == {0.9}
     assert not {"top_k", "min_p", "stop"} & bodies[0].keys()
-    found = read_samples(tmp_path / "run")
-    assert list(found) == [(f"q{k}", sample) for k in range(5) for sample in range(3)]
-    assert len({row["text"] for row in found.values()}) == 15
-    assert all(
-        "I like tea." in row["text"] and f"Why {name[1:]}?" in row["text"] for (name, _), row in found.items()
-    )
+    samples = read_samples(tmp_path / "run")
+    assert list(samples) == [(f"q{k}", sample) for k in range(5) for sample in range(3)]
+    assert len({row["text"] for row in samples.values()}) == 15
+    for (name, _), row in samples.items():
+        assert "I like tea." in row["text"]
+        assert f"Why {name[1:]}?" in row["text"]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["tokens"], summary["prompt_tokens"], summary["finish"]) == (30, 50, {"stop": 15})
     assert summary["mean_logprob_per_token"] is summary["posts_dropped"] is None
     chosen = prb.best_of_n(tmp_path / "run", ["baseline:length"], out=tmp_path / "best", progress=False)
     assert chosen.summary["n"] == 5
     endpoint = prb.EndpointOptions(url="http://h", model="m")
-    options = SampleOptions(temperature=0.5)
+    options, plain = SampleOptions(temperature=0.5), replace(endpoint, no_temperature=True)
     for given, message in (
         ({"rows": 3, "endpoint": endpoint}, "rows: decided by the server"),
         ({}, "expected either a MODEL, or --endpoint"),
-        (
-            {"endpoint": replace(endpoint, no_temperature=True)},
-            "--no-temperature: samples are drawn at temperature 0.5",
-        ),
+        ({"endpoint": plain}, "--no-temperature: samples are drawn at temperature 0.5"),
     ):
         with pytest.raises(RunError, match=message):
             sample_data(None, data, out=tmp_path / "no", options=options, progress=False, **given)
