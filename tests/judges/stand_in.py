@@ -1,12 +1,10 @@
-"""A stand-in for an endpoint: an HTTP server in a thread, which replies as a function says; judgements of it."""
-
-from __future__ import annotations
+"""A stand-in for an endpoint: an HTTP server in a thread, which replies as a function says; what it judges."""
 
 import contextlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, cast
@@ -42,8 +40,8 @@ class _Handler(BaseHTTPRequestHandler):
             tries = server.counts[key]
             server.counts[key] += 1
             server.asked.append((dict(self.headers), body))
-        found = server.reply(asked, tries)
-        status, data, headers = (200, completion(found), {}) if isinstance(found, str) else found
+        reply = server.reply(asked, tries)
+        status, data, headers = (200, completion(reply), {}) if isinstance(reply, str) else reply
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(data))}.items():
             self.send_header(name, value)
@@ -57,9 +55,8 @@ class _Handler(BaseHTTPRequestHandler):
 def completion(text: str | None, **choice: Any) -> bytes:
     """An answer of the API, of 10 tokens to 2; a choice has further fields, such as finish_reason."""
     usage = {"prompt_tokens": 10, "completion_tokens": 2}
-    return json.dumps(
-        {"choices": [{"message": {"role": "assistant", "content": text}, **choice}], "usage": usage}
-    ).encode()
+    choices = [{"message": {"role": "assistant", "content": text}, **choice}]
+    return json.dumps({"choices": choices, "usage": usage}).encode()
 
 
 @contextlib.contextmanager
@@ -73,6 +70,24 @@ def stand_in(reply: Callable[[Any, int], str | Answer], *, whole: bool = False) 
     finally:
         server.shutdown()
         server.server_close()
+
+
+def comparisons(
+    count: int, responses: Sequence[str] = ("a long answer to", "no"), best: int = 0, **fields: Any
+) -> list[prb.Comparison]:
+    """Comparisons of three users with a post each; each response ends with the number of its comparison."""
+    post = {"id": "p", "category": "", "text": "I like walks."}
+    return [
+        prb.Comparison(
+            id=f"c{number}",
+            question=f"Question {number}?",
+            responses=[f"{response} {number}" for response in responses],
+            labels=[float(place == best) for place in range(len(responses))],
+            user_id=f"u{number % 3}",
+            **{"profile": [post], **fields},
+        )
+        for number in range(count)
+    ]
 
 
 def judged(server: StandIn, data: Any, out: Path, **options: Any) -> Any:

@@ -1,7 +1,5 @@
 """`prb aspects` and what reads it; judges with hints and controls, and the reports about them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -14,29 +12,22 @@ from prb_jax.judges.aspects import INSTRUCTION
 from prb_jax.scoring.prompt_extras import PromptExtras
 from tests.json_lines import read_lines, write_lines
 from tests.judges.stand_in import judged, shown_answer, stand_in
-from tests.tiny_models import write_model_without_torch
-from tests.tiny_policies import VOCABULARY, write_policy
-from tests.tiny_tokenizer import write_tokenizer
+from tests.scoring.records import write_model
+from tests.tiny_policies import write_policy
 
 USERS = {"ana": "apples", "bo": "bread", "cy": "cheese"}
 
 
 def write_data(folder: Path, count: int = 9) -> str:
     """Pairs whose better response names what the user likes, and the worse one what somebody else likes."""
-    rows = []
-    for number in range(count):
-        user, other = (list(USERS)[(number + k) % 3] for k in (0, 1))
-        rows.append(
-            {
-                "id": f"c{number}",
-                "user_id": user,
-                "question": f"Question {number}?",
-                "chosen": f"{USERS[user]} for you, number {number}",
-                "rejected": f"{USERS[other]} for you, number {number}",
-                "profile": [{"id": f"p{user}", "category": "", "text": f"I love {USERS[user]}."}],
-                "rubric_aspects": [{"aspect": f"names {USERS[user]}"}],
-            }
-        )
+    names = list(USERS)
+    rows = [
+        {"id": f"c{number}", "user_id": user, "question": f"Question {number}?",
+         "chosen": f"{USERS[user]} for you, number {number}", "rejected": f"{USERS[other]} for you, number {number}",
+         "profile": [{"id": f"p{user}", "category": "", "text": f"I love {USERS[user]}."}],
+         "rubric_aspects": [{"aspect": f"names {USERS[user]}"}]}
+        for number, user, other in ((n, names[n % 3], names[(n + 1) % 3]) for n in range(count))
+    ]  # fmt: skip
     return write_lines(folder / "data.jsonl", rows)
 
 
@@ -50,9 +41,7 @@ def reader(text: str, _: int) -> str:
     return "9" if any(answer.startswith(food) for food in liked) else "1"
 
 
-def test_a_planner_a_judge_its_controls_and_the_reports(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_planner_a_judge_its_controls_and_the_reports(tmp_path, capsys):
     data, out, plans = write_data(tmp_path), tmp_path / "runs", tmp_path / "plans"
     with stand_in(reader) as server:
         endpoint = prb.EndpointOptions(url=server.url, model="m", backoff=0.01)
@@ -71,8 +60,8 @@ def test_a_planner_a_judge_its_controls_and_the_reports(
         planned = json.loads((out / "planned" / "summary.json").read_text())
         of_score = {"protocol": "score", "profile_posts": 0}
         bare = judged(server, data, out / "bare", **of_score).summary
-        hints = PromptExtras(aspects="oracle")
-        oracle = judged(server, data, out / "oracle", **of_score, hints=hints).summary
+        told = {**of_score, "hints": PromptExtras(aspects="oracle")}
+        oracle = judged(server, data, out / "oracle", **told).summary
         with pytest.raises(RunError, match="the model is shown nothing of a user"):
             judged(server, data, out / "nothing", **of_score, controls="blind")
     assert (planned["accuracy"], bare["accuracy"], oracle["accuracy"]) == (1.0, 0.0, 1.0)
@@ -95,11 +84,15 @@ def test_a_planner_a_judge_its_controls_and_the_reports(
         prb.correlate([out / "bare", out / "oracle"], [], out=tmp_path / "correlated")
 
 
-def test_a_planner_on_this_machine_and_a_reward_model_that_reads_it(tmp_path: Path) -> None:
-    data, policy, plans = write_data(tmp_path, 4), tmp_path / "policy", tmp_path / "plans"
+def test_a_planner_on_this_machine_and_a_reward_model_that_reads_it(tmp_path):
+    data, policy, plans, model = (
+        write_data(tmp_path, 4),
+        tmp_path / "policy",
+        tmp_path / "plans",
+        str(tmp_path / "rm"),
+    )
     write_policy(policy, "qwen3", eos=3, num_hidden_layers=1)
-    write_model_without_torch(tmp_path / "rm", "qwen3", vocab_size=VOCABULARY, num_hidden_layers=1)
-    write_tokenizer(tmp_path / "rm")
+    write_model(tmp_path / "rm", "qwen3", num_hidden_layers=1)
 
     def plan() -> list[dict[str, str]]:
         planned = prb.plan_aspects(policy, data, out=plans, profile_posts=1, max_new_tokens=4, progress=False)
@@ -118,19 +111,16 @@ def test_a_planner_on_this_machine_and_a_reward_model_that_reads_it(tmp_path: Pa
     with (plans / "aspects.jsonl").open("a") as file:
         file.write('{"id"')
     assert plan() == rows
-    told = prb.evaluate(
-        str(tmp_path / "rm"), data, out=tmp_path / "told", aspects=f"planned:{plans}", progress=False
-    )
+    told = prb.evaluate(model, data, out=tmp_path / "told", aspects=f"planned:{plans}", progress=False)
     by_hand = []
-    for row, one in zip(rows, read_lines(Path(data)), strict=True):
+    for row, record in zip(rows, read_lines(Path(data)), strict=True):
         wants = "What this user wants from an answer to this question:"
         said = f"{wants}\n\n{row['text']}\n\n" if row["text"] else ""
-        one["question"] = (
-            f"What this user wrote before:\n\nPost 1:\n{one['profile'][0]['text']}\n\n{said}What the user asks now:\n\n"
-            f"{one['question']}"
-        )
-        by_hand.append(prb.Comparison.from_row(one | {"profile": None}, where="by hand"))
-    for row, scores in zip(told.rows, prb.load(str(tmp_path / "rm")).score(by_hand), strict=True):
+        posts = f"What this user wrote before:\n\nPost 1:\n{record['profile'][0]['text']}"
+        question = f"{posts}\n\n{said}What the user asks now:\n\n{record['question']}"
+        told_by_hand = record | {"profile": None, "question": question}
+        by_hand.append(prb.Comparison.from_row(told_by_hand, where="by hand"))
+    for row, scores in zip(told.rows, prb.load(model).score(by_hand), strict=True):
         assert list(row.scores) == pytest.approx(list(scores), abs=1e-5)
     assert told.summary["controls"]["blind"]["shown_otherwise"] == 4
     with pytest.raises(RunError, match="aspects: baseline:length reads no prompt"):

@@ -1,7 +1,5 @@
 """`prb best-of-n`: the curves are those of the scores that the models give, and bad samples are one clear error."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -29,7 +27,7 @@ N = 4
 
 
 @pytest.fixture(scope="module")
-def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def samples(tmp_path_factory) -> Path:
     """A finished run: two users, four samples a prompt, one of them made empty by hand."""
     folder = tmp_path_factory.mktemp("samples")
     rows = [
@@ -52,9 +50,7 @@ def best_of_n(samples: Path, out: Path, rewards: Sequence[str] = ("baseline:leng
     return prb.best_of_n(samples, list(rewards), out=out, progress=False, **more).summary
 
 
-def test_curves_are_those_of_the_scores(
-    samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_curves_are_those_of_the_scores(samples, tmp_path, capsys):
     model, out = write_model(tmp_path / "rm", "qwen3", num_hidden_layers=2), tmp_path / "out"
     names = [str(model), "baseline:length"]
     assert cli.main(["best-of-n", "--samples", str(samples), "--rewards", *names, "--out", str(out)]) == 0
@@ -66,14 +62,14 @@ def test_curves_are_those_of_the_scores(
     texts: dict[str, list[str]] = {}
     for row in read_lines(samples / "samples.jsonl"):
         texts.setdefault(row["id"], []).extend([row["text"]] if row["text"].strip() else [])
-    given = [
-        prb.Comparison(id=name, question=f"What should I cook {name[1:]}?", responses=own)
-        for name, own in texts.items()
+    asked = [
+        prb.Comparison(id=name, question=f"What should I cook {name[1:]}?", responses=responses)
+        for name, responses in texts.items()
     ]
-    scores, rouge = prb.load(model).score(given), RougeScorer(["rougeL"])
+    scores, rouge = prb.load(model).score(asked), RougeScorer(["rougeL"])
     truth = [
-        np.array([rouge.score("Something quick.", text)["rougeL"].fmeasure for text in own])
-        for own in texts.values()
+        np.array([rouge.score("Something quick.", text)["rougeL"].fmeasure for text in comparison.responses])
+        for comparison in asked
     ]
     for point in summary["curves"][str(model)]:
         pairs = [(r, q, min(point["k"], len(r))) for r, q in zip(scores, truth, strict=True)]
@@ -82,7 +78,7 @@ def test_curves_are_those_of_the_scores(
         assert (point["ci95"], point["ci95_reason"]) == (None, "2 users; an interval needs at least 6")
     best = [point["quality"] for point in summary["curves"]["oracle"]]
     assert best == sorted(best)
-    assert best[-1] == pytest.approx(np.mean([own.max() for own in truth]))
+    assert best[-1] == pytest.approx(np.mean([qualities.max() for qualities in truth]))
     assert len({round(point["quality"], 9) for point in summary["curves"]["random"]}) == 1
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
 
@@ -96,7 +92,7 @@ def test_curves_are_those_of_the_scores(
         best_of_n(samples, out, names, quality="baseline:length")
 
 
-def test_a_reward_model_is_shown_the_whole_comparison(tmp_path: Path) -> None:
+def test_a_reward_model_is_shown_the_whole_comparison(tmp_path):
     """Every field but the responses and their labels: of samples, of rollouts and of guided texts."""
     whole = {
         "id": "q0", "prompt": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "What?"}],
@@ -105,19 +101,16 @@ def test_a_reward_model_is_shown_the_whole_comparison(tmp_path: Path) -> None:
         "margin": 2.0, "rubric_aspects": [{"aspect": "tea", "evidence": "p", "reason": "liked"}],
         "narrative": "A life.",
     }  # fmt: skip
-    data = tmp_path / "data.jsonl"
-    data.write_text(json.dumps(whole) + "\n")
-    (comparison,) = prb.read_comparisons(str(data))
-    carried = [
-        field.name for field in fields(comparison) if field.name not in ("responses", "labels", "is_pair")
-    ]
+    data = write_lines(tmp_path / "data.jsonl", [whole])
+    (comparison,) = prb.read_comparisons(data)
+    left_out = ("responses", "labels", "is_pair")
+    carried = [field.name for field in fields(comparison) if field.name not in left_out]
     assert all(getattr(comparison, name) for name in carried if name != "hints")  # which are of no record
     write_policy(tmp_path / "policy", "qwen3", eos=3, num_hidden_layers=1)
     options = SampleOptions(n=2, max_new_tokens=4, stop_ids=(), seed=1)
-    run = sample_data(
-        tmp_path / "policy", str(data), out=tmp_path / "run", options=options, progress=False
-    ).out
-    (candidates,) = read_candidates(run, None).prompts
+    policy = prb.load_policy(tmp_path / "policy")
+    sample_data(policy, data, out=tmp_path / "run", options=options, progress=False)
+    (candidates,) = read_candidates(tmp_path / "run", None).prompts
     hinted = replace(comparison, hints="Earlier choices.")
     (rollouts,) = _asks(0, hinted, ["one", "two"])
     guided: list[prb.Comparison] = []
@@ -125,9 +118,8 @@ def test_a_reward_model_is_shown_the_whole_comparison(tmp_path: Path) -> None:
     class Noting:
         def score(self, comparisons: Sequence[prb.Comparison]) -> list[np.ndarray]:
             guided.extend(comparisons)
-            return [np.zeros(len(each.responses)) for each in comparisons]
+            return [np.zeros(len(comparison.responses)) for comparison in comparisons]
 
-    policy = prb.load_policy(tmp_path / "policy")
     prompts = policy.encode([hinted], profile_posts=1, limit=200)
     guide = Guide(model=Noting(), weight=1.0, candidates=2, chunk=4)
     list(guide.draw(policy, [hinted], prompts, options))
@@ -137,19 +129,18 @@ def test_a_reward_model_is_shown_the_whole_comparison(tmp_path: Path) -> None:
         assert shown.labels is None
 
 
-def test_quality_is_a_file_or_another_model(samples: Path, tmp_path: Path) -> None:
+def test_quality_is_a_file_or_another_model(samples, tmp_path):
     curves = best_of_n(samples, tmp_path / "model", quality="baseline:length")["curves"]
-    by_length, oracle = (
-        [point["quality"] for point in curves[name]] for name in ("baseline:length", "oracle")
-    )
-    assert by_length == oracle
+    for by_length, best in zip(curves["baseline:length"], curves["oracle"], strict=True):
+        assert by_length["quality"] == best["quality"]
     judged = [
         {"id": row["id"], "sample": row["sample"], "quality": row["sample"] / 2}
         for row in read_lines(samples / "samples.jsonl")
     ]
     file = write_lines(tmp_path / "judged.jsonl", judged)
     curves = best_of_n(samples, tmp_path / "file", quality=file)["curves"]
-    started = next(one for one in read_behaviour(tmp_path / "file") if one.label == "baseline:random")
+    figures = read_behaviour(tmp_path / "file")
+    started = next(figure for figure in figures if figure.label == "baseline:random")
     assert started.value == pytest.approx(curves["random"][-1]["quality"])
     assert curves["oracle"][-1]["quality"] == 1.5
     write_lines(tmp_path / "judged.jsonl", judged[:-1])
@@ -160,7 +151,7 @@ def test_quality_is_a_file_or_another_model(samples: Path, tmp_path: Path) -> No
         best_of_n(samples, tmp_path / "none", history=known)
 
 
-def test_samples_of_other_data_or_of_no_run_are_refused(samples: Path, tmp_path: Path) -> None:
+def test_samples_of_other_data_or_of_no_run_are_refused(samples, tmp_path):
     row = {"id": "q0", "question": "?", "chosen": "a", "rejected": "b"}
     other = write_lines(tmp_path / "other.jsonl", [row])
     with pytest.raises(prb.DataError, match="its samples are of other data"):
@@ -172,15 +163,13 @@ def test_samples_of_other_data_or_of_no_run_are_refused(samples: Path, tmp_path:
 
 
 @pytest.fixture(scope="module")
-def best(samples: Path) -> Path:
+def best(samples) -> Path:
     """A finished run of two rewards."""
     best_of_n(samples, samples.parent / "best", ["baseline:length", "baseline:shorter"])
     return samples.parent / "best"
 
 
-def test_the_best_sample_and_a_worse_one_are_training_data(
-    samples: Path, best: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_best_sample_and_a_worse_one_are_training_data(samples, best, tmp_path, capsys):
     out = tmp_path / "out"
     assert cli.main(["distil", str(best), "--reward", "baseline:length", "--out", str(out)]) == 0
     shown = capsys.readouterr().out
@@ -188,21 +177,20 @@ def test_the_best_sample_and_a_worse_one_are_training_data(
     for row in read_lines(samples / "samples.jsonl"):
         if row["text"].strip():
             texts.setdefault(row["id"], {})[row["sample"]] = row["text"]
-    asked = {comparison.id: comparison for comparison in prb.read_comparisons(samples.parent / "pairs.jsonl")}
+    sources = {source.id: source for source in prb.read_comparisons(samples.parent / "pairs.jsonl")}
     rows = read_lines(out / "pairs.jsonl")
     summary = json.loads((out / "distil.json").read_text())["summary"]
-    expected = {name: own for name, own in texts.items() if len({len(text) for text in own.values()}) > 1}
-    assert [row["id"] for row in rows] == list(expected)
+    expected = [name for name, drawn in texts.items() if len(set(map(len, drawn.values()))) > 1]
+    assert [row["id"] for row in rows] == expected
     assert (summary["pairs"], summary["prompts"]) == (len(rows), len(texts))
     assert summary["single"] + summary["too_close"] + summary["same_text"] == len(texts) - len(rows)
     assert f"{len(rows)} pairs of {len(texts)} prompts" in shown
     for row, pair in zip(rows, prb.read_comparisons(out / "pairs.jsonl"), strict=True):
-        own = texts[row["id"]]
-        assert len(row["chosen"]) == max(map(len, own.values()))
-        assert len(row["rejected"]) == min(map(len, own.values()))
-        assert [own[number] for number in row["meta"]["samples"]] == [row["chosen"], row["rejected"]]
+        drawn, source = texts[row["id"]], sources[row["id"]]
+        assert len(row["chosen"]) == max(map(len, drawn.values()))
+        assert len(row["rejected"]) == min(map(len, drawn.values()))
+        assert [drawn[number] for number in row["meta"]["samples"]] == [row["chosen"], row["rejected"]]
         assert row["margin"] == pytest.approx(len(row["chosen"]) - len(row["rejected"]))
-        source = asked[row["id"]]
         assert (pair.user_id, pair.prompt, pair.profile) == (source.user_id, source.prompt, source.profile)
     turned = prb.distil(best, reward="baseline:shorter", out=tmp_path / "turned")
     assert [len(row["chosen"]) for row in read_lines(turned.path)] == [len(row["rejected"]) for row in rows]
@@ -228,9 +216,7 @@ def test_the_best_sample_and_a_worse_one_are_training_data(
         ({"reward": "baseline:length", "out": "other"}, r"other/pairs\.jsonl: is there already, with other"),
     ],
 )
-def test_rewards_that_give_no_training_data_are_refused(
-    best: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str
-) -> None:
+def test_rewards_that_give_no_training_data_are_refused(best, tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
     Path("other").mkdir()
     Path("other/pairs.jsonl").write_text("other\n")
@@ -239,7 +225,7 @@ def test_rewards_that_give_no_training_data_are_refused(
     assert not Path("out").exists()
 
 
-def test_a_file_of_anybody_s_texts_is_chosen_from(samples: Path, tmp_path: Path) -> None:
+def test_a_file_of_anybody_s_texts_is_chosen_from(samples, tmp_path):
     """The same texts with nothing but their ids give the same curves."""
     rows, names = read_lines(samples / "samples.jsonl"), ("id", "sample", "text")
     file, data = tmp_path / "texts.jsonl", [str(samples.parent / "pairs.jsonl")]

@@ -1,7 +1,6 @@
 """The client of endpoints against a stand-in that is slow, busy, broken or lying."""
 
-from __future__ import annotations
-
+import contextlib
 import gzip
 import itertools
 import json
@@ -9,7 +8,8 @@ import socket
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def ask(endpoint: Endpoint, *texts: str) -> list[Reply]:
     return endpoint.ask_all([[Message("user", text)] for text in texts], temperature=0.0, max_new_tokens=5)
 
 
-def test_what_goes_away_by_itself_is_waited_for(tmp_path: Path) -> None:
+def test_what_goes_away_by_itself_is_waited_for(tmp_path):
     trouble: dict[str, Answer] = {
         "busy": (429, b"{}", {"Retry-After": "0.01"}),
         "later": (503, b"", {"Retry-After": "Thu, 01 Jan 1970 00:00:00 GMT"}),
@@ -59,7 +59,7 @@ def test_what_goes_away_by_itself_is_waited_for(tmp_path: Path) -> None:
     assert ask(client(server.url, tmp_path), "plain") == [Reply("to plain", 10, 2)]
 
 
-def test_fields_that_an_endpoint_refuses_are_learned_once(tmp_path: Path) -> None:
+def test_fields_that_an_endpoint_refuses_are_learned_once(tmp_path):
     """As newer models of OpenAI answer; four requests are under way when the first one is refused."""
     refused, count = threading.Barrier(4, timeout=60), itertools.count()
 
@@ -78,9 +78,9 @@ def test_fields_that_an_endpoint_refuses_are_learned_once(tmp_path: Path) -> Non
     with stand_in(reply, whole=True) as server:
         endpoint = client(server.url, tmp_path, concurrency=4)
         with pytest.warns(prb.PrbWarning, match="refuses temperature 0: it replies at its own") as warned:
-            assert [each.text for each in ask(endpoint, *texts)] == texts
+            assert [reply.text for reply in ask(endpoint, *texts)] == texts
         assert len(warned) == 1
-        assert [len(server.asked), [each.tries for each in ask(endpoint, "a")]] == [9 + 2 * 4, [1]]
+        assert [len(server.asked), ask(endpoint, "a")[0].tries] == [9 + 2 * 4, 1]
         chosen = client(server.url, tmp_path / "b", length_field="max_completion_tokens", no_temperature=True)
         assert ask(chosen, "a")[0].text == "a"
         assert "temperature" not in server.asked[-1][1]
@@ -106,7 +106,7 @@ def test_fields_that_an_endpoint_refuses_are_learned_once(tmp_path: Path) -> Non
         ((302, b"", {"Location": "http://localhost/"}), 1, "status 302"),
     ],
 )
-def test_no_reply_is_one_error(tmp_path: Path, answer: Answer, tries: int, message: str) -> None:
+def test_no_reply_is_one_error(tmp_path, answer, tries, message):
     with stand_in(lambda text, _: answer) as server:
         with pytest.raises(RunError, match=message):
             ask(client(server.url, tmp_path, tries=3), "a")
@@ -114,7 +114,7 @@ def test_no_reply_is_one_error(tmp_path: Path, answer: Answer, tries: int, messa
     assert not list(tmp_path.rglob("*.json"))
 
 
-def test_nobody_there_and_nobody_answers(tmp_path: Path) -> None:
+def test_nobody_there_and_nobody_answers(tmp_path):
     with pytest.raises(RunError, match="expected a URL"):
         client("localhost", tmp_path)
     with socket.socket() as silent:
@@ -128,7 +128,7 @@ def test_nobody_there_and_nobody_answers(tmp_path: Path) -> None:
             ask(client(url, tmp_path, tries=2, seconds=0.05), "a")
 
 
-def test_so_many_are_asked_at_a_time_and_no_more(tmp_path: Path) -> None:
+def test_so_many_are_asked_at_a_time_and_no_more(tmp_path):
     lock, now, most = threading.Lock(), 0, 0
 
     def reply(text: str, _: int) -> str:
@@ -143,12 +143,12 @@ def test_so_many_are_asked_at_a_time_and_no_more(tmp_path: Path) -> None:
 
     with stand_in(reply) as server:
         texts = [str(number) for number in range(12)]
-        found = ask(client(server.url, tmp_path, concurrency=3), *texts)
-    assert [each.text for each in found] == texts
+        replies = ask(client(server.url, tmp_path, concurrency=3), *texts)
+    assert [reply.text for reply in replies] == texts
     assert most <= 3
 
 
-def test_a_reply_without_text_and_its_price(tmp_path: Path) -> None:
+def test_a_reply_without_text_and_its_price(tmp_path):
     with stand_in(lambda text, _: (200, completion(None), {})) as server:
         endpoint = client(server.url, tmp_path, prices=(1.0, 3.0))
         assert ask(endpoint, "a") == [Reply("", 10, 2)]
@@ -159,33 +159,28 @@ def test_a_reply_without_text_and_its_price(tmp_path: Path) -> None:
 OK = b"HTTP/1.1 200 OK\r\n"
 
 
-def endless(send: Callable[[bytes], None]) -> None:
-    send(OK + b"\r\n")
+def endless() -> Iterator[bytes]:
+    yield OK + b"\r\n"
+    yield from itertools.repeat(b" " * 1_000_000)
+
+
+def dripping(start: bytes) -> Iterator[bytes]:
+    yield OK + start
     while True:
-        send(b" " * 1_000_000)
+        time.sleep(0.02)
+        yield b"a"
 
 
-def dripping(*starts: bytes) -> Callable[[Callable[[bytes], None]], None]:
-    def answer(send: Callable[[bytes], None]) -> None:
-        for start in starts:
-            send(start)
-        while True:
-            time.sleep(0.02)
-            send(b"a")
-
-    return answer
-
-
-def bomb(send: Callable[[bytes], None]) -> None:
-    send(OK + b"Content-Encoding: gzip\r\n\r\n")
+def bomb() -> Iterator[bytes]:
+    yield OK + b"Content-Encoding: gzip\r\n\r\n"
     squeeze = zlib.compressobj(wbits=31)
     while True:
-        send(squeeze.compress(b" " * 1_000_000))
+        yield squeeze.compress(b" " * 1_000_000)
 
 
-def zipped(send: Callable[[bytes], None]) -> None:
+def zipped() -> Iterator[bytes]:
     data = gzip.compress(completion("small"))
-    send(OK + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+    yield OK + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(data) + data
 
 
 @pytest.mark.parametrize(
@@ -193,27 +188,21 @@ def zipped(send: Callable[[bytes], None]) -> None:
     [
         (endless, r"an answer of more than 3,000,000 bytes, which is no reply"),
         (bomb, r"an answer of more than 3,000,000 bytes, which is no reply"),
-        (dripping(OK, b"\r\n"), "no whole answer within 0.3 seconds"),
-        (dripping(OK, b"X: "), "no whole answer within 0.3 seconds"),
+        (partial(dripping, b"\r\n"), "no whole answer within 0.3 seconds"),
+        (partial(dripping, b"X: "), "no whole answer within 0.3 seconds"),
         (zipped, None),
     ],
 )
-def test_an_answer_has_one_deadline_and_one_size(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    answer: Callable[[Callable[[bytes], None]], None],
-    message: str | None,
-) -> None:
+def test_an_answer_has_one_deadline_and_one_size(tmp_path, monkeypatch, answer, message):
     monkeypatch.setattr("prb_jax.remote.endpoint.LARGEST_ANSWER", 3_000_000)
 
     def serve() -> None:
         connection, _ = listening.accept()
-        with connection:
+        # the client may have left
+        with connection, contextlib.suppress(OSError):
             connection.recv(100_000)
-            try:
-                answer(connection.sendall)
-            except OSError:
-                return  # the client has left
+            for piece in answer():
+                connection.sendall(piece)
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=serve, daemon=True)
@@ -230,7 +219,7 @@ def test_an_answer_has_one_deadline_and_one_size(
         assert time.monotonic() - begun < 15
 
 
-def test_the_key_is_in_no_message(tmp_path: Path) -> None:
+def test_the_key_is_in_no_message(tmp_path):
     for answer in ((401, b"no such key: sk-secret", {}), (200, b'{"error": "sk-secret is not known"}', {})):
         with stand_in(lambda text, _, answer=answer: answer) as server:
             with pytest.raises(RunError, match=r"an answer that holds the key \(not shown\)") as error:

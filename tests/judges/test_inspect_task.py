@@ -1,6 +1,5 @@
 """The judge as a task of Inspect, beside `prb judge` asking the same model; needs the extra `inspect`."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,8 @@ import pytest
 import prb_jax as prb
 from prb_jax.judges.pairs import LETTER_TOKENS
 from prb_jax.runs.harness_logs import read_run
-from tests.judges.stand_in import stand_in
+from tests.json_lines import read_lines, write_lines
+from tests.judges.stand_in import judged, stand_in
 
 inspect_ai = pytest.importorskip("inspect_ai", reason="needs the extra inspect")
 
@@ -42,11 +42,10 @@ def write_pairs(path: Path) -> str:
         }
         for i in range(PAIRS)
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    return write_lines(path, rows)
 
 
-def test_the_task_asks_and_reads_as_prb_judge(tmp_path: Path) -> None:
+def test_the_task_asks_and_reads_as_prb_judge(tmp_path):
     data = write_pairs(tmp_path / "pairs.jsonl")
     asked: list[str] = []
 
@@ -67,23 +66,19 @@ def test_the_task_asks_and_reads_as_prb_judge(tmp_path: Path) -> None:
     )
     assert log.status == "success", log.error
     with stand_in(lambda text, tries: reply_to(text)) as server:
-        options = prb.EndpointOptions(url=server.url, model="m")
-        judged = prb.judge(None, data, out=tmp_path / "judge", endpoint=options, progress=False)
+        run = judged(server, data, tmp_path / "judge")
     seen = [body["messages"][0]["content"] for _, body in server.asked]
     assert sorted(asked) == sorted(seen)  # the same prompts in both orders
-    rows = {row.id.removeprefix("pairwise_judge/"): row for row in read_run(log.location).rows}
-    wins = {
-        row["id"]: row["scores"][0] > row["scores"][1]
-        if row["labels"][0]
-        else row["scores"][1] > row["scores"][0]
-        for row in map(json.loads, (tmp_path / "judge" / "scores.jsonl").read_text().splitlines())
+    read = read_run(log.location)
+    right = {row.id.removeprefix("pairwise_judge/"): row.scores[0] == 1.0 for row in read.rows}
+    assert right == {
+        row["id"]: row["scores"][int(row["labels"][0] == 0)] > row["scores"][int(row["labels"][0] == 1)]
+        for row in read_lines(tmp_path / "judge" / "scores.jsonl")
     }
-    assert {name: row.scores[0] == 1.0 for name, row in rows.items()} == wins
     (accuracy,) = (log.results.scores[0].metrics["accuracy"].value,)
-    assert accuracy == pytest.approx(judged.summary["accuracy"])
+    assert accuracy == pytest.approx(run.summary["accuracy"])
     assert 0.2 < accuracy < 0.8
-    run = read_run(log.location)
-    assert run.summary["users"] == 8
-    assert run.summary["ci95"] == pytest.approx(judged.summary["ci95"])  # clustered by users and pairs
-    assert run.clusters.responses is not None
+    assert read.summary["users"] == 8
+    assert read.summary["ci95"] == pytest.approx(run.summary["ci95"])  # clustered by users and pairs
+    assert read.clusters.responses is not None
     assert {sample.scores["preferred_in_both_orders"].value for sample in log.samples} == {"C", "I", "N"}

@@ -1,7 +1,5 @@
 """`prb judge`: the paper's way with all its quirks, both orders by text and by logits, and what a run keeps."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path
@@ -20,24 +18,8 @@ from prb_jax.judges.pairs import pair_messages, read_verdict
 from prb_jax.judges.paper import PaperPairs, paper_first, paper_verdict
 from prb_jax.text.tokenizer import load_tokenizer, prompt_texts
 from tests.json_lines import read_lines, write_lines
-from tests.judges.stand_in import judged, stand_in
+from tests.judges.stand_in import comparisons, judged, stand_in
 from tests.tiny_policies import write_policy
-
-
-def pairs(count: int, **fields: Any) -> list[prb.Comparison]:
-    """Pairs whose better response is the longer one."""
-    return [
-        prb.Comparison(
-            id=f"c{number}",
-            question=f"Question {number}?",
-            chosen=f"a long answer to {number}",
-            rejected=f"no {number}",
-            user_id=f"u{number % 3}",
-            profile=[{"id": "p", "category": "", "text": f"I like walks {number}."}],
-            **fields,
-        )
-        for number in range(count)
-    ]
 
 
 def longer(text: str) -> str:
@@ -60,11 +42,11 @@ def test_the_paper_s_parser(reply: str, verdict: str | None) -> None:
     assert paper_verdict(reply) == verdict
 
 
-def test_the_paper_s_coin() -> None:
-    shown = paper_first(pairs(1000))
+def test_the_paper_s_coin():
+    shown = paper_first(comparisons(1000))
     assert "".join("AB"[first] for first in shown[:32]) == "BAAABBBAAAABAABBABBABBAABAAABBBB"
     assert [shown[:count].count(0) for count in (10, 100, 1000)] == [6, 50, 480]
-    mixed = [*pairs(5, subset="x"), *pairs(5, subset="y")]
+    mixed = [*comparisons(5, subset="x"), *comparisons(5, subset="y")]
     assert paper_first(mixed) == shown[:5] * 2
 
 
@@ -79,7 +61,7 @@ def test_our_own_parser(reply: str, verdict: str | None) -> None:
     assert read_verdict(reply) == verdict
 
 
-def test_both_orders_at_an_endpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_orders_at_an_endpoint(tmp_path, capsys):
     """A judge that is right but for one comparison that it cannot read and two in which it always says A."""
 
     def reply(text: str, _: int) -> str:
@@ -87,7 +69,8 @@ def test_both_orders_at_an_endpoint(tmp_path: Path, capsys: pytest.CaptureFixtur
             return "I cannot say."
         return "A" if "Question 1?" in text or "Question 2?" in text else longer(text)
 
-    data, out = write_lines(tmp_path / "data.jsonl", [one.to_row() for one in pairs(8)]), tmp_path / "run"
+    out = tmp_path / "run"
+    data = write_lines(tmp_path / "data.jsonl", [comparison.to_row() for comparison in comparisons(8)])
     with stand_in(reply) as server:
         command = [
             "judge", "--endpoint", server.url, "--model", "judge-1", "--data", data, "--out", str(out),
@@ -115,7 +98,7 @@ def test_both_orders_at_an_endpoint(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (pair["n"], pair["difference"]) == (8, 0.0)
 
 
-def test_the_paper_s_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_paper_s_way(tmp_path, monkeypatch):
     texts = {"pairwise_system.txt": "Judge.", "pairwise_user.txt": "{question}|{Response_A}|{Response_B}"}
     folder = tmp_path / "prompts"
     folder.mkdir()
@@ -124,9 +107,9 @@ def test_the_paper_s_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     def by(reply: Any, name: str) -> dict[str, Any]:
         with stand_in(reply) as server:
-            found = judged(server, pairs(10), tmp_path / name, protocol="paper", prompts=str(folder))
+            run = judged(server, comparisons(10), tmp_path / name, protocol="paper", prompts=str(folder))
             assert {body["messages"][0]["content"] for _, body in server.asked} == {"Judge."}
-            return found.summary
+            return run.summary
 
     with pytest.raises(RunError, match="not the paper's file: expected sha256 5438903c1bb5524d"):
         by(lambda text, _: "A", "other")
@@ -134,10 +117,11 @@ def test_the_paper_s_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(paper, "PAIR_PROMPTS", digests)
     with pytest.warns(prb.PrbWarning, match="no comparison could be judged"):
         mute = by(lambda text, _: "no idea", "mute")  # as if it always said A: chosen is in A in 6 of 10
-    assert (mute["accuracy"], mute["judge"]["accuracy"], mute["judge"]["failed_parses"]) == (0.6, 0.6, 10)
-    assert mute["judge"]["chosen_in_a"] == {"n": 6, "accuracy": 1.0}
-    assert mute["judge"]["chosen_in_b"] == {"n": 4, "accuracy": 0.0}
-    assert (mute["judge"]["position_bias"], mute["judge"]["predicted_b"]) == (1.0, 0)
+    figures = mute["judge"]
+    assert (mute["accuracy"], figures["accuracy"], figures["failed_parses"]) == (0.6, 0.6, 10)
+    assert figures["chosen_in_a"] == {"n": 6, "accuracy": 1.0}
+    assert figures["chosen_in_b"] == {"n": 4, "accuracy": 0.0}
+    assert (figures["position_bias"], figures["predicted_b"]) == (1.0, 0)
     with pytest.warns(prb.PrbWarning, match="A was named in 10 of 10 verdicts, whatever was shown as A"):
         always = by(lambda text, _: "Result: A", "always")
     assert always["judge"]["warning"].startswith("A was named in 10 of 10 verdicts")
@@ -151,7 +135,7 @@ def test_the_paper_s_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "warning" not in good["judge"]
 
 
-def test_a_response_that_names_a_place_is_shown_as_it_is() -> None:
+def test_a_response_that_names_a_place_is_shown_as_it_is():
     """The paper's scripts would show the other response in its place."""
     judge = PaperPairs(cast(Any, None), "Judge.", "{question}|{Response_A}|{Response_B}|{other}")
     pair = prb.Comparison(
@@ -161,17 +145,19 @@ def test_a_response_that_names_a_place_is_shown_as_it_is() -> None:
     assert asked.content == "{Response_A}?|{Response_B} {question}|no {Response_A}|{other}"
 
 
-def test_verdicts_of_logits_are_those_of_transformers(tmp_path: Path) -> None:
+def judged_here(folder: Path, out: Path, **options: Any) -> Any:
+    """The evaluation of three comparisons by a judge on this machine."""
+    return prb.judge(str(folder), comparisons(3), out=out, options=JudgeOptions(**options), progress=False)
+
+
+def test_verdicts_of_logits_are_those_of_transformers(tmp_path):
     torch = pytest.importorskip("torch", reason="the oracle")
-    folder, data = tmp_path / "policy", pairs(3)
+    folder = tmp_path / "policy"
     reference = write_policy(folder, "qwen3", num_hidden_layers=2)
-    every = JudgeOptions(profile_posts=1, min_mass=0.0)
-    found = prb.judge(str(folder), data, out=tmp_path / "run", options=every, progress=False)
-    chat = load_tokenizer(folder)
+    every = judged_here(folder, tmp_path / "run", profile_posts=1, min_mass=0.0)
+    chat, rows = load_tokenizer(folder), read_lines(tmp_path / "run" / "judgements.jsonl")
     letters = [int(chat.tokenize([letter])[0][0]) for letter in "AB"]
-    for comparison, row, scored in zip(
-        data, read_lines(tmp_path / "run" / "judgements.jsonl"), found.rows, strict=True
-    ):
+    for comparison, row, scored in zip(comparisons(3), rows, every.rows, strict=True):
         probabilities, masses = [], []
         for first in (0, 1):
             messages = pair_messages(comparison, first, profile_posts=1, reason=False)
@@ -185,40 +171,37 @@ def test_verdicts_of_logits_are_those_of_transformers(tmp_path: Path) -> None:
         share = (probabilities[0] + 1 - probabilities[1]) / 2
         assert list(scored.scores) == pytest.approx([share, 1 - share], abs=1e-5)
         assert row["verdicts"] == ["A" if p > 0.5 else "B" for p in probabilities]
-    figures = found.summary["judge"]
+    figures = every.summary["judge"]
     assert (figures["n"], figures["low_letter_mass"], figures["mean_letter_mass"] < 0.1) == (3, 0, True)
     # A random model would reply with something else: no verdict, unless the user takes every one.
     unread = "no comparison could be judged, for the model would reply with neither"
     with pytest.warns(prb.PrbWarning, match=unread):
-        none = prb.judge(
-            str(folder), data, out=tmp_path / "none", options=JudgeOptions(profile_posts=1), progress=False
-        )
+        none = judged_here(folder, tmp_path / "none", profile_posts=1)
     judge = none.summary["judge"]
     assert (judge["unparsable"], judge["low_letter_mass"], none.summary["ties"]) == (3, 3, 3)
     assert judge["mean_letter_mass"] == pytest.approx(figures["mean_letter_mass"])
 
 
 @pytest.mark.slow
-def test_a_judge_on_this_machine_replies_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_judge_on_this_machine_replies_in_words(tmp_path, monkeypatch):
     """A random model, whose words nobody can read."""
-    folder, data = tmp_path / "policy", pairs(3)
+    folder = tmp_path / "policy"
     write_policy(folder, "qwen3", eos=3, num_hidden_layers=1)
     monkeypatch.setattr(opening, "REASON_TOKENS", 8)
-    reasoned = JudgeOptions(profile_posts=0, reason=True)
     with pytest.warns(prb.PrbWarning, match="no comparison could be judged"):
-        found = prb.judge(str(folder), data, out=tmp_path / "words", options=reasoned, progress=False)
-    assert found.summary["judge"]["unparsable"] == found.summary["ties"] == 3
+        run = judged_here(folder, tmp_path / "words", profile_posts=0, reason=True)
+    assert run.summary["judge"]["unparsable"] == run.summary["ties"] == 3
     said = [text for row in read_lines(tmp_path / "words" / "judgements.jsonl") for text in row["replies"]]
-    orders = [(one, first) for one in data for first in (0, 1)]
     asked = [
-        [{"role": "user", "content": pair_messages(*order, profile_posts=0, reason=True)[0].content}]
-        for order in orders
+        pair_messages(comparison, first, profile_posts=0, reason=True)[0].content
+        for comparison in comparisons(3)
+        for first in (0, 1)
     ]
     expected = prb.load_policy(folder).sample(asked, temperature=0.0, max_new_tokens=8)
     assert said == [sample.text for (sample,) in expected]
 
 
-def test_what_cannot_be_judged_is_one_error(tmp_path: Path) -> None:
+def test_what_cannot_be_judged_is_one_error(tmp_path):
     endpoint = prb.EndpointOptions(url="http://127.0.0.1:1/v1", model="m", tries=1)
     triple = prb.Comparison(id="t", question="?", responses=["a", "b", "c"], labels=[1, 0, 0])
     cases: tuple[tuple[dict[str, Any], str], ...] = (
@@ -232,7 +215,7 @@ def test_what_cannot_be_judged_is_one_error(tmp_path: Path) -> None:
         ({"min_mass": 0.5}, "--min-mass: belongs to a MODEL"),
     )
     for given, message in cases:
-        model, data = given.pop("model", None), given.pop("data", pairs(1))
+        model, data = given.pop("model", None), given.pop("data", comparisons(1))
         options = JudgeOptions(**given)
         with pytest.raises(prb.PrbError, match=message):
             prb.judge(model, data, out=tmp_path, options=options, endpoint=endpoint, progress=False)

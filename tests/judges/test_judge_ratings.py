@@ -1,10 +1,7 @@
 """`prb judge --protocol score`: numbers for single responses, by words, by an endpoint's probabilities, by logits."""
 
-from __future__ import annotations
-
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,23 +13,13 @@ from prb_jax.judges.options import JudgeOptions
 from prb_jax.judges.ratings import NUMBER_AFTER_REASONING, ONE_NUMBER, RatingTemplate, Scale
 from prb_jax.text.tokenizer import load_tokenizer, prompt_texts
 from tests.json_lines import read_lines
-from tests.judges.stand_in import completion, judged, shown_answer, stand_in
+from tests.judges.stand_in import Answer, comparisons, completion, judged, shown_answer, stand_in
 from tests.tiny_policies import write_policy
 
 
 def several(count: int) -> list[prb.Comparison]:
     """Comparisons of three responses, of which the longest is the best one."""
-    return [
-        prb.Comparison(
-            id=f"c{number}",
-            question=f"Question {number}?",
-            responses=[f"no {number}", f"a long answer to {number}", f"hardly {number}"],
-            labels=[0, 1, 0],
-            user_id=f"u{number % 3}",
-            profile=[{"id": "p", "category": "", "text": f"I like walks {number}."}],
-        )
-        for number in range(count)
-    ]
+    return comparisons(count, ("no", "a long answer to", "hardly"), best=1)
 
 
 @pytest.mark.parametrize(
@@ -48,17 +35,13 @@ def test_numbers_of_replies(reply: str, number: float | None) -> None:
     assert Scale().read(reply) == (None if number is None else pytest.approx(number))
 
 
-def test_places_of_a_template_are_filled_at_once_and_checked() -> None:
-    comparison = prb.Comparison(
-        id="7", question="Is {answer} {low}?", responses=["{prompt}", "b"], labels=[1, 0]
-    )
+def test_places_of_a_template_are_filled_at_once_and_checked():
+    comparison = prb.Comparison(id="7", question="Is {answer} {low}?", chosen="{prompt}", rejected="b")
     template = RatingTemplate("{prompt}|{answer}|{low}-{high}")
     shown = template.conversations(comparison, Scale(0, 5), profile_posts=0)
     assert [messages[0].content for messages in shown] == [
         f"Is {{answer}} {{low}}?|{answer}|0-5" for answer in ("{prompt}", "b")
     ]
-    for text in (ONE_NUMBER, NUMBER_AFTER_REASONING):
-        RatingTemplate(text)
     for text, message in (
         ("{prompt}", "{answer}"),
         ("{answer}", "{prompt}"),
@@ -66,9 +49,10 @@ def test_places_of_a_template_are_filled_at_once_and_checked() -> None:
     ):
         with pytest.raises(RunError, match=message):
             RatingTemplate(text)
+    RatingTemplate(NUMBER_AFTER_REASONING)
 
 
-def test_ratings_in_words_at_an_endpoint(tmp_path: Path) -> None:
+def test_ratings_in_words_at_an_endpoint(tmp_path):
     """A judge that is right, but for a comparison that it cannot read and one in which it rates all alike."""
 
     def reply(text: str, _: int) -> str:
@@ -78,46 +62,44 @@ def test_ratings_in_words_at_an_endpoint(tmp_path: Path) -> None:
         return "4" if "Question 1?" in text else "8" if answer.startswith("a long") else "2"
 
     with stand_in(reply) as server:
-        found = judged(server, several(6), tmp_path, protocol="score", profile_posts=1)
+        run = judged(server, several(6), tmp_path, protocol="score", profile_posts=1)
         assert len(server.asked) == 18
         assert all("I like walks" in body["messages"][0]["content"] for _, body in server.asked)
         assert all("logprobs" not in body for _, body in server.asked)
-    assert (found.summary["accuracy"], found.summary["ties"]) == (4 / 6, 2)
-    figures = found.summary["judge"]
+    assert (run.summary["accuracy"], run.summary["ties"]) == (4 / 6, 2)
+    figures = run.summary["judge"]
     assert (figures["unparsable"], figures["unparsable_ratings"], figures["ratings"]) == (1, 1, 18)
     assert figures["mean_rating_of_better"] == pytest.approx((8 + 4 + 4 * 8) / 6)
     assert figures["mean_rating_of_others"] == pytest.approx((2 + 2 * 4 + 8 * 2) / 11)
     rows = read_lines(tmp_path / "judgements.jsonl")
     assert [row["ratings"] for row in rows[:3]] == [[2, 8, None], [4, 4, 4], [2, 8, 2]]
-    assert [list(row.scores) for row in found.rows[:2]] == [[5, 5, 5], [4, 4, 4]]
+    assert [list(row.scores) for row in run.rows[:2]] == [[5, 5, 5], [4, 4, 4]]
 
 
-def test_expected_ratings_of_an_endpoint_s_probabilities(tmp_path: Path) -> None:
-    def told(tokens: list[tuple[str, dict[str, float]]]) -> tuple[int, bytes, dict[str, str]]:
+def test_expected_ratings_of_an_endpoint_s_probabilities(tmp_path):
+    def told(*tokens: dict[str, float]) -> Answer:
+        """A reply of the first of the probable tokens of each place."""
         places = [
-            {
-                "token": token,
-                "top_logprobs": [{"token": t, "logprob": math.log(p)} for t, p in others.items()],
-            }
-            for token, others in tokens
-        ]
-        text = "".join(token for token, _ in tokens)
-        return 200, completion(text, logprobs={"content": places}), {}
+            {"token": next(iter(likely)),
+             "top_logprobs": [{"token": token, "logprob": math.log(p)} for token, p in likely.items()]}
+            for likely in tokens
+        ]  # fmt: skip
+        return 200, completion("".join(place["token"] for place in places), logprobs={"content": places}), {}
 
-    def reply(text: str, _: int) -> Any:
+    def reply(text: str, _: int) -> Answer:
         if "a long" in text:
-            return told([("Score", {"Score": 0.9}), (" 8", {" 8": 0.5, "6": 0.25, "many": 0.25})])
-        return told([("none", {"none": 0.5, "3": 0.5}) if "Question 0?" in text else ("7", {"7": 0.8})])
+            return told({"Score": 0.9}, {" 8": 0.5, "6": 0.25, "many": 0.25})
+        return told({"none": 0.5, "3": 0.5} if "Question 0?" in text else {"7": 0.8})
 
     with stand_in(reply) as server:
-        found = judged(server, several(2), tmp_path / "a", protocol="score", top_logprobs=5)
+        run = judged(server, several(2), tmp_path / "a", protocol="score", top_logprobs=5)
         assert all((body["logprobs"], body["top_logprobs"]) == (True, 5) for _, body in server.asked)
     expected = (0.5 * 8 + 0.25 * 6) / 0.75
     (first, _) = read_lines(tmp_path / "a" / "judgements.jsonl")
     assert first["ratings"] == [None, pytest.approx(expected), None]
-    assert list(found.rows[1].scores) == pytest.approx([7, expected, 7])
-    assert (found.summary["accuracy"], found.summary["judge"]["unparsable"]) == (0.5, 1)
-    assert found.summary["judge"]["mean_number_mass"] == pytest.approx((0.75 + 0.75 + 0.8 + 0.8) / 4)
+    assert list(run.rows[1].scores) == pytest.approx([7, expected, 7])
+    assert (run.summary["accuracy"], run.summary["judge"]["unparsable"]) == (0.5, 1)
+    assert run.summary["judge"]["mean_number_mass"] == pytest.approx((0.75 + 0.75 + 0.8 + 0.8) / 4)
     with (
         stand_in(lambda text, tries: "7") as server,  # an endpoint that does not tell them
         pytest.raises(RunError, match=r"logprobs.content.*leave out --top-logprobs"),
@@ -125,15 +107,19 @@ def test_expected_ratings_of_an_endpoint_s_probabilities(tmp_path: Path) -> None
         judged(server, several(1), tmp_path / "b", protocol="score", top_logprobs=5)
 
 
-def test_expected_ratings_of_logits_are_those_of_transformers(tmp_path: Path) -> None:
+def test_expected_ratings_of_logits_are_those_of_transformers(tmp_path):
     torch = pytest.importorskip("torch", reason="the oracle")
     folder, data, numbers = tmp_path / "policy", several(2), range(1, 10)
     reference = write_policy(folder, "qwen3", num_hidden_layers=2)
     chat = load_tokenizer(folder)
     ids = [int(chat.tokenize([str(number)])[0][0]) for number in numbers]
-    score = JudgeOptions(protocol="score", profile_posts=1)
-    found = prb.judge(str(folder), data, out=tmp_path / "run", options=score, progress=False)
-    for comparison, row in zip(data, found.rows, strict=True):
+
+    def judged_here(out: str, **options: Any) -> Any:
+        asked = JudgeOptions(protocol="score", profile_posts=1, **options)
+        return prb.judge(str(folder), data, out=tmp_path / out, options=asked, progress=False)
+
+    run = judged_here("run")
+    for comparison, row in zip(data, run.rows, strict=True):
         shown = RatingTemplate(ONE_NUMBER).conversations(comparison, Scale(), profile_posts=1)
         expected = []
         for text in prompt_texts(chat, shown):
@@ -142,16 +128,15 @@ def test_expected_ratings_of_logits_are_those_of_transformers(tmp_path: Path) ->
                 logits = reference(tokens).logits[0, -1, ids].double()
             expected.append(float((torch.softmax(logits, -1) * torch.tensor(list(numbers))).sum()))
         assert list(row.scores) == pytest.approx(expected, abs=1e-5)
-    assert found.summary["judge"]["unparsable"] == 0
-    assert 0 < found.summary["judge"]["mean_number_mass"] < 1  # of the nine numbers among all tokens
+    assert run.summary["judge"]["unparsable"] == 0
+    assert 0 < run.summary["judge"]["mean_number_mass"] < 1  # of the nine numbers among all tokens
     model = json.loads((tmp_path / "run" / "run.json").read_text())["inputs"]["model"]
     assert (model["judge"], model["way"], model["scale"]) == ("score", "logits", [1, 9])
-    options = JudgeOptions(protocol="score", scale=(1, 10))
     with pytest.raises(prb.PrbError, match="no single token for 10"):
-        prb.judge(str(folder), data, out=tmp_path / "ten", options=options, progress=False)
+        judged_here("ten", scale=(1, 10))
 
 
-def test_what_does_not_go_together_is_one_error(tmp_path: Path) -> None:
+def test_what_does_not_go_together_is_one_error(tmp_path):
     template = tmp_path / "t.txt"
     template.write_text("{prompt}")
     cases: tuple[tuple[dict[str, Any], str], ...] = (
