@@ -1,12 +1,12 @@
 """Pairs in a file, `prb evaluate` of a baseline on them in this process, and the environment of other processes."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from prb_jax import cli
+from tests.json_lines import write_lines
 from tests.plain_process import plain_environment
 
 
@@ -17,9 +17,7 @@ def data(tmp_path: Path) -> Path:
         for i in range(1, 12)
         if i % 4
     ]
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    return path
+    return Path(write_lines(tmp_path / "pairs.jsonl", pairs))
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -17,12 +16,13 @@ from prb_jax import PrbError, cli
 from prb_jax.commands import functions_of
 from prb_jax.commands.arguments import keywords
 from prb_jax.personal.few_shot.registry import METHODS
+from tests.json_lines import write_lines
 from tests.plain_process import ROOT, prb, prb_command
 
-SHARED = ROOT.parent / "shared"
 
-
-def test_evaluate_prints_a_table_and_writes_the_files(data, evaluate, tmp_path, capsys):
+def test_evaluate_prints_a_table_and_writes_the_files_and_the_same_command_changes_nothing(
+    data, evaluate, tmp_path, capsys
+):
     out = tmp_path / "run"
     assert evaluate() == 0
     captured = capsys.readouterr()
@@ -35,28 +35,22 @@ def test_evaluate_prints_a_table_and_writes_the_files(data, evaluate, tmp_path, 
     assert json.loads((out / "summary.json").read_text())["n"] == 9
     run = json.loads((out / "run.json").read_text())
     assert run["command"] == ["prb", "evaluate", "baseline:length", "--data", str(data), "--out", str(out)]
-
-
-def test_the_same_command_again_changes_nothing(evaluate, tmp_path):
-    contents = []
-    for _ in range(2):
-        assert evaluate(model="baseline:random") == 0
-        contents.append({path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()})
-    assert contents[0] == contents[1]
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert evaluate() == 0
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
 def test_dashes_and_underscores_and_repeated_data(data, tmp_path, capsys):
-    other = tmp_path / "other_file.jsonl"
-    other.write_text('{"id": "x_y", "question": "?", "chosen": "a", "rejected": "b"}\n')
-    out = tmp_path / "under_score"
-    arguments = ["--data", str(data), "--data", str(other), "--too_long=error", "--seed", "7"]
+    row = {"id": "x_y", "question": "?", "chosen": "a", "rejected": "b"}
+    other, out = write_lines(tmp_path / "other_file.jsonl", [row]), tmp_path / "under_score"
+    arguments = ["--data", str(data), "--data", other, "--too_long=error", "--seed", "7"]
     assert cli.main(["evaluate", "baseline:length", *arguments, f"--out={out}", "--no_progress"]) == 0
     assert capsys.readouterr().err == ""
     inputs = json.loads((out / "run.json").read_text())["inputs"]
     assert inputs["seed"] == 7
     assert inputs["data"]["comparisons"] == 10
     again = ["--too-long", "error", "--seed=7", "--no-progress", "--out", str(out)]
-    assert cli.main(["evaluate", "baseline:length", "--data", str(data), str(other), *again]) == 0
+    assert cli.main(["evaluate", "baseline:length", "--data", str(data), other, *again]) == 0
 
 
 @pytest.mark.parametrize(
@@ -113,21 +107,15 @@ def test_a_command_line_that_cannot_be_is_status_2(words, capsys):
     [
         ("evalute m", "unknown verb 'evalute'; did you mean evaluate? (see `prb --help`)"),
         ("bench skore", "unknown verb 'skore'; did you mean score? (see `prb bench --help`)"),
-        (
-            "evaluate --limit 3",
-            "the following arguments are required: MODEL, --data, --out (see `prb evaluate --help`)",
-        ),
-        (
-            "evaluate m --data d --profile-post 3",
-            "unrecognized arguments: --profile-post 3; did you mean --profile-posts? (see `prb evaluate --help`)",
-        ),
-        (
-            "evaluate m --protocol papr",
-            "argument --protocol: invalid choice: 'papr'; did you mean paper? (choose from default, paper) "
-            "(see `prb evaluate --help`)",
-        ),
+        ("evaluate --limit 3",
+         "the following arguments are required: MODEL, --data, --out (see `prb evaluate --help`)"),
+        ("evaluate m --data d --profile-post 3",
+         "unrecognized arguments: --profile-post 3; did you mean --profile-posts? (see `prb evaluate --help`)"),
+        ("evaluate m --protocol papr",
+         "argument --protocol: invalid choice: 'papr'; did you mean paper? (choose from default, paper) "
+         "(see `prb evaluate --help`)"),
     ],
-)
+)  # fmt: skip
 def test_a_word_that_is_wrong_is_one_line_with_the_nearest(words, said, capsys):
     with pytest.raises(SystemExit):
         cli.main(words.split())
@@ -232,8 +220,9 @@ def test_a_verb_is_two_functions_of_its_file():
     for function in (function for name in names for function in functions_of(name)):
         functions.setdefault(function.__module__, set()).add(function.__name__)
     for file, expected in functions.items():
-        own = [one for one in vars(sys.modules[file]).values() if getattr(one, "__module__", "") == file]
-        assert {one.__name__ for one in own if one.__name__[0] != "_"} == expected
+        values = vars(sys.modules[file]).values()
+        defined = [value.__name__ for value in values if getattr(value, "__module__", "") == file]
+        assert {name for name in defined if name[0] != "_"} == expected
 
 
 @pytest.mark.parametrize(
@@ -247,7 +236,7 @@ def test_a_verb_is_two_functions_of_its_file():
         ("leaderboard", "leaderboard", {"format"}),
     ],
 )
-def test_every_argument_of_a_verb_reaches_its_function(verb: str, function: str, handled: set[str]) -> None:
+def test_every_argument_of_a_verb_reaches_its_function(verb, function, handled):
     parser = cli.parser(verb)
     verbs = next(action.choices for action in parser._actions if isinstance(action.choices, dict))
     actions = {action.dest: action for action in verbs[verb]._actions if action.dest != "help"}
@@ -265,18 +254,6 @@ def test_the_version():
     assert prb("--version").stdout.strip() == f"prb {prb_jax.__version__}"
 
 
-def test_real_data_from_the_terminal(tmp_path):
-    path = SHARED / "data" / "personalised" / "polis_en.jsonl.gz"
-    if not path.exists():
-        pytest.skip(f"needs {path}, which is not part of the repository")
-    done = prb("evaluate", "baseline:length", "--data", path, "--limit", 2000, "--out", tmp_path / "r")
-    assert done.returncode == 0, done.stderr
-    assert "coverage" in done.stdout
-    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
-    assert summary["n"] == 2000
-    assert summary["users"] > 100
-
-
 @pytest.mark.parametrize(
     ("number", "status", "message"),
     [
@@ -284,10 +261,9 @@ def test_real_data_from_the_terminal(tmp_path):
         (signal.SIGTERM, 75, "prb: SIGTERM; what was scored is kept"),
     ],
 )
-def test_interrupt_of_a_real_process(tmp_path: Path, number: signal.Signals, status: int, message: str):
+def test_interrupt_of_a_real_process(tmp_path, number, status, message):
     pairs = ({"id": i, "question": "?", "chosen": "a", "rejected": "b"} for i in range(20_000))
-    data, scorer = tmp_path / "many.jsonl", tmp_path / "scorer.py"
-    data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    data, scorer = write_lines(tmp_path / "many.jsonl", pairs), tmp_path / "scorer.py"
     scorer.write_text("import time\n\ndef score(comparison):\n    time.sleep(0.01)\n    return [1.0, 0.0]\n")
     # Where the tests run in the background of a shell they ignore the signal, and so would a process that they start.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.plain_process import ROOT
 from tests.sweeps import sweep
 from tests.training.tiny import rows, write_model, write_rows
-
-ROOT = Path(__file__).resolve().parents[2]
 
 CODE = """
 import os, sys
@@ -58,10 +57,8 @@ def test_a_folder_is_read_whole_without_torch(verb, model, data, tmp_path):
             "batch.comparisons=4", "validation.fraction=0", "log.plot=false", "--out", out,
         ],
     }[verb]  # fmt: skip
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "FILE": str(data / "test-0.jsonl") if verb == "inspect" else "",
-    }
+    file = str(data / "test-0.jsonl") if verb == "inspect" else ""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "FILE": file}
     done = subprocess.run(
         [sys.executable, "-c", CODE, *map(str, arguments)],
         capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300,
@@ -70,11 +67,11 @@ def test_a_folder_is_read_whole_without_torch(verb, model, data, tmp_path):
     assert "status 0, torch imported: False" in done.stdout
     if verb == "evaluate":
         assert len((out / "scores.jsonl").read_text().splitlines()) == 8
-        found = json.loads((out / "run.json").read_text())["inputs"]["data"]["sources"][0]["files"]
-        assert sorted(found) == ["test-0.jsonl", "test-1.csv"]
+        (source,) = json.loads((out / "run.json").read_text())["inputs"]["data"]["sources"]
+        assert sorted(source["files"]) == ["test-0.jsonl", "test-1.csv"]
     elif verb == "inspect":
         assert "8 comparisons" in done.stdout
     else:
-        found = json.loads((out / "train.json").read_text())["inputs"]["data"]
-        assert found["train"] == 16
-        assert sorted(found["sources"]["data"][0]["files"]) == ["train-0.jsonl", "train-1.csv"]
+        trained = json.loads((out / "train.json").read_text())["inputs"]["data"]
+        assert trained["train"] == 16
+        assert sorted(trained["sources"]["data"][0]["files"]) == ["train-0.jsonl", "train-1.csv"]

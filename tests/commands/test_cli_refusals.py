@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from prb_jax import cli
+from tests.json_lines import read_lines, write_lines
 from tests.scoring.records import write_model
 from tests.tiny_tokenizer import NO_SYSTEM
 
@@ -110,19 +112,15 @@ def scored(line: str, run: bytes = b'{"kind": "prb_jax evaluation", "inputs": {}
 
 @pytest.fixture(scope="module")
 def intact(tmp_path_factory) -> Path:
-    return write_model(
-        tmp_path_factory.mktemp("model") / "tiny", "llama", template=NO_SYSTEM, num_hidden_layers=1
-    )
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    return write_model(folder, "llama", template=NO_SYSTEM, num_hidden_layers=1)
 
 
 @pytest.fixture
 def model(intact: Path, tmp_path: Path) -> Path:
-    """A copy to spoil."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    for path in intact.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    return folder
+    """A copy to spoil, beside "pairs.jsonl"."""
+    write_lines(tmp_path / "pairs.jsonl", ROWS)
+    return shutil.copytree(intact, tmp_path / "model")
 
 
 DEEP = b'{"kind": ' + b"[" * 900 + b"]" * 900 + b"}"
@@ -210,7 +208,6 @@ def spoiled_run(name: str) -> bool:
 @pytest.mark.parametrize("name", REFUSED)
 def test_one_line_and_nothing_left_behind(name: str, model: Path, tmp_path: Path, capsys) -> None:
     data, out = tmp_path / "pairs.jsonl", tmp_path / "run"
-    data.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     spoil, words = REFUSED[name]
     extra = spoil(tmp_path) or []
     capsys.readouterr()
@@ -229,11 +226,7 @@ def test_one_line_and_nothing_left_behind(name: str, model: Path, tmp_path: Path
 
 def test_the_intact_model_is_scored(model: Path, tmp_path: Path, capsys) -> None:
     """So that each refusal above has its one cause; a prompt beyond the limit is cut and reported."""
-    data, out = tmp_path / "pairs.jsonl", tmp_path / "run"
-    data.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    command = ["evaluate", str(model), "--data", str(data), "--out", str(out), "--max-length", "60"]
-    assert cli.main(command) == 0
-    summary = json.loads((out / "summary.json").read_text())
-    assert summary["n"] == 2
-    rows_ = [json.loads(line) for line in (out / "scores.jsonl").read_text().splitlines()]
-    assert [bool(row["truncated"]) for row in rows_] == [False, True]
+    data, out = str(tmp_path / "pairs.jsonl"), tmp_path / "run"
+    assert cli.main(["evaluate", str(model), "--data", data, "--out", str(out), "--max-length", "60"]) == 0
+    assert json.loads((out / "summary.json").read_text())["n"] == 2
+    assert [bool(row["truncated"]) for row in read_lines(out / "scores.jsonl")] == [False, True]

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from prb_jax.commands.process import cache_folder, delete_unused, enable_compilation_cache
+from tests.plain_process import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 COMPILE = """
 import sys
 from prb_jax.commands.process import enable_compilation_cache

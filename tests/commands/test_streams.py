@@ -12,17 +12,13 @@ import prb_jax
 from prb_jax.errors import RunError
 
 
-def prb(*words: object, shell: str = "", **options: str) -> subprocess.CompletedProcess[str]:
-    """A real process; `shell` is put behind the command."""
-    command = f'exec "$0" -m prb_jax "$@" {shell}'
-    return subprocess.run(
-        ["sh", "-c", command, sys.executable, *map(str, words)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **options},
-        timeout=120,
-        check=False,
-    )
+def prb(
+    *words: object, before: str = "", behind: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """A real process, with commands of a shell `before` it, and words `behind` it."""
+    command = ["sh", "-c", f'{before} exec "$0" -m prb_jax "$@" {behind}', sys.executable, *map(str, words)]
+    settings = {"capture_output": True, "text": True, "timeout": 120}
+    return subprocess.run(command, env={**os.environ, **variables}, **settings)
 
 
 def only_line(done: subprocess.CompletedProcess[str]) -> str:
@@ -36,9 +32,9 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
 
 def test_a_table_that_cannot_be_printed_is_an_error_of_a_complete_run(data: Path, tmp_path: Path) -> None:
     command = ["evaluate", "baseline:length", "--data", data, "--no-progress", "--out"]
-    line = only_line(prb(*command, tmp_path / "full", shell="> /dev/full"))
+    line = only_line(prb(*command, tmp_path / "full", behind="> /dev/full"))
     assert "cannot write to standard output: No space left on device" in line
-    closed = prb(*command, tmp_path / "closed", shell=">&-")
+    closed = prb(*command, tmp_path / "closed", behind=">&-")
     assert (closed.returncode, closed.stderr) == (0, "")  # nobody reads it
     for name in ("full", "closed"):
         assert json.loads((tmp_path / name / "summary.json").read_text())["n"] == 9
@@ -55,9 +51,8 @@ def test_a_platform_without_devices(data: Path, tmp_path: Path) -> None:
 def test_a_working_directory_that_was_removed(data: Path, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
-    command = f'cd {gone} && rmdir {gone} && exec "$0" -m prb_jax "$@"'
-    words = [sys.executable, "evaluate", "baseline:length", "--data", str(data), "--out", "run"]
-    done = subprocess.run(["sh", "-c", command, *words], capture_output=True, text=True, check=False)
+    words = ("evaluate", "baseline:length", "--data", data, "--out", "run")
+    done = prb(*words, before=f"cd {gone} && rmdir {gone} &&")
     assert "the working directory was removed" in only_line(done)
 
 
