@@ -1,7 +1,5 @@
 """Pairs to audit, with texts that attack the page, and answers of annotators."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Many annotators at once, links and invitations: the application without a network."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter
@@ -65,24 +63,20 @@ def test_links_and_invitations(audit_app, tmp_path):
     data = write_pairs(tmp_path / "pairs.jsonl", 3)
     statuses: dict[str, int] = {}
 
-    async def nobody(app: Any) -> None:
-        pass
-
     async def strangers(app: Any) -> None:
         async with client_of(app) as client:
             kind = {"Content-Type": "application/json"}
-            for name, invitation in {"none": None, "wrong": "x", "odd": "\ud800"}.items():
-                body = {"name": "ana"} if invitation is None else {"name": "ana", "invitation": invitation}
-                answered = await client.post("/api/join", content=json.dumps(body).encode(), headers=kind)
-                statuses[name] = answered.status_code
-            right = {"name": "ana", "invitation": "s\u00e9cret"}
-            statuses["right"] = (await client.post("/api/join", json=right)).status_code
+            told = {"none": {}, "right": {"invitation": "s\u00e9cret"}}
+            told |= {"wrong": {"invitation": "x"}, "odd": {"invitation": "\ud800"}}
+            for name, invitation in told.items():
+                body = json.dumps({"name": "ana", **invitation}).encode()
+                statuses[name] = (await client.post("/api/join", content=body, headers=kind)).status_code
 
     lines = audit_app(strangers, data=data, invitation="s\u00e9cret", host="0.0.0.0")
     assert lines[1].endswith("/#invitation=s%C3%A9cret")
     assert statuses == {"none": 401, "wrong": 401, "odd": 401, "right": 200}
 
-    lines = audit_app(nobody, annotators=["ana", "ben"])
+    lines = audit_app(lambda app: asyncio.sleep(0), annotators=["ana", "ben"])
     tokens = {line.split(": ")[0]: line.rsplit("#token=", 1)[1] for line in lines[1:]}
     assert list(tokens) == ["ana", "ben"]
 
@@ -90,8 +84,8 @@ def test_links_and_invitations(audit_app, tmp_path):
         for name, token in tokens.items():
             async with client_of(app, token) as client:
                 statuses[name] = (await client.post("/api/task", json={})).status_code
-                joined = await client.post("/api/join", json={"name": name})
-                statuses[f"{name} by name"] = joined.status_code
+                by_name = await client.post("/api/join", json={"name": name})
+                statuses[f"{name} by name"] = by_name.status_code
 
     again = audit_app(only_ben, annotators=["ben"])
     assert again[1].endswith(tokens["ben"])  # a link stays the same

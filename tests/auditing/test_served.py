@@ -1,9 +1,8 @@
 """`prb audit` as a process: annotators at once, a kill between two judgements, strangers, and the page in a browser."""
 
-from __future__ import annotations
-
 import contextlib
 import json
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -54,18 +53,18 @@ def serve(folder: Path, *arguments: object) -> Served:
 
 
 def ask(client: httpx.Client, path: str, body: Any = None) -> dict[str, Any]:
-    found = client.post(f"/api/{path}", json=body or {})
-    assert found.status_code == 200, found.text
-    return found.json()
+    answered = client.post(f"/api/{path}", json=body or {})
+    assert answered.status_code == 200, answered.text
+    return answered.json()
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("audit")
 
 
 @pytest.fixture(scope="module")
-def served(folder: Path) -> Iterator[list[Served]]:
+def served(folder) -> Iterator[list[Served]]:
     """The audit of this file; a test that kills the server puts the next one in its place."""
     data = write_pairs(folder / "pairs.jsonl", 8)
     running = [serve(folder / "audit", "--data", data, "--per-item", "2", "--check-every", "0")]
@@ -73,7 +72,7 @@ def served(folder: Path) -> Iterator[list[Served]]:
     running[0].kill()
 
 
-def test_two_annotators_at_once_and_a_kill_between_two_judgements(served: list[Served], folder: Path) -> None:
+def test_two_annotators_at_once_and_a_kill_between_two_judgements(served, folder):
     def judge(name: str) -> list[str]:
         with served[0].client(name) as client:
             seen = []
@@ -104,18 +103,12 @@ def test_two_annotators_at_once_and_a_kill_between_two_judgements(served: list[S
     assert (report["judgements"], report["fit"]["label"]["value"]) == (10, 1.0)
 
 
-def test_another_process_and_other_data_are_refused_in_one_line(
-    served: list[Served], folder: Path, capsys
-) -> None:
+def test_another_process_and_other_data_are_refused_in_one_line(served, folder, capsys):
     audit, before = str(folder / "audit"), (folder / "audit" / "audit.db").read_bytes()
     other = write_pairs(folder / "other.jsonl", 3)
     assert cli.main(["audit", audit]) == 2
     assert "another process serves this audit" in capsys.readouterr().err
-    copy = folder / "copy"
-    copy.mkdir()
-    for name in ("audit.json", "audit.db", "audit.db-wal"):
-        if (folder / "audit" / name).exists():
-            (copy / name).write_bytes((folder / "audit" / name).read_bytes())
+    copy = shutil.copytree(audit, folder / "copy")
     for arguments, message in (
         (["--data", str(other)], "the data are not those of this audit, or changed since it began"),
         (["--per-item", "5"], "the settings are not those of this audit (per_item: 2 -> 5)"),
@@ -129,11 +122,11 @@ def test_another_process_and_other_data_are_refused_in_one_line(
     assert (folder / "audit" / "audit.db").read_bytes() == before
 
 
-def test_strangers_are_refused(served: list[Served]) -> None:
+def test_strangers_are_refused(served):
     with served[0].client("ana") as client:
         token = client.headers["Authorization"]
         shown = ask(client, "task")
-        own = {"task": shown["task"], "answer": answer("a")}
+        sent = {"task": shown["task"], "answer": answer("a")}
         for headers, status in (
             ({"Authorization": ""}, 401),
             ({"Authorization": token[:-1] + ("0" if token[-1] != "0" else "1")}, 401),
@@ -147,25 +140,26 @@ def test_strangers_are_refused(served: list[Served]) -> None:
             ({"Host": "[127.0.0.1"}, 421),
             ({"Origin": "http://[127.0.0.1"}, 403),
         ):
-            coded = {"Content-Type": b"application/json"} | {
-                n: value.encode() for n, value in headers.items()
+            coded = {
+                name: value.encode()
+                for name, value in ({"Content-Type": "application/json"} | headers).items()
             }
-            found = client.post("/api/submit", content=json.dumps(own), headers=coded)
-            assert found.status_code == status, (headers, found.text)
-            assert "default-src 'none'" in found.headers["Content-Security-Policy"]
+            refused = client.post("/api/submit", content=json.dumps(sent), headers=coded)
+            assert refused.status_code == status, (headers, refused.text)
+            assert "default-src 'none'" in refused.headers["Content-Security-Policy"]
         for body, status, message in (
-            (own | {"task": shown["task"] + 1}, 409, "not open any more"),
-            (own | {"task": "1 OR 1=1"}, 409, "not open any more"),
-            (own | {"answer": {"fit": "a"}}, 400, "'answer.quality.correctness.a': expected one of 1, 2"),
-            (own | {"answer": answer("a", correctness_a=6)}, 400, "found 6"),
-            (own | {"answer": answer("c")}, 400, "field 'answer.fit': expected one of a, b, unknown"),
-            (own | {"answer": answer("a", comment="x" * 4001)}, 400, "4,001 characters"),
-            (own | {"answer": answer("a", comment="x" * 200_000)}, 413, "at most 100,000 bytes"),
+            ({"task": shown["task"] + 1}, 409, "not open any more"),
+            ({"task": "1 OR 1=1"}, 409, "not open any more"),
+            ({"answer": {"fit": "a"}}, 400, "'answer.quality.correctness.a': expected one of 1, 2"),
+            ({"answer": answer("a", correctness_a=6)}, 400, "found 6"),
+            ({"answer": answer("c")}, 400, "field 'answer.fit': expected one of a, b, unknown"),
+            ({"answer": answer("a", comment="x" * 4001)}, 400, "4,001 characters"),
+            ({"answer": answer("a", comment="x" * 200_000)}, 413, "at most 100,000 bytes"),
         ):
-            found = client.post("/api/submit", json=body)
-            assert (found.status_code, message in found.text) == (status, True), found.text
+            refused = client.post("/api/submit", json=sent | body)
+            assert (refused.status_code, message in refused.text) == (status, True), refused.text
         with served[0].client("ben") as other:
-            assert other.post("/api/submit", json=own).status_code == 409
+            assert other.post("/api/submit", json=sent).status_code == 409
         for path in ("/../secret", "/%2e%2e/secret", "/audit.db", "/..%2faudit.json", "/page.js/../secret"):
             assert client.get(path).status_code == 404
         assert client.get("/api/submit").status_code == 405
@@ -181,7 +175,7 @@ def wait_for(page: Page, condition: str) -> None:
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
-def test_in_a_browser_by_keys_alone(served: list[Served], folder: Path) -> None:
+def test_in_a_browser_by_keys_alone(served, folder):
     """On a phone's width, in the dark: join, judge, comment, take back, while the server is killed in between."""
     with open_page(served[0].url, dark=True, width=360, profile=folder / "browser") as page:
         wait_for(page, "document.activeElement.id === 'name'")
@@ -237,14 +231,11 @@ def test_in_a_browser_by_keys_alone(served: list[Served], folder: Path) -> None:
         page.key("Enter")
         wait_for(page, f"{status} === 'Correctness of A: not answered yet.'")
         assert page.evaluate("document.title") == "audit: audit"
-        refused = [text for text in page.complaints if "ERR_CONNECTION_REFUSED" not in text]
-        assert refused == []
+        assert all("ERR_CONNECTION_REFUSED" in text for text in page.complaints)
         assert {url.rsplit(":", 1)[0] for url in page.requests} <= {"http://127.0.0.1", "data"}
 
 
-def test_sigterm_ends_it_and_the_report_and_export_say_what_was_judged(
-    served: list[Served], folder: Path, capsys
-) -> None:
+def test_sigterm_ends_it_and_the_report_and_export_say_what_was_judged(served, folder, capsys):
     """After the tests above: the last one ends the server."""
     log = (folder / "log.txt").read_text()
     assert "good" not in log
@@ -256,8 +247,8 @@ def test_sigterm_ends_it_and_the_report_and_export_say_what_was_judged(
     assert cli.main(["audit", str(audit), "--report"]) == 0
     assert "For a paper" in capsys.readouterr().out
     report = json.loads((audit / "report.json").read_text())
-    people = {each["name"]: each["judgements"] for each in report["annotators"]}
-    assert people == {"ana": 5, "ben": 5} | ({"cleo": 1} if BROWSER else {})
+    judgements = {annotator["name"]: annotator["judgements"] for annotator in report["annotators"]}
+    assert judgements == {"ana": 5, "ben": 5} | ({"cleo": 1} if BROWSER else {})
     assert report["taken_back"] == bool(BROWSER)
     out = folder / "judgements.jsonl"
     assert cli.main(["audit", str(audit), "--export", str(out)]) == 0
@@ -266,8 +257,7 @@ def test_sigterm_ends_it_and_the_report_and_export_say_what_was_judged(
     assert all(row["fit"] == "chosen" for row in rows)
     if BROWSER:
         assert rows[-1]["comment"] == "1a?j"
-        a = rows[-1]["a"]
-        b = {"chosen": "rejected", "rejected": "chosen"}[a]
+        a, b = ("chosen", "rejected") if rows[-1]["a"] == "chosen" else ("rejected", "chosen")
         assert rows[-1]["quality"]["correctness"][a] == 5
         assert rows[-1]["quality"]["helpfulness"] == {a: 4, b: None}
     with pytest.raises(SystemExit):

@@ -1,14 +1,12 @@
 """Who is given what, what is kept, and what is refused: an audit without its server."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,18 +30,13 @@ class Clock:
 @contextmanager
 def opened(folder: Path, clock: Clock, *, secret: bytes = b"k" * 32, **options) -> Iterator[Session]:
     folder.mkdir(exist_ok=True)
-    found = open_folder(folder, **options)
-    database = found.open_database(write=True)
-    try:
-        yield Session(database, found.inputs, lease=600, secret=secret, clock=clock)
-    finally:
-        database.close()
+    audit = open_folder(folder, **options)
+    with closing(audit.open_database(write=True)) as database:
+        yield Session(database, audit.inputs, lease=600, secret=secret, clock=clock)
 
 
-def judge(
-    session: Session, name: str, *, fit: Callable[[str], str] = lambda good: good, **more
-) -> str | None:
-    """Judge the next item, and return its question; None where there is none."""
+def judge(session: Session, name: str, *, fit: Callable[[str], str] = str, **more) -> str | None:
+    """Judge the next item by the side of the good response, or what `fit` makes of it; return its question, if any."""
     session.join(name)
     shown = session.current(name)
     if shown.task is None or shown.item is None:
@@ -62,8 +55,8 @@ def test_every_item_goes_to_n_people_also_when_some_leave(tmp_path):
         assert len(set(first)) == 10
         assert first[0] == held.item["prompt"][0]["content"].split("?")[0]  # begun items come first
         assert judge(session, "ana") is None
-        found = [judge(session, "ben") for _ in range(10)]
-        assert (len(set(found[:9])), found[9]) == (9, None)  # one is held by somebody who left
+        *others, last = (judge(session, "ben") for _ in range(10))
+        assert (len(set(others)), last) == (9, None)  # one is held by somebody who left
         clock.now += 601
         assert judge(session, "ben") == first[0]
         assert session.current("gone").task is None  # nothing was begun: nothing is lost
@@ -151,13 +144,16 @@ def test_gold_and_repeated_items_tell_of_attention_alone(tmp_path):
     assert careful["again_same"] == careful["again"] > 2
     assert careless["gold_right"] + careless["again_same"] < careless["gold"] + careless["again"]
     assert report["judgements"] == 80
-    assert report["checks"] == sum(each["gold"] + each["again"] for each in report["annotators"])
+    assert report["checks"] == sum(person["gold"] + person["again"] for person in (careful, careless))
     assert 5 < careful["chose_a"] < careful["chose"] - 5  # the sides are drawn by lot
-    found = Counter(each["reasons"][0] for each in report["adjudication"])
-    disputed = sum(each["dispute"] == 0.5 for each in report["adjudication"])
-    assert found["the annotators disagree about the personal fit"] == disputed
-    texts = ("2 annotators judged 40 pairs (80 judgements)", "attention checks were passed", "Krippendorff")
-    for text in texts:
+    reasons = Counter(item["reasons"][0] for item in report["adjudication"])
+    disputed = sum(item["dispute"] == 0.5 for item in report["adjudication"])
+    assert reasons["the annotators disagree about the personal fit"] == disputed
+    for text in (
+        "2 annotators judged 40 pairs (80 judgements)",
+        "attention checks were passed",
+        "Krippendorff",
+    ):
         assert text in report["sentence"], report["sentence"]
 
 
