@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
-from prb_jax.data.options import Option, options_of
+from prb_jax.data.options import Option, from_flat, options_of
 from prb_jax.errors import printable
 from prb_jax.scoring import HISTORY
 
@@ -270,18 +269,13 @@ def several(number: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
 
 def chosen(options: argparse.Namespace, kind: type[Options], **more: Any) -> Options:
     """Return a dataclass of options with what the flags of its fields say; `more` are fields without a flag."""
-    values = {}
-    for item in dataclasses.fields(kind):  # pyright: ignore[reportArgumentType]
-        if item.name in more:
-            continue
-        if isinstance(item.default_factory, type) and dataclasses.is_dataclass(item.default_factory):
-            values[item.name] = chosen(options, item.default_factory)
-        elif item.metadata:
-            name = (item.metadata["option"].flag or item.name).replace("-", "_")
-            if hasattr(options, name):
-                value = getattr(options, name)
-                values[item.name] = tuple(value) if isinstance(value, list) else value
-    return kind(**values, **more)
+    flags, values = vars(options), dict[str, Any]()
+    for key, option in options_of(kind).items():
+        name = key.rpartition(".")[2]
+        flag = (option.flag or name).replace("-", "_")
+        if flag in flags:
+            values[name] = tuple(flags[flag]) if isinstance(flags[flag], list) else flags[flag]
+    return replace(from_flat(kind, values | more), **more)  # pyright: ignore[reportArgumentType, reportReturnType]
 
 
 def keywords(function: Callable[..., Any], options: argparse.Namespace, /, **more: Any) -> dict[str, Any]:

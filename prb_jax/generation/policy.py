@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from prb_jax.checkpoints.load import LoadReport, abstract_params, load_params
 from prb_jax.data.comparison import Comparison
+from prb_jax.data.options import from_flat
 from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, DataError, quote, short_repr
 from prb_jax.generation.programs import (
@@ -150,18 +151,8 @@ class Policy:
         Raises:
           DataError: a prompt that is too long or cannot be read, a number out of its range, or no stop at all.
         """
-        options = SampleOptions(
-            n=n,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            max_new_tokens=max_new_tokens,
-            stop=tuple(stop),
-            stop_ids=None if stop_ids is None else tuple(map(int, stop_ids)),
-            seed=seed,
-        )
+        ids = None if stop_ids is None else tuple(map(int, stop_ids))
+        options = from_flat(SampleOptions, {**locals(), "stop": tuple(stop), "stop_ids": ids})
         single = isinstance(prompts, str | Comparison)
         read = given_prompts(
             [prompts] if single else prompts,
@@ -309,16 +300,7 @@ def load_policy(
         field.
       MeshError: the mesh does not fit the devices or the model.
     """
-    options = LoadOptions(
-        mesh=mesh,
-        dtype=dtype,
-        revision=revision,
-        chat_template=chat_template,
-        tokenizer=tokenizer,
-        quantize=quantize,
-        attention=attention,
-    )
-    return open_policy(model, options)
+    return open_policy(model, from_flat(LoadOptions, locals()))
 
 
 def open_policy(model: str | Path | Policy, options: LoadOptions) -> Policy:

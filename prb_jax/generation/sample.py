@@ -8,7 +8,7 @@ gives texts without token ids.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from hashlib import sha256
@@ -122,7 +122,8 @@ def sample_data(
         guide = None if guide is None else guide.checked(policy)
         most = policy.limit(options, max_length)
         prompts = policy.encode(inputs.comparisons, profile_posts=profile_posts, limit=most)
-        sampler = _PolicySampler(policy, inputs.comparisons, prompts, options, rows, guide)
+        draw = policy.draw if guide is None else partial(guide.draw, policy, inputs.comparisons)
+        sampler = _PolicySampler(policy, prompts, options, partial(draw, prompts, options, rows=rows))
     identity = dict(sampler.identity())
     name = identity.pop("name")
     decided = {
@@ -172,19 +173,11 @@ class _PolicySampler:
     """
 
     def __init__(
-        self,
-        policy: Policy,
-        comparisons: Sequence[Comparison],
-        prompts: Sequence[Prompt],
-        options: SampleOptions,
-        rows: int | None,
-        guide: Guide | None,
+        self, policy: Policy, prompts: Sequence[Prompt], options: SampleOptions, draw: Callable[..., Any]
     ) -> None:
         self.device, self.stop_ids, self.identity = policy, policy.stops(options), policy.identity
         self.posts_dropped: list[int] | None = [prompt.posts_dropped for prompt in prompts]
-        self._prompts, self._options = prompts, options
-        draw = policy.draw if guide is None else partial(guide.draw, policy, comparisons)
-        self._draw = partial(draw, prompts, options, rows=rows)
+        self._prompts, self._options, self._draw = prompts, options, draw
 
     def rows(self, known: Mapping[Any, Row], part: Part | None) -> Iterator[list[Row]]:
         """Yield the rows that are not known, of all or of a part, some at a time."""

@@ -11,13 +11,13 @@ from tests.plain_process import prb
 @pytest.mark.parametrize("kind", ["yaml", "toml"])
 def test_a_process_reads_a_file_and_the_command_line_comes_before_it(tmp_path, data, kind) -> None:
     out, config = tmp_path / "run", tmp_path / f"options.{kind}"
-    lines = {
-        "yaml": ("model: baseline:random", "data: [absent.jsonl]", "limit: 3", "seed: 5", f"out: {out}",
-                 "no-progress: true", "subset: null"),
-        "toml": ('model = "baseline:random"', 'data = "absent.jsonl"', "limit = 3", "seed = 5", f'out = "{out}"',
-                 "no_progress = true"),
-    }[kind]  # fmt: skip
-    config.write_text("\n".join(lines))
+    texts = {
+        "yaml": f"model: baseline:random\ndata: [absent.jsonl]\nlimit: 3\nseed: 5\nout: {out}\nno-progress: true\n"
+        "subset: null\n",
+        "toml": f'model = "baseline:random"\ndata = "absent.jsonl"\nlimit = 3\nseed = 5\nout = "{out}"\n'
+        "no_progress = true\n",
+    }
+    config.write_text(texts[kind])
     done = prb("evaluate", "--config", config, "baseline:length", "--data", data, "--seed=0")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""  # no progress

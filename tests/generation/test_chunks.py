@@ -129,12 +129,10 @@ def test_caches_give_what_reading_again_gives(policy, comparisons, tmp_path, mon
 
 def test_a_run_says_what_guided_it_and_goes_on(folder, tmp_path):
     data, samples = str(folder / "pairs.jsonl"), tmp_path / "run" / "samples.jsonl"
+    given = {"weight": 2.0, "candidates": 2, "chunk": 3, "limit": 3, "options": OPTIONS, "progress": False}
 
     def run() -> dict[str, Any]:
-        return prb.guide(
-            folder / "policy", folder / "rm", data, out=tmp_path / "run", weight=2.0, candidates=2, chunk=3,
-            limit=3, options=OPTIONS, progress=False,
-        ).summary  # fmt: skip
+        return prb.guide(folder / "policy", folder / "rm", data, out=tmp_path / "run", **given).summary
 
     summary = run()
     assert (summary["chunk"], summary["candidates"], summary["samples"]) == (3, 2, 2)

@@ -26,6 +26,13 @@ from tests.tiny_models import write_model_without_torch
 from tests.tiny_policies import write_policy
 
 END = 3  # <|end|> of the tiny tokenizer
+OUT_OF_RANGE = {
+    "temperature": (-1, float("nan")),
+    "top_k": (-1, 1.5),
+    "top_p": (0, 1.1),
+    "min_p": (-0.1,),
+    "repetition_penalty": (0,),
+}
 OPTIONS = SampleOptions(n=3, temperature=0.9, top_k=60, max_new_tokens=12, seed=5)
 
 
@@ -142,13 +149,11 @@ def test_texts_conversations_and_comparisons_are_prompts(policy):
         ([5], {"stop_ids": [400]}, r"stop_ids: expected ids of 0 to 399, found 400"),
         *(
             ([5], {rule: value}, f"^{rule}: expected")
-            for rule, value in (
-                ("temperature", -1), ("temperature", float("nan")), ("top_p", 0), ("top_p", 1.1), ("min_p", -0.1),
-                ("repetition_penalty", 0), ("top_k", -1), ("top_k", 1.5),
-            )
+            for rule, values in OUT_OF_RANGE.items()
+            for value in values
         ),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_one_clear_error(policy, prompt, options, message):
     with pytest.raises(prb.DataError, match=message):
         policy.sample([prompt], **({"max_new_tokens": 8} | options))

@@ -20,14 +20,19 @@ USERS = {"ana": "apples", "bo": "bread", "cy": "cheese"}
 
 def write_data(folder: Path, count: int = 9) -> str:
     """Pairs whose better response names what the user likes, and the worse one what somebody else likes."""
-    names = list(USERS)
+    users, foods = list(USERS), list(USERS.values())
     rows = [
-        {"id": f"c{number}", "user_id": user, "question": f"Question {number}?",
-         "chosen": f"{USERS[user]} for you, number {number}", "rejected": f"{USERS[other]} for you, number {number}",
-         "profile": [{"id": f"p{user}", "category": "", "text": f"I love {USERS[user]}."}],
-         "rubric_aspects": [{"aspect": f"names {USERS[user]}"}]}
-        for number, user, other in ((n, names[n % 3], names[(n + 1) % 3]) for n in range(count))
-    ]  # fmt: skip
+        {
+            "id": f"c{number}",
+            "user_id": users[number % 3],
+            "question": f"Question {number}?",
+            "chosen": f"{foods[number % 3]} for you, number {number}",
+            "rejected": f"{foods[(number + 1) % 3]} for you, number {number}",
+            "profile": [{"id": "p", "category": "", "text": f"I love {foods[number % 3]}."}],
+            "rubric_aspects": [{"aspect": f"names {foods[number % 3]}"}],
+        }
+        for number in range(count)
+    ]
     return write_lines(folder / "data.jsonl", rows)
 
 

@@ -79,11 +79,10 @@ def test_ratings_in_words_at_an_endpoint(tmp_path):
 def test_expected_ratings_of_an_endpoint_s_probabilities(tmp_path):
     def told(*tokens: dict[str, float]) -> Answer:
         """A reply of the first of the probable tokens of each place."""
-        places = [
-            {"token": next(iter(likely)),
-             "top_logprobs": [{"token": token, "logprob": math.log(p)} for token, p in likely.items()]}
-            for likely in tokens
-        ]  # fmt: skip
+        places = []
+        for likely in tokens:
+            alternatives = [{"token": token, "logprob": math.log(p)} for token, p in likely.items()]
+            places.append({"token": next(iter(likely)), "top_logprobs": alternatives})
         return 200, completion("".join(place["token"] for place in places), logprobs={"content": places}), {}
 
     def reply(text: str, _: int) -> Answer:
