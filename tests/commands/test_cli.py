@@ -247,12 +247,6 @@ def test_every_argument_of_a_verb_reaches_its_function(verb, function, handled):
     assert actions.keys() - passed.keys() == handled | {"imports"}  # of every verb
 
 
-def test_a_narrow_character_set_is_no_crash(data, tmp_path):
-    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    done = prb("evaluate", "baseline:length", "--data", data, "--out", tmp_path / "r", env=environment)
-    assert done.returncode == 0, done.stderr
-
-
 def test_the_version():
     assert prb("--version").stdout.strip() == f"prb {prb_jax.__version__}"
 

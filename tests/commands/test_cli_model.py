@@ -2,16 +2,15 @@
 
 import json
 import re
-import signal
-import subprocess
-import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from prb_jax import cli
+from tests.commands.conftest import killed
 from tests.json_lines import read_lines
-from tests.plain_process import ROOT, prb, prb_command
+from tests.plain_process import prb, prb_command
 from tests.training.tiny import rows, write_model, write_rows
 
 COUNT = 600
@@ -48,25 +47,18 @@ def whole(model, data, environment, tmp_path_factory) -> Path:
 def test_killed_at_any_moment_the_same_command_ends_with_the_same_bytes_and_compiles_nothing(
     model, data, environment, whole, tmp_path, moments
 ):
-    out = tmp_path / "killed"
-    arguments = prb_command("evaluate", model, "--data", data, "--out", out, "--batch-tokens", 1024)
-    kills, compiled = 0, programs(environment)
+    out, compiled = tmp_path / "killed", programs(environment)
     assert compiled
+    words = ("evaluate", model, "--data", data, "--out", out, "--batch-tokens", 1024)
+    scores = out / "scores.jsonl"
+
+    def reached(scored: int) -> bool:
+        return scores.exists() and scores.read_bytes().count(b"\n") >= scored
+
     for scored in moments:
-        process = subprocess.Popen(
-            arguments, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        scores = out / "scores.jsonl"
-        while process.poll() is None:
-            if scores.exists() and scores.read_bytes().count(b"\n") >= scored:
-                process.send_signal(signal.SIGKILL)
-                process.wait()
-                kills += 1
-                break
-            time.sleep(0.01)
-    assert kills == len(moments)
+        assert killed(prb_command(*words), when=partial(reached, scored), environment=environment)
     assert not (out / "summary.json").exists()
-    done = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
+    done = prb(*words, env=environment)
     assert done.returncode == 0, done.stderr
     assert programs(environment) == compiled
     for name in ("scores.jsonl", "summary.json"):

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import subprocess
-import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from prb_jax.cli import main
+from tests.commands.conftest import killed
 from tests.plain_process import ROOT, plain_environment, prb_command
 from tests.processes.jobs import ended, job, wait_for
 from tests.training.tiny import curve, rows, write_model, write_rows
@@ -72,19 +73,12 @@ def whole(model, data, tmp_path_factory) -> Path:
 def test_killed_at_any_moment_the_same_command_ends_with_the_same_curve(
     model, data, whole, tmp_path, moments
 ):
-    out, kills = tmp_path / "killed", 0
-    for step in moments:
-        process = subprocess.Popen(
-            train(model, data, out), cwd=ROOT, env=plain_environment() | {"JAX_PLATFORMS": "cpu"},
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        while process.poll() is None and not reached(out, step):
-            time.sleep(0.005)
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            kills += 1
-        process.wait()
-    assert kills >= (len(moments) + 1) // 2
+    out, environment = tmp_path / "killed", plain_environment() | {"JAX_PLATFORMS": "cpu"}
+    kills = [
+        killed(train(model, data, out), when=partial(reached, out, step), environment=environment)
+        for step in moments
+    ]
+    assert sum(kills) >= (len(moments) + 1) // 2
     done = run_here(train(model, data, out))
     assert done.returncode == 0, done.stderr
     assert "continued from the checkpoint of step" in done.stderr

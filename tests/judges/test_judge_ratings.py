@@ -22,19 +22,6 @@ def several(count: int) -> list[prb.Comparison]:
     return comparisons(count, ("no", "a long answer to", "hardly"), best=1)
 
 
-@pytest.mark.parametrize(
-    ("reply", "number"),
-    [
-        ("7", 7), (" **8**. ", 8), ("7.5", 7.5), ("I give 7 out of 9.", 7), ("7/9", 7), ("Score: 7/9", 7),
-        ("It has 3 parts.\nScore: **6**", 6), ("Score: 2. No: Score: 4", 4), ("<think>3</think>5", 5),
-        ("0", None), ("10", None), ("-3", None), ("85%", None), ("3 or 4", None), ("Score: 7/10", None),
-        ("<think> Score: 3", None), ("good", None), ("", None), ("nan", None), ("Score: 75%", None),
-    ],
-)  # fmt: skip
-def test_numbers_of_replies(reply: str, number: float | None) -> None:
-    assert Scale().read(reply) == (None if number is None else pytest.approx(number))
-
-
 def test_places_of_a_template_are_filled_at_once_and_checked():
     comparison = prb.Comparison(id="7", question="Is {answer} {low}?", chosen="{prompt}", rejected="b")
     template = RatingTemplate("{prompt}|{answer}|{low}-{high}")
@@ -133,22 +120,3 @@ def test_expected_ratings_of_logits_are_those_of_transformers(tmp_path):
     assert (model["judge"], model["way"], model["scale"]) == ("score", "logits", [1, 9])
     with pytest.raises(prb.PrbError, match="no single token for 10"):
         judged_here("ten", scale=(1, 10))
-
-
-def test_what_does_not_go_together_is_one_error(tmp_path):
-    template = tmp_path / "t.txt"
-    template.write_text("{prompt}")
-    cases: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"scale": (3, 1)}, "--scale: expected LOW below HIGH"),
-        ({"scale": (1, 10), "top_logprobs": 5}, "numbers of one digit"),
-        ({"protocol": "default", "scale": (1, 5)}, "--scale: belongs to --protocol score"),
-        ({"protocol": "default", "template": "t"}, "--template: belongs to"),
-        ({"template": str(template)}, r"t.txt: expected a place \{answer\}"),
-        ({"template": str(tmp_path / "none")}, "none: cannot be read"),
-        ({"protocol": "numbers"}, "expected one of default, paper, score"),
-    )
-    with stand_in(lambda text, _: "1") as server:
-        for given, message in cases:
-            with pytest.raises(RunError, match=message):
-                judged(server, several(1), tmp_path / "run", **{"protocol": "score", **given})
-        assert not server.asked

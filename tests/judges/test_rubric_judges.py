@@ -1,4 +1,4 @@
-"""Judges by the true rubric, and the paper's judges of single responses with their parsers."""
+"""Judges by the true rubric, the paper's judges of single responses, and options that do not go together."""
 
 import hashlib
 import json
@@ -12,7 +12,6 @@ from prb_jax.errors import RunError
 from prb_jax.judges import paper
 from prb_jax.judges.judge import open_judge
 from prb_jax.judges.options import JudgeOptions
-from prb_jax.judges.paper import paper_list, paper_number
 from prb_jax.judges.ratings import ONE_ASPECT
 from tests.json_lines import read_lines
 from tests.judges.stand_in import comparisons, judged, shown_answer, stand_in
@@ -24,31 +23,6 @@ def rated_pairs(count: int = 3, **fields: Any) -> list[prb.Comparison]:
     reasons = {"tea": "likes it", "walks": ""}
     aspects = [{"aspect": name, "evidence": "-", "reason": reason} for name, reason in reasons.items()]
     return comparisons(count, ("tea, then walks", "tea {aspects}"), **{"rubric_aspects": aspects, **fields})
-
-
-@pytest.mark.parametrize(
-    ("reply", "number"),
-    [
-        ("0.8", 0.8), ("7", 1.0), ("Score: 7", None), ("8/10", 1.0), ("85%", None), ("20 pts", 0.0), ("12 pts", 1.0),
-        ("3.14 pts", 0.14), ("[2, 2, 2]", None), ("[2, 1, 0]", 1.0), ("[0, 2]", 0.0), ("-3", 0.0), ("nan", 1.0),
-        ("inf", 1.0), ("", None), (" 0.25\n", 0.25),
-    ],
-)  # fmt: skip
-def test_the_paper_s_parser_of_numbers(reply: str, number: float | None) -> None:
-    """Vectors of the paper's script, run by others; None is its default, 0.5."""
-    assert paper_number(reply) == (None if number is None else pytest.approx(number))
-
-
-@pytest.mark.parametrize(
-    ("reply", "mean"),
-    [
-        ("[2, 1, 0]", 1.0), ("[2, 1", 1.5), ("Aspect 1: 2", 1.5), ("[a] [2]", None), ("[[2,1],[0]]", 1.5),
-        ("[2-1]", 0.5), ("[-1]", -1.0), ("none", None), ("", None),
-    ],
-)  # fmt: skip
-def test_the_paper_s_parser_of_lists(reply: str, mean: float | None) -> None:
-    """Vectors of the paper's script, run by others; None is its default, 0."""
-    assert paper_list(reply) == mean
 
 
 @pytest.fixture
@@ -140,7 +114,15 @@ def test_a_rubric_judge_by_logits_is_the_mean_over_aspects(tmp_path):
 def test_what_does_not_go_together_is_one_error(checkout, tmp_path):
     template = tmp_path / "t.txt"
     template.write_text("{question}{answer}")
+    without_answer = tmp_path / "without.txt"
+    without_answer.write_text("{prompt}")
     cases: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"protocol": "numbers"}, "expected one of default, paper, score"),
+        ({"protocol": "score", "scale": (3, 1)}, "--scale: expected LOW below HIGH"),
+        ({"protocol": "score", "scale": (1, 10), "top_logprobs": 5}, "numbers of one digit"),
+        ({"protocol": "score", "template": str(without_answer)}, r"without.txt: expected a place \{answer\}"),
+        ({"protocol": "score", "template": str(tmp_path / "none")}, "none: cannot be read"),
+        ({"protocol": "default", "template": "t"}, "--template: belongs to"),
         ({"protocol": "rubric", "scale": (0, 2)}, "--scale: belongs to --protocol score: leave"),
         ({"protocol": "rubric", "controls": "blind"}, "--controls: a rubric judge"),
         ({"protocol": "rubric", "template": str(template)}, r"t.txt: expected a place \{aspect\}"),
