@@ -10,6 +10,13 @@ import pytest
 from prb_jax import cli
 from tests.json_lines import write_lines
 from tests.plain_process import ROOT, plain_environment
+from tests.training.tiny import write_model
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory) -> Path:
+    """A tiny reward model."""
+    return write_model(tmp_path_factory.mktemp("model") / "tiny", max_position_embeddings=2048)
 
 
 @pytest.fixture
@@ -23,7 +30,7 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def environment(tmp_path_factory) -> dict[str, str]:
     """Of processes that keep their compiled programs in a folder of this module."""
     cache = tmp_path_factory.mktemp("cache")
     return plain_environment() | {"JAX_PLATFORMS": "cpu", "PRB_JAX_CACHE": str(cache)}

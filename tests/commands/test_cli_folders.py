@@ -1,5 +1,6 @@
 """Folders of data with a model, through real processes: torch is neither needed nor imported."""
 
+import csv
 import json
 import os
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 
 from tests.plain_process import ROOT
 from tests.sweeps import sweep
-from tests.training.tiny import rows, write_model, write_rows
+from tests.training.tiny import rows, write_rows
 
 CODE = """
 import os, sys
@@ -26,11 +27,6 @@ if file:
 """
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model") / "tiny")
-
-
 @pytest.fixture
 def data(tmp_path) -> Path:
     """A folder with two splits, each in files of two kinds."""
@@ -38,11 +34,10 @@ def data(tmp_path) -> Path:
     folder.mkdir()
     for split, some in (("train", rows(16)), ("test", rows(8, seed=1))):
         write_rows(folder / f"{split}-0.jsonl", some[:3])
-        cells = [
-            [json.dumps(row["profile"]) if key == "profile" else row[key] for key in row] for row in some
-        ]
-        lines = [",".join('"' + str(cell).replace('"', '""') + '"' for cell in line) for line in cells[3:]]
-        (folder / f"{split}-1.csv").write_text("\n".join([",".join(some[0]), *lines]) + "\n")
+        with (folder / f"{split}-1.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, some[0])
+            writer.writeheader()
+            writer.writerows(row | {"profile": json.dumps(row["profile"])} for row in some[3:])
     return folder
 
 

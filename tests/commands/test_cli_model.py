@@ -11,15 +11,10 @@ from prb_jax import cli
 from tests.commands.conftest import killed
 from tests.json_lines import read_lines
 from tests.plain_process import prb, prb_command
-from tests.training.tiny import rows, write_model, write_rows
+from tests.training.tiny import rows, write_rows
 
 COUNT = 600
 """Comparisons: more than a window of the stream, so that a run has two."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model") / "tiny", max_position_embeddings=2048)
 
 
 @pytest.fixture(scope="module")

@@ -17,15 +17,10 @@ from prb_jax.cli import main
 from tests.commands.conftest import killed
 from tests.plain_process import ROOT, plain_environment, prb_command
 from tests.processes.jobs import ended, job, wait_for
-from tests.training.tiny import curve, rows, write_model, write_rows
+from tests.training.tiny import curve, rows, write_rows
 
 STEPS = 12
 NUMBERS = ("loss", "accuracy", "margin", "grad_norm")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture(scope="module")
@@ -33,23 +28,21 @@ def data(tmp_path_factory) -> Path:
     return write_rows(tmp_path_factory.mktemp("data") / "pairs.jsonl", rows(40))
 
 
-def train(model: Path, data: Path, out: Path, *more: object) -> list[str]:
-    return prb_command(
+def train(model: Path, data: Path, out: Path, *more: str) -> list[str]:
+    """The words of a command of `prb`."""
+    return [
         "train", "configs/bt_profile_context.py", f"model={model}", f"data={data}", f"steps={STEPS}",
         "batch.comparisons=8", "checkpoint.every=3", "validation.every=6", "optimizer.learning_rate=1e-3",
-        "log.plot=false", "--out", out, *more,
-    )  # fmt: skip
+        "log.plot=false", "--out", str(out), *more,
+    ]  # fmt: skip
 
 
-def run_here(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+def run_here(words: list[str]) -> subprocess.CompletedProcess[str]:
     """Run a command of `prb` in this process."""
-    command = list(map(str, arguments[arguments.index("prb_jax") + 1 :]))
-    with (
-        contextlib.redirect_stdout(io.StringIO()) as out,
-        contextlib.redirect_stderr(io.StringIO()) as errors,
-    ):
-        status = main(command)
-    return subprocess.CompletedProcess(arguments, status, out.getvalue(), errors.getvalue())
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        status = main(words)
+    return subprocess.CompletedProcess(words, status, out.getvalue(), errors.getvalue())
 
 
 def reached(out: Path, step: int) -> bool:
@@ -75,7 +68,9 @@ def test_killed_at_any_moment_the_same_command_ends_with_the_same_curve(
 ):
     out, environment = tmp_path / "killed", plain_environment() | {"JAX_PLATFORMS": "cpu"}
     kills = [
-        killed(train(model, data, out), when=partial(reached, out, step), environment=environment)
+        killed(
+            prb_command(*train(model, data, out)), when=partial(reached, out, step), environment=environment
+        )
         for step in moments
     ]
     assert sum(kills) >= (len(moments) + 1) // 2
@@ -91,7 +86,7 @@ def test_killed_at_any_moment_the_same_command_ends_with_the_same_curve(
 def test_two_processes_stop_together_and_another_mesh_continues_the_same_curve(model, data, whole, tmp_path):
     out = tmp_path / "two"
     shared = {"JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"}
-    words = train(model, data, out, "--distributed")[1:]
+    words = ["-m", "prb_jax", *train(model, data, out, "--distributed")]
     with job(words, count=2, environment=shared) as both:
         wait_for(lambda: reached(out, 4), both)
         both[1].send_signal(signal.SIGTERM)  # told to one of them only
@@ -133,9 +128,9 @@ def test_a_disk_that_is_full_is_one_clear_error_and_the_run_continues(model, dat
     try:
         full = run_here(train(model, data, small / "run", "checkpoint.keep_last=20"))
         assert full.returncode == 2
-        lines = full.stderr.strip().splitlines()
-        assert "no space left on the device" in lines[-1]
-        assert "the same command continues the run" in lines[-1]
+        last = full.stderr.strip().splitlines()[-1]
+        assert "no space left on the device" in last
+        assert "the same command continues the run" in last
         assert "Traceback" not in full.stderr
         subprocess.run(["mount", "-o", "remount,size=50m", str(small)], check=True)
         done = run_here(train(model, data, small / "run", "checkpoint.keep_last=20"))
