@@ -234,22 +234,17 @@ def run_best_of_n(options: argparse.Namespace) -> None:
     if process_index() > 0:
         return
     summary, curves = result.summary, result.summary["curves"]
-    first = next(iter(curves.values()))
     columns = [("selector", list(curves))]
-    columns += [
-        (
-            f"k={point['k']}",
-            [interval(points[place]["quality"], points[place]["ci95"]) for points in curves.values()],
-        )
-        for place, point in enumerate(first)
-    ]
+    for points in zip(*curves.values(), strict=True):
+        qualities = [interval(point["quality"], point["ci95"]) for point in points]
+        columns.append((f"k={points[0]['k']}", qualities))
     print_table(ResultsTable(f"quality of the best of k: {quality_label(options.quality)}", columns))
     if summary["empty"]:
         others = f"prompts with nothing else: {len(summary['left_out'])}"
         print(f"{summary['empty']:,} empty samples cannot be scored and are left out; {others}")
     if summary["unread"]:
         print(f"{summary['unread']:,} samples have no number of a judge and are left out")
-    if reason := first[0]["ci95_reason"]:
+    if reason := next(iter(curves.values()))[0]["ci95_reason"]:
         print(f"no intervals: {reason}")
     print(f"written to {result.out}")
 

@@ -140,7 +140,8 @@ def _keep(logits: jax.Array, weights: jax.Array, limit: jax.Array) -> jax.Array:
     With weights of one that is top-k, with probabilities top-p; the most probable token always stays. The threshold
     is found by bisection over the bits of float32, in 32 passes: a sort of the vocabulary takes longer.
     """
-    ordered = _in_order(logits)
+    bits = lax.bitcast_convert_type(logits.astype(jnp.float32), jnp.int32)
+    ordered = jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)  # int32 with the order of float32
 
     def above(threshold: jax.Array) -> jax.Array:
         return jnp.where(ordered > threshold[..., None], weights, 0).sum(axis=-1)
@@ -155,9 +156,3 @@ def _keep(logits: jax.Array, weights: jax.Array, limit: jax.Array) -> jax.Array:
     low = jnp.full(shape, jnp.iinfo(jnp.int32).min, jnp.int32)
     _, threshold = lax.fori_loop(0, 33, halve, (low, ordered.max(axis=-1)))
     return jnp.where(ordered >= threshold[..., None], logits, _REMOVED)
-
-
-def _in_order(x: jax.Array) -> jax.Array:
-    """int32 with the order of float32."""
-    bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
-    return jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
