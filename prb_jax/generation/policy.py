@@ -217,15 +217,11 @@ class Policy:
         *,
         rows: int | None = None,
         skip: Callable[[range], bool] = lambda unit: False,
-        numbers: Sequence[int] | None = None,
     ) -> Iterator[list[Drawn]]:
-        """Draw samples of prompts, some at a time, as they are done; see :func:`prb_jax.generation.schedule.draw`.
-
-        ``numbers`` stand for the prompts in the random keys, instead of their positions.
-        """
+        """Draw samples of prompts, some at a time, as they are done; see :func:`prb_jax.generation.schedule.draw`."""
         if prompts:
             programs = make_programs(self.program, self.shape(prompts, options, rows))
-            yield from draw(programs, self.params, self.task(prompts, options, numbers=numbers), skip=skip)
+            yield from draw(programs, self.params, self.task(prompts, options), skip=skip)
 
     def task(self, prompts: Sequence[Prompt], options: SampleOptions, **more: Any) -> Task:
         """Return what :meth:`draw` draws, with more fields of the task."""

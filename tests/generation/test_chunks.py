@@ -12,8 +12,9 @@ import prb_jax as prb
 from prb_jax.errors import DataError
 from prb_jax.generation import chunk_caches
 from prb_jax.generation.guided import Guide
+from prb_jax.generation.programs import make_programs
 from prb_jax.generation.rules import SampleOptions
-from prb_jax.generation.schedule import Drawn
+from prb_jax.generation.schedule import Drawn, collect, draw
 from tests.scoring.records import write_model
 
 OPTIONS = SampleOptions(n=2, temperature=1.0, max_new_tokens=7)
@@ -109,8 +110,9 @@ def test_caches_give_what_reading_again_gives(policy, comparisons, tmp_path, mon
             seed = int(np.random.SeedSequence([0, chunk]).generate_state(1)[0] >> 1)
             drawing = SampleOptions(n=3, temperature=1.0, max_new_tokens=4, seed=seed)
             longer = [replace(prompts[number], ids=np.concatenate([prompts[number].ids, tokens]))]
-            candidates = [one for part in policy.draw(longer, drawing, numbers=[number]) for one in part]
-            candidates.sort(key=lambda candidate: candidate.sample)
+            programs = make_programs(policy.program, policy.shape(longer, drawing))
+            task = policy.task(longer, drawing, numbers=[number])
+            (candidates,) = collect(draw(programs, policy.params, task))
             texts = [policy.decode(np.concatenate([tokens, candidate.tokens])) for candidate in candidates]
             asked = list(dict.fromkeys(text for text in texts if text.strip()))
             read_again += model.score([replace(comparisons[number], responses=asked, labels=None)])
