@@ -74,3 +74,10 @@ def test_run_json_names_the_weights_and_refuses_others(model, data, whole, capsy
     said = capsys.readouterr().err
     assert 'model.dtype: "float32" -> "bfloat16"' in said
     assert "profile_posts: 10 -> 2" in said
+
+
+def test_inspect_says_what_the_checkpoint_is(model, capsys):
+    assert cli.main(["inspect", str(model)]) == 0
+    said = capsys.readouterr().out
+    for fact in ("Qwen3ForSequenceClassification", "score.weight", "2,048 tokens", "sha256:"):
+        assert fact in said
