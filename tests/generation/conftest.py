@@ -1,4 +1,4 @@
-"""A policy and a reward model with sliding windows and capped scores, and eight comparisons of four users."""
+"""A policy, a reward model with sliding windows and capped scores, and eight comparisons of four users."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tests.tiny_policies import write_policy
 def folder(tmp_path_factory) -> Path:
     """Holds "policy", "rm" and "pairs.jsonl"."""
     top = tmp_path_factory.mktemp("generation")
-    write_policy(top / "policy", "gemma2", eos=3, num_hidden_layers=2)
+    write_policy(top / "policy", "qwen3", eos=3, num_hidden_layers=2)
     write_model(top / "rm", "gemma2", num_hidden_layers=2)
     rows = [
         {"id": f"q{k}", "user_id": f"u{k % 4}", "question": f"What should I cook {k}?",

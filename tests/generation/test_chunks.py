@@ -63,8 +63,9 @@ def test_the_best_chunk_is_kept_each_time(policy, comparisons):
     plain = {(text.prompt, text.sample): text for batch in policy.draw(prompts, OPTIONS) for text in batch}
     for key, text in drawn(0.0, None).items():
         np.testing.assert_array_equal(text.tokens, plain[key].tokens)
-    stop = policy.decode(guided[0, 0].tokens[2:5])  # over the end of the first chunk
-    if stop.strip():
+    # over the end of the first chunk, up to that of the second one, so that the same candidates go on
+    begin, end = (policy.decode(guided[0, 0].tokens[:size]) for size in (2, 6))
+    if (stop := end[len(begin) :]).strip():
         cut = drawn(1e6, Letters(), replace(OPTIONS, stop=(stop,)))
         assert (cut[0, 0].finish, stop in policy.decode(cut[0, 0].tokens)) == ("text", True)
     with pytest.raises(DataError, match="temperature: expected more than 0"):
@@ -130,11 +131,12 @@ def test_caches_give_what_reading_again_gives(policy, comparisons, tmp_path, mon
 
 
 def test_a_run_says_what_guided_it_and_goes_on(folder, tmp_path):
+    model = write_model(tmp_path / "rm", "qwen3", num_hidden_layers=1)
     data, samples = str(folder / "pairs.jsonl"), tmp_path / "run" / "samples.jsonl"
     given = {"weight": 2.0, "candidates": 2, "chunk": 3, "limit": 3, "options": OPTIONS, "progress": False}
 
     def run() -> dict[str, Any]:
-        return prb.guide(folder / "policy", folder / "rm", data, out=tmp_path / "run", **given).summary
+        return prb.guide(folder / "policy", model, data, out=tmp_path / "run", **given).summary
 
     summary = run()
     assert (summary["chunk"], summary["candidates"], summary["samples"]) == (3, 2, 2)

@@ -135,7 +135,7 @@ def test_a_run_has_texts_and_figures(folder, three, tmp_path, capsys):
         "guided quality", sum(lengths), len(lengths)
     )  # fmt: skip
     assert figure["counts"] == [1, 1, 1]
-    assert (figure["label"], figure["policy"]) == (str(model), "Gemma2ForCausalLM")
+    assert (figure["label"], figure["policy"]) == (str(model), "Qwen3ForCausalLM")
     # the policy alone writes other texts, with the same figures, and no behaviour under a reward model
     options = SampleOptions(temperature=0.0, max_new_tokens=TOKENS)
     given = {"options": options, "limit": 3, "progress": False}

@@ -1,6 +1,7 @@
 """`prb policy-accuracy`: scores are those of transformers and of the formulas in full; the controls are right."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,17 @@ from prb_jax.generation.token_scores import STEPS_TOGETHER, read_policy, read_re
 from prb_jax.metrics.policy_scores import TokenFacts, prefix_sizes, response_scores
 from prb_jax.text.tokenizer import encode_prompts
 from tests.json_lines import read_lines
-from tests.tiny_policies import VOCABULARY
+from tests.tiny_policies import VOCABULARY, write_policy
 
 LAMBDAS = (0.0, 0.7, 3.0)
+
+
+@pytest.fixture(scope="module")
+def capped(tmp_path_factory) -> Path:
+    """A policy with sliding windows and capped logits."""
+    folder = tmp_path_factory.mktemp("policy")
+    write_policy(folder, "gemma2", eos=3, num_hidden_layers=2)
+    return folder
 
 
 def logits(model: Any, ids: np.ndarray) -> np.ndarray:
@@ -37,13 +46,13 @@ def rewards_of_all_tokens(judge: Any, before: np.ndarray) -> np.ndarray:
         return judge.score(states)[:, -1, 0].numpy()
 
 
-def test_tokens_equal_transformers_and_the_formula_in_full(folder, policy, model, comparisons):
+def test_tokens_equal_transformers_and_the_formula_in_full(folder, capped, model, comparisons):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("torch")
-    language = transformers.AutoModelForCausalLM.from_pretrained(folder / "policy").eval()
+    language = transformers.AutoModelForCausalLM.from_pretrained(capped).eval()
     judge = transformers.AutoModelForSequenceClassification.from_pretrained(folder / "rm").eval()
     judge.config.pad_token_id = -1  # every token is read where it stands last, the padding token too
-    comparison = comparisons[0]
+    policy, comparison = prb.load_policy(capped), comparisons[0]
     (tokens,) = read_policy(policy, [comparison], profile_posts=0, candidates=VOCABULARY, limit=200)
     (known,) = read_rewards(model, [comparison], [tokens], [np.asarray([2.5, 2.5])])
     prompt = encode_prompts(policy.tokenizer, [comparison.prompt])[0]
@@ -99,10 +108,10 @@ def test_scores_of_few_candidates():
 
 
 @pytest.mark.slow
-def test_a_run_of_two_reward_models(folder, tmp_path, capsys):
+def test_a_run_of_two_reward_models(folder, capped, tmp_path, capsys):
     out, model, data = tmp_path / "out", str(folder / "rm"), str(folder / "pairs.jsonl")
     command = [
-        "policy-accuracy", str(folder / "policy"), "--rewards", model, "baseline:length", "--data", data,
+        "policy-accuracy", str(capped), "--rewards", model, "baseline:length", "--data", data,
         "--out", str(out), "--candidates", "3", "--lambdas", "0.5,2", "--no-progress",
     ]  # fmt: skip
     assert cli.main(command) == 0
@@ -147,11 +156,11 @@ def test_a_run_of_two_reward_models(folder, tmp_path, capsys):
     (out / "summary.json").unlink()
     (out / "rows.jsonl").write_bytes(b"".join(lines[:3]) + lines[3][:20])
     options: dict[str, Any] = {"out": out, "candidates": 3, "strengths": (2, 0.5), "progress": False}
-    again = policy_accuracy(folder / "policy", [model, "baseline:length"], data, **options)
+    again = policy_accuracy(capped, [model, "baseline:length"], data, **options)
     assert again.summary == summary
     assert (out / "rows.jsonl").read_bytes() == b"".join(lines)
     with pytest.raises(prb.RunError, match="candidates: 3 -> 4"):
-        policy_accuracy(folder / "policy", [model, "baseline:length"], data, **{**options, "candidates": 4})
+        policy_accuracy(capped, [model, "baseline:length"], data, **{**options, "candidates": 4})
 
 
 def test_choices_that_cannot_be(folder, tmp_path):
