@@ -13,6 +13,7 @@ import prb_jax as prb
 from prb_jax.rl.credit import credit
 from prb_jax.rl.sections import AdvantageSettings, KlSettings, ScoringSettings
 from prb_jax.rl.settings import PpoSettings
+from tests.rl.tiny import gae_by_definition
 
 RNG = np.random.default_rng(5)
 LENGTHS = np.array([[3, 1], [2, 4]])
@@ -25,8 +26,9 @@ VALUES = RNG.standard_normal((*LENGTHS.shape, COLUMNS + 1))
 COEFFICIENT = 0.3
 
 
-def found(**changes: Any) -> Any:
-    settings = PpoSettings(scoring=ScoringSettings(no_end="subtract", no_end_value=2.0), **changes)
+def credited(**changes: Any) -> Any:
+    scoring = ScoringSettings(no_end="subtract", no_end_value=2.0)
+    settings = PpoSettings(**{"scoring": scoring, **changes})
     arrays = (SCORES, ENDED, LENGTHS, NEW, REFERENCE, VALUES, COEFFICIENT)
     with jax.disable_jit():
         return credit(*map(jnp.asarray, arrays), settings=settings)
@@ -49,17 +51,11 @@ def token_rewards(extra: int) -> np.ndarray:
 @pytest.mark.parametrize("at_end", [False, True])
 def test_ppo(at_end: bool) -> None:
     chosen = AdvantageSettings(gamma=0.9, lam=0.8, value_at_end=at_end, whiten_rewards=True)
-    ours = found(advantage=chosen)
+    ours = credited(advantage=chosen)
     states = np.arange(COLUMNS + 1) < LENGTHS[..., None] + at_end
     rewards = whitened(token_rewards(at_end), states, shift=False)
     values = np.where(states, VALUES, 0.0)
-    advantages = np.zeros_like(values)
-    for place in np.ndindex(LENGTHS.shape):
-        later = 0.0
-        for t in reversed(range(LENGTHS[place] + at_end)):
-            following = values[place][t + 1] if t < COLUMNS else 0.0
-            later = rewards[place][t] + 0.9 * following - values[place][t] + 0.9 * 0.8 * later
-            advantages[place][t] = later
+    advantages = gae_by_definition(rewards, values, LENGTHS + at_end, 0.9, 0.8)
     np.testing.assert_array_equal(np.asarray(ours.value_mask) > 0, states)
     np.testing.assert_allclose(ours.returns, np.where(states, advantages + values, 0.0), atol=1e-5)
     np.testing.assert_allclose(ours.advantages, whitened(advantages[..., :-1], MASK, shift=True), atol=1e-5)
@@ -77,33 +73,26 @@ def test_groups(place: Any) -> None:
     scaled = centred / (totals.std(1, ddof=1, keepdims=True) + 1e-4)
     unscaled = AdvantageSettings(scale_groups=False)
     if place == "loss":
-        np.testing.assert_allclose(
-            found(algorithm="grpo", kl=kl).advantages, scaled[..., None] * MASK, atol=1e-4
-        )
+        ours = credited(algorithm="grpo", kl=kl).advantages
+        np.testing.assert_allclose(ours, scaled[..., None] * MASK, atol=1e-4)
     else:
         with pytest.raises(prb.DataError, match=r"kl.place: expected loss with algorithm=grpo"):
-            found(algorithm="grpo", kl=kl)
-    grpo = found(algorithm="grpo", kl=kl, advantage=unscaled).advantages
-    rloo = found(algorithm="rloo", kl=kl).advantages
+            credited(algorithm="grpo", kl=kl)
+    grpo = credited(algorithm="grpo", kl=kl, advantage=unscaled).advantages
+    rloo = credited(algorithm="rloo", kl=kl).advantages
     np.testing.assert_allclose(grpo, centred[..., None] * MASK, atol=1e-5)
     np.testing.assert_allclose(rloo, 2 * centred[..., None] * MASK, atol=1e-5)
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("subtract", SCORES - 1.0), ("replace", -np.ones((2, 2)))])
 def test_it_never_pays_by_default_to_be_cut(rule: Any, expected: np.ndarray) -> None:
-    settings = PpoSettings(algorithm="rloo", scoring=ScoringSettings(no_end=rule))
-    arrays = (SCORES, ENDED, LENGTHS, NEW, REFERENCE, VALUES, 0.0)
-    with jax.disable_jit():
-        ours = credit(*map(jnp.asarray, arrays), settings=settings)
+    ours = credited(algorithm="rloo", kl=KlSettings(place="loss"), scoring=ScoringSettings(no_end=rule))
     assert float(ours.numbers["score"]) == pytest.approx(np.where(ENDED, SCORES, expected).mean(), abs=1e-6)
 
 
 def test_reinforce_and_what_is_reported() -> None:
-    ours = found(algorithm="reinforce++", advantage=AdvantageSettings(gamma=0.5))
-    rewards, returns = token_rewards(0), np.zeros(MASK.shape)
-    for place in np.ndindex(LENGTHS.shape):
-        for t in range(LENGTHS[place]):
-            returns[place][t] = sum(0.5 ** (s - t) * rewards[place][s] for s in range(t, LENGTHS[place]))
+    ours = credited(algorithm="reinforce++", advantage=AdvantageSettings(gamma=0.5))
+    returns = gae_by_definition(token_rewards(0)[..., :-1], np.zeros(MASK.shape), LENGTHS, 0.5, 1.0)
     np.testing.assert_allclose(ours.advantages, whitened(returns, MASK, shift=True), atol=1e-5)
     numbers = {name: float(value) for name, value in ours.numbers.items()}
     assert numbers["reward"] == pytest.approx(SCORES.mean(), abs=1e-6)
@@ -113,13 +102,11 @@ def test_reinforce_and_what_is_reported() -> None:
     assert (numbers["length"], numbers["ended_share"], numbers["equal_groups"]) == (2.5, 0.75, 0.0)
 
 
-def test_prompts_whose_rollouts_have_one_score_are_counted_and_teach_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_prompts_whose_rollouts_have_one_score_are_counted_and_teach_nothing(monkeypatch: Any) -> None:
     monkeypatch.setitem(globals(), "SCORES", np.array([[0.3, 0.3], [1.0, 2.0]]))
     monkeypatch.setitem(globals(), "ENDED", np.ones((2, 2), bool))
     for algorithm, changes in {"grpo": {}, "rloo": {"kl": KlSettings(place="loss")}}.items():
-        ours = found(algorithm=algorithm, **changes)
+        ours = credited(algorithm=algorithm, **changes)
         assert float(ours.numbers["equal_groups"]) == 1.0
         assert not np.asarray(ours.advantages)[0].any()
         assert np.asarray(ours.advantages)[1].any()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,9 @@ from prb_jax.remote import endpoint
 from prb_jax.rl.rewards import Reward, check_scoring, open_reward
 from prb_jax.rl.sections import JudgeSettings, ScoringSettings
 from prb_jax.rl.settings import PpoSettings, load_ppo_settings
+from tests.json_lines import read_lines, write_lines
 from tests.judges.stand_in import stand_in
-from tests.rl.tiny import comparisons, has_letter, metrics, settings, write_rows
+from tests.rl.tiny import comparisons, has_letter, metrics, rows, settings
 
 TEXTS = [["a", "bb", "a"], ["ccc", "d", "d"]]
 
@@ -41,8 +41,8 @@ def test_ratings_of_an_endpoint_are_the_rewards(tmp_path: Path) -> None:
     with stand_in(reply) as server:
         reward = opened(f"judge:{server.url}#m", tmp_path, scale=0.5)
         reward.score(comparisons(2), TEXTS, step=1)
-        found = reward.score(comparisons(2), TEXTS, step=1)
-        np.testing.assert_array_equal(found.values, [[1.5, 2, 1.5], [1.5, 0.5, 0.5]])
+        again = reward.score(comparisons(2), TEXTS, step=1)
+        np.testing.assert_array_equal(again.values, [[1.5, 2, 1.5], [1.5, 0.5, 0.5]])
         assert len(server.asked) == 4
         assert server.asked[0][1]["model"] == "m"
         identity = reward.identity()
@@ -60,57 +60,46 @@ def test_a_reply_without_a_number_and_an_endpoint_that_fails_stop_the_step_with_
 
     with stand_in(reply) as server:
         reward = opened(f"judge:{server.url}#m", tmp_path / "a")
-        with pytest.raises(
-            prb.RunError, match=r"step 3: .*gave \[5.0, nan\] \(nan: no number in the reply\); .*'q1'"
-        ):
+        unread = r"step 3: .*gave \[5.0, nan\] \(nan: no number in the reply\); .*'q1'"
+        with pytest.raises(prb.RunError, match=unread):
             reward.score(comparisons(2), TEXTS, step=3)
-        texts = [["a", "b"], ["zz", "b"]]
-        with pytest.raises(
-            prb.RunError, match=r"no reply after 6 tries; .*status 500.*'q1'. Nothing was updated"
-        ):
-            reward.score(comparisons(2), texts, step=3)
+        gone = r"no reply after 6 tries; .*status 500.*'q1'. Nothing was updated"
+        with pytest.raises(prb.RunError, match=gone):
+            reward.score(comparisons(2), [["a", "b"], ["zz", "b"]], step=3)
         allowed = opened(f"judge:{server.url}#m", tmp_path / "a", failed=0.0)
-        found = allowed.score(comparisons(2), TEXTS, step=3)
-        np.testing.assert_array_equal(found.values, [[5, 5, 5], [0, 0, 0]])
-        assert found.failed == 3
+        scores = allowed.score(comparisons(2), TEXTS, step=3)
+        np.testing.assert_array_equal(scores.values, [[5, 5, 5], [0, 0, 0]])
+        assert scores.failed == 3
 
 
 @pytest.mark.slow
 def test_a_policy_is_trained_by_a_judge_on_this_machine(model: Path, tmp_path: Path) -> None:
     """Its expected numbers are those of `prb judge --protocol score`; gold is a judge of the rubric."""
-    data = write_rows(tmp_path / "rows.jsonl")
-    rows = [json.loads(line) for line in data.read_text().splitlines()]
-    for row in rows:
-        row["rubric_aspects"] = [{"aspect": "tea", "evidence": "-", "reason": "-"}]
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    aspects = [{"aspect": "tea", "evidence": "-", "reason": "-"}]
+    pairs = [{**row, "rubric_aspects": aspects} for row in rows()]
+    data = write_lines(tmp_path / "rows.jsonl", pairs)
     given = settings(
-        model, data=str(data), reward=f"judge:{model}", steps=2, algorithm="rloo",
+        model, data=data, reward=f"judge:{model}", steps=2, algorithm="rloo",
         **{"watch.gold": f"rubric:{model}", "scoring.judge.lowest": 1, "scoring.judge.highest": 5, "rollout.n": 2,
            "scoring.profile_posts": 1, "rollout.keep_every": 1, "rollout.keep": 8, "rollout.max_new_tokens": 3},
     )  # fmt: skip
     out = tmp_path / "run"
     prb.ppo(given, out=out, progress=False)
-    first = metrics(out)[0]
-    kept = [json.loads(line) for line in (out / "rollouts.jsonl").read_text().splitlines()]
-    pairs = [
-        prb.Comparison.from_row(
-            {**row, "responses": [own["text"] for own in of], "labels": [1, 0]}, where="t"
-        )
-        for row in ({k: v for k, v in each.items() if k not in ("chosen", "rejected")} for each in rows)
-        if len(
-            of := [own for own in kept if own["step"] == 1 and own["id"] == row["id"] and own["text"].strip()]
-        )
-        == 2
-        and of[0]["text"] != of[1]["text"]
-    ]
+    kept = [row for row in read_lines(out / "rollouts.jsonl") if row["step"] == 1 and row["text"].strip()]
+    rewards = {(row["id"], row["text"]): row["reward"] for row in kept}
+    asked = []
+    for pair in pairs:
+        texts = [row["text"] for row in kept if row["id"] == pair["id"]]
+        if len(set(texts)) == 2:
+            bare = {name: value for name, value in pair.items() if name not in ("chosen", "rejected")}
+            asked.append(prb.Comparison.from_row({**bare, "responses": texts, "labels": [1, 0]}, where="t"))
+    assert asked
     options = JudgeOptions(protocol="score", scale=(1, 5), profile_posts=1)
-    judged = prb.judge(str(model), pairs, out=tmp_path / "judged", options=options, progress=False)
-    rewards = {(own["id"], own["text"]): own["reward"] for own in kept if own["step"] == 1}
-    for row, pair in zip(judged.rows, pairs, strict=True):
+    judged = prb.judge(str(model), asked, out=tmp_path / "judged", options=options, progress=False)
+    for row, pair in zip(judged.rows, asked, strict=True):
         expected = [rewards[pair.id, text] for text in pair.responses]
         np.testing.assert_allclose(row.scores, expected, atol=1e-5)
-    assert pairs
-    assert 0 <= first["gold"] <= 2
+    assert 0 <= metrics(out)[0]["gold"] <= 2
 
 
 def test_names_and_options_of_a_judge(tmp_path: Path) -> None:
@@ -130,11 +119,11 @@ def test_names_and_options_of_a_judge(tmp_path: Path) -> None:
     ):
         with pytest.raises(prb.RunError, match=f"'scoring.{key}': of no use to m: leave it out"):
             opened("rubric:http://h/v1#m", tmp_path, judge, **scoring)
+    reasons, letters = (
+        ScoringSettings(judge=JudgeSettings(reason=True)),
+        open_reward(PpoSettings(), has_letter),
+    )
     with pytest.raises(prb.RunError, match=r"'scoring.judge.reason': of no use to .*has_letter"):
-        check_scoring(
-            ScoringSettings(judge=JudgeSettings(reason=True)), [open_reward(PpoSettings(), has_letter)]
-        )
-    with pytest.raises(
-        prb.DataError, match=r"scoring.judge.highest: expected more than the lowest number, 1"
-    ):
+        check_scoring(reasons, [letters])
+    with pytest.raises(prb.DataError, match=r"judge.highest: expected more than the lowest number, 1"):
         load_ppo_settings({"scoring.judge.highest": 1}, complete=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from prb_jax.rl.rollouts import encode_pairs
 from prb_jax.rl.settings import load_ppo_settings
 from prb_jax.text.view import View
 from prb_jax.trees.encode import encode_comparisons
+from tests.json_lines import read_lines
 from tests.plain_process import plain_environment
 from tests.rl.tiny import (
     BANDIT,
@@ -30,10 +30,13 @@ from tests.rl.tiny import (
     metrics,
     settings,
     without_rollouts,
+    write_config,
+    write_reward,
     write_rows,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
+UNSET = {"rollout.max_new_tokens": 128, "scoring.empty": None}
 PPO = {"batch.epochs": 2, "batch.minibatch": 4, "kl.target": 1.0, "kl.horizon": 100, "rollout.keep_every": 2}
 
 
@@ -50,13 +53,9 @@ def weights(folder: Path) -> dict[str, bytes]:
 def test_a_run_that_was_killed_is_continued_with_the_same_bytes_and_is_a_model(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "reward.py").write_text(
-        f"def score(one):\n    return [float({LETTER!r} in text) for text in one.responses]\n"
-    )
     data, out = write_rows(tmp_path / "data.jsonl"), tmp_path / "whole"
-    given = settings(model) | PPO | {"data": data, "reward": f"{tmp_path}/reward.py:score"}
-    config = tmp_path / "config.yaml"
-    config.write_text("".join(f"{key}: {json.dumps(value, default=str)}\n" for key, value in given.items()))
+    given = settings(model) | PPO | {"data": data, "reward": write_reward(tmp_path)}
+    config = write_config(tmp_path, given)
     assert main(["ppo", str(config), "seed=7", "--out", str(out), "--no-progress"]) == 0
     assert "reward" in capsys.readouterr().out
     assert sorted(path.name for path in out.iterdir()) == [
@@ -69,10 +68,9 @@ def test_a_run_that_was_killed_is_continued_with_the_same_bytes_and_is_a_model(
     coefficients = [row["kl_coefficient"] for row in rows[:2]]
     assert coefficients == pytest.approx([0.05, 0.05 * (1 - 0.2 * 32 / 100)])
     assert max(row["sampler_difference"] for row in rows) < 1e-4
-    kept = [json.loads(line) for line in (out / "rollouts.jsonl").read_text().splitlines()]
-    assert [(row["step"], row["rollout"]) for row in kept] == [
-        (s, k) for s in (1, 2) for _ in "ab" for k in range(4)
-    ]
+    kept = read_lines(out / "rollouts.jsonl")
+    places = [(step, rollout) for step in (1, 2) for _ in "ab" for rollout in range(4)]
+    assert [(row["step"], row["rollout"]) for row in kept] == places
     assert all(row["reward"] == float(LETTER in row["text"]) for row in kept)
 
     # Killed after the second checkpoint, in the middle of the rows of the third step.
@@ -120,13 +118,13 @@ def test_a_bandit_of_two_users_with_opposite_tastes_is_solved_only_with_the_user
     model: Path, tmp_path: Path
 ) -> None:
     """The optimum is known: a reward of 1 with the profile in the prompt, and of a half without it."""
-    found = {}
+    rewards = {}
     for posts, steps in ((10, 26), (0, 12)):
         run(model, tmp_path / str(posts), by_taste, **BANDIT, steps=steps, profile_posts=posts)
-        found[posts] = [row["reward"] for row in metrics(tmp_path / str(posts))]
-    assert np.mean(found[10][-5:]) > 0.95
+        rewards[posts] = [row["reward"] for row in metrics(tmp_path / str(posts))]
+    assert np.mean(rewards[10][-5:]) > 0.95
     # Whatever is written, one of the two likes it; 0.07 is four standard errors of 768 rollouts.
-    assert np.mean(found[0]) == pytest.approx(0.5, abs=0.07)
+    assert np.mean(rewards[0]) == pytest.approx(0.5, abs=0.07)
 
 
 @pytest.mark.slow
@@ -148,19 +146,12 @@ def test_what_is_distilled_from_samples_solves_a_bandit(
     model: Path, tmp_path: Path, algorithm: str, changes: dict[str, Any]
 ) -> None:
     """The samples that a reward prefers teach the policy as the reward itself does; the optimum is 1."""
-    data, options = (
-        str(write_rows(tmp_path / "prompts.jsonl", 512)),
-        SampleOptions(n=16, max_new_tokens=1, seed=1),
-    )
-    (tmp_path / "mine.py").write_text(
-        f"def letter(comparison):\n    return [float({LETTER!r} in text) for text in comparison.responses]\n"
-    )
-    reward = f"{tmp_path}/mine.py:letter"
+    data, reward = str(write_rows(tmp_path / "prompts.jsonl", 512)), write_reward(tmp_path)
+    options = SampleOptions(n=16, max_new_tokens=1, seed=1)
 
     def share(policy: Path, out: Path) -> float:
         prb.sample_data(policy, data, out=out, options=options, progress=False)
-        lines = (out / "samples.jsonl").read_text().splitlines()
-        return float(np.mean([LETTER in json.loads(line)["text"] for line in lines]))
+        return float(np.mean([LETTER in row["text"] for row in read_lines(out / "samples.jsonl")]))
 
     assert share(model, tmp_path / "samples") < 0.6
     prb.best_of_n(tmp_path / "samples", [reward], out=tmp_path / "best", progress=False)
@@ -188,22 +179,20 @@ def test_with_a_kl_the_optimum_is_the_reference_tilted_by_the_reward(model: Path
 
 def test_results_do_not_depend_on_microbatches(model: Path, tmp_path: Path) -> None:
     """At a usual rate: Adam takes a gradient that is rounding alone for a step of the whole rate."""
-    found = []
     for tokens in (None, 1):
-        rate = {"optimizer__learning_rate": 1e-5}
-        run(model, tmp_path / str(tokens), **BANDIT, **rate, steps=2, batch__tokens=tokens)
-        found.append(metrics(tmp_path / str(tokens)))
-    for ours, theirs in zip(*found, strict=True):
-        for name, value in ours.items():
-            assert value == pytest.approx(theirs[name], abs=1e-5), name
+        changes = {"optimizer__learning_rate": 1e-5, "batch__tokens": tokens}
+        run(model, tmp_path / str(tokens), **BANDIT, **changes, steps=2)
+    for whole, single in zip(metrics(tmp_path / "None"), metrics(tmp_path / "1"), strict=True):
+        assert whole == pytest.approx(single, abs=1e-5)
 
 
 @pytest.mark.slow
 def test_results_do_not_depend_on_the_mesh(model: Path, tmp_path: Path) -> None:
     meshes = ("data=4", "fsdp=2,tensor=2")
-    environment = plain_environment()
     command = [sys.executable, "-m", "tests.rl.mesh_runs", str(model), str(tmp_path), *meshes]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=900)
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env=plain_environment(), timeout=900
+    )
     assert done.returncode == 0, done.stderr
     run(model, tmp_path / "one", steps=2)
     for mesh in meshes:
@@ -217,10 +206,8 @@ def test_pairs_teach_adapters_that_peft_loads(model: Path, tmp_path: Path) -> No
     torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
     import transformers
 
-    changes = {"algorithm": "dpo", "tuning": "lora", "lora.rank": 4, "steps": 4}
-    prb.ppo(
-        without_rollouts(settings(model)) | changes, out=tmp_path / "run", data=comparisons(), progress=False
-    )
+    given = without_rollouts(settings(model, algorithm="dpo", tuning="lora", steps=4)) | {"lora.rank": 4}
+    prb.ppo(given, out=tmp_path / "run", data=comparisons(), progress=False)
     rows = metrics(tmp_path / "run")
     assert rows[0]["loss"] == pytest.approx(np.log(2), abs=1e-6)  # it starts as its reference
     assert rows[-1]["accuracy"] == 1.0
@@ -242,9 +229,7 @@ def test_both_responses_of_a_pair_end_as_they_should_be_written(
 ) -> None:
     """Also where the stop token alone does not fit any more, and a post has to go."""
     template = tmp_path / "no_stop.jinja"
-    template.write_text(
-        "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
-    )
+    template.write_text("{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}")
     policy = prb.load_policy(model, chat_template=str(template))
     pairs = comparisons(2)
     if limit is not None:
@@ -279,10 +264,7 @@ def test_preferred_responses_are_learned_by_the_loss_of_transformers(model: Path
         count += len(response) + 1
         read += len(prompt)
     assert rows[0]["loss"] == pytest.approx(total / count, abs=1e-5)
-    assert (
-        rows[0]["tokens"]
-        == sum(len(policy.encode([one], profile_posts=10, limit=200)[0].ids) for one in data) + count
-    )
+    assert rows[0]["tokens"] == read + count
     assert rows[-1]["loss"] < 0.7 * rows[0]["loss"]
     assert prb.load_policy(tmp_path / "run").stop_ids == policy.stop_ids
 
@@ -290,41 +272,28 @@ def test_preferred_responses_are_learned_by_the_loss_of_transformers(model: Path
 @pytest.mark.parametrize("config", sorted((ROOT / "configs" / "rl").glob("*.py")), ids=lambda path: path.stem)
 def test_a_config_names_its_command_and_can_be_run(config: Path) -> None:
     reward = [] if config.stem in ("dpo", "sft") else ["reward=MODEL"]
-    found = load_ppo_settings(config, ["model=PATH", "data=FILE", *reward])
+    read = load_ppo_settings(config, ["model=PATH", "data=FILE", *reward])
     assert f"prb ppo configs/rl/{config.name} " in config.read_text(encoding="utf-8")
-    if (
-        config.stem == "paper"
-    ):  # no KL, one rollout, ten times the rate for the value function, a tenth of the score
-        assert (found.kl.coefficient, found.rollout.n, found.scoring.scale) == (0.0, 1, 0.1)
-        assert found.value.learning_rate == pytest.approx(10 * found.optimizer.learning_rate)
-        assert found.batch.updates == 8
-        assert found.scoring.failed is None
+    if config.stem == "paper":
+        # No KL, one rollout, ten times the rate for the value function, a tenth of the score.
+        assert (read.kl.coefficient, read.rollout.n, read.scoring.scale) == (0.0, 1, 0.1)
+        assert read.value.learning_rate == pytest.approx(10 * read.optimizer.learning_rate)
+        assert (read.batch.updates, read.scoring.failed) == (8, None)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"algorithm": "grpo", "rollout.n": 1}, r"rollout.n: expected at least 2 with algorithm=grpo"),
-        (
-            {"kl.place": "loss", "kl.estimator": "k1"},
-            r"kl.estimator: expected k2 or k3 with kl.place=loss, found k1",
-        ),
+        ({"kl.place": "loss", "kl.estimator": "k1"}, r"expected k2 or k3 with kl.place=loss, found k1"),
         ({"kl.coeficient": 1.0}, r"unknown config key .*did you mean 'kl.coefficient'"),
         ({"batch.minibatch": 3}, r"batch.minibatch: expected a divisor of batch.prompts=8"),
-        (
-            {"algorithm": "dpo", "rollout.max_new_tokens": 128, "scoring.empty": None},
-            r"'reward': dpo learns from labelled pairs",
-        ),
-        (
-            {"algorithm": "sft", "rollout.max_new_tokens": 128, "scoring.empty": None},
-            r"'reward': sft learns from preferred responses",
-        ),
+        ({"algorithm": "dpo", **UNSET}, r"'reward': dpo learns from labelled pairs"),
+        ({"algorithm": "sft", **UNSET}, r"'reward': sft learns from preferred responses"),
         ({"rollout.max_new_tokens": 250}, r"its prompt has \d+ tokens without profile"),
         ({"optimizer.eps": 0.0}, r"optimizer.eps: expected more than 0"),
     ],
 )
-def test_what_cannot_be_is_one_clear_error(
-    model: Path, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_what_cannot_be_is_one_clear_error(model: Path, tmp_path: Path, changes: Any, message: str) -> None:
     with pytest.raises(prb.PrbError, match=message):
         prb.ppo(settings(model) | changes, out=tmp_path / "run", data=comparisons(), reward=has_letter)

@@ -41,8 +41,8 @@ def opened(answer: Callable[[dict[str, Any]], httpx.Response], model: Any = MODE
 
 
 def lengths(body: dict[str, Any]) -> httpx.Response:
-    found = [{"index": k, "score": float(len(text))} for k, text in enumerate(body["documents"])]
-    return httpx.Response(200, json={"data": found})
+    scores = [{"index": k, "score": float(len(text))} for k, text in enumerate(body["documents"])]
+    return httpx.Response(200, json={"data": scores})
 
 
 def score(reward: Reward) -> np.ndarray:
@@ -60,7 +60,7 @@ def test_a_request_that_fails_for_a_while_is_sent_again() -> None:
 
     np.testing.assert_array_equal(score(opened(answer)), [[1, 2], [3, 1]])
     assert len(seen) == 4
-    first = next(each for each in seen if each["documents"] == TEXTS[0])
+    first = next(body for body in seen if body["documents"] == TEXTS[0])
     assert first["user_id"] == "ana"
     assert first["queries"] == [[{"role": "user", "content": "Tea?"}]]
     assert first["profile"] == [{"id": "p", "category": "", "text": "yes " * 6}]
@@ -83,9 +83,8 @@ def only_the_first(response: httpx.Response) -> Callable[[dict[str, Any]], httpx
     ],
 )
 def test_an_answer_without_scores_is_an_error_with_the_comparison(response: Any, message: str) -> None:
-    with pytest.raises(
-        prb.RunError, match=rf"step 3: the reward m failed: .*{message}.*'q1'. Nothing was updated"
-    ):
+    expected = rf"step 3: the reward m failed: .*{message}.*'q1'. Nothing was updated"
+    with pytest.raises(prb.RunError, match=expected):
         score(opened(only_the_first(response)))
 
 
@@ -93,9 +92,8 @@ def test_a_server_that_is_gone_or_serves_another_model() -> None:
     def gone(body: dict[str, Any]) -> httpx.Response:
         raise httpx.ConnectError("refused")
 
-    with pytest.raises(
-        prb.RunError, match=r"no answer after 3 tries; the last one: ConnectError: refused.*'q0'"
-    ):
+    message = r"no answer after 3 tries; the last one: ConnectError: refused.*'q0'"
+    with pytest.raises(prb.RunError, match=message):
         score(opened(gone))
     other = {**MODEL, "identity": dict(MODEL["identity"])}
     reward = opened(lengths, other)

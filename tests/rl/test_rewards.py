@@ -32,10 +32,10 @@ def test_equal_texts_are_asked_once_and_texts_equal_but_for_blanks_apart() -> No
         asked.append(comparison.responses)
         return length(comparison)
 
-    found = score(noted, empty=-2.0, scale=0.5)
-    np.testing.assert_allclose(found.values, [[0.5, 1.0, 0.5, 1.5], [1.5, -1.0, 0.5, 0.5]])
+    scores = score(noted, empty=-2.0, scale=0.5)
+    np.testing.assert_allclose(scores.values, [[0.5, 1.0, 0.5, 1.5], [1.5, -1.0, 0.5, 0.5]])
     assert asked == [("a", "bb"), (" bb",), ("ccc", "d")]
-    assert (found.empty, found.failed) == (1, 0)
+    assert (scores.empty, scores.failed) == (1, 0)
 
 
 def test_nothing_is_made_up() -> None:
@@ -53,6 +53,8 @@ def test_nothing_is_made_up() -> None:
         score(not_a_number, empty=0.0)
     with pytest.raises(prb.RunError, match=r"step 4: .*TimeoutError: 60 s; .*score: 'q1'"):
         score(fails, empty=0.0)
-    found = score(fails, empty=0.0, failed=5.0, scale=0.1)  # as the paper's callback does, if it is asked for
-    np.testing.assert_allclose(found.values[1], [0.5, 0.0, 0.5, 0.5])
-    assert found.failed == 3
+    scores = score(
+        fails, empty=0.0, failed=5.0, scale=0.1
+    )  # as the paper's callback does, if it is asked for
+    np.testing.assert_allclose(scores.values[1], [0.5, 0.0, 0.5, 0.5])
+    assert scores.failed == 3

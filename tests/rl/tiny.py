@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from prb_jax.data.comparison import Comparison
+from tests.json_lines import read_lines, write_lines
 from tests.tiny_policies import write_policy
 
 END = 3  # <|end|> of the tiny tokenizer
@@ -45,7 +48,7 @@ def comparisons(count: int = 8) -> list[Comparison]:
 
 
 def write_rows(path: Path, count: int = 8) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows(count)))
+    write_lines(path, rows(count))
     return path
 
 
@@ -76,12 +79,35 @@ def without_rollouts(given: dict[str, Any]) -> dict[str, Any]:
 
 def metrics(out: Path) -> list[dict[str, float]]:
     """Rows of `metrics.jsonl` without what the clock says."""
-    lines = (out / "metrics.jsonl").read_text().splitlines()
     return [
-        {
-            name: value
-            for name, value in json.loads(line).items()
-            if not name.endswith("second") and "seconds" not in name
-        }
-        for line in lines
+        {name: value for name, value in row.items() if not name.endswith(("second", "seconds"))}
+        for row in read_lines(out / "metrics.jsonl")
     ]
+
+
+def write_reward(folder: Path) -> str:
+    """A file with the function :func:`has_letter`; returns how a config names it."""
+    text = f"def score(one):\n    return [float({LETTER!r} in text) for text in one.responses]\n"
+    (folder / "reward.py").write_text(text)
+    return f"{folder}/reward.py:score"
+
+
+def write_config(folder: Path, keys: Mapping[str, Any]) -> Path:
+    """A config with these keys."""
+    path = folder / "config.yaml"
+    path.write_text("".join(f"{key}: {json.dumps(value, default=str)}\n" for key, value in keys.items()))
+    return path
+
+
+def gae_by_definition(
+    rewards: np.ndarray, values: np.ndarray, lengths: np.ndarray, gamma: float, lam: float
+) -> np.ndarray:
+    """The generalised advantage as its definition says: a sum over all later temporal differences."""
+    advantages = np.zeros(rewards.shape)
+    for row in np.ndindex(lengths.shape):
+        for t in range(lengths[row]):
+            for later in range(t, lengths[row]):
+                following = values[row][later + 1] if later + 1 < lengths[row] else 0.0
+                delta = rewards[row][later] + gamma * following - values[row][later]
+                advantages[row][t] += (gamma * lam) ** (later - t) * delta
+    return advantages

@@ -13,13 +13,15 @@ from prb_jax.models.config.decoder import DecoderConfig, parse_config
 from prb_jax.models.decoder import Params
 from prb_jax.models.lora import LoraConfig
 from prb_jax.models.random_params import init_params
-from prb_jax.personal.method import NULL, Method
+from prb_jax.personal.method import NULL, Method, Users
+from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
 from prb_jax.sharding import make_mesh
 from prb_jax.training.config import LossSettings, OptimizerSettings, TrainSettings
 from prb_jax.training.objective import Extras, RewardStep, make_reward_step
 from prb_jax.trees.batches import Bucket, TreeBatch, make_batch
 from prb_jax.trees.shapes import round_up
 from prb_jax.trees.tree import Tree, build_tree
+from tests.training.tiny import CONFIG
 
 LORA = LoraConfig(rank=4, alpha=8.0)
 
@@ -32,14 +34,21 @@ WINDOWED: dict[str, Any] = {
 
 def small_config(**changes: Any) -> DecoderConfig:
     """Qwen 3 with two layers; a head dimension that is not width / heads."""
-    raw = {
-        "architectures": ["Qwen3ForSequenceClassification"], "model_type": "qwen3", "vocab_size": 64,
-        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
-        "hidden_act": "silu", "num_labels": 1, "pad_token_id": 0, "tie_word_embeddings": False,
-        "rope_theta": 10_000.0, "attention_bias": False,
-    }  # fmt: skip
-    return parse_config({**raw, **changes}, where="test")
+    return parse_config({**CONFIG, "vocab_size": 64, "head_dim": 16, **changes}, where="test")
+
+
+def soft_prompts(users: Sequence[str], *, places: int, generic_share: float, **adam: float) -> SoftPrompts:
+    """Of three tokens, for :func:`small_config`."""
+    return SoftPrompts(
+        table=Users(tuple(users)),
+        tokens=3,
+        width=32,
+        places=places,
+        generic_share=generic_share,
+        seed=0,
+        optimizer=RowAdam(learning_rate=lambda step: 0.1, **adam),
+        mesh=make_mesh(devices=jax.devices()[:1]),
+    )
 
 
 def random_trees(count: int, *, responses: int = 2, seed: int = 0, prefix: int = 24) -> list[Tree]:

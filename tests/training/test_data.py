@@ -76,15 +76,15 @@ def test_records_are_split_as_a_file_and_known_by_their_contents(data):
 
 
 def test_a_source_of_its_own_must_not_share_ids_or_users(tmp_path, data):
-    own = write_rows(tmp_path / "own.jsonl", rows(3))
+    held_out = write_rows(tmp_path / "held_out.jsonl", rows(3))
     with pytest.raises(DataError, match=r"training and the validation data share 3 ids \('p0', 'p1', 'p2'\)"):
-        read(data, f"validation.data={own}")
-    write_rows(own, renamed("v", 3))
+        read(data, f"validation.data={held_out}")
+    write_rows(held_out, renamed("v", 3))
     with pytest.raises(DataError, match=r"share 3 users \('u0', 'u1', 'u2'\).*shared_users"):
-        read(data, f"validation.data={own}")
-    assert len(read(data, f"validation.data={own}", "validation.shared_users=true").validation) == 3
-    write_rows(own, renamed("v", 3, user_id="v"))
-    apart = read(data, f"validation.data={own}")
+        read(data, f"validation.data={held_out}")
+    assert len(read(data, f"validation.data={held_out}", "validation.shared_users=true").validation) == 3
+    write_rows(held_out, renamed("v", 3, user_id="v"))
+    apart = read(data, f"validation.data={held_out}")
     assert (apart.split_by, len(apart.train), len(apart.validation)) == ("data", 40, 3)
 
 
@@ -172,10 +172,9 @@ def tree(prefix: int, *responses: int) -> Tree:
 
 def layout_of(trees: list[Tree], together: list[np.ndarray], *, steps: int = 1, **batch: int) -> Layout:
     """How trees are padded."""
-    return plan_layout(
-        trees, together, per_step=len(together[0]), steps=steps, config=small_config(), mesh=make_mesh(),
-        streams=None, batch=BatchSettings(**batch),
-    )  # fmt: skip
+    options = {"config": small_config(), "mesh": make_mesh(), "streams": None}
+    sizes = {"per_step": len(together[0]), "steps": steps, "batch": BatchSettings(**batch)}
+    return plan_layout(trees, together, **sizes, **options)
 
 
 def test_dealing_puts_every_member_into_one_row_of_a_shape_that_holds_it():

@@ -1,6 +1,7 @@
 """Trained models out: what transformers and PEFT make of them."""
 
 import json
+import shutil
 import warnings
 
 import numpy as np
@@ -9,33 +10,26 @@ import pytest
 import prb_jax as prb
 from prb_jax.training.convert import convert
 from prb_jax.training.train import train
-from tests.training.tiny import config, rows, write_model, write_rows
+from tests.tiny_tokenizer import DATED
+from tests.training.tiny import comparisons, config, rows, write_model, write_rows
 
 
 @pytest.fixture(scope="module")
 def run(model, tmp_path_factory):
     """A LoRA run with a learning rate at which every adapter moves."""
     folder = tmp_path_factory.mktemp("runs")
+    data = write_rows(folder / "pairs.jsonl", rows(24))
     changes = {"steps": 6, "lora__rank": 4, "optimizer__learning_rate": 0.03, "validation__every": 3}
-    chosen = config(
-        model,
-        write_rows(folder / "pairs.jsonl", rows(24)),
-        tuning="lora",
-        method="profile_context",
-        **changes,
-    )
+    chosen = config(model, data, tuning="lora", method="profile_context", **changes)
     return train(chosen, out=folder / "run", progress=False)
 
 
 @pytest.fixture(scope="module")
 def scored(run):
     """Some conversations and the rewards that our own code gives them."""
-    rm = prb.load(run.out)
-    comparisons = [prb.Comparison.from_row(row, where="test") for row in rows(6, seed=5)]
-    trees = rm.encode(comparisons)
-    rewards = rm.score(comparisons)
-    ids = [tree.sequence(k) for tree in trees for k in range(2)]
-    return ids, np.concatenate(rewards)
+    rm, pairs = prb.load(run.out), comparisons(6, seed=5)
+    ids = [tree.sequence(k) for tree in rm.encode(pairs) for k in range(2)]
+    return ids, np.concatenate(rm.score(pairs))
 
 
 def transformers_scores(model, ids):
@@ -55,12 +49,13 @@ def test_transformers_gives_the_same_scores(run, scored):
     ids, expected = scored
     theirs = AutoModelForSequenceClassification.from_pretrained(run.model).eval()
     np.testing.assert_allclose(transformers_scores(theirs, ids), expected, atol=1e-5)
-    own = AutoTokenizer.from_pretrained(run.model)
-    assert own.get_vocab() == prb.load(run.out).tokenizer.tokenizer.get_vocab()
+    vocabulary = AutoTokenizer.from_pretrained(run.model).get_vocab()
+    assert vocabulary == prb.load(run.out).tokenizer.tokenizer.get_vocab()
 
 
-def test_peft_gives_the_same_scores(run, model, scored, tmp_path):
+def test_peft_gives_the_same_scores_and_an_adapter_says_what_it_adapts(run, model, scored, tmp_path):
     peft = pytest.importorskip("peft")
+    from safetensors.numpy import load_file
     from transformers import AutoModelForSequenceClassification
 
     ids, expected = scored
@@ -72,11 +67,6 @@ def test_peft_gives_the_same_scores(run, model, scored, tmp_path):
     assert not [item for item in warned if "missing adapter keys" in str(item.message)]
     np.testing.assert_allclose(transformers_scores(adapted, ids), expected, atol=1e-5)
 
-
-def test_an_adapter_says_what_it_adapts(run, model, tmp_path):
-    from safetensors.numpy import load_file
-
-    folder = convert(run.out, tmp_path / "adapter", adapter=True)
     described = json.loads((folder / "adapter_config.json").read_text())
     assert (described["r"], described["lora_alpha"], described["task_type"]) == (4, 32.0, "SEQ_CLS")
     assert described["base_model_name_or_path"] == str(model)
@@ -101,15 +91,13 @@ def test_a_run_is_converted_from_the_checkpoint_that_is_asked_for(run, tmp_path)
 
 
 def test_a_run_whose_starting_model_changed_is_not_converted(model, tmp_path):
-    import shutil
-
-    own = shutil.copytree(model, tmp_path / "own")
-    chosen = config(own, write_rows(tmp_path / "pairs.jsonl", rows(16)), steps=1, tuning="head")
+    start = shutil.copytree(model, tmp_path / "start")
+    chosen = config(start, write_rows(tmp_path / "pairs.jsonl", rows(16)), steps=1, tuning="head")
     result = train(chosen, out=tmp_path / "run", progress=False)
     with pytest.raises(prb.CheckpointError, match="trains no adapter"):
         convert(result.out, tmp_path / "adapter", adapter=True)
     other = write_model(tmp_path / "other", rope_theta=5e4)
-    shutil.copyfile(other / "config.json", own / "config.json")
+    shutil.copyfile(other / "config.json", start / "config.json")
     with pytest.raises(prb.RunError, match=r"model.files.config.json"):
         convert(result.out, tmp_path / "converted")
     assert not (tmp_path / "converted").exists()
@@ -128,8 +116,6 @@ def test_a_checkpoint_is_converted_bit_for_bit_or_to_another_dtype(model, tmp_pa
 
 
 def test_a_template_that_reads_the_clock_is_exported_as_it_was(model, tmp_path):
-    from tests.tiny_tokenizer import DATED
-
     template = tmp_path / "dated.jinja"
     template.write_text(DATED)
     dated = convert(model, tmp_path / "dated", chat_template=str(template))

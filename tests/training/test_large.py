@@ -38,6 +38,10 @@ def numbers(out: Path):
     return curve(out, "loss", "accuracy", "margin", "grad_norm"), curve(out, "validation_loss")
 
 
+def summary_of(out: Path):
+    return json.loads((out / "summary.json").read_text())
+
+
 @pytest.fixture(scope="module")
 def held(model, data, tmp_path_factory) -> Path:
     """The run of the same data in memory."""
@@ -66,9 +70,7 @@ def test_a_prepared_folder_gives_the_same_curve_and_the_trees_of_a_step_are_held
     summary = train(chosen, out=tmp_path / "run", progress=False).summary
     assert numbers(tmp_path / "run") == numbers(held)
     assert summary["truncated"] is None
-    assert (
-        summary["train_comparisons"] == json.loads((held / "summary.json").read_text())["train_comparisons"]
-    )
+    assert summary["train_comparisons"] == summary_of(held)["train_comparisons"]
 
 
 def test_raw_files_are_held_in_memory_or_refused_in_one_line(data, tmp_path, monkeypatch):
@@ -80,21 +82,16 @@ def test_raw_files_are_held_in_memory_or_refused_in_one_line(data, tmp_path, mon
     monkeypatch.setattr(lines, "HELD", 1)
     with pytest.raises(prb.DataError, match=r"pairs.jsonl: too large .* `prb prepare --data .* --out DIR`"):
         read_training_data(settings)
-    found = read_training_data(load_settings(default_config(), [*given, f"data={folder}"]))
-    assert not isinstance(found.train.comparisons, list)
-    assert [one.id for one in found.train.known] == [one.id for one in found.train.comparisons]
-    assert len(found.train) == 50
+    prepared = read_training_data(load_settings(default_config(), [*given, f"data={folder}"])).train
+    assert not isinstance(prepared.comparisons, list)
+    assert [known.id for known in prepared.known] == [one.id for one in prepared.comparisons]
+    assert len(prepared) == 50
 
 
 def test_tokens_give_the_same_curve_and_no_text_is_read(model, data, held, tmp_path, monkeypatch):
-    view = wanted(model, data)
-    prepared = prepare([str(data)], out=tmp_path / "out", splits=("train",))
-    job = TokensJob(
-        model=str(model),
-        loading=LoadOptions(),
-        view=ViewOptions(profile_posts=view.profile_posts, max_length=view.max_length),
-        folder=prepared.folder,
-    )
+    prepared = prepare([str(data)], out=tmp_path / "out", splits=("train",)).folder
+    view = ViewOptions(profile_posts=10)
+    job = TokensJob(model=str(model), loading=LoadOptions(), view=view, folder=prepared)
     write_store(job, split="train")
 
     def never(*_: object, **__: object) -> None:
@@ -104,6 +101,6 @@ def test_tokens_give_the_same_curve_and_no_text_is_read(model, data, held, tmp_p
     monkeypatch.setattr(PreparedComparisons, "__getitem__", never)
     done = train(wanted(model, tmp_path / "out"), out=tmp_path / "run", progress=False)
     assert numbers(done.out) == numbers(held)
-    assert done.summary["truncated"] == json.loads((held / "summary.json").read_text())["truncated"]
+    assert done.summary["truncated"] == summary_of(held)["truncated"]
     with pytest.raises(prb.DataError, match=r"prepared for another model or view .*profile_posts"):
         train(wanted(model, tmp_path / "out", profile_posts=1), out=tmp_path / "other", progress=False)

@@ -1,6 +1,5 @@
 """Metrics in lines, in TensorBoard's files, and as a picture."""
 
-import json
 import struct
 import sys
 
@@ -9,6 +8,7 @@ import pytest
 from prb_jax.errors import RunError
 from prb_jax.training.config import LogSettings, TrainSettings
 from prb_jax.training.logs import EventFile, MetricsLog, crc32c, event, plot_curves, read_metrics, record
+from tests.json_lines import read_lines, write_lines
 
 PLAIN = TrainSettings(log=LogSettings(tensorboard=False))
 
@@ -24,7 +24,7 @@ def test_rows_are_whole_lines_and_a_restart_drops_what_comes_again(tmp_path):
     log = MetricsLog(tmp_path, step=2, settings=PLAIN)
     log.write({"step": 3, "loss": 7.0})
     log.close()
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = read_lines(tmp_path / "metrics.jsonl")
     assert rows == log.rows
     assert [(row["step"], row.get("loss")) for row in rows] == [(1, 1.0), (2, 0.5), (2, None), (3, 7.0)]
 
@@ -49,7 +49,7 @@ def test_a_line_that_is_no_row_is_named(tmp_path):
 )
 def test_steps_that_are_missing_are_named_when_a_run_is_continued(tmp_path, steps, message):
     path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in steps))
+    write_lines(path, [{"step": step, "loss": 1.0} for step in steps])
     before = path.read_bytes()
     with pytest.raises(RunError, match=message):
         MetricsLog(tmp_path, step=5, settings=PLAIN)
@@ -58,20 +58,14 @@ def test_steps_that_are_missing_are_named_when_a_run_is_continued(tmp_path, step
 
 def test_wandb_that_is_not_installed_is_an_error_that_says_so(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
+    settings = TrainSettings(log=LogSettings(tensorboard=False, wandb="project"))
     with pytest.raises(RunError, match="wandb is not installed"):
-        MetricsLog(
-            tmp_path, step=0, settings=TrainSettings(log=LogSettings(tensorboard=False, wandb="project"))
-        )
-
-
-def test_checksums_are_castagnoli():
-    # RFC 3720, B.4
-    assert crc32c(b"\x00" * 32) == 0x8A9136AA
-    assert crc32c(bytes(range(32))) == 0x46DD794E
-    assert crc32c(b"123456789") == 0xE3069283
+        MetricsLog(tmp_path, step=0, settings=settings)
 
 
 def test_a_record_is_byte_for_byte_what_tensorboard_writes():
+    assert crc32c(bytes(range(32))) == 0x46DD794E  # RFC 3720, B.4
+    assert crc32c(b"123456789") == 0xE3069283
     # As tensorboard.summary.writer.event_file_writer writes it for this event.
     data = event(1.5, step=300, scalars={"train/loss": 0.625})
     assert data.hex() == "09000000000000f83f10ac022a130a110a0a747261696e2f6c6f7373150000203f"
@@ -87,23 +81,20 @@ def test_tensorboard_reads_what_was_written(tmp_path):
     again = EventFile(tmp_path, first_step=4)  # continued from the checkpoint of step 3
     again.write(4, {"train/loss": 9.0})
     again.close()
-    found = accumulator.EventAccumulator(str(tmp_path)).Reload()
-    assert set(found.Tags()["scalars"]) == {"train/loss", "train/accuracy"}
-    points = [(point.step, point.value) for point in found.Scalars("train/loss")]
+    shown = accumulator.EventAccumulator(str(tmp_path)).Reload()
+    assert set(shown.Tags()["scalars"]) == {"train/loss", "train/accuracy"}
+    points = [(point.step, point.value) for point in shown.Scalars("train/loss")]
     assert points == [(1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3)), (4, 9.0)]
 
 
-def test_curves_are_drawn(tmp_path):
+def test_curves_are_drawn_or_an_error_says_what_to_install(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     rows = [{"step": s, "loss": 0.7 - s / 100, "accuracy": 0.5, "margin": 0.1} for s in range(1, 30)]
     rows.append({"step": 20, "validation_loss": 0.6, "validation_accuracy": 0.6, "validation_margin": 0.2})
-    path = plot_curves(rows, tmp_path / "curves.png", title="a run")
+    path = tmp_path / "curves.png"
+    plot_curves(rows, path, title="a run")
     assert path.read_bytes().startswith(b"\x89PNG")
     assert [item.name for item in tmp_path.iterdir()] == ["curves.png"]
-
-
-def test_curves_without_matplotlib_are_an_error_that_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(RunError, match=r"needs matplotlib.*pip install 'prb-jax\[report\]'"):
-        plot_curves([], tmp_path / "curves.png")
+        plot_curves([], path, title="a run")

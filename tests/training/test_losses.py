@@ -1,4 +1,4 @@
-"""Losses against formulas written out in numpy, and against torch's Bradley-Terry."""
+"""Losses against formulas written out in numpy; test_trl compares values and gradients with those of TRL."""
 
 from __future__ import annotations
 
@@ -178,20 +178,3 @@ def test_large_differences_do_not_overflow() -> None:
     assert loss([[-500.0, 500.0]]) == 1000.0
     assert loss([[500.0, -500.0]]) == 0.0
     assert loss([[-500.0, 500.0, 0.0]], kind="plackett_luce") == pytest.approx(1000.0)
-
-
-def test_gradient_equals_that_of_torch() -> None:
-    torch = pytest.importorskip("torch")
-    rewards, margin = sample(6, 2), np.abs(sample(6, 1, seed=2)[:, 0])
-    theirs = torch.tensor(rewards, requires_grad=True)
-    chosen, rejected = theirs[:, 0], theirs[:, 1]
-    value = -torch.nn.functional.logsigmoid(chosen - rejected - torch.tensor(margin)).mean()
-    value = value + 0.01 * torch.mean((chosen + rejected) ** 2)
-    value.backward()
-
-    ours = jax.value_and_grad(
-        lambda x: run(x, margin=margin, center_rewards_coefficient=0.01).means()["loss"]
-    )
-    mean, gradient = ours(jnp.asarray(rewards))
-    assert float(mean) == pytest.approx(value.item(), rel=1e-6)
-    np.testing.assert_allclose(gradient, theirs.grad.numpy(), atol=1e-7)

@@ -1,6 +1,5 @@
 """How training is shown: speeds without pauses, and lines where there is no terminal."""
 
-import io
 import os
 import signal
 
@@ -45,21 +44,6 @@ def test_the_drawn_mean_does_not_run_behind():
     noisy = _running_mean([n % 2 for n in range(401)])
     assert noisy[200] == pytest.approx(0.5, abs=0.05)
     assert _running_mean([]) == []
-
-
-def test_without_a_terminal_there_are_lines_and_with_progress_off_messages_only():
-    for enabled, expected in (
-        (True, ["training: 0 of 3 steps (0%)", "1 of 3 steps (33%), loss 0.500"]),
-        (False, []),
-    ):
-        stream, board = io.StringIO(), Board(3)
-        with show_progress(
-            "training", board, stream=stream, seconds_between_lines=0, enabled=enabled
-        ) as display:
-            board.take({"step": 1, "loss": 0.5})
-            display.update()
-            display.say("a message")
-        assert stream.getvalue().splitlines() == [*expected, "a message"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -25,8 +25,9 @@ def arrays(step: int) -> dict[str, jax.Array]:
     }
 
 
-def abstract() -> dict[str, jax.ShapeDtypeStruct]:
-    return {n: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding) for n, a in arrays(0).items()}
+def abstract(state: dict[str, jax.Array] | None = None) -> dict[str, jax.ShapeDtypeStruct]:
+    state = arrays(0) if state is None else state
+    return {n: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding) for n, a in state.items()}
 
 
 @pytest.fixture
@@ -55,8 +56,7 @@ def test_a_state_comes_back_bit_for_bit_with_its_facts(tmp_path):
     save(tmp_path, {3: None, 4: 0.25})
     saved = Checkpoints(tmp_path).restore_newest(abstract())
     assert saved is not None
-    assert saved.step == 4
-    assert saved.facts["value"] == 0.25
+    assert (saved.step, saved.facts["value"]) == (4, 0.25)
     for name, array in arrays(4).items():
         assert saved.arrays[name].dtype == array.dtype
         assert np.asarray(saved.arrays[name]).tobytes() == np.asarray(array).tobytes()
@@ -73,9 +73,8 @@ def test_arrays_may_be_donated_while_they_are_written(tmp_path):
             state = bump(state)
         state = jax.tree.map(lambda x: x - 3, state)
     checkpoints.close()
-    like = {n: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding) for n, a in state.items()}
     for step in (2, 3):
-        restored = Checkpoints(tmp_path).restore(step, like)
+        restored = Checkpoints(tmp_path).restore(step, abstract(state))
         assert float(restored.arrays["a"].min()) == float(restored.arrays["a"].max()) == step
 
 
@@ -109,16 +108,19 @@ def test_a_damaged_one_is_put_aside_with_a_message(tmp_path, harm):
     saved = checkpoints.restore_newest(abstract())
     assert saved is not None
     assert saved.step == 1
-    assert len(said) == 1
-    assert "damaged-2" in said[0]
+    (message,) = said
+    assert "damaged-2" in message
     assert (tmp_path / "damaged-2").is_dir()
     checkpoints.save(2, arrays(2), {})  # its place is free again
     checkpoints.close()
     assert Checkpoints(tmp_path).restore(2, abstract()).step == 2
 
 
-def test_values_that_changed_on_disk_are_found_by_their_sums(tmp_path):
+def test_other_arrays_and_values_that_changed_on_disk_are_refused(tmp_path):
     save(tmp_path, {1: None})
+    other = {**abstract(), "trainable/score": jax.ShapeDtypeStruct((2, 2), jnp.float32)}
+    with pytest.raises(RunError, match="cannot be read"):
+        Checkpoints(tmp_path).restore(1, other)
     facts = tmp_path / "1" / "facts" / "metadata"
     stored = json.loads(facts.read_text())
     stored["checksums"]["opt/count"] += 1
@@ -147,13 +149,6 @@ def test_none_and_only_damaged_ones_mean_a_fresh_start(tmp_path):
     assert Checkpoints(tmp_path).restore_newest(abstract()) is None
 
 
-def test_other_arrays_are_refused(tmp_path):
-    save(tmp_path, {1: None})
-    other = {**abstract(), "trainable/score": jax.ShapeDtypeStruct((2, 2), jnp.float32)}
-    with pytest.raises(RunError, match="cannot be read"):
-        Checkpoints(tmp_path).restore(1, other)
-
-
 def test_a_full_disk_is_one_clear_error_and_the_older_one_stays(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, arrays(1), {})
@@ -164,9 +159,8 @@ def test_a_full_disk_is_one_clear_error_and_the_older_one_stays(tmp_path, monkey
 
     checkpoints.save(2, arrays(2), {"value": 0.0})
     monkeypatch.setattr(checkpoints._manager, "wait_until_finished", full)
-    with pytest.raises(
-        RunError, match=r"step 2: no space left on the device; that of step 1 is kept.*same command"
-    ):
+    message = r"step 2: no space left on the device; that of step 1 is kept.*same command"
+    with pytest.raises(RunError, match=message):
         checkpoints.wait()
     assert checkpoints.best() is None
 
@@ -198,7 +192,5 @@ def test_only_failed_writes_that_were_reported_already_are_kept_out_of_the_log(t
         log.error("Task exception was never retrieved", exc_info=full)
         log.error("Task exception was never retrieved", exc_info=ValueError("something else"))
         log.error("a slow callback")
-    assert [record.getMessage() for record in caplog.records] == [
-        "Task exception was never retrieved",
-        "a slow callback",
-    ]
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == ["Task exception was never retrieved", "a slow callback"]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
+from tests.json_lines import read_lines, write_lines
 from tests.tiny_tokenizer import write_tokenizer
 
 WORDS = ("tea", "walk", "rain", "music", "bread", "hill", "train", "letter", "garden", "soup", "chess")
@@ -74,8 +75,8 @@ def rows(count: int = 40, *, users: int = 8, seed: int = 0) -> list[dict[str, An
     ]  # fmt: skip
 
 
-def write_rows(path: Path, found: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in found))
+def write_rows(path: Path, pairs: list[dict[str, Any]]) -> Path:
+    write_lines(path, pairs)
     return path
 
 
@@ -100,10 +101,24 @@ def config(model: str | Path, data: Path, **changes: Any) -> Any:
 
 def curve(out: Path, *names: str) -> list[tuple[float, ...]]:
     """The named numbers of every row that has them, by step."""
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [
-        tuple(row[name] for name in ("step", *names)) for row in lines if all(name in row for name in names)
-    ]
+    rows = [row for row in read_lines(out / "metrics.jsonl") if all(name in row for name in names)]
+    return [tuple(row[name] for name in ("step", *names)) for row in rows]
+
+
+def record(out: Path) -> dict[str, Any]:
+    return json.loads((out / "train.json").read_text())
+
+
+def validated(run: Any) -> np.ndarray:
+    """Scores [n, 2] by the model of a run of the pairs that it held out."""
+    import prb_jax as prb
+    from prb_jax.training.config import load_settings
+    from prb_jax.training.data import read_training_data
+
+    about = record(run.out)
+    settings = load_settings({**about["inputs"]["settings"], **about["sessions"][0]["settings"]})
+    held_out = read_training_data(settings).validation.comparisons
+    return np.asarray(prb.load(run.out).score(held_out, profile_posts=0))
 
 
 @contextmanager
