@@ -96,11 +96,7 @@ def pair_scores(row: ScoredRow) -> tuple[float, float]:
 
 
 def check_finite(row: ScoredRow) -> None:
-    """Refuse scores that are not finite.
-
-    Raises:
-      DataError: names the row.
-    """
+    """Raise DataError, which names the row, for scores that are not finite."""
     for k, value in enumerate(row.scores):
         if not math.isfinite(value):
             raise DataError(f"row {quote(row.id)}: scores[{k}] is {value}; expected a finite number")

@@ -100,12 +100,7 @@ def score(rows: Sequence[ScoredRow]) -> BenchmarkScore:
 def section_scores(
     subsets: Mapping[str, float], *, weights: Mapping[str, int] | None = None
 ) -> dict[str, float | None]:
-    """The four section scores of subset accuracies.
-
-    Args:
-      subsets: accuracy by subset; names that belong to no section are left out.
-      weights: of subsets, instead of those in ``SECTIONS``.
-    """
+    """The four section scores of the accuracies by subset; `weights` of subsets replace those in ``SECTIONS``."""
     sections: dict[str, float | None] = {}
     for section, members in SECTIONS.items():
         weighted = {name: (weights or {}).get(name, weight) for name, weight in members.items()}

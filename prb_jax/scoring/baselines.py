@@ -80,9 +80,7 @@ def popularity(comparisons: Sequence[Comparison]) -> list[np.ndarray | None]:
     return scores
 
 
-def nearest_users(
-    comparisons: Sequence[Comparison], *, neighbours: int = NEIGHBOURS
-) -> list[np.ndarray | None]:
+def nearest_users(comparisons: Sequence[Comparison]) -> list[np.ndarray | None]:
     """Return the votes of the users who agree most with the user on other pairs, float32 [K].
 
     Among the other users who judged the pair, and at least one other pair that the user judged too, those with the
@@ -108,7 +106,7 @@ def nearest_users(
                 if (shared := common - bool(user_vote)) > 0:
                     weighted.append(((agreed - here + 1) / (shared + 2), other))
             if weighted:
-                best = sorted(weighted, key=lambda entry: (-entry[0], entry[1]))[:neighbours]
+                best = sorted(weighted, key=lambda entry: (-entry[0], entry[1]))[:NEIGHBOURS]
                 scores[row] = np.array(
                     [sum(weight * ballots.votes[pair, v].get(c, 0.0) for weight, v in best) for c in options],
                     np.float32,

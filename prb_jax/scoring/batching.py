@@ -97,8 +97,6 @@ def stream_scores(
     """Score every comparison once; a window's batches come the largest shapes first.
 
     Args:
-      comparisons: what to score.
-      encode: comparisons to trees.
       dispatch: starts scoring a batch and returns its scores, not yet computed: [B, K] of trees, [S, M] of streams.
       options: how batches are shaped: streams or buckets.
       skip: tells of a batch's indices that they need no scores. It, or its `window` where it has one, is asked for
@@ -227,14 +225,8 @@ def _finish(planned: PlannedBatch, trees: Sequence[Tree], scores: Callable[[], n
 def choose_batcher(
     sample: Sequence[Tree], options: ShapeOptions | StreamOptions, *, count: int, whole: bool
 ) -> Batcher:
-    """Return a batcher of the shapes that cost least.
-
-    Args:
-      sample: trees that speak for ``count`` of them.
-      options: streams or buckets.
-      count: of a window.
-      whole: a window may be all there is.
-    """
+    """Return a batcher of the shapes that cost least for windows of `count` trees, for which the sample speaks; where
+    `whole`, a window may be all there is."""
     if isinstance(options, StreamOptions):
         if options.keys is not None:
             options = for_keys(options, sample, whole=whole)

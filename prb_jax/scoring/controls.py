@@ -121,9 +121,7 @@ def with_other_users(
     own. A comparison without a profile stays so.
 
     Args:
-      comparisons: of two users or more.
       view: what the model is shown; without one the whole profile counts.
-      seed: of the draws.
 
     Raises:
       RunError: a user for whom there is no other one, or data larger than memory.

@@ -118,16 +118,10 @@ class Reader:
     def encode_ids(
         self, sequences: Sequence[np.ndarray], *, user_id: str | None = None, view: View, name: str
     ) -> Tree:
-        """Return the tree of whole conversations that are token ids already, each read at its last token.
-
-        Args:
-          sequences: K of them, int32.
-          user_id: whose they are, for soft prompts.
-          view: its limit holds.
-          name: for messages.
+        """Return the tree of K whole conversations that are int32 token ids already, each read at its last token.
 
         Raises:
-          DataError: as :meth:`encode`; IdsTooLongError where there are more ids than the limit.
+          DataError: as :meth:`encode`, with `name` in the message; IdsTooLongError for more ids than the limit.
           CheckpointError: as :meth:`encode`.
         """
         self._check_labels(view.protocol)
@@ -274,11 +268,7 @@ def encode_part(comparisons: Sequence[Comparison], encode: Encode) -> Gather:
 
 
 def encode_by_processes(comparisons: Sequence[Comparison], encode: Encode) -> list[Tree]:
-    """As ``encode``; of several processes each tokenises its part. A collective.
-
-    Raises:
-      PrbError: as ``encode``, in all processes.
-    """
+    """As ``encode``, errors too; of several processes each tokenises its part. A collective."""
     if process_count() == 1:
         return encode(comparisons)
     starts = range(0, len(comparisons), _AT_A_TIME)

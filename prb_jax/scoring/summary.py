@@ -71,13 +71,8 @@ DEFINITIONS: Final = {
 def finish_run(
     run: ScoredRun, *, baselines: BASELINE_ROWS, controls: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Put the rows of a run in order, write what belongs to its folder, and return its summary.
-
-    Args:
-      run: with a row for each comparison.
-      baselines: that stand beside the model.
-      controls: figures of each control, by its name.
-    """
+    """Put the rows of a run, which has one for each comparison, in order, write what belongs to its folder, and return
+    its summary; `controls` are the figures of each control, by its name."""
     job, folder = run.job, run.folder
     assert folder is not None
     inputs, scorer, identity = job.inputs, job.scorer, job.decided["model"]
@@ -118,12 +113,10 @@ def finish_run(
         for benchmark, count in inputs.left_out.benchmarks.items():
             more["benchmarks"][benchmark]["left_out"] = count
         more["left_out"] = inputs.left_out.to_json()
-    summary |= {name: value for name, value in more.items() if value is not None}
-    said = {name for name, value in more.items() if value is not None} | ({USERS} if has_users else set())
-    summary["definitions"] = {
-        **summary["definitions"],
-        **{name: meaning for name, meaning in DEFINITIONS.items() if name in said},
-    }
+    more = {name: value for name, value in more.items() if value is not None}
+    said = more.keys() | ({USERS} if has_users else set())
+    summary |= more
+    summary["definitions"] |= {name: meaning for name, meaning in DEFINITIONS.items() if name in said}
     if job.control is None:
         _write_result_files(folder.path, job, rows)
     folder.finish(summary)
@@ -194,15 +187,8 @@ def benchmark_scores(
     clusters: Clusters,
     seed: int,
 ) -> dict[str, Any]:
-    """The entry "benchmarks" of a summary.
-
-    Args:
-      rows: in the order of the comparisons of ``inputs``; so are ``baselines`` and ``clusters``.
-      seed: of the resampling.
-
-    Raises:
-      DataError: for rows that are not of the form that a benchmark's rule needs.
-    """
+    """The entry "benchmarks" of a summary; rows, baselines and clusters are in the order of the comparisons, and the
+    seed is that of the resampling. Raises DataError for rows that are not of the form that a benchmark's rule needs."""
     scores: dict[str, Any] = {}
     for name, positions in inputs.benchmarks.items():
         benchmark = get_benchmark(name)
