@@ -1,5 +1,6 @@
 """The rules of the smaller benchmarks."""
 
+import functools
 import itertools
 import math
 
@@ -155,18 +156,17 @@ def test_intervals_of_scores_are_drawn_through_the_rule():
         for name, count in counts.items()
         for i in range(count)
     ]
-    intervals = score_intervals(llmbar.BENCHMARK, rows, [None] * len(rows), seed=0)
+    nobody, users = [None] * len(rows), [row.id[-1] for row in rows]  # ten users in each subset
+    intervals = score_intervals(llmbar.BENCHMARK, rows, nobody, seed=0)
     result = llmbar.score(rows)
     shares = np.array([result.figures[name] for name in counts])
     error = np.sqrt((shares * (1 - shares) / list(counts.values())).sum()) / 5
     bounds = result.score + 1.96 * error * np.array([-1, 1])
     assert intervals["score_ci95"] == pytest.approx(bounds, abs=0.4 * error)
     assert intervals["figures_ci95"].keys() == result.figures.keys()
-    assert intervals == score_intervals(llmbar.BENCHMARK, rows[::-1], [None] * len(rows), seed=0)
-    assert intervals != score_intervals(llmbar.BENCHMARK, rows, [None] * len(rows), seed=1)
-    users = [row.id[-1] for row in rows]  # ten users in each subset
-    by_user = score_intervals(llmbar.BENCHMARK, rows, users, seed=0)
-    assert by_user["score_ci95"] != intervals["score_ci95"]
+    few = functools.partial(score_intervals, llmbar.BENCHMARK, resamples=20)
+    assert few(rows, nobody, seed=0) == few(rows[::-1], nobody, seed=0) != few(rows, nobody, seed=1)
+    assert few(rows, users, seed=0)["score_ci95"] != few(rows, nobody, seed=0)["score_ci95"]
 
 
 def test_both_prompts_about_one_number_are_drawn_together():

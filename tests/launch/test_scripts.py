@@ -53,14 +53,11 @@ REFUSED = [
 ]  # fmt: skip
 
 
-def test_all_scripts_are_here():
+def test_all_scripts_are_here_and_the_readme_names_them():
     assert RUNNABLE == [
         "gke.sh", "local.sh", "slurm_job.sh", "slurm_submit.sh", "tpu_create.sh", "tpu_delete.sh",
         "tpu_job.sh", "tpu_run.sh", "tpu_setup.sh", "tpu_until_done.sh", "worker.sh",
     ]  # fmt: skip
-
-
-def test_readme_names_every_script():
     text = (LAUNCH / "README.md").read_text()
     assert [name for name in RUNNABLE if name not in text] == []
 

@@ -71,9 +71,9 @@ def read_by_windows(replace: Callable[[Any, str, Any], object] = setattr, *, blo
 
 
 if __name__ == "__main__":
-    found = read_by_windows()
+    counts = read_by_windows()
     status = cli.main(sys.argv[1:])
     # KiB, of this program alone: ru_maxrss knows the process that started it too.
     (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))
-    print(json.dumps({**found.to_json(), "peak": int(peak)}))
+    print(json.dumps({**counts.to_json(), "peak": int(peak)}))
     sys.exit(status)

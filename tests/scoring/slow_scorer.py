@@ -22,6 +22,7 @@ class SlowScorer:
     batch: int = 4
     seconds: float = 0.0
     weights: str = "sha256:0"
+    until: int | None = None  # it is interrupted when so many comparisons are scored
     scored: list[int] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
@@ -40,6 +41,8 @@ class SlowScorer:
             if skip(indices):
                 self.skipped += indices
                 continue
+            if len(self.scored) == self.until:
+                raise KeyboardInterrupt
             time.sleep(self.seconds)
             self.scored += indices
             scores = [

@@ -19,8 +19,11 @@ from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.sharding import make_mesh
 from prb_jax.training.config import load_settings
 from prb_jax.training.record import session_on
+from tests.json_lines import write_lines
+from tests.scoring.records import read_json
 from tests.training.small_batches import batch_of, build, random_trees, small_config
 
+PAIR = {"id": "a", "question": "?", "chosen": "yes", "rejected": "no"}
 ON_A_CPU = "attention: there are kernels for TPUs and GPUs in bfloat16, found cpu in float32"
 
 
@@ -33,9 +36,8 @@ def test_it_is_loaded_evaluated_and_recorded(folder: Path, model: RewardModel, t
     only_on_cpus()
     asked = prb.load(folder, attention="blockwise")
     assert asked.attention == model.attention == "block-wise XLA over packed streams"
-    labelled = [prb.Comparison(id="a", question="?", chosen="yes", rejected="no")]
-    prb.evaluate(folder, labelled, out=tmp_path, attention="blockwise", progress=False)
-    (session,) = json.loads((tmp_path / "run.json").read_text())["sessions"]
+    prb.evaluate(folder, [PAIR], out=tmp_path, attention="blockwise", progress=False)
+    (session,) = read_json(tmp_path / "run.json")["sessions"]
     assert session["attention"] == "block-wise XLA over packed streams"
 
 
@@ -57,28 +59,21 @@ def test_it_is_a_setting_of_training() -> None:
     session = session_on(make_mesh(devices=jax.devices()[:1]), settings, small_config())
     assert session["attention"] == "block-wise XLA, head by head"
     assert session["settings"]["attention"] == "blockwise"
-    with pytest.raises(RunError, match=r"'attention'.*kernel"):
-        load_settings({"model": "m", "data": "d", "attention": "flash"})
-    with pytest.raises(RunError, match=r"'attention'.*kernel"):
-        load_settings({"model": "m", "data": "d", "attention": "streams"})
+    for unknown in ("flash", "streams"):
+        with pytest.raises(RunError, match=r"'attention'.*kernel"):
+            load_settings({"model": "m", "data": "d", "attention": unknown})
     with pytest.raises(CheckpointError, match=ON_A_CPU):
         build(small_config(num_hidden_layers=1), attention="kernel")
 
 
 def test_what_it_cannot_be_is_one_line(
-    folder: Path, model: RewardModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     only_on_cpus()
     with pytest.raises(CheckpointError, match=ON_A_CPU):
         prb.load(folder, attention="kernel")
-    labelled = [prb.Comparison(id="a", question="?", chosen="yes", rejected="no")]
-    with pytest.raises(RunError, match="attention: decided where the model was loaded"):
-        prb.evaluate(model, labelled, out=tmp_path / "x", attention="blockwise", progress=False)
-    with pytest.raises(RunError, match="attention: baseline:length"):
-        prb.evaluate("baseline:length", labelled, out=tmp_path / "x", attention="blockwise", progress=False)
-    data = tmp_path / "data.jsonl"
-    data.write_text(json.dumps({"id": "a", "question": "?", "chosen": "yes", "rejected": "no"}) + "\n")
-    arguments = [str(folder), "--data", str(data), "--out", str(tmp_path / "x"), "--attention", "kernel"]
+    data = write_lines(tmp_path / "data.jsonl", [PAIR])
+    arguments = [str(folder), "--data", data, "--out", str(tmp_path / "x"), "--attention", "kernel"]
     assert cli.main(["evaluate", *arguments]) == 2
     assert cli.main(["bench", "score", str(folder / "config.json"), "--attention", "kernel"]) == 2
     errors = capsys.readouterr().err.splitlines()

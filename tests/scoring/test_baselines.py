@@ -226,8 +226,9 @@ def test_an_unknown_baseline_and_options_are_refused():
         score_baseline("baseline:best", MANY)
     with pytest.raises(RunError, match="unknown baseline 'baseline:best'"):
         prb.load("baseline:best")
-    with pytest.raises(RunError, match="dtype: baseline:random reads the whole text"):
-        prb.load("baseline:random", dtype="float32")
+    options = {"dtype": "float32", "quantize": "int8", "attention": "blockwise"}
+    with pytest.raises(RunError, match=f"{', '.join(options)}: baseline:random reads the whole text"):
+        prb.load("baseline:random", **options)
 
 
 @pytest.mark.parametrize("name", ["personalised/ukpconvarg1", "generic/llmbar"])

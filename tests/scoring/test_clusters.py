@@ -65,15 +65,12 @@ def test_users_are_derived_from_shared_posts(run, tmp_path):
     assert float(people[0]["ci95_low"]) < 4 / 6 < float(people[0]["ci95_high"])
 
 
-def test_an_id_that_stands_for_several_texts_does_not_join():
+def test_an_id_that_stands_for_several_texts_does_not_join_and_named_users_are_taken_as_they_are():
     rows = [
         prb.Comparison(**record(i, question=str(i)) | {"profile": [{"id": "1", "text": text}]})
         for i, text in enumerate(["I like tea.", "I like jazz.", "I like tea."])
     ]
     assert clusters_of(rows).users == ("derived-1", "derived-2", "derived-1")
-
-
-def test_named_users_are_taken_as_they_are():
     rows = [prb.Comparison(**record(i, user=user, posts=("p",))) for i, user in enumerate(["u", None, "v"])]
     clusters = clusters_of(rows)
     assert (clusters.users, clusters.derived) == (("u", None, "v"), False)

@@ -33,5 +33,5 @@ def test_loading_and_scoring_import_no_optimiser_and_no_training(folder: Path) -
     assert {"prb_jax.scoring.load", "prb_jax.readouts.open_model"} <= modules.keys()
     assert not [name for name in modules if name.startswith(("orbax", "prb_jax.training"))]
     # flax imports optax for itself; no file of the project that is loaded does.
-    own = [Path(file) for name, file in modules.items() if name.startswith("prb_jax.")]
-    assert not [path for path in own if re.search(r"(?m)^\s*(import|from) optax\b", path.read_text())]
+    loaded = [Path(file) for name, file in modules.items() if name.startswith("prb_jax.")]
+    assert not [path for path in loaded if re.search(r"(?m)^\s*(import|from) optax\b", path.read_text())]

@@ -40,12 +40,12 @@ class TestRewardModel:
         rewards = model.score_fn(model.params, model.batch([tree]))
         assert abs(float(rewards[0, 0]) - scores[0][0]) < TOLERANCE
 
-    def test_a_single_comparison_gives_its_array(self, model, mixed, scores) -> None:
-        row = model.score(mixed[2])
-        assert isinstance(row, np.ndarray)
-        assert_close([row], scores[2:3])
-
-    def test_records_score_as_comparisons_do(self, model, mixed, scores) -> None:
+    def test_records_score_as_comparisons_do_and_a_single_one_gives_its_array(
+        self, model, mixed, scores
+    ) -> None:
+        alone = model.score(mixed[2])
+        assert isinstance(alone, np.ndarray)
+        assert_close([alone], scores[2:3])
         rows = [comparison.to_row() for comparison in mixed]
         assert_close(model.score(iter(rows)), scores)
         row = {key: value for key, value in rows[2].items() if key not in ("id", "labels")}
@@ -66,12 +66,6 @@ class TestRewardModel:
         assert abs(blind - model.reward(c.question, c.responses[1])) < TOLERANCE < abs(blind - reward)
         with pytest.raises(prb.DataError, match="responses"):
             model.reward(c.question, "")
-
-
-def test_one_response_has_no_label():
-    for options in ({"responses": ["a"], "labels": [1.0]}, {"responses": []}):
-        with pytest.raises(prb.DataError, match=f"at least 2 responses, found {len(options['responses'])}"):
-            prb.Comparison(id="x", question="?", **options)
 
 
 def test_a_baseline_is_loaded_as_a_model_is(tmp_path: Path) -> None:

@@ -32,14 +32,6 @@ class TestSeveralLabels:
         np.testing.assert_allclose(last, 1 / (1 + np.exp(logits[:, 0] - logits[:, 1])), atol=TOLERANCE)
         assert (np.diff(first) != np.diff(last)).all()
 
-    def test_unknown_and_useless_rules(self, folder: Path) -> None:
-        for readout, message in (
-            ("mean", "unknown readout 'mean': expected one of logit, first-logit"),
-            ("last-softmax", "'last-softmax' needs several labels, the score head has one"),
-        ):
-            with pytest.raises(prb.CheckpointError, match=message):
-                prb.load(folder, readout=readout)
-
 
 class TestPaperProtocol:
     """Against the protocol carried out with transformers: batches padded on the right, read where it reads."""

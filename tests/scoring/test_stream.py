@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ def comparison(number: int) -> Comparison:
     return Comparison(id=str(number), question="?", responses=["a"] * (2 + number % 3), labels=None)
 
 
+@functools.cache
 def tree_of(one: Comparison) -> Tree:
     """Lengths and tokens from the number alone; the score of a response is the sum of what it sees."""
     number = int(one.id)
