@@ -97,9 +97,10 @@ class Actor:
         Where everything is trained, the frozen weights are a copy of all; sft needs none.
         """
         settings = self.settings
-        lora = settings.lora if settings.tuning == "lora" else None
-        trainable, frozen = split_params(params, tuning=settings.tuning, lora=lora, seed=settings.seed)
-        if lora is None and settings.algorithm != "sft":
+        trainable, frozen = split_params(
+            params, tuning=settings.tuning, lora=settings.lora, seed=settings.seed
+        )
+        if settings.tuning == "full" and settings.algorithm != "sft":
             # Rounded only where a forward pass rounds them anyway: the matrices of the layers.
             layers = {
                 name: leaf.astype(self.dtype) if leaf.ndim == 3 else leaf
@@ -111,10 +112,10 @@ class Actor:
             head = {"score": jnp.zeros((params["embed"].shape[1], 1), jnp.float32)}
             if settings.value.trunk == "shared":
                 trunk: Params = {}
-            elif lora is None:
+            elif settings.tuning == "full":
                 trunk = {name: leaf for name, leaf in params.items() if name != "lm_head"}
             else:
-                trunk = init_lora(params, lora, seed=settings.seed + 1)
+                trunk = init_lora(params, settings.lora, seed=settings.seed + 1)
             sources[VALUE] = {**trunk, **head}
         return sources, frozen
 

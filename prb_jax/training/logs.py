@@ -260,24 +260,16 @@ def panels_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return {name: title for name, title in panels.items() if any(name in row for row in rows)} or _PANELS
 
 
-def plot_curves(rows: Sequence[Mapping[str, Any]], path: str | Path, *, title: str = "") -> Path:
-    """Draws the figure of `curves_figure` into a file.
-
-    Args:
-      rows: lines of `metrics.jsonl`.
-      path: where to write; its suffix (.png, .pdf, .svg) says what.
-      title: above the panels.
+def plot_curves(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None:
+    """Draw :func:`curves_figure` of these rows, with a title, into a PNG file.
 
     Raises:
       RunError: matplotlib is not installed, or the file cannot be written.
     """
     figure = curves_figure(rows)
-    if title:
-        figure.suptitle(title)
-    target = Path(path)
-    with writing(target), whole_file(target) as file:
-        figure.savefig(file, dpi=120, format=target.suffix[1:])
-    return target
+    figure.suptitle(title)
+    with writing(path), whole_file(path) as file:
+        figure.savefig(file, dpi=120, format="png")
 
 
 def curves_figure(rows: Sequence[Mapping[str, Any]], *, size: tuple[float, float] = (12, 3.6)) -> Figure:

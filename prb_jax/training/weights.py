@@ -135,16 +135,14 @@ def decay_mask(tree: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def split_params(
-    params: Params, *, tuning: Tuning, lora: LoraConfig | None = None, seed: int = 0
-) -> tuple[Params, Params]:
+def split_params(params: Params, *, tuning: Tuning, lora: LoraConfig, seed: int) -> tuple[Params, Params]:
     """(trainable, frozen): two nested dicts that :func:`merge` puts together again.
 
     Args:
         params: of the decoder, without adapters.
         tuning: ``head`` trains the score head, ``lora`` the head and new adapters, ``full`` everything.
-        lora: rank and targets; the defaults if not given.
-        seed: of the adapters.
+        lora: rank and targets of adapters.
+        seed: of adapters.
     """
     if tuning == "full":
         return dict(params), {}
@@ -153,7 +151,7 @@ def split_params(
     if tuning == "head":
         return head, frozen
     if tuning == "lora":
-        return {**init_lora(params, lora or LoraConfig(), seed=seed), **head}, frozen
+        return {**init_lora(params, lora, seed=seed), **head}, frozen
     raise ValueError(f"tuning: expected one of {', '.join(TUNINGS)}, found {quote(tuning)}")
 
 
