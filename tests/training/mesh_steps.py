@@ -29,22 +29,16 @@ def one_step(mesh: Any, *, by: str = "") -> dict[str, Any]:
 
     config = small_config()
     step, state, frozen = build(config, params=initial_params(config), mesh=mesh, remat="dots")
-    comparisons, trees = of_users()
+    comparisons, trees = of_users(12, profile=70)
     count = len(trees)
-    layout = plan_layout(
-        trees,
-        [np.arange(count)],
-        per_step=count,
-        steps=10,
-        config=config,
-        mesh=mesh,
-        streams=getattr(choice, f"{by.upper()}_STREAM_ATTENTION" if by else "STREAM_ATTENTION"),
-        batch=BatchSettings(comparisons=count, tokens=256),
-    )
+    streams = getattr(choice, f"{by.upper()}_STREAM_ATTENTION" if by else "STREAM_ATTENTION")
+    batch = BatchSettings(comparisons=count, tokens=256)
+    options = {"config": config, "mesh": mesh, "streams": streams, "batch": batch}
+    layout = plan_layout(trees, [np.arange(count)], per_step=count, steps=10, **options)
     examples = Examples(comparisons, comparisons, trees=trees)
     batches = labelled(layout, examples, np.arange(count), np.zeros(count, np.int32))
-    for each in batches:
-        state = step.accumulate(state, frozen, *step.place(each.batch, each.extras))
+    for part in batches:
+        state = step.accumulate(state, frozen, *step.place(part.batch, part.extras))
     rng = np.random.default_rng(0)
     sums = [
         float((np.asarray(leaf) * rng.normal(size=leaf.shape)).sum() / np.linalg.norm(leaf))
@@ -56,7 +50,7 @@ def one_step(mesh: Any, *, by: str = "") -> dict[str, Any]:
         "loss": float(metrics["loss"]),
         "grad_norm": float(metrics["grad_norm"]),
         "gradients": sums,
-        "streams": [list(each.batch.tokens.shape) for each in batches],
+        "streams": [list(part.batch.tokens.shape) for part in batches],
         "programs": programs._cache_size(),
     }
 
@@ -72,14 +66,14 @@ def main(out: str, devices: int, meshes: list[str]) -> None:
     from prb_jax.sharding import make_mesh
 
     alone = make_mesh(devices=jax.devices()[:1])
-    found = {"alone": one_step(alone)}
+    steps = {"alone": one_step(alone)}
     by_xla = functools.partial(stream_kernel.kernel_attention, interpret=True)
     stream_kernel.kernel_attention = by_xla
     cudnn.cudnn_stream_attention = functools.partial(cudnn.cudnn_stream_attention, implementation="xla")
     for spec in meshes:
         mesh, _, by = spec.partition("/")
-        found[spec] = one_step(make_mesh(mesh), by=by)
-    Path(out).write_text(json.dumps(found))
+        steps[spec] = one_step(make_mesh(mesh), by=by)
+    Path(out).write_text(json.dumps(steps))
 
 
 if __name__ == "__main__":

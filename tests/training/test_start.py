@@ -3,40 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
 import prb_jax as prb
-from prb_jax.training.config import load_settings
 from tests import tiny_tokenizer as tiny
 from tests.readouts.checkpoints import write_row
 from tests.scoring.records import record
-from tests.training.tiny import rows, write_rows
+from tests.training.tiny import config
 
 BORROWED = "{% for message in messages %}[INST] {{ message['content'] }}{% endfor %}"
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_rows(tmp_path_factory.mktemp("data") / "pairs.jsonl", rows(8))
-
-
-def train(folder: Path, data: Path, out: Path, *changes: str) -> prb.RewardModel:
-    chosen = load_settings(
-        None,
-        [
-            f"model={folder}",
-            f"data={data}",
-            "steps=1",
-            "tuning=head",
-            "batch.comparisons=4",
-            "log.plot=false",
-            *changes,
-        ],
-    )
-    return prb.load(prb.train(chosen, out=out, progress=False).out)
+def train(folder: Path, data: Path, out: Path, **changes: Any) -> prb.RewardModel:
+    given = {"tuning": "head", "steps": 1, "batch__comparisons": 4, **changes}
+    return prb.load(prb.train(config(folder, data, **given), out=out, progress=False).out)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +50,7 @@ def test_heads_of_another_kind_are_refused_or_replaced(data: Path, tmp_path: Pat
     deep, _ = write_row("inf-orm", tmp_path / "deep")
     with pytest.raises(prb.CheckpointError, match=r"'inf-orm' is not a linear head.*init_head=true"):
         train(deep, data, tmp_path / "no")
-    new = train(deep, data, tmp_path / "yes", "init_head=true")
+    new = train(deep, data, tmp_path / "yes", init_head=True)
     assert new.params["score"].shape == (32, 1)
     np.testing.assert_array_equal(new.params["embed"], prb.load(deep).params["embed"])
     biased, _ = write_row("value-head", tmp_path / "biased")

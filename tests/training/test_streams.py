@@ -27,11 +27,10 @@ from prb_jax.models.attention.choice import (
     STREAM_ATTENTION,
 )
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.personal.method import Users
-from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
 from prb_jax.sharding import make_mesh
-from prb_jax.training import record, trainer
+from prb_jax.training import record as training_record
 from prb_jax.training import step as training_step
+from prb_jax.training import trainer
 from prb_jax.training.config import BatchSettings
 from prb_jax.training.data import Examples, Order
 from prb_jax.training.microbatches import STEPS_SIMULATED, Layout, labelled, plan_layout
@@ -45,8 +44,8 @@ from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import Tree, build_tree
 from tests.plain_process import plain_environment
 from tests.sweeps import sweep
-from tests.training.small_batches import WINDOWED, build, small_config
-from tests.training.tiny import config, curve, rows, stopped_at, write_rows
+from tests.training.small_batches import WINDOWED, build, small_config, soft_prompts
+from tests.training.tiny import config, curve, record, rows, stopped_at, write_rows
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,61 +66,31 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cudnn, "cudnn_stream_attention", by_xla)
 
 
-def comparison(number: int, responses: int, user: str) -> Comparison:
-    return Comparison(
-        id=str(number), question="?", responses=list("abc"[:responses]), user_id=user,
-        labels=[float(k) for k in range(responses)], margin=0.1 * number,
-    )  # fmt: skip
-
-
-def of_users(users: int = 3, each: int = 4) -> tuple[list[Comparison], list[Tree]]:
-    """Comparisons of two or three responses, of people with profiles, in no order."""
+def of_users(count: int, *, profile: int, longest: int = 10) -> tuple[list[Comparison], list[Tree]]:
+    """Comparisons of two or three responses of uneven lengths; each begins with the profile of one of three users."""
     rng = np.random.default_rng(0)
-    comparisons, trees = [], []
-    for user in range(users):
-        profile = rng.integers(10, 64, 70).tolist()
-        for number in range(each):
-            count = 2 + number % 2
-            prompt = [*profile, *rng.integers(10, 64, 9).tolist()]
-            ends = [[k, *rng.integers(10, 64, rng.integers(3, 11)).tolist()] for k in range(count)]
-            trees.append(build_tree([prompt + end for end in ends]))
-            comparisons.append(comparison(number, count, f"u{user}"))
-    order = rng.permutation(len(trees))
-    return [comparisons[place] for place in order], [trees[place] for place in order]
-
-
-def uneven(count: int, longest: int = 100) -> tuple[list[Comparison], list[Tree]]:
-    """Comparisons of two or three responses of uneven lengths."""
-    rng = np.random.default_rng(0)
+    profiles = [rng.integers(10, 64, profile).tolist() for _ in range(3)]
     comparisons, trees = [], []
     for number in range(count):
-        shared, responses = rng.integers(10, 64, rng.integers(5, longest)).tolist(), 2 + number % 2
+        user, responses = number % 3, 2 + number % 2
+        prompt = [*profiles[user], *rng.integers(10, 64, rng.integers(5, longest)).tolist()]
         ends = [[k, *rng.integers(10, 64, rng.integers(2, 40)).tolist()] for k in range(responses)]
-        trees.append(build_tree([shared + end for end in ends]))
-        comparisons.append(comparison(number, responses, f"u{number % 3}"))
+        trees.append(build_tree([prompt + end for end in ends]))
+        labels, texts = [float(k) for k in range(responses)], list("abc"[:responses])
+        facts = {"id": str(number), "user_id": f"u{user}", "margin": 0.1 * number}
+        comparisons.append(Comparison(question="?", responses=texts, labels=labels, **facts))
     return comparisons, trees
 
 
 def planned(
-    examples: Examples,
-    model: DecoderConfig,
-    *,
-    streams: str | None,
-    tokens: int,
-    steps: int = 1,
+    examples: Examples, model: DecoderConfig, *, streams: str | None, tokens: int, steps: int
 ) -> Layout:
     per_step = len(examples) // steps
     order = Order(len(examples), per_step, seed=0)
-    return plan_layout(
-        examples.trees,
-        [order.step(step) for step in range(STEPS_SIMULATED)],
-        per_step=per_step,
-        steps=10,
-        config=model,
-        mesh=make_mesh(devices=jax.devices()[:1]),
-        streams=streams,
-        batch=BatchSettings(comparisons=per_step, tokens=tokens),
-    )
+    together = [order.step(step) for step in range(STEPS_SIMULATED)]
+    batch, mesh = BatchSettings(comparisons=per_step, tokens=tokens), make_mesh(devices=jax.devices()[:1])
+    options = {"config": model, "mesh": mesh, "streams": streams, "batch": batch}
+    return plan_layout(examples.trees, together, per_step=per_step, steps=10, **options)
 
 
 @pytest.mark.parametrize(
@@ -146,24 +115,16 @@ def test_a_step_over_streams_is_that_of_padded_batches(
     """With soft prompts, of which some comparisons of a user have another's; sliding windows and soft-caps; in several
     microbatches. On CPUs one, two or three are computed at a time, with the same bits and no program more."""
     kernel, model = streams != STREAM_ATTENTION, small_config(**changes)
-    method = SoftPrompts(
-        table=Users(("u0", "u1", "u2")), tokens=3, width=32, places=12, generic_share=0.4, seed=0,
-        optimizer=RowAdam(learning_rate=lambda step: 0.1), mesh=make_mesh(devices=jax.devices()[:1]),
-    )  # fmt: skip
+    method = soft_prompts(("u0", "u1", "u2"), places=12, generic_share=0.4)
     step, first, frozen = build(model, tuning=tuning, method=method, remat=remat)
-    comparisons, trees = uneven(12) if kernel else of_users()
+    comparisons, trees = of_users(12, profile=0, longest=100) if kernel else of_users(12, profile=70)
     weights = np.random.default_rng(1).uniform(0.5, 2, len(trees)).astype(np.float32)
-    examples = Examples(
-        comparisons,
-        comparisons,
-        trees=method.encode(trees, comparisons),
-        weights=weights,
-        rows=method.rows(comparisons),
-    )
+    trees, users = method.encode(trees, comparisons), method.rows(comparisons)
+    examples = Examples(comparisons, comparisons, trees=trees, weights=weights, rows=users)
     members = np.arange(len(trees))
     step_rows = method.rows_of_step(examples.rows, members, step=0)
     table = np.random.default_rng(2).normal(size=(4, 3, 32)).astype(np.float32)
-    alone = sum(tree.tokens for tree in examples.trees)
+    alone = sum(tree.tokens for tree in trees)
 
     def added(batches: Sequence[Microbatch], count: int | None = None) -> Any:
         """One after the other, or so many at a time."""
@@ -176,14 +137,13 @@ def test_a_step_over_streams_is_that_of_padded_batches(
         state = jax.tree.map(jnp.copy, first)
         state[USER]["table"] = jax.device_put(table, method.shardings["table"])
         state = step.take(state, step_rows.ids)
-        layout = planned(examples, model, streams=attention, tokens=512 if kernel else 256)
+        layout = planned(examples, model, streams=attention, tokens=512 if kernel else 256, steps=1)
         batches = labelled(layout, examples, members, step_rows.slots, prompt_tokens=3)
         assert len(batches) > 1
         assert all(isinstance(part.batch, StreamBatch) == (attention is not None) for part in batches)
         computed = sum(part.tokens for part in batches)
-        if (
-            attention == STREAM_ATTENTION
-        ):  # a profile is computed once, and again for those with the generic prompt
+        if attention == STREAM_ATTENTION:
+            # A profile is computed once, and again for those with the generic prompt.
             assert len(np.unique(step_rows.slots)) == 4
             assert computed < 0.8 * alone
             done = [added(batches, count) for count in (1, 2, 3)]
@@ -209,7 +169,7 @@ def test_a_step_over_streams_is_that_of_padded_batches(
 
 def test_a_run_by_the_kernel_has_one_shape_and_what_does_not_fit_has_a_stream_of_its_own() -> None:
     """A tree that is longer than the streams, and one of more responses than they have places."""
-    comparisons, trees = uneven(48, longest=60)
+    comparisons, trees = of_users(48, profile=0, longest=60)
     usual = Examples(comparisons, comparisons, trees=trees)
     layout = planned(usual, small_config(), streams=KERNEL_STREAM_ATTENTION, tokens=512, steps=4)
     (shape,) = layout.shapes
@@ -218,14 +178,14 @@ def test_a_run_by_the_kernel_has_one_shape_and_what_does_not_fit_has_a_stream_of
     trees[7] = build_tree([[9, k, 3] for k in range(2 * shape.reads)])
     count = len(trees[7].responses)
     comparisons[7] = replace(comparisons[7], responses=["a"] * count, labels=[float(k) for k in range(count)])
-    found: list[Microbatch] = []
+    parts: list[Microbatch] = []
     for step in range(4):
         members = np.arange(12 * step, 12 * step + 12)
         batches = labelled(layout, usual, members, np.zeros(12, np.int32))
         assert sum(part.tokens for part in batches) == sum(trees[member].tokens for member in members)
-        found += batches
-    assert sum(int((part.extras.weights > 0).sum()) for part in found) == 48
-    streams = [part.batch for part in found]
+        parts += batches
+    assert sum(int((part.extras.weights > 0).sum()) for part in parts) == 48
+    streams = [part.batch for part in parts]
     assert all(isinstance(batch, StreamBatch) and isinstance(batch.blocks, StepTable) for batch in streams)
     shapes = Counter(tuple(np.shape(leaf) for leaf in jax.tree.leaves(batch)) for batch in streams)
     assert sorted(shapes.values()) == [1, 1, len(streams) - 2]
@@ -233,13 +193,12 @@ def test_a_run_by_the_kernel_has_one_shape_and_what_does_not_fit_has_a_stream_of
 
 def test_a_run_has_one_or_two_shapes_and_the_streams_of_a_step_are_full() -> None:
     rng = np.random.default_rng(0)
-    steps = [
-        [
-            build_tree(np.split(rng.integers(3, 60, 2 * size), 2))
-            for size in np.clip(rng.lognormal(5, 0.45, 16), 20, 900).astype(int)
-        ]
-        for _ in range(6)
-    ]
+
+    def tree() -> Tree:
+        size = int(np.clip(rng.lognormal(5, 0.45), 20, 900))
+        return build_tree(np.split(rng.integers(3, 60, 2 * size), 2))
+
+    steps = [[tree() for _ in range(16)] for _ in range(6)]
     for streams in (1, 2):
         options = StreamOptions(tokens=2048, streams=streams)
         (one,) = choose_step_shapes(steps, options, most_shapes=1, compile_cost=0, count=1000)
@@ -248,14 +207,14 @@ def test_a_run_has_one_or_two_shapes_and_the_streams_of_a_step_are_full() -> Non
         assert choose_step_shapes(steps, options, most_shapes=4, compile_cost=1e9, count=9) == (one,)
         computed = needed = 0
         for trees in steps:
-            found: list[int] = []
+            members: list[int] = []
             for packed in pack_step(trees, both, options):
                 assert {stream.shape for stream in packed} <= set(both)
                 assert len(packed) <= streams
                 computed += streams * packed[0].shape.tokens
-                found += [member for stream in packed for member in stream.members]
+                members += [member for stream in packed for member in stream.members]
             needed += sum(tree.tokens for tree in trees)
-            assert sorted(found) == list(range(len(trees)))
+            assert sorted(members) == list(range(len(trees)))
         assert needed / computed > (0.85 if streams == 1 else 0.75)
     # A tree that is longer than all others gets a stream of its own.
     long = build_tree([rng.integers(3, 60, 3000), rng.integers(3, 60, 30)])
@@ -276,12 +235,13 @@ def test_the_streams_of_a_step_are_as_full_as_each_other() -> None:
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = rows(60, users=9)
-    for row in found[:13]:
-        row["user_id"] = "many"
-    for row in found[13:16]:
-        del row["user_id"]
-    return write_rows(tmp_path_factory.mktemp("data") / "pairs.jsonl", found)
+    pairs = rows(60, users=9)
+    for number in range(16):
+        pairs[number]["user_id"] = "many" if number < 13 else None
+    return write_rows(tmp_path_factory.mktemp("data") / "pairs.jsonl", pairs)
+
+
+GIVEN = {"steps": 6, "validation__every": 3, "validation__by": "id", "method": "profile_context"}
 
 
 @pytest.mark.slow
@@ -289,51 +249,48 @@ def test_runs_over_streams_and_over_padded_batches_are_alike_and_are_resumed(
     model: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is computed again changes nothing. The record names what attended."""
-    names = ("loss", "margin", "grad_norm")
 
     def run(name: str, **changes: Any) -> tuple[Any, ...]:
-        given = {"steps": 6, "validation__every": 3, "validation__by": "id", "method": "profile_context"}
-        wanted = config(model, file, **given, **changes)
-        out = train(wanted, out=tmp_path / name, progress=False).out
-        attention = json.loads((out / "train.json").read_text())["sessions"][-1]["attention"]
-        return np.asarray(curve(out, *names)), np.asarray(curve(out, "validation_loss")), attention
+        out = train(config(model, file, **GIVEN, **changes), out=tmp_path / name, progress=False).out
+        steps = np.asarray(curve(out, "loss", "margin", "grad_norm"))
+        attention = record(out)["sessions"][-1]["attention"]
+        return steps, np.asarray(curve(out, "validation_loss")), attention
 
     padded, streams, again = run("padded", attention="blockwise"), run("streams"), run("again", remat="full")
-    for module in (trainer, record):
+    for module in (trainer, training_record):
         monkeypatch.setattr(module, "trained_stream_attention", lambda *_, **__: KERNEL_STREAM_ATTENTION)
     kernel = run("kernel")
     with stopped_at(monkeypatch, 2):
         run("stopped")
     for ours, theirs in zip(run("stopped"), kernel, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    for found, tolerance in ((streams, 1e-5), (again, 1e-5), (kernel, 1e-4)):
-        for ours, theirs in zip(found[:2], padded[:2], strict=True):
+    for numbers, attention, tolerance in (
+        (streams, STREAM_ATTENTION, 1e-5),
+        (again, STREAM_ATTENTION, 1e-5),
+        (kernel, KERNEL_STREAM_ATTENTION, 1e-4),
+    ):
+        assert numbers[2] == attention
+        for ours, theirs in zip(numbers[:2], padded[:2], strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=1e-5)
-    assert [found[2] for found in (streams, again, kernel)] == [
-        STREAM_ATTENTION, STREAM_ATTENTION, KERNEL_STREAM_ATTENTION
-    ]  # fmt: skip
     assert padded[2] not in (STREAM_ATTENTION, KERNEL_STREAM_ATTENTION)
 
 
 def test_steps_of_whole_users_are_resumed_and_a_large_user_is_split(
     model, file, tmp_path, monkeypatch, capsys
 ):
-    given = {"steps": 6, "validation__every": 3, "validation__by": "id", "method": "profile_context"}
-    chosen = config(model, file, **given, batch_by="user", tuning="head")
+    chosen = config(model, file, **GIVEN, batch_by="user", tuning="head")
     whole = train(chosen, out=tmp_path / "whole", progress=False)
     with stopped_at(monkeypatch, 3):
         train(chosen, out=tmp_path / "stopped", progress=False)
     again = train(chosen, out=tmp_path / "stopped", progress=False)
     assert curve(again.out, "loss", "grad_norm", "epoch") == curve(whole.out, "loss", "grad_norm", "epoch")
-    assert (
-        "batch_by=user: split over several steps: 1 of the users, who have more than 8 comparisons"
-        in capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert "batch_by=user: split over several steps: 1 of the users, who have more than 8 comparisons" in said
     assert whole.summary["split_users"] == 1
     counted = sum(number for _, number in curve(whole.out, "comparisons"))
     assert whole.summary["pairs_seen"] == counted < 6 * 8
     with pytest.raises(prb.RunError, match="batch_by"):
-        train(config(model, file, **given, tuning="head"), out=tmp_path / "whole", progress=False)
+        train(config(model, file, **GIVEN, tuning="head"), out=tmp_path / "whole", progress=False)
 
 
 @pytest.mark.slow
@@ -345,11 +302,11 @@ def test_a_step_is_the_same_on_every_mesh(tmp_path) -> None:
     environment = plain_environment()
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "out.json").read_text())
-    alone = found.pop("alone")
-    for spec in meshes:
-        one = found[spec]
-        assert one["loss"] == pytest.approx(alone["loss"], rel=1e-6)
-        np.testing.assert_allclose(one["gradients"], alone["gradients"], atol=1e-5)
-        assert one["programs"] == 1
-        assert all(streams == 2 for streams, _ in one["streams"])
+    steps = json.loads((tmp_path / "out.json").read_text())
+    alone = steps.pop("alone")
+    assert steps.keys() == set(meshes)
+    for step in steps.values():
+        assert step["loss"] == pytest.approx(alone["loss"], rel=1e-6)
+        np.testing.assert_allclose(step["gradients"], alone["gradients"], atol=1e-5)
+        assert step["programs"] == 1
+        assert all(streams == 2 for streams, _ in step["streams"])
