@@ -243,7 +243,13 @@ def rank_profiles(
                 ranked = [{**best, "id": post.get("id")} for post, best in zip(query.posts, ranked)]
             record |= {"profile": ranked, "profile_order": ordered_by}
         lines.append(json.dumps(record, default=str) + "\n")
-    _write(target, "".join(lines).encode())
+    content = "".join(lines).encode()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(target) as file:  # equal contents are equal bytes, gzipped or not
+            file.write(gzip.compress(content, mtime=0) if target.name.endswith(".gz") else content)
+    except OSError as error:
+        raise RunError(f"cannot write {target}: {error.strerror or error}") from error
     profiles = sum(bool(query.posts) for query in queries)
     return Ranked(target, len(rows), profiles, texts=texts, truncated=truncated)
 
@@ -257,13 +263,3 @@ def read_queries(data: str | Path) -> tuple[list[Row], list[Query]]:
     rows = source_rows(data)
     questions = [Comparison.from_row(row.value, where=row.where).question for row in rows]
     return rows, [Query(row.where, q, row.value.get("profile") or ()) for row, q in zip(rows, questions)]
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Equal contents are equal bytes, gzipped or not."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as file:
-            file.write(gzip.compress(content, mtime=0) if path.name.endswith(".gz") else content)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error

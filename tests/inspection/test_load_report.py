@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from safetensors.numpy import load_file
 import prb_jax as prb
 from prb_jax.cli import main
 from prb_jax.inspection.inspect import inspect
+from prb_jax.inspection.words import attention
+from prb_jax.models.config.decoder import load_config
 from tests import tiny_tokenizer as tiny
 from tests.scoring.records import WORDS, record, write_model
 from tests.tiny_policies import write_policy
@@ -27,18 +30,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twelve pairs without a user's posts; the last one has a long response."""
-    items: list[dict[str, object]] = [
-        {
-            "id": f"c{n}",
-            "question": record(n).question,
-            "chosen": "Tea.",
-            "rejected": LONG if n == 11 else "No.",
-        }
+    rows: list[dict[str, object]] = [
+        {"id": f"c{n}", "question": record(n).question, "chosen": "Tea.", "rejected": "No."}
         for n in range(12)
     ]
-    items[3]["profile"] = [{"id": str(k), "text": LONG} for k in range(2)]
+    rows[11]["rejected"] = LONG
+    rows[3]["profile"] = [{"id": str(k), "text": LONG} for k in range(2)]
     path = tmp_path_factory.mktemp("data") / "pairs.jsonl"
-    path.write_text("".join(json.dumps(item) + "\n" for item in items))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
@@ -46,14 +45,13 @@ def whole_lengths(folder: Path, data: Path) -> list[int]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    found = []
-    for item in map(json.loads, data.read_text().splitlines()):
-        texts = [
-            [{"role": "user", "content": item["question"]}, {"role": "assistant", "content": item[side]}]
-            for side in ("chosen", "rejected")
-        ]
-        found.append(max(len(tokenizer.apply_chat_template(text, return_dict=False)) for text in texts))
-    return sorted(found)
+
+    def length(question: str, response: str) -> int:
+        turns = [{"role": "user", "content": question}, {"role": "assistant", "content": response}]
+        return len(tokenizer.apply_chat_template(turns, return_dict=False))
+
+    rows = map(json.loads, data.read_text().splitlines())
+    return sorted(max(length(row["question"], row[side]) for side in ("chosen", "rejected")) for row in rows)
 
 
 def test_lengths_of_the_data(folder: Path, data: Path) -> None:
@@ -78,13 +76,9 @@ def test_what_a_limit_does(folder: Path, data: Path) -> None:
     assert refused == (
         "1 are refused (--too-long skip leaves them out), as a response leaves no room for the prompt: 'c11'"
     )
-    assert (
-        f"{too_long} lose the end of a response"
-        in inspect(str(folder), data=data, protocol="paper", profile_posts=0, max_length=60)[
-            "at 60 tokens, paper"
-        ]
-    )
     assert "lose the prompt's end" in paper  # two posts fill all of it
+    without_posts = inspect(str(folder), data=data, protocol="paper", profile_posts=0, max_length=60)
+    assert f"{too_long} lose the end of a response" in without_posts["at 60 tokens, paper"]
     # Scoring does as the report says.
     model = prb.load(folder)
     with pytest.raises(prb.DataError, match="'c11'"):
@@ -110,13 +104,10 @@ def test_on_the_command_line(folder: Path, data: Path, capsys: pytest.CaptureFix
     assert "1 are refused (--too-long skip leaves them out)" in shown
 
 
-def test_bos_of_both_protocols(tmp_path: Path) -> None:
-    place = write_model(tmp_path / "model", "llama", template=tiny.CHAT_WITH_BOS, bos=True)
+def test_bos_tokens_are_counted_and_one_that_opens_every_turn_is_no_fault(tmp_path: Path) -> None:
+    place = write_model(tmp_path / "llama", "llama", template=tiny.CHAT_WITH_BOS, bos=True)
     assert inspect(str(place))["BOS"] == "1 in a conversation; 2 in the paper protocol"
-
-
-def test_a_bos_that_opens_every_turn_is_no_fault(tmp_path: Path) -> None:
-    place = write_model(tmp_path / "model", "qwen3")
+    place = write_model(tmp_path / "qwen3", "qwen3")
     file = place / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"bos_token": tiny.START}))
     facts = inspect(str(place))
@@ -133,47 +124,36 @@ def test_a_bos_that_opens_every_turn_is_no_fault(tmp_path: Path) -> None:
     (32, "0000", "full"),
 ])  # fmt: skip
 def test_which_layers_slide(folder: Path, window: int, slides: str, said: str) -> None:
-    from dataclasses import replace
-
-    from prb_jax.inspection.words import attention as _attention
-
-    config = replace(
-        prb.load(folder).decoder,
-        num_hidden_layers=4,
-        sliding_window=window,
-        layer_windows=tuple(each == "1" for each in slides),
-        qk_norm=False,
-    )
-    assert _attention(config) == said
+    changes = {"num_hidden_layers": 4, "sliding_window": window, "qk_norm": False}
+    windows = tuple(digit == "1" for digit in slides)
+    assert attention(replace(load_config(folder), **changes, layer_windows=windows)) == said
 
 
-class TestForeignTokenizers:
-    def test_smaller_than_the_embedding(self, tmp_path: Path) -> None:
-        place = write_model(tmp_path / "model", "qwen3", vocab_size=500)
-        said = inspect(str(place))["warnings"]
-        assert "the tokenizer has 400 ids, the model 500 embeddings: 100 embeddings are never used" in said
+def test_vocabularies_that_are_smaller_or_larger_than_the_embedding(tmp_path: Path) -> None:
+    place = write_model(tmp_path / "smaller", "qwen3", vocab_size=500)
+    said = inspect(str(place))["warnings"]
+    assert "the tokenizer has 400 ids, the model 500 embeddings: 100 embeddings are never used" in said
+    place = write_model(tmp_path / "larger", "qwen3", vocab_size=390)
+    for refuse in (inspect, prb.load):
+        with pytest.raises(
+            prb.CheckpointError, match=r"ids up to 399, but .* only 390 embeddings.*--tokenizer"
+        ):
+            refuse(str(place))
 
-    def test_larger_is_refused(self, tmp_path: Path) -> None:
-        place = write_model(tmp_path / "model", "qwen3", vocab_size=390)
-        for refuse in (inspect, prb.load):
-            with pytest.raises(
-                prb.CheckpointError, match=r"ids up to 399, but .* only 390 embeddings.*--tokenizer"
-            ):
-                refuse(str(place))
 
-    def test_an_added_token_is_refused_where_it_occurs(self, tmp_path: Path) -> None:
-        from transformers import AutoTokenizer
+def test_an_added_token_without_an_embedding_is_refused_where_it_occurs(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
 
-        place = write_model(tmp_path / "model", "qwen3")
-        tokenizer = AutoTokenizer.from_pretrained(place)
-        tokenizer.add_tokens(["<|extra|>"], special_tokens=True)
-        tokenizer.save_pretrained(place)
-        said = inspect(str(place))["warnings"]
-        assert "the tokenizer has 401 ids, the model 400 embeddings: 1 added tokens have none" in said
-        model = prb.load(place)
-        model.score([prb.Comparison(id="1", question="Tea?", responses=["Yes.", "No."])])
-        with pytest.raises(prb.DataError, match=r"token id 400, but .* has only 400 embeddings"):
-            model.score([prb.Comparison(id="1", question="Tea <|extra|>?", responses=["Yes.", "No."])])
+    place = write_model(tmp_path / "model", "qwen3")
+    tokenizer = AutoTokenizer.from_pretrained(place)
+    tokenizer.add_tokens(["<|extra|>"], special_tokens=True)
+    tokenizer.save_pretrained(place)
+    said = inspect(str(place))["warnings"]
+    assert "the tokenizer has 401 ids, the model 400 embeddings: 1 added tokens have none" in said
+    model = prb.load(place)
+    model.score([prb.Comparison(id="1", question="Tea?", responses=["Yes.", "No."])])
+    with pytest.raises(prb.DataError, match=r"token id 400, but .* has only 400 embeddings"):
+        model.score([prb.Comparison(id="1", question="Tea <|extra|>?", responses=["Yes.", "No."])])
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
@@ -190,10 +170,11 @@ def test_a_language_model_is_described_and_converted(tmp_path, family):
     policy = prb.load_policy(converted, dtype="float32")
     assert policy.stop_ids == (3,)
     same = prb.convert(tmp_path / "run" / "model", tmp_path / "same")
-    before, after = (load_file(folder / "model.safetensors") for folder in (tmp_path / "run" / "model", same))
-    assert {name: array.tobytes() for name, array in after.items()} == {
-        name: array.tobytes() for name, array in before.items()
-    }
+    before, after = (
+        {name: array.tobytes() for name, array in load_file(folder / "model.safetensors").items()}
+        for folder in (tmp_path / "run" / "model", same)
+    )
+    assert after == before
     with pytest.raises(prb.CheckpointError, match="a language model has no head"):
         prb.convert(tmp_path / "run", tmp_path / "no", layout="value-head")
     with pytest.raises(prb.CheckpointError):

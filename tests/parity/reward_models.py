@@ -18,13 +18,14 @@ torch = pytest.importorskip("torch", reason="the heads are written with torch")
 Tensor = torch.Tensor
 Tensors = dict[str, Tensor]
 Score = Callable[[Tensor, Sequence[int], Tensors], Tensor]
+MakeHead = Callable[[torch.Generator], Tensors]
 
 WIDTH = 32
 LLAMA_END_OF_PROMPT = (128009, 128006, 78191, 128007, 271)
 GEMMA_END_OF_PROMPT = (107, 108, 106, 2516, 108)
 STEP = 151651
 
-_SIZES: Mapping[str, Any] = {
+SIZES: Mapping[str, Any] = {
     "hidden_size": WIDTH,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
@@ -42,15 +43,12 @@ class RowCase:
 
     row: str  # name of the row
     body: str  # transformers' class of the body, without ``Model``
-    head: Callable[[torch.Generator], Tensors]  # makes the head's tensors
+    head: MakeHead  # makes the head's tensors
     score: Score  # the reward of one conversation from its normalised states float64 [T, D], its ids and the head
     config: Mapping[str, Any] = field(default_factory=dict)  # changes to the body's ``config.json``
-    options: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # further arguments of the body's configuration class
-    rename: Callable[[str], str] = lambda name: (
-        f"model.{name}"
-    )  # the name a body's tensor has in the checkpoint
+    # further arguments of the body's configuration class
+    options: Mapping[str, Any] = field(default_factory=dict)
+    rename: Callable[[str], str] = "model.{}".format  # the name a body's tensor has in the checkpoint
     folder: str = "model"  # what the folder is called, where the row is known by that
     vocab: int = 256  # size of the vocabulary
     marks: tuple[int, ...] = ()  # ids put at the end of the prompt, and where a step ends
@@ -76,7 +74,7 @@ def write_case(case: RowCase, root: Path, *, seed: int = 0) -> tuple[Path, Calla
 
     generator = torch.Generator().manual_seed(seed)
     config = getattr(transformers, f"{case.body}Config")(
-        **_SIZES, vocab_size=case.vocab, pad_token_id=0, **case.options
+        **SIZES, vocab_size=case.vocab, pad_token_id=0, **case.options
     )
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{case.body}Model")(config).eval()
@@ -90,7 +88,7 @@ def write_case(case: RowCase, root: Path, *, seed: int = 0) -> tuple[Path, Calla
             else:
                 weight.copy_(noise / weight.shape[-1] ** 0.5)
     head = case.head(generator)
-    if case.row.startswith(("nemotron-vocabulary", "vocabulary")):
+    if "vocabulary" in case.row:
         head["lm_head.weight"] = matrix(generator, case.vocab, WIDTH)
 
     folder = root / case.folder
@@ -133,13 +131,12 @@ def fuse(case: RowCase, tensors: Tensors) -> Tensors:
     """Of InternLM2: q, k and v of each layer in one matrix, key-value head by key-value head."""
     if case.row != "internlm2":
         return tensors
-    heads, kv_heads, size = 4, 2, 8
+    kv_heads, size = 2, 8
     for layer in range(2):
         start = f"model.layers.{layer}.attention."
-        q = tensors.pop(f"{start}q_proj.weight").reshape(kv_heads, heads // kv_heads, size, WIDTH)
-        k = tensors.pop(f"{start}k_proj.weight").reshape(kv_heads, 1, size, WIDTH)
-        v = tensors.pop(f"{start}v_proj.weight").reshape(kv_heads, 1, size, WIDTH)
-        tensors[f"{start}wqkv.weight"] = torch.cat([q, k, v], dim=1).reshape(-1, WIDTH).contiguous()
+        parts = [tensors.pop(f"{start}{name}_proj.weight") for name in "qkv"]
+        parts = [part.reshape(kv_heads, -1, size, WIDTH) for part in parts]
+        tensors[f"{start}wqkv.weight"] = torch.cat(parts, dim=1).reshape(-1, WIDTH).contiguous()
     return tensors
 
 
@@ -161,7 +158,11 @@ def internlm2_name(name: str) -> str:
     return f"model.{name}"
 
 
-def linear(key: str, *, bias: bool = False) -> tuple[Callable[[torch.Generator], Tensors], Score]:
+def _none(_: torch.Generator) -> Tensors:
+    return {}
+
+
+def linear(key: str, *, bias: bool = False) -> tuple[MakeHead, Score]:
     """A linear head and its reward at the last token."""
 
     def head(generator: torch.Generator) -> Tensors:
@@ -175,7 +176,7 @@ def linear(key: str, *, bias: bool = False) -> tuple[Callable[[torch.Generator],
     return head, score
 
 
-def layers(names: Sequence[str], sizes: Sequence[int]) -> Callable[[torch.Generator], Tensors]:
+def layers(names: Sequence[str], sizes: Sequence[int]) -> MakeHead:
     """Linear layers of these names with biases; ``sizes`` has one more entry."""
 
     def head(generator: torch.Generator) -> Tensors:
@@ -198,99 +199,83 @@ def run(
     return x
 
 
-def mlp(names: Sequence[str], sizes: Sequence[int]) -> tuple[Callable[[torch.Generator], Tensors], Score]:
+def mlp(names: Sequence[str], sizes: Sequence[int]) -> tuple[MakeHead, Score]:
     return layers(names, sizes), lambda states, _, tensors: run(tensors, names, states[-1])[0]
 
 
-def end_of_prompt(ids: Sequence[int], pattern: Sequence[int]) -> int:
-    places = [i for i in range(len(ids)) if tuple(ids[i : i + len(pattern)]) == tuple(pattern)]
-    return places[-1]
-
-
-def armorm(pattern: tuple[int, ...]) -> tuple[Callable[[torch.Generator], Tensors], Score]:
-    """Nineteen objectives, corrected by a matrix, mixed by a gate that has read the prompt."""
-    names = [f"gating.layers.{number}" for number in range(4)]
-    sizes = (WIDTH, 24, 24, 24, 19)
+def gated(
+    pattern: tuple[int, ...],
+    quantiles: int,
+    temperature: float,
+    gate_head: MakeHead,
+    gate: Callable[[Tensors, Tensor], Tensor],
+) -> tuple[MakeHead, Score]:
+    """Nineteen objectives, means of quantiles, corrected by a matrix, mixed by a gate that has read the prompt."""
 
     def head(generator: torch.Generator) -> Tensors:
         return {
-            "regression_layer.weight": matrix(generator, 19, WIDTH),
-            "reward_transform_matrix": torch.eye(19) - 0.2 * matrix(generator, 19, 19),
-            "gating.logit_scale": torch.tensor([1.3]),
-            **layers(names, sizes)(generator),
-        }
-
-    def score(states: Tensor, ids: Sequence[int], tensors: Tensors) -> Tensor:
-        rewards = (tensors["regression_layer.weight"] @ states[-1]) @ tensors["reward_transform_matrix"]
-        gate = run(tensors, names, states[end_of_prompt(ids, pattern)])
-        return (torch.softmax(gate / 10, 0) * tensors["gating.logit_scale"] * rewards).sum()
-
-    return head, score
-
-
-def qrm(
-    pattern: tuple[int, ...], quantiles: int, temperature: float
-) -> tuple[Callable[[torch.Generator], Tensors], Score]:
-    """As ArmoRM with several quantiles of each objective; the gate has batch norms."""
-    hidden = ["gating.layers.0", "gating.layers.3", "gating.layers.6"]
-    norms = ["gating.layers.2", "gating.layers.5", "gating.layers.8"]
-
-    def head(generator: torch.Generator) -> Tensors:
-        tensors = {
             "regression_layer.weight": matrix(generator, 19 * quantiles, WIDTH),
             "reward_transform_matrix": torch.eye(19) - 0.2 * matrix(generator, 19, 19),
-            "gating.logit_scale": torch.tensor([0.8]),
-            "gating.layers.9.weight": matrix(generator, 19, 24),
-            "gating.layers.9.bias": vector(generator, 19),
+            "gating.logit_scale": torch.tensor([1.3]),
+            **gate_head(generator),
         }
-        for number, (name, norm) in enumerate(zip(hidden, norms, strict=True)):
-            tensors[f"{name}.weight"] = matrix(generator, 24, 24 if number else WIDTH)
-            tensors[f"{norm}.weight"] = 1 + vector(generator, 24)
-            tensors[f"{norm}.bias"] = vector(generator, 24)
-            tensors[f"{norm}.running_mean"] = vector(generator, 24)
-            tensors[f"{norm}.running_var"] = vector(generator, 24) ** 2 + 0.1
-            tensors[f"{norm}.num_batches_tracked"] = torch.tensor(7)
-        return tensors
 
     def score(states: Tensor, ids: Sequence[int], tensors: Tensors) -> Tensor:
         rewards = (tensors["regression_layer.weight"] @ states[-1]).reshape(19, quantiles).mean(1)
-        x = states[end_of_prompt(ids, pattern)]
-        for name, norm in zip(hidden, norms, strict=True):
-            x = torch.relu(tensors[f"{name}.weight"] @ x)
-            x = torch.nn.functional.batch_norm(
-                x[None],
-                tensors[f"{norm}.running_mean"],
-                tensors[f"{norm}.running_var"],
-                tensors[f"{norm}.weight"],
-                tensors[f"{norm}.bias"],
-            )[0]
-        gate = tensors["gating.layers.9.weight"] @ x + tensors["gating.layers.9.bias"]
-        gate = torch.softmax(gate / temperature, 0) * tensors["gating.logit_scale"]
-        return (gate * (rewards @ tensors["reward_transform_matrix"])).sum()
+        end = max(i for i in range(len(ids)) if tuple(ids[i : i + len(pattern)]) == pattern)
+        weights = torch.softmax(gate(tensors, states[end]) / temperature, 0) * tensors["gating.logit_scale"]
+        return (weights * (rewards @ tensors["reward_transform_matrix"])).sum()
 
     return head, score
 
 
-def urm() -> tuple[Callable[[torch.Generator], Tensors], Score]:
+def armorm(pattern: tuple[int, ...]) -> tuple[MakeHead, Score]:
+    names = [f"gating.layers.{number}" for number in range(4)]
+    gate_head = layers(names, (WIDTH, 24, 24, 24, 19))
+    return gated(pattern, 1, 10.0, gate_head, lambda tensors, x: run(tensors, names, x))
+
+
+def qrm(pattern: tuple[int, ...], quantiles: int, temperature: float) -> tuple[MakeHead, Score]:
+    """The gate has batch norms."""
+    hidden = {0: 2, 3: 5, 6: 8}  # places of linear layers, and of the norms behind them
+    parts = ("running_mean", "running_var", "weight", "bias")
+
+    def gate_head(generator: torch.Generator) -> Tensors:
+        tensors = layers(["gating.layers.9"], (24, 19))(generator)
+        for place, norm in hidden.items():
+            tensors[f"gating.layers.{place}.weight"] = matrix(generator, 24, 24 if place else WIDTH)
+            tensors |= {f"gating.layers.{norm}.{part}": vector(generator, 24) for part in parts}
+            tensors[f"gating.layers.{norm}.weight"] += 1
+            tensors[f"gating.layers.{norm}.running_var"] **= 2
+            tensors[f"gating.layers.{norm}.running_var"] += 0.1
+            tensors[f"gating.layers.{norm}.num_batches_tracked"] = torch.tensor(7)
+        return tensors
+
+    def gate(tensors: Tensors, x: Tensor) -> Tensor:
+        for place, norm in hidden.items():
+            x = torch.relu(tensors[f"gating.layers.{place}.weight"] @ x)
+            norms = (tensors[f"gating.layers.{norm}.{part}"] for part in parts)
+            x = torch.nn.functional.batch_norm(x[None], *norms)[0]
+        return run(tensors, ["gating.layers.9"], x)
+
+    return gated(pattern, quantiles, temperature, gate_head, gate)
+
+
+def urm(weights: Sequence[float] | None = None) -> tuple[MakeHead, Score]:
+    """Means of normal distributions, mixed by a gate or by fixed weights."""
     names = ["weights.fc.0", "weights.fc.2", "weights.fc.4"]
-    gate = layers(names, (WIDTH, WIDTH, WIDTH, 5))
+    gate = layers(names, (WIDTH, WIDTH, WIDTH, 5)) if weights is None else _none
 
     def score(states: Tensor, _: Sequence[int], tensors: Tensors) -> Tensor:
         means = (tensors["score.weight"] @ states[-1])[0::2]
+        if weights is not None:
+            return means @ torch.tensor(weights, dtype=torch.float64)
         return means @ run(tensors, names, states[-1], torch.nn.functional.selu)
 
     return lambda generator: {"score.weight": matrix(generator, 10, WIDTH), **gate(generator)}, score
 
 
-def urm_3() -> tuple[Callable[[torch.Generator], Tensors], Score]:
-    def score(states: Tensor, _: Sequence[int], tensors: Tensors) -> Tensor:
-        means = (tensors["score.weight"] @ states[-1])[0::2]
-        return means @ torch.tensor([0.3, 0.74, 0.46, 0.47, -0.33], dtype=torch.float64)
-
-    return lambda generator: {"score.weight": matrix(generator, 10, WIDTH)}, score
-
-
-def ldl(softmax: bool) -> tuple[Callable[[torch.Generator], Tensors], Score]:
+def ldl(softmax: bool) -> tuple[MakeHead, Score]:
     """Twenty-two objectives of ten bins each."""
     values = [f"regression_layer.network.{number}" for number in (0, 2, 4)]
     gates = [f"gating_layer.network.{number}" for number in (0, 3, 6)]
@@ -316,7 +301,7 @@ TOGETHER: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def beside_a_vision_tower(prefix: str) -> tuple[Callable[[torch.Generator], Tensors], Score]:
+def beside_a_vision_tower(prefix: str) -> tuple[MakeHead, Score]:
     """A value head, and some tensors of a tower for images that text never passes."""
     head, score = linear("v_head.summary", bias=True)
 
@@ -328,7 +313,7 @@ def beside_a_vision_tower(prefix: str) -> tuple[Callable[[torch.Generator], Tens
     return tensors, score
 
 
-def steps(together: str = "product") -> tuple[Callable[[torch.Generator], Tensors], Score]:
+def steps(together: str = "product") -> tuple[MakeHead, Score]:
     names = ["score.0", "score.2"]
     make = layers(names, (WIDTH, WIDTH, 2))
 
@@ -336,8 +321,8 @@ def steps(together: str = "product") -> tuple[Callable[[torch.Generator], Tensor
         return {name: 0.5 * value for name, value in make(generator).items()}
 
     def score(states: Tensor, ids: Sequence[int], tensors: Tensors) -> Tensor:
-        found = [run(tensors, names, states[i]) for i, token in enumerate(ids) if token == STEP]
-        return TOGETHER[together](torch.stack([torch.softmax(logits, 0)[1] for logits in found]))
+        logits = [run(tensors, names, states[i]) for i, token in enumerate(ids) if token == STEP]
+        return TOGETHER[together](torch.softmax(torch.stack(logits), 1)[:, 1])
 
     return head, score
 
@@ -364,18 +349,14 @@ _MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_
 _LLAMA = {"vocab": 128_300, "marks": LLAMA_END_OF_PROMPT}
 
 
-def _none(_: torch.Generator) -> Tensors:
-    return {}
-
-
 CASES: tuple[RowCase, ...] = (
     RowCase(
         "nemotron-vocabulary", "Llama", _none, row_zero,
         classes("LlamaForCausalLM"), folder="Llama-3.1-Nemotron-70B-Reward-HF",
     ),
     RowCase("vocabulary:17,4", "Qwen2", _none, yes_or_no, classes("Qwen2ForCausalLM")),
-    RowCase("urm-llama-3", "Llama", *urm_3(), classes("LlamaForSequenceClassification", num_labels=10),
-            folder="URM-LLaMa-3-8B"),
+    RowCase("urm-llama-3", "Llama", *urm([0.3, 0.74, 0.46, 0.47, -0.33]), classes(
+        "LlamaForSequenceClassification", num_labels=10), folder="URM-LLaMa-3-8B"),
     RowCase("urm", "Llama", *urm(), classes(
         "LlamaForSequenceClassificationWithNormal_Weights", num_labels=10,
         remote="LlamaForSequenceClassificationWithNormal_Weights")),
@@ -427,25 +408,24 @@ CASES: tuple[RowCase, ...] = (
     RowCase("openrlhf", "Llama", *linear("value_head"), classes("LLMForSequenceRegression")),
     RowCase("openrlhf-prefix", "Llama", *_STANDARD, classes(
         "LlamaForSequenceClassification", value_head_prefix="score", mean=0.5, std=2.0)),
-    RowCase("skywork-v2", "Llama", *_STANDARD, classes("LlamaForSequenceClassification", **ONE_LABEL),
-            folder="Skywork-Reward-V2-Llama-3.1-8B"),
-    RowCase("skywork-v2", "Qwen3", *_STANDARD, classes("Qwen3ForSequenceClassification", **ONE_LABEL),
-            folder="Skywork-Reward-V2-Qwen3-8B"),
-    RowCase("skywork-v1", "Gemma2", *_STANDARD, classes("Gemma2ForSequenceClassification", **ONE_LABEL),
-            folder="Skywork-Reward-Gemma-2-27B-v0.2"),
-    RowCase("skywork-v1", "Llama", *_STANDARD, classes("LlamaForSequenceClassification", **ONE_LABEL),
-            folder="Skywork-Reward-Llama-3.1-8B"),
-    RowCase("fsfairx", "Llama", *_STANDARD, classes("LlamaForSequenceClassification", **ONE_LABEL),
-            folder="FsfairX-LLaMA3-RM-v0.1"),
-    RowCase("offset-bias", "Llama", *_STANDARD, classes("LlamaForSequenceClassification", **ONE_LABEL),
-            folder="Llama-3-OffsetBias-RM-8B"),
-    RowCase("grm-finetuned", "Gemma2", *_STANDARD, classes("Gemma2ForSequenceClassification", **ONE_LABEL),
-            folder="GRM-gemma2-2B-rewardmodel-ft"),
-    RowCase("nemotron-classifier", "Qwen3", *_STANDARD, classes("Qwen3ForSequenceClassification", **ONE_LABEL),
-            folder="Qwen-3-Nemotron-32B-Reward"),
-    RowCase("tulu", "Llama", *_STANDARD, classes("LlamaForSequenceClassification", **ONE_LABEL),
-            folder="Llama-3.1-8B-Instruct-RM-RB2", pickled=True),
-    RowCase("linear", "Mistral", *_STANDARD, classes("MistralForSequenceClassification", **ONE_LABEL)),
+    *(
+        RowCase(
+            row, body, *_STANDARD, classes(f"{body}ForSequenceClassification", **ONE_LABEL),
+            folder=folder, pickled=row == "tulu",
+        )
+        for row, body, folder in (
+            ("skywork-v2", "Llama", "Skywork-Reward-V2-Llama-3.1-8B"),
+            ("skywork-v2", "Qwen3", "Skywork-Reward-V2-Qwen3-8B"),
+            ("skywork-v1", "Gemma2", "Skywork-Reward-Gemma-2-27B-v0.2"),
+            ("skywork-v1", "Llama", "Skywork-Reward-Llama-3.1-8B"),
+            ("fsfairx", "Llama", "FsfairX-LLaMA3-RM-v0.1"),
+            ("offset-bias", "Llama", "Llama-3-OffsetBias-RM-8B"),
+            ("grm-finetuned", "Gemma2", "GRM-gemma2-2B-rewardmodel-ft"),
+            ("nemotron-classifier", "Qwen3", "Qwen-3-Nemotron-32B-Reward"),
+            ("tulu", "Llama", "Llama-3.1-8B-Instruct-RM-RB2"),
+            ("linear", "Mistral", "model"),
+        )
+    ),
 )  # fmt: skip
 
 

@@ -62,9 +62,9 @@ def half_split(weight: np.ndarray, heads: int) -> np.ndarray:
 def hugging_face_tensors(stories: Stories, *, score: np.ndarray) -> dict[str, np.ndarray]:
     """Names and layout of ``LlamaForSequenceClassification``; ``score`` is its head [num_labels, dim]."""
     t = stories.tensors
-    found = {"model.embed_tokens.weight": t["embed"], "model.norm.weight": t["norm"], "score.weight": score}
+    tensors = {"model.embed_tokens.weight": t["embed"], "model.norm.weight": t["norm"], "score.weight": score}
     for layer in range(stories.layers):
-        own = {
+        of_layer = {
             "input_layernorm": t["attention_norm"][layer],
             "self_attn.q_proj": half_split(t["q"][layer], stories.heads),
             "self_attn.k_proj": half_split(t["k"][layer], stories.kv_heads),
@@ -75,8 +75,8 @@ def hugging_face_tensors(stories: Stories, *, score: np.ndarray) -> dict[str, np
             "mlp.up_proj": t["up"][layer],
             "mlp.down_proj": t["down"][layer],
         }
-        found |= {f"model.layers.{layer}.{name}.weight": value for name, value in own.items()}
-    return {name: np.ascontiguousarray(value, np.float32) for name, value in found.items()}
+        tensors |= {f"model.layers.{layer}.{name}.weight": value for name, value in of_layer.items()}
+    return {name: np.ascontiguousarray(value, np.float32) for name, value in tensors.items()}
 
 
 def read_pieces(path: Path) -> list[bytes]:

@@ -1,6 +1,8 @@
 """Every architecture and rope type against transformers: one tree against K separate forwards."""
 
-import itertools
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,7 +18,6 @@ from prb_jax.trees.batches import Bucket, make_batch
 from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
 from prb_jax.trees.streams import make_stream_batch
 from prb_jax.trees.tree import Tree, build_tree
-from tests.models.attention.dense import reference_attention
 from tests.parity.oracle import transformers_scores
 from tests.sweeps import sweep
 from tests.tiny_models import FAMILIES, write_tiny_model
@@ -33,13 +34,18 @@ def random_tree(prefix: int, lengths: list[int], *, seed: int = 0, vocab: int = 
     )
 
 
-def tree_scores(folder, trees, bucket, *, dtype="float32", attention=blockwise_attention, batch=None):
+def scores(
+    score: Callable[..., jax.Array], folder: Path, batch: Any, *, dtype: str, **options: Any
+) -> np.ndarray:
     config = load_config(folder)
     params = load_params(folder, config, dtype=jnp.dtype(dtype), head_dtype=jnp.float32).params
-    scorer = jax.jit(
-        lambda p, b: score_tree(p, b, config=config, dtype=jnp.dtype(dtype), attention=attention)
-    )
-    return np.asarray(scorer(params, make_batch(trees, bucket, batch=batch or len(trees))))
+    scorer = jax.jit(partial(score, config=config, dtype=jnp.dtype(dtype), **options))
+    return np.asarray(scorer(params, batch))
+
+
+def tree_scores(folder, trees, bucket, *, dtype="float32", batch=None):
+    padded = make_batch(trees, bucket, batch=batch or len(trees))
+    return scores(score_tree, folder, padded, dtype=dtype, attention=blockwise_attention)
 
 
 def oracle(folder, tree: Tree, **options) -> np.ndarray:
@@ -61,36 +67,20 @@ def test_float32_scores_equal_transformers(family, responses, tmp_path):
     lengths = [17, 30, 9, 24][:responses]
     trees = [random_tree(150, lengths, seed=1), random_tree(61, lengths[::-1], seed=2)]
     ours = tree_scores(folder, trees, Bucket(160, responses, 32), batch=3)
-    packed = packed_scores(folder, trees) if responses == 4 else {}
+    packed = packed_scores(folder, trees) if responses == 4 else ours
     for row, tree in enumerate(trees):
         expected = oracle(folder, tree)
         np.testing.assert_allclose(ours[row], expected, atol=FLOAT32_TOLERANCE, rtol=0)
-        if row in packed:
-            np.testing.assert_allclose(packed[row], expected, atol=FLOAT32_TOLERANCE, rtol=0)
+        np.testing.assert_allclose(packed[row], expected, atol=FLOAT32_TOLERANCE, rtol=0)
 
 
 def packed_scores(folder, trees) -> dict[int, np.ndarray]:
-    config = load_config(folder)
-    params = load_params(folder, config, dtype=jnp.dtype("float32"), head_dtype=jnp.float32).params
-    options = StreamOptions(tokens=512, window=config.sliding_window)
+    options = StreamOptions(tokens=512, window=load_config(folder).sliding_window)
     (packed,) = pack_streams(trees, StreamShape(512, 16), options)
-    batch = make_stream_batch(trees, packed, options)
-    run = jax.jit(lambda p, b: score_stream(p, b, config=config, dtype=jnp.dtype("float32")))
-    scores, members = np.asarray(run(params, batch))[0], packed[0].members
-    counts = np.cumsum([0, *(len(trees[member].responses) for member in members)])
-    return {
-        member: scores[low:high]
-        for member, (low, high) in zip(members, itertools.pairwise(counts), strict=True)
-    }
-
-
-@pytest.mark.parametrize("family", families("llama-llama3", "gemma2", "qwen3"))
-def test_the_two_attentions_agree(family, tmp_path):
-    folder = write_tiny_model(tmp_path / "model", family)
-    trees = [random_tree(100, [20, 30, 11], seed=3)]
-    fast = tree_scores(folder, trees, Bucket(112, 3, 32))
-    dense = tree_scores(folder, trees, Bucket(112, 3, 32), attention=reference_attention)
-    np.testing.assert_allclose(fast, dense, atol=FLOAT32_TOLERANCE, rtol=0)
+    batch, members = make_stream_batch(trees, packed, options), packed[0].members
+    stream = scores(score_stream, folder, batch, dtype="float32")[0]
+    ends = np.cumsum([len(trees[member].responses) for member in members])
+    return dict(zip(members, np.split(stream, ends)))
 
 
 @pytest.mark.parametrize("family", families("qwen3"))

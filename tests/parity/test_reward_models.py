@@ -42,22 +42,23 @@ def scores(folder: Path, config: DecoderConfig, conversations: list[list[list[in
     # What tensors are called makes no difference to the program: rows share it.
     head = Linear(bias=config.head.bias) if isinstance(config.head, Linear) else config.head
     same = replace(config, head=head, layout=STANDARD, architectures=(), ignored_keys=())
-    found = program(same)(params, batch_of(conversations))
-    assert found.dtype == jnp.float32
-    assert found.shape[-1] == 1
-    return np.asarray(found)[..., 0]
+    rewards = program(same)(params, batch_of(conversations))
+    assert rewards.dtype == jnp.float32
+    assert rewards.shape[-1] == 1
+    return np.asarray(rewards)[:2, :, 0]
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case.row}-{case.body}-{n}" for n, case in enumerate(CASES)])
 def test_scores_of_a_row_equal_those_of_torch(case: RowCase, tmp_path: Path) -> None:
     folder, reference = write_case(case, tmp_path)
     asked = case.row if case.row.startswith("vocabulary:") else None
-    found = resolve_model(folder, name=str(folder), readout=asked)
-    assert found.row.name == case.row
+    resolved = resolve_model(folder, name=str(folder), readout=asked)
+    assert resolved.row.name == case.row
     conversations = [sequences(case, seed=seed) for seed in (1, 2)]
-    ours = scores(folder, found.config, conversations)
     expected = [[reference(ids) for ids in three] for three in conversations]
-    np.testing.assert_allclose(ours[:2], expected, atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(
+        scores(folder, resolved.config, conversations), expected, atol=TOLERANCE, rtol=0
+    )
     assert np.ptp(expected) > 1e-3
 
 
@@ -66,12 +67,11 @@ def test_each_way_to_put_steps_together(tmp_path: Path) -> None:
     conversations = [sequences(case, seed=seed) for seed in (1, 2)]
     rewards = {}
     for together in TOGETHER:
-        folder, reference = write_case(
-            replace(case, score=steps(together)[1], folder=together), tmp_path, seed=5
-        )
-        found = resolve_model(folder, readout=f"qwen2-prm:{together}")
-        assert (found.row.name, found.readout) == ("qwen2-prm", f"qwen2-prm:{together}")
-        rewards[together] = scores(folder, found.config, conversations)[:2]
+        one = replace(case, score=steps(together)[1], folder=together)
+        folder, reference = write_case(one, tmp_path, seed=5)
+        resolved = resolve_model(folder, readout=f"qwen2-prm:{together}")
+        assert (resolved.row.name, resolved.readout) == ("qwen2-prm", f"qwen2-prm:{together}")
+        rewards[together] = scores(folder, resolved.config, conversations)
         expected = [[reference(ids) for ids in three] for three in conversations]
         np.testing.assert_allclose(rewards[together], expected, atol=TOLERANCE, rtol=0)
     assert all(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -13,8 +14,9 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
+from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import decode_tree
-from prb_jax.models.layers import rms_norm
+from prb_jax.models.decoder_layer import last_norm
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.trees.batches import Bucket, make_batch
 from prb_jax.trees.tree import Tree, build_tree
@@ -23,6 +25,7 @@ from tests.parity.stories260k import BOS, read_pieces, write_model
 
 SOURCE = Path(__file__).resolve().parents[2].parent / "shared" / "weights" / "stories260K"
 TOKENS = 256
+DIGEST = "30b2ffb07967932a88bfdf5e23b517a6f4cfcf7231db9e537360d3c12a4e4d10"  # of the documented text
 
 
 @pytest.fixture(scope="module")
@@ -32,31 +35,33 @@ def model(tmp_path_factory) -> RewardModel:
     return prb.load(write_model(SOURCE, tmp_path_factory.mktemp("stories") / "model"))
 
 
+@functools.cache
+def _program(config: DecoderConfig) -> Callable[..., jax.Array]:
+    @jax.jit
+    def logits(params, batch):
+        hidden = decode_tree(params, batch, config=config, dtype=jnp.float32)[0]
+        normed = last_norm(params, hidden, config=config)
+        return jnp.dot(normed, params["embed"].T, precision="highest")  # the output matrix is the embedding
+
+    return logits
+
+
+def logits_of(model: RewardModel, tree: Tree, width: int) -> np.ndarray:
+    """float32 [256 + width, V]: of the prefix, which stands at its end, and of the response."""
+    batch = make_batch([tree], Bucket(TOKENS, 1, width), batch=1)
+    return np.asarray(_program(model.config)(model.params, batch))
+
+
 @pytest.fixture(scope="module")
 def greedy(model: RewardModel) -> tuple[list[int], np.ndarray]:
     """256 ids after BOS, and the logits that chose each of them, float32 [256, V].
 
     The growing sequence is computed anew for every token, all but its last token as the prefix of a tree.
     """
-    config = model.config
-
-    @functools.partial(jax.jit, static_argnames="length")
-    def logits(params, batch, *, length: int):
-        hidden = decode_tree(params, batch, config=config, dtype=jnp.float32)[0, length]
-        normed = rms_norm(
-            hidden,
-            params["final_norm"],
-            eps=config.rms_norm_eps,
-            plus_one=config.norm_plus_one,
-            scale_after_cast=config.norm_scale_after_cast,
-        )
-        return jnp.dot(params["embed"], normed, precision="highest")  # the output matrix is the embedding
-
     ids, rows = [BOS], []
     for _ in range(TOKENS):
         prefix, last = np.asarray(ids[:-1], np.int32), np.asarray(ids[-1:], np.int32)
-        batch = make_batch([Tree(prefix, (last,), (0,))], Bucket(TOKENS, 1, 1), batch=1)
-        rows.append(np.asarray(logits(model.params, batch, length=TOKENS)))
+        rows.append(logits_of(model, Tree(prefix, (last,), (0,)), 1)[TOKENS])
         ids.append(int(rows[-1].argmax()))
     return ids[1:], np.stack(rows)
 
@@ -68,9 +73,7 @@ def test_the_continuation_is_the_documented_text(greedy) -> None:
     pieces = read_pieces(SOURCE / "tok512.bin")
     told = b"".join(pieces[number] for number in ids).removeprefix(b" ")
     assert told == (SOURCE / "greedy.txt").read_bytes()
-    assert (
-        hashlib.sha256(told).hexdigest() == "30b2ffb07967932a88bfdf5e23b517a6f4cfcf7231db9e537360d3c12a4e4d10"
-    )
+    assert hashlib.sha256(told).hexdigest() == DIGEST
 
 
 def test_its_logits_are_the_documented_ones(greedy) -> None:
@@ -88,19 +91,9 @@ def test_one_forward_over_the_whole_text_chooses_the_same(model: RewardModel, gr
     """The text as a response: every place of a tree at once predicts what came out one by one."""
     ids, logits = greedy
     tree = build_tree([[BOS, *ids[:-1]]])
-    batch = make_batch([tree], Bucket(TOKENS, 1, 16), batch=1)
-    hidden = decode_tree(model.params, batch, config=model.config, dtype=jnp.float32)[0]
-    places = [*range(TOKENS - len(tree.prefix), TOKENS), TOKENS]  # the prefix, then the response's token
-    normed = rms_norm(
-        hidden[jnp.asarray(places)],
-        model.params["final_norm"],
-        eps=model.config.rms_norm_eps,
-        plus_one=False,
-        scale_after_cast=True,
-    )
-    found = np.asarray(jnp.dot(normed, model.params["embed"].T, precision="highest"))
-    np.testing.assert_allclose(found, logits, atol=2e-4)
-    assert found.argmax(1).tolist() == ids
+    at_once = logits_of(model, tree, 16)[TOKENS - len(tree.prefix) : TOKENS + 1]  # and the response's token
+    np.testing.assert_allclose(at_once, logits, atol=2e-4)
+    assert at_once.argmax(1).tolist() == ids
 
 
 def test_its_tokenizer_reads_the_text_back(model: RewardModel, greedy) -> None:
@@ -118,11 +111,10 @@ def test_scores_equal_transformers(model: RewardModel) -> None:
     told = (SOURCE / "greedy.txt").read_text()
     first, *rest = re.split(r"(?<=\.) ", told.replace("\n", " "))
     comparison = prb.Comparison(id="story", question=first, responses=rest[:4], labels=None)
-    (tree,) = model.encode([comparison])
-    (found,) = model.score([comparison])
+    (tree,), (scores,) = model.encode([comparison]), model.score([comparison])
     alone = transformers_scores(Path(model.name), [tree.sequence(k).tolist() for k in range(4)])[:, 0]
-    np.testing.assert_allclose(found, alone, atol=2e-5)
-    assert np.ptp(found) > 0.1
+    np.testing.assert_allclose(scores, alone, atol=2e-5)
+    assert np.ptp(scores) > 0.1
 
 
 def test_its_quantised_scores_follow_those_of_float32(model: RewardModel) -> None:
@@ -134,6 +126,6 @@ def test_its_quantised_scores_follow_those_of_float32(model: RewardModel) -> Non
     ]
     plain = np.concatenate(model.score(items))
     for form, least in (("int8-weights", 0.995), ("int8", 0.98)):
-        found = np.concatenate(prb.load(model.name, quantize=form).score(items))
-        assert least < np.corrcoef(found, plain)[0, 1] < 1, form
-        assert np.abs(found - plain).max() > 1e-3
+        narrow = np.concatenate(prb.load(model.name, quantize=form).score(items))
+        assert least < np.corrcoef(narrow, plain)[0, 1] < 1, form
+        assert np.abs(narrow - plain).max() > 1e-3

@@ -1,8 +1,12 @@
-"""The table of users: whose row is whose, and lazy Adam on the rows of a step."""
+"""The table of users: whose row is whose, lazy Adam on the rows of a step, and which arrays of it devices exchange.
+
+`python -m tests.personal.test_embedding OUT` needs four devices.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,13 +22,26 @@ import pytest
 
 from prb_jax import Comparison
 from prb_jax.errors import DataError, MeshError
-from prb_jax.personal.method import GENERIC, Users
+from prb_jax.personal.method import GENERIC, Users, with_prefixes
 from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
 from prb_jax.sharding import make_mesh
-from tests.personal.step_programs import ROWS, TOKENS, USERS, one_step
-from tests.plain_process import plain_environment
+from prb_jax.training.objective import USER
+from tests.plain_process import ROOT, plain_environment
+from tests.training.small_batches import (
+    batch_of,
+    build,
+    extras_of,
+    initial_params,
+    random_trees,
+    rows_of,
+    small_config,
+)
 
-ROOT = Path(__file__).resolve().parents[2]
+USERS, TOKENS, ROWS = 10_000, 3, 8
+MESHES = ("data=4", "fsdp=4")
+_COLLECTIVE = re.compile(
+    r"= (.*?) (?:all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
+)
 
 
 def by(user: str | None, number: int = 0) -> Comparison:
@@ -152,37 +169,90 @@ def test_a_mesh_that_does_not_divide_the_width_is_refused() -> None:
         _ = prompts(width=30, mesh=wide).shardings
 
 
+def exchanged(program: str) -> list[list[int]]:
+    """The shape of every array that devices exchange in a compiled program."""
+    return [
+        [int(size) for size in shape.split(",") if size]
+        for types in _COLLECTIVE.findall(program)
+        for shape in re.findall(r"\w+\[([\d,]*)\]", types)
+    ]
+
+
+def one_step(mesh: Any) -> dict[str, Any]:
+    """Two microbatches and an update; the exchanged arrays of each program, and the touched rows after it."""
+    config = small_config()
+    method = replace(
+        prompts(USERS, tokens=TOKENS, width=config.hidden_size, mesh=mesh),
+        places=ROWS,
+        optimizer=RowAdam(learning_rate=optax.constant_schedule(1e-2)),
+    )
+    step, state, frozen = build(
+        config, tuning="lora", params=initial_params(config), mesh=mesh, method=method
+    )
+    trees = with_prefixes(random_trees(8), [np.zeros(TOKENS, np.int32)] * 8)
+    of_users = np.array([7, 7, 0, 9_999, 10_000, 3, 0, 7])
+    chosen = method.rows_of_step(of_users, np.arange(len(of_users)), step=0)
+    extras = replace(extras_of(trees), users=chosen.slots)
+    whole = batch_of(trees)
+    batches = [
+        step.place(jax.tree.map(lambda leaf, rows=rows: leaf[rows], whole), rows_of(extras, rows))
+        for rows in (slice(0, 4), slice(4, 8))
+    ]
+    before = np.asarray(state[USER]["table"][0])
+    programs = {
+        "take": step.take.lower(state, chosen.ids),
+        "accumulate": step.accumulate.lower(state, frozen, *batches[0]),
+        "update": step.update.lower(state),
+    }
+    shapes = {name: exchanged(lowered.compile().as_text()) for name, lowered in programs.items()}
+    for number in range(2):
+        state = step.take(state, jnp.asarray(chosen.ids))
+        for placed in batches:
+            state = step.accumulate(state, frozen, *placed)
+        state, metrics = step.update(state)
+        assert float(metrics["finite"]) == 1.0, number
+    table = np.asarray(state[USER]["table"])
+    compiled: tuple[Any, ...] = (step.accumulate, step.update, step.take)
+    return {
+        "exchanged": shapes,
+        "moved": np.flatnonzero(np.abs(table - before).max(axis=(1, 2)) > 0).tolist(),
+        "rows": table[np.unique(of_users)].tolist(),
+        "compiles": [function._cache_size() for function in compiled],
+        "local": list(state[USER]["table"].addressable_shards[0].data.shape),
+    }
+
+
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory) -> dict[str, Any]:
+def steps(tmp_path_factory) -> dict[str, Any]:
     """By mesh of four devices, and of one device."""
-    out = tmp_path_factory.mktemp("programs") / "programs.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.personal.step_programs", out, "4", "data=4", "fsdp=4"],
-        capture_output=True, text=True, cwd=ROOT, env=plain_environment(), timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    out = tmp_path_factory.mktemp("steps") / "steps.json"
+    command = [sys.executable, "-m", "tests.personal.test_embedding", out]
+    environment = plain_environment(devices=4) | {"JAX_PLATFORMS": "cpu"}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=600)
     return json.loads(out.read_text()) | {"one": one_step(make_mesh(devices=jax.devices()[:1]))}
 
 
-@pytest.mark.parametrize("mesh", ["data=4", "fsdp=4"])
-def test_devices_exchange_the_rows_of_a_step_and_never_the_table(programs, mesh: str) -> None:
+@pytest.mark.parametrize("mesh", MESHES)
+def test_devices_exchange_the_rows_of_a_step_and_never_the_table(steps, mesh: str) -> None:
     """10,000 users: no collective of any program has an array of their number; the gradient has M rows.
 
     Under fsdp the table is split by width: there the activations that the rows went into are exchanged.
     """
-    exchanged = programs[mesh]["collectives"]
-    sizes = {name: [tuple(shape) for _, shape in arrays] for name, arrays in exchanged.items()}
-    for name, shapes in sizes.items():
+    for name, shapes in steps[mesh]["exchanged"].items():
         assert max((max(shape, default=0) for shape in shapes), default=0) < USERS, name
-    assert exchanged["take"] == []
+    assert steps[mesh]["exchanged"]["take"] == []
     if mesh == "data=4":
-        assert (ROWS, TOKENS, 32) in sizes["accumulate"]
+        assert [ROWS, TOKENS, 32] in steps[mesh]["exchanged"]["accumulate"]
 
 
-@pytest.mark.parametrize("mesh", ["data=4", "fsdp=4"])
-def test_a_step_on_four_devices_is_that_on_one(programs, mesh: str) -> None:
-    alone, on_four = programs["one"], programs[mesh]
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_step_on_four_devices_is_that_on_one(steps, mesh: str) -> None:
+    alone, on_four = steps["one"], steps[mesh]
     assert on_four["moved"] == alone["moved"] == [0, 3, 7, 9_999, 10_000]
     np.testing.assert_allclose(on_four["rows"], alone["rows"], atol=1e-5)
     assert on_four["compiles"] == [1, 1, 1]
     assert on_four["local"] == [USERS + 1, TOKENS, 8 if mesh == "fsdp=4" else 32]
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(json.dumps({spec: one_step(make_mesh(spec)) for spec in MESHES}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import jax
@@ -23,16 +24,11 @@ HEADS, KV_HEADS, SIZE, WIDTH = 4, 2, 8, 32
 
 def rows_of(name: str) -> list[int]:
     """The rows of the fused matrix that hold q, k or v, one by one."""
-    groups = HEADS // KV_HEADS
-    if name == "q":
-        return [
-            (kv * (groups + 2) + query) * SIZE + i
-            for kv in range(KV_HEADS)
-            for query in range(groups)
-            for i in range(SIZE)
-        ]
-    last = {"k": groups, "v": groups + 1}[name]
-    return [(kv * (groups + 2) + last) * SIZE + i for kv in range(KV_HEADS) for i in range(SIZE)]
+    groups = HEADS // KV_HEADS  # of each key-value head its queries, then k, then v
+    parts = {"q": range(groups), "k": [groups], "v": [groups + 1]}[name]
+    return [
+        (kv * (groups + 2) + part) * SIZE + i for kv in range(KV_HEADS) for part in parts for i in range(SIZE)
+    ]
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
@@ -47,16 +43,12 @@ def test_every_part_of_a_fused_matrix(name: str, tmp_path: Path) -> None:
     columns = whole.shape[2]
     parts = [(0, columns), (0, columns // 2), (columns // 2, columns), (3, columns - 5), (7, 9)]
     with SliceReader(index_folder(folder)) as reader:
-        for layers in ((0, 2), (1, 2)):
-            for rows in ((0, WIDTH), (5, 21)):
-                for part in parts:
-                    region = tuple(slice(*bounds) for bounds in (layers, rows, part))
-                    buffer = np.full(
-                        [stop - start for start, stop in (layers, rows, part)], np.nan, np.float32
-                    )
-                    for read in reads_of_shard(buffer, leaf, region):
-                        reader.read_into(*read)
-                    np.testing.assert_array_equal(buffer, whole[region])
+        for bounds in itertools.product(((0, 2), (1, 2)), ((0, WIDTH), (5, 21)), parts):
+            region = tuple(slice(*ends) for ends in bounds)
+            buffer = np.full([stop - start for start, stop in bounds], np.nan, np.float32)
+            for read in reads_of_shard(buffer, leaf, region):
+                reader.read_into(*read)
+            np.testing.assert_array_equal(buffer, whole[region])
 
 
 def test_fused_matrices_are_quantised_one_by_one(tmp_path: Path) -> None:

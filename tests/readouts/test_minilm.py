@@ -15,18 +15,8 @@ package = pytest.importorskip(
 )
 
 TOLERANCE = 1e-5
-ODD = [
-    "",
-    " ",
-    "a",
-    "Soup?",
-    "naïve café — “quoted”",
-    "日本語のテキスト",
-    "🙂🙂",
-    "[SEP] [MASK]",
-    "word " * 400,
-    "x" * 300,
-]
+ODD = ["", " ", "a", "Soup?", "naïve café — “quoted”", "日本語のテキスト", "🙂🙂", "[SEP] [MASK]"]
+ODD += ["word " * 400, "x" * 300]
 
 
 @pytest.fixture(scope="module")
@@ -37,28 +27,15 @@ def encoder() -> TextEncoder:
 @pytest.fixture(scope="module")
 def posts() -> list[str]:
     comparisons = personas.load("test-unseen")[:40]
-    found = {post.text for comparison in comparisons for post in comparison.profile}
-    return sorted(found | {comparison.question for comparison in comparisons})[:60]
+    texts = {post.text for comparison in comparisons for post in comparison.profile}
+    return sorted(texts | {comparison.question for comparison in comparisons})[:60]
 
 
 def test_vectors_equal_those_of_its_own_pipeline(encoder: TextEncoder, posts: list[str]) -> None:
     texts = [*posts, *ODD]
     expected = package.load_model(device="cpu").encode(texts, convert_to_numpy=True)
-    found = encoder.embed(texts)
-    np.testing.assert_allclose(found.vectors, expected, atol=TOLERANCE, rtol=0)
+    embedded = encoder.embed(texts)
+    np.testing.assert_allclose(embedded.vectors, expected, atol=TOLERANCE, rtol=0)
     assert encoder.max_length == 256
-    assert found.truncated.sum() == 1  # the one of 400 words
+    assert embedded.truncated.sum() == 1  # the one of 400 words
     assert encoder.report.ignored_keys.keys() >= {"pooler.dense.weight"}
-
-
-def test_it_knows_what_sentences_mean(encoder: TextEncoder) -> None:
-    texts = [
-        "How do I bake bread?",
-        "Flour, yeast and an oven.",
-        "The king moves one square.",
-        "A mate in two moves.",
-    ]
-    vectors = encoder.embed(texts).vectors
-    similar = vectors @ vectors.T
-    assert similar[0, 1] > similar[0, 2:].max()
-    assert similar[2, 3] > similar[2, :2].max()

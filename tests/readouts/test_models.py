@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 import prb_jax as prb
 from prb_jax.cli import main
@@ -19,35 +20,44 @@ from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 from prb_jax.training.convert import convert
 from tests import tiny_tokenizer as tiny
 from tests.parity.oracle import transformers_scores
-from tests.readouts.checkpoints import case_of, write_row
+from tests.parity.reward_models import SIZES
+from tests.readouts.checkpoints import Reference, case_of, write_row
 from tests.scoring.records import record
 
 TOLERANCE = 1e-5
 CHAT = [Message("user", "Is it raining?"), Message("assistant", "It is.")]
+THREE = record(1, 3)
 
 
-def assert_scores(model: prb.RewardModel, reference, comparison: prb.Comparison) -> None:
-    (tree,) = model.encode([comparison])
-    expected = [reference(tree.sequence(k).tolist()) for k in range(len(tree.responses))]
-    (found,) = model.score([comparison])
-    np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
+def sequences(model: prb.RewardModel) -> list[list[int]]:
+    """The ids of each response of one comparison, after its prompt."""
+    (tree,) = model.encode([THREE])
+    return [tree.sequence(k).tolist() for k in range(3)]
 
 
-def rendered(model: prb.RewardModel, conversations: list[list[Message]]) -> list[str]:
+def assert_scores(model: prb.RewardModel, reference: Reference) -> None:
+    expected = [reference(ids) for ids in sequences(model)]
+    np.testing.assert_allclose(model.score([THREE])[0], expected, atol=TOLERANCE, rtol=0)
+
+
+def assert_transformers_scores(model: prb.RewardModel, folder: Path) -> None:
+    expected = transformers_scores(folder, sequences(model))[:, 0]
+    np.testing.assert_allclose(model.score([THREE])[0], expected, atol=TOLERANCE, rtol=0)
+
+
+def rendered(model: prb.RewardModel, conversation: list[Message]) -> str:
     assert isinstance(model.tokenizer, ChatTokenizer)
-    return model.tokenizer.render(conversations)
+    return model.tokenizer.render([conversation])[0]
 
 
 class TestText:
     def test_a_last_token_is_put_behind_every_conversation(self, tmp_path: Path) -> None:
         folder, reference = write_row("internlm2", tmp_path, config={"reward_token_id": 5})
-        model = prb.load(folder)
-        (tree,) = model.encode([record(1, 3)])
-        plain = load_tokenizer(folder)
-        assert [int(response[-1]) for response in tree.responses] == [5, 5, 5]
+        model, plain = prb.load(folder), load_tokenizer(folder)
+        assert [ids[-1] for ids in sequences(model)] == [5, 5, 5]
         assert model.tokenizer.encode(CHAT) == [*plain.encode(CHAT), 5]
         assert model.tokenizer.template_hash != plain.template_hash
-        assert_scores(model, reference, record(1, 3))
+        assert_scores(model, reference)
 
     def test_not_where_it_stands_already(self, tmp_path: Path) -> None:
         folder = tiny.write_tokenizer(tmp_path, template=tiny.CHAT.replace("<|end|>\\n", "<|end|>"))
@@ -55,9 +65,16 @@ class TestText:
         rules = TextRules(append="given", append_id=end)
         assert load_tokenizer(folder, rules=rules).encode(CHAT) == load_tokenizer(folder).encode(CHAT)
 
-    def test_a_tokenizer_without_that_token(self, tmp_path: Path) -> None:
-        folder, _ = write_row("athene", tmp_path)
-        with pytest.raises(prb.CheckpointError, match=r"id 128003\) that the tokenizer does not have"):
+    @pytest.mark.parametrize(
+        ("row", "message"),
+        [
+            ("athene", r"id 128003\) that the tokenizer does not have"),
+            ("qwen2-prm", r"reads its reward at '<extra_0>' \(id 151651\)"),
+        ],
+    )
+    def test_a_token_that_the_tokenizer_does_not_know(self, row: str, message: str, tmp_path: Path) -> None:
+        folder, _ = write_row(row, tmp_path)
+        with pytest.raises(prb.CheckpointError, match=message):
             prb.load(folder)
 
     def test_the_tokenizers_own_cls_token(self, tmp_path: Path) -> None:
@@ -66,11 +83,10 @@ class TestText:
         path.write_text(json.dumps(json.loads(path.read_text()) | {"cls_token": tiny.START}))
         model = prb.load(folder)
         assert model.tokenizer.encode(CHAT)[-1] == model.tokenizer.tokenizer.cls_token_id
-        assert_scores(model, reference, record(1, 3))
+        assert_scores(model, reference)
 
-    @pytest.mark.parametrize("row", ["fsfairx", "skywork-v1", "tulu"])
-    def test_one_bos_where_template_and_tokenizer_both_write_one(self, row: str, tmp_path: Path) -> None:
-        folder, _ = write_row(row, tmp_path)
+    def test_one_bos_where_template_and_tokenizer_both_write_one(self, tmp_path: Path) -> None:
+        folder, _ = write_row("tulu", tmp_path)
         tiny.write_tokenizer(folder, template=tiny.CHAT_WITH_BOS, bos=True)
         ids = load_tokenizer(folder).encode(CHAT)
         assert ids.count(1) == 1
@@ -93,21 +109,14 @@ class TestText:
         again = [CHAT[0], Message("assistant", CHAT[1].content + tiny.START)]
         assert marked.encode(CHAT) == marked.encode(again) == load_tokenizer(folder).encode(again)
 
-    def test_a_mark_that_the_tokenizer_does_not_know(self, tmp_path: Path) -> None:
-        folder, _ = write_row("qwen2-prm", tmp_path)
-        with pytest.raises(prb.CheckpointError, match=r"reads its reward at '<extra_0>' \(id 151651\)"):
-            prb.load(folder)
-
     def test_a_template_for_a_tokenizer_without_one(self, tmp_path: Path) -> None:
         folder, reference = write_row("ultra-rm", tmp_path, template=None)
         model = prb.load(folder)
-        assert rendered(model, [CHAT]) == [f"{tiny.BOS}Human: Is it raining?\n\nAssistant: It is."]
-        assert_scores(model, reference, record(2, 3))
+        assert rendered(model, CHAT) == f"{tiny.BOS}Human: Is it raining?\n\nAssistant: It is."
+        assert_scores(model, reference)
         model = prb.load(folder, chat_template="rewardbench")
-        assert rendered(model, [CHAT]) == [
-            f"{tiny.BOS}User: Is it raining?\n\nAssistant: It is.\n\n{tiny.END}"
-        ]
-        assert_scores(model, reference, record(2, 3))
+        assert rendered(model, CHAT) == f"{tiny.BOS}User: Is it raining?\n\nAssistant: It is.\n\n{tiny.END}"
+        assert_scores(model, reference)
 
     def test_a_template_that_is_borrowed_with_its_tokenizer(self, tmp_path: Path) -> None:
         borrowed = "{% for message in messages %}[INST] {{ message['content'] }}{% endfor %}"
@@ -115,20 +124,14 @@ class TestText:
         model = prb.load(folder)
         turns = [*CHAT, Message("user", "Still?"), Message("assistant", "Yes.")]
         first = f"{tiny.BOS}[INST] Is it raining? {tiny.END} [/INST] It is.{tiny.END}"
-        assert rendered(model, [CHAT, turns]) == [
-            first,
-            f"{first}{tiny.BOS}[INST] Still? {tiny.END} [/INST] Yes.{tiny.END}",
-        ]
-        told = rendered(model, [[Message("system", "Be brief."), *CHAT]])[0]
-        assert told.startswith(
-            f"{tiny.BOS}[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nIs it raining? {tiny.END} [/INST]"
-        )
-        assert_scores(model, reference, record(1, 3))
-        again = prb.load(convert(folder, tmp_path / "standard"))
-        assert rendered(again, [CHAT]) == [first]
-        assert rendered(prb.load(folder, chat_template=borrowed), [CHAT]) == [
-            "[INST] Is it raining?[INST] It is."
-        ]
+        assert rendered(model, CHAT) == first
+        assert rendered(model, turns) == f"{first}{tiny.BOS}[INST] Still? {tiny.END} [/INST] Yes.{tiny.END}"
+        told = f"{tiny.BOS}[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nIs it raining? {tiny.END} [/INST]"
+        assert rendered(model, [Message("system", "Be brief."), *CHAT]).startswith(told)
+        assert_scores(model, reference)
+        assert rendered(prb.load(convert(folder, tmp_path / "standard")), CHAT) == first
+        again = prb.load(folder, chat_template=borrowed)
+        assert rendered(again, CHAT) == "[INST] Is it raining?[INST] It is."
 
     def test_the_end_of_the_prompt_must_occur(self, tmp_path: Path) -> None:
         folder, _ = write_row("armorm", tmp_path)
@@ -139,34 +142,19 @@ class TestText:
 def test_logits_of_a_vocabulary_are_capped_where_the_model_caps_them(tmp_path: Path) -> None:
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
-    sizes: dict[str, Any] = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-    }
     torch.manual_seed(0)
-    config = Gemma2Config(
-        **sizes,
-        vocab_size=416,
-        num_key_value_heads=2,
-        head_dim=8,
-        initializer_range=0.5,
-        final_logit_softcapping=0.7,
-    )
+    config = Gemma2Config(**SIZES, vocab_size=416, initializer_range=0.5, final_logit_softcapping=0.7)
     theirs = Gemma2ForCausalLM._from_config(config, attn_implementation="eager").eval()
     theirs.save_pretrained(tmp_path)
     tiny.write_tokenizer(tmp_path)
     one = prb.load(tmp_path, readout="vocabulary:17")
-    (tree,) = one.encode([record(1, 3)])
     with torch.inference_mode():
-        logits = [theirs(torch.tensor([tree.sequence(k).tolist()])).logits[0, -1, [17, 4]] for k in range(3)]
+        logits = [theirs(torch.tensor([ids])).logits[0, -1, [17, 4]] for ids in sequences(one)]
     expected = torch.stack(logits).double()
     assert 0.1 < expected.abs().max() < 0.7
-    (found,) = one.score([record(1, 3)])
-    np.testing.assert_allclose(found, expected[:, 0], atol=TOLERANCE, rtol=0)
-    (found,) = prb.load(tmp_path, readout="vocabulary:17,4").score([record(1, 3)])
-    np.testing.assert_allclose(found, torch.softmax(expected, -1)[:, 0], atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(one.score([THREE])[0], expected[:, 0], atol=TOLERANCE, rtol=0)
+    (shares,) = prb.load(tmp_path, readout="vocabulary:17,4").score([THREE])
+    np.testing.assert_allclose(shares, torch.softmax(expected, -1)[:, 0], atol=TOLERANCE, rtol=0)
     facts = inspect(str(tmp_path), readout="vocabulary:17")
     assert facts["readout"].endswith("logit of token 17 at the last token, logits capped at 0.7")
     with pytest.raises(prb.CheckpointError, match="is not a linear head"):
@@ -174,7 +162,7 @@ def test_logits_of_a_vocabulary_are_capped_where_the_model_caps_them(tmp_path: P
 
 
 class TestBesideAVisionTower:
-    def test_the_tower_is_known_and_left_unread(self, tmp_path: Path) -> None:
+    def test_the_tower_is_left_unread_and_not_converted(self, tmp_path: Path) -> None:
         folder, reference = write_row("skywork-vl", tmp_path)
         facts = inspect(str(folder))
         assert facts["readout"] == "skywork-vl: linear, at the last token, logit"
@@ -183,33 +171,23 @@ class TestBesideAVisionTower:
             for name in ("blocks.0.norm1.weight", "merger.mlp.2.weight")
         ]
         assert "text alone is scored" in facts["warnings"]
-        assert_scores(prb.load(folder), reference, record(1, 3))
+        assert_scores(prb.load(folder), reference)
+        target = convert(folder, tmp_path / "standard", drop_bias=True)
+        written = json.loads((target / "config.json").read_text())
+        assert written["architectures"] == ["Qwen2ForSequenceClassification"]
+        assert_transformers_scores(prb.load(target), target)
 
     def test_images_are_refused(self, tmp_path: Path) -> None:
         folder, _ = write_row("skywork-vl", tmp_path, config={"image_token_id": 1})
         model = prb.load(folder)
-        with pytest.raises(
-            prb.DataError, match=r"'1': its text holds the token 1 \(image_token_id of .*only text"
-        ):
-            model.score(
-                [prb.Comparison(id="1", question=f"{tiny.BOS} What is this?", responses=["A.", "B."])]
-            )
+        marked = prb.Comparison(id="1", question=f"{tiny.BOS} What is this?", responses=["A.", "B."])
+        refusal = r"'1': its text holds the token 1 \(image_token_id of .*only text"
+        with pytest.raises(prb.DataError, match=refusal):
+            model.score([marked])
         parts = [{"type": "image", "image": "x.jpg"}, {"type": "text", "text": "What is this?"}]
         prompt: Any = [{"role": "user", "content": parts}]
         with pytest.raises(prb.DataError, match=r"content.*found a list of parts \(image, text\): only text"):
             prb.Comparison(id="1", prompt=prompt, responses=["A.", "B."])
-
-    def test_converted_it_is_its_language_model(self, tmp_path: Path) -> None:
-        folder, _ = write_row("skywork-vl", tmp_path)
-        target = convert(folder, tmp_path / "standard", drop_bias=True)
-        assert json.loads((target / "config.json").read_text())["architectures"] == [
-            "Qwen2ForSequenceClassification"
-        ]
-        model = prb.load(target)
-        (tree,) = model.encode([record(1, 3)])
-        ids = [tree.sequence(k).tolist() for k in range(3)]
-        (found,) = model.score([record(1, 3)])
-        np.testing.assert_allclose(found, transformers_scores(target, ids)[:, 0], atol=TOLERANCE, rtol=0)
 
 
 def test_heads_are_float32_in_a_bfloat16_model(tmp_path: Path) -> None:
@@ -217,11 +195,9 @@ def test_heads_are_float32_in_a_bfloat16_model(tmp_path: Path) -> None:
     model = prb.load(folder, dtype="bfloat16")
     assert {str(leaf.dtype) for leaf in model.params["head"].values()} == {"float32"}
     assert str(model.params["embed"].dtype) == "bfloat16"
-    trees = model.encode([record(1, 3)])
-    rewards = model.score_fn(model.params, model.batch(trees))
+    rewards = model.score_fn(model.params, model.batch(model.encode([THREE])))
     assert (str(rewards.dtype), rewards.shape[1]) == ("float32", 3)
-    expected = [reference(trees[0].sequence(k).tolist()) for k in range(3)]
-    np.testing.assert_allclose(rewards[0], expected, atol=0.3)
+    np.testing.assert_allclose(rewards[0], [reference(ids) for ids in sequences(model)], atol=0.3)
     assert model.identity()["readout"] == "urm"
 
 
@@ -245,6 +221,7 @@ class TestReport:
             ("ldl", "22 objectives, each the expectation over 10 bins, at the last token, mixed by a gate"),
             ("urm", "5 objectives, each the mean of a normal distribution, at the last token"),
             ("urm-llama-3", "5 objectives, each the mean of a normal distribution, at the last token, mixed by fixed"),
+            ("starling", "linear, at the last token"),
             ("grm-sftreg", "2 linear layers, relu between, at the last token"),
             ("nemotron-vocabulary", "logit of token 0 at the last token"),
         ],
@@ -266,11 +243,6 @@ class TestReport:
         assert "normaliser of rewards: it is not applied" in said
         assert "0 BOS" in said
 
-    def test_on_the_command_line(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        folder, _ = write_row("starling", tmp_path)
-        assert main(["inspect", str(folder)]) == 0
-        assert "starling: linear" in capsys.readouterr().out
-
 
 class TestConvert:
     @pytest.mark.parametrize("row", ["starling", "eurus", "openrlhf", "nemotron-vocabulary", "internlm2"])
@@ -278,16 +250,12 @@ class TestConvert:
         config = {"reward_token_id": 3} if row == "internlm2" else None
         folder, _ = write_row(row, tmp_path, config=config)
         target = convert(folder, tmp_path / "standard")
-        comparison = record(1, 3)
         before, after = prb.load(folder), prb.load(target)
         assert after.config.architectures[0].endswith("ForSequenceClassification")
         assert "auto_map" not in json.loads((target / "config.json").read_text())
-        (old,), (new,) = before.score([comparison]), after.score([comparison])
-        np.testing.assert_array_equal(old, new)
-        (tree,), (same,) = before.encode([comparison]), after.encode([comparison])
-        ids = [tree.sequence(k).tolist() for k in range(3)]
-        assert ids == [same.sequence(k).tolist() for k in range(3)]
-        np.testing.assert_allclose(new, transformers_scores(target, ids)[:, 0], atol=TOLERANCE, rtol=0)
+        np.testing.assert_array_equal(before.score([THREE])[0], after.score([THREE])[0])
+        assert sequences(before) == sequences(after)
+        assert_transformers_scores(after, target)
 
     def test_a_bias_has_no_place(self, tmp_path: Path) -> None:
         folder, _ = write_row("value-head", tmp_path)
@@ -295,26 +263,17 @@ class TestConvert:
             convert(folder, tmp_path / "standard")
         assert not (tmp_path / "standard").exists()
         assert main(["convert", str(folder), str(tmp_path / "standard"), "--drop-bias"]) == 0
-        from safetensors.numpy import load_file
-
-        bias = load_file(folder / "value_head.safetensors")["v_head.summary.bias"]
-        (old,) = prb.load(folder).score([record(1, 3)])
-        (new,) = prb.load(tmp_path / "standard").score([record(1, 3)])
-        np.testing.assert_allclose(old, new + bias, atol=1e-6)
-
-    def test_a_bias_of_zero_is_none(self, tmp_path: Path) -> None:
-        from safetensors.torch import load_file, save_file
-
-        folder, _ = write_row("value-head", tmp_path)
         path = folder / "value_head.safetensors"
-        save_file({**load_file(path), "v_head.summary.bias": torch.zeros(1)}, path)
-        target = convert(folder, tmp_path / "standard")
-        (old,), (new,) = prb.load(folder).score([record(1)]), prb.load(target).score([record(1)])
-        np.testing.assert_array_equal(old, new)
+        head = load_file(path)
+        (old,), (new,) = (prb.load(place).score([THREE]) for place in (folder, tmp_path / "standard"))
+        np.testing.assert_allclose(old, new + head["v_head.summary.bias"], atol=1e-6)
+        # a bias of zero is none
+        save_file({**head, "v_head.summary.bias": np.zeros(1, np.float32)}, path)
+        same = prb.load(convert(folder, tmp_path / "unbiased"))
+        np.testing.assert_array_equal(prb.load(folder).score([THREE])[0], same.score([THREE])[0])
 
-    @pytest.mark.parametrize("row", ["skywork-v2", "linear", "eurus"])
+    @pytest.mark.parametrize("row", ["linear", "eurus"])
     def test_to_a_value_head_and_back(self, row: str, tmp_path: Path) -> None:
-        from safetensors.numpy import load_file
         from transformers import AutoModelForCausalLM
 
         folder, reference = write_row(row, tmp_path)
@@ -322,18 +281,17 @@ class TestConvert:
         assert main(["convert", str(folder), str(value), "--layout", "value-head"]) == 0
         back = convert(value, tmp_path / "back")
         models = [prb.load(place) for place in (folder, value, back)]
-        (first,), (second,), (third,) = (model.score([record(1, 3)]) for model in models)
+        (first,), (second,), (third,) = (model.score([THREE]) for model in models)
         np.testing.assert_array_equal(first, second)
         np.testing.assert_array_equal(first, third)
         # The language model's class reads the body, and the head is where TRL looks for it.
         tensors = load_file(value / "model.safetensors")
         body = AutoModelForCausalLM.from_pretrained(value).eval()
-        (tree,) = models[0].encode([record(1, 3)])
-        ids = tree.sequence(0).tolist()
+        ids = sequences(models[0])[0]
         with torch.inference_mode():
             state = body.model(torch.tensor([ids])).last_hidden_state[0, -1].numpy()
-        found = tensors["v_head.summary.weight"] @ state + tensors["v_head.summary.bias"]
-        np.testing.assert_allclose(found, reference(ids), atol=TOLERANCE)
+        reward = tensors["v_head.summary.weight"] @ state + tensors["v_head.summary.bias"]
+        np.testing.assert_allclose(reward, reference(ids), atol=TOLERANCE)
 
     def test_other_heads_have_no_standard_form(self, tmp_path: Path) -> None:
         folder, _ = write_row("grm-sftreg", tmp_path)

@@ -36,6 +36,11 @@ def configure(folder: Path, **changes: Any) -> None:
     (folder / "config.json").write_text(json.dumps(raw))
 
 
+def refused(folder: Path, message: str, **options: Any) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        resolve_model(folder, **options)
+
+
 def test_names_are_unique() -> None:
     assert len(ROWS) == len(REGISTRY)
 
@@ -47,16 +52,13 @@ def test_side_files_are_fetched_and_fingerprinted(tmp_path: Path) -> None:
             assert name in fingerprint(tmp_path)
 
 
-def test_classes_of_remote_code_count_and_are_never_imported() -> None:
+def test_classes_of_remote_code_count_and_are_never_imported(tmp_path: Path) -> None:
     raw = {
         "architectures": ["A"],
         "auto_map": {"AutoConfig": "configuration_x.B", "AutoModel": ["org/repo--modeling_x.C", None]},
     }
     assert class_names(raw) == {"A", "B", "C"}
     assert class_names({"architectures": None}) == frozenset()
-
-
-def test_a_row_by_its_remote_class_alone(tmp_path: Path) -> None:
     folder = write("eurus", tmp_path)
     configure(folder, architectures=None)
     assert resolve_model(folder).row.name == "eurus"
@@ -83,128 +85,77 @@ def test_a_head_that_is_not_whole(row: str, tensor: str, message: str, tmp_path:
     assert str(folder) in str(caught.value)
 
 
-@pytest.mark.parametrize("row", ["ldl", "value-head"])
-def test_a_side_file_that_is_not_there(row: str, tmp_path: Path) -> None:
-    folder = write(row, tmp_path)
-    for name in case_of(row).side_files:
-        (folder / name).unlink()
-    with pytest.raises(CheckpointError, match=r"unknown architecture 'LDLRew|'Qwen2ForCausalLM' is a causal"):
-        resolve_model(folder)
-    if row == "ldl":
-        with pytest.raises(
-            CheckpointError, match=r"row 'ldl', .*\(in regression_layer\.pt, gating_layer\.pt\)"
-        ):
-            resolve_model(folder, name="ShikaiChen/LDL-Reward-Gemma-2-27B-v0.1")
-
-
-def test_a_tensor_without_a_place(tmp_path: Path) -> None:
-    folder = write("athene", tmp_path)
-    edit(folder, put={"extra_head.weight": np.ones((1, 32), np.float32)})
-    with pytest.raises(CheckpointError, match=r"1 that llama has no place for: 'extra_head\.weight'"):
-        inspect_checkpoint(folder, resolve_model(folder).config)
-
-
-def test_several_outputs_where_a_row_has_one(tmp_path: Path) -> None:
-    folder = write("athene", tmp_path)
-    edit(folder, put={"v_head.weight": np.ones((2, 32), np.float32)})
-    with pytest.raises(
-        CheckpointError, match=r"'v_head\.weight' .*: expected shape \[1, 32\], found \[2, 32\]"
-    ):
-        resolve_model(folder)
+def test_side_files_that_are_not_there(tmp_path: Path) -> None:
+    folder = write("value-head", tmp_path / "value")
+    (folder / "value_head.safetensors").unlink()
+    refused(folder, r"'Qwen2ForCausalLM' is a causal.*TRL, the file value_head\.safetensors or .* missing")
+    folder = write("ldl", tmp_path / "ldl")
+    (folder / "gating_layer.pt").unlink()
+    refused(folder, r"By its tensors .* row 'ldl', .* \(in gating_layer\.pt\) are not all")
+    (folder / "regression_layer.pt").unlink()
+    refused(folder, "unknown architecture 'LDLRew")
+    named = "ShikaiChen/LDL-Reward-Gemma-2-27B-v0.1"
+    refused(folder, r"row 'ldl', .*\(in regression_layer\.pt, gating_layer\.pt\)", name=named)
 
 
 def test_config_and_head_must_agree(tmp_path: Path) -> None:
+    folder = write("athene", tmp_path / "several")
+    edit(folder, put={"v_head.weight": np.ones((2, 32), np.float32)})
+    refused(folder, r"'v_head\.weight' .*: expected shape \[1, 32\], found \[2, 32\]")
+    edit(folder, put={name: np.ones((1, 32), np.float32) for name in ("v_head.weight", "extra_head.weight")})
+    with pytest.raises(CheckpointError, match=r"1 that llama has no place for: 'extra_head\.weight'"):
+        inspect_checkpoint(folder, resolve_model(folder).config)
     folder = write("grm-sftreg", tmp_path / "grm")
     configure(folder, vhead_num_layers=2)
-    with pytest.raises(
-        CheckpointError, match=r"has 1 hidden layers, but config.json says vhead_num_layers=2"
-    ):
-        resolve_model(folder)
+    refused(folder, "has 1 hidden layers, but config.json says vhead_num_layers=2")
     folder = write("qrm", tmp_path / "qrm")
     configure(folder, num_quantiles=4)
-    with pytest.raises(CheckpointError, match=r"95 outputs: expected a multiple of the 4 numbers"):
-        resolve_model(folder)
+    refused(folder, "95 outputs: expected a multiple of the 4 numbers")
 
 
 def test_a_head_of_its_own_goes_before_one_beside_it(tmp_path: Path) -> None:
     folder = write("skywork-v2", tmp_path)
     save_file({"v_head.summary.weight": np.ones((1, 32), np.float32)}, folder / "value_head.safetensors")
-    found = resolve_model(folder, name=str(folder))
-    assert found.row.name == "skywork-v2"
-    assert inspect_checkpoint(folder, found.config).head == "score.weight [1, 32] F32"
+    resolved = resolve_model(folder, name=str(folder))
+    assert resolved.row.name == "skywork-v2"
+    assert inspect_checkpoint(folder, resolved.config).head == "score.weight [1, 32] F32"
 
 
 def test_named_read_outs(tmp_path: Path) -> None:
     folder = write("nemotron-vocabulary", tmp_path)
     moved = folder.rename(tmp_path / "elsewhere")
-    with pytest.raises(CheckpointError, match=r"causal language model.*--readout vocabulary:ID"):
-        resolve_model(moved, name=str(moved))
+    refused(moved, "causal language model.*--readout vocabulary:ID", name=str(moved))
     assert resolve_model(moved, readout="nemotron-vocabulary").config.head.tokens == (0,)  # pyright: ignore
     assert resolve_model(moved, readout="vocabulary:3,9").config.head.tokens == (3, 9)  # pyright: ignore
     hub = resolve_model(moved, name="nvidia/Llama-3.1-Nemotron-70B-Reward-HF")
     assert hub.row.name == "nemotron-vocabulary"
-    with pytest.raises(CheckpointError, match=r"reads rows \[9999\], but 'lm_head\.weight' has 256"):
-        resolve_model(moved, readout="vocabulary:9999")
-    with pytest.raises(CheckpointError, match=r"unknown readout 'mean': expected one of logit, .*armorm"):
-        resolve_model(moved, readout="mean")
-
-
-def test_a_tied_vocabulary(tmp_path: Path) -> None:
-    folder = write("nemotron-vocabulary", tmp_path)
-    edit(folder, drop=("lm_head.weight",))
-    configure(folder, tie_word_embeddings=True)
-    found = resolve_model(folder, name=str(folder))
-    assert inspect_checkpoint(folder, found.config).head == "model.embed_tokens.weight [256, 32] F32"
+    refused(moved, r"reads rows \[9999\], but 'lm_head\.weight' has 256", readout="vocabulary:9999")
+    refused(moved, "unknown readout 'mean': expected one of logit, .*armorm", readout="mean")
+    # a tied vocabulary
+    edit(moved, drop=("lm_head.weight",))
+    configure(moved, tie_word_embeddings=True)
+    tied = resolve_model(moved, readout="nemotron-vocabulary")
+    assert inspect_checkpoint(moved, tied.config).head == "model.embed_tokens.weight [256, 32] F32"
 
 
 def test_an_unknown_class_says_how_to_go_on(tmp_path: Path) -> None:
     folder = write("openrlhf", tmp_path)
     configure(folder, architectures=["LlamaForMyReward"])
-    with pytest.raises(
-        CheckpointError, match=r"unknown architecture 'LlamaForMyReward'.*name the row with --readout"
-    ):
-        resolve_model(folder)
-    found = resolve_model(folder, readout="openrlhf")
-    assert inspect_checkpoint(folder, found.config).head == "value_head.weight [1, 32] F32"
+    refused(folder, "unknown architecture 'LlamaForMyReward'.*name the row with --readout")
+    resolved = resolve_model(folder, readout="openrlhf")
+    assert inspect_checkpoint(folder, resolved.config).head == "value_head.weight [1, 32] F32"
 
 
 def test_the_docs_list_every_row_with_its_models() -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "open_reward_models.md").read_text(
-        encoding="utf-8"
-    )
+    page = Path(__file__).resolve().parents[2] / "docs" / "open_reward_models.md"
+    text = page.read_text(encoding="utf-8")
     for row in REGISTRY:
         assert f"| `{row.name}` | {', '.join(row.models)} | " in text
 
 
-@pytest.mark.parametrize(
-    ("readout", "message"),
-    [
-        (
-            "qwen2-prm:median",
-            r"over the steps of a response is one of qwen2-prm:product, qwen2-prm:min, .*:mean",
-        ),
-        ("armorm:min", "'armorm' does not score steps"),
-        ("steps:min", "unknown readout 'steps:min': expected one of .*qwen2-prm:min"),
-    ],
-)
-def test_a_way_to_put_steps_together_that_there_is_not(readout: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        resolve_model(write("qwen2-prm", tmp_path), readout=readout)
-
-
-def test_a_head_of_which_one_side_file_is_missing(tmp_path: Path) -> None:
-    folder = write("ldl", tmp_path)
-    (folder / "gating_layer.pt").unlink()
-    with pytest.raises(
-        CheckpointError, match=r"By its tensors .* row 'ldl', .* \(in gating_layer\.pt\) are not all"
-    ):
-        resolve_model(folder)
-
-
-def test_a_language_model_without_its_value_head(tmp_path: Path) -> None:
-    folder = write("value-head", tmp_path)
-    (folder / "value_head.safetensors").unlink()
-    with pytest.raises(
-        CheckpointError, match=r"LLaMA-Factory or TRL, the file value_head\.safetensors or .* missing"
-    ):
-        resolve_model(folder)
+def test_a_way_to_put_steps_together_that_there_is_not(tmp_path: Path) -> None:
+    folder = write("qwen2-prm", tmp_path)
+    ways = "over the steps of a response is one of qwen2-prm:product, qwen2-prm:min, .*:mean"
+    refused(folder, ways, readout="qwen2-prm:median")
+    refused(folder, "'armorm' does not score steps", readout="armorm:min")
+    refused(folder, "unknown readout 'steps:min': expected one of .*qwen2-prm:min", readout="steps:min")
