@@ -106,12 +106,9 @@ def read_fitted(folder: str | Path) -> FittedMethod:
         )
     settings = method.settings(**{name: _plain(value) for name, value in facts["settings"].items()})
     tree = read_tree(path / ARRAYS, facts)
-    fitted, standard = (
-        Fitted(tree["arrays"], tree["numbers"], settings),
-        Standard(tree["mean"], tree["scale"]),
-    )
+    fitted = Fitted(tree["arrays"], tree["numbers"], settings)
     items = {row.tobytes(): number for number, row in enumerate(tree["items"])}
-    return FittedMethod(path, method, fitted, standard, items, facts)
+    return FittedMethod(path, method, fitted, Standard(tree["mean"], tree["scale"]), items, facts)
 
 
 def _plain(value: Any) -> Any:
@@ -237,9 +234,8 @@ def read_tree(
       RunError: it is missing, damaged, or not what the facts say.
     """
     try:
-        shardings = sharding and {
-            name: sharding(tuple(one["shape"])) for name, one in facts["arrays"].items()
-        }
+        shapes = {name: tuple(one["shape"]) for name, one in facts["arrays"].items()}
+        shardings = sharding and {name: sharding(shape) for name, shape in shapes.items()}
         arrays = read_arrays(folder, facts["arrays"], shardings=shardings)
         return jax.tree.map(lambda name: arrays[name], facts["tree"])
     except (KeyError, TypeError, AttributeError) as error:

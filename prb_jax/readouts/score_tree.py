@@ -57,6 +57,7 @@ def score_tree(
       soft_prompt: float [B, S, D], takes the place of the rows of the embedding (before Gemma's factor) for the first S
         tokens of every prefix; prefixes hold at least S tokens, and their first S ids have no influence.
     """
+    reads_only = is_pointwise(config)
     x = decode_tree(
         params,
         batch,
@@ -67,9 +68,10 @@ def score_tree(
         lora_scale=lora_scale,
         remat=remat,
         soft_prompt=soft_prompt,
-        places=read_places(batch) if is_pointwise(config) else None,
+        places=read_places(batch) if reads_only else None,
     )
-    return _read_head(params, x, batch, config)
+    norm = functools.partial(last_norm, params, config=config)
+    return config.head(params, States(x, batch, norm, at_reads=reads_only))
 
 
 def score_stream(
@@ -93,6 +95,7 @@ def score_stream(
         the place of their rows of the embedding (before Gemma's factor).
       differentiated: gradients are taken through the layers.
     """
+    reads_only = is_pointwise(config)
     x = decode_stream(
         params,
         batch,
@@ -103,16 +106,10 @@ def score_stream(
         remat=remat,
         soft_prompts=soft_prompts,
         differentiated=differentiated,
-        reads_only=is_pointwise(config),
+        reads_only=reads_only,
     )
-    return _read_head(params, x, batch, config)
-
-
-def _read_head(
-    params: Params, x: jax.Array, batch: TreeBatch | StreamBatch, config: DecoderConfig
-) -> jax.Array:
     norm = functools.partial(last_norm, params, config=config)
-    return config.head(params, States(x, batch, norm, at_reads=is_pointwise(config)))
+    return config.head(params, States(x, batch, norm, at_reads=reads_only))
 
 
 def score_pairs(

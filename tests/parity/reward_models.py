@@ -346,6 +346,7 @@ _REGRESSION = linear("regression_head")
 _V_HEAD = linear("v_head")
 _MLP = mlp(("score.0", "score.2"), (WIDTH, WIDTH, 1))
 _MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 1, 2]}}
+_LDL_FILES = {"regression_layer.pt": "regression_layer.", "gating_layer.pt": "gating_layer."}
 _LLAMA = {"vocab": 128_300, "marks": LLAMA_END_OF_PROMPT}
 
 
@@ -368,10 +369,9 @@ CASES: tuple[RowCase, ...] = (
         "Gemma2ForRewardModelWithGating", num_quantiles=3, gating_temperature=4.0),
         vocab=2600, marks=GEMMA_END_OF_PROMPT),
     RowCase("ldl", "Gemma2", *ldl(False), classes("LDLRewardModel27B", num_objectives=220),
-            side_files={"regression_layer.pt": "regression_layer.", "gating_layer.pt": "gating_layer."},
-            rename=lambda name: name),
+            side_files=_LDL_FILES, rename=str),
     RowCase("ldl", "Gemma2", *ldl(True), classes("LDLRewardModel27B", softmax=True, temperature=2.0),
-            side_files={"regression_layer.pt": "regression_layer.", "gating_layer.pt": "gating_layer."}),
+            side_files=_LDL_FILES),
     RowCase("inf-orm", "Llama", *_MLP, classes("INFORMForSequenceClassification")),
     RowCase("qwen2-prm", "Qwen2", *steps(), classes("Qwen2ForProcessRewardModel", num_labels=2),
             vocab=151_700, marks=(STEP,)),
@@ -385,10 +385,9 @@ CASES: tuple[RowCase, ...] = (
         attention_bias=None, reward_token_id=92527, rope_parameters=None, rope_theta=1_000_000.0,
         rope_scaling={"type": "dynamic", "factor": 2.0}), rename=internlm2_name,
         options={"rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0}}),
-    RowCase("starling", "Llama", *_V_HEAD, classes("LlamaForSequenceClassification"),
-            rename=lambda name: f"transformer.{name}"),
+    RowCase("starling", "Llama", *_V_HEAD, classes("LlamaForSequenceClassification"), rename="transformer.{}".format),
     RowCase("starling", "Llama", *_V_HEAD, classes("LlamaForCausalLM"),
-            rename=lambda name: f"transformer.{name}", pickled=True, twice="model.model."),
+            rename="transformer.{}".format, pickled=True, twice="model.model."),
     RowCase("athene", "Llama", *_V_HEAD, classes("AtheneForSequenceClassification")),
     RowCase("ultra-rm", "Llama", *_REGRESSION, classes("LlamaRewardModel"), pickled=True),
     RowCase("eurus", "Mistral", *_REGRESSION, classes("EurusRewardModel", remote="EurusRewardModel")),
@@ -403,7 +402,7 @@ CASES: tuple[RowCase, ...] = (
             options=_MROPE, side_files={"value_head.safetensors": "v_head"}),
     RowCase("skywork-vl", "Qwen2_5_VLText", *beside_a_vision_tower("model.visual"), classes(
         "Qwen2_5_VLForConditionalGeneration", model_type="qwen2_5_vl", vision_config={"depth": 1},
-        image_token_id=251, video_token_id=252), rename=lambda name: f"model.language_model.{name}",
+        image_token_id=251, video_token_id=252), rename="model.language_model.{}".format,
             options=_MROPE, nested="text_config", side_files={"value_head.safetensors": "v_head"}),
     RowCase("openrlhf", "Llama", *linear("value_head"), classes("LLMForSequenceRegression")),
     RowCase("openrlhf-prefix", "Llama", *_STANDARD, classes(

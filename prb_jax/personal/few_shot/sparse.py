@@ -80,9 +80,7 @@ def _autoencoder(
     return train(loss, start, steps=settings.steps, rate=settings.rate, key=key)
 
 
-@partial(jax.jit, static_argnames="active")
-def _signed_jit(arrays: dict[str, Array], differences: Array, *, active: int) -> jax.Array:
-    return _signed(arrays, differences, active)
+_signed_jit = jax.jit(_signed, static_argnames="active")
 
 
 def fit(data: FitData) -> Fitted:

@@ -22,9 +22,8 @@ from prb_jax.personal.few_shot.choices import Choices
 TEXT_SHRINK = 1.0
 """Products of c, added to those of each pair of texts: some twenty people who judged both, so that fewer say less."""
 
-_ROUNDS = (
-    4  # in which the variance of each text is put in the place of the products with itself, which are noise
-)
+_ROUNDS = 4
+"""In which the variance of each text is put in the place of the products with itself, which are noise."""
 
 
 @dataclass(frozen=True)

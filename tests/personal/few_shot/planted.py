@@ -139,8 +139,10 @@ class LinearBackbone:
         def train(members: np.ndarray, start: Any = None) -> Any:
             weights = np.bincount(members, minlength=len(pairs)).astype(np.float32)
             first = np.zeros(deltas.shape[1], np.float32) if start is None else start["direction"]
-            found = fit_direction(ChoicePairs(deltas, nobody, weights), np.float32(1e-2), first, steps=steps)
-            return {"direction": np.asarray(found)}
+            direction = fit_direction(
+                ChoicePairs(deltas, nobody, weights), np.float32(1e-2), first, steps=steps
+            )
+            return {"direction": np.asarray(direction)}
 
         return train
 

@@ -36,8 +36,8 @@ def everybody() -> World:
 
 @cache
 def own_directions() -> World:
-    own = np.random.default_rng(1).normal(size=(USERS, WIDTH)) * 2
-    return world(FEATURES, (SHARED + own) @ FEATURES.T, new_choices=400)
+    offsets = np.random.default_rng(1).normal(size=(USERS, WIDTH)) * 2
+    return world(FEATURES, (SHARED + offsets) @ FEATURES.T, new_choices=400)
 
 
 @cache
@@ -70,8 +70,8 @@ def ideal_points() -> World:
 def sparse_directions() -> World:
     rng = np.random.default_rng(5)
     features = np.abs(rng.normal(size=(ROWS, WIDTH))) * (rng.random((ROWS, WIDTH)) < 0.4)
-    own = rng.normal(size=(USERS, WIDTH)) * 2 + SHARED
-    return world(features.astype(np.float32), own @ features.T, new_choices=400)
+    tastes = rng.normal(size=(USERS, WIDTH)) * 2 + SHARED
+    return world(features.astype(np.float32), tastes @ features.T, new_choices=400)
 
 
 @cache
