@@ -34,7 +34,9 @@ WINDOWED: dict[str, Any] = {
 
 def small_config(**changes: Any) -> DecoderConfig:
     """Qwen 3 with two layers; a head dimension that is not width / heads."""
-    return parse_config({**CONFIG, "vocab_size": 64, "head_dim": 16, **changes}, where="test")
+    raw = {name: value for name, value in CONFIG.items() if name not in ("id2label", "torch_dtype")}
+    raw |= {"vocab_size": 64, "head_dim": 16, "num_labels": 1, **changes}
+    return parse_config(raw, where="test")
 
 
 def soft_prompts(users: Sequence[str], *, places: int, generic_share: float, **adam: float) -> SoftPrompts:

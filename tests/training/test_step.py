@@ -278,7 +278,7 @@ def test_user_rows_are_trained_through_the_table() -> None:
 
 def test_a_head_with_several_labels_cannot_be_trained() -> None:
     with pytest.raises(CheckpointError, match="score head with one label, found num_labels=2"):
-        build(small_config(id2label={"0": "a", "1": "b"}))
+        build(small_config(num_labels=2))
 
 
 def test_other_parts_cannot_be_tuned() -> None:
