@@ -1,15 +1,11 @@
 """The tokenizer of InternLM2, which its repositories bring as Python code: built from its data, no code is run.
 
-``tokenizer.model`` is a SentencePiece model of byte pairs, a protocol buffer of which a few fields matter:
-the pieces with their scores, and how blanks are treated. Names of special tokens, BOS and the chat template
-stand in ``tokenizer_config.json``.
+``tokenizer.model`` is a SentencePiece model of byte pairs: the pieces with their scores, and how blanks are treated.
+Names of special tokens, BOS and the chat template stand in ``tokenizer_config.json``.
 """
 
 from __future__ import annotations
 
-import io
-import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +16,6 @@ CLASSES = ("InternLM2Tokenizer", "InternLM2TokenizerFast")
 CONFIG, MODEL = "tokenizer_config.json", "tokenizer.model"
 
 _BLANK = "▁"
-# Fields of ModelProto, SentencePiece, TrainerSpec and NormalizerSpec.
-_PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
-_TEXT, _SCORE, _KIND = 1, 2, 3
-_MODEL_TYPE, _BPE = 3, 2
-_CHARSMAP, _DUMMY_PREFIX, _FEWER_BLANKS = 2, 3, 4
-_NORMAL, _USER_DEFINED = 1, 4
 _NULL = "\0"
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -45,20 +35,26 @@ def build_internlm2(folder: Path) -> Any:
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
     from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import import_protobuf
 
     path, config = folder / MODEL, _read_config(folder)
+    messages: Any = import_protobuf()
+    model = messages.ModelProto()
     try:
-        pieces, normalizer = _read_model(path.read_bytes())
-    except (OSError, IndexError, ValueError, struct.error) as error:
+        model.ParseFromString(path.read_bytes())
+        # SentencePiece does not use a piece that is the null character, but the byte of that value.
+        names = ["<unused null>" if piece.piece == _NULL else piece.piece for piece in model.pieces]
+        if not names or model.trainer_spec.model_type != model.trainer_spec.BPE:
+            raise ValueError("it holds none")
+    except Exception as error:  # of protobuf, which comes with tensorflow-datasets, a class of its own
         raise CheckpointError(
             f"{path}: cannot be read as a SentencePiece model of byte pairs: {error}"
         ) from error
-    if normalizer.get(_CHARSMAP):
+    normalizer = model.normalizer_spec
+    if normalizer.precompiled_charsmap:
         raise CheckpointError(f"{path}: normalises characters, which InternLM2's does not: not its tokenizer")
-    if normalizer.get(_FEWER_BLANKS, 1):
+    if normalizer.remove_extra_whitespaces:
         raise CheckpointError(f"{path}: removes blanks, which InternLM2's does not: not its tokenizer")
-    # SentencePiece does not use a piece that is the null character, but the byte of that value.
-    names = ["<unused null>" if text == _NULL else text for text, _, _ in pieces]
     added = {}
     for number, token in (config.get("added_tokens_decoder") or {}).items():
         added[int(number)] = token["content"]
@@ -71,21 +67,21 @@ def build_internlm2(folder: Path) -> Any:
     backend = Tokenizer(
         models.BPE(
             vocab=vocabulary,
-            merges=_merges(pieces, vocabulary),
+            merges=_merges(model.pieces, vocabulary),
             unk_token=config.get("unk_token", "<unk>"),
             fuse_unk=True,
             byte_fallback=True,
         )
     )
     blanks: list[Any] = [normalizers.Replace(" ", _BLANK)]
-    if normalizer.get(_DUMMY_PREFIX, 1):
+    if normalizer.add_dummy_prefix:
         blanks.insert(0, normalizers.Prepend(_BLANK))
     backend.normalizer = normalizers.Sequence(blanks)
     backend.decoder = decoders.Sequence(
         [decoders.Replace(_BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
     )
-    whole = [text for text, _, kind in pieces if kind == _USER_DEFINED and text in vocabulary]
-    backend.add_tokens([AddedToken(text, normalized=False) for text in whole])
+    whole = [piece.piece for piece in model.pieces if piece.type == piece.USER_DEFINED]
+    backend.add_tokens([AddedToken(text, normalized=False) for text in whole if text in vocabulary])
     backend.add_special_tokens(
         [AddedToken(name, special=True, normalized=False) for _, name in sorted(added.items())]
     )
@@ -105,60 +101,14 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def _merges(pieces: list[tuple[str, float, int]], vocabulary: dict[str, int]) -> list[tuple[str, str]]:
+def _merges(pieces: Any, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
     """Pairs of pieces that form a piece, the piece of the highest score first."""
     splits = (
-        (score, text[:cut], text[cut:])
-        for text, score, kind in pieces
-        if kind == _NORMAL
-        for cut in range(1, len(text))
+        (piece.score, piece.piece[:cut], piece.piece[cut:])
+        for piece in pieces
+        if piece.type == piece.NORMAL
+        for cut in range(1, len(piece.piece))
     )
     known = [(score, a, b) for score, a, b in splits if a in vocabulary and b in vocabulary]
     known.sort(key=lambda pair: (-pair[0], vocabulary[pair[1]], vocabulary[pair[2]]))
     return [(a, b) for _, a, b in known]
-
-
-def _read_model(data: bytes) -> tuple[list[tuple[str, float, int]], dict[int, Any]]:
-    """Pieces (text, score, kind) by id, and the normaliser's fields."""
-    pieces: list[tuple[str, float, int]] = []
-    sections: dict[int, dict[int, Any]] = {_TRAINER: {}, _NORMALIZER: {}}
-    for field, value in _fields(data):
-        if field == _PIECES:
-            piece = dict(_fields(value))
-            (score,) = struct.unpack("<f", piece.get(_SCORE, b"\0\0\0\0"))
-            pieces.append((piece[_TEXT].decode("utf-8"), score, piece.get(_KIND, _NORMAL)))
-        elif field in sections:
-            sections[field] = dict(_fields(value))
-    if not pieces or sections[_TRAINER].get(_MODEL_TYPE) != _BPE:
-        raise ValueError("it holds none")
-    return pieces, sections[_NORMALIZER]
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Number and value of each field of a protocol buffer message: int, or bytes."""
-    stream = io.BytesIO(data)
-
-    def take(size: int) -> bytes:
-        taken = stream.read(size)
-        if len(taken) < size:
-            raise ValueError("it ends too early")
-        return taken
-
-    def varint() -> int:
-        value = shift = 0
-        while True:
-            (byte,) = take(1)
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-            shift += 7
-
-    while stream.tell() < len(data):
-        key = varint()
-        wire = key & 7
-        if wire == 0:
-            yield key >> 3, varint()
-        elif wire in (1, 2, 5):
-            yield key >> 3, take({1: 8, 5: 4}.get(wire) or varint())
-        else:
-            raise ValueError(f"wire type {wire} is none")

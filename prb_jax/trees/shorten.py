@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections.abc import Callable, Sequence
 
@@ -114,11 +115,4 @@ def _first(count: int, holds: Callable[[int], bool]) -> int | None:
     """The first of 0..count-1 for which `holds` is true, given that it stays true once it is."""
     if count == 0 or not holds(count - 1):
         return None
-    low, high = 0, count - 1
-    while low < high:
-        middle = (low + high) // 2
-        if holds(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return bisect.bisect_left(range(count - 1), True, key=holds)

@@ -17,38 +17,37 @@ BLOCK = 128
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class BlockTable:
-    """Which blocks of S streams of N tokens meet, see :func:`block_table`. int32 arrays."""
+    """Which blocks of S streams of N tokens meet. int32 arrays."""
 
-    # [S, N / BLOCK, N / BLOCK], for each block of queries numbers of blocks of keys
     keys: np.ndarray | jax.Array
-    # [S, N / BLOCK, 2], how many of them are seen wholly, and how many are not
+    """[S, N / BLOCK, N / BLOCK], for each block of queries the numbers of the blocks of keys of which one of its
+    queries sees something: first those of which all queries see all, so that nothing has to be masked."""
+    # [S, N / BLOCK, 2], how many of them are seen wholly, and how many are not; a block of padding has none
     counts: np.ndarray | jax.Array
 
     __repr__ = short_repr
 
 
 def block_table(
-    until: np.ndarray, positions: np.ndarray, used: int, *, window: int | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return, for every block of queries of one stream, the blocks of keys of which one of its queries sees something.
+    until: np.ndarray, positions: np.ndarray, used: np.ndarray, *, window: int | None
+) -> BlockTable:
+    """Return which blocks of streams meet.
 
     Args:
-      until, positions, used, window: as of :func:`meeting_blocks`, with blocks of :data:`BLOCK`.
-
-    Returns:
-      int32 [N / BLOCK, N / BLOCK], the numbers of blocks of keys: first those of which all queries see all, so that
-      nothing has to be masked, then the others; and int32 [N / BLOCK, 2], how many there are of both kinds. A block of
-      padding has none.
+      until, positions: int32 [S, N], N a multiple of :data:`BLOCK`.
+      used: of each stream how many tokens it has.
+      window: as of :func:`meeting_blocks`.
     """
-    some, every = meeting_blocks(until, positions, used, block=BLOCK, window=window)
-    table = np.zeros(some.shape, np.int32)
-    counts = np.zeros((len(some), 2), np.int32)
-    for query in range(-(-used // BLOCK)):
-        whole, partly = np.flatnonzero(every[query]), np.flatnonzero(some[query] & ~every[query])
-        table[query, : len(whole)] = whole
-        table[query, len(whole) : len(whole) + len(partly)] = partly
-        counts[query] = len(whole), len(partly)
-    return table, counts
+    ranks = []
+    for stream in zip(until, positions, used, strict=True):
+        some, every = meeting_blocks(*stream, block=BLOCK, window=window)
+        rank = np.where(every, 0, np.where(some, 1, 2))
+        rank[-(-stream[2] // BLOCK) :] = 2
+        ranks.append(rank)
+    rank = np.stack(ranks)
+    counts = np.stack([(rank == 0).sum(axis=2), (rank == 1).sum(axis=2)], axis=2).astype(np.int32)
+    keys = np.argsort(rank, axis=2, kind="stable").astype(np.int32)
+    return BlockTable(np.where(np.sort(rank, axis=2) < 2, keys, 0), counts)
 
 
 def meeting_blocks(

@@ -73,18 +73,15 @@ def make_stream_batch(trees: Sequence[Tree], packed: PackedBatch, options: Strea
     streams = [*packed, *[empty] * (options.streams - len(packed))]
     laid = [_lay(trees, stream) for stream in streams]
     arrays: dict[str, Any] = {name: np.stack([stream[name] for stream, _ in laid]) for name in laid[0][0]}
+    used = np.asarray([tokens for _, tokens in laid])
 
     def table(window: int | None) -> BlockTable | StepTable | KeyTable:
         until, positions = arrays["until"], arrays["positions"]
         if options.kernel:
-            used = np.asarray([used for _, used in laid])
             return step_table(until, positions, used, block=options.block, window=window)
         if options.keys is not None:
             return key_table(until, positions, layout=options.keys, window=window)
-        tables = [
-            block_table(stream["until"], stream["positions"], used, window=window) for stream, used in laid
-        ]
-        return BlockTable(*(np.stack(part) for part in zip(*tables, strict=True)))
+        return block_table(until, positions, used, window=window)
 
     in_window = None if options.window is None else table(options.window)
     return StreamBatch(**arrays, blocks=table(None), window_blocks=in_window)

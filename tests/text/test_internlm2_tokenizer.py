@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-import struct
 from pathlib import Path
 
 import pytest
@@ -31,31 +30,22 @@ TEXTS = (
 CHAT = (Message("user", "Is it raining?"), Message("assistant", "It is."))
 
 
-def message(*fields: tuple[int, int | bytes | float]) -> bytes:
-    """A protocol buffer message of fields below 16."""
-    parts = []
-    for number, value in fields:
-        if isinstance(value, float):
-            parts.append(bytes([number << 3 | 5]) + struct.pack("<f", value))
-        elif isinstance(value, int):
-            parts.append(bytes([number << 3, value]))
-        else:
-            size = [len(value)] if len(value) < 128 else [len(value) & 127 | 128, len(value) >> 7]
-            parts.append(bytes([number << 3 | 2, *size]) + value)
-    return b"".join(parts)
-
-
-def write(folder: Path, *, charsmap: bytes = b"", prefix: int = 0, model_type: int = 2) -> Path:
+def write(folder: Path, *, charsmap: bytes = b"", model_type: int = 2) -> Path:
     """A model of a few pieces: letters, "he", "ll", "hell", "hello", bytes, and three special ones."""
+    from transformers.convert_slow_tokenizer import import_protobuf
+
     words = ["h", "e", "l", "o", "▁", "he", "ll", "hell", "hello"]
     pieces = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("[UNUSED_TOKEN_0]", 0.0, 4)]
     pieces += [(f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)]
     pieces += [(word, -float(number), 1) for number, word in enumerate(reversed(words))]
-    data = message(*((1, message((1, text.encode()), (2, score), (3, kind))) for text, score, kind in pieces))
-    data += message((2, message((3, model_type))))
-    data += message((3, message((1, b"identity"), (2, charsmap), (3, prefix), (4, 0))))
+    blanks = {"add_dummy_prefix": False, "remove_extra_whitespaces": False}
+    model = import_protobuf().ModelProto(
+        pieces=[{"piece": text, "score": score, "type": kind} for text, score, kind in pieces],
+        trainer_spec={"model_type": model_type},
+        normalizer_spec={"name": "identity", "precompiled_charsmap": charsmap, **blanks},
+    )
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / MODEL).write_bytes(data)
+    (folder / MODEL).write_bytes(model.SerializeToString())
     config = {
         "tokenizer_class": "InternLM2Tokenizer",
         "auto_map": {"AutoTokenizer": ["tokenization_internlm2.InternLM2Tokenizer", None]},

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import DataError
@@ -23,7 +21,7 @@ from prb_jax.trees.encode import encode_comparisons, last_non_pad
 from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import Tree, Truncation
 from tests import tiny_tokenizer as tiny
-from tests.text.chats import CHATS, REAL, SHARED, as_transformers_has_it, open_chat, paper_ids, real_chat
+from tests.text.chats import CHATS, REAL, SHARED, as_transformers_has_it, open_chat, real_chat
 
 
 @pytest.fixture(scope="module", params=CHATS)
@@ -73,20 +71,6 @@ def test_a_tree_holds_the_ids_of_its_conversations(chat: ChatTokenizer, count: i
             assert tree.sequence(k).tolist() == ids
             assert tree.read[k] == len(tree.responses[k]) - 1
         assert not tree.truncation.any
-
-
-@settings(max_examples=40, deadline=None, database=None)
-@given(
-    start=st.text(max_size=12),
-    responses=st.lists(
-        st.text(alphabet="another the\n ,.é你", min_size=1, max_size=12), min_size=2, max_size=5
-    ),
-    question=st.text(alphabet="what then\n é你", min_size=1, max_size=20).filter(str.strip),
-)
-def test_any_texts(chat: ChatTokenizer, start: str, responses: list[str], question: str) -> None:
-    record = comparison([f"{start}x{response}" for response in responses], question=question, posts=1)
-    tree = encode_comparison(record, chat, view=View(1))
-    assert [tree.sequence(k).tolist() for k in range(len(responses))] == alone(chat, record, 1)
 
 
 def test_equal_responses_and_one_that_starts_another(chat: ChatTokenizer) -> None:
@@ -210,16 +194,6 @@ class TestPaper:
         self, chat: ChatTokenizer, record: Comparison, *, posts: int = 0, limit: int | None = None, **pad: Any
     ) -> Tree:
         return encode_comparison(record, chat, view=View(posts, TextProtocol.PAPER, limit), **pad)
-
-    def test_conversation_alone_with_bos_twice(self, tmp_path: Path) -> None:
-        chat = load_tokenizer(tiny.write_tokenizer(tmp_path, template=tiny.CHAT_WITH_BOS, bos=True))
-        record = comparison(["Rice.", "Beans."], posts=3)
-        tree = self.encode(chat, record)
-        assert tree.prefix[:2].tolist() == [chat.bos_token_id] * 2
-        assert "post" not in chat.tokenizer.decode(tree.sequence(0))
-        for k, response in enumerate(record.responses):
-            messages = [Message("user", record.question), Message("assistant", response)]
-            assert tree.sequence(k).tolist() == paper_ids(chat, messages, max_length=8192)
 
     def test_every_tokenizer_as_the_script_calls_it(self, chat: ChatTokenizer) -> None:
         record = comparison(["Rice and " + "more rice. " * 12, "Beans."], posts=3)

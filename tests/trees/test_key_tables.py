@@ -1,4 +1,4 @@
-"""The keys before each block of a stream, against who sees whom token by token; and how much of them is padding."""
+"""The keys before each block of a stream, against who sees whom; and how much of them is padding."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import numpy as np
 import pytest
 
 from prb_jax.trees.key_tables import COLUMNS, KeyLayout, KeyTable, key_table
-from prb_jax.trees.packing import StreamOptions, for_keys, pack_streams
+from prb_jax.trees.packing import StreamOptions, StreamShape, for_keys, pack_streams, with_key_layout
 from prb_jax.trees.stream_shapes import choose_stream_shape
 from prb_jax.trees.streams import make_stream_batch
 from prb_jax.trees.tree import Tree, build_tree
-from tests.trees.forests import Forest, random_forest
-
-
-def until_of(forest: Forest) -> np.ndarray:
-    """Of each token the place behind the last one that sees it; padding sees itself."""
-    sees = forest.sees() | np.eye(len(forest.previous), dtype=bool)
-    return (len(sees) - sees[::-1].argmax(axis=0)).astype(np.int32)
+from tests.trees.test_streams import people, who_sees
 
 
 @pytest.mark.parametrize("window", [None, 1, 40, 300])
-@pytest.mark.parametrize("seed", range(6))
-def test_a_block_has_the_keys_that_its_queries_see(seed: int, window: int | None) -> None:
-    forest = random_forest(seed, tokens=1024, longest=[30, 150, 400][seed % 3], trees=5)
+@pytest.mark.parametrize("profile", [10, 60, 200, 500])
+def test_a_block_has_the_keys_that_its_queries_see(profile: int, window: int | None) -> None:
+    """Of people with shared beginnings, and of conversations without any."""
+    trees = [
+        *people(4, 3, seed=profile, profile=profile),
+        *(build_tree([[5], [6, token]]) for token in range(9)),
+    ]
     layout = KeyLayout(longest=1024, response=400, queries=128)
-    until = until_of(forest)
-    table = key_table(until[None], forest.positions[None], layout=layout, window=window)
-    sees = forest.sees(window)
-    for block, start in enumerate(range(0, 1024, 128)):
-        keys = table.keys[0, block, : table.counts[0, block]]
-        np.testing.assert_array_equal(keys, np.flatnonzero(sees[start : start + 128, :start].any(axis=0)))
+    options = with_key_layout(StreamOptions(tokens=1024, window=window), layout)
+    for packed in pack_streams(trees, StreamShape(1024, 64), options):
+        batch = make_stream_batch(trees, packed, options)
+        table, (sees,) = batch.table(window), who_sees(batch, window)
+        assert isinstance(table, KeyTable)
+        for block, start in enumerate(range(0, 1024, 128)):
+            keys = table.keys[0, block, : table.counts[0, block]]
+            np.testing.assert_array_equal(keys, np.flatnonzero(sees[start : start + 128, :start].any(axis=0)))
 
 
 def test_tables_have_room_for_usual_conversations_and_are_doubled_for_longer_ones() -> None:

@@ -112,7 +112,7 @@ def cudnn_stream_attention(
         raise ValueError(f"these streams have no table of keys for a window of {window}")
     stream = functools.partial(_stream, _Blocks(call, window, copied_tokens))
     facts = (table, jnp.asarray(batch.until), jnp.asarray(batch.positions))
-    return over_mesh(lambda *arrays: one_by_one(lambda args: stream(*args), arrays), mesh)(q, k, v, facts)
+    return one_by_one(stream, mesh)(q, k, v, facts)
 
 
 def _fused(softcap: float | None, implementation: Implementation) -> Any:

@@ -28,7 +28,7 @@ from jax.sharding import Mesh
 
 from prb_jax.models.attention.blocks import MASKED
 from prb_jax.models.attention.blockwise import ATTENTION_RESULTS
-from prb_jax.models.attention.streams import one_by_one, over_mesh
+from prb_jax.models.attention.streams import one_by_one
 from prb_jax.models.layers import product, soft_capped
 from prb_jax.trees.kernel_tables import FIRST, LANES, LAST, PARTLY, StepTable
 from prb_jax.trees.streams import StreamBatch
@@ -76,13 +76,12 @@ def kernel_attention(
         raise ValueError(f"these streams have no table of a kernel's steps for a window of {window}")
     settings = Settings(table.block, window, softcap, interpret)
 
-    def stream(args: tuple[jax.Array, jax.Array, jax.Array, Facts]) -> jax.Array:
-        q, k, v, facts = args
+    def stream(q: jax.Array, k: jax.Array, v: jax.Array, facts: Facts) -> jax.Array:
         by_head = [jnp.swapaxes(x, 0, 1) for x in (q, k, v)]
         return jnp.swapaxes(_attend(settings, *by_head, facts), 0, 1)
 
     facts = Facts(table, jnp.asarray(batch.until)[:, None], jnp.asarray(batch.positions)[:, None])
-    return over_mesh(lambda *arrays: one_by_one(stream, arrays), mesh)(q, k, v, facts)
+    return one_by_one(stream, mesh)(q, k, v, facts)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -298,8 +298,12 @@ def over_mesh(attend: Callable[..., Any], mesh: Mesh | None) -> Callable[..., An
     )
 
 
-def one_by_one(stream: Callable[[Any], jax.Array], arrays: Any) -> jax.Array:
-    """Return stream(its arrays) for every stream, one after the other: the leading axis of arrays and result."""
-    if len(jax.tree.leaves(arrays)[0]) == 1:
-        return stream(jax.tree.map(lambda x: x[0], arrays))[None]
-    return lax.map(stream, arrays)
+def one_by_one(stream: Callable[..., jax.Array], mesh: Mesh | None) -> Callable[..., jax.Array]:
+    """As :func:`over_mesh`, from attention of a single stream: each device computes its streams one after the other."""
+
+    def attend(*arrays: Any) -> jax.Array:
+        if len(arrays[0]) == 1:
+            return stream(*jax.tree.map(lambda x: x[0], arrays))[None]
+        return lax.map(lambda of_stream: stream(*of_stream), arrays)
+
+    return over_mesh(attend, mesh)
