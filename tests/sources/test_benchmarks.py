@@ -26,6 +26,9 @@ from tests.benchmarks.layouts import (
     write_rewardbench,
     write_rm_bench,
 )
+from tests.json_lines import write_lines
+
+PAIR = {"id": 1, "prompt": "q", "chosen": "a", "rejected": "b"}
 
 
 @pytest.mark.parametrize("name", benchmarks.NAMES)
@@ -65,9 +68,7 @@ def test_from_the_hub_by_name(tmp_path, monkeypatch, hub_of):
 
 
 def test_a_file_of_own_records_or_of_published_ones(tmp_path):
-    path = tmp_path / "x.jsonl"
-    row = {"id": 1, "prompt": "q", "chosen": "a", "rejected": "b", "subset": "math-prm"}
-    path.write_text(json.dumps(row) + "\n")
+    path = write_lines(tmp_path / "x.jsonl", [PAIR | {"subset": "math-prm"}])
     assert read_comparisons(f"rewardbench:{path}")[0].subset == "math-prm"
     described = describe_source(f"rewardbench:{path}")
     assert described["benchmark"] == "rewardbench"
@@ -79,13 +80,11 @@ def test_a_file_of_own_records_or_of_published_ones(tmp_path):
 
 def test_ids_that_subsets_share_are_told_apart(tmp_path):
     rows = [
-        {"id": 7, "prompt": f"q{i}", "chosen": "a", "rejected": "b", "subset": subset}
-        for i, subset in enumerate(("hep-go", "hep-js", "hep-go"))
+        PAIR | {"prompt": prompt, "subset": f"hep-{language}"}
+        for prompt, language in zip("qrs", ("go", "js", "go"))
     ]
-    path = tmp_path / "x.json"
-    path.write_text(json.dumps(rows))
-    ids = [c.id for c in read_comparisons(f"rewardbench:{path}")]
-    assert ids == ["hep-go/7", "hep-js/7", "hep-go/7#2"]
+    path = write_lines(tmp_path / "x.jsonl", rows)
+    assert [c.id for c in read_comparisons(f"rewardbench:{path}")] == ["hep-go/1", "hep-js/1", "hep-go/1#2"]
 
 
 def test_rewardbench2(tmp_path):
@@ -99,14 +98,13 @@ def test_rewardbench2(tmp_path):
 
 def test_rm_bench(tmp_path):
     folder = write_rm_bench(tmp_path / "rm")
-    for source in (f"rm-bench:{folder}", f"rm-bench:{folder / 'total_dataset.json'}"):
-        comparisons = read_comparisons(source)
-        assert len(comparisons) == 15
-        assert comparisons[1].responses == (
-            "yesyes", "well, yes", "**yes**, indeed", "no", "well, no", "**no**, never at all",
-        )  # fmt: skip
-        assert comparisons[-1].subset == "safety-response"
-        assert comparisons[0].labels == (1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
+    comparisons = read_comparisons(f"rm-bench:{folder}")
+    assert len(comparisons) == 15
+    assert comparisons[1].responses[:3] == ("yesyes", "well, yes", "**yes**, indeed")
+    assert comparisons[1].responses[3:] == ("no", "well, no", "**no**, never at all")
+    assert comparisons[-1].subset == "safety-response"
+    assert comparisons[0].labels == (1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
+    assert read_comparisons(f"rm-bench:{folder / 'total_dataset.json'}") == comparisons
 
 
 def test_judgebench(tmp_path):
@@ -120,8 +118,8 @@ def test_judgebench(tmp_path):
     assert comparisons[0].labels == (0.0, 1.0)
     assert comparisons[1].labels == (1.0, 0.0)
     assert comparisons[1].responses == ("answer Aanswer A", "answer B")
-    one = read_comparisons(f"judgebench:{folder / 'data' / 'gpt-00000-of-00001.jsonl'}")
-    assert one == comparisons[:5]
+    of_gpt = read_comparisons(f"judgebench:{folder}/data/gpt-00000-of-00001.jsonl")
+    assert of_gpt == comparisons[:5]
 
 
 def test_llmbar(tmp_path):
@@ -168,11 +166,10 @@ def test_prefeval(tmp_path):
     ],
 )
 def test_what_cannot_be_read(tmp_path, source, message):
-    pair = {"id": 1, "prompt": "q", "chosen": "a", "rejected": "b"}
-    two = pair | {"chosen": ["a", "b"], "rejected": ["c"], "num_correct": 1, "subset": "Ties"}
+    two = PAIR | {"chosen": ["a", "b"], "rejected": ["c"], "num_correct": 1, "subset": "Ties"}
     answers = {"response_A": "a", "response_B": "b", "label": "A=B"}
     judge = {"pair_id": "1", "source": "s", "question": "q", **answers}
-    for name, row in {"pairs": pair, "two": two, "list": [1], "judge": judge}.items():
+    for name, row in {"pairs": PAIR, "two": two, "list": [1], "judge": judge}.items():
         (tmp_path / f"{name}.json").write_text(json.dumps([row]))
     with pytest.raises(DataError, match=message):
         read_comparisons(source.format(tmp=tmp_path))
