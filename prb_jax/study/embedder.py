@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -158,10 +158,10 @@ class StateFeatures:
         self, comparisons: Sequence[Comparison], *, profile_posts: int, advance: Advance
     ) -> tuple[np.ndarray, int]:
         rewards, truncated = np.empty(len(comparisons), np.float32), 0
-        view = ViewOptions(
-            profile_posts=profile_posts, protocol=self.view.protocol.value, max_length=self.view.max_length
-        )
-        for batch in self.model.stream(comparisons, **asdict(view)):
+        protocol, limit = self.view.protocol.value, self.view.max_length
+        for batch in self.model.stream(
+            comparisons, profile_posts=profile_posts, protocol=protocol, max_length=limit
+        ):
             rewards[list(batch.indices)] = [scores[0] for scores in batch.scores]
             truncated += _count_cut(batch)
             advance(len(batch.indices), sum(batch.tokens))
@@ -264,9 +264,7 @@ def open_embedder(
     plain = plain and is_plain_language_model(folder.path, name=folder.name)
     opened = open_language_model(folder, options) if plain else open_model(folder, options)
     loaded = load_reward_model(opened)
-    chosen = loaded.reader.choose_view(
-        ViewOptions(profile_posts=0, protocol=view.protocol, max_length=view.max_length)
-    ).view
+    chosen = loaded.reader.choose_view(replace(view, profile_posts=0)).view
     named = opened.labels_named or chosen.protocol is TextProtocol.PAPER
     readout = opened.labels if named and not plain else None
     config, mesh = loaded.config, loaded.mesh
