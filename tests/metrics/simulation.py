@@ -91,8 +91,8 @@ def coverage(users, pairs, mean, spread, *, repeats, seed=0, method=score, **opt
     rng = np.random.default_rng([seed, users, int(np.sum(pairs)), int(1000 * mean), int(1000 * spread)])
     rows = np.broadcast_to(pairs, (users,))
     hits = 0
-    for own in rates(rng, mean, spread, (repeats, users)):
-        hits += bool(method(rng.binomial(rows, own), rows, mean, **options))
+    for rate in rates(rng, mean, spread, (repeats, users)):
+        hits += bool(method(rng.binomial(rows, rate), rows, mean, **options))
     return hits / repeats
 
 
@@ -106,9 +106,9 @@ def difference_coverage(users, pairs, better, spread, *, repeats, seed=0):
     clusters = Clusters(tuple(f"u{i}" for i in np.repeat(np.arange(users), pairs)))
     hits = 0
     for _ in range(repeats):
-        own = np.clip(rng.normal(better, spread, users), -0.3, 0.3)
-        changed = np.repeat(0.35 + 0 * own, pairs)
-        signs = rng.random(users * pairs) < (1 + np.repeat(own, pairs) / changed) / 2
+        gain = np.clip(rng.normal(better, spread, users), -0.3, 0.3)
+        changed = np.repeat(0.35 + 0 * gain, pairs)
+        signs = rng.random(users * pairs) < (1 + np.repeat(gain, pairs) / changed) / 2
         gains = np.where(rng.random(users * pairs) < changed, np.where(signs, 1, -1), 0)
         low, high = difference_interval(gains, clusters).bounds or (0, 0)
         hits += low <= better <= high
@@ -185,8 +185,8 @@ def told_apart(runs, *, unequal, repeats, users=30, rows=50, spread=0.5, seed=0)
         user = np.repeat(np.arange(users), counts)
         scored = {}
         for run in range(runs):
-            own = spread * rng.standard_normal(users)[user]
-            won = rng.standard_normal(len(user)) + own + 0.5 > 0
+            effect = spread * rng.standard_normal(users)[user]
+            won = rng.standard_normal(len(user)) + effect + 0.5 > 0
             scored[f"run {run}"] = [
                 ScoredRow(str(place), None, f"u{name}", [float(win), 0.5], [1.0, 0.0])
                 for place, (name, win) in enumerate(zip(user, won))
@@ -209,15 +209,15 @@ def table(repeats):
     yield "| users | " + " | ".join(f"{pairs} pairs" for pairs in PAIRS) + " |"
     yield "|---|" + "---|" * len(PAIRS)
     for users in USERS:
-        found = []
+        bounds = []
         for pairs in PAIRS:
             shares = [
                 (coverage(users, pairs, mean, spread, repeats=repeats), mean, spread)
                 for mean, spread in cells()
             ]
             (low, *at_low), (high, *at_high) = min(shares), max(shares)
-            found.append(f"{low:.3f} ({at_low[0]}, {at_low[1]}) to {high:.3f} ({at_high[0]}, {at_high[1]})")
-        yield f"| {users} | " + " | ".join(found) + " |"
+            bounds.append(f"{low:.3f} ({at_low[0]}, {at_low[1]}) to {high:.3f} ({at_high[0]}, {at_high[1]})")
+        yield f"| {users} | " + " | ".join(bounds) + " |"
 
 
 def methods_table(repeats):
@@ -225,13 +225,13 @@ def methods_table(repeats):
     yield "| method | lowest coverage (users, pairs, mean, standard deviation) | highest, from 20 users on |"
     yield "|---|---|---|"
     for name, method in METHODS.items():
-        found = {
+        shares = {
             (users, pairs, mean, spread): coverage(users, pairs, mean, spread, repeats=repeats, method=method)
             for users, pairs, (mean, spread) in itertools.product(USERS, PAIRS, cells())
         }
-        low = min(found, key=found.__getitem__)
-        high = max((key for key in found if key[0] >= 20), key=found.__getitem__)
-        yield f"| {name} | {found[low]:.3f} {low} | {found[high]:.3f} {high} |"
+        low = min(shares, key=shares.__getitem__)
+        high = max((key for key in shares if key[0] >= 20), key=shares.__getitem__)
+        yield f"| {name} | {shares[low]:.3f} {low} | {shares[high]:.3f} {high} |"
 
 
 if __name__ == "__main__":

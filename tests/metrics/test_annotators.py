@@ -60,9 +60,9 @@ def test_published_examples() -> None:
     # Gwet's handbook has the same table: AC1 0.775, Fleiss' kappa 0.761
     assert agreement(table, categories=5)["ac1"][0] == pytest.approx(0.775, abs=5e-4)
     assert agreement(table, categories=5)["fleiss"][0] == pytest.approx(0.761, abs=5e-4)
-    found = agreement(table_of(FLEISS), categories=5)
-    assert found["fleiss"][0] == pytest.approx(0.210, abs=5e-4)
-    assert found["observed"][0] == pytest.approx(0.378, abs=5e-4)
+    fleiss = agreement(table_of(FLEISS), categories=5)
+    assert fleiss["fleiss"][0] == pytest.approx(0.210, abs=5e-4)
+    assert fleiss["observed"][0] == pytest.approx(0.378, abs=5e-4)
     # Cohen (1960), table 1: 0.492; Gwet's paradox: 118 of 125 equal, kappa 0.234 and AC1 0.940
     first, second = np.nonzero(np.ones((3, 3)))
     counts = np.array([88, 14, 18, 10, 40, 10, 2, 6, 12])
@@ -176,9 +176,9 @@ def test_intervals_hold_the_value_of_many_items_and_annotators() -> None:
     repeats = 300
     for seed in range(repeats):
         table = simulated(rng, items=60, annotators=10)
-        found = agreement_with_intervals(table, categories=2, draws=400, seed=seed)
+        estimates = agreement_with_intervals(table, categories=2, draws=400, seed=seed)
         for name in held:
-            bounds = found[name].ci95_annotators
+            bounds = estimates[name].ci95_annotators
             assert bounds is not None
             held[name] += bounds[0] <= large[name][0] <= bounds[1]
     for name, count in held.items():
@@ -191,11 +191,11 @@ def test_equivalence_is_two_one_sided_t_tests() -> None:
     for size, shift, margin in ((8, 0.1, 0.5), (40, 0.2, 0.25), (200, 0.0, 0.2)):
         values = rng.normal(shift, 0.6, size)
         error = values.std(ddof=1) / math.sqrt(size)
-        found = tost(values.mean(), standard_error=error, degrees=size - 1, margin=margin)
+        test = tost(values.mean(), standard_error=error, degrees=size - 1, margin=margin)
         expected, *_tests = weightstats.DescrStatsW(values).ttost_mean(-margin, margin)
-        assert found.p == pytest.approx(expected, abs=1e-12)
-        assert found.equivalent == (-margin < found.ci90[0] and found.ci90[1] < margin)
-        assert found.ci90 == pytest.approx(scipy.stats.t.interval(0.9, size - 1, values.mean(), error))
+        assert test.p == pytest.approx(expected, abs=1e-12)
+        assert test.equivalent == (-margin < test.ci90[0] and test.ci90[1] < margin)
+        assert test.ci90 == pytest.approx(scipy.stats.t.interval(0.9, size - 1, values.mean(), error))
     assert tost(0.1, standard_error=0, degrees=5, margin=0.2).equivalent
     assert not tost(0.3, standard_error=0, degrees=5, margin=0.2).equivalent
 
@@ -205,8 +205,8 @@ def test_kappa_of_two_has_an_interval_over_their_common_items() -> None:
     first = rng.integers(0, 2, 40)
     second = np.where(rng.random(40) < 0.8, first, 1 - first)
     second[:5] = MISSING
-    found = cohen_with_interval(first, second, categories=2, draws=200)
-    assert found.value == pytest.approx(cohen(first[5:], second[5:], categories=2)[0])
-    assert found.ci95 is not None
-    assert found.ci95[0] < found.value < found.ci95[1]
-    assert dict(found.reasons) == {}
+    estimate = cohen_with_interval(first, second, categories=2, draws=200)
+    assert estimate.value == pytest.approx(cohen(first[5:], second[5:], categories=2)[0])
+    assert estimate.ci95 is not None
+    assert estimate.ci95[0] < estimate.value < estimate.ci95[1]
+    assert dict(estimate.reasons) == {}

@@ -18,11 +18,11 @@ def test_the_unbiased_estimator_is_the_mean_over_all_subsets() -> None:
         rewards = rng.integers(0, 4, 9).astype(float) if ties else rng.standard_normal(9)
         quality = rng.standard_normal(9)
         for size in range(1, 10):
-            each = []
+            values = []
             for subset in map(list, combinations(range(9), size)):
                 best = rewards[subset] == rewards[subset].max()
-                each.append(quality[subset][best].mean())
-            assert best_of_k(rewards, quality, size) == pytest.approx(np.mean(each), abs=1e-12)
+                values.append(quality[subset][best].mean())
+            assert best_of_k(rewards, quality, size) == pytest.approx(np.mean(values), abs=1e-12)
 
 
 def test_weights_are_shares_of_subsets_also_for_many_samples() -> None:

@@ -12,13 +12,13 @@ def row(scores, labels, *, id="x"):
 
 
 def test_a_pair_by_hand():
-    found = calibration([row([1, 0], [1, 0]), row([2, 1], [0, 1]), row([3, 3], [1, 0])])
+    curve = calibration([row([1, 0], [1, 0]), row([2, 1], [0, 1]), row([3, 3], [1, 0])])
     sure = 1 / (1 + np.exp(-1.0))
-    assert [part["n"] for part in found["bins"]] == [1, 2]
-    assert found["bins"][0] == {"low": 0.5, "high": 0.55, "n": 1, "confidence": 0.5, "right": 0.5}
-    assert found["bins"][1]["confidence"] == pytest.approx(sure, abs=1e-15)
-    assert found["right"] == pytest.approx(0.5)
-    assert found["ece"] == pytest.approx(2 / 3 * abs(0.5 - sure), abs=1e-15)
+    assert [part["n"] for part in curve["bins"]] == [1, 2]
+    assert curve["bins"][0] == {"low": 0.5, "high": 0.55, "n": 1, "confidence": 0.5, "right": 0.5}
+    assert curve["bins"][1]["confidence"] == pytest.approx(sure, abs=1e-15)
+    assert curve["right"] == pytest.approx(0.5)
+    assert curve["ece"] == pytest.approx(2 / 3 * abs(0.5 - sure), abs=1e-15)
 
 
 def test_the_definition_on_random_scores():
@@ -27,7 +27,7 @@ def test_the_definition_on_random_scores():
         scores = rng.normal(scale=2, size=(500, k)).round(1)
         labels = np.zeros((500, k))
         labels[np.arange(500), rng.integers(k, size=500)] = 1
-        found = calibration([row(list(s), list(y)) for s, y in zip(scores, labels)])
+        curve = calibration([row(list(s), list(y)) for s, y in zip(scores, labels)])
         probability = softmax(scores, axis=1).max(axis=1)
         if k == 2:
             assert probability == pytest.approx(expit(np.abs(scores[:, 0] - scores[:, 1])))
@@ -36,8 +36,8 @@ def test_the_definition_on_random_scores():
         place = np.minimum(np.floor(probability * 20), 19)
         bins = [place == b for b in np.unique(place)]
         ece = sum(abs(right[b].mean() - probability[b].mean()) * b.mean() for b in bins)
-        assert found["ece"] == pytest.approx(ece, abs=1e-12)
-        assert sum(part["n"] for part in found["bins"]) == 500
+        assert curve["ece"] == pytest.approx(ece, abs=1e-12)
+        assert sum(part["n"] for part in curve["bins"]) == 500
 
 
 def test_scores_that_are_not_finite_are_named():
@@ -62,7 +62,7 @@ def test_length_bias_by_hand():
 
 
 def test_length_bias_without_a_longest_response_is_undefined():
-    found = length_bias([row([1.0, 0.0], [1.0, 0.0])], [[3, 3]])
-    assert (found["n"], found["picks_longest"], found["accuracy_longest"]) == (0, None, None)
+    bias = length_bias([row([1.0, 0.0], [1.0, 0.0])], [[3, 3]])
+    assert (bias["n"], bias["picks_longest"], bias["accuracy_longest"]) == (0, None, None)
     with pytest.raises(DataError, match="3 lengths for 2 scores"):
         length_bias([row([1.0, 0.0], [1.0, 0.0])], [[1, 2, 3]])

@@ -38,7 +38,7 @@ def effective(keys):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_equal_to_statsmodels(seed):
-    """The variance but for its factor, the interval of a difference, and Wilson's interval from the variance."""
+    """The variance but for its factor, the interval of a difference, and Wilson's interval from the crossed."""
     sandwich = pytest.importorskip("statsmodels.stats.sandwich_covariance")
     from scipy.stats import t
     from statsmodels.regression.linear_model import OLS
@@ -50,13 +50,13 @@ def test_equal_to_statsmodels(seed):
     by_user, by_item = corrected(by_user, user), corrected(by_item, item)
     both = by_user + by_item - by_both
     clusters = clusters_of(user, item[:, None])
-    found = crossed_variance(wins, clusters)
-    assert found.by_user == pytest.approx(by_user, rel=1e-10)
-    assert found.by_responses == pytest.approx(by_item, rel=1e-10)
-    assert found.variance == pytest.approx(both, rel=1e-10)
-    assert found.clusters == 25
-    assert found.effective == pytest.approx(min(effective(user), effective(item)))
-    quantile, mean, n = t.ppf(0.975, found.effective - 1), wins.mean(), len(wins)
+    crossed = crossed_variance(wins, clusters)
+    assert crossed.by_user == pytest.approx(by_user, rel=1e-10)
+    assert crossed.by_responses == pytest.approx(by_item, rel=1e-10)
+    assert crossed.variance == pytest.approx(both, rel=1e-10)
+    assert crossed.clusters == 25
+    assert crossed.effective == pytest.approx(min(effective(user), effective(item)))
+    quantile, mean, n = t.ppf(0.975, crossed.effective - 1), wins.mean(), len(wins)
     low, high = difference_interval(wins, clusters).bounds or (0, 0)
     half = quantile * math.sqrt(both + 2 / n**2)
     assert (low, high) == pytest.approx((mean - half, mean + half))
@@ -81,18 +81,18 @@ def test_pairs_that_share_one_response_belong_together(seed):
     same_user = user[:, None] == user[None]
     same_response = (pairs[:, None, :, None] == pairs[None, :, None, :]).any((2, 3))
     clusters = clusters_of(user, np.sort(pairs, axis=1))
-    found = crossed_variance(wins, clusters)
+    crossed = crossed_variance(wins, clusters)
 
     def expected(alike, keys):
         groups = len(np.unique(keys, axis=0))
         return corrected(product[alike].sum() / rows**2 * groups / (groups - 1), keys)
 
-    assert found.by_user == pytest.approx(expected(same_user, user))
-    assert found.by_responses == pytest.approx(expected(same_response, pairs.reshape(-1)))
+    assert crossed.by_user == pytest.approx(expected(same_user, user))
+    assert crossed.by_responses == pytest.approx(expected(same_response, pairs.reshape(-1)))
     responses = np.stack([np.repeat(user, 2), pairs.reshape(-1)], axis=1)
-    assert found.by_both == pytest.approx(expected(same_user & same_response, responses))
-    difference = found.by_user + found.by_responses - found.by_both
-    assert found.variance == pytest.approx(max(difference, found.by_user))
+    assert crossed.by_both == pytest.approx(expected(same_user & same_response, responses))
+    difference = crossed.by_user + crossed.by_responses - crossed.by_both
+    assert crossed.variance == pytest.approx(max(difference, crossed.by_user))
 
 
 def test_few_texts_in_many_pairs_do_not_make_an_accuracy_certain():
@@ -112,19 +112,19 @@ def test_few_texts_in_many_pairs_do_not_make_an_accuracy_certain():
 def test_the_variance_is_never_negative():
     for seed in range(50):
         wins, user, item = cases(seed, rows=40, users=6, sets=20)
-        found = crossed_variance(wins, clusters_of(user, item[:, None]))
-        assert found.variance >= min(found.by_user, found.by_responses) > 0
+        crossed = crossed_variance(wins, clusters_of(user, item[:, None]))
+        assert crossed.variance >= min(crossed.by_user, crossed.by_responses) > 0
     opposite = np.tile([1, 0], 20)  # the two users of each pair choose differently
-    found = crossed_variance(opposite, clusters_of(np.arange(40) % 5, np.arange(40)[:, None] // 2))
-    assert 0 < found.variance <= 0.25 / 40**2
+    crossed = crossed_variance(opposite, clusters_of(np.arange(40) % 5, np.arange(40)[:, None] // 2))
+    assert 0 < crossed.variance <= 0.25 / 40**2
 
 
 def test_what_is_nearly_all_won_has_the_interval_over_users():
     wins = np.ones(80, bool)
     clusters = clusters_of(np.arange(80) % 10, np.arange(80)[:, None] // 4)
-    found = accuracy_interval(wins, clusters)
-    assert (found.method, found.clusters) == ("score", 10)
-    assert found.bounds == accuracy_interval(wins, Clusters(clusters.users)).bounds
+    interval = accuracy_interval(wins, clusters)
+    assert (interval.method, interval.clusters) == ("score", 10)
+    assert interval.bounds == accuracy_interval(wins, Clusters(clusters.users)).bounds
 
 
 def test_which_rows_are_shared():

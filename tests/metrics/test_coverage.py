@@ -41,8 +41,8 @@ def test_rows_of_several_sizes_are_tested_exactly():
             for outcome in itertools.product([0, 1], repeat=5)
             if sum(outcome) >= wins
         )
-        found = coverage(["u"] * 5, [True] * wins + [False] * (5 - wins), chances)
-        assert (found["coverage"] == 1.0) == (expected <= 0.05)
+        served = coverage(["u"] * 5, [True] * wins + [False] * (5 - wins), chances)
+        assert (served["coverage"] == 1.0) == (expected <= 0.05)
 
 
 def test_shares_of_many_users():

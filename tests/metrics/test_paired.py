@@ -25,9 +25,9 @@ def test_mcnemar_equals_scipys_exact_binomial_test_on_1000_random_cases():
     rng = np.random.default_rng(0)
     a, b = rng.integers(0, 60, (2, 1000))
     a[:5], b[:5] = [0, 0, 7, 2000, 1000], [0, 9, 7, 1500, 1000]
-    found = mcnemar_p(a, b)
+    p_values = mcnemar_p(a, b)
     expected = [binomtest(int(x), int(x + y)).pvalue if x + y else 1.0 for x, y in zip(a, b)]
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    np.testing.assert_allclose(p_values, expected, rtol=1e-10)
 
 
 def test_holm_equals_its_definition_in_exact_fractions():
@@ -48,15 +48,15 @@ def test_every_pair_is_compared_once_on_the_same_comparisons():
     wins = {name: rng.random(300) < rate for name, rate in (("x", 0.9), ("y", 0.5), ("z", 0.52))}
     runs = {name: rows(won, users=30) for name, won in wins.items()}
     runs["y"] = runs["y"][::-1]  # rows belong together by their ids
-    found = compare_rows(runs)
+    compared = compare_rows(runs)
     accuracy = {name: won.mean() for name, won in wins.items()}
-    assert [run["name"] for run in found["runs"]] == sorted(accuracy, key=lambda name: -accuracy[name])
-    assert {run["name"]: run["accuracy"] for run in found["runs"]} == pytest.approx(accuracy)
-    names = itertools.combinations([run["name"] for run in found["runs"]], 2)
-    assert [(pair["a"], pair["b"]) for pair in found["pairs"]] == list(names)
-    p_values = [pair["p"] for pair in found["pairs"]]
-    assert [pair["p_holm"] for pair in found["pairs"]] == holm(p_values).tolist()
-    for pair in found["pairs"]:
+    assert [run["name"] for run in compared["runs"]] == sorted(accuracy, key=lambda name: -accuracy[name])
+    assert {run["name"]: run["accuracy"] for run in compared["runs"]} == pytest.approx(accuracy)
+    names = itertools.combinations([run["name"] for run in compared["runs"]], 2)
+    assert [(pair["a"], pair["b"]) for pair in compared["pairs"]] == list(names)
+    p_values = [pair["p"] for pair in compared["pairs"]]
+    assert [pair["p_holm"] for pair in compared["pairs"]] == holm(p_values).tolist()
+    for pair in compared["pairs"]:
         a, b = wins[pair["a"]], wins[pair["b"]]
         assert pair["difference"] == pytest.approx(a.mean() - b.mean())
         exact = binomtest(int((a & ~b).sum()), int((a ^ b).sum())).pvalue
@@ -66,7 +66,7 @@ def test_every_pair_is_compared_once_on_the_same_comparisons():
         assert (pair["p"] <= 0.05) == (not low <= 0 <= high)  # one t test
         expected = paired_difference(runs[pair["a"]], runs[pair["b"]])
         assert pair["ci95"] == expected["ci95"]
-    groups = {run["name"]: run["rank_group"] for run in found["runs"]}
+    groups = {run["name"]: run["rank_group"] for run in compared["runs"]}
     assert groups == {"x": 1, "y": 2, "z": 2}
 
 
@@ -85,11 +85,11 @@ def test_no_two_of_a_rank_are_told_apart():
 
 
 def test_with_few_users_there_is_no_verdict():
-    found = compare_rows({"a": rows([1] * 100, users=5), "b": rows([0] * 100, users=5)})
-    (pair,) = found["pairs"]
+    compared = compare_rows({"a": rows([1] * 100, users=5), "b": rows([0] * 100, users=5)})
+    (pair,) = compared["pairs"]
     assert (pair["ci95"], pair["p"], pair["p_holm"]) == (None, None, None)
     assert pair["p_mcnemar"] < 1e-20
-    assert [run["rank_group"] for run in found["runs"]] == [1, 1]
+    assert [run["rank_group"] for run in compared["runs"]] == [1, 1]
 
 
 def test_equal_runs_differ_in_nothing():

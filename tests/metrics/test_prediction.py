@@ -46,14 +46,14 @@ def lists(count: int, models: int, *, levels: int) -> tuple[np.ndarray, np.ndarr
 def test_correlations_are_those_of_scipy(models: int, levels: int) -> None:
     x, y = lists(20, models, levels=levels)
     for ours, theirs in SCIPY.items():
-        found = ours(x, y)
-        assert found.shape == (20,)
+        values = ours(x, y)
+        assert values.shape == (20,)
         for row in range(20):
             if min(np.ptp(x[row]), np.ptp(y[row])) == 0:
-                assert math.isnan(found[row])
+                assert math.isnan(values[row])
             else:
                 expected = theirs(x[row], y[row]).statistic
-                assert found[row] == pytest.approx(expected, abs=1e-12), ours.__name__
+                assert values[row] == pytest.approx(expected, abs=1e-12), ours.__name__
 
 
 @pytest.mark.parametrize("levels", [0, 1])
@@ -110,8 +110,8 @@ def test_exact_permutation_tests() -> None:
         orders = map(list, itertools.permutations(range(6)))
         values = np.array([MEASURES[name](x[0], y[0][order]) for order in orders])
         assert chance == pytest.approx(values.mean())
-        found = values[0]
-        far = values >= found - 1e-12 if name in ("ndcg", "rbo") else abs(values) >= abs(found) - 1e-12
+        value = values[0]
+        far = values >= value - 1e-12 if name in ("ndcg", "rbo") else abs(values) >= abs(value) - 1e-12
         assert p == pytest.approx(far.mean())
     theirs = scipy.stats.kendalltau(x[0], y[0], method="exact").pvalue
     assert permutation_test("kendall", x[0], y[0])[0] == pytest.approx(theirs)
@@ -139,8 +139,8 @@ def test_the_headline_figures_of_the_paper_are_those_of_six_models_in_nearly_any
     assert {0.2571, 0.3714} <= values
     for others in (4, 5, 7):  # no other small number of models without ties has both
         top = np.arange(others)
-        found = {round(float(spearman(top, np.array(o))), 4) for o in itertools.permutations(range(others))}
-        assert not {0.2571, 0.3714} <= found
+        reached = {round(float(spearman(top, np.array(o))), 4) for o in itertools.permutations(range(others))}
+        assert not {0.2571, 0.3714} <= reached
 
 
 def test_the_error_of_tau_by_chance() -> None:

@@ -28,21 +28,21 @@ def test_the_correlation_is_the_most_likely_one_of_scipys_beta_binomial():
             return -betabinom.logpmf(wins, rows, mean * (1 - r) / r, (1 - mean) * (1 - r) / r).sum()
 
         expected = minimize_scalar(lost, bounds=(1e-6, 0.999), method="bounded", options={"xatol": 1e-9})
-        found = fit_correlation(wins, rows)(mean)
-        assert found == pytest.approx(expected.x, rel=0.02)
-        assert lost(found) == pytest.approx(expected.fun, abs=0.01)
+        correlation = fit_correlation(wins, rows)(mean)
+        assert correlation == pytest.approx(expected.x, rel=0.02)
+        assert lost(correlation) == pytest.approx(expected.fun, abs=0.01)
     assert fit_correlation(np.full(20, 6), np.full(20, 10))(0.6) == 0  # all rates are equal
 
 
 def test_independent_rows_have_wilsons_interval():
     """With a t quantile of n - 1 degrees of freedom."""
     wins = np.repeat([1, 0], [70, 30])
-    found = clustered_interval(wins, np.ones(100, np.int64))
+    interval = clustered_interval(wins, np.ones(100, np.int64))
     t = student.ppf(0.975, 99)
     centre = (0.7 + t**2 / 200) / (1 + t**2 / 100)
     half = t / (1 + t**2 / 100) * math.sqrt(0.7 * 0.3 / 100 + t**2 / 40_000)
-    assert found.bounds == pytest.approx([centre - half, centre + half], abs=1e-7)
-    assert (found.method, found.clusters, found.reason) == ("score", 100, None)
+    assert interval.bounds == pytest.approx([centre - half, centre + half], abs=1e-7)
+    assert (interval.method, interval.clusters, interval.reason) == ("score", 100, None)
 
 
 @pytest.mark.parametrize(("users", "pairs"), [(6, 3), (6, 60), (30, 30), (100, 3)])
@@ -89,9 +89,9 @@ def test_too_few_clusters_give_the_reason():
 
 
 def test_one_user_with_most_rows():
-    found = clustered_interval(np.array([600, 3, 2, 1, 2, 3]), np.array([1000, 5, 5, 5, 5, 5])).bounds
-    assert found is not None
-    assert found[1] - found[0] > 0.5  # what one user says of all is little
+    bounds = clustered_interval(np.array([600, 3, 2, 1, 2, 3]), np.array([1000, 5, 5, 5, 5, 5])).bounds
+    assert bounds is not None
+    assert bounds[1] - bounds[0] > 0.5  # what one user says of all is little
 
 
 def rows(wins, *, users=None):

@@ -87,9 +87,9 @@ def test_runs_are_joined_and_figures_are_those_of_the_rows(folders: Path, tmp_pa
     )  # fmt: skip
     for said in ("not resolved", "in --scores alone, left out: m0", "left out: stranger (quality)"):
         assert said in " ".join(shown.split())
-    found = json.loads((out / "correlate.json").read_text())
+    written = json.loads((out / "correlate.json").read_text())
     assert (out / "correlate.png").read_bytes().startswith(b"\x89PNG")
-    models = {model["name"]: model for model in found["models"]}
+    models = {model["name"]: model for model in written["models"]}
     assert [models[name]["lineage"] for name in ("m1", "m2", "m3")] == ["Llama", "Qwen3", None]
     assert [models[name]["behaviour"]["quality"]["same_as_policy"] for name in ("m1", "m2")] == [True, False]
     both = ("m1", "m2", "m3", "m4", "length")
@@ -103,19 +103,19 @@ def test_runs_are_joined_and_figures_are_those_of_the_rows(folders: Path, tmp_pa
         for figure, interval in (("accuracy", "ci95"), ("user_accuracy", "user_accuracy_ci95")):
             assert benchmark[figure]["ci95"] == pytest.approx(summary[interval])
     figures = {"accuracy", "user_accuracy", "user_quantile", "subset_quantile"}
-    assert {part["benchmark"] for part in found["correlations"]} == figures
+    assert {part["benchmark"] for part in written["correlations"]} == figures
     x = [summaries[name]["accuracy"] for name in both]
     y = [models[name]["behaviour"]["quality"]["value"] for name in both]
-    first = found["correlations"][0]
+    first = written["correlations"][0]
     assert (first["benchmark"], first["models"]) == ("accuracy", 5)
     assert first["measures"]["spearman"]["value"] == pytest.approx(scipy.stats.spearmanr(x, y).statistic)
     assert first["measures"]["kendall"]["value"] == pytest.approx(scipy.stats.kendalltau(x, y).statistic)
     # the same from Python, and the same figures again; nothing is written without `out`
     options: dict[str, Any] = {"behaviour": [folders / "behaviour"], "draws": 200, "lineage": lineage}
-    assert json.loads(json.dumps(prb_jax.correlate(scores, **options))) == found
+    assert json.loads(json.dumps(prb_jax.correlate(scores, **options))) == written
     # some figures alone have the same measures
     some = prb_jax.correlate(scores, **options, figures=["accuracy"], out=tmp_path / "some")
-    assert some["correlations"] == found["correlations"][:1]
+    assert some["correlations"] == written["correlations"][:1]
     assert (tmp_path / "some" / "correlate.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -151,19 +151,19 @@ def test_where_the_truth_moves_nothing_no_correlation_is_shown(
     shown = " ".join(prb(*command, "--out", tmp_path / "out", "--figures", "accuracy").split())
     assert "no power: the upper bound itself moves it by" in shown
     assert "Models that find a correlation of accuracy and moved, with a power of 80 %" in shown
-    found = json.loads((tmp_path / "out" / "correlate.json").read_text())
-    assert [part["behaviour"] for part in found["correlations"]] == ["moved"]
-    assert found["gates"]["moved"]["passed"]
-    assert found["gates"]["moved"]["improvement"] == pytest.approx(0.3, abs=0.03)
-    assert found["gates"]["unmoved"]["passed"] is False
-    assert not found["unmatched"]["behaviour"]
-    plan = found["plans"]["moved"]["accuracy"]
+    written = json.loads((tmp_path / "out" / "correlate.json").read_text())
+    assert [part["behaviour"] for part in written["correlations"]] == ["moved"]
+    assert written["gates"]["moved"]["passed"]
+    assert written["gates"]["moved"]["improvement"] == pytest.approx(0.3, abs=0.03)
+    assert written["gates"]["unmoved"]["passed"] is False
+    assert not written["unmatched"]["behaviour"]
+    plan = written["plans"]["moved"]["accuracy"]
     assert plan["prompts"] == USERS * EACH
     needed = {(row["correlation"], row["prompts"]): row["models"] for row in plan["rows"]}
     for count in (24, 48, 96):
         assert (needed[0.3, count] or 1001) > needed[0.5, count] > needed[0.8, count] >= 9
     assert needed[0.5, 24] >= needed[0.5, 384]  # more prompts, less noise, fewer models
-    unmoved = found["plans"]["unmoved"]["accuracy"]
+    unmoved = written["plans"]["unmoved"]["accuracy"]
     assert "no number of them resolves" in (unmoved["reason"] or "") or unmoved["behaviour"]["spread"] < 0.02
 
     # a start that is given, a gain that is asked for, and an upper bound without a start

@@ -11,6 +11,8 @@ import prb_jax as prb
 from prb_jax.personal.embedder import Advance, Embedded
 
 WIDTH = 6
+QUICK = ("pooled.l2=0.001", "offset.l2=0.001", "offset.spread=3")
+"""Settings with which the methods of every study have nothing to choose."""
 
 
 class PlantedFeatures:

@@ -13,6 +13,7 @@ from prb_jax.errors import DataError
 from prb_jax.personal.features import open_features
 from prb_jax.personal.few_shot.bayes import BayesSettings
 from prb_jax.personal.few_shot.protocol import Fitted
+from prb_jax.personal.few_shot.registry import read_settings
 from prb_jax.personal.model import PersonalisedModel
 from prb_jax.personal.saved import read_fitted
 from prb_jax.reports.study import render_plan, render_questions, render_study
@@ -24,7 +25,7 @@ from prb_jax.study.simulation import ceiling, draw_choices, plan_study, power_of
 from prb_jax.study.splits import make_splits
 from prb_jax.study.write_features import write_features
 from tests.reports.conftest import printed
-from tests.study.people import WIDTH, PlantedFeatures, planted_people
+from tests.study.people import QUICK, WIDTH, PlantedFeatures, planted_people
 
 FEW = BayesSettings(l2=(1e-3,), item_precision=(1.0,), rank=(2,), scale=(1.0,), spread=(1.0,), directions=4)
 
@@ -89,7 +90,7 @@ def test_power_is_the_chance_that_the_interval_lies_above_zero(gain: float, powe
 def study(work: Path) -> Study:
     return personalise(
         PEOPLE, backbone=work / "features", out=work / "study", methods=["bayes"], shots=(0, 4),
-        settings={"bayes": FEW}, progress=False,
+        settings={"bayes": FEW, **read_settings(QUICK)}, progress=False,
     )  # fmt: skip
 
 

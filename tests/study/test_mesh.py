@@ -51,8 +51,8 @@ def test_a_study_is_the_same_on_four_and_on_eight_devices(tmp_path: Path) -> Non
     rows, arrays, states = {}, {}, {}
     for name in MESHES:
         out = tmp_path / name
-        found = json.loads((out / "results.json").read_text())
-        rows[name] = [{key: value for key, value in row.items() if key not in COSTS} for row in found]
+        results = json.loads((out / "results.json").read_text())
+        rows[name] = [{key: value for key, value in row.items() if key not in COSTS} for row in results]
         for method in ("pooled", "offset", "lore_free", "vpl"):
             arrays[name, method] = jax.tree.leaves(read_fitted(out / "fitted" / method).fitted.arrays)
             states[name, method] = jax.tree.leaves(read_states(out / "states" / method, method=method).states)

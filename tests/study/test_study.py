@@ -40,7 +40,7 @@ from prb_jax.study.splits import (
 )
 from prb_jax.study.write_features import write_features
 from tests.reports.conftest import printed
-from tests.study.people import WIDTH, PlantedFeatures, PlantedRewards, choice, planted_people
+from tests.study.people import QUICK, WIDTH, PlantedFeatures, PlantedRewards, choice, planted_people
 
 FIELDS = {
     "method", "split", "shots", "n", "users", "accuracy", "accuracy_ci95", "user_accuracy", "user_accuracy_ci95",
@@ -51,7 +51,6 @@ FIELDS = {
 
 SOURCE = PlantedFeatures()
 PEOPLE = planted_people(SOURCE)
-FEW = ("pooled.l2=0.001", "offset.l2=0.001", "offset.spread=3")  # so that it is quick
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +71,7 @@ def study(store: Path) -> prb.Study:
 
 
 def run(people: list[prb.Comparison], store: Path, out: Path, **options: Any) -> prb.Study:
-    given = {"split": "other-question", "shots": (0, 8), "settings": read_settings(FEW)} | options
+    given = {"split": "other-question", "shots": (0, 8), "settings": read_settings(QUICK)} | options
     return prb.personalise(people, backbone=store, out=out, progress=False, **given)
 
 
@@ -432,7 +431,7 @@ def test_rewards_of_the_backbone_with_and_without_the_profile(tmp_path: Path) ->
     few = ["lore_free.reference=head", "lore_free.bases=2", "lore_free.pull=1", "lore_free.anchor=1"]
     study = run(
         people, tmp_path / "store", tmp_path / "run", methods=["lore_free", "profile_in_context"], split="user",
-        shots=(0,), settings=read_settings([*few, *FEW]),
+        shots=(0,), settings=read_settings([*few, *QUICK]),
     )  # fmt: skip
     backbone, unseen = row_of(study, "backbone", 0), unseen_of(study)
     places = read_outcome(tmp_path / "run" / "outcomes" / "pooled-0.npz").places
