@@ -32,7 +32,7 @@ _NEEDED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class BenchRow:
     """One command of `prb bench`."""
 
     id: str
@@ -84,7 +84,7 @@ def plan_rows(
     model: str | None = None,
     prefix_tokens: int = 2000,
     response_tokens: int = 130,
-) -> list[Row]:
+) -> list[BenchRow]:
     """Return the rows for a machine without some rivals, those of importance first; what a row needs comes before it.
 
     A model stands in the place of the shapes that the memory allows.
@@ -142,7 +142,7 @@ class _Plan:
         self.dtype, self.rounds = ("float32", 1) if self.on_cpu else ("bfloat16", 3)
         self.lengths = {"prefix-tokens": prefix, "response-tokens": response}
         self.scores_agree = f"parity-{self.dtype}-auto"
-        self.rows: list[Row] = []
+        self.rows: list[BenchRow] = []
 
     def shape(self, name: str) -> str:
         """The model that was asked for, else this one."""
@@ -248,7 +248,7 @@ class _Plan:
         flops = 2 * _WEIGHTS.get(model, 0.0) * work * _ATTENTION * passes
         peak = self.machine.peak_gflops[self.dtype] * 1e9 * self.machine.count
         shares_gpu = self.machine.platform == "gpu" and beside
-        row = Row(
+        row = BenchRow(
             id=name,
             verb=verb,
             model=model,

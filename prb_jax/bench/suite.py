@@ -19,7 +19,7 @@ from typing import Any
 
 from prb_jax.bench.machine import Machine
 from prb_jax.bench.models import make_model
-from prb_jax.bench.rows import Row, missing_rivals, plan_rows
+from prb_jax.bench.rows import BenchRow, missing_rivals, plan_rows
 from prb_jax.bench.suite_tables import BENCH, KIND, MEASURED, write_pages
 from prb_jax.data.writing import held_folder, write_json
 from prb_jax.errors import PrbError, RunError
@@ -139,7 +139,7 @@ def run_command(
     return json.loads(results.read_text(encoding="utf-8"), parse_constant=lambda _: None)
 
 
-def _chosen(plan: Sequence[Row], names: Iterable[str]) -> set[str]:
+def _chosen(plan: Sequence[BenchRow], names: Iterable[str]) -> set[str]:
     """The ids of the rows asked for, and of what they need."""
     known = {row.id: row for row in plan}
     names = list(names)
@@ -151,7 +151,7 @@ def _chosen(plan: Sequence[Row], names: Iterable[str]) -> set[str]:
 
 
 def _measure(
-    row: Row,
+    row: BenchRow,
     done: Mapping[str, Mapping[str, Any]],
     run: Callable[..., Any],
     *,

@@ -114,7 +114,7 @@ class GeneratorSettings(ChatModelSettings, prefix="generator."):
     """The model that writes the answers: on this machine, or at an endpoint that speaks OpenAI's chat API."""
 
 
-class JudgeSettings(ChatModelSettings, prefix="judge."):
+class BuildJudgeSettings(ChatModelSettings, prefix="judge."):
     """The model that judges the pairs: on this machine, or at an endpoint that speaks OpenAI's chat API."""
 
 
@@ -220,7 +220,7 @@ class BuildSettings(Options):
     )
     generator: GeneratorSettings = section(GeneratorSettings)
     writing: WritingSettings = section(WritingSettings)
-    judge: JudgeSettings = section(JudgeSettings)
+    judge: BuildJudgeSettings = section(BuildJudgeSettings)
     gates: GateSettings = section(GateSettings)
     product: ProductSettings = section(ProductSettings)
 

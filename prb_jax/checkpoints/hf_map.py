@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from prb_jax.models.config.decoder import DecoderConfig, Layout
+from prb_jax.models.config.decoder import DecoderConfig, WeightLayout
 from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.head import OUTPUT_EMBEDDING_KEY, Head, LanguageHead, Linear, Vocabulary
 
@@ -253,7 +253,7 @@ def _head_leaves(head: Head | None) -> list[LeafMap]:
     ]
 
 
-def module_name(layout: Layout, leaf: str) -> str:
+def module_name(layout: WeightLayout, leaf: str) -> str:
     """Name the module of a leaf of a decoder's body outside the layers."""
     return layout.prefix + _MODULES[layout.style][leaf]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from prb_jax.errors import PrbWarning
 from prb_jax.judges.chat import InWords, open_chat
 from prb_jax.judges.options import PAPERS, RUBRIC, RUBRICS, SCORE, JudgeOptions, parse_judge
-from prb_jax.judges.pairs import LETTER_TOKENS, MIN_MASS, REASON_TOKENS, Pairs, load_letters
+from prb_jax.judges.pairs import LETTER_TOKENS, MIN_MASS, REASON_TOKENS, PairJudge, load_letters
 from prb_jax.judges.paper import open_paper_judge
 from prb_jax.judges.ratings import RUBRIC_SCALE, Ratings, Scale, load_numbers, read_template
 from prb_jax.judges.scorer import JudgeProtocol, JudgeScorer
@@ -66,11 +66,11 @@ def open_judge(
             reader = load_numbers(model, loading, scale, max_length=length)
         protocol = Ratings(reader, template, scale, options.reason)
     elif chat is not None:
-        protocol = Pairs(InWords(chat, most), options.reason)
+        protocol = PairJudge(InWords(chat, most), options.reason)
     else:
         assert model is not None
         letters = load_letters(model, loading, max_length=length)
-        protocol = Pairs(letters, min_mass=MIN_MASS if options.min_mass is None else options.min_mass)
+        protocol = PairJudge(letters, min_mass=MIN_MASS if options.min_mass is None else options.min_mass)
     asked = chat if isinstance(chat, Endpoint) else None
     return JudgeScorer(protocol=protocol, posts=options.posts, endpoint=asked)
 

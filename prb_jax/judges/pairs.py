@@ -71,7 +71,7 @@ def better_response(comparison: Comparison) -> int:
 
 
 @dataclass(frozen=True)
-class Pairs(JudgeProtocol):
+class PairJudge(JudgeProtocol):
     """Asks twice, with each response as A once.
 
     In words a response that is preferred in both orders wins. By logits its score is the mean of its probabilities in

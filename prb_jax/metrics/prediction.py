@@ -196,7 +196,7 @@ def _weighted_tau(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> np.ndarra
 
 
 @dataclass(frozen=True)
-class Sample:
+class Resampled:
     """A figure of M models, float64 [M], with draws over users [N, M]: NaN where a draw holds no row of the figure."""
 
     values: np.ndarray
@@ -225,36 +225,36 @@ def draw_weights(clusters: int, *, draws: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).multinomial(clusters, shares, size=draws).astype(np.float64)
 
 
-def pooled(cells: Cells, weights: np.ndarray) -> Sample:
+def pooled(cells: Cells, weights: np.ndarray) -> Resampled:
     """Return the mean over all rows."""
-    return Sample(cells.sums.sum(axis=0) / cells.counts.sum(axis=0), _ratio(cells, weights))
+    return Resampled(cells.sums.sum(axis=0) / cells.counts.sum(axis=0), _ratio(cells, weights))
 
 
-def cluster_mean(cells: Cells, weights: np.ndarray) -> Sample:
+def cluster_mean(cells: Cells, weights: np.ndarray) -> Resampled:
     """Return the mean over clusters of their own means."""
     means = cells.sums / cells.counts
     total = weights.sum(axis=1, keepdims=True)
-    return Sample(means.mean(axis=0), np.where(total > 0, weights @ means / np.maximum(total, 1), np.nan))
+    return Resampled(means.mean(axis=0), np.where(total > 0, weights @ means / np.maximum(total, 1), np.nan))
 
 
-def cluster_quantile(cells: Cells, weights: np.ndarray, *, quantile: float) -> Sample:
+def cluster_quantile(cells: Cells, weights: np.ndarray, *, quantile: float) -> Resampled:
     """Return a quantile over clusters of their own means."""
     means = cells.sums / cells.counts
     places, rows = np.arange(len(means)), np.full((len(weights), means.shape[1]), np.nan)
     for row, times in enumerate(weights.astype(np.int64)):
         if times.any():
             rows[row] = np.quantile(means[np.repeat(places, times)], quantile, axis=0)
-    return Sample(np.quantile(means, quantile, axis=0), rows)
+    return Resampled(np.quantile(means, quantile, axis=0), rows)
 
 
-def part_quantile(parts: Sequence[Cells], weights: np.ndarray, *, quantile: float) -> Sample:
+def part_quantile(parts: Sequence[Cells], weights: np.ndarray, *, quantile: float) -> Resampled:
     """Return a quantile over parts of the data (subsets) of the means over all rows of each."""
     values = np.stack([part.sums.sum(axis=0) / part.counts.sum(axis=0) for part in parts])
     draws = np.stack([_ratio(part, weights) for part in parts])
-    return Sample(np.quantile(values, quantile, axis=0), np.quantile(draws, quantile, axis=0))
+    return Resampled(np.quantile(values, quantile, axis=0), np.quantile(draws, quantile, axis=0))
 
 
-def predict(benchmark: Sample, behaviour: Sample, *, seed: int) -> dict[str, dict[str, Any]]:
+def predict(benchmark: Resampled, behaviour: Resampled, *, seed: int) -> dict[str, dict[str, Any]]:
     """Return each measure of how a benchmark predicts a behaviour of the same models: value, ci95, p, chance (its mean
     by chance). The draws of both are of the same users; the seed is that of the draws of models and of random orders.
     """
@@ -300,7 +300,7 @@ def _ratio(cells: Cells, weights: np.ndarray) -> np.ndarray:
     return np.where(below > 0, (weights @ cells.sums) / np.maximum(below, 1), np.nan)
 
 
-def noise_and_spread(sample: Sample) -> tuple[float, float]:
+def noise_and_spread(sample: Resampled) -> tuple[float, float]:
     """Return the standard deviation of the sampling noise of a figure, and that of the models without the noise.
 
     What all models have in common in a draw of users is no noise of their order. The spread is 0 where the figures vary

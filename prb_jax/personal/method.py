@@ -103,7 +103,7 @@ class UserTokens(Protocol):
         ...
 
 
-class Method:
+class TrainedMethod:
     """A method of personalisation in training. What one does not define is as of a method without users.
 
     Functions of a state are pure: they are called inside ``jax.jit``.
@@ -183,7 +183,7 @@ class Method:
         """Write the exported table beside the model's files."""
 
 
-class NullMethod(Method):
+class NullMethod(TrainedMethod):
     """Nothing is learned of single users: the prompt alone may tell of them (user-blind, profile in context)."""
 
     tokens = 0

@@ -16,10 +16,10 @@ from prb_jax.data.comparison import Comparison, Post
 from prb_jax.data.reading import read_object
 from prb_jax.data.records import Records, as_comparisons, digest
 from prb_jax.errors import DataError, RunError, quote, short_repr
+from prb_jax.personal import SPLITS
 from prb_jax.personal.embedder import EmbeddedTexts, Embedder
 from prb_jax.personal.features import read_post
 from prb_jax.personal.few_shot.protocol import BATCH, adapt_rows, in_batches, score_rows, score_table
-from prb_jax.personal.folder import SPLITS
 from prb_jax.personal.history import (
     by_user,
     informative_comparisons,

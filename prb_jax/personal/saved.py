@@ -16,9 +16,9 @@ from prb_jax.checkpoints.array_folder import bytes_on_disk, flat_arrays, read_ar
 from prb_jax.data.reading import read_object
 from prb_jax.data.writing import write_json, writing
 from prb_jax.errors import DataError, RunError, quote, short_repr
+from prb_jax.personal import PERSONALISED, STATES
 from prb_jax.personal.few_shot.protocol import Fitted, Method
 from prb_jax.personal.few_shot.registry import method_named, method_names
-from prb_jax.personal.folder import PERSONALISED, STATES
 from prb_jax.sharding import batch_sharding, mesh_shape, replicated
 
 ARRAYS: Final = "arrays"

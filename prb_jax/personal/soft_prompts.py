@@ -22,7 +22,15 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from prb_jax.errors import MeshError
-from prb_jax.personal.method import GENERIC, Method, MethodState, OfUser, StepRows, Users, with_prefixes
+from prb_jax.personal.method import (
+    GENERIC,
+    MethodState,
+    OfUser,
+    StepRows,
+    TrainedMethod,
+    Users,
+    with_prefixes,
+)
 from prb_jax.personal.prompts import save_prompts
 from prb_jax.sharding import RULES, replicated, shown_axes
 from prb_jax.trees.batches import TreeBatch
@@ -33,7 +41,7 @@ SAVED = ("table", "mu", "nu", "count")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoftPrompts(Method):
+class SoftPrompts(TrainedMethod):
     """A table of users on a mesh, of which each step trains the rows of its own users."""
 
     table: Users  # whose row is which

@@ -21,7 +21,7 @@ from prb_jax.models.named_shapes import read_model
 from prb_jax.plan.chips import Chip, PlanOptions, Slice, slice_of
 from prb_jax.plan.costs import Collective, Costs, program_costs
 from prb_jax.plan.hlo import parse_module
-from prb_jax.plan.program import Program, executed_flops, scoring_program, training_program
+from prb_jax.plan.program import PlannedProgram, executed_flops, scoring_program, training_program
 from prb_jax.plan.streams import BatchShape
 from prb_jax.sharding import crossing_axis, make_mesh, mesh_shape
 from prb_jax.training import TUNINGS
@@ -219,7 +219,7 @@ def roofline(
     }
 
 
-def compile_program(program: Program, place: Slice, *, mesh: str, batch: int) -> Plan:
+def compile_program(program: PlannedProgram, place: Slice, *, mesh: str, batch: int) -> Plan:
     """Compile a program with shapes in place of arrays, and say what it takes; mesh and batch are for the plan."""
     chip, chips = place.chip, len(place.devices)
     known: dict[str, Any] = {

@@ -25,7 +25,7 @@ from prb_jax.models.named_shapes import read_model
 from prb_jax.plan.chips import PlanOptions, slice_of
 from prb_jax.plan.planner import Plan, bytes_per_chip, compile_program, mesh_named, shape_of
 from prb_jax.plan.program import (
-    Program,
+    PlannedProgram,
     batch_of,
     check_shape,
     forward_flops,
@@ -139,7 +139,7 @@ def plan_policy(
 
 def _policy_programs(
     config: DecoderConfig, settings: PpoSettings, shape: BatchShape, mesh: Mesh
-) -> tuple[dict[str, int], dict[str, str], dict[str, Program]]:
+) -> tuple[dict[str, int], dict[str, str], dict[str, PlannedProgram]]:
     """What is held, what is shared, and the programs "look" and "update"."""
     kind, full = jnp.dtype(settings.dtype), settings.tuning == "full"
     actor = Actor(settings, config, mesh)
@@ -166,9 +166,11 @@ def _policy_programs(
         shared[value] = "the policy's frozen weights"
     batch, extras, visited = _batch(config, settings, shape, mesh)
     forward, trunks = forward_flops(config, shape), 2 if own_trunk else 1
-    look = Program(make_look(actor, step), (state, frozen, batch, extras[0]), (1 + trunks) * forward, visited)
+    look = PlannedProgram(
+        make_look(actor, step), (state, frozen, batch, extras[0]), (1 + trunks) * forward, visited
+    )
     flops = PASSES[settings.tuning] * trunks * forward
-    update = Program(step.accumulate, (state, frozen, batch, extras), flops, visited)
+    update = PlannedProgram(step.accumulate, (state, frozen, batch, extras), flops, visited)
     return held, shared, {"look": look, "update": update}
 
 
@@ -198,7 +200,7 @@ def _batch(
 
 def _drawing_programs(
     config: DecoderConfig, shape: BatchShape, mesh: Mesh, *, dtype: str, tuning: Tuning
-) -> tuple[dict[str, Program], int, dict[str, int]]:
+) -> tuple[dict[str, PlannedProgram], int, dict[str, int]]:
     """The programs "place" and "draw", the bytes of caches, and those of held weights that each program is given."""
     kind, split = jnp.dtype(dtype), decoding_mesh(config, mesh)
     draw, caches = sampling_program(config, shape, mesh=split, dtype=dtype)
@@ -208,6 +210,6 @@ def _drawing_programs(
         weights = abstract_params(config, dtype=jnp.dtype("float32") if tuning == "full" else kind)
         weights = placed(weights, parameter_shardings(weights, mesh))
         place = placing_program(make_program(config, mesh=split, dtype=kind), weights)
-        programs = {"place": Program(place, (weights,), 0.0, 1.0), **programs}
+        programs = {"place": PlannedProgram(place, (weights,), 0.0, 1.0), **programs}
         given = {"place": bytes_per_chip(weights), "draw": 0}
     return programs, sum(caches), given

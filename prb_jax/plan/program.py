@@ -44,7 +44,7 @@ from prb_jax.trees.batches import TreeBatch, TreeMask
 
 
 @dataclass(frozen=True)
-class Program:
+class PlannedProgram:
     """A jitted function and what it is called with."""
 
     function: Any
@@ -71,7 +71,7 @@ def scoring_program(
     dtype: str,
     quantize: str | None = None,
     attention: str = "auto",
-) -> Program:
+) -> PlannedProgram:
     """The scorer of :mod:`prb_jax.readouts.score_tree` and a batch of one shape. With the attention "streams" each part
     of the batch has its share of the trees in one packed stream.
 
@@ -104,10 +104,12 @@ def scoring_program(
         function = make_stream_fn(config, **options)
         batch, steps, read = scored_stream(config, shape, mesh=mesh)
         flops = stream_flops(config, shape, mesh=mesh, reads_only=is_pointwise(config))
-        return Program(function, (weights, batch), flops, steps, KERNEL_STREAM_ATTENTION, kernel_bytes=read)
+        return PlannedProgram(
+            function, (weights, batch), flops, steps, KERNEL_STREAM_ATTENTION, kernel_bytes=read
+        )
     function = make_score_fn(config, attention=attention, **options)
     arguments, visited = (weights, batch_of(shape, mesh)), visited_steps(config, shape)
-    return Program(function, arguments, forward_flops(config, shape), visited, chosen.name)
+    return PlannedProgram(function, arguments, forward_flops(config, shape), visited, chosen.name)
 
 
 def training_program(
@@ -119,7 +121,7 @@ def training_program(
     tuning: Tuning,
     remat: str,
     attention: str = "auto",
-) -> Program:
+) -> PlannedProgram:
     """``accumulate`` of :func:`prb_jax.training.objective.make_reward_step`: forward and backward of a batch.
 
     On TPUs in bfloat16 the trees are packed into streams, as `prb train` does it. Trained weights, AdamW's moments and
@@ -154,7 +156,7 @@ def training_program(
         trees = drawn_trees(shape, longest=config.max_position_embeddings)
         streams = trained_streams(config, trees, mesh=mesh)
         flops = tree_flops(trees, config) if shape.spread else forward_flops(config, shape)
-        return Program(
+        return PlannedProgram(
             step.accumulate,
             (state, frozen, streams.batch, streams.extras),
             passes * flops,
@@ -167,7 +169,7 @@ def training_program(
     extras = extras_of(mesh, shape.batch, shape.responses)
     arguments = (state, frozen, batch_of(shape, mesh), extras)
     flops = passes * forward_flops(config, shape)
-    return Program(step.accumulate, arguments, flops, visited_steps(config, shape), chosen.name)
+    return PlannedProgram(step.accumulate, arguments, flops, visited_steps(config, shape), chosen.name)
 
 
 def forward_flops(config: DecoderConfig, shape: BatchShape) -> float:

@@ -23,7 +23,7 @@ from prb_jax.models.named_shapes import read_model
 from prb_jax.models.quantization import quantization_form
 from prb_jax.plan.chips import PlanOptions, slice_of
 from prb_jax.plan.planner import Plan, bytes_per_chip, compile_program, mesh_named, shape_of
-from prb_jax.plan.program import Program, check_shape, placed
+from prb_jax.plan.program import PlannedProgram, check_shape, placed
 from prb_jax.plan.streams import BatchShape
 from prb_jax.sharding import make_mesh, mesh_shape, parameter_shardings, replicated
 from prb_jax.trees.shapes import round_up
@@ -82,7 +82,7 @@ def plan_sampling(model: str | Path | DecoderConfig, options: PlanOptions) -> Sa
 
 def sampling_program(
     config: DecoderConfig, shape: BatchShape, *, mesh: Mesh, dtype: str, quantize: str | None = None
-) -> tuple[Program, tuple[int, int]]:
+) -> tuple[PlannedProgram, tuple[int, int]]:
     """Return the sampler's loop over tokens, and the bytes that its two caches take on a chip: of prompts, of samples.
 
     Raises:
@@ -123,7 +123,7 @@ def sampling_program(
     of_prompts, of_rows = (bytes_per_chip((part.cache.keys, part.cache.values)) for part in shown)
     arguments = (placed(weights, parameter_shardings(weights, mesh)), *shown)
     attention, flops = choose_attention(mesh, kind, config=policy).name, step_flops(policy, shape)
-    program = Program(run_program(sampler), arguments, flops, 1.0, attention, named=named)
+    program = PlannedProgram(run_program(sampler), arguments, flops, 1.0, attention, named=named)
     return program, (of_prompts, of_rows)
 
 

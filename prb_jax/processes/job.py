@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from prb_jax.errors import MeshError, quote
-from prb_jax.processes.watch import FAILED, Watch, end_alone, listening_socket
+from prb_jax.processes.watch import FAILED, ProcessWatch, end_alone, listening_socket
 
 INTERRUPTED: Final = 75
 """Status of a run that was told to stop before it was done (EX_TEMPFAIL): the same command continues it."""
@@ -37,7 +37,7 @@ INTERRUPTED_BY_USER: Final = 130
 
 _SECONDS_TO_MEET = 300
 
-_watch: Watch | None = None
+_watch: ProcessWatch | None = None
 _ask_to_stop: Callable[[], None] | None = None
 _stops_at_a_step = False
 
@@ -96,7 +96,7 @@ def start_job(*, after_interrupt: str = "the same command continues the run") ->
     if _watch is not None:
         return
     try:
-        _watch = Watch(state)
+        _watch = ProcessWatch(state)
     except Exception as error:  # the run itself needs none of this
         print(
             f"prb: process {state.process_id} of {state.num_processes} cannot watch the others "

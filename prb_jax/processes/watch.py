@@ -29,7 +29,7 @@ _KEEPALIVE: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 _CONTINUES: Final = "the same command continues the run, also with another number of processes"
 
 
-class Watch:
+class ProcessWatch:
     """The connections of this process: those of all others to process 0, and elsewhere its own to process 0.
 
     A message is a line of JSON: {process, status}, where it did not end well with {message, where}. Process 0 hands

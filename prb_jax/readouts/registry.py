@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from prb_jax.models.config.decoder import STANDARD, Layout
+from prb_jax.models.config.decoder import STANDARD, WeightLayout
 from prb_jax.models.head import LINEAR, Head, Linear, Vocabulary
 from prb_jax.plugins import get_plugin, plugin_names
 from prb_jax.readouts.gated import Gated
@@ -35,7 +35,7 @@ class ModelRow:
     # nothing in the checkpoint tells this read-out from another: only the hub id (or the last part of it as the
     # folder's name) or ``--readout`` does
     by_name: bool = False
-    layout: Layout = STANDARD  # names of its tensors; the prefix is the first of ``prefixes`` that fits
+    layout: WeightLayout = STANDARD  # names of its tensors; the prefix is the first of ``prefixes`` that fits
     prefixes: tuple[str, ...] = ("model.",)  # what the names of the body's tensors may start with
     model_type: str | None = None  # of the decoder where ``config.json`` calls it by another name
     # turns its ``config.json`` into that of the decoder
@@ -181,7 +181,7 @@ REGISTRY: tuple[ModelRow, ...] = (
             softmax_field="softmax",
         ),
         tensors=("regression_layer.network.0.weight", "gating_layer.network.0.weight"),
-        layout=Layout(
+        layout=WeightLayout(
             side_files=(
                 ("regression_layer.pt", "regression_layer."),
                 ("gating_layer.pt", "gating_layer."),
@@ -230,7 +230,7 @@ REGISTRY: tuple[ModelRow, ...] = (
         head=Linear(("v_head.weight",)),
         classes=("InternLM2ForRewardModel",),
         tensors=("v_head.weight", "model.tok_embeddings.weight"),
-        layout=Layout(style="internlm2"),
+        layout=WeightLayout(style="internlm2"),
         model_type="llama",
         translate=_internlm2,
         text=TextRules(append="given", append_id=92527),
@@ -241,7 +241,7 @@ REGISTRY: tuple[ModelRow, ...] = (
         models=("berkeley-nest/Starling-RM-7B-alpha", "Nexusflow/Starling-RM-34B"),
         head=Linear(("v_head.weight",)),
         tensors=("v_head.weight", "transformer.norm.weight"),
-        layout=Layout(ignored=((r"model\..*", "the same weights a second time"),)),
+        layout=WeightLayout(ignored=((r"model\..*", "the same weights a second time"),)),
         prefixes=("transformer.",),
         text=TextRules(replaced=(("[INST]", _STARLING_7B_TEMPLATE),)),
         notes=(
@@ -277,7 +277,7 @@ REGISTRY: tuple[ModelRow, ...] = (
         models=("Skywork/Skywork-VL-Reward-7B",),
         head=Linear(("v_head.summary.weight",), with_bias=True),
         classes=("Qwen2_5_VLForConditionalGeneration",),
-        layout=Layout(
+        layout=WeightLayout(
             side_files=_VALUE_HEAD_FILES,
             ignored=((r"(model\.)?visual\..*", "vision tower, not used for text"),),
         ),
@@ -293,7 +293,7 @@ REGISTRY: tuple[ModelRow, ...] = (
         head=Linear(("v_head.summary.weight",), with_bias=True),
         tensors=("v_head.summary.weight",),
         without=("score.weight",),
-        layout=Layout(side_files=_VALUE_HEAD_FILES),
+        layout=WeightLayout(side_files=_VALUE_HEAD_FILES),
     ),
     ModelRow(
         name="openrlhf",

@@ -16,7 +16,7 @@ from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config.decoder import (
     STANDARD,
     DecoderConfig,
-    Layout,
+    WeightLayout,
     parse_config,
     read_raw_config,
     refuse_language_model,
@@ -136,7 +136,7 @@ class _Stored:
         self.classes = class_names(raw)
         self._indexes: dict[Any, WeightIndex | CheckpointError] = {}
 
-    def index(self, layout: Layout) -> WeightIndex:
+    def index(self, layout: WeightLayout) -> WeightIndex:
         files = layout.side_files
         if files not in self._indexes:
             try:
@@ -147,7 +147,7 @@ class _Stored:
             raise index
         return index
 
-    def names(self, layout: Layout) -> Collection[str]:
+    def names(self, layout: WeightLayout) -> Collection[str]:
         """The names of all tensors; none where they cannot be read, which is said where they are."""
         try:
             return self.index(layout).tensors.keys()
@@ -255,7 +255,7 @@ def _with_new_head(row: ModelRow, stored: _Stored, head: Head | None, *, where: 
     return ResolvedModel(replace(config, layout=replace(layout, ignored=ignored)), row, new_head=True)
 
 
-def _body(row: ModelRow, stored: _Stored, *, where: str) -> tuple[DecoderConfig, Layout]:
+def _body(row: ModelRow, stored: _Stored, *, where: str) -> tuple[DecoderConfig, WeightLayout]:
     """The configuration of a row's body with a standard head, and the names of its tensors."""
     raw = dict(stored.raw)
     if row.model_type is not None:

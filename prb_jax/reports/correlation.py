@@ -20,7 +20,7 @@ from prb_jax.metrics.prediction import (
     RBO_P,
     RESOLVED_FROM,
     Cells,
-    Sample,
+    Resampled,
     cluster_mean,
     cluster_quantile,
     draw_weights,
@@ -35,7 +35,7 @@ from prb_jax.reports.correlation_power import POWER_DEFINITIONS, RANDOM, behavio
 from prb_jax.reports.correlation_power import plan as plan_study
 from prb_jax.reports.correlation_shown import PICTURE, draw_correlation
 from prb_jax.runs.behaviour import Figure, cluster_of, pool, read_behaviour, reward_identity
-from prb_jax.runs.finished import FinishedRun, read_finished
+from prb_jax.runs.evaluation import FinishedRun, read_finished
 from prb_jax.scoring.prompt_extras import UPPER_BOUND, told_of
 
 CORRELATE: Final = "correlate.json"
@@ -176,7 +176,7 @@ def correlate(
         verdicts[one.name] = f"{_verdict(accuracies)}.\n{gates[one.name]['reason']}"
         prompts = min(sum(figure.counts) for figure in measured)
         for figure in benchmark if figures is None else dict.fromkeys(figures):
-            part = Sample(benchmark[figure].values[columns], benchmark[figure].draws[:, columns])
+            part = Resampled(benchmark[figure].values[columns], benchmark[figure].draws[:, columns])
             if plan:
                 plans.setdefault(one.name, {})[figure] = plan_study(part, sample, prompts=prompts, seed=seed)
             if gates[one.name]["passed"] is False:
@@ -226,7 +226,7 @@ def _standard_intervals(runs: Iterable[FinishedRun], figure: str) -> list[dict[s
     return intervals
 
 
-def _intervals(sample: Sample, clusters: int) -> list[dict[str, Any]]:
+def _intervals(sample: Resampled, clusters: int) -> list[dict[str, Any]]:
     return [_shown_interval(bounds, clusters) for bounds in sample.intervals()]
 
 
@@ -330,7 +330,7 @@ def _clusters(run: FinishedRun) -> list[str]:
 
 def _benchmark(
     runs: Mapping[str, FinishedRun], places: Mapping[str, int], weights: np.ndarray, *, quantile: float
-) -> dict[str, Sample]:
+) -> dict[str, Resampled]:
     """The figures of all score runs that these data have."""
     first = next(iter(runs.values()))
     rows = [places[cluster] for cluster in _clusters(first)]

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from prb_jax.metrics.prediction import Cells, Sample, noise_and_spread, percentiles, plan_models, pooled
+from prb_jax.metrics.prediction import Cells, Resampled, noise_and_spread, percentiles, plan_models, pooled
 from prb_jax.metrics.uncertainty import LEAST_CLUSTERS
 from prb_jax.runs.behaviour import Figure
 from prb_jax.scoring.prompt_extras import UPPER_BOUND
@@ -94,7 +94,7 @@ def behaviour_cells(figures: Sequence[Figure], places: Mapping[str, int]) -> Cel
     return Cells(sums, counts)
 
 
-def plan(benchmark: Sample, behaviour: Sample, *, prompts: int, seed: int) -> dict[str, Any]:
+def plan(benchmark: Resampled, behaviour: Resampled, *, prompts: int, seed: int) -> dict[str, Any]:
     """Return how many models and prompts resolve a correlation, see `POWER_DEFINITIONS`; the prompts are those of each
     model."""
     (noise_x, spread_x), (noise_y, spread_y) = (noise_and_spread(one) for one in (benchmark, behaviour))

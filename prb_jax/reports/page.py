@@ -73,7 +73,7 @@ class Preformatted:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class PairList:
     """Comparisons to read, as `prb_jax.reports.pairs` makes them, with a choice of subset, user and verdict.
 
     Their private texts are for people only: no model saw them.
@@ -86,7 +86,7 @@ class Pairs:
     users: Sequence[str]
 
 
-Block = Table | Drawing | Paragraph | Listing | Preformatted | Pairs
+Block = Table | Drawing | Paragraph | Listing | Preformatted | PairList
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, listed, short_repr
 from prb_jax.metrics.accuracy import ScoredRow, outcomes
-from prb_jax.reports.page import Block, Pairs, Paragraph, clipped
+from prb_jax.reports.page import Block, PairList, Paragraph, clipped
 from prb_jax.reports.table import Table, number
-from prb_jax.runs.finished import FinishedRun
+from prb_jax.runs.evaluation import FinishedRun
 from prb_jax.scoring.inputs import read_inputs
 
 MOST_PAIRS = 300
@@ -118,7 +118,7 @@ def pairs_to_read(run: FinishedRun, texts: Texts, *, room: int) -> Iterator[Bloc
         "subset and of each user, as many as have room. Text that is too long loses its end here, and says so."
     )
     subsets, users = (sorted({pair[key] for pair in pairs}) for key in ("subset", "user"))
-    yield Pairs(note, pairs, subsets, users)
+    yield PairList(note, pairs, subsets, users)
 
 
 def _in_turn(order: Sequence[int], rows: Sequence[ScoredRow]) -> Iterator[int]:

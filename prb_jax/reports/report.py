@@ -20,7 +20,7 @@ from prb_jax.reports.study import STUDY, study_chapter
 from prb_jax.reports.summary import POSTS, headline
 from prb_jax.reports.table import Table, change, field
 from prb_jax.reports.training import training_chapter
-from prb_jax.runs.finished import FinishedRun
+from prb_jax.runs.evaluation import FinishedRun
 from prb_jax.runs.harness_logs import read_run
 from prb_jax.runs.training import TRAIN
 

@@ -32,8 +32,8 @@ from prb_jax.rl.rollouts import Rollouts, Sampler, encode_pairs, encode_preferre
 from prb_jax.rl.sections import LABELLED
 from prb_jax.rl.settings import PpoSettings, load_ppo_settings
 from prb_jax.rl.watch import (
+    GoldWatch,
     Rows,
-    Watch,
     check_held_out,
     held_out_summary,
     reason_to_stop,
@@ -162,7 +162,7 @@ def ppo(
                     f"reward: knows nothing of {len(unknown)} users, who are scored as anybody: "
                     f"{listed(sorted(unknown))}"
                 )
-        watch = Watch(path, step=loop.step, settings=settings.watch, gold=measured if sampler else None)
+        watch = GoldWatch(path, step=loop.step, settings=settings.watch, gold=measured if sampler else None)
         kept = None if loop.log is None else StepFile(path / ROLLOUTS, step=loop.step)
         loop.files += [rows for rows in (kept, watch.rows) if rows is not None]
         coefficient = float(loop.facts.get("kl_coefficient", settings.kl.coefficient))

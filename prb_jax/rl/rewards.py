@@ -15,7 +15,7 @@ from prb_jax.errors import PrbError, RunError, quote
 from prb_jax.judges.judge import open_named_judge
 from prb_jax.judges.options import RUBRIC, JudgeOptions, is_judge, parse_judge
 from prb_jax.judges.scorer import JudgeScorer
-from prb_jax.personal.folder import is_personalised
+from prb_jax.personal import is_personalised
 from prb_jax.personal.model import PersonalisedModel
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions

@@ -50,7 +50,7 @@ class RolloutSettings(Options, prefix="rollout."):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeSettings(Options, prefix="scoring.judge."):
+class ScoringJudgeSettings(Options, prefix="scoring.judge."):
     """How a reward is asked that is a judge (`judge:MODEL` or `rubric:MODEL`)."""
 
     template: str | None = option(
@@ -178,7 +178,7 @@ class ScoringSettings(Options, prefix="scoring."):
         used_with=_HELD_OUT,
         used_where=("class server",),
     )
-    judge: JudgeSettings = section(JudgeSettings, used_with=_HELD_OUT, used_where=("judge",))
+    judge: ScoringJudgeSettings = section(ScoringJudgeSettings, used_with=_HELD_OUT, used_where=("judge",))
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -37,7 +37,7 @@ HELD_OUT = "held_out.jsonl"
 Rows = list[dict[str, Any]]
 
 
-class Watch:
+class GoldWatch:
     """Measures gold on rollouts. Of several processes the first one writes.
 
     Args:

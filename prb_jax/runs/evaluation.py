@@ -1,4 +1,4 @@
-"""The run folder of `prb evaluate`, `prb judge` and the controls: scores, and what is known of the data meanwhile.
+"""The run folder of `prb evaluate`, `prb judge` and the controls, while it is written and when it is finished.
 
 ``scores.jsonl``    one row for each comparison, in the order of completion; when the last one is there, rewritten once
                     in the order of the input.
@@ -20,11 +20,14 @@ from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, Final
 
+from prb_jax.data.reading import read_object
 from prb_jax.data.writing import write_json, writing
-from prb_jax.errors import RunError, quote
+from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.rows import RowTable
-from prb_jax.runs.kind import RUN, RunFolder, RunKind, as_recorded, check_same_inputs
+from prb_jax.runs.clusters import read_clusters
+from prb_jax.runs.kind import RUN, SUMMARY, RunFolder, RunKind, as_recorded, check_same_inputs
 from prb_jax.runs.rows import Row, RowFile, RowKind
 
 SCORES: Final = "scores.jsonl"
@@ -233,3 +236,41 @@ def _filled(inputs: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str,
             source = {**source, "files": closed}
         described.append(source)
     return {**inputs, "data": {**data, "sources": described, "comparisons": known.get("comparisons")}}
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What a run folder of `prb evaluate` holds."""
+
+    path: Path  # the folder
+    record: dict[str, Any]  # what `run.json` says
+    summary: dict[str, Any]  # what `summary.json` says
+    rows: list[ScoredRow]  # of `scores.jsonl`, in its order, at least one
+    clusters: Clusters  # of these rows: over what intervals are taken
+
+    __repr__ = short_repr
+
+
+def read_finished(folder: str | Path) -> FinishedRun:
+    """Return the run in a folder.
+
+    Raises:
+      RunError: there is no run of `prb evaluate` in it, or it is not finished, or its files cannot be read or do not
+        belong together.
+    """
+    path = Path(folder)
+    record = EVALUATION.read(path)
+    if record is None:
+        raise RunError(f"{path}: expected the folder of a run, found no {RUN} in it")
+    if not (path / SUMMARY).exists():
+        raise RunError(
+            f"{path}: the run is not finished: it has no {SUMMARY}; the command that began it finishes it"
+        )
+    summary = read_object(path / SUMMARY, error=RunError)
+    rows = list(SCORE_ROWS.read(path).values())
+    if not rows or summary.get("n") != len(rows):
+        raise RunError(
+            f"{path / SCORES}: holds {len(rows)} rows, but {SUMMARY} is of {summary.get('n')}; the files of a run "
+            "belong together: put back the whole folder, or evaluate again in another one"
+        )
+    return FinishedRun(path, record, summary, rows, read_clusters(path, rows))

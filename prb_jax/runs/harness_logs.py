@@ -19,7 +19,7 @@ from prb_jax.errors import RunError, listed, need_extra, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters, shared_rows
 from prb_jax.metrics.summary import summarise_grades
-from prb_jax.runs.finished import FinishedRun, read_finished
+from prb_jax.runs.evaluation import FinishedRun, read_finished
 from prb_jax.runs.kind import RUN
 
 CLUSTER: Final = ("user_id", "item_id")

@@ -16,7 +16,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.data.files import file_digest
 from prb_jax.data.options import from_flat, refuse_given
 from prb_jax.errors import RunError, quote
-from prb_jax.personal.folder import PERSONALISED, fitted_methods, holds_states, is_personalised
+from prb_jax.personal import PERSONALISED, fitted_methods, holds_states, is_personalised
 from prb_jax.plugins import get_plugin, is_python_value, python_value
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote import is_class_server, is_url

@@ -1,4 +1,4 @@
-"""The HTTP application of `prb serve`: routes, limits, the token, and figures for Prometheus."""
+"""The HTTP application of `prb serve`: routes, limits, the token, and metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _STATUSES: Final = (
 _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
-class Figures:
+class ServerMetrics:
     """What a server counts: requests and their seconds by path (paths that do not exist are "other"), and scores."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """What an application serves: a model, of which ``identity`` is all that decides its scores, shown by a ``view``.
 
     The options hold the limits for clients, and the token that they must send; without one, they must use the names
@@ -92,13 +92,13 @@ class Served:
 
     name: str
     engine: Engine | ScorerEngine
-    figures: Figures
+    metrics: ServerMetrics
     options: ServeOptions
     identity: Mapping[str, Any] = field(default_factory=dict)
     view: Mapping[str, Any] = field(default_factory=dict)
 
 
-def make_app(served: Served) -> Starlette:
+def make_app(served: ServedModel) -> Starlette:
     """Return the application."""
     hosts = local_names(served.options.host)
 
@@ -119,8 +119,8 @@ def make_app(served: Served) -> Starlette:
         return JSONResponse({"object": "list", "data": [{"id": served.name, "object": "model", **facts}]})
 
     async def metrics(request: Request) -> Response:
-        served.figures.waiting.set(served.engine.waiting)
-        return Response(served.figures.text(), media_type="text/plain; version=0.0.4")
+        served.metrics.waiting.set(served.engine.waiting)
+        return Response(served.metrics.text(), media_type="text/plain; version=0.0.4")
 
     def scoring(understand: Callable[[Body], ScoreRequest]) -> Callable[[Request], Awaitable[Response]]:
         return lambda request: _score(request, served, understand)
@@ -132,13 +132,15 @@ def make_app(served: Served) -> Starlette:
         statuses=_STATUSES,
         failed="scoring failed: come again later",
         unknown=f"expected POST to {', '.join(ROUTES)}",
-        count=served.figures.count_answer,
+        count=served.metrics.count_answer,
     )
     app.router.routes.append(Route("/health", health))  # open to everybody
     return app
 
 
-async def _score(request: Request, served: Served, understand: Callable[[Body], ScoreRequest]) -> Response:
+async def _score(
+    request: Request, served: ServedModel, understand: Callable[[Body], ScoreRequest]
+) -> Response:
     """Answer a request for scores, whole or not at all, and never with a default."""
     limits, begun = served.options.limits, time.monotonic()
     body = await read_body(request, limits)
@@ -160,8 +162,8 @@ async def _score(request: Request, served: Served, understand: Callable[[Body], 
             raise score
         scores.append(score)
     cut = sum(score.truncated for score in scores)
-    served.figures.scores.inc(count)
-    served.figures.truncated.inc(cut)
+    served.metrics.scores.inc(count)
+    served.metrics.truncated.inc(cut)
     headers = ({TRUNCATED: str(cut)} if cut else {}) | ({IGNORED: _listed(ignored)} if ignored else {})
     return JSONResponse(wanted.reply(scores, served.name), headers=headers)
 

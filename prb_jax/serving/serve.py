@@ -19,7 +19,7 @@ from prb_jax.serving.options import ServeOptions
 from prb_jax.serving.tree_scorer import open_tree_scorer
 
 if TYPE_CHECKING:
-    from prb_jax.serving.app import Served
+    from prb_jax.serving.app import ServedModel
 
 
 def serve(
@@ -57,23 +57,23 @@ def serve(
         listening.close()
 
 
-def make_served(scorer: Scorer, options: ServeOptions) -> Served:
+def make_served(scorer: Scorer, options: ServeOptions) -> ServedModel:
     """Return what an application serves: with its engine at work, and the programs of a reward model compiled.
 
     Raises:
       RunError: an option has no effect on this scorer.
     """
-    from prb_jax.serving.app import Figures, Served
+    from prb_jax.serving.app import ServedModel, ServerMetrics
 
-    figures, identity, most = Figures(), scorer.identity(), options.limits.waiting
+    metrics, identity, most = ServerMetrics(), scorer.identity(), options.limits.waiting
     if isinstance(scorer, RewardModel):
         trees = open_tree_scorer(scorer, options.view, batch_tokens=options.batch_tokens)
         trees.compile()
-        engine = Engine(trees, most=most, count=figures.count_batch)
+        engine = Engine(trees, most=most, count=metrics.count_batch)
         view, name = trees.maker.view, scorer.name
     else:
         score, view = comparison_scores(scorer, options.view, batch_tokens=options.batch_tokens)
         waits = isinstance(scorer, ScoreClient) or (isinstance(scorer, JudgeScorer) and scorer.endpoint)
         engine = ScorerEngine(score, most=most, at_once=JUDGED_AT_ONCE if waits else 1)
         name = str(identity["name"])
-    return Served(name, engine, figures, options, identity=identity, view=asdict(view))
+    return ServedModel(name, engine, metrics, options, identity=identity, view=asdict(view))

@@ -24,7 +24,7 @@ from prb_jax.sources.source import Digest, Source
 
 README: Final = "README.md"
 
-Layout = Mapping[str | None, Mapping[str, list[Path]]]
+FolderLayout = Mapping[str | None, Mapping[str, list[Path]]]
 """Config (None: the data set has none) -> split -> files."""
 
 _KEYWORDS: Final[Mapping[str, frozenset[str]]] = {
@@ -77,7 +77,7 @@ class FolderSource(Source):
         return files if windowed and any(map(is_large, files)) else []
 
 
-def folder_layout(folder: Path) -> Layout:
+def folder_layout(folder: Path) -> FolderLayout:
     """All data files of the folder by config and split, configs of the paper's data set in its order.
 
     Raises:
@@ -85,7 +85,7 @@ def folder_layout(folder: Path) -> Layout:
         no config where others do, naming them.
     """
     declared = _declared(folder)
-    layout: Layout = dict(_read_declared(folder, declared)) if declared else _by_name(folder)
+    layout: FolderLayout = dict(_read_declared(folder, declared)) if declared else _by_name(folder)
     return {name: layout[name] for name in paper_order(layout)}
 
 

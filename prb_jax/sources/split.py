@@ -24,7 +24,7 @@ CARD: Final = "README.md"
 
 
 @dataclass(frozen=True)
-class Part:
+class SplitPart:
     """One part of a data set."""
 
     path: Path  # its file
@@ -46,7 +46,7 @@ class Split:
     """
 
     folder: Path
-    parts: Mapping[str, Part]
+    parts: Mapping[str, SplitPart]
     shared: int
 
 
@@ -87,7 +87,7 @@ def split(
     for number, group in enumerate(groups):
         inside[part_of[str(group)]].append(number)
     made = {
-        name: Part(
+        name: SplitPart(
             path=folder / f"{name}.jsonl",
             comparisons=len(numbers),
             users=len({users[i] for i in numbers} - {None}),
@@ -155,7 +155,7 @@ def _assign(groups: Sequence[str], parts: Mapping[str, float], *, by: str, seed:
     return part_of
 
 
-def _card(parts: Mapping[str, Part], settings: Mapping[str, object], *, by: str) -> str:
+def _card(parts: Mapping[str, SplitPart], settings: Mapping[str, object], *, by: str) -> str:
     table = [
         f"| {name} | {part.comparisons:,} | {part.users:,} | {part.questions:,} |"
         for name, part in parts.items()

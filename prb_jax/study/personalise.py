@@ -14,11 +14,11 @@ from jax.sharding import Mesh
 
 from prb_jax.data.writing import write_json, writing
 from prb_jax.errors import DataError, RunError, quote
+from prb_jax.personal import FITTED, SPLITS
 from prb_jax.personal.features import FeatureOptions, FeatureStore
 from prb_jax.personal.few_shot.choices import Backbone
 from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Method
 from prb_jax.personal.few_shot.registry import ALL, StudyMethods, choose_methods, method_names
-from prb_jax.personal.folder import FITTED, SPLITS
 from prb_jax.personal.saved import Standard, UserStates, save_fitted, save_states
 from prb_jax.runs.kind import RunKind, as_recorded
 from prb_jax.runs.progress import Count, show_progress

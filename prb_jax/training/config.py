@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SCRATCH = "scratch"  # as `model`: no checkpoint, but a new model of the sizes in the section `scratch`
 
-Method = Literal["user_blind", "profile_context", "persona_embedding"]
+MethodName = Literal["user_blind", "profile_context", "persona_embedding"]
 
 Schedule = Literal["constant", "linear", "cosine", "wsd"]
 
@@ -280,7 +280,7 @@ class TrainSettings(RunOptions):
         'sizes of its axes, as "fsdp=4,tensor=2"; None splits parameters over all devices.',
         effect="none",
     )
-    method: Method = option(
+    method: MethodName = option(
         "user_blind",
         "knowledge of the user that the model has: nothing, the profile in its context, or a learned soft "
         "prompt.",

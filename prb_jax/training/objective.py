@@ -19,7 +19,7 @@ from prb_jax.errors import CheckpointError, DataError, RunError
 from prb_jax.models.attention.choice import wanted_attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
-from prb_jax.personal.method import NULL, Method, OfUser, Users
+from prb_jax.personal.method import NULL, OfUser, TrainedMethod, Users
 from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.score_tree import score_stream, score_tree
@@ -74,7 +74,7 @@ def make_reward_step(
     *,
     mesh: Mesh,
     lengths: Sequence[int],
-    method: Method = NULL,
+    method: TrainedMethod = NULL,
 ) -> RewardStep:
     """The compiled step of one model, one way of tuning and one mesh; its groups are :data:`WEIGHTS` and :data:`USER`.
 
@@ -188,7 +188,7 @@ def method_of_run(
     width: int,
     lengths: Sequence[int],
     mesh: Mesh,
-) -> Method:
+) -> TrainedMethod:
     """Return the method that a run with a model of this width trains.
 
     The users that it knows are those of the training data, and are kept in the run folder `out`; without any data they

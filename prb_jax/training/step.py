@@ -71,7 +71,7 @@ class Parts(Protocol):
 
 class ParameterGroup(Protocol):
     """Parameters that are trained together, by one rule: :class:`prb_jax.training.weights.Weights`, and every method of
-    personalisation (:class:`prb_jax.personal.method.Method`)."""
+    personalisation (:class:`prb_jax.personal.method.TrainedMethod`)."""
 
     @property
     def shardings(self) -> Any:

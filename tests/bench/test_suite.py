@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from prb_jax.bench.machine import Machine
-from prb_jax.bench.rows import Row, missing_rivals, plan_rows
+from prb_jax.bench.rows import BenchRow, missing_rivals, plan_rows
 from prb_jax.bench.suite import TimeIsOver, bench_all, failures, run_command
 from prb_jax.bench.suite_tables import compare_benches
 from prb_jax.cli import main as prb
@@ -235,5 +235,5 @@ def test_the_commands_are_run(tmp_path: Path, bench: Callable[..., Any]) -> None
 
 
 def test_rows_are_commands_for_a_shell() -> None:
-    row = Row(id="r", verb="score", model="a b", flags={"responses": [2, 4], "training": True})
+    row = BenchRow(id="r", verb="score", model="a b", flags={"responses": [2, 4], "training": True})
     assert row.command(row.words("a b")) == "prb bench score 'a b' --responses 2 4 --training"

@@ -11,7 +11,7 @@ import scipy.stats
 
 from prb_jax.metrics.prediction import (
     MEASURES,
-    Sample,
+    Resampled,
     extrapolated_overlap,
     kendall,
     ndcg,
@@ -164,8 +164,8 @@ def test_noise_that_all_models_share_is_none_and_is_taken_from_the_spread() -> N
     rng = np.random.default_rng(0)
     true = rng.normal(size=400)
     draws = true + 0.5 * rng.normal(size=(500, 400)) + 3 * rng.normal(size=(500, 1))
-    noise, spread = noise_and_spread(Sample(draws[0], draws))
+    noise, spread = noise_and_spread(Resampled(draws[0], draws))
     assert noise == pytest.approx(0.5, rel=0.02)
     assert spread == pytest.approx(np.std(true), rel=0.1)
-    assert noise_and_spread(Sample(np.zeros(3), draws[:, :3]))[1] == 0
+    assert noise_and_spread(Resampled(np.zeros(3), draws[:, :3]))[1] == 0
     assert plan_models(0.3, noise=(3.0, 3.0), models=3)[0] is None

@@ -12,7 +12,7 @@ import prb_jax as prb
 from prb_jax.judges.options import JudgeOptions, parse_judge
 from prb_jax.remote import endpoint
 from prb_jax.rl.rewards import Reward, check_scoring, open_reward
-from prb_jax.rl.sections import JudgeSettings, ScoringSettings
+from prb_jax.rl.sections import ScoringJudgeSettings, ScoringSettings
 from prb_jax.rl.settings import PpoSettings, load_ppo_settings
 from tests.json_lines import read_lines, write_lines
 from tests.judges.stand_in import stand_in
@@ -22,7 +22,7 @@ TEXTS = [["a", "bb", "a"], ["ccc", "d", "d"]]
 
 
 def opened(name: str, out: Path, judge: dict[str, Any] | None = None, **scoring: Any) -> Reward:
-    asked = ScoringSettings(judge=JudgeSettings(**judge or {}), **scoring)
+    asked = ScoringSettings(judge=ScoringJudgeSettings(**judge or {}), **scoring)
     reward = open_reward(PpoSettings(scoring=asked), name, out=out)
     check_scoring(asked, [reward])
     return reward
@@ -120,7 +120,7 @@ def test_names_and_options_of_a_judge(tmp_path: Path) -> None:
         with pytest.raises(prb.RunError, match=f"'scoring.{key}': of no use to m: leave it out"):
             opened("rubric:http://h/v1#m", tmp_path, judge, **scoring)
     reasons, letters = (
-        ScoringSettings(judge=JudgeSettings(reason=True)),
+        ScoringSettings(judge=ScoringJudgeSettings(reason=True)),
         open_reward(PpoSettings(), has_letter),
     )
     with pytest.raises(prb.RunError, match=r"'scoring.judge.reason': of no use to .*has_letter"):

@@ -23,7 +23,7 @@ from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.scoring.load import open_scorer
 from prb_jax.serving import engine as engine_module
 from prb_jax.serving import tree_scorer
-from prb_jax.serving.app import Figures, Served, make_app
+from prb_jax.serving.app import ServedModel, ServerMetrics, make_app
 from prb_jax.serving.engine import BusyError, Engine, Scores
 from prb_jax.serving.items import (
     ChatItem,
@@ -61,7 +61,9 @@ class StubEngine:
 
 def app_with(answer: Callable[[Sequence[Item]], Any], **limits: Any) -> Any:
     engine = cast(Engine, StubEngine(answer))
-    return make_app(Served("m", engine, Figures(), ServeOptions(limits=Limits(**limits), host="testserver")))
+    return make_app(
+        ServedModel("m", engine, ServerMetrics(), ServeOptions(limits=Limits(**limits), host="testserver"))
+    )
 
 
 def scores(items: Sequence[Item]) -> Scores:
@@ -178,7 +180,7 @@ def test_conversations_that_begin_alike_are_computed_together_however_many_wait(
     assert [len(answer) for answer in ask_together(served.engine, *pairs)] == [2] * 40
     served.engine.close()
     tokens = sum(build_tree([cast(Any, item).content for item in pair]).tokens for pair in pairs)
-    computed = re.search(r"^prb_\w*tokens_total (\S+)", served.figures.text().decode(), re.MULTILINE)
+    computed = re.search(r"^prb_\w*tokens_total (\S+)", served.metrics.text().decode(), re.MULTILINE)
     assert computed is not None
     assert float(computed[1]) == tokens
 

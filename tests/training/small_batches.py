@@ -13,7 +13,7 @@ from prb_jax.models.config.decoder import DecoderConfig, parse_config
 from prb_jax.models.decoder import Params
 from prb_jax.models.lora import LoraConfig
 from prb_jax.models.random_params import init_params
-from prb_jax.personal.method import NULL, Method, Users
+from prb_jax.personal.method import NULL, TrainedMethod, Users
 from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
 from prb_jax.sharding import make_mesh
 from prb_jax.training.config import LossSettings, OptimizerSettings, TrainSettings
@@ -102,7 +102,7 @@ def build(
     dtype: str = "float32",
     loss: LossSettings | None = None,
     steps: int = 20,
-    method: Method = NULL,
+    method: TrainedMethod = NULL,
     **options: Any,
 ) -> tuple[RewardStep, dict[str, Any], Params]:
     """The compiled functions, a fresh state and the frozen parameters."""

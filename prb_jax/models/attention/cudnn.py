@@ -41,7 +41,7 @@ COPIED_TOKENS = 65_536
 Implementation = Literal["cudnn", "xla"]
 """Of :func:`jax.nn.dot_product_attention`; "xla" runs on any machine, to test the masks."""
 
-Facts = tuple[KeyTable, jax.Array, jax.Array]
+KeyFacts = tuple[KeyTable, jax.Array, jax.Array]
 """Of a stream: its table of keys, and int32 [N] `until` and positions (:class:`prb_jax.trees.streams.StreamBatch`)."""
 
 
@@ -200,7 +200,7 @@ class _Blocks:
     window: int | None
     copied_tokens: int  # see :data:`COPIED_TOKENS`
 
-    def deal(self, facts: Facts, *arrays: jax.Array) -> list[tuple[jax.Array, ...]]:
+    def deal(self, facts: KeyFacts, *arrays: jax.Array) -> list[tuple[jax.Array, ...]]:
         """What is computed at a time: arrays [N, ...] in blocks, with the places and numbers of their keys.
 
         Each entry is a stack of rounds with c blocks: arrays [rounds, c, Q, ...], places of the queries [rounds, c, Q]
@@ -223,7 +223,7 @@ class _Blocks:
 
     def attend(
         self,
-        facts: Facts,
+        facts: KeyFacts,
         q: jax.Array,
         k: jax.Array,
         v: jax.Array,
@@ -241,7 +241,7 @@ class _Blocks:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _stream(how: _Blocks, q: jax.Array, k: jax.Array, v: jax.Array, facts: Facts) -> jax.Array:
+def _stream(how: _Blocks, q: jax.Array, k: jax.Array, v: jax.Array, facts: KeyFacts) -> jax.Array:
     """One stream: q [N, heads, H], k and v [N, G, H] -> [N, heads, H], a few blocks at a time."""
 
     def some(args: tuple[jax.Array, ...]) -> jax.Array:

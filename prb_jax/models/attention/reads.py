@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from prb_jax.models.attention.blocks import MASKED, divisor
-from prb_jax.models.attention.streams import Facts, attend_blocks, over_mesh
+from prb_jax.models.attention.streams import StreamFacts, attend_blocks, over_mesh
 from prb_jax.models.layers import float32_einsum, soft_capped, without_unit_axes
 from prb_jax.trees.batches import Bucket, TreeMask
 from prb_jax.trees.stream_tables import BLOCK, BlockTable
@@ -98,7 +98,7 @@ def attend_from_stream_reads(
     seen = _seen(batch, places, window).reshape(streams, -1, READS_OF_A_BLOCK, k.shape[1] // BLOCK, BLOCK)
     some, every = seen.any(axis=(2, 4)), seen.all(axis=(2, 4))
     # Blocks of keys that are seen wholly stand first, then those seen partly.
-    facts = Facts(
+    facts = StreamFacts(
         keys=jnp.argsort(2 - some.astype(jnp.int32) - every, axis=2),
         counts=jnp.stack([every.sum(axis=2), (some & ~every).sum(axis=2)], axis=2),
         until=jnp.asarray(batch.until),

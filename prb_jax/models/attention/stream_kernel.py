@@ -43,7 +43,7 @@ class Settings(NamedTuple):
     interpret: bool
 
 
-class Facts(NamedTuple):
+class KernelFacts(NamedTuple):
     """What a kernel is told of a stream, int32."""
 
     table: StepTable  # without its axis of streams
@@ -76,22 +76,22 @@ def kernel_attention(
         raise ValueError(f"these streams have no table of a kernel's steps for a window of {window}")
     settings = Settings(table.block, window, softcap, interpret)
 
-    def stream(q: jax.Array, k: jax.Array, v: jax.Array, facts: Facts) -> jax.Array:
+    def stream(q: jax.Array, k: jax.Array, v: jax.Array, facts: KernelFacts) -> jax.Array:
         by_head = [jnp.swapaxes(x, 0, 1) for x in (q, k, v)]
         return jnp.swapaxes(_attend(settings, *by_head, facts), 0, 1)
 
-    facts = Facts(table, jnp.asarray(batch.until)[:, None], jnp.asarray(batch.positions)[:, None])
+    facts = KernelFacts(table, jnp.asarray(batch.until)[:, None], jnp.asarray(batch.positions)[:, None])
     return one_by_one(stream, mesh)(q, k, v, facts)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, facts: Facts) -> jax.Array:
+def _attend(settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, facts: KernelFacts) -> jax.Array:
     """q [heads, N, H], k and v [G, N, H] -> [heads, N, H]."""
     return _attend_forward(settings, q, k, v, facts)[0]
 
 
 def _attend_forward(
-    settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, facts: Facts
+    settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, facts: KernelFacts
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     heads, tokens, head_dim = q.shape
     out, log = _run(
@@ -155,7 +155,7 @@ def _columns(heads: int, rows: int, tokens: int, dtype: Any) -> jax.ShapeDtypeSt
 def _run(
     kernel: Callable[..., None],
     settings: Settings,
-    facts: Facts,
+    facts: KernelFacts,
     *,
     group: int,
     of_queries: Sequence[jax.Array],

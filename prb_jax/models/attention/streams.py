@@ -37,7 +37,7 @@ HEADS = 2
 caches."""
 
 
-class Facts(NamedTuple):
+class StreamFacts(NamedTuple):
     """Which token of a stream sees which, int32."""
 
     keys: jax.Array  # the stream's table, see :class:`prb_jax.trees.stream_tables.BlockTable`
@@ -100,12 +100,14 @@ def stream_attention(
         raise ValueError(f"these streams have no table of blocks for a window of {window}")
     places = jnp.broadcast_to(jnp.arange(q.shape[1]).reshape(-1, BLOCK), (*table.keys.shape[:2], BLOCK))
     given = (table.keys, table.counts, batch.until, batch.positions, places)
-    return over_mesh(partial(attend_blocks, window, softcap), mesh)(q, k, v, Facts(*map(jnp.asarray, given)))
+    return over_mesh(partial(attend_blocks, window, softcap), mesh)(
+        q, k, v, StreamFacts(*map(jnp.asarray, given))
+    )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def attend_blocks(
-    window: int | None, softcap: float | None, q: jax.Array, k: jax.Array, v: jax.Array, facts: Facts
+    window: int | None, softcap: float | None, q: jax.Array, k: jax.Array, v: jax.Array, facts: StreamFacts
 ) -> jax.Array:
     """As :func:`stream_attention`, on one device, for the queries [S, blocks * C, heads, H] whose places, and whose
     blocks of keys, the facts name."""
@@ -113,7 +115,7 @@ def attend_blocks(
 
 
 def _attend_forward(
-    window: int | None, softcap: float | None, q: jax.Array, k: jax.Array, v: jax.Array, facts: Facts
+    window: int | None, softcap: float | None, q: jax.Array, k: jax.Array, v: jax.Array, facts: StreamFacts
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     head, parts = partial(_attend_head, window=window, softcap=softcap), _parts(q, k)
     keys, values = (jnp.repeat(x, parts, axis=1) for x in (k.transpose(0, 2, 1, 3), v.transpose(0, 2, 3, 1)))
@@ -158,7 +160,7 @@ def _parts(q: jax.Array, k: jax.Array) -> int:
     return group // divisor(group, HEADS)
 
 
-def _blocks(x: jax.Array, runs: int, facts: Facts) -> jax.Array:
+def _blocks(x: jax.Array, runs: int, facts: StreamFacts) -> jax.Array:
     """[S, queries, heads, H] -> [S, runs, blocks, H, C * heads / runs]: the query heads of a run share their keys."""
     streams, _, heads, size = x.shape
     blocks = facts.places.shape[1]
@@ -174,10 +176,10 @@ def _from_blocks(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return x.transpose(0, 2, 4, 1, 5, 3).reshape(shape)
 
 
-def _each_head(head: Callable[..., Any], facts: Facts, *arrays: jax.Array) -> Any:
+def _each_head(head: Callable[..., Any], facts: StreamFacts, *arrays: jax.Array) -> Any:
     """head(facts, ...) for every stream and run of heads, one after the other: the two leading axes of the arrays."""
 
-    def stream(args: tuple[Facts, tuple[jax.Array, ...]]) -> Any:
+    def stream(args: tuple[StreamFacts, tuple[jax.Array, ...]]) -> Any:
         stream_facts, arrays = args
         return lax.map(lambda of_head: head(stream_facts, *of_head), arrays)
 
@@ -185,7 +187,7 @@ def _each_head(head: Callable[..., Any], facts: Facts, *arrays: jax.Array) -> An
 
 
 def _attend_head(
-    facts: Facts, q: jax.Array, k: jax.Array, v: jax.Array, *, window: int | None, softcap: float | None
+    facts: StreamFacts, q: jax.Array, k: jax.Array, v: jax.Array, *, window: int | None, softcap: float | None
 ) -> tuple[jax.Array, jax.Array]:
     """Output and softmax denominators of the query heads that share a kv head.
 
@@ -229,7 +231,7 @@ def _attend_head(
 
 
 def _attend_head_backward(
-    facts: Facts, q: jax.Array, pulled: jax.Array, k: jax.Array, v: jax.Array, log: jax.Array, inner: jax.Array,
+    facts: StreamFacts, q: jax.Array, pulled: jax.Array, k: jax.Array, v: jax.Array, log: jax.Array, inner: jax.Array,
     *, window: int | None, softcap: float | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
     """Gradients by q [blocks, H, rows] in its dtype, and by k and v, float32 [N, H].

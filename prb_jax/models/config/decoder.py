@@ -39,7 +39,7 @@ _ONLY_NEUTRAL: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class WeightLayout:
     """Names of a checkpoint's tensors."""
 
     style: Literal["transformers", "internlm2"] = "transformers"  # the code base whose names the body has
@@ -51,7 +51,7 @@ class Layout:
     """Regular expressions of names that are left aside, each with the reason."""
 
 
-STANDARD = Layout()  # what transformers writes for a ``*ForSequenceClassification``
+STANDARD = WeightLayout()  # what transformers writes for a ``*ForSequenceClassification``
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ class DecoderConfig:
     head: Head = LINEAR
     """The read-out; as parsed, the linear one of ``*ForSequenceClassification``
     (:func:`prb_jax.readouts.resolve.resolve_model` finds others)."""
-    layout: Layout = STANDARD
+    layout: WeightLayout = STANDARD
 
     __repr__ = short_repr
 
