@@ -34,8 +34,7 @@ from prb_jax.models.decoder_layer import (
 from prb_jax.models.rope import rotary_angles
 from prb_jax.sharding import check_tokens, constrainer
 from prb_jax.trees.batches import Bucket, TreeBatch
-from prb_jax.trees.kernel_tables import StepTable
-from prb_jax.trees.key_tables import KeyTable
+from prb_jax.trees.stream_tables import KeyTable, StepTable
 from prb_jax.trees.streams import StreamBatch
 
 

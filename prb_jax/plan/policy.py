@@ -96,8 +96,7 @@ def plan_policy(
     devices = make_mesh(options.mesh, devices=place.devices)
     shape = shape_of(options, batch=options.batch or mesh_shape(devices).batch_shards)
     config, dtype = read_model(model), options.dtype
-    tied = bool(config.original.get("tie_word_embeddings", False))
-    config = replace(config, head=LanguageHead(tied, config.final_logit_softcapping))
+    config = replace(config, head=LanguageHead(config.tie_word_embeddings, config.final_logit_softcapping))
     check_shape(config, shape, devices)
     settings = PpoSettings(
         tuning=options.tuning or "lora",  # pyright: ignore[reportArgumentType] - checked by the settings

@@ -20,10 +20,10 @@ from prb_jax.scoring.batching import shape_options, stream_options
 from prb_jax.sharding import batch_sharding, mesh_shape
 from prb_jax.training.objective import Extras
 from prb_jax.trees.batches import Bucket
-from prb_jax.trees.kernel_tables import StepTable
 from prb_jax.trees.packing import PackedStream, StreamShape, for_kernel, pack_streams
 from prb_jax.trees.shapes import choose_shapes, round_up
 from prb_jax.trees.stream_shapes import READS_STEP
+from prb_jax.trees.stream_tables import StepTable
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree
 

@@ -35,9 +35,9 @@ from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import View, ViewOptions
 from prb_jax.trees.batches import Bucket, TreeBatch, make_batch
-from prb_jax.trees.key_tables import KeyLayout
 from prb_jax.trees.packing import StreamOptions, for_kernel, with_key_layout
 from prb_jax.trees.shapes import ShapeOptions, round_up
+from prb_jax.trees.stream_tables import KeyLayout
 from prb_jax.trees.tree import ScoredBatch, Tree
 
 if TYPE_CHECKING:

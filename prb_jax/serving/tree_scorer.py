@@ -14,10 +14,10 @@ from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.serving.items import Item, Score, Scores, TreeMaker
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.batches import make_batch
-from prb_jax.trees.key_tables import KeyLayout
 from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, with_key_layout
 from prb_jax.trees.shapes import Shapes, fixed_shapes, round_up
 from prb_jax.trees.stream_shapes import READS_STEP
+from prb_jax.trees.stream_tables import KeyLayout
 from prb_jax.trees.streams import make_stream_batch
 from prb_jax.trees.tree import build_tree
 

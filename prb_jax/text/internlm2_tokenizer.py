@@ -46,7 +46,7 @@ def build_internlm2(folder: Path) -> Any:
         names = ["<unused null>" if piece.piece == _NULL else piece.piece for piece in model.pieces]
         if not names or model.trainer_spec.model_type != model.trainer_spec.BPE:
             raise ValueError("it holds none")
-    except Exception as error:  # of protobuf, which comes with tensorflow-datasets, a class of its own
+    except Exception as error:  # protobuf has a class of its own, by its version
         raise CheckpointError(
             f"{path}: cannot be read as a SentencePiece model of byte pairs: {error}"
         ) from error

@@ -19,12 +19,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from prb_jax.errors import short_repr
-from prb_jax.trees.kernel_tables import BLOCK as KERNEL_BLOCK
-from prb_jax.trees.kernel_tables import LANES
-from prb_jax.trees.key_tables import COLUMNS as KEY_COLUMNS
-from prb_jax.trees.key_tables import KeyLayout
 from prb_jax.trees.shapes import round_up
-from prb_jax.trees.stream_tables import BLOCK
+from prb_jax.trees.stream_tables import BLOCK, KEY_COLUMNS, LANES, STEP_BLOCK, KeyLayout
 from prb_jax.trees.tree import Tree, common_run
 
 LEAST_SHARED = 48
@@ -49,9 +45,9 @@ class StreamOptions:
     streams: int = 1  # of a batch: one for each part that the mesh splits it into
     block: int = BLOCK  # a stream's length is a multiple of this
     window: int | None = None  # of the model's sliding layers, if it has any
-    kernel: bool = False  # attention is a kernel that takes steps, see :mod:`prb_jax.trees.kernel_tables`
+    kernel: bool = False  # attention is a kernel that takes steps, see :mod:`prb_jax.trees.stream_tables`
     keys: KeyLayout | None = None
-    """Attention is a kernel that is given the keys of each block, see :mod:`prb_jax.trees.key_tables`."""
+    """Attention is a kernel that is given the keys of each block, see :mod:`prb_jax.trees.stream_tables`."""
     share: bool = True  # beginnings that comparisons have in common are computed once
     program_cost: int | None = None
     """What compiling one more program costs, in tokens of the model: a few streams that are less full than the others
@@ -63,7 +59,7 @@ class StreamOptions:
 
 def for_kernel(options: StreamOptions) -> StreamOptions:
     """Return the options with the kernel that takes steps: streams are whole blocks of it, of one length."""
-    block = KERNEL_BLOCK if options.tokens >= KERNEL_BLOCK else LANES
+    block = STEP_BLOCK if options.tokens >= STEP_BLOCK else LANES
     return replace(
         options, tokens=round_up(options.tokens, block), block=block, kernel=True, program_cost=None
     )

@@ -21,10 +21,8 @@ import jax
 import numpy as np
 
 from prb_jax.errors import short_repr
-from prb_jax.trees.kernel_tables import StepTable, step_table
-from prb_jax.trees.key_tables import KeyTable, key_table
 from prb_jax.trees.packing import PackedBatch, PackedStream, StreamOptions
-from prb_jax.trees.stream_tables import BlockTable, block_table
+from prb_jax.trees.stream_tables import BlockTable, KeyTable, StepTable, block_table, key_table, step_table
 from prb_jax.trees.tree import Tree
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from prb_jax.trees.key_tables import COLUMNS, KeyLayout, KeyTable, key_table
 from prb_jax.trees.packing import StreamOptions, StreamShape, for_keys, pack_streams, with_key_layout
 from prb_jax.trees.stream_shapes import choose_stream_shape
+from prb_jax.trees.stream_tables import KEY_COLUMNS, KeyLayout, KeyTable, key_table
 from prb_jax.trees.streams import make_stream_batch
 from prb_jax.trees.tree import Tree, build_tree
 from tests.trees.test_streams import people, who_sees
@@ -38,7 +38,7 @@ def test_tables_have_room_for_usual_conversations_and_are_doubled_for_longer_one
     layout = KeyLayout(longest=300, response=50, queries=128)
     assert layout.width(1024, None) == 320
     assert layout.width(1024, 100) == 192  # 99 of a window, 50 of a sibling
-    assert layout.width(1024, 1) == COLUMNS
+    assert layout.width(1024, 1) == KEY_COLUMNS
     assert (layout.width(256, None), layout.width(128, None)) == (128, 0)
     widths = []
     for length in (300, 400, 700, 1024):

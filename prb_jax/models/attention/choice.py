@@ -16,8 +16,7 @@ from prb_jax.models import ATTENTIONS
 from prb_jax.models.attention.blockwise import blockwise_attention
 from prb_jax.models.attention.streams import stream_attention
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.trees.kernel_tables import StepTable
-from prb_jax.trees.key_tables import KeyTable
+from prb_jax.trees.stream_tables import KeyTable, StepTable
 from prb_jax.trees.streams import StreamBatch
 
 Attention = Callable[..., jax.Array]

@@ -10,7 +10,7 @@ exp(16) that is up to 3 %.
 Lengths cut off what stands on the right, so prefixes are moved to the left of their columns first.
 
 A packed stream is one kind of call: each block of its tokens, where they lie, with the block itself and with copies of
-the keys before it that its table lists (:mod:`prb_jax.trees.key_tables`), under a written mask of the block. Its
+the keys before it that its table lists (:mod:`prb_jax.trees.stream_tables`), under a written mask of the block. Its
 backward pass copies them again, a few blocks at a time, and adds up the gradients of the copies block by block: the
 keys of a block are all different, so that their sums need no atomic operations, as XLA's derivative of the copying
 does.
@@ -30,8 +30,8 @@ from prb_jax.models.attention.blocks import divisor
 from prb_jax.models.attention.streams import one_by_one, over_mesh
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.trees.batches import Bucket
-from prb_jax.trees.key_tables import COLUMNS, KeyLayout, KeyTable
 from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, with_key_layout
+from prb_jax.trees.stream_tables import KEY_COLUMNS, KeyLayout, KeyTable
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import build_tree
 
@@ -329,7 +329,7 @@ def _responses(
     near = prefix if window is None else min(prefix, window - 1)
     lengths = jnp.minimum(lengths, near)
     near_k, near_v = (_moved_left(x[:, prefix - near : prefix], near - lengths) for x in (k, v))
-    filling = -(length + near) % COLUMNS
+    filling = -(length + near) % KEY_COLUMNS
     mask = _response_mask(length, near, lengths, window=window)
     mask = jnp.pad(mask, ((0, 0), (0, 0), (0, 0), (0, filling)))
     at_once = divisor(count, max(1, copied_tokens // (rows * (length + near))))

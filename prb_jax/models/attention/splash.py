@@ -26,7 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from prb_jax.models.attention.blockwise import ATTENTION_RESULTS
 from prb_jax.sharding import RULES
 from prb_jax.trees.batches import Bucket, TreeMask
-from prb_jax.trees.kernel_tables import BLOCK, LANES
+from prb_jax.trees.stream_tables import LANES, STEP_BLOCK
 
 
 def splash_attention(
@@ -39,7 +39,7 @@ def splash_attention(
     window: int | None = None,
     softcap: float | None = None,
     mesh: Mesh | None = None,
-    block: int = BLOCK,
+    block: int = STEP_BLOCK,
     interpret: bool = False,
 ) -> jax.Array:
     """The same as :func:`prb_jax.models.attention.blockwise.blockwise_attention`, by a kernel for TPUs.
@@ -88,7 +88,7 @@ def splash_attention(
     return out.transpose(0, 2, 1, 3)[:, : bucket.tokens].astype(q.dtype)
 
 
-def visited_share(mask: TreeMask, *, block: int = BLOCK) -> float:
+def visited_share(mask: TreeMask, *, block: int = STEP_BLOCK) -> float:
     """The share of the steps of the kernel's grid that have anything to compute.
 
     The grid has a row for each block of queries, as wide as the row with the most blocks of keys.

@@ -1,7 +1,7 @@
 """Attention over packed streams (:mod:`prb_jax.trees.streams`) on TPUs: a Pallas kernel, forward and backward.
 
 A step of the kernel takes a block of queries and a block of keys that a table lists
-(:mod:`prb_jax.trees.kernel_tables`): only blocks in which somebody sees something, as many as a batch has, so that no
+(:mod:`prb_jax.trees.stream_tables`): only blocks in which somebody sees something, as many as a batch has, so that no
 step is empty, whatever trees stand in the stream and whatever they share. The number of steps is data: one program
 serves any trees.
 
@@ -30,7 +30,7 @@ from prb_jax.models.attention.blocks import MASKED
 from prb_jax.models.attention.blockwise import ATTENTION_RESULTS
 from prb_jax.models.attention.streams import one_by_one
 from prb_jax.models.layers import product, soft_capped
-from prb_jax.trees.kernel_tables import FIRST, LANES, LAST, PARTLY, StepTable
+from prb_jax.trees.stream_tables import FIRST, LANES, LAST, PARTLY, StepTable
 from prb_jax.trees.streams import StreamBatch
 
 

@@ -108,8 +108,8 @@ def cudnn_of_trees() -> dict[str, Any]:
 
 def cudnn_of_streams() -> dict[str, Any]:
     from prb_jax.models.attention.cudnn import cudnn_stream_attention
-    from prb_jax.trees.key_tables import KeyLayout
     from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams, with_key_layout
+    from prb_jax.trees.stream_tables import KeyLayout
     from prb_jax.trees.streams import make_stream_batch
     from tests.trees.test_streams import people
 

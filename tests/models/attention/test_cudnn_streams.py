@@ -18,8 +18,8 @@ from prb_jax.models.random_params import init_params
 from prb_jax.readouts.score_tree import score_stream, score_tree
 from prb_jax.scoring.batching import choose_batcher
 from prb_jax.trees.batches import Bucket, make_batch
-from prb_jax.trees.key_tables import KeyLayout
 from prb_jax.trees.packing import StreamOptions, StreamShape, for_keys, pack_streams, with_key_layout
+from prb_jax.trees.stream_tables import KeyLayout
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree, build_tree
 from tests.models.attention.test_streams import (
