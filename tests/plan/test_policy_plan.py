@@ -72,6 +72,16 @@ class TestOnTpus:
             assert planned.held["value function (a head)"] == 4 * 256
             assert planned.shared == {"value function (a head)": "the policy's trunk"}
 
+    def test_gemma_has_one_matrix_for_words_in_and_out_where_its_file_says_nothing(self, config_file):
+        gemma = {
+            "architectures": ["GemmaForCausalLM"],
+            "model_type": "gemma",
+            "hidden_act": "gelu_pytorch_tanh",
+        }
+        config_file.write_text(json.dumps({**TINY, **gemma}))
+        planned = plan_policy(config_file, PlanOptions(topology="v5e:2x2", **SHAPE))
+        assert planned.held["policy, frozen weights"] == pytest.approx(2 * (LAYERS + WORDS) / 4, rel=0.02)
+
     def test_a_policy_that_does_not_fit(self, config_file):
         config_file.write_text(json.dumps({**TINY, "vocab_size": 100_000_000}))
         planned = plan_policy(config_file, PlanOptions(topology="v5e:2x2", **SHAPE))
