@@ -8,13 +8,13 @@ from tests.golden.configs import DUMPS, REFRESH, config_files, dump, flat
 
 
 def test_the_configs_are_what_their_dump_says():
-    expected, found = DUMPS.read_text(encoding="utf-8"), dump()
+    expected, dumped = DUMPS.read_text(encoding="utf-8"), dump()
     changes = "\n".join(
         difflib.unified_diff(
-            expected.splitlines(), found.splitlines(), DUMPS.name, "configs", lineterm="", n=3
+            expected.splitlines(), dumped.splitlines(), DUMPS.name, "configs", lineterm="", n=3
         )
     )
-    assert found == expected, f"{changes}\nIf that is meant, run `{REFRESH}` and commit the dump."
+    assert dumped == expected, f"{changes}\nIf that is meant, run `{REFRESH}` and commit the dump."
 
 
 @pytest.mark.parametrize("config", config_files(), ids=lambda path: path.stem)

@@ -128,9 +128,9 @@ def scored(scores: np.ndarray) -> list[ScoredRow]:
 
 def pair(a: np.ndarray, b: np.ndarray) -> dict:
     """The figures of a pair in which "a" is the run with the higher accuracy."""
-    (found,) = compare_rows({"a": scored(a), "b": scored(b)[::-1]})["pairs"]
-    assert (found["a"], found["b"]) == ("a", "b")
-    return found
+    (figures,) = compare_rows({"a": scored(a), "b": scored(b)[::-1]})["pairs"]
+    assert (figures["a"], figures["b"]) == ("a", "b")
+    return figures
 
 
 def test_figures_of_scores_are_those_of_the_formulas() -> None:
@@ -138,8 +138,8 @@ def test_figures_of_scores_are_those_of_the_formulas() -> None:
     theirs = rng.normal(size=(60, 3)).round(1)  # with ties among the ranks
     ours = theirs + rng.normal(size=(60, 3), scale=0.3)
     ours[:, 0] += 0.2
-    found, difference = pair(ours, theirs), (ours - theirs).ravel()
-    assert found["scores"] == pytest.approx(
+    figures, difference = pair(ours, theirs), (ours - theirs).ravel()
+    assert figures["scores"] == pytest.approx(
         {
             "mean": difference.mean(),
             "rms": np.sqrt(np.mean(difference**2)),
@@ -150,7 +150,7 @@ def test_figures_of_scores_are_those_of_the_formulas() -> None:
         }
     )
     margins = [scores[:, 0] - scores[:, 1:].max(axis=1) for scores in (ours, theirs)]
-    assert found["flips"] == int((np.sign(margins[0]) != np.sign(margins[1])).sum()) > 0
+    assert figures["flips"] == int((np.sign(margins[0]) != np.sign(margins[1])).sum()) > 0
 
 
 def test_constant_scores_have_no_correlation_and_a_tie_that_becomes_a_win_is_another_verdict() -> None:

@@ -183,7 +183,7 @@ def test_the_cheapest_bucket_that_fits() -> None:
 def test_shapes_beyond_every_bucket_get_few_of_their_own(multiple: int, seed: int) -> None:
     """What nobody foresaw still fits, on the grid, at little cost, in a handful of shapes."""
     rng = np.random.default_rng(seed)
-    own = set()
+    prefixes = set()
     for _ in range(2000):
         shape = (int(rng.integers(2000, 8000)), int(rng.integers(1, 17)), int(rng.integers(1, 1000)))
         bucket = bucket_for(shape, [Bucket(1024, 2, 128)], multiple=multiple)
@@ -192,8 +192,8 @@ def test_shapes_beyond_every_bucket_get_few_of_their_own(multiple: int, seed: in
         assert bucket.prefix <= 1.25 * shape[0] + multiple
         assert bucket.response_length <= 1.25 * shape[2] + multiple
         assert bucket.responses < 2 * shape[1]
-        own.add(bucket.prefix)
-    assert len(own) <= 10
+        prefixes.add(bucket.prefix)
+    assert len(prefixes) <= 10
     assert bucket_for((0, 1, 1), [], multiple=multiple) == Bucket(multiple, 1, multiple)
 
 
