@@ -275,7 +275,7 @@ def chosen(options: argparse.Namespace, kind: type[Options], **more: Any) -> Opt
         flag = (option.flag or name).replace("-", "_")
         if flag in flags:
             values[name] = tuple(flags[flag]) if isinstance(flags[flag], list) else flags[flag]
-    return replace(from_flat(kind, values | more), **more)  # pyright: ignore[reportArgumentType, reportReturnType]
+    return from_flat(kind, values | more)
 
 
 def keywords(function: Callable[..., Any], options: argparse.Namespace, /, **more: Any) -> dict[str, Any]:

@@ -205,15 +205,16 @@ def check_used(settings: Any, *, given: Sequence[str] = ()) -> None:
 
 
 def from_flat(kind: Callable[..., Made], values: Mapping[str, Any], *, prefix: str | None = None) -> Made:
-    """Return a dataclass of options and their sections, from values by the names of single options; other values are
-    not looked at. With a prefix, which may be empty, names are dotted, as "lora.rank", and begin with it."""
+    """Return a dataclass of options and their sections, from values by the names of single options, or of whole
+    sections; other values are not looked at. With a prefix, which may be empty, names are dotted, as "lora.rank", and
+    begin with it."""
     given = {}
     for item in fields(kind):  # pyright: ignore[reportArgumentType]
         key, inner = f"{prefix or ''}{item.name}", item.default_factory
-        if isinstance(inner, type) and dataclasses.is_dataclass(inner):
-            given[item.name] = from_flat(inner, values, prefix=None if prefix is None else f"{key}.")
-        elif key in values:
+        if key in values:
             given[item.name] = values[key]
+        elif isinstance(inner, type) and dataclasses.is_dataclass(inner):
+            given[item.name] = from_flat(inner, values, prefix=None if prefix is None else f"{key}.")
     return kind(**given)
 
 
