@@ -9,16 +9,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.sharding import Mesh
 
-from prb_jax.checkpoints.load import abstract_params, encoder_shardings
+from prb_jax.checkpoints.load import abstract_params
 from prb_jax.models.attention.choice import Attention, wanted_attention
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.decoder import Params, decode_stream, decode_tree
 from prb_jax.models.decoder_layer import last_norm
-from prb_jax.models.encoder import encode_tokens
 from prb_jax.models.head import States, read_places
 from prb_jax.readouts.heads import read_out
 from prb_jax.sharding import batch_sharding, parameter_shardings, replicated
@@ -112,50 +109,6 @@ def score_stream(
     return config.head(params, States(x, batch, norm, at_reads=reads_only))
 
 
-def score_pairs(
-    params: Params,
-    batch: TreeBatch,
-    *,
-    config: EncoderConfig,
-    dtype: jnp.dtype,
-    mesh: Mesh | None = None,
-) -> jax.Array:
-    """Logits float32 [B, K, n] of an encoder, which reads every response together with its prompt, in both directions.
-
-    A tree's prefix cannot be computed once here, as its states depend on what follows. Each response's sequence,
-    prefix and response side by side, is one run of columns, so that batches are those of trees.
-
-    Args:
-      params: nested dict, with the tensors of the head under ``head``.
-      config: architecture, with a head.
-      batch, dtype, mesh: as of :func:`score_tree`; head and logits are float32.
-    """
-    assert config.head is not None
-    prefix, prefix_lengths = jnp.asarray(batch.prefix), jnp.asarray(batch.prefix_lengths)
-    starts = prefix.shape[1] - prefix_lengths
-
-    def first_state(response: tuple[jax.Array, jax.Array]) -> jax.Array:
-        tokens, lengths = response
-        states = encode_tokens(
-            params,
-            jnp.concatenate([prefix, tokens], axis=1),
-            lengths=prefix_lengths + lengths,
-            starts=starts,
-            config=config,
-            dtype=dtype,
-            mesh=mesh,
-        )
-        return jnp.take_along_axis(states, starts[:, None, None], axis=1)[:, 0]
-
-    # One response after the other: memory does not grow with their number.
-    responses = (
-        jnp.asarray(batch.responses).swapaxes(0, 1),
-        jnp.asarray(batch.response_lengths).swapaxes(0, 1),
-    )
-    first = lax.map(first_state, responses).swapaxes(0, 1)
-    return config.head(params, States(first, batch, lambda x: x, at_reads=True))
-
-
 def is_pointwise(config: DecoderConfig) -> bool:
     """Return whether the head looks at nothing but the read positions: the last layer has less to do, and every
     position can be read."""
@@ -163,7 +116,7 @@ def is_pointwise(config: DecoderConfig) -> bool:
 
 
 def make_score_fn(
-    config: DecoderConfig | EncoderConfig,
+    config: DecoderConfig,
     *,
     mesh: Mesh,
     dtype: jnp.dtype,
@@ -179,18 +132,14 @@ def make_score_fn(
       dtype: of activations.
       readout: see :func:`prb_jax.readouts.heads.choose_readout`; None for all that the head gives, [B, K, n].
       shardings: of the parameters; those of :func:`prb_jax.sharding.parameter_shardings` if not given.
-      attention: of a decoder, one of :data:`prb_jax.models.ATTENTIONS`.
+      attention: one of :data:`prb_jax.models.ATTENTIONS`.
 
     Raises:
       CheckpointError, MeshError: these devices or this dtype have no such attention.
     """
-    if isinstance(config, EncoderConfig):
-        values = functools.partial(score_pairs, config=config, dtype=dtype, mesh=mesh)
-        shardings = shardings or encoder_shardings(config, mesh)
-    else:
-        attend = wanted_attention(mesh, dtype, attention, config=config)
-        values = functools.partial(score_tree, config=config, dtype=dtype, mesh=mesh, attention=attend)
-        shardings = shardings or parameter_shardings(abstract_params(config), mesh)
+    attend = wanted_attention(mesh, dtype, attention, config=config)
+    values = functools.partial(score_tree, config=config, dtype=dtype, mesh=mesh, attention=attend)
+    shardings = shardings or parameter_shardings(abstract_params(config), mesh)
     return _jitted(values, readout, (shardings, tree_batch_shardings(mesh)), mesh)
 
 

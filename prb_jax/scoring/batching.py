@@ -36,6 +36,13 @@ from prb_jax.trees.packing import (
     for_keys,
     pack_streams,
 )
+from prb_jax.trees.sequences import (
+    SequenceBatch,
+    SequenceGroup,
+    SequenceOptions,
+    make_sequence_batch,
+    plan_sequences,
+)
 from prb_jax.trees.shapes import ShapeOptions, Shapes, choose_shapes, round_up
 from prb_jax.trees.stream_shapes import choose_stream_shape
 from prb_jax.trees.stream_tables import BLOCK
@@ -44,9 +51,9 @@ from prb_jax.trees.tree import ScoredBatch, Tree
 
 if TYPE_CHECKING:
     from prb_jax.models.config.decoder import DecoderConfig
-    from prb_jax.models.config.encoder import EncoderConfig
 
-Batch = TreeBatch | StreamBatch
+Batch = TreeBatch | StreamBatch | SequenceBatch
+BatchOptions = ShapeOptions | StreamOptions | SequenceOptions
 
 FIRST_WINDOW = 512  # comparisons of the first window: few, so that the device starts early
 
@@ -70,12 +77,13 @@ Skip = Callable[[Sequence[int]], bool]
 
 @dataclass(frozen=True)
 class PlannedBatch:
-    """One batch before it is made."""
+    """A batch before it is made; of sequences several batches, which hold all responses of their members."""
 
     members: tuple[int, ...]
     computed: int  # tokens that are computed for them, without padding
-    make: Callable[[], Batch]
-    take: Callable[[np.ndarray], list[np.ndarray]]  # gives the scores of each member, from those of the batch
+    make: Callable[[], list[Batch]]
+    take: Callable[[list[np.ndarray]], list[np.ndarray]]
+    """Gives the scores of each member, from those of the batches."""
 
     __repr__ = short_repr
 
@@ -89,7 +97,7 @@ def stream_scores(
     *,
     encode: Encode,
     dispatch: Dispatch,
-    options: ShapeOptions | StreamOptions,
+    options: BatchOptions,
     skip: Skip = lambda indices: False,
     divide: bool = True,
     lanes: int = 1,
@@ -97,8 +105,9 @@ def stream_scores(
     """Score every comparison once; a window's batches come the largest shapes first.
 
     Args:
-      dispatch: starts scoring a batch and returns its scores, not yet computed: [B, K] of trees, [S, M] of streams.
-      options: how batches are shaped: streams or buckets.
+      dispatch: starts scoring a batch and returns its scores, not yet computed: [B, K] of trees, [S, M] of streams,
+        [S] of sequences.
+      options: how batches are shaped: streams, buckets or sequences.
       skip: tells of a batch's indices that they need no scores. It, or its `window` where it has one, is asked for
         whole windows first, whose comparisons are then not even tokenised.
       divide: of several processes each calls `encode` for its part. Without it each does for everything, which is
@@ -142,7 +151,7 @@ def stream_scores(
             return
         ahead.append(following)
         large = isinstance(comparisons, LargeComparisons)
-        if large or isinstance(options, StreamOptions):
+        if large or not isinstance(options, ShapeOptions):
             sample, sampled = first.places, first.comparisons
         else:
             sample = sample_indices(len(comparisons))
@@ -179,7 +188,7 @@ def stream_scores(
                     if skip(planned.members):
                         continue
                     members = [trees[index - part.start] for index in planned.members]
-                    waiting.append(partial(_finish, planned, members, start(planned.make())))
+                    waiting.append(partial(_finish, planned, members, [*map(start, planned.make())]))
                     while len(waiting) >= lanes + WAITING + 1:
                         yield waiting.popleft()()
             while waiting:
@@ -211,22 +220,24 @@ def _start(
     return computing.submit(lambda: np.asarray(dispatch(batch), np.float32)).result
 
 
-def _finish(planned: PlannedBatch, trees: Sequence[Tree], scores: Callable[[], np.ndarray]) -> ScoredBatch:
+def _finish(
+    planned: PlannedBatch, trees: Sequence[Tree], started: Sequence[Callable[[], np.ndarray]]
+) -> ScoredBatch:
     """Wait for a batch and take out the scores of its comparisons."""
     return ScoredBatch(
         indices=planned.members,
-        scores=planned.take(scores()),
+        scores=planned.take([scores() for scores in started]),
         tokens=[tree.tokens for tree in trees],
         truncation=[tree.truncation for tree in trees],
         computed=planned.computed,
     )
 
 
-def choose_batcher(
-    sample: Sequence[Tree], options: ShapeOptions | StreamOptions, *, count: int, whole: bool
-) -> Batcher:
+def choose_batcher(sample: Sequence[Tree], options: BatchOptions, *, count: int, whole: bool) -> Batcher:
     """Return a batcher of the shapes that cost least for windows of `count` trees, for which the sample speaks; where
     `whole`, a window may be all there is."""
+    if isinstance(options, SequenceOptions):
+        return fixed_batcher(options)
     if isinstance(options, StreamOptions):
         if options.keys is not None:
             options = for_keys(options, sample, whole=whole)
@@ -242,8 +253,10 @@ def choose_batcher(
     return partial(_bucket_batches, shapes=shapes)
 
 
-def fixed_batcher(options: StreamOptions | Shapes) -> Batcher:
+def fixed_batcher(options: StreamOptions | Shapes | SequenceOptions) -> Batcher:
     """Return a batcher that needs no sample: into the `fixed` shapes of the options, or into these buckets."""
+    if isinstance(options, SequenceOptions):
+        return partial(_sequence_batches, options=options)
     if isinstance(options, Shapes):
         return partial(_bucket_batches, shapes=options)
     return partial(_stream_batches, shape=options.fixed[-1], options=options)
@@ -254,9 +267,9 @@ def _stream_batches(
 ) -> Iterator[PlannedBatch]:
     """Pack trees into streams; those that begin alike share their beginning."""
 
-    def take(packed: PackedBatch, scores: np.ndarray) -> list[np.ndarray]:
+    def take(packed: PackedBatch, scores: list[np.ndarray]) -> list[np.ndarray]:
         rows = []
-        for row, stream in zip(scores, packed, strict=False):
+        for row, stream in zip(scores[0], packed, strict=False):
             counts = [len(trees[member].responses) for member in stream.members]
             rows += [part.copy() for part in np.split(row[: sum(counts)], np.cumsum(counts)[:-1])]
         return rows
@@ -265,7 +278,7 @@ def _stream_batches(
         yield PlannedBatch(
             members=tuple(indices[member] for stream in packed for member in stream.members),
             computed=sum(stream.tokens for stream in packed),
-            make=partial(make_stream_batch, trees, packed, options),
+            make=lambda packed=packed: [make_stream_batch(trees, packed, options)],
             take=partial(take, packed),
         )
 
@@ -275,16 +288,43 @@ def _bucket_batches(
 ) -> Iterator[PlannedBatch]:
     """Pad trees to a few fixed shapes."""
 
-    def take(rows: Sequence[Tree], scores: np.ndarray) -> list[np.ndarray]:
-        return [scores[row, : len(tree.responses)].copy() for row, tree in enumerate(rows)]
+    def take(rows: Sequence[Tree], scores: list[np.ndarray]) -> list[np.ndarray]:
+        return [scores[0][row, : len(tree.responses)].copy() for row, tree in enumerate(rows)]
 
     for padded in shapes.batches([tree.shape for tree in trees], range(len(trees))):
         rows = [trees[member] for member in padded.members]
         yield PlannedBatch(
             members=tuple(indices[member] for member in padded.members),
             computed=sum(tree.tokens for tree in rows),
-            make=partial(make_batch, rows, padded.bucket, batch=padded.rows),
+            make=lambda rows=rows, padded=padded: [make_batch(rows, padded.bucket, batch=padded.rows)],
             take=partial(take, rows),
+        )
+
+
+def _sequence_batches(
+    trees: Sequence[Tree], indices: Sequence[int], *, options: SequenceOptions
+) -> Iterator[PlannedBatch]:
+    """Put the sequences of trees into batches by length; what an earlier group computes too is computed once."""
+    plan = plan_sequences(trees, options)
+    makers: dict[int, SequenceGroup] = {}  # of each batch the group for which it is made
+    scores: dict[int, np.ndarray] = {}  # of each sequence
+
+    def make(group: SequenceGroup) -> list[Batch]:
+        own = [number for number in group.batches if makers.setdefault(number, group) is group]
+        return [make_sequence_batch(plan.found.sequences, plan.batches[number]) for number in own]
+
+    def take(group: SequenceGroup, computed: list[np.ndarray]) -> list[np.ndarray]:
+        own = [number for number in group.batches if makers[number] is group]
+        for number, values in zip(own, computed, strict=True):
+            scores.update(zip(plan.batches[number].members, values, strict=False))
+        return [np.stack([scores[place] for place in plan.found.places[member]]) for member in group.members]
+
+    for group in plan.groups:
+        yield PlannedBatch(
+            members=tuple(indices[member] for member in group.members),
+            computed=group.tokens,
+            make=partial(make, group),
+            take=partial(take, group),
         )
 
 
@@ -297,12 +337,12 @@ def batch_sizes(batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the shapes by which the programs of batches are told apart."""
     if isinstance(batch, TreeBatch):
         return np.shape(batch.prefix), np.shape(batch.responses)
-    return np.shape(batch.tokens), np.shape(batch.reads)
+    return np.shape(batch.tokens), np.shape(
+        batch.lengths if isinstance(batch, SequenceBatch) else batch.reads
+    )
 
 
-def shape_options(
-    config: DecoderConfig | EncoderConfig, mesh: Mesh, batch_tokens: int | None = None
-) -> ShapeOptions:
+def shape_options(config: DecoderConfig, mesh: Mesh, batch_tokens: int | None = None) -> ShapeOptions:
     """Return how batches are shaped for a model on these devices; `batch_tokens` takes the place of their own."""
     platform, shards = mesh.devices.flat[0].platform, mesh_shape(mesh).batch_shards
     return ShapeOptions(

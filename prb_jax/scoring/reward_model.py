@@ -22,29 +22,41 @@ from prb_jax.models.attention.choice import (
     choose_attention,
     stream_attention_name,
 )
+from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.quantization import quantization_form
 from prb_jax.personal.prompts import extend_embedding
 from prb_jax.readouts.open_model import OpenedModel
+from prb_jax.readouts.score_pairs import make_pair_fn
 from prb_jax.readouts.score_tree import make_score_fn, make_stream_fn
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring import GivesRewards
-from prb_jax.scoring.batching import Batch, batch_sizes, lanes, shape_options, stream_options, stream_scores
+from prb_jax.scoring.batching import (
+    Batch,
+    BatchOptions,
+    batch_sizes,
+    lanes,
+    shape_options,
+    stream_options,
+    stream_scores,
+)
 from prb_jax.scoring.reader import Reader, open_reader
 from prb_jax.sharding import batch_sharding, check_heads, parameter_shardings, to_global
 from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import View, ViewOptions
 from prb_jax.trees.batches import Bucket, TreeBatch, make_batch
-from prb_jax.trees.packing import StreamOptions, for_kernel, with_key_layout
+from prb_jax.trees.packing import for_kernel, with_key_layout
+from prb_jax.trees.sequences import SequenceBatch, SequenceOptions, batch_of_trees, sequence_options
 from prb_jax.trees.shapes import ShapeOptions, round_up
 from prb_jax.trees.stream_tables import KeyLayout
+from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import ScoredBatch, Tree
 
 if TYPE_CHECKING:
     from prb_jax.checkpoints.load import LoadReport
     from prb_jax.models.config.decoder import DecoderConfig
-    from prb_jax.models.config.encoder import EncoderConfig
     from prb_jax.models.decoder import Params
+    from prb_jax.readouts.score_pairs import PairFn
     from prb_jax.readouts.score_tree import ScoreFn, StreamFn
 
 AnyBatch = TypeVar("AnyBatch", bound=Batch)
@@ -69,8 +81,9 @@ class RewardModel(GivesRewards):
       params: weights, a nested dict of arrays sharded over ``mesh``; layers stacked on axis 0, matrices
         [in, out]. Soft prompts are further rows of the embedding.
       score_fn: pure jitted function of (params, batch): rewards float32 [B, K] of a
-        :class:`prb_jax.trees.batches.TreeBatch`; what it gives for absent rows and responses is
-        meaningless. It compiles once for each shape (B, P, K, R).
+        :class:`prb_jax.trees.batches.TreeBatch`, or of an encoder's
+        :class:`prb_jax.trees.sequences.SequenceBatch`; what it gives for absent rows and responses is
+        meaningless. It compiles once for each shape.
       stream_fn: the same for packed streams, rewards float32 [S, M] of a
         :class:`prb_jax.trees.streams.StreamBatch`: :meth:`score` and :meth:`stream` use it where there is one, on
         CPUs, and where the attention "streams" was asked for. It compiles once for each shape (S, N, M).
@@ -86,7 +99,7 @@ class RewardModel(GivesRewards):
 
     reader: Reader
     params: Params = field(repr=False)
-    score_fn: ScoreFn = field(repr=False)
+    score_fn: ScoreFn | PairFn = field(repr=False)
     stream_fn: StreamFn | None = field(default=None, repr=False)
     mesh: Mesh
     dtype: str
@@ -166,7 +179,7 @@ class RewardModel(GivesRewards):
         """Return what the model sees of each comparison, as trees of token ids; arguments as of :meth:`score`."""
         return self.reader.encode(comparisons, view=self.reader.view(ViewOptions(**view)))
 
-    def batch(self, trees: Sequence[Tree]) -> TreeBatch:
+    def batch(self, trees: Sequence[Tree]) -> TreeBatch | SequenceBatch:
         """Return one batch that holds all the trees, for ``score_fn``; rows beyond ``len(trees)`` are empty.
 
         Raises:
@@ -174,6 +187,9 @@ class RewardModel(GivesRewards):
         """
         if not trees:
             raise ValueError("a batch needs at least one tree, found none")
+        options = self.batch_options()
+        if isinstance(options, SequenceOptions):
+            return self.place(batch_of_trees(trees, options))
         options = self.shape_options()
         tops = [max(sizes) for sizes in zip(*(tree.shape for tree in trees), strict=True)]
         prefix, responses, length = max(tops[0], 1), tops[1], tops[2]
@@ -206,14 +222,23 @@ class RewardModel(GivesRewards):
         """Start scoring a batch of the host and return its scores, not yet computed."""
         return self.run(batch, self.score_fn, self.stream_fn)
 
-    def run(self, batch: Batch, of_trees: ScoreFn, of_streams: StreamFn | None) -> jax.Array:
+    def run(self, batch: Batch, scorer: ScoreFn | PairFn, of_streams: StreamFn | None) -> jax.Array:
         """As :meth:`dispatch`, with other programs of the same parameters."""
-        program = cast("Callable[..., jax.Array]", of_trees if isinstance(batch, TreeBatch) else of_streams)
+        program = cast("Callable[..., jax.Array]", of_streams if isinstance(batch, StreamBatch) else scorer)
         with compiling(program, *batch_sizes(batch)):
             return program(self.params, self.place(batch))
 
-    def batch_options(self, batch_tokens: int | None = None) -> ShapeOptions | StreamOptions:
-        """Return how comparisons are put into batches: packed into streams where the model has a scorer of them."""
+    def batch_options(self, batch_tokens: int | None = None) -> BatchOptions:
+        """Return how comparisons are put into batches: packed into streams where the model has a scorer of them, and of
+        an encoder as sequences."""
+        config = self.config
+        if isinstance(config, EncoderConfig):
+            return sequence_options(
+                self.mesh,
+                limit=config.max_position_embeddings,
+                flops_per_token=config.flops_per_token,
+                batch_tokens=batch_tokens,
+            )
         if self.stream_fn is None:
             return self.shape_options(batch_tokens)
         options = stream_options(self.decoder, self.mesh, batch_tokens)
@@ -225,7 +250,7 @@ class RewardModel(GivesRewards):
 
     def shape_options(self, batch_tokens: int | None = None) -> ShapeOptions:
         """Return how batches are shaped for this model on its devices."""
-        return shape_options(self.config, self.mesh, batch_tokens)
+        return shape_options(self.decoder, self.mesh, batch_tokens)
 
     def place(self, batch: AnyBatch) -> AnyBatch:
         """Return a batch of the host with its rows, or its streams, dealt over the mesh."""
@@ -265,7 +290,7 @@ def load_reward_model(opened: OpenedModel) -> RewardModel:
     program: dict[str, Any] = {"mesh": mesh, "dtype": dtype, "readout": opened.labels}
     stream_fn = None
     if isinstance(opened.body, EncoderFolder):
-        score_fn, shown_attention = make_score_fn(config, **program), "whole, both ways"
+        score_fn, shown_attention = make_pair_fn(opened.body.config, **program), "whole, both ways"
         loaded = load_encoder_params(opened.body, mesh=mesh, dtype=dtype, head_dtype=jnp.float32)
         params = loaded.params
     else:

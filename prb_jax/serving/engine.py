@@ -95,7 +95,7 @@ class Engine:
         self._scorer, self._batcher, self._most, self._count = scorer, scorer.batcher, most, count
         self._jobs: deque[_Job] = deque()
         self._running: SimpleQueue[
-            tuple[PlannedBatch, list[_WaitingTree], Callable[[], jax.Array]] | None
+            tuple[PlannedBatch, list[_WaitingTree], list[Callable[[], jax.Array]]] | None
         ] = SimpleQueue()
         self._in_flight, self._wake_below, self._ends = 0, self.lanes, False
         self._passed = 0  # batches since one held the oldest tree
@@ -227,7 +227,7 @@ class Engine:
         """Give a batch to the device."""
         self._count(planned.computed)
         try:
-            scores = self._scores(planned.make())
+            scores = [self._scores(batch) for batch in planned.make()]
         except Exception as error:
             _fail_all(trees, error)
             return
@@ -247,7 +247,7 @@ class Engine:
         while (running := self._running.get()) is not None:
             planned, trees, scores = running
             try:
-                rows = planned.take(np.asarray(scores(), np.float32))
+                rows = planned.take([np.asarray(computed(), np.float32) for computed in scores])
                 for ready, row in zip(trees, rows, strict=True):
                     for (job, place), score in zip(ready.owners, ready.made.scores(row), strict=True):
                         job.add(place, score)

@@ -15,6 +15,13 @@ from prb_jax.serving.items import Item, Score, Scores, TreeMaker
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.batches import make_batch
 from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, with_key_layout
+from prb_jax.trees.sequences import (
+    STEP,
+    TOKENS_PER_SHARD,
+    PackedSequences,
+    SequenceOptions,
+    make_sequence_batch,
+)
 from prb_jax.trees.shapes import Shapes, fixed_shapes, round_up
 from prb_jax.trees.stream_shapes import READS_STEP
 from prb_jax.trees.stream_tables import KeyLayout
@@ -31,6 +38,9 @@ BUCKETS = (256, 1024, 4096), (1, 8), (128, 512)
 
 LONGEST_PREFIX = 8192
 
+PARTS_OF_THE_LIMIT = (4, 2, 1)
+"""Sequences of an encoder are padded to the longest that it reads, or to such a part of it."""
+
 PART_OF_A_BATCH = 4
 """Padded batches of a server are smaller than those of an evaluation by this factor: an answer comes sooner."""
 
@@ -40,14 +50,14 @@ MOST_RESPONSES = 64
 
 @dataclass(frozen=True)
 class TreeScorer:
-    """Scores items as trees, in shapes of streams or of padded trees that do not depend on what comes.
+    """Scores items as trees, in shapes of streams, padded trees or sequences that do not depend on what comes.
 
     A full batch has about so many tokens.
     """
 
     model: RewardModel
     maker: TreeMaker
-    shapes: StreamOptions | Shapes
+    shapes: StreamOptions | Shapes | SequenceOptions
     tokens: int
 
     @property
@@ -61,6 +71,9 @@ class TreeScorer:
         batches: Iterable[Batch]
         if isinstance(shapes, Shapes):
             batches = (make_batch([tree], bucket, batch=rows) for bucket, rows in shapes.rows.items())
+        elif isinstance(shapes, SequenceOptions):
+            sizes = [(length, rows) for length, some in shapes.fixed.items() for rows in some]
+            batches = (make_sequence_batch([], PackedSequences(rows, length, ())) for length, rows in sizes)
         else:
             packed = (PackedStream(shape, (0,), (0,), tree.tokens) for shape in shapes.fixed)
             batches = (make_stream_batch([tree], (stream,), shapes) for stream in packed)
@@ -72,7 +85,8 @@ class TreeScorer:
         trees, errors = self.maker.make_trees(items)
         scores: dict[int, Score | PrbError] = dict(errors)
         for planned in self.batcher([made.tree for made in trees], range(len(trees))):
-            rows = planned.take(np.asarray(self.model.dispatch(planned.make()), np.float32))
+            scored = [np.asarray(self.model.dispatch(batch), np.float32) for batch in planned.make()]
+            rows = planned.take(scored)
             for member, row in zip(planned.members, rows, strict=True):
                 scores |= dict(zip(trees[member].members, trees[member].scores(row), strict=True))
         return [scores[place] for place in range(len(items))]
@@ -93,6 +107,13 @@ def open_tree_scorer(model: RewardModel, options: ViewOptions, *, batch_tokens: 
         lengths = sorted({round_up(max(tokens // part, block), block) for part in PARTS})
         fixed = [StreamShape(n, round_up(-(-n // TOKENS_OF_A_READ), READS_STEP)) for n in lengths]
         shapes, most = replace(chosen, fixed=tuple(fixed)), fixed[-1].reads
+    elif isinstance(chosen, SequenceOptions):
+        limit, most = model.reader.limit(view), MOST_RESPONSES
+        tokens = batch_tokens or max(chosen.tokens // PART_OF_A_BATCH, TOKENS_PER_SHARD["cpu"])
+        chosen = replace(chosen, tokens=tokens, limit=limit)
+        lengths = {min(round_up(-(-limit // part), STEP), limit) for part in PARTS_OF_THE_LIMIT}
+        rows = {length: {chosen.most_rows(part * length) for part in (1, PARTS[0])} for length in lengths}
+        shapes = replace(chosen, fixed={length: tuple(sorted(some)) for length, some in rows.items()})
     else:
         tokens = chosen.tokens_per_batch // (1 if batch_tokens else PART_OF_A_BATCH)
         chosen = replace(chosen, tokens_per_batch=tokens)
