@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +48,6 @@ def make_pair_fn(
     mesh: Mesh,
     dtype: jnp.dtype,
     readout: str | None = "logit",
-    shardings: Mapping[str, Any] | None = None,
 ) -> PairFn:
     """Return the jitted scorer, the same on every device: rewards float32 [B, K] of a batch with places, else [S].
 
@@ -58,7 +56,6 @@ def make_pair_fn(
       mesh: devices.
       dtype: of activations.
       readout: see :func:`prb_jax.readouts.heads.choose_readout`; None for all that the head gives, with n as last axis.
-      shardings: of the parameters; those of the configuration if not given.
     """
 
     def score(params: Params, batch: SequenceBatch) -> jax.Array:
@@ -66,5 +63,5 @@ def make_pair_fn(
         rewards = values if readout is None else read_out(values, readout)
         return rewards if batch.places is None else rewards[batch.places]
 
-    weights = shardings or encoder_shardings(config, mesh)
-    return jax.jit(score, in_shardings=(weights, batch_sharding(mesh, 1)), out_shardings=replicated(mesh))
+    shardings = (encoder_shardings(config, mesh), batch_sharding(mesh, 1))
+    return jax.jit(score, in_shardings=shardings, out_shardings=replicated(mesh))

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.checkpoints.load import abstract_params, encoder_shardings
+from prb_jax.checkpoints.load import abstract_params
 from prb_jax.checkpoints.locate import ModelFolder, describe, locate
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, RunError, quote
@@ -273,7 +273,6 @@ def open_embedder(
     head = ReadStates() if readout is None else ReadStates(config.head, readout)
     settings: dict[str, Any] = {"mesh": mesh, "dtype": jnp.dtype(loaded.dtype), "readout": None}
     if isinstance(config, EncoderConfig):
-        settings["shardings"] = encoder_shardings(config, mesh)
         read, stream = make_pair_fn(replace(config, head=head), **settings), None
     else:
         reading = replace(config, head=head)
