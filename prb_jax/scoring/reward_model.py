@@ -56,8 +56,7 @@ if TYPE_CHECKING:
     from prb_jax.checkpoints.load import LoadReport
     from prb_jax.models.config.decoder import DecoderConfig
     from prb_jax.models.decoder import Params
-    from prb_jax.readouts.score_pairs import PairFn
-    from prb_jax.readouts.score_tree import ScoreFn, StreamFn
+    from prb_jax.readouts.score_tree import StreamFn
 
 AnyBatch = TypeVar("AnyBatch", bound=Batch)
 
@@ -99,7 +98,7 @@ class RewardModel(GivesRewards):
 
     reader: Reader
     params: Params = field(repr=False)
-    score_fn: ScoreFn | PairFn = field(repr=False)
+    score_fn: Callable[[Params, Any], jax.Array] = field(repr=False)
     stream_fn: StreamFn | None = field(default=None, repr=False)
     mesh: Mesh
     dtype: str
@@ -222,7 +221,9 @@ class RewardModel(GivesRewards):
         """Start scoring a batch of the host and return its scores, not yet computed."""
         return self.run(batch, self.score_fn, self.stream_fn)
 
-    def run(self, batch: Batch, scorer: ScoreFn | PairFn, of_streams: StreamFn | None) -> jax.Array:
+    def run(
+        self, batch: Batch, scorer: Callable[[Params, Any], jax.Array], of_streams: StreamFn | None
+    ) -> jax.Array:
         """As :meth:`dispatch`, with other programs of the same parameters."""
         program = cast("Callable[..., jax.Array]", of_streams if isinstance(batch, StreamBatch) else scorer)
         with compiling(program, *batch_sizes(batch)):
