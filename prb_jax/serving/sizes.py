@@ -14,6 +14,9 @@ CHARACTERS = 16
 LEAST_CHARACTERS = 100_000
 """Characters that a prompt, a profile, or another text that is cut to fit may have in any case."""
 
+MOST_CHARACTERS = 1_000_000
+"""Characters of a client's text where no length limit is known: of a baseline, a function or a judge."""
+
 PARTS = 100_000
 """Messages and posts of a request, counted once for each prompt and user."""
 
@@ -56,9 +59,7 @@ class Sizes:
                 f"the prompts and profiles of this request have {parts:,} messages and posts; at most {PARTS:,} are "
                 "read at a time"
             )
-        if self.tokens is None:
-            return
-        least = CHARACTERS * self.tokens
+        least = MOST_CHARACTERS if self.tokens is None else CHARACTERS * self.tokens
         of_cut = max(least, LEAST_CHARACTERS)  # texts that are cut to fit may be longer
         of_response = of_cut if self.cuts_responses else least
         checked: set[int] = set()
@@ -71,16 +72,16 @@ class Sizes:
                     if id(part) not in checked:
                         checked.add(id(part))
                         self._check(number, name, sum(map(part_characters, part)), of_cut)
-                        # each has a heading, of one token at least
-                        self._check(number, name, len(part), of_cut // CHARACTERS, noun)
+                        if self.tokens is not None:  # each has a heading, of one token at least
+                            self._check(number, name, len(part), of_cut // CHARACTERS, noun)
             elif isinstance(item.content, str):
                 self._check(number, "input", len(item.content), least if item.keep is None else of_cut)
 
     def _check(self, number: int, name: str, found: int, most: int, noun: str = "characters") -> None:
         if found > most:
+            why = "" if self.tokens is None else f" where a conversation has at most {self.tokens:,} tokens"
             raise TooLargeError(
-                f"response {number}: its {name} has {found:,} {noun}; at most {most:,} are read where a "
-                f"conversation has at most {self.tokens:,} tokens"
+                f"response {number}: its {name} has {found:,} {noun}; at most {most:,} are read{why}"
             )
 
 

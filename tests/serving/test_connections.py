@@ -61,7 +61,7 @@ def refusal(answer: bytes) -> tuple[bytes, str]:
 
 def test_a_client_that_does_not_read_its_answer_is_not_waited_for() -> None:
     url, size = start(seconds=4.0), 12_000_000
-    body = json.dumps({"query": "?", "documents": ["a" * size]}).encode()
+    body = json.dumps({"query": "?", "documents": ["a" * (size // 12)] * 12}).encode()
     head = HEAD.replace(b"/score", b"/rerank") + b"Content-Length: %d\r\n\r\n" % len(body)
     with connected(url, buffer=4096) as client:
         client.sendall(head + body)
@@ -70,7 +70,9 @@ def test_a_client_that_does_not_read_its_answer_is_not_waited_for() -> None:
     asked = httpx.post(
         f"{url}/rerank", content=body, headers={"Content-Type": "application/json"}, timeout=300
     )
-    assert len(asked.json()["results"][0]["document"]["text"]) == size  # one that reads it has it
+    assert (
+        sum(len(result["document"]["text"]) for result in asked.json()["results"]) == size
+    )  # one that reads has it
 
 
 def test_two_lengths_and_tiny_chunks_are_refused_and_end_the_connection() -> None:

@@ -105,6 +105,8 @@ def test_limits_are_checked_before_anything_is_made_of_the_parts(monkeypatch: py
 
 def test_what_has_no_characters_of_its_own_counts_too() -> None:
     empty = [{"role": "user", "content": ""}] * 6251
+    with pytest.raises(TooLargeError, match=r"1,000,001 characters; at most 1,000,000 are read$"):
+        understand("/slime", body_of(prompt="?", response="a" * 1_000_001), Sizes())
     for fields, message in (
         ({"queries": [empty], "documents": ["a"]}, "its prompt has 6,251 messages; at most 6,250"),
         ({"profile": [{"text": "", "category": "a" * 100_001}]}, "its profile has 100,001 characters"),
