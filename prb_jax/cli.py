@@ -23,7 +23,7 @@ from prb_jax.plugins import import_plugins
 from prb_jax.processes.job import INTERRUPTED, INTERRUPTED_BY_USER, leave_job
 from prb_jax.processes.sharing import refuse_together
 from prb_jax.runs import set_command_line
-from prb_jax.storage.urls import localise_options, names_url, session, shown, urls_in_output
+from prb_jax.storage.urls import localise_options, names_in_output, names_url, session, shown
 from prb_jax.version import __version__
 
 EXIT_USER_ERROR = 2
@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with (
             warnings_as_lines(),
             session(distributed=options.distributed) as storage,
-            urls_in_output(),
+            names_in_output(),
             until_terminated(options),
         ):
             refuse_together(
@@ -169,9 +169,9 @@ def _in_a_folder() -> bool:
 
 def _ended(status: int, text: str) -> int:
     """The exit status, after one line on standard error; of several processes, the others end too."""
-    text = shown(text)
+    text = printable(shown(text))
     leave_job(status, text)
-    print(f"prb: {printable(text)}", file=sys.stderr)
+    print(f"prb: {text}", file=sys.stderr)
     return status
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -24,6 +25,7 @@ from prb_jax.errors import DataError, PrbError, RunError, need_extra
 from prb_jax.scoring.inputs import Data
 from prb_jax.serving.fields import Body
 from prb_jax.serving.options import Limits
+from prb_jax.serving.request_reader import parse_body
 
 if TYPE_CHECKING:  # starlette comes with an extra
     from starlette.applications import Starlette
@@ -101,7 +103,8 @@ def audit(
     """
     need_extra("serve", "prb audit")
     from prb_jax.auditing.session import Session
-    from prb_jax.serving.http_server import address, bind, is_loopback, local_names, run_app
+    from prb_jax.serving.connections import address, bind, run_app
+    from prb_jax.serving.http_server import is_loopback, local_names
 
     loopback = is_loopback(host)
     if not loopback and not annotators and invitation is None:
@@ -121,6 +124,7 @@ def audit(
         ended.callback(database.close)
         session = Session(database, folder.inputs, lease=60 * lease, secret=read_secret(path))
         links = dict(session.join(name) for name in annotators)
+        ended.callback(signal.alarm, 0)  # ended in time
         worker = ended.enter_context(ThreadPoolExecutor(1, "audit"))
         listening = bind(host, port)
         ended.callback(listening.close)
@@ -165,7 +169,7 @@ def make_app(
         check_json,
         check_site,
         make_site,
-        read_body,
+        read_bytes,
         same_token,
     )
 
@@ -204,7 +208,7 @@ def make_app(
     def posted(work: Callable[[Request, Body], dict[str, Any]]) -> Handler:
         async def answer(request: Request) -> Response:
             check_json(request)
-            body = await read_body(request, LIMITS)
+            body = parse_body(await read_bytes(request, LIMITS))
             loop = asyncio.get_running_loop()
             return JSONResponse(await loop.run_in_executor(worker, work, request, body))
 

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from prb_jax.errors import PrbWarning, printable
 from prb_jax.processes.job import INTERRUPTED, start_job
 from prb_jax.processes.sharing import process_index
+from prb_jax.storage.urls import with_styles
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
@@ -153,7 +154,7 @@ def print_table(table: object) -> None:
 
     # A log file has no width of its own, and 80 columns would fold the tables.
     in_file = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    Console(width=_LOG_WIDTH if in_file else None).print(Printable())
+    Console(file=with_styles(sys.stdout), width=_LOG_WIDTH if in_file else None).print(Printable())
 
 
 MAX_BYTES = 4 * 1024**3

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from prb_jax.errors import printable
 from prb_jax.storage.urls import shown
 
 if TYPE_CHECKING:
@@ -122,9 +123,12 @@ class Table:
         return table
 
     def markdown(self, escape: Callable[[str], str]) -> list[str]:
-        """Return the lines of the table in Markdown, without title and note, each text by ``escape``."""
+        """Return the lines of the table in Markdown, without title and note, each text by ``escape``.
+
+        Control characters are escaped too.
+        """
         rule = ["---"] * self.words + ["---:"] * (len(self.heads) - self.words)
-        rows = [list(map(escape, row)) for row in (self.heads, *self.rows)]
+        rows = [[escape(printable(text)) for text in row] for row in (self.heads, *self.rows)]
         return [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]
 
 

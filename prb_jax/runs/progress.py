@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 from weakref import WeakKeyDictionary
 
+from prb_jax.errors import printable
 from prb_jax.processes.sharing import process_index
 from prb_jax.storage.urls import shown
 
@@ -136,6 +137,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """Print a message above the figures, also where progress is not shown."""
+        text = printable(text)
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False)
         else:
@@ -182,7 +184,7 @@ def show_progress(
       seconds_between_lines: how often a line is written where ``stream`` is not a terminal; the last one always is.
     """
     enabled = enabled and process_index() == 0
-    label = shown(label)
+    label = printable(shown(label))
     display = Display(label, count, enabled, stream or sys.stderr, seconds_between_lines)
     _displays.append(display)
     try:

@@ -15,7 +15,7 @@ from typing import Any, cast
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.options import flat_settings, from_flat, option, options_of, same_option, section
 from prb_jax.data.writing import refuse_file
-from prb_jax.errors import DataError, RunError, quote
+from prb_jax.errors import DataError, RunError, printable, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process, process_count, process_index
@@ -233,7 +233,7 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
     check_too_long(options.too_long, reader, view=view)
     remarks = reader.remarks(view.protocol) if reader else served.remarks if served else []
     for remark in remarks if process_index() == 0 else ():
-        print(f"prb: {remark}", file=sys.stderr)
+        print(f"prb: {printable(remark)}", file=sys.stderr)
     if inputs.hints and not (reader or isinstance(scorer, HasJudgements)):
         extras = ", ".join(extra for extra in inputs.hints if extra != UPPER_BOUND)
         raise RunError(f"{extras}: {known_as} reads no prompt in which they could stand")

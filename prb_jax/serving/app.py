@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,8 +16,7 @@ from starlette.routing import Route
 
 from prb_jax.errors import PrbError
 from prb_jax.scoring.reader import IdsTooLongError
-from prb_jax.serving.engine import BusyError, Engine, ScorerEngine
-from prb_jax.serving.fields import WHERE, Body
+from prb_jax.serving.engine import Engine
 from prb_jax.serving.http_server import (
     RefusedError,
     check_json,
@@ -25,11 +24,15 @@ from prb_jax.serving.http_server import (
     check_token,
     local_names,
     make_site,
-    read_body,
+    read_bytes,
 )
-from prb_jax.serving.items import NotFiniteError, Score, Scores, TooManyCharactersError
+from prb_jax.serving.items import NotFiniteError
+from prb_jax.serving.jobs import BusyError
 from prb_jax.serving.options import ServeOptions
-from prb_jax.serving.routes import ROUTES, ScoreRequest
+from prb_jax.serving.request_reader import RequestReader
+from prb_jax.serving.routes import ROUTES
+from prb_jax.serving.scorer_engine import ScorerEngine
+from prb_jax.serving.sizes import TooLargeError
 from prb_jax.trees.shorten import TooLongError
 
 TRUNCATED: Final = "X-PRB-Truncated"
@@ -41,7 +44,7 @@ IGNORED: Final = "X-PRB-Ignored"
 _STATUSES: Final = (
     (TooLongError, 413),
     (IdsTooLongError, 413),
-    (TooManyCharactersError, 413),
+    (TooLargeError, 413),
     (NotFiniteError, 422),
     (BusyError, 429),
     (PrbError, 400),
@@ -92,10 +95,16 @@ class ServedModel:
 
     name: str
     engine: Engine | ScorerEngine
+    reader: RequestReader
     metrics: ServerMetrics
     options: ServeOptions
     identity: Mapping[str, Any] = field(default_factory=dict)
     view: Mapping[str, Any] = field(default_factory=dict)
+
+    def close(self, seconds: float | None = None) -> bool:
+        """Score what waits, and end all threads; returns whether they have ended within this time."""
+        self.reader.close()
+        return self.engine.close(seconds)
 
 
 def make_app(served: ServedModel) -> Starlette:
@@ -122,11 +131,11 @@ def make_app(served: ServedModel) -> Starlette:
         served.metrics.waiting.set(served.engine.waiting)
         return Response(served.metrics.text(), media_type="text/plain; version=0.0.4")
 
-    def scoring(understand: Callable[[Body], ScoreRequest]) -> Callable[[Request], Awaitable[Response]]:
-        return lambda request: _score(request, served, understand)
+    async def score(request: Request) -> Response:
+        return await _score(request, served)
 
     app = make_site(
-        {path: ("POST", scoring(understand)) for path, understand in ROUTES.items()}
+        dict.fromkeys(ROUTES, ("POST", score))
         | {"/v1/models": ("GET", models), "/metrics": ("GET", metrics)},
         check=check,
         statuses=_STATUSES,
@@ -138,44 +147,31 @@ def make_app(served: ServedModel) -> Starlette:
     return app
 
 
-async def _score(
-    request: Request, served: ServedModel, understand: Callable[[Body], ScoreRequest]
-) -> Response:
+async def _score(request: Request, served: ServedModel) -> Response:
     """Answer a request for scores, whole or not at all, and never with a default."""
     limits, begun = served.options.limits, time.monotonic()
-    body = await read_body(request, limits)
-    wanted = understand(body)
-    ignored, count = body.ignored(), len(wanted.items)
-    request.state.logged = {"items": count}
-    if count > limits.items:
-        raise RefusedError(413, f"{WHERE}: expected at most {limits.items} responses, found {count}")
+    body = await read_bytes(request, limits)
+
+    async def work() -> Response:
+        wanted = await served.reader.read(request.url.path, body)
+        request.state.logged = {"items": len(wanted.items)}
+        scores = await served.engine.score(wanted.items)
+        cut = sum(score.truncated for score in scores)
+        served.metrics.scores.inc(len(scores))
+        served.metrics.truncated.inc(cut)
+        headers = ({TRUNCATED: str(cut)} if cut else {}) | (
+            {IGNORED: wanted.ignored} if wanted.ignored else {}
+        )
+        return JSONResponse(wanted.reply(scores, served.name), headers=headers)
+
     try:
         async with asyncio.timeout(limits.seconds - (time.monotonic() - begun)):
-            scored = await _unless_left(request, served.engine.score(wanted.items))
+            return await _unless_left(request, work())
     except TimeoutError:
         raise RefusedError(503, f"not done within {limits.seconds:g} seconds: come again later") from None
-    scores: list[Score] = []
-    for number, score in enumerate(scored):
-        if isinstance(score, PrbError):
-            if count > 1:
-                score.args = (f"response {number}: {score}",)
-            raise score
-        scores.append(score)
-    cut = sum(score.truncated for score in scores)
-    served.metrics.scores.inc(count)
-    served.metrics.truncated.inc(cut)
-    headers = ({TRUNCATED: str(cut)} if cut else {}) | ({IGNORED: _listed(ignored)} if ignored else {})
-    return JSONResponse(wanted.reply(scores, served.name), headers=headers)
 
 
-def _listed(names: Sequence[str]) -> str:
-    """Names for a header; the ones that would not fit into it are counted."""
-    plain = [name for name in names if name.isascii() and name.isidentifier() and len(name) <= 64][:20]
-    more = len(names) - len(plain)
-    return ", ".join([*plain, *([f"and {more} more"] if more else [])])
-
-
-async def _unless_left(request: Request, work: Awaitable[Scores]) -> Scores:
+async def _unless_left(request: Request, work: Awaitable[Response]) -> Response:
     """The result of the work, which is given up when the client leaves."""
 
     async def left() -> None:

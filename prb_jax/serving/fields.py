@@ -6,10 +6,14 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 from prb_jax.data import fields
 from prb_jax.data.comparison import Message, Post, read_profile
 from prb_jax.data.conversation import ROLES
+from prb_jax.data.reading import parse_json
 from prb_jax.errors import DataError, quote
+from prb_jax.serving.sizes import PARTS, UNLIMITED, Sizes, TooLargeError
 
 Value = TypeVar("Value")
 
@@ -21,6 +25,9 @@ _NEAR = {
     "profile_order": {"profileorders", "profileorder"},
 }
 """By field, names without marks between their words, which say whose reward it is and would change nothing."""
+
+_WORDS = ("user", "profile", "question", "history", "posts")
+"""Parts of the names of fields that say whose reward it is, and of names close to these."""
 
 TEMPLATE_MARKS = (
     "<|im_start|>", "<|start_header_id|>", "<|header_start|>", "<start_of_turn>", "[INST]", "<|user|>", "<|User|>",
@@ -53,10 +60,13 @@ def template_mark(text: str) -> str | None:
 
 
 class Body(Mapping[str, Any]):
-    """The fields of a request. It notes which ones are looked at, so that the others can be told or refused."""
+    """The fields of a request, and how much it may hold.
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self._given, self._read = given, set[str]()
+    It notes which fields are looked at, so that the others can be told or refused.
+    """
+
+    def __init__(self, given: Mapping[str, Any], sizes: Sizes = UNLIMITED, where: str = WHERE) -> None:
+        self._given, self._read, self.sizes, self.where = given, set[str](), sizes, where
 
     def __getitem__(self, name: str) -> Any:
         self._read.add(name)
@@ -79,32 +89,45 @@ class Body(Mapping[str, Any]):
             plain = name.casefold().replace("_", "").replace("-", "")
             for meant, near in _NEAR.items():
                 if plain in near and self._given[name] is not None:
-                    fields.fail(WHERE, name, f"unknown; expected {meant!r} for whose reward it is")
+                    fields.fail(self.where, name, f"unknown; expected {meant!r} for whose reward it is")
         return names
 
 
 def text(body: Body, name: str) -> str:
     """Return a text."""
-    return fields.text(body.get(name), WHERE, name)
+    return fields.text(body.get(name), body.where, name)
 
 
 def texts(body: Body, *names: str) -> list[str]:
-    """Return one or more texts, from the first of these fields that is there."""
+    """Return one or more texts, from the first of these fields that is there.
+
+    Raises:
+      TooLargeError: there are more than a request may ask scores for.
+    """
     name, value = _first(body, names)
     if isinstance(value, str):
         value = [value]
-    listed = fields.sequence(value, WHERE, name) if value is not None else []
+    listed = fields.sequence(value, body.where, name) if value is not None else []
     if not listed:
-        fields.fail(WHERE, name, f"expected a text or a list of texts, found {fields.found(value)}")
-    return [fields.text(entry, WHERE, f"{name}[{k}]") for k, entry in enumerate(listed)]
+        fields.fail(body.where, name, f"expected a text or a list of texts, found {fields.found(value)}")
+    body.sizes.check_count(len(listed), body.where)
+    return [fields.text(entry, body.where, f"{name}[{k}]") for k, entry in enumerate(listed)]
 
 
-def prompts(body: Body, *names: str) -> list[tuple[Message, ...]]:
-    """Return one or more prompts, from the first of these fields that is there: each is a text or a conversation."""
+def prompts(body: Body, *names: str, count: int) -> list[tuple[Message, ...]]:
+    """Return the prompt of each of `count` responses, from the first of these fields that is there.
+
+    A prompt is a text or a conversation. One prompt counts for all responses.
+    """
     name, value = _first(body, names)
-    if not _lists(value):
-        return [user_turn(entry, name) for entry in texts(body, *names)]
-    return [prompt(entry, f"{name}[{k}]") for k, entry in enumerate(value)]
+    if isinstance(value, list) and len(value) not in (1, count):
+        expected = f"expected one, or as many as the {count} documents, found {len(value)}"
+        fields.fail(body.where, name, expected)
+    if _lists(value):
+        read = [prompt(entry, f"{name}[{k}]") for k, entry in enumerate(value)]
+    else:
+        read = [user_turn(entry, name) for entry in texts(body, *names)]
+    return read if len(read) > 1 else read * count
 
 
 def _first(body: Body, names: Sequence[str]) -> tuple[str, Any]:
@@ -141,6 +164,7 @@ def user_turn(value: object, name: str) -> tuple[Message, ...]:
 def messages(value: object, name: str) -> tuple[Message, ...]:
     """Return a conversation."""
     turns = []
+    _check_parts(value, name)
     for k, entry in enumerate(fields.sequence(value, WHERE, name)):
         given = fields.mapping(entry, WHERE, f"{name}[{k}]")
         role = fields.text(given.get("role"), WHERE, f"{name}[{k}].role")
@@ -150,6 +174,12 @@ def messages(value: object, name: str) -> tuple[Message, ...]:
     if not turns:
         fields.fail(WHERE, name, "expected at least one message, found none")
     return tuple(turns)
+
+
+def _check_parts(value: object, name: str) -> None:
+    """Refuse more messages or posts than a request may hold, before any is read."""
+    if isinstance(value, list) and len(value) > PARTS:
+        raise TooLargeError(f"{WHERE}: {name}: expected at most {PARTS:,} entries, found {len(value):,}")
 
 
 def _content(value: object, name: str) -> str:
@@ -168,54 +198,82 @@ def _content(value: object, name: str) -> str:
 def users(body: Body, count: int) -> list[str | None]:
     """Return the user of each of `count` responses: `user_id` is one for all, or a list with one for each."""
     value = body.get("user_id")
-    return _of_each(value, count, isinstance(value, list), fields.optional_identifier, "user_id")
+    return _of_each(body, value, isinstance(value, list), count, fields.optional_identifier, "user_id")
 
 
 def profiles(body: Body, count: int) -> list[tuple[Post, ...]]:
-    """Return the posts for each of `count` responses: `profile` is one list of posts, or a list of such lists."""
+    """Return the posts for each of `count` responses that the model sees.
+
+    `profile` is one list of posts, which is read once, or a list of such lists.
+    """
     value = body.get("profile")
     if isinstance(value, str):
         fields.fail(
-            WHERE, "profile", "expected a list of posts {id, category, text}: a text goes with response_text"
+            body.where,
+            "profile",
+            "expected a list of posts {id, category, text}: a text goes with response_text",
         )
 
     def read(posts: object, where: str, name: str) -> tuple[Post, ...]:
-        return read_profile(posts, where if name == "profile" else f"{where}: {name}")
+        _check_parts(posts, name)
+        return read_profile(posts, where if name == "profile" else f"{where}: {name}")[: body.sizes.posts]
 
-    return _of_each(value, count, _lists(value), read, "profile")
+    return _of_each(body, value, _lists(value), count, read, "profile")
 
 
 def _of_each(
-    value: Any, count: int, several: bool, read: Callable[[object, str, str], Value], name: str
+    body: Body,
+    value: Any,
+    several: bool,
+    count: int,
+    read: Callable[[object, str, str], Value],
+    name: str,
 ) -> list[Value]:
     if not several:
-        return [read(value, WHERE, name)] * count
+        return [read(value, body.where, name)] * count
     if len(value) != count:
-        fields.fail(WHERE, name, f"expected one, or {count} for {count} responses, found {len(value)}")
-    return [read(entry, WHERE, f"{name}[{k}]") for k, entry in enumerate(value)]
+        fields.fail(body.where, name, f"expected one, or {count} for {count} responses, found {len(value)}")
+    return [read(entry, body.where, f"{name}[{k}]") for k, entry in enumerate(value)]
 
 
 def column(body: Body, name: str, count: int) -> Sequence[Any]:
-    """Return a list with one entry for each response, of any kind; Nones where it is not there or of another length."""
+    """Return a list with one entry of any kind for each response; Nones if the field is absent.
+
+    One response may have its entry without a list.
+    """
     value = body.get(name)
-    return value if isinstance(value, list) and len(value) == count else [None] * count
+    if value is None:
+        return [None] * count
+    if not isinstance(value, list):
+        value = [value]
+    if len(value) != count:
+        fields.fail(body.where, name, f"expected one for each of {count} queries, found {len(value)}")
+    return value
 
 
-def label_fields(label: object) -> Body:
-    """Return the fields of a label that is an object, or a text that is one in JSON; no fields for any other."""
-    if isinstance(label, str) and label.lstrip().startswith("{"):
-        try:
-            label = json.loads(label)
-        except (ValueError, RecursionError):
-            return Body({})  # a text that happens to begin so
-    return Body(label if isinstance(label, Mapping) else {})
+def label_fields(label: object, name: str, sizes: Sizes) -> Body:
+    """Return the fields of a label that is an object, or a text with an object in JSON; no fields for any other.
+
+    Raises:
+      DataError: the label seems to say whose reward it is, but holds no object, or a field twice.
+    """
+    where = f"{WHERE}: {name}"
+    given = label
+    if not isinstance(label, Mapping):
+        written = label if isinstance(label, str) else json.dumps(label)
+        if not (
+            written.lstrip().startswith(("{", "[")) and any(word in written.casefold() for word in _WORDS)
+        ):
+            return Body({})  # the answer of a task, as a rule
+        given = parse_json(written.encode("utf-8", "surrogatepass"), where=where, error=DataError)
+    return Body(fields.mapping(given, WHERE, name), sizes, where)
 
 
 def no_profile(body: Body) -> None:
     """Raise DataError for a profile where the prompt is rendered already."""
     if body.get("profile"):
         about = "a conversation that is rendered already takes no profile: send messages instead"
-        fields.fail(WHERE, "profile", about)
+        fields.fail(body.where, "profile", about)
 
 
 def flag(body: Body, *names: str, default: bool = False) -> bool:
@@ -223,9 +281,9 @@ def flag(body: Body, *names: str, default: bool = False) -> bool:
     given = {name: body[name] for name in names if body.get(name) is not None}
     for name, value in given.items():
         if not isinstance(value, bool):
-            fields.fail(WHERE, name, f"expected true or false, found {fields.found(value)}")
+            fields.fail(body.where, name, f"expected true or false, found {fields.found(value)}")
     if len(set(given.values())) > 1:
-        raise DataError(f"{WHERE}: {' and '.join(given)} contradict each other")
+        raise DataError(f"{body.where}: {' and '.join(given)} contradict each other")
     return next(iter(given.values()), default)
 
 
@@ -235,12 +293,12 @@ def whole_number(body: Body, name: str, *, least: int, default: int | None) -> i
     if value is None:
         return default
     if type(value) is not int or value < least:
-        fields.fail(WHERE, name, f"expected a whole number from {least}, found {fields.found(value)}")
+        fields.fail(body.where, name, f"expected a whole number from {least}, found {fields.found(value)}")
     return value
 
 
-def token_ids(value: object) -> tuple[int, ...] | None:
-    """Return token ids; None where the value is not a list of integers.
+def token_ids(value: object) -> np.ndarray | None:
+    """Return token ids, int32; None if the value is not a list of integers.
 
     Raises:
       DataError: a number outside the range of any vocabulary.
@@ -250,4 +308,4 @@ def token_ids(value: object) -> tuple[int, ...] | None:
     for end in (min(value), max(value)):
         if not 0 <= end < 2**31:
             raise DataError(f"input: expected token ids of the model, found {quote(end)}")
-    return tuple(value)
+    return np.array(value, np.int32)

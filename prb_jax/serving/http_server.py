@@ -1,4 +1,4 @@
-"""The HTTP server of `prb serve` and `prb audit`: uvicorn, limits for clients, who may ask, errors as answers, a log.
+"""The site of `prb serve` and `prb audit`: routes, who may ask, errors as answers, bodies, a log.
 
 Nothing that a client wrote stands in the log: one line of JSON for each request has its path, status and time.
 """
@@ -9,9 +9,6 @@ import asyncio
 import hmac
 import ipaddress
 import json
-import logging
-import signal
-import socket
 import sys
 import time
 import traceback
@@ -19,23 +16,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from prb_jax.data.reading import parse_json
-from prb_jax.errors import DataError, RunError
-from prb_jax.serving.fields import WHERE, Body
 from prb_jax.serving.options import Limits
-
-DRAIN_SECONDS: Final = 30  # how long requests that are being answered are waited for after SIGTERM
-
-LARGE: Final = 1_000_000
-"""Bytes of a body that is parsed beside the event loop, so that other requests need not wait for it."""
 
 CLIENT_LEFT: Final = 499
 """The status, in log and figures alone, of a request whose client left before the answer."""
@@ -51,108 +38,6 @@ class RefusedError(Exception):
     def __init__(self, status: int, message: str, **headers: str) -> None:
         super().__init__(message)
         self.status, self.headers = status, headers
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Return a socket with this address, to which clients cannot connect yet; port 0 picks a free one.
-
-    Raises:
-      RunError: the address cannot be used.
-    """
-    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-    except (OSError, OverflowError) as error:
-        listening.close()
-        raise RunError(f"cannot serve at {host}:{port}: {error}") from error
-    return listening
-
-
-def address(listening: socket.socket) -> str:
-    """Return the URL of a socket."""
-    host, port = listening.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def run_app(
-    app: Starlette, listening: socket.socket, *, limits: Limits, ready: Callable[[], None] = lambda: None
-) -> None:
-    """Answer requests until SIGTERM or Ctrl-C, and then those received; `ready` is called when the socket is open."""
-    logger, handler = logging.getLogger("uvicorn.error"), logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonLines())
-    logger.handlers, logger.propagate = [handler], False
-    logger.setLevel(logging.WARNING)
-    config = uvicorn.Config(
-        app,
-        http=_protocol(limits.seconds),
-        ws="none",
-        loop="asyncio",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        limit_concurrency=limits.connections,
-        timeout_graceful_shutdown=DRAIN_SECONDS,
-    )
-    _Server(config, ready).run(sockets=[listening])
-
-
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._ready = ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        try:
-            await super().startup(sockets)
-        except OSError as error:  # another process was faster
-            raise RunError(f"cannot serve: {error}") from error
-        self._ready()
-
-    def handle_exit(self, sig: int, frame: Any) -> None:
-        """Obey a signal; uvicorn's own would send it again at the end, and the process would not end with 0."""
-        self.force_exit = self.should_exit and sig == signal.SIGINT
-        self.should_exit = True
-
-
-def _protocol(seconds: float) -> type[H11Protocol]:
-    class Protocol(H11Protocol):
-        """As uvicorn's, but a connection whose next request has no whole head within some time is closed."""
-
-        _head: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._wait_for_head()
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            self._wait_for_head()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            super().connection_lost(exc)
-            if self._head is not None:
-                self._head.cancel()
-
-        def _wait_for_head(self) -> None:
-            if self._head is not None:
-                self._head.cancel()
-            self._head = self.loop.call_later(seconds, self._close_if_idle)
-
-        def _close_if_idle(self) -> None:
-            if self.cycle is None or self.cycle.response_complete:
-                self.transport.close()
-
-    return Protocol
-
-
-class _JsonLines(logging.Formatter):
-    """Never a traceback, whose values may be texts of clients."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = {"time": round(time.time(), 3), "level": record.levelname, "message": record.getMessage()}
-        return json.dumps(line)
 
 
 def make_site(
@@ -184,17 +69,17 @@ def make_site(
                 check(request)
                 response = await handle(request)
             except RefusedError as error:
-                response = _error_response(error.status, str(error), error.headers)
+                response = error_response(error.status, str(error), error.headers)
             except ClientDisconnect:
                 response = Response(status_code=CLIENT_LEFT)
             except Exception as error:
                 status = next((status for kind, status in statuses if isinstance(error, kind)), 500)
                 failure = error if status >= 500 else None
-                response = _error_response(status, failed if failure else str(error), {})
+                response = error_response(status, failed if failure else str(error), {})
             response.headers.update(headers or {})
             seconds = time.monotonic() - begun
             count(path, response.status_code, seconds)
-            _log(path, response.status_code, seconds, failure, getattr(request.state, "logged", {}))
+            log_answer(path, response.status_code, seconds, failure, getattr(request.state, "logged", {}))
             return response
 
         return answer
@@ -212,17 +97,22 @@ def make_site(
     return Starlette(routes=made, exception_handlers={HTTPException: not_there})
 
 
-def _error_response(status: int, message: str, headers: Mapping[str, str]) -> Response:
+def error_response(status: int, message: str, headers: Mapping[str, str]) -> Response:
+    """Return the answer of every refusal."""
     content = {"error": {"message": message, "code": status}}
     later = {"Retry-After": "1"} if status in (429, 503) else {}
     return JSONResponse(content, status_code=status, headers=later | dict(headers))
 
 
-def _log(
-    path: str, status: int, seconds: float, failure: BaseException | None, more: Mapping[str, Any]
+def log_answer(
+    path: str,
+    status: int,
+    seconds: float,
+    failure: BaseException | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> None:
-    """One line on standard error; an error of ours is told by its kind and place, as its message may hold texts."""
-    line = {"time": round(time.time(), 3), "path": path, "status": status, **more}
+    """Print one line on standard error; an error of ours by its kind and place, as its message may hold texts."""
+    line = {"time": round(time.time(), 3), "path": path, "status": status, **(more or {})}
     line["ms"] = round(1e3 * seconds, 1)
     if failure is not None:
         while failure.__cause__ is not None:
@@ -302,12 +192,11 @@ def check_json(request: Request) -> None:
         raise RefusedError(415, f"expected a body of the type application/json, {header}")
 
 
-async def read_body(request: Request, limits: Limits) -> Body:
-    """Return the JSON object that a request carries, whose body was not read yet.
+async def read_bytes(request: Request, limits: Limits) -> bytes:
+    """Return the body of a request, which was not read yet.
 
     Raises:
       RefusedError: it is too long (413), or comes too late (408).
-      DataError: it is no JSON object.
     """
     most, data = limits.bytes, bytearray()
     declared = request.headers.get("content-length", "0")
@@ -321,12 +210,4 @@ async def read_body(request: Request, limits: Limits) -> Body:
                     raise RefusedError(413, f"expected a body of at most {most:,} bytes, found more")
     except TimeoutError:
         raise RefusedError(408, f"the body did not arrive within {limits.seconds:g} seconds") from None
-    whole = bytes(data)
-    return _parsed(whole) if len(whole) < LARGE else await asyncio.to_thread(_parsed, whole)
-
-
-def _parsed(data: bytes) -> Body:
-    body = parse_json(data, where=WHERE, error=DataError)
-    if not isinstance(body, dict):
-        raise DataError(f"{WHERE}: expected a JSON object, found {type(body).__name__}")
-    return Body(body)
+    return bytes(data)

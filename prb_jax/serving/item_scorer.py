@@ -18,7 +18,7 @@ from prb_jax.scoring import AdaptsToUsers, ReadsTokens, Scorer
 from prb_jax.scoring.baselines import PlainScorer
 from prb_jax.scoring.load import Model, open_scorer
 from prb_jax.scoring.run import shown_view
-from prb_jax.serving.items import ChatItem, NotFiniteError, Score, Scores, as_comparison
+from prb_jax.serving.items import ChatItem, NotFiniteError, Score, Scores, alike, as_comparison
 from prb_jax.text.view import View, ViewOptions, choose_view
 
 if TYPE_CHECKING:
@@ -99,8 +99,7 @@ def comparison_scores(
     Raises:
       RunError: a choice that has no effect on this scorer.
     """
-    decided = isinstance(scorer, PlainScorer | RemoteScorer | AdaptsToUsers)
-    options = (asdict(view) if decided else {}) | {"batch_tokens": batch_tokens}
+    options = (asdict(view) if sees_all(scorer) else {}) | {"batch_tokens": batch_tokens}
     if given := [name for name, value in options.items() if value is not None]:
         name = scorer.identity().get("name", "this model")
         raise RunError(f"{', '.join(given)}: without effect on {name}: leave out here")
@@ -114,10 +113,7 @@ def comparison_scores(
     shown = shown_view(chosen.view)
 
     def score(items: Sequence[ChatItem]) -> Scores:
-        groups: dict[object, list[int]] = {}
-        for place, item in enumerate(items):
-            groups.setdefault(item.same_prompt, []).append(place)
-        members = list(groups.values())
+        members = alike(items)
         comparisons = [
             as_comparison([items[place] for place in places], name=str(number))
             for number, places in enumerate(members)
@@ -131,6 +127,11 @@ def comparison_scores(
         return [scores[place] for place in range(len(items))]
 
     return score, chosen.view
+
+
+def sees_all(scorer: Scorer) -> bool:
+    """Return whether a scorer is given all posts of a profile, because no view decides what it is shown."""
+    return isinstance(scorer, PlainScorer | RemoteScorer | AdaptsToUsers)
 
 
 def _check_judge(judge: JudgeScorer, view: ViewOptions) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,6 @@ from prb_jax.data.comparison import Comparison, Message, Post
 from prb_jax.errors import DataError, PrbError
 from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.view import View
-from prb_jax.text.visible import TextProtocol
 from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.tree import Tree
 
@@ -21,11 +20,8 @@ if TYPE_CHECKING:
 
 NAME = "request"  # what messages about a comparison of a request call it
 
-CHARACTERS = 16
-"""Characters for each token of the limit that a text of a client may have: more are refused and not tokenised."""
-
-LEAST_CHARACTERS = 100_000
-"""So many may a prompt, a profile, or another text that is cut to fit have in any case."""
+MESSAGE = 100
+"""Characters that could be tokenised while a chat template renders one message, whatever its length."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +34,12 @@ class ChatItem:
     profile: tuple[Post, ...] = ()
     profile_order: str | None = None
 
-    @property
-    def same_prompt(self) -> object:
-        """Equal for responses to one prompt, for one user with one profile."""
-        return self.prompt, self.user_id, self.profile, self.profile_order
-
 
 @dataclass(frozen=True)
 class RenderedItem:
     """A whole conversation as the client rendered it, text or token ids, read at its last token."""
 
-    content: str | tuple[int, ...]
+    content: str | Sequence[int] | np.ndarray
     special_tokens: bool = True  # whether the tokenizer adds its special tokens around a text
     ended: bool = False  # whether the tokenizer's end-of-text token is put behind a text, once
     # only the last so many tokens are read; -1 for the longest conversation that the server takes
@@ -76,10 +67,6 @@ Scores = list[Score | PrbError]
 
 class NotFiniteError(DataError):
     """The model gives no finite number for a response."""
-
-
-class TooManyCharactersError(DataError):
-    """A text of a client that is too long to be tokenised."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,61 +106,41 @@ class TreeMaker:
     view: View
     most: int
 
-    def check_sizes(self, items: Sequence[Item]) -> None:
-        """Refuse texts of which tokenising alone would take long.
-
-        Raises:
-          TooManyCharactersError: naming the text, its characters, and how many it may have.
-        """
-        limit = self.reader.limit(self.view)
-        least = CHARACTERS * limit
-        of_cut = max(least, LEAST_CHARACTERS)  # what is cut to fit may be longer
-        of_response = of_cut if self.view.protocol is TextProtocol.PAPER else least
-        for number, item in enumerate(items):
-            if isinstance(item, ChatItem):
-                posts = item.profile[: self.view.profile_posts]
-                lengths = {
-                    "response": (len(item.response), of_response),
-                    "prompt": (sum(len(message.content) for message in item.prompt), of_cut),
-                    "profile": (sum(len(post.text) for post in posts), of_cut),
-                }
-            else:
-                size = len(item.content) if isinstance(item.content, str) else 0
-                lengths = {"input": (size, least if item.keep is None else of_cut)}
-            for name, (found, most) in lengths.items():
-                if found > most:
-                    raise TooManyCharactersError(
-                        f"response {number}: its {name} has {found:,} characters; at most {most:,} are read where a "
-                        f"conversation has at most {limit:,} tokens"
-                    )
-
-    def make_trees(self, items: Sequence[Item]) -> tuple[list[ItemTree], dict[int, PrbError]]:
+    def make_trees(
+        self, items: Sequence[Item], requests: Sequence[object] | None = None
+    ) -> tuple[list[ItemTree], dict[int, PrbError]]:
         """Return trees of the items, and by place why an item has none.
 
-        What becomes of an item does not depend on the others.
+        Args:
+          items: Items of one or several requests.
+          requests: Request of each item; None for one request. What becomes of an item does not depend on items of
+            other requests.
         """
         trees: list[ItemTree] = []
         errors: dict[int, PrbError] = {}
-        together: dict[object, list[int]] = {}
-        for place, item in enumerate(items):
-            if isinstance(item, ChatItem):
-                together.setdefault(item.same_prompt, []).append(place)
         groups = [
             places[start : start + self.most]
-            for places in together.values()
+            for places in alike(items)
             for start in range(0, len(places), self.most)
         ]
         while groups:
-            alone: list[list[int]] = []
+            smaller: list[list[int]] = []
             made = self._trees([[items[place] for place in places] for places in groups])
             for places, tree in zip(groups, made, strict=True):
-                if isinstance(tree, Tree):
+                of_requests: dict[object, list[int]] = {}
+                for place in places:
+                    of_requests.setdefault(requests and requests[place], []).append(place)
+                # a prompt is cut to fit the longest response of its tree, which must not be another client's
+                if isinstance(tree, Tree) and (len(of_requests) == 1 or not tree.truncation.any):
                     trees.append(ItemTree(tuple(places), tree))
-                elif len(places) == 1:
+                elif len(of_requests) > 1:
+                    smaller += of_requests.values()
+                elif not isinstance(tree, Tree) and len(places) == 1:
                     errors[places[0]] = tree
-                else:  # they have no tree together, though some of them may have one alone
-                    alone += [[place] for place in places]
-            groups = alone
+                else:  # they have no tree together, though some of them may have one
+                    middle = len(places) // 2
+                    smaller += [places[:middle], places[middle:]]
+            groups = smaller
         for place, item in enumerate(items):
             if isinstance(item, RenderedItem):
                 try:
@@ -223,6 +190,81 @@ class TreeMaker:
         if not len(ids):
             raise DataError("input: expected at least one token, found an empty text")
         return self.reader.encode_ids([ids], user_id=item.user_id, view=self.view, name="input")
+
+
+class _Numbers:
+    """Gives equal values the same number. An object that occurs many times is hashed once."""
+
+    def __init__(self) -> None:
+        self._of_object: dict[int, int] = {}
+        self._of_value: dict[Hashable, int] = {}
+
+    def __call__(self, value: Hashable) -> int:
+        if id(value) not in self._of_object:
+            self._of_object[id(value)] = self._of_value.setdefault(value, len(self._of_value))
+        return self._of_object[id(value)]
+
+
+def alike(items: Sequence[Item]) -> list[list[int]]:
+    """Return the places of responses: those to one prompt, for one user with one profile, together."""
+    number, together = _Numbers(), dict[object, list[int]]()
+    for place, item in enumerate(items):
+        if isinstance(item, ChatItem):
+            key = number(item.prompt), item.user_id, number(item.profile), item.profile_order
+            together.setdefault(key, []).append(place)
+    return list(together.values())
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some items of a request, which are read at a time, and about how many characters that takes."""
+
+    places: list[int]
+    characters: int
+
+
+def pieces(items: Sequence[Item], *, most: int, characters: int) -> list[Piece]:
+    """Divide the items of a request into pieces of about so many characters.
+
+    Responses that may become one tree stay together, `most` of them at most.
+    """
+    groups = [
+        places[start : start + most] for places in alike(items) for start in range(0, len(places), most)
+    ]
+    groups += [[place] for place, item in enumerate(items) if isinstance(item, RenderedItem)]
+    sizes = dict[int, int]()
+    divided, places, size = list[Piece](), list[int](), 0
+    for group in groups:
+        cost = sum(_cost(items[place]) for place in group)
+        first = items[group[0]]
+        for part in (first.prompt, first.profile) if isinstance(first, ChatItem) else ():
+            if id(part) not in sizes:
+                sizes[id(part)] = sum(map(part_characters, part))
+            cost += sizes[id(part)]
+        if places and size + cost > characters:
+            divided.append(Piece(places, size))
+            places, size = [], 0
+        places, size = places + group, size + cost
+    return [*divided, Piece(places, size)]
+
+
+def _cost(item: Item) -> int:
+    """What reading an item costs besides the texts that it shares with others, in characters."""
+    if isinstance(item, ChatItem):
+        return len(item.response) + MESSAGE * (len(item.prompt) + 1)
+    return len(item.content) + MESSAGE
+
+
+def part_characters(part: Message | Post) -> int:
+    """Return the characters of a message, or of what is shown of a post."""
+    return len(part.content) if isinstance(part, Message) else len(part.text) + len(part.category)
+
+
+def numbered(error: PrbError, place: int, count: int) -> PrbError:
+    """Return the error of one response of a request, which names the response if there are several."""
+    if count > 1:
+        error.args = (f"response {place}: {error}",)
+    return error
 
 
 def as_comparison(items: Sequence[Item], *, name: str = NAME) -> Comparison:

@@ -12,29 +12,37 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from prb_jax.data import fields as checks
 from prb_jax.data.conversation import Messages
+from prb_jax.errors import quote
 from prb_jax.serving import fields
 from prb_jax.serving.fields import WHERE, Body
 from prb_jax.serving.items import ChatItem, Item, RenderedItem, Score
 
 Answer = Callable[[Sequence[Score], str], Any]
+"""Makes the JSON answer of the scores and the model's name; another process can send it (pickle)."""
 
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """A request that was understood; `answer` makes the JSON answer of the scores and the model's name.
+    """A request that was understood.
 
-    With `activation` the client wants 1 / (1 + exp(-score)) instead of the score.
+    Attributes:
+      items: What is scored.
+      answer: Makes the JSON answer.
+      activation: If True, the client wants 1 / (1 + exp(-score)) instead of the score.
+      ignored: Names of fields that changed nothing, for a header.
     """
 
     items: Sequence[Item]
     answer: Answer
     activation: bool = False
+    ignored: str = ""
 
     def reply(self, scores: Sequence[Score], model: str) -> Any:
         """Return the JSON answer."""
@@ -57,54 +65,57 @@ def score(body: Body) -> ScoreRequest:
     if shown:
         query += checks.text(profile, WHERE, "profile")
     items = _answers(body, [fields.user_turn(query, "query")], [response], shown=shown)
-    return ScoreRequest(items, lambda scores, model: {"score": scores[0].value}, _activation(body))
+    return ScoreRequest(items, _one_score, _activation(body))
+
+
+def _one_score(scores: Sequence[Score], model: str) -> Any:
+    return {"score": scores[0].value}
 
 
 def _score_documents(body: Body) -> ScoreRequest:
-    queries = fields.prompts(body, "queries", "text_1", "query")
     documents = fields.texts(body, "documents", "text_2")
-    if len(queries) not in (1, len(documents)):
-        expected = f"expected one, or as many as the {len(documents)} documents, found {len(queries)}"
-        checks.fail(WHERE, "queries", expected)
-    items = _answers(body, queries if len(queries) > 1 else queries * len(documents), documents)
+    queries = fields.prompts(body, "queries", "text_1", "query", count=len(documents))
+    return ScoreRequest(
+        _answers(body, queries, documents), _listing("score", _indexed_score), _activation(body)
+    )
 
-    def one(place: int, value: float) -> Any:
-        return {"index": place, "object": "score", "score": value}
 
-    return ScoreRequest(items, _listing("score", one), _activation(body))
+def _indexed_score(place: int, value: float) -> Any:
+    return {"index": place, "object": "score", "score": value}
 
 
 def rerank(body: Body) -> ScoreRequest:
     """``/rerank``: {query, documents, top_n}: results, the best first; `top_n` 0 gives all."""
     query, documents = fields.text(body, "query"), fields.texts(body, "documents")
     top = fields.whole_number(body, "top_n", least=0, default=0) or len(documents)
-
-    def answer(scores: Sequence[Score], model: str) -> Any:
-        order = sorted(range(len(scores)), key=lambda k: -scores[k].value)[:top]
-        results = [
-            {"index": k, "document": {"text": documents[k]}, "relevance_score": scores[k].value}
-            for k in order
-        ]
-        return {"id": _id("rerank"), "model": model, "usage": _usage(scores), "results": results}
-
     items = _answers(body, [fields.user_turn(query, "query")] * len(documents), documents)
-    return ScoreRequest(items, answer, _activation(body))
+    return ScoreRequest(items, partial(_ranking, documents, top), _activation(body))
+
+
+def _ranking(documents: Sequence[str], top: int, scores: Sequence[Score], model: str) -> Any:
+    order = sorted(range(len(scores)), key=lambda k: -scores[k].value)[:top]
+    results = [
+        {"index": k, "document": {"text": documents[k]}, "relevance_score": scores[k].value} for k in order
+    ]
+    return {"id": _id("rerank"), "model": model, "usage": _usage(scores), "results": results}
 
 
 def classify(body: Body) -> ScoreRequest:
     """``/classify``: {input or messages}: data with the score as the only entry of `probs`."""
+    return _conversations(body, "classify", _class)
 
-    def one(place: int, value: float) -> Any:
-        return {"index": place, "label": "LABEL_0", "probs": [value], "num_classes": 1}
 
-    return _conversations(body, "classify", one)
+def _class(place: int, value: float) -> Any:
+    return {"index": place, "label": "LABEL_0", "probs": [value], "num_classes": 1}
 
 
 def pooling(body: Body) -> ScoreRequest:
     """``/pooling``: as :func:`classify`, in another form."""
-    return _conversations(
-        body, "pooling", lambda place, value: {"index": place, "object": "pooling", "data": [value]}
-    )
+    return _conversations(body, "pooling", _pooled)
+
+
+def _pooled(place: int, value: float) -> Any:
+    return {"index": place, "object": "pooling", "data": [value]}
 
 
 def embeddings(body: Body) -> ScoreRequest:
@@ -112,12 +123,12 @@ def embeddings(body: Body) -> ScoreRequest:
     form = body.get("encoding_format") or "float"
     if form not in ("float", "base64"):
         checks.fail(WHERE, "encoding_format", f"expected float or base64, found {checks.found(form)}")
+    return _conversations(body, "embd", partial(_embedding, form))
 
-    def one(place: int, value: float) -> Any:
-        shown = [value] if form == "float" else base64.b64encode(np.float32(value).tobytes()).decode()
-        return {"index": place, "object": "embedding", "embedding": shown}
 
-    return _conversations(body, "embd", one)
+def _embedding(form: str, place: int, value: float) -> Any:
+    shown = [value] if form == "float" else base64.b64encode(np.float32(value).tobytes()).decode()
+    return {"index": place, "object": "embedding", "embedding": shown}
 
 
 def get_reward(body: Body) -> ScoreRequest:
@@ -132,26 +143,32 @@ def get_reward(body: Body) -> ScoreRequest:
     labels, prompts = (fields.column(body, name, len(texts)) for name in ("labels", "prompts"))
     users = fields.users(body, len(texts))
     items = [
-        _labelled_item(text, user, fields.label_fields(label), prompt, k)
+        _labelled_item(text, user, fields.label_fields(label, f"labels[{k}]", body.sizes), prompt, k)
         for k, (text, user, label, prompt) in enumerate(zip(texts, users, labels, prompts, strict=True))
     ]
+    return ScoreRequest(items, _rewards, _activation(body))
 
-    def answer(scores: Sequence[Score], model: str) -> Any:
-        values = [score.value for score in scores]
-        return {"rewards": values, "scores": values, "extra_logs": {}}
 
-    return ScoreRequest(items, answer, _activation(body))
+def _rewards(scores: Sequence[Score], model: str) -> Any:
+    values = [score.value for score in scores]
+    return {"rewards": values, "scores": values, "extra_logs": {}}
 
 
 def _labelled_item(text: str, user: str | None, label: Body, prompt: object, k: int) -> Item:
     """One conversation of OpenRLHF, for the user of its label."""
-    user = fields.users(label, 1)[0] or user
+    (own,) = fields.users(label, 1)
+    if own is not None and user is not None and own != user:
+        about = (
+            f"expected the user of the request's 'user_id', {quote(user)}, or none there, found {quote(own)}"
+        )
+        checks.fail(label.where, "user_id", about)
+    user = own or user
     question, profile = label.get("question"), label.get("profile")
     label.ignored()  # refuses what is nearly one of these names
     if question is None:
         if profile:
             about = "a profile is shown with a question: expected 'question' beside it"
-            checks.fail(WHERE, f"labels[{k}].profile", about)
+            checks.fail(label.where, "profile", about)
         return RenderedItem(text, special_tokens=False, ended=True, user_id=user)
     if not isinstance(prompt, str) or not text.startswith(prompt):
         about = "expected the beginning of the query, behind which its response stands"
@@ -165,7 +182,11 @@ def bare_number(body: Body) -> ScoreRequest:
     """``/slime``: {prompt, response}: the answer is the number itself. The prompt is a text or a conversation."""
     prompt = fields.prompt(body.get("prompt"), "prompt")
     items = _answers(body, [prompt], [fields.text(body, "response")])
-    return ScoreRequest(items, lambda scores, model: scores[0].value, _activation(body))
+    return ScoreRequest(items, _number, _activation(body))
+
+
+def _number(scores: Sequence[Score], model: str) -> Any:
+    return scores[0].value
 
 
 ROUTES: Mapping[str, Callable[[Body], ScoreRequest]] = {
@@ -202,18 +223,20 @@ def _rendered_items(body: Body) -> list[Item]:
     """Conversations as the client rendered them, as texts or token ids."""
     fields.no_profile(body)
     given = body.get("input")
-    if isinstance(given, str) or fields.token_ids(given) is not None:
-        given = [given]
+    one = fields.token_ids(given)
+    if one is not None or isinstance(given, str):
+        given = [given if one is None else one]
     if not isinstance(given, list) or not given:
         expected = f"expected a text, token ids, or a list of either, found {checks.found(given)}"
         checks.fail(WHERE, "input", expected)
+    body.sizes.check_count(len(given), WHERE)
     special = fields.flag(body, "add_special_tokens", default=True)
     keep = fields.whole_number(body, "truncate_prompt_tokens", least=-1, default=None)
     if keep == 0:
         checks.fail(WHERE, "truncate_prompt_tokens", "expected -1 or a number above 0, found 0")
     items: list[Item] = []
     for k, (entry, user) in enumerate(zip(given, fields.users(body, len(given)), strict=True)):
-        ids = fields.token_ids(entry)
+        ids = one if entry is one else fields.token_ids(entry)
         content = checks.text(entry, WHERE, f"input[{k}]") if ids is None else ids
         items.append(RenderedItem(content, special_tokens=special, keep=keep, user_id=user))
     return items
@@ -241,13 +264,13 @@ def _sigmoid(value: float) -> float:
 
 def _listing(kind: str, one: Callable[[int, float], Any]) -> Answer:
     """An answer with an entry for each score, in the envelope of vLLM."""
+    return partial(_list, kind, one)
 
-    def answer(scores: Sequence[Score], model: str) -> Any:
-        data = [one(place, score.value) for place, score in enumerate(scores)]
-        head = {"id": _id(kind), "object": "list", "created": int(time.time()), "model": model}
-        return {**head, "data": data, "usage": _usage(scores)}
 
-    return answer
+def _list(kind: str, one: Callable[[int, float], Any], scores: Sequence[Score], model: str) -> Any:
+    data = [one(place, score.value) for place, score in enumerate(scores)]
+    head = {"id": _id(kind), "object": "list", "created": int(time.time()), "model": model}
+    return {**head, "data": data, "usage": _usage(scores)}
 
 
 def _usage(scores: Sequence[Score]) -> dict[str, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import signal
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,12 +12,15 @@ from prb_jax.errors import RunError, need_extra
 from prb_jax.judges.scorer import JudgeScorer
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.score_server import TOKEN, ScoreClient
-from prb_jax.scoring import Scorer
+from prb_jax.scoring import ReadsTokens, Scorer
 from prb_jax.scoring.load import read_history
 from prb_jax.scoring.reward_model import RewardModel
-from prb_jax.serving.engine import Engine, ScorerEngine
-from prb_jax.serving.item_scorer import JUDGED_AT_ONCE, comparison_scores, open_reward
+from prb_jax.serving.engine import Engine
+from prb_jax.serving.item_scorer import JUDGED_AT_ONCE, comparison_scores, open_reward, sees_all
 from prb_jax.serving.options import ServeOptions
+from prb_jax.serving.request_reader import RequestReader
+from prb_jax.serving.scorer_engine import ScorerEngine
+from prb_jax.serving.sizes import Sizes
 from prb_jax.serving.tree_scorer import open_tree_scorer
 
 if TYPE_CHECKING:
@@ -27,6 +32,8 @@ def serve(
 ) -> None:
     """Load a model, print where it is served once it is warm, and answer requests until SIGTERM or Ctrl-C.
 
+    Work that still goes on 29 seconds after such a signal is ended with the process.
+
     The model is what `prb evaluate` takes, or a judge: `judge:MODEL`, or `judge:URL#NAME` at an endpoint.
 
     Raises:
@@ -36,7 +43,8 @@ def serve(
     """
     need_extra("serve", "prb serve")
     from prb_jax.serving.app import make_app
-    from prb_jax.serving.http_server import address, bind, is_loopback, run_app
+    from prb_jax.serving.connections import LAST_SECONDS, address, bind, run_app
+    from prb_jax.serving.http_server import is_loopback
 
     options, loading = options or ServeOptions(), loading or LoadOptions()
     if options.token is None and not is_loopback(options.host):
@@ -49,10 +57,13 @@ def serve(
         history = read_history(options.history)
         served = make_served(open_reward(model, loading, history=history, judge=options.judge), options)
         line = f"serving {model} at {address(listening)}"
+        gc.collect()
+        gc.freeze()  # looking through the model's objects again and again would stop all requests each time
         try:
             run_app(make_app(served), listening, limits=options.limits, ready=lambda: print(line, flush=True))
         finally:
-            served.engine.close()
+            if served.close(LAST_SECONDS):
+                signal.alarm(0)
     finally:
         listening.close()
 
@@ -70,10 +81,17 @@ def make_served(scorer: Scorer, options: ServeOptions) -> ServedModel:
         trees = open_tree_scorer(scorer, options.view, batch_tokens=options.batch_tokens)
         trees.compile()
         engine = Engine(trees, most=most, count=metrics.count_batch)
-        view, name = trees.maker.view, scorer.name
+        view, name, shown = trees.maker.view, scorer.name, True
     else:
         score, view = comparison_scores(scorer, options.view, batch_tokens=options.batch_tokens)
         waits = isinstance(scorer, ScoreClient) or (isinstance(scorer, JudgeScorer) and scorer.endpoint)
         engine = ScorerEngine(score, most=most, at_once=JUDGED_AT_ONCE if waits else 1)
-        name = str(identity["name"])
-    return ServedModel(name, engine, metrics, options, identity=identity, view=asdict(view))
+        name, shown = str(identity["name"]), not sees_all(scorer)
+    sizes = Sizes(
+        items=options.limits.items,
+        posts=view.profile_posts if shown else None,
+        tokens=scorer.reader.limit(view) if shown and isinstance(scorer, ReadsTokens) else None,
+        cuts_responses=view.protocol.cuts_responses,
+    )
+    facts = {"identity": identity, "view": asdict(view)}
+    return ServedModel(name, engine, RequestReader(sizes), metrics, options, **facts)

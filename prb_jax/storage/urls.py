@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from prb_jax.errors import PrbError, RunError
+from prb_jax.errors import PrbError, RunError, printable
 from prb_jax.storage.objects import Store, whole_file
 from prb_jax.storage.staging import Staging, TakenOverError, fetch_state, read_state
 
@@ -173,22 +173,30 @@ def _close(current: _Session, *, finish: bool, after: BaseException | None) -> N
 
 
 @contextlib.contextmanager
-def urls_in_output() -> Iterator[None]:
-    """Print URLs in the place of local copies, also in warnings."""
+def names_in_output() -> Iterator[None]:
+    """Print URLs in place of local copies, also in warnings, and escape control characters in standard output.
+
+    Names from data and configs may hold sequences that move the cursor of a terminal or write to its clipboard.
+    """
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = map(_Shown, before)  # pyright: ignore[reportAttributeAccessIssue]
+    sys.stdout, sys.stderr = _Shown(before[0], escaped=True), _Shown(before[1])  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:
         sys.stdout, sys.stderr = before
 
 
+def with_styles(stream: Any) -> Any:
+    """Return a stream to which styles can be written, by a caller who escapes control characters in names."""
+    return _Shown(stream._stream) if isinstance(stream, _Shown) else stream
+
+
 class _Shown:
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO, *, escaped: bool = False) -> None:
+        self._stream, self._escaped = stream, escaped
 
     def write(self, text: str) -> int:
-        self._stream.write(shown(text))
+        self._stream.write(printable(shown(text)) if self._escaped else shown(text))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:

@@ -23,7 +23,7 @@ def audit_app(tmp_path, monkeypatch, capsys):
             ready()
             asyncio.run(work(app))
 
-        monkeypatch.setattr("prb_jax.serving.http_server.run_app", run_app)
+        monkeypatch.setattr("prb_jax.serving.connections.run_app", run_app)
         prb.audit(tmp_path / "a", port=0, **options)
         return capsys.readouterr().out.splitlines()
 

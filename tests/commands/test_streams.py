@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import prb_jax
+from prb_jax import cli
 from prb_jax.errors import RunError
 
 
@@ -74,6 +75,8 @@ def test_control_characters_do_not_reach_the_terminal(data: Path, evaluate, tmp_
     row, escape = json.loads(data.read_text().splitlines()[0]), "\x1b]0;title\x07\x9b2J"
     data.write_text(json.dumps(row | {"subset": f"s{escape}"}) + "\n")
     assert evaluate("--no-progress") == 0
+    for form in ("csv", "markdown", "latex", "rewardbench", None):
+        assert cli.main(["leaderboard", str(tmp_path), *(["--format", form] if form else [])]) == 0
     assert evaluate("--subset", f"none{escape}") == 2
     data.write_text(json.dumps(row | {"id": f"i{escape}", "chosen": ""}) + "\n")
     assert evaluate("--out", tmp_path / escape.replace("/", "")) == 2

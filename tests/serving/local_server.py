@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from prb_jax.serving.app import make_app
-from prb_jax.serving.http_server import address, bind, run_app
+from prb_jax.serving.connections import address, bind, run_app
 from prb_jax.serving.options import Limits, ServeOptions
 from prb_jax.serving.serve import make_served
 
@@ -27,4 +27,4 @@ def serving(scorer: Any, **options: Any) -> Iterator[str]:
     """The URL of a server of the scorer."""
     served = make_served(scorer, ServeOptions(**options))
     yield start_app(make_app(served), served.options.limits)
-    served.engine.close()
+    served.close()

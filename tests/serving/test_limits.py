@@ -24,19 +24,13 @@ from prb_jax.scoring.load import open_scorer
 from prb_jax.serving import engine as engine_module
 from prb_jax.serving import tree_scorer
 from prb_jax.serving.app import ServedModel, ServerMetrics, make_app
-from prb_jax.serving.engine import BusyError, Engine, Scores
-from prb_jax.serving.items import (
-    ChatItem,
-    Item,
-    NotFiniteError,
-    RenderedItem,
-    Score,
-    TooManyCharactersError,
-    TreeMaker,
-    ended_once,
-)
+from prb_jax.serving.engine import Engine
+from prb_jax.serving.items import ChatItem, Item, NotFiniteError, RenderedItem, Score, TreeMaker, ended_once
+from prb_jax.serving.jobs import BusyError
 from prb_jax.serving.options import Limits, ServeOptions
+from prb_jax.serving.request_reader import RequestReader
 from prb_jax.serving.serve import make_served, serve
+from prb_jax.serving.sizes import Sizes, TooLargeError
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.shorten import TooLongError
@@ -54,19 +48,21 @@ class StubEngine:
     def __init__(self, answer: Callable[[Sequence[Item]], Any]) -> None:
         self.answer, self.waiting, self.failure = answer, 0, None
 
-    async def score(self, items: Sequence[Item]) -> Scores:
+    async def score(self, items: Sequence[Item]) -> list[Score]:
         scores = self.answer(items)
         return await scores if asyncio.iscoroutine(scores) else scores
 
 
 def app_with(answer: Callable[[Sequence[Item]], Any], **limits: Any) -> Any:
-    engine = cast(Engine, StubEngine(answer))
-    return make_app(
-        ServedModel("m", engine, ServerMetrics(), ServeOptions(limits=Limits(**limits), host="testserver"))
+    engine, options = (
+        cast(Engine, StubEngine(answer)),
+        ServeOptions(limits=Limits(**limits), host="testserver"),
     )
+    reader = RequestReader(Sizes(items=options.limits.items))
+    return make_app(ServedModel("m", engine, reader, ServerMetrics(), options))
 
 
-def scores(items: Sequence[Item]) -> Scores:
+def scores(items: Sequence[Item]) -> list[Score]:
     return [Score(1.0, 1, False) for _ in items]
 
 
@@ -83,7 +79,7 @@ def fails(error: Exception) -> Callable[[Sequence[Item]], Any]:
         (lambda items: asyncio.sleep(60), 503, "not done within 0.05 seconds"),
         (fails(BusyError(9, 8)), 429, "9 responses wait"),
         (fails(ValueError("SECRET")), 500, "scoring failed"),
-        (lambda items: [NotFiniteError("the model's score is nan")], 422, "nan"),
+        (fails(NotFiniteError("the model's score is nan")), 422, "nan"),
     ],
 )
 def test_what_the_scorer_cannot_do_has_its_status_and_no_default(
@@ -178,7 +174,7 @@ def test_conversations_that_begin_alike_are_computed_together_however_many_wait(
     prompts = np.random.default_rng(0).integers(4, 90, (40, 150)).tolist()
     pairs = [[RenderedItem((*prompt, *range(k, k + 10))) for k in (5, 6)] for prompt in prompts]
     assert [len(answer) for answer in ask_together(served.engine, *pairs)] == [2] * 40
-    served.engine.close()
+    served.close()
     tokens = sum(build_tree([cast(Any, item).content for item in pair]).tokens for pair in pairs)
     computed = re.search(r"^prb_\w*tokens_total (\S+)", served.metrics.text().decode(), re.MULTILINE)
     assert computed is not None
@@ -197,7 +193,7 @@ def test_a_batch_that_fails_fails_its_requests_and_no_others(model: prb.RewardMo
     served = make_served(replace(model, stream_fn=cast(Any, score)), ServeOptions(batch_tokens=1024))
     with TestClient(make_app(served), base_url="http://127.0.0.1") as client:
         answers = [client.post("/score", json=GOOD) for _ in range(3)]
-    served.engine.close()
+    served.close()
     assert [answer.status_code for answer in answers] == [500, 422, 200]
     assert answers[-1].json() == {"score": 2.0}
 
@@ -261,7 +257,7 @@ def test_long_texts_are_refused_before_they_are_tokenised_and_nothing_is_tried_t
 ) -> None:
     reader = model.reader
     view = reader.view(ViewOptions(max_length=64))
-    maker, calls = TreeMaker(reader, view, 4), list[int]()
+    maker, calls, sizes = TreeMaker(reader, view, 4), list[int](), Sizes(posts=10, tokens=64)
     tokenize = ChatTokenizer.tokenize
 
     def counted(self: ChatTokenizer, texts: Sequence[str]) -> list[np.ndarray]:
@@ -282,10 +278,10 @@ def test_long_texts_are_refused_before_they_are_tokenised_and_nothing_is_tried_t
         (RenderedItem("a" * 1025), "its input has 1,025 characters; at most 1,024"),
         (RenderedItem("a" * 100_001, keep=5), "its input has 100,001 characters; at most 100,000"),
     ):
-        with pytest.raises(TooManyCharactersError, match=message):
-            maker.check_sizes([item])
+        with pytest.raises(TooLargeError, match=message):
+            sizes.check_texts([item])
     assert not calls
-    maker.check_sizes(
+    sizes.check_texts(
         [ChatItem(question, "a" * 1024), RenderedItem((1,) * 10_000), RenderedItem("a" * 100_000, keep=5)]
     )
 
@@ -361,4 +357,4 @@ def test_whatever_scores_is_served() -> None:
             if more:
                 answer = client.post("/score", json=GOOD | {"user_id": "stranger"})
                 assert (answer.status_code, "SECRET" in answer.text) == (500, False)
-        served.engine.close()
+        served.close()

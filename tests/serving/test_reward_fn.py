@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -75,8 +76,12 @@ def test_whatever_scores_is_a_reward_and_goes_to_other_processes_by_name(model: 
     for name in ("baseline:length", model.name):
         reward = prb.reward_fn(name)
         assert pickle.loads(pickle.dumps(reward))(**sent) == pytest.approx(reward(**sent), abs=1e-5)
-    with pytest.raises(TypeError, match="give reward_fn the path or name of the model, or the URL"):
-        pickle.dumps(prb.reward_fn(model, batch_tokens=512))
+    for loaded, options in ((model, {"batch_tokens": 512}), (longest, {}), (prb.load("baseline:length"), {})):
+        for send in (pickle.dumps, lambda reward: pickle.dumps(partial(reward, QUESTION))):
+            with pytest.raises(
+                TypeError, match="give reward_fn the path or name of the model, or the URL of a r"
+            ):
+                send(prb.reward_fn(loaded, **options))
     with pytest.raises(prb.RunError, match="max_length: without effect on baseline:length"):
         prb.reward_fn("baseline:length", max_length=5)
 

@@ -167,6 +167,8 @@ def test_clients_of_rl_trainers_get_their_rewards(server: Server) -> None:
         starts = [text[: text.index(answer)] for text, answer in zip(texts, ANSWERS, strict=True)]
         body |= {"prompts": starts, "labels": [label, json.dumps(label), "-"]}
         labelled = client.post("/get_reward", json=body).json()["rewards"]
+        answers = body | {"labels": ["{x : x > 1}", "[1, 2]", 3]}  # of tasks, which say nothing of a user
+        assert client.post("/get_reward", json=answers).json() == rewards
         personal = server.offline(posts=POSTS).expected
         assert labelled == pytest.approx([*personal[:2], rewards["rewards"][2]], abs=1e-5)
         # slime takes the whole body as the number
@@ -274,6 +276,41 @@ def test_many_clients_at_once_share_prompts_and_have_the_same_scores(server: Ser
             "expected 'question' beside it",
         ),
         ("/get_reward", {"query": ["a"], "labels": [{"question": "?"}]}, 400, "the beginning of the query"),
+        ("/get_reward", {"query": ["a"], "labels": ['{"user_id": "u"']}, 400, "labels[0]: not valid JSON"),
+        ("/get_reward", {"query": ["a"], "labels": ["{'user_id': 'u'}"]}, 400, "labels[0]: not valid JSON"),
+        ("/get_reward", {"query": "a", "labels": '{"user_id": "u", "user_id": "v"}'}, 400, "is given twice"),
+        (
+            "/get_reward",
+            {"query": ["a"], "labels": [[{"user_id": "u"}]]},
+            400,
+            "'labels[0]': expected an object",
+        ),
+        (
+            "/get_reward",
+            {"query": ["a"], "labels": ['[{"user": "u"}]']},
+            400,
+            "'labels[0]': expected an object",
+        ),
+        ("/get_reward", {"query": ["a", "b"], "labels": {"user_id": "u"}}, 400, "one for each of 2 queries"),
+        ("/get_reward", {"query": ["a"], "labels": ["-", "-"]}, 400, "one for each of 1 queries, found 2"),
+        (
+            "/get_reward",
+            {"query": ["a"], "prompts": []},
+            400,
+            "'prompts': expected one for each of 1 queries",
+        ),
+        (
+            "/get_reward",
+            {"query": ["a"], "labels": [{"user_id": ["u", "v"]}]},
+            400,
+            "labels[0]: field 'user_id'",
+        ),
+        (
+            "/get_reward",
+            {"query": ["a"], "user_id": "u", "labels": [{"user_id": "v"}]},
+            400,
+            "labels[0]: field 'user_id': expected the user of the request's 'user_id', 'u'",
+        ),
         ("/nowhere", {}, 404, "expected POST to /score"),
     ],
 )
