@@ -11,6 +11,14 @@ from prb_jax.errors import quote, short_repr
 
 ROLES: Final = ("system", "user", "assistant")
 
+MESSAGE_EXTRAS: Final = (
+    "tool_calls", "function_call", "tool_call_id", "name", "reasoning_content", "reasoning", "thinking",
+)  # fmt: skip
+"""Fields of a message that chat templates read, and that are not rendered."""
+
+TEMPLATE_EXTRAS: Final = ("tools", "chat_template_kwargs")
+"""The same beside the messages: fields of a record or a request."""
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -123,10 +131,40 @@ def _messages(value: object, where: str, name: str) -> Messages:
     return messages
 
 
+def refuse_extras(given: Mapping[str, Any], names: Sequence[str], where: str, *, within: str = "") -> None:
+    """Raise DataError for one of these fields that says something: a score without it would be of another text.
+
+    Args:
+      given: a message, record or request.
+      names: `MESSAGE_EXTRAS` or `TEMPLATE_EXTRAS`.
+      where: what error messages start with.
+      within: the name of the message, as part of the field's name.
+    """
+    for name in names:
+        if not _is_empty(value := given.get(name)):
+            fields.fail(
+                where,
+                f"{within}.{name}" if within else name,
+                "is not rendered, so a score would be of a conversation without it; remove it or set it to null, "
+                f"found {fields.found(value)}",
+            )
+
+
+def _is_empty(value: object) -> bool:
+    """Whether a value says nothing: null, an empty text, list or object (as JSON too), or one of nothing but these."""
+    if isinstance(value, str):
+        return value.strip() in ("", "null", "[]", "{}")
+    if isinstance(value, Mapping):
+        return all(map(_is_empty, value.values()))
+    return all(map(_is_empty, value)) if isinstance(value, list | tuple) else value is None
+
+
 def _message(value: object, where: str, name: str) -> Message:
     if isinstance(value, Message):
         value = {"role": value.role, "content": value.content}
     item: Mapping[str, Any] = fields.mapping(value, where, name)
+    if len(item) > 2:
+        refuse_extras(item, MESSAGE_EXTRAS, where, within=name)
     parts = item.get("content")
     if isinstance(parts, list | tuple):
         kinds = sorted({str(part.get("type")) for part in parts if isinstance(part, Mapping)})

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from prb_jax.data.conversation import TEMPLATE_EXTRAS
 from prb_jax.errors import DataError, PrbWarning, quote
 
 RECORD_FIELDS: Final = (
@@ -88,7 +89,8 @@ class FieldNames:
 
     def __contains__(self, name: object) -> bool:
         """Whether a column is read."""
-        return name in _KNOWN or name in self.columns.values() or nearest_field(str(name)) is not None
+        known = name in _KNOWN or name in TEMPLATE_EXTRAS or name in self.columns.values()
+        return known or nearest_field(str(name)) is not None
 
     def field(self, column: str) -> str:
         """The field to which a column is mapped, or its own name."""

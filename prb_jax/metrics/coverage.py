@@ -46,14 +46,16 @@ def coverage(
         won[user] += bool(win)
         rows.setdefault(user, Counter())[probability] += 1
     p_values: dict[str, float] = {}  # of the testable users
-    sizes, pivotal, most = [], [], 0
+    sizes, found, expected, most = [], [], [], 0
     for user, counts in rows.items():
         tails, count = win_tails(tuple(sorted(counts.items()))), won[user]
         most = max(most, len(tails) - 1)
         if tails[-1] <= LEVEL:
             p_values[user] = float(tails[count])
             sizes.append(float(tails[tails <= LEVEL].max()))
-            pivotal.append(_pivotal_rows(count, len(tails) - 1, needed=int(np.argmax(tails <= LEVEL))))
+            total, needed = len(tails) - 1, int(np.argmax(tails <= LEVEL))
+            found.append({needed: count, needed - 1: total - count}.get(count, 0))
+            expected.append(_pivotal_rows(count, total, needed=needed))
     testable = len(p_values)
     served = np.array([p <= LEVEL for p in p_values.values()], np.int64)
     reason = (
@@ -66,7 +68,7 @@ def coverage(
         tested = [row for row, user in enumerate(users) if user in p_values]
         clusters = Clusters(tuple(users), responses).take(tested)
         if clusters.responses is not None:
-            slope = math.fsum(pivotal) / testable
+            slope = max(math.fsum(found), math.fsum(expected)) / testable
             interval = _crossed(served, np.asarray(wins, np.int64)[tested], clusters, slope=slope)
     return {
         "users_testable": testable,
@@ -83,8 +85,9 @@ def coverage(
 def _crossed(served: np.ndarray, wins: np.ndarray, clusters: Clusters, *, slope: float) -> Interval:
     """Return the interval of the share of users who are served [U], where users judge the same responses.
 
-    To the variance over users comes the one over responses: that of the mean accuracy of users, times the squared slope
-    of the coverage in this accuracy. Both are taken as shares of m (1 - m), with half a user more on either side.
+    Wilson's interval, with the number of independent users that would give the variance over users plus the one over
+    responses. The latter is the one of the mean accuracy of users, times the squared slope of the coverage in this
+    accuracy; the share in its denominator counts half a user more on either side, so that it is never 0 or 1.
     """
     crossed = crossed_variance(wins, clusters, weights=equal_users(clusters.users))
     users, share = len(served), (served.sum() + 0.5) / (len(served) + 1)
@@ -96,7 +99,8 @@ def _pivotal_rows(wins: int, rows: int, *, needed: int) -> float:
     """Return the expected number of rows of a user of which each alone decides whether the user is served, where wins
     are binomial with the user's rate.
 
-    Its mean over users is the slope of the coverage in the accuracy (Russo's formula).
+    The mean over users is the slope of the coverage in the accuracy (Russo's formula). The number that is found has the
+    same mean and varies more; the larger one of the two means is taken.
     """
     rate = (wins + 0.5) / (rows + 1)
     ways = math.lgamma(rows + 1) - math.lgamma(needed) - math.lgamma(rows - needed + 1)

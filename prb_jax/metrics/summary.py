@@ -43,7 +43,7 @@ _TWO_WAY: Final = (
 )
 _SERVED_TWO_WAY: Final = (
     "; to the variance over users comes the one over {responses}: that of the mean accuracy of users, times the "
-    "squared slope of the coverage in this accuracy (the expected number of rows of a user of which each alone decides "
+    "squared slope of the coverage in this accuracy (the number of rows of a user of which each alone decides "
     "whether the user is served)"
 )
 _DEFINITIONS: Final[Mapping[str, str]] = {
