@@ -90,6 +90,7 @@ def summarise(
     baselines: Mapping[str, Sequence[ScoredRow] | str] | None = None,
     clusters: Clusters | None = None,
     model: str | None = None,
+    undefined: str | None = None,
     partial: Collection[str] = (),
 ) -> dict[str, Any]:
     """All figures of one run, as plain JSON values (None where a figure does not exist, never NaN).
@@ -102,6 +103,7 @@ def summarise(
       partial: baselines that have rows for some of the comparisons alone; their figures, and the difference, are over
         these.
       model: the name of a baseline, where the rows are its own: the difference from itself is not defined.
+      undefined: why the rows say nothing, so that no figure of them is defined; that of the baseline if not given.
 
     Returns:
       A dict of figures, and "definitions", which explains each of them.
@@ -114,7 +116,7 @@ def summarise(
         raise DataError("no scored comparisons to summarise")
     clusters = clusters or Clusters(tuple(row.user_id for row in rows))
     baselines = baselines or {}
-    reason = baselines.get(model or "")
+    reason = undefined or baselines.get(model or "")
     undefined = reason if isinstance(reason, str) else None
     seen = _go_through(rows)
     summary = _figures(seen, clusters, undefined=undefined)
@@ -259,8 +261,8 @@ def _figures(seen: _Seen, clusters: Clusters, *, undefined: str | None = None) -
 
 
 def _undefined(figures: Mapping[str, Any], reason: str) -> dict[str, Any]:
-    """Return the same entries with nothing but the numbers of comparisons and users, and the reason."""
-    kept = ("n", "users", "users_derived", "users_testable")
+    """Return the same entries with nothing but the numbers of comparisons, ties and users, and the reason."""
+    kept = ("n", "ties", "users", "users_derived", "users_testable")
     return {
         key: value if key in kept else reason if key.endswith("_reason") else None
         for key, value in figures.items()

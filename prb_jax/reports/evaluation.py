@@ -44,11 +44,14 @@ def evaluation_chapter(run: FinishedRun, texts: Texts, *, name: str, title: str,
     parts: dict[str, Iterable[Block]] = {"Result": _result(run), "By subset": _subsets(run)}
     if not run.rows[0].is_graded:
         without_texts = [Paragraph(f"Not shown: {texts.missing}.", True)]
+        if run.summary.get("accuracy", 0) is not None:
+            parts |= {
+                "By user": _users(run),
+                "Scores": _scores(run),
+                "Length of responses": _lengths(run, texts) if texts.by_id else without_texts,
+                "Posts of the profile": _posts(run, texts) if texts.by_id else without_texts,
+            }
         parts |= {
-            "By user": _users(run),
-            "Scores": _scores(run),
-            "Length of responses": _lengths(run, texts) if texts.by_id else without_texts,
-            "Posts of the profile": _posts(run, texts) if texts.by_id else without_texts,
             "Ties and cut text": _cut(run),
             "Benchmarks": _benchmarks(run),
             "Pairs to read": pairs_to_read(run, texts, room=room),

@@ -49,6 +49,7 @@ def gains(controls: Summaries) -> list[str]:
     return [
         said[control].format(signed(figures["difference"], figures["difference_ci95"]))
         for control, figures in controls.items()
+        if figures["difference"] is not None
     ]
 
 
@@ -139,7 +140,7 @@ def _reasons(shown: Summaries) -> list[str]:
 def _remarks(name: str, summary: Mapping[str, Any]) -> Iterator[str]:
     """What the columns do not say of one model: who is served, what it was told, what was cut or left out."""
     label, n, ties = _label(name), summary["n"], summary["ties"] or 0
-    if ties > _MANY_TIES * n:
+    if ties > _MANY_TIES * n and summary["half_credit_accuracy"] is not None:
         yield f"{label}: accuracy {summary['half_credit_accuracy']:.3f} if each of its {ties:,} ties counts half"
     if summary.get("coverage") is not None and not name.startswith(_BASELINE):
         yield (

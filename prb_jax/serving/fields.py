@@ -11,6 +11,7 @@ from prb_jax.data import fields
 from prb_jax.data.comparison import Message, Post, read_profile
 from prb_jax.data.conversation import MESSAGE_EXTRAS, ROLES, TEMPLATE_EXTRAS, refuse_extras
 from prb_jax.errors import DataError, quote
+from prb_jax.text.template import template_mark
 
 Value = TypeVar("Value")
 
@@ -38,35 +39,6 @@ _SPELLED = {
 _MEANT = {wrong: field for name, field in _SPELLED.items() for wrong in _misspelt(name)}
 _MEANT |= {"user": "user_id", "users": "user_id", "history": "profile", "posts": "profile"}
 """By names without marks between their words, which say whose reward it is and would change nothing, the field."""
-
-TEMPLATE_MARKS = (
-    "<|im_start|>", "<|start_header_id|>", "<|header_start|>", "<start_of_turn>", "[INST]", "<|user|>", "<|User|>",
-    "<｜User｜>", "<|start_of_role|>", "<|START_OF_TURN_TOKEN|>", "<|start|>user", "[|user|]",
-)  # fmt: skip
-"""What chat templates put before a turn."""
-
-END_MARKS = (
-    "<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<end_of_turn>", "</s>", "<|end|>", "<|end_of_text|>", "<eos>",
-    "<|eot|>", "<|return|>", "<｜end▁of▁sentence｜>",
-)  # fmt: skip
-"""End-of-text tokens, with which a decoded completion may end."""
-
-
-def without_end_marks(text: str) -> str:
-    """Return a decoded completion without the end-of-text tokens, and the blanks between them, that it ends with."""
-    end, kept = len(text), len(text)
-    while True:
-        while end and text[end - 1].isspace():
-            end -= 1
-        mark = next((mark for mark in END_MARKS if text.endswith(mark, 0, end)), None)
-        if mark is None:
-            return text[:kept]
-        kept = end = end - len(mark)
-
-
-def template_mark(text: str) -> str | None:
-    """Return the mark of a chat template that a text holds; None where it holds none."""
-    return next((mark for mark in TEMPLATE_MARKS if mark in text), None)
 
 
 class Body(Mapping[str, Any]):

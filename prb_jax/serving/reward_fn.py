@@ -18,6 +18,7 @@ from prb_jax.serving import fields
 from prb_jax.serving.item_scorer import ItemScorer, open_item_scorer
 from prb_jax.serving.items import ChatItem, Score
 from prb_jax.serving.routes import get_reward
+from prb_jax.text.template import template_mark, without_end_marks
 from prb_jax.text.view import ViewOptions
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def _areal_item(columns: fields.Body) -> ChatItem:
     if isinstance(prompt, str):
         prompt = _first(columns, ("messages", "question", "prompt"))
     if isinstance(completion, str):
-        completion = fields.without_end_marks(completion)
+        completion = without_end_marks(completion)
     return _item(prompt, completion, columns, "completions")
 
 
@@ -206,7 +207,7 @@ def _item(prompt: Any, completion: Any, about: fields.Body, name: str) -> ChatIt
       name: of the completion, for messages.
     """
     if isinstance(prompt, str):
-        if mark := fields.template_mark(prompt):
+        if mark := template_mark(prompt):
             raise DataError(
                 f"{WHERE}: prompt: holds {mark!r}, so a chat template has rendered it already, and it would be wrapped "
                 "as a user's message again: give messages, in the column 'messages' (AReaL), as conversational "

@@ -21,6 +21,7 @@ from prb_jax.data.conversation import Messages
 from prb_jax.serving import fields
 from prb_jax.serving.fields import WHERE, Body
 from prb_jax.serving.items import ChatItem, Item, RenderedItem, Score
+from prb_jax.text.template import without_end_marks
 
 Answer = Callable[[Sequence[Score], str], Any]
 
@@ -156,7 +157,7 @@ def _labelled_item(text: str, user: str | None, label: Body, prompt: object, k: 
     if not isinstance(prompt, str) or not text.startswith(prompt):
         about = "expected the beginning of the query, behind which its response stands"
         checks.fail(WHERE, f"prompts[{k}]", about)
-    response = fields.without_end_marks(text[len(prompt) :])
+    response = without_end_marks(text[len(prompt) :])
     messages = fields.prompt(question, f"labels[{k}].question")
     return ChatItem(messages, response, user, fields.profiles(label, 1)[0])
 
