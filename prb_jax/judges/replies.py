@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from prb_jax.text.template import without_end_marks
+from prb_jax.data.template_marks import without_end_marks
 
 _THOUGHTS: Final = (
     (r"<think>", r"</think>"),

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from prb_jax.data import fields
 from prb_jax.data.comparison import Message, Post, read_profile
 from prb_jax.data.conversation import MESSAGE_EXTRAS, ROLES, TEMPLATE_EXTRAS, refuse_extras
+from prb_jax.data.template_marks import template_mark
 from prb_jax.errors import DataError, quote
-from prb_jax.text.template import template_mark
 
 Value = TypeVar("Value")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from prb_jax.data import fields as checks
 from prb_jax.data.comparison import Comparison, Message, read_profile
+from prb_jax.data.template_marks import template_mark, without_end_marks
 from prb_jax.errors import DataError, PrbError, quote
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote import is_url
@@ -18,7 +19,6 @@ from prb_jax.serving import fields
 from prb_jax.serving.item_scorer import ItemScorer, open_item_scorer
 from prb_jax.serving.items import ChatItem, Score
 from prb_jax.serving.routes import get_reward
-from prb_jax.text.template import template_mark, without_end_marks
 from prb_jax.text.view import ViewOptions
 
 if TYPE_CHECKING:

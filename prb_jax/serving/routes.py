@@ -18,10 +18,10 @@ import numpy as np
 
 from prb_jax.data import fields as checks
 from prb_jax.data.conversation import Messages
+from prb_jax.data.template_marks import without_end_marks
 from prb_jax.serving import fields
 from prb_jax.serving.fields import WHERE, Body
 from prb_jax.serving.items import ChatItem, Item, RenderedItem, Score
-from prb_jax.text.template import without_end_marks
 
 Answer = Callable[[Sequence[Score], str], Any]
 
