@@ -141,7 +141,7 @@ def refuse_extras(given: Mapping[str, Any], names: Sequence[str], where: str, *,
       within: the name of the message, as part of the field's name.
     """
     for name in names:
-        if not _is_empty(value := given.get(name)):
+        if not is_empty(value := given.get(name)):
             fields.fail(
                 where,
                 f"{within}.{name}" if within else name,
@@ -150,13 +150,13 @@ def refuse_extras(given: Mapping[str, Any], names: Sequence[str], where: str, *,
             )
 
 
-def _is_empty(value: object) -> bool:
-    """Whether a value says nothing: null, an empty text, list or object (as JSON too), or one of nothing but these."""
+def is_empty(value: object) -> bool:
+    """Return whether a value says nothing: null, an empty text, list or object (as JSON too), or one of these alone."""
     if isinstance(value, str):
         return value.strip() in ("", "null", "[]", "{}")
     if isinstance(value, Mapping):
-        return all(map(_is_empty, value.values()))
-    return all(map(_is_empty, value)) if isinstance(value, list | tuple) else value is None
+        return all(map(is_empty, value.values()))
+    return all(map(is_empty, value)) if isinstance(value, list | tuple) else value is None
 
 
 def _message(value: object, where: str, name: str) -> Message:

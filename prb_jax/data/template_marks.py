@@ -11,9 +11,11 @@ TEMPLATE_MARKS = (
 )  # fmt: skip
 """What chat templates put before a turn or a conversation."""
 
-_OPENINGS = ("Assistant:", "ASSISTANT:", "### Response:")
-"""What templates of plain text put before the answer, each behind what they put before a user's turn."""
-_TURNS = ("Human:", "USER:", "User:", "### Instruction:")
+_ASKED = re.compile(
+    r"\s*(?:(?:A chat between|Below is an instruction)[^\n]*?[.\n]\s*)*(Human|USER|User|### Instruction):"
+)
+_ANSWERED = re.compile(r"(Assistant|ASSISTANT|### Response):\s*\Z")
+"""How a conversation in a template of plain text begins and ends."""
 
 END_MARKS = (
     "<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<end_of_turn>", "</s>", "<|end|>", "<|end_of_text|>", "<eos>",
@@ -25,18 +27,15 @@ END_MARKS = (
 def template_mark(text: str) -> str | None:
     """Return the mark of a chat template that a text holds, such as a token before a turn; None where it holds none.
 
-    A template of plain text opens the answer at the end: "Human: ... Assistant:".
+    A template of plain text begins with a turn and ends where the answer would begin: "Human: ... Assistant:".
     """
     if "<" in text or "[" in text:
         for mark in TEMPLATE_MARKS:
             if mark in text:
                 return mark
-    end = text[-40:].rstrip()
-    opening = next((mark for mark in _OPENINGS if end.endswith(mark)), None)
-    asked = opening and next(
-        (mark for mark in _TURNS if re.search(rf"(?:^|\n|\. ){re.escape(mark)}", text)), None
-    )
-    return f"{asked} ... {opening}" if asked else None
+    answered = _ANSWERED.search(text, max(len(text) - 40, 0))
+    asked = answered and _ASKED.match(text)
+    return f"{asked[1]}: ... {answered[1]}:" if answered and asked else None
 
 
 def without_end_marks(text: str) -> str:

@@ -22,10 +22,13 @@ RENDERED = {
     "\n\nHuman: Tea?\n\nAssistant: Yes.\n\nHuman: Why?\n\nAssistant: ": "Human: ... Assistant:",
     "A chat between a user and an assistant. USER: Tea? ASSISTANT:": "USER: ... ASSISTANT:",
     "### Instruction:\nTea?\n\n### Response:\n": "### Instruction: ... ### Response:",
+    "Below is an instruction that describes a task. Write a response.\n\n### Instruction:\nTea?\n\n### Response:": (
+        "### Instruction: ... ### Response:"
+    ),
 }
 PLAIN = (
     "Tea?", "Write a dialogue with Human: and Assistant: in it.", "What is Assistant:", "Is a[1] < b?", "Human: me",
-    "What does <|endoftext|> mean?",
+    "What does <|endoftext|> mean?", "Continue the dialogue:\n\nHuman: Tea?\n\nAssistant:",
 )  # fmt: skip
 
 
