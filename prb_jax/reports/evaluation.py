@@ -23,6 +23,7 @@ from prb_jax.reports.table import NONE, Cell, Getter, Table, field, interval, nu
 from prb_jax.runs.evaluation import FinishedRun
 from prb_jax.runs.users import user_lines
 from prb_jax.scoring.prompt_extras import UPPER_BOUND, told_of
+from prb_jax.trees.tree import EQUAL_SIDES
 
 MOST_ROWS = 2000  # of a table; more would make a page that nobody reads and few browsers open at once
 
@@ -246,6 +247,8 @@ def _cut(run: FinishedRun) -> Iterator[Block]:
     amounts = {kind.replace("_", " "): amount for kind, amount in (summary.get("truncation") or {}).items()}
     if isinstance(left_out := summary.get("left_out"), Mapping):
         amounts["comparisons too long, and left out"] = left_out.get("comparisons", 0)
+    if isinstance(equal := summary.get(EQUAL_SIDES), Mapping):
+        amounts["comparisons with the same tokens on both sides"] = equal.get("comparisons", 0)
     rows += [(name, number(amount, "{:,}")) for name, amount in amounts.items()]
     yield Table("Ties and cut text", ("", "amount"), rows)
 

@@ -9,6 +9,7 @@ from rich.console import Group
 
 from prb_jax.reports.table import NONE, Table, bounded, change, facts_table, field, interval, number, signed
 from prb_jax.scoring.prompt_extras import told_of
+from prb_jax.trees.tree import EQUAL_SIDES, EqualSides
 
 Summaries = Mapping[str, Mapping[str, Any]]  # summaries by the name to show
 _BASELINE = "baseline:"  # how the names of scorers without a model begin
@@ -158,6 +159,8 @@ def _remarks(name: str, summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"{label}: left out of the history: {count:,} {reason}"
     if cut := summary.get("truncated"):
         yield f"{label}: text cut in {cut:,} of {n:,}"
+    if equal := summary.get(EQUAL_SIDES):
+        yield f"{label}: {EqualSides(**equal)}: no model can win them"
     if (readout := summary.get("readout")) not in (None, "logit"):
         yield f"{label}: read-out {readout}"
     if left_out := (summary.get("left_out") or {}).get("comparisons"):

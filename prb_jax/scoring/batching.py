@@ -219,6 +219,7 @@ def _finish(planned: PlannedBatch, trees: Sequence[Tree], scores: Callable[[], n
         tokens=[tree.tokens for tree in trees],
         truncation=[tree.truncation for tree in trees],
         computed=planned.computed,
+        equal_to=[tree.equal_to for tree in trees],
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ from prb_jax.scoring.prompt_extras import HINTS_DEFINITION
 from prb_jax.scoring.run import Job, ScoredRun, shown_view
 from prb_jax.sources.large import LargeComparisons
 from prb_jax.text.visible import visible
+from prb_jax.trees.tree import EQUAL_SIDES
 
 BASELINE_ROWS = Mapping[str, Sequence[ScoredRow] | str]
 """By the name of a baseline its rows in the order of the comparisons, or why it is not defined on them."""
@@ -42,6 +44,8 @@ DEFINITIONS: Final = {
     "readout": "how the model's outputs become one score: --readout",
     "tokens": "of the comparisons, each by itself with its prompt once (alone); computed for them, without padding, "
     "where those that begin alike share their beginning (computed); the difference (saved)",
+    EQUAL_SIDES: "comparisons in which a response with the highest label and another one are the same tokens after the "
+    "chat template, so that no model can win: how many, and the ids of the first ten",
     "hints": HINTS_DEFINITION,
     "judge": "verdicts of the judge. The paper's way: the share of right ones, where a reply without a verdict counts "
     "as A (accuracy), and its difference between comparisons with the better response in A and in B (position_bias). "
@@ -93,9 +97,10 @@ def finish_run(
     shown = {"model": job.name, **shown_view(job.view), "limit": job.decided["limit"]}
     summary: dict[str, Any] = shown | figures
     more: dict[str, Any] = {"readout": scorer.identity().get("readout")}
-    if (computed := folder.computed_tokens()) is not None:
-        alone = sum(row.tokens for row in rows)
-        more["tokens"] = {"alone": alone, "computed": computed, "saved": alone - computed}
+    if (computed := folder.computed(job.table.ids)) is not None:
+        alone, tokens = sum(row.tokens for row in rows), computed.tokens
+        more["tokens"] = {"alone": alone, "computed": tokens, "saved": alone - tokens}
+        more[EQUAL_SIDES] = computed.equal_sides and asdict(computed.equal_sides)
     more["hints"] = dict(inputs.hints) or None
     more["judge"] = judged or None
     more["controls"] = _defined(controls or {}, undefined) or None

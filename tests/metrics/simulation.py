@@ -211,7 +211,7 @@ def crossed_table(repeats):
 def shared_table(repeats):
     """Yield the lines of the table of figures of users who judge the same responses: the lowest and the highest
     coverage over all means and effects."""
-    yield "| users, sets, sets a user judges | mean over users | share of users served |"
+    yield "| users, sets, sets that a user judges | mean over users | share of users served |"
     yield "|---|---|---|"
     for design in SHARED:
         shares = [
