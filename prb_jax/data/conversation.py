@@ -14,10 +14,10 @@ ROLES: Final = ("system", "user", "assistant")
 MESSAGE_EXTRAS: Final = (
     "tool_calls", "function_call", "tool_call_id", "name", "reasoning_content", "reasoning", "thinking",
 )  # fmt: skip
-"""Fields of a message that chat templates read, and that are not rendered."""
+"""Fields of a message that chat templates read and this package does not render."""
 
 TEMPLATE_EXTRAS: Final = ("tools", "chat_template_kwargs")
-"""The same beside the messages: fields of a record or a request."""
+"""Fields of a record or a request that chat templates read and this package does not render."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +132,13 @@ def _messages(value: object, where: str, name: str) -> Messages:
 
 
 def refuse_extras(given: Mapping[str, Any], names: Sequence[str], where: str, *, within: str = "") -> None:
-    """Raise DataError for one of these fields that says something: a score without it would be of another text.
+    """Raise DataError if one of these fields has a value: a score without it would belong to another conversation.
 
     Args:
-      given: a message, record or request.
+      given: Message, record or request.
       names: `MESSAGE_EXTRAS` or `TEMPLATE_EXTRAS`.
-      where: what error messages start with.
-      within: the name of the message, as part of the field's name.
+      where: Beginning of the error message.
+      within: Name of the message, put before the name of the field.
     """
     for name in names:
         if not is_empty(value := given.get(name)):
@@ -151,7 +151,7 @@ def refuse_extras(given: Mapping[str, Any], names: Sequence[str], where: str, *,
 
 
 def is_empty(value: object) -> bool:
-    """Return whether a value says nothing: null, an empty text, list or object (as JSON too), or one of these alone."""
+    """Return whether a value is null, an empty text, list or object (also as JSON), or holds only such values."""
     if isinstance(value, str):
         return value.strip() in ("", "null", "[]", "{}")
     if isinstance(value, Mapping):

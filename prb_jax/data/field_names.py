@@ -54,7 +54,7 @@ _INSTEAD: Final = {
 
 _INSTRUCTION: Final = "instruction"
 PROMPT_PARTS: Final = ("system", "input", "history")
-"""Columns that belong to the prompt, beside "instruction" in the layout of Alpaca; the first one beside any prompt."""
+"""Columns that belong to the prompt: all of them beside "instruction" (Alpaca), the first one beside any prompt."""
 
 _NEAR: Final = 0.86
 _PATIENCE: Final = 1000  # records in which a mapped column must occur
@@ -174,5 +174,5 @@ class FieldMapper:
 
 
 def _named(columns: Sequence[str]) -> str:
-    """The names of columns in a sentence."""
+    """Return the names of columns as part of a sentence."""
     return " and ".join(filter(None, (", ".join(map(quote, columns[:-1])), quote(columns[-1]))))

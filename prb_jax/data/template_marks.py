@@ -1,4 +1,4 @@
-"""What chat templates write around the turns of a conversation, by which a text that is rendered already is known."""
+"""Marks that chat templates write around turns: they show that a text is rendered already."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TEMPLATE_MARKS = (
     "<｜User｜>", "<|start_of_role|>", "<|START_OF_TURN_TOKEN|>", "<|start|>user", "[|user|]", "<|turn>", "<|im_user|>",
     "<|prompter|>", "<|begin_of_text|>",
 )  # fmt: skip
-"""What chat templates put before a turn or a conversation."""
+"""Marks before a turn or a conversation."""
 
 _ASKED = re.compile(
     r"\s*(?:(?:A chat between|Below is an instruction)[^\n]*?[.\n]\s*)*(Human|USER|User|### Instruction):"
@@ -25,9 +25,9 @@ END_MARKS = (
 
 
 def template_mark(text: str) -> str | None:
-    """Return the mark of a chat template that a text holds, such as a token before a turn; None where it holds none.
+    """Return the first mark of a chat template in a text; None if there is none.
 
-    A template of plain text begins with a turn and ends where the answer would begin: "Human: ... Assistant:".
+    A template of plain text begins with a turn and ends before the answer: "Human: ... Assistant:".
     """
     if "<" in text or "[" in text:
         for mark in TEMPLATE_MARKS:

@@ -1,4 +1,4 @@
-"""What a judge's reply says behind its thoughts: a verdict, A or B."""
+"""Read a judge's reply: take off its thoughts, and find its verdict, A or B."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _THOUGHTS: Final = (
     (r"<\|channel\|>", r"<\|channel\|>final<\|message\|>"),  # harmony: whatever is not final is a thought
     (r"\Aanalysis(?=[A-Z])", r"assistantfinal"),  # harmony without its special tokens
 )
-"""What begins and ends the thoughts of models."""
+"""Marks before and behind the thoughts of models."""
 
 _OPENED, _CLOSED = (re.compile("|".join(marks), re.IGNORECASE) for marks in zip(*_THOUGHTS, strict=True))
 
@@ -42,7 +42,7 @@ _TIE = re.compile(
     r"(?:worse|weaker|less \w+) than|inferior to|lo(?:st|ses) to)\b",
     re.IGNORECASE,
 )
-"""Words of a tie, or after which the better answer stands in the second place."""
+"""Words of a tie, and of comparisons that name the worse answer first."""
 _OTHER = re.compile(rf"\b(?:not|than|over|against|beats|instead of)\s+(?:{_ANSWER}\s+)?[AB]\b")
 _ARTICLE = re.compile(
     r"\W*A\s+(?!(?:is|was|wins|has|and|but|because|since|as|for|by|due|with|though|although|better|fits|gives|does)\b)[a-z]"
@@ -59,20 +59,21 @@ def has_thoughts(reply: str) -> bool:
 
 
 def answer_start(reply: str) -> int | None:
-    """Return where a reply goes on behind its thoughts; None where a thought is not closed."""
+    """Return where the answer behind the thoughts begins; None if a thought is not closed."""
     start = max((closed.end() for closed in _CLOSED.finditer(reply)), default=0)
     return None if _OPENED.search(reply, start) else start
 
 
 def without_thoughts(reply: str) -> str | None:
-    """Return a reply behind its thoughts; None where a thought is not closed."""
+    """Return a reply without its thoughts; None if a thought is not closed."""
     start = answer_start(reply)
     return None if start is None else without_end_marks(reply[start:])
 
 
 def read_verdict(reply: str) -> str | None:
-    """Return A or B: the reply is that letter, or the last verdict that it names; None where there is neither, for a
-    tie, or where both letters are named.
+    """Return A or B: the whole reply, or the letter behind its last "verdict".
+
+    Return None for a tie, for a line that names both letters, and if there is no letter.
 
     A thought that is not closed has no verdict.
     """

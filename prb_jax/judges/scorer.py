@@ -252,11 +252,11 @@ def shown_texts(comparison: Comparison, *, profile_posts: int) -> tuple[str, tup
 
 
 def nothing_read(why: str = "replies could not be read", *, undefined: bool) -> dict[str, Any]:
-    """Return what the figures of a judge say where it judged no comparison.
+    """Return the figures "warning" and "undefined" of a judge that judged no comparison.
 
     Args:
-      why: it did not.
-      undefined: whether the scores are those of ties then, so that no figure of the run is defined.
+      why: Reason.
+      undefined: Whether all scores are ties then, and no figure of the run is defined.
     """
     problem = f"no comparison could be judged, for {why}"
     return {"warning": f"{problem}: see {JUDGEMENTS}", **({"undefined": problem} if undefined else {})}

@@ -127,10 +127,10 @@ def crossed_variance(
     """Return the variance of the mean of values [n] over users and responses.
 
     Args:
-      values: [n] of the rows.
-      clusters: of the rows.
-      weights: [n] of the rows in the mean, as of `equal_users`; all equal if not given.
-      least: least variance of the sum of all values, by default that of half a verdict.
+      values: Values [n] of the rows.
+      clusters: Clusters of the rows.
+      weights: Weights [n] of the rows in the mean, for example `equal_users`; equal ones by default.
+      least: Least variance of the sum of all values; half a verdict's by default.
     """
     assert clusters.responses is not None
     users = user_keys(clusters.users)
@@ -174,7 +174,7 @@ def user_keys(users: Sequence[str | None]) -> list[Hashable]:
 
 
 def equal_users(users: Sequence[str | None]) -> np.ndarray:
-    """Return the weights of rows [n] with which every user counts the same; a row without a user is one."""
+    """Return weights of rows [n] that count every user the same; a row without a user is a user."""
     keys = user_keys(users)
     rows = Counter(keys)
     return np.array([1 / rows[key] for key in keys])
@@ -208,7 +208,7 @@ def one_way_variance(
             np.bincount(of_row),
         )  # exact for small whole numbers
         return variance_of_sums(sums, shares, mean=values.sum() / len(values))
-    order = np.lexsort((values, weights, of_row))  # so that no sum depends on the order of the rows
+    order = np.lexsort((values, weights, of_row))  # no sum depends on the order of the rows
     of_row, weights = of_row[order], weights[order]
     products = weights * values[order]
     sums, shares = np.bincount(of_row, weights=products), np.bincount(of_row, weights=weights)

@@ -33,7 +33,7 @@ def coverage(
 
     Args:
       users, wins, chances: [n] of each row: its user, whether it is won, and the probability that it is by chance.
-      responses: [n] keys of the responses of each row, where several users judge the same ones, as in `Clusters`.
+      responses: Keys [n] of the responses of each row, as in `Clusters`, if several users judge the same ones.
 
     Returns:
       "users_testable", who would be served if all their rows were won; of these "coverage", the share with a p-value of

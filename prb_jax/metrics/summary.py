@@ -103,7 +103,7 @@ def summarise(
       partial: baselines that have rows for some of the comparisons alone; their figures, and the difference, are over
         these.
       model: the name of a baseline, where the rows are its own: the difference from itself is not defined.
-      undefined: why the rows say nothing, so that no figure of them is defined; that of the baseline if not given.
+      undefined: Reason why no figure of the rows is defined; by default the baseline's, if it has one.
 
     Returns:
       A dict of figures, and "definitions", which explains each of them.

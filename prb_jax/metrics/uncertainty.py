@@ -144,14 +144,14 @@ def accuracy_interval(
     weights = equal_users(clusters.users) if per_user else None
     crossed = crossed_variance(np.asarray(wins, np.int64), clusters, weights=weights)
     estimate = math.fsum(counts.accuracy) / len(counts.rows) if per_user else won / n
-    # with the number of independent rows that would give this variance
+    # the number of independent rows that would give this variance
     return crossed_interval(estimate, crossed, rows=estimate * (1 - estimate) / crossed.variance, level=level)
 
 
 def crossed_interval(
     estimate: float, crossed: CrossedVariance, *, rows: float, level: float = 0.95
 ) -> Interval:
-    """Return Wilson's interval of a share over users and responses, as of so many independent ``rows``."""
+    """Return Wilson's interval of a share over users and responses, with this number of independent ``rows``."""
     if crossed.clusters < LEAST_CLUSTERS:
         return _too_few(crossed.clusters, _CROSSED, method=TWO_WAY)
     degrees, single = _degrees(crossed.effective), estimate * (1 - estimate)

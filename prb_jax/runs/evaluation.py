@@ -140,8 +140,8 @@ class EvaluationFolder(RunFolder):
             file.write(b"\n" + json.dumps([member, tokens, *equal]).encode() + b"\n")
 
     def computed(self, ids: Iterable[str]) -> Computed | None:
-        """Return what was computed for all rows of a run, whose comparisons are given in order; None where its scorer
-        does not tell."""
+        """Return the tokens and equal sides of all rows, given the ids of the comparisons in order; None if the scorer
+        does not report them."""
         path = self.path / COMPUTED
         if not path.exists():
             tokens, sides = self.record.get(COMPUTED_TOKENS), self.record.get(EQUAL_SIDES)

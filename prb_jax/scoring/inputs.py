@@ -294,9 +294,9 @@ def check_too_long(too_long: str, reader: Reader | None, *, view: View) -> None:
 
 
 def warn_without_profiles(comparisons: Sequence[Comparison], reader: Reader | None, *, view: View) -> None:
-    """Warn of a model that was trained with profiles and finds none; of large data the first comparisons are asked."""
-    trained = reader and reader.trained
-    if not trained or not trained.view.profile_posts or not view.profile_posts:
+    """Warn if a model was trained with profiles and the data (of large data: the first comparisons) have none."""
+    trained = None if reader is None else reader.trained
+    if reader is None or trained is None or not (trained.view.profile_posts and view.profile_posts):
         return
     if isinstance(comparisons, LargeComparisons):
         comparisons = comparisons[:_AT_A_TIME]

@@ -137,7 +137,7 @@ def finish_run(
 
 
 def _defined(controls: Mapping[str, Any], undefined: str | None) -> dict[str, Any]:
-    """The figures of controls, without a difference from a run that is not defined, or of a control that is not."""
+    """Return the figures of controls; a difference is None if the run or the control is not defined."""
     return {
         name: figures
         if undefined is None and figures["accuracy"] is not None
@@ -214,9 +214,17 @@ def benchmark_scores(
     seed: int,
     undefined: str | None = None,
 ) -> dict[str, Any]:
-    """The entry "benchmarks" of a summary; rows, baselines and clusters are in the order of the comparisons, the seed
-    is that of the resampling, and ``undefined`` says why no figure of the rows is defined, if so. Raises DataError for
-    rows that are not of the form that a benchmark's rule needs."""
+    """Return the entry "benchmarks" of a summary.
+
+    Args:
+      inputs: Inputs of the run.
+      rows, baselines, clusters: Results in the order of the comparisons.
+      seed: Seed for the resampling.
+      undefined: Reason why no figure of the rows is defined, if any.
+
+    Raises:
+      DataError: Rows do not have the form that a benchmark's rule needs.
+    """
     scores: dict[str, Any] = {}
     for name, positions in inputs.benchmarks.items():
         benchmark = get_benchmark(name)

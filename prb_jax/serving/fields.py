@@ -38,7 +38,7 @@ _SPELLED = {
 }
 _MEANT = {wrong: field for name, field in _SPELLED.items() for wrong in _misspelt(name)}
 _MEANT |= {"user": "user_id", "users": "user_id", "history": "profile", "posts": "profile"}
-"""By names without marks between their words, which say whose reward it is and would change nothing, the field."""
+"""Maps near misses, in lower case and without marks between words, to the field that says whose reward it is."""
 
 
 class Body(Mapping[str, Any]):

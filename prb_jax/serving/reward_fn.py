@@ -155,7 +155,7 @@ class RewardFunction:
 
 
 def _batch_items(columns: Mapping[str, Any]) -> list[ChatItem]:
-    """As TRL and tunix call: columns of equal length, and some that are of the whole call."""
+    """Return the items of a call of TRL or tunix: columns of equal length, and values of the whole call."""
     prompts, completions = _listed(columns["prompts"]), _listed(columns.get("completions"))
     if not isinstance(completions, list | tuple) or len(completions) != len(prompts):
         raise DataError(f"{WHERE}: completions: expected one for each of the {len(prompts)} prompts")
@@ -203,8 +203,8 @@ def _item(prompt: Any, completion: Any, about: fields.Body, name: str) -> ChatIt
     """A prompt and a completion, each a text or messages; the last message of a completion is the response.
 
     Args:
-      about: says whose reward it is.
-      name: of the completion, for messages.
+      about: Columns that say whose reward it is.
+      name: Name of the completion in error messages.
     """
     if isinstance(prompt, str):
         if mark := template_mark(prompt):

@@ -133,7 +133,7 @@ def train(
 
 
 def _equal_sides(examples: Examples) -> EqualSides | None:
-    """The comparisons that teach nothing; None where there are none, or the data are tokenised when they are needed."""
+    """Return the comparisons that teach nothing; None if there are none, or if the data are tokenised on demand."""
     if not isinstance(examples.trees, list):
         return None
     pairs = zip(examples.known, examples.trees, strict=True)

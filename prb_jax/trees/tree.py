@@ -17,7 +17,7 @@ import numpy as np
 from prb_jax.errors import counted, quote, short_repr
 
 EQUAL_SIDES: Final = "equal_after_template"  # the entry of a summary or record that holds `EqualSides`
-NAMED: Final = 10  # of them are named
+NAMED: Final = 10  # comparisons with equal sides that are named
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,7 @@ class Tree:
 
     @property
     def equal_to(self) -> tuple[int, ...]:
-        """For each response the first one with the same tokens, read at the same one: itself where none before is
-        equal."""
+        """For each response, the index of the first response with the same tokens and read position."""
         first: dict[tuple[bytes, int], int] = {}
         keys = ((response.tobytes(), read) for response, read in zip(self.responses, self.read, strict=True))
         return tuple(first.setdefault(key, k) for k, key in enumerate(keys))
@@ -144,7 +143,7 @@ class EqualSides:
 
     @classmethod
     def of(cls, ids: Iterable[str]) -> EqualSides | None:
-        """Return what is kept of their ids, in the order of the data; None where there are none."""
+        """Count ids, which are in the order of the data, and keep the first ones; None if there are none."""
         every = list(ids)
         return cls(len(every), every[:NAMED]) if every else None
 
