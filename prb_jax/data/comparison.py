@@ -9,7 +9,9 @@ responses with labels::
     private:  rubric_aspects [{aspect, evidence, reason}], narrative
 
 A response may also be a conversation, a list of {role, content} that ends with it; the messages that all responses
-begin with are then the prompt, which need not be given. A record without an id has a digest of its contents as id.
+begin with are then the prompt, which need not be given. Other fields that chat templates read (``tool_calls`` of a
+message, ``tools`` of a record) are refused, because they are not rendered. A record without an id has a digest of its
+contents as id.
 The private fields are never shown to a scored model. Every value is checked once, here, whether it
 comes from a file or from Python: a ``Comparison`` that exists is a valid one.
 """
@@ -23,7 +25,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 from prb_jax.data import fields
-from prb_jax.data.conversation import Message, read_conversation
+from prb_jax.data.conversation import TEMPLATE_EXTRAS, Message, read_conversation, refuse_extras
 from prb_jax.errors import DataError, quote, short_repr
 
 LISTS: Final = ("responses", "labels", "profile", "rubric_aspects")  # fields of a record that are lists
@@ -185,6 +187,7 @@ class Comparison:
 def _fill(comparison: Comparison, row: Mapping[str, Any], *, where: str) -> None:
     """Check ``row`` and set the fields of a bare ``Comparison``."""
     get = row.get
+    refuse_extras(row, TEMPLATE_EXTRAS, where)
     chosen, rejected, responses, labels = get("chosen"), get("rejected"), get("responses"), get("labels")
     is_pair = chosen is not None or rejected is not None
     if is_pair:

@@ -11,6 +11,14 @@ from prb_jax.errors import quote, short_repr
 
 ROLES: Final = ("system", "user", "assistant")
 
+MESSAGE_EXTRAS: Final = (
+    "tool_calls", "function_call", "tool_call_id", "name", "reasoning_content", "reasoning", "thinking",
+)  # fmt: skip
+"""Fields of a message that chat templates read and this package does not render."""
+
+TEMPLATE_EXTRAS: Final = ("tools", "chat_template_kwargs")
+"""Fields of a record or a request that chat templates read and this package does not render."""
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -123,10 +131,40 @@ def _messages(value: object, where: str, name: str) -> Messages:
     return messages
 
 
+def refuse_extras(given: Mapping[str, Any], names: Sequence[str], where: str, *, within: str = "") -> None:
+    """Raise DataError if one of these fields has a value: a score without it would belong to another conversation.
+
+    Args:
+      given: Message, record or request.
+      names: `MESSAGE_EXTRAS` or `TEMPLATE_EXTRAS`.
+      where: Beginning of the error message.
+      within: Name of the message, put before the name of the field.
+    """
+    for name in names:
+        if not is_empty(value := given.get(name)):
+            fields.fail(
+                where,
+                f"{within}.{name}" if within else name,
+                "is not rendered, so a score would be of a conversation without it; remove it or set it to null, "
+                f"found {fields.found(value)}",
+            )
+
+
+def is_empty(value: object) -> bool:
+    """Return whether a value is null, an empty text, list or object (also as JSON), or holds only such values."""
+    if isinstance(value, str):
+        return value.strip() in ("", "null", "[]", "{}")
+    if isinstance(value, Mapping):
+        return all(map(is_empty, value.values()))
+    return all(map(is_empty, value)) if isinstance(value, list | tuple) else value is None
+
+
 def _message(value: object, where: str, name: str) -> Message:
     if isinstance(value, Message):
         value = {"role": value.role, "content": value.content}
     item: Mapping[str, Any] = fields.mapping(value, where, name)
+    if len(item) > 2:
+        refuse_extras(item, MESSAGE_EXTRAS, where, within=name)
     parts = item.get("content")
     if isinstance(parts, list | tuple):
         kinds = sorted({str(part.get("type")) for part in parts if isinstance(part, Mapping)})

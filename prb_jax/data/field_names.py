@@ -6,10 +6,11 @@ import difflib
 import functools
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from prb_jax.data.conversation import TEMPLATE_EXTRAS, is_empty
 from prb_jax.errors import DataError, PrbWarning, quote
 
 RECORD_FIELDS: Final = (
@@ -51,6 +52,10 @@ _INSTEAD: Final = {
 }
 """Fields beside which another one is not missed."""
 
+_INSTRUCTION: Final = "instruction"
+PROMPT_PARTS: Final = ("system", "input", "history")
+"""Columns that belong to the prompt: all of them beside "instruction" (Alpaca), the first one beside any prompt."""
+
 _NEAR: Final = 0.86
 _PATIENCE: Final = 1000  # records in which a mapped column must occur
 
@@ -88,7 +93,8 @@ class FieldNames:
 
     def __contains__(self, name: object) -> bool:
         """Whether a column is read."""
-        return name in _KNOWN or name in self.columns.values() or nearest_field(str(name)) is not None
+        known = name in (*_KNOWN, *TEMPLATE_EXTRAS, *PROMPT_PARTS) or name in self.columns.values()
+        return known or nearest_field(str(name)) is not None
 
     def field(self, column: str) -> str:
         """The field to which a column is mapped, or its own name."""
@@ -98,6 +104,9 @@ class FieldNames:
 RECORD: Final = FieldNames()  # fields under their own names
 
 
+_REMEDY: Final = "write the whole prompt as 'prompt', a list of {role, content}"
+
+
 class FieldMapper:
     """Gives the fields of the records of one source their names, and warns once of each that is like a field."""
 
@@ -105,6 +114,7 @@ class FieldMapper:
         self._names, self._source = names, source
         self._missing = set(names.columns)
         self._told: set[str] = set()
+        self._told_parts = False
         self._records = 0
 
     def __call__(self, value: Any, *, where: str) -> Any:
@@ -115,6 +125,7 @@ class FieldMapper:
         """
         if not isinstance(value, Mapping):
             return value  # refused where it is checked
+        parts = PROMPT_PARTS if _INSTRUCTION in value else PROMPT_PARTS[:1]
         for name, column in self._names.columns.items():
             if column in value:
                 if value.get(name) is not None:
@@ -126,7 +137,11 @@ class FieldMapper:
         self._records += 1
         if self._missing and self._records == _PATIENCE:
             self.finish()
-        for column in value.keys() - _KNOWN - self._told:
+        parts = [part for part in parts if part in value]
+        if not self._told_parts and any(value.get(name) is not None for name in ("question", "prompt")):
+            self._tell_of_parts([part for part in parts if not is_empty(value[part])])
+        lost = f"; without {_named(parts)}, which belong to the prompt: {_REMEDY}" if parts else ""
+        for column in value.keys() - _KNOWN - self._told - set(parts):
             name = nearest_field(column) if isinstance(column, str) else None
             if name is None:
                 self._told.add(column)
@@ -135,11 +150,18 @@ class FieldMapper:
                 warnings.warn(
                     f"{self._source}: {quote(column)} is no field of a record and is not read; to read it as {name!r}, "
                     f"end the name of the data in '?{name}={column}' (on the command line, --columns {name}={column} "
-                    "does the same)",
+                    f"does the same){lost if name == 'question' else ''}",
                     PrbWarning,
                     stacklevel=2,
                 )
         return value
+
+    def _tell_of_parts(self, parts: Sequence[str]) -> None:
+        """Warn once of columns with values that belong to the prompt and are not read."""
+        if parts:
+            self._told_parts = True
+            about = f"{self._source}: {_named(parts)}: not read, though the prompt goes on there: {_REMEDY}"
+            warnings.warn(about, PrbWarning, stacklevel=3)
 
     def finish(self) -> None:
         """Raise DataError if a mapped column did not occur in any record."""
@@ -149,3 +171,8 @@ class FieldMapper:
             raise DataError(
                 f"{self._source}: columns: {name}={column}: no field {quote(column)} in {records}"
             )
+
+
+def _named(columns: Sequence[str]) -> str:
+    """Return the names of columns as part of a sentence."""
+    return " and ".join(filter(None, (", ".join(map(quote, columns[:-1])), quote(columns[-1]))))

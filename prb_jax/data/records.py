@@ -18,6 +18,7 @@ from prb_jax.data.comparison import LISTS, Comparison
 from prb_jax.data.field_names import RECORD, FieldMapper
 from prb_jax.data.files import table_values
 from prb_jax.data.lines import Row
+from prb_jax.data.template_marks import template_mark
 from prb_jax.errors import DataError, PrbWarning
 
 
@@ -81,16 +82,19 @@ def read_records(rows: Iterable[Row], *, labelled: bool = True, tell: bool = Tru
 
     Args:
       labelled: whether records must have labels.
-      tell: warns at the end of equal records and of users that look alike.
+      tell: warns at the end of equal records, of users that look alike, and of prompts that are rendered already.
 
     Raises:
       DataError: for a record that is not of the format.
     """
     unnamed: Counter[str] = Counter()
     users: dict[str, str] = {}
+    rendered = RenderedPrompts()
     try:
         for row in rows:
             placed = _read(row, unnamed, labelled=labelled)
+            if tell:
+                rendered.look_at(placed)
             if tell and placed.comparison.user_id is not None:
                 users.setdefault(placed.comparison.user_id, row.where)
             yield placed
@@ -100,6 +104,7 @@ def read_records(rows: Iterable[Row], *, labelled: bool = True, tell: bool = Tru
             total = sum(unnamed.values())
             tell_equal(total - len(unnamed), unnamed=total, example=f"{again}#2")
             tell_alike(users, users)
+            rendered.tell()
 
 
 def _read(row: Row, unnamed: Counter[str], *, labelled: bool) -> Placed:
@@ -130,6 +135,33 @@ def tell_equal(again: int, *, unnamed: int, example: str) -> None:
             PrbWarning,
             stacklevel=2,
         )
+
+
+class RenderedPrompts:
+    """Counts prompts of one text that a chat template has rendered already, and warns of them."""
+
+    def __init__(self) -> None:
+        self._read, self._found, self._first = 0, 0, ""
+
+    def look_at(self, placed: Placed) -> None:
+        """Count the prompt of the next comparison."""
+        prompt = placed.comparison.prompt
+        self._read += 1
+        if len(prompt) == 1 and (mark := template_mark(prompt[0].content)):
+            self._found += 1
+            self._first = self._first or f"{placed.where} holds {mark!r}"
+
+    def tell(self) -> None:
+        """Warn of the prompts that were found, once."""
+        if self._found:
+            warnings.warn(
+                f"field 'prompt': {self._found:,} of {self._read:,} are rendered by a chat template already (the "
+                f"first, {self._first}); the model's template wraps them as a user's message again: give a list of "
+                "{role, content}, or the plain question",
+                PrbWarning,
+                stacklevel=2,
+            )
+        self._found = 0
 
 
 def tell_alike(users: Iterable[str], places: Mapping[str, str] = MappingProxyType({})) -> None:

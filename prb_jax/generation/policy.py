@@ -242,10 +242,10 @@ class Policy:
             text = text[: min(place for stop in options.stop if (place := text.find(stop)) >= 0)]
         return Sample(text, prompt.ids, drawn.tokens, drawn.logprobs, drawn.sampled_logprobs, drawn.finish)
 
-    def decode(self, ids: np.ndarray) -> str:
-        """Return token ids as text, without special tokens."""
+    def decode(self, ids: np.ndarray, *, special_tokens: bool = False) -> str:
+        """Return token ids as text, without special tokens if they are not asked for."""
         return self.tokenizer.tokenizer.decode(
-            ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            ids.tolist(), skip_special_tokens=not special_tokens, clean_up_tokenization_spaces=False
         )
 
     def _cut(self, texts: Sequence[str]) -> Cut | None:

@@ -14,7 +14,8 @@ from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import DataError
 from prb_jax.generation.sample import SampleRun
 from prb_jax.judges.chat import InWords, open_chat
-from prb_jax.judges.scorer import Conversation, shown_texts, without_thoughts
+from prb_jax.judges.replies import without_thoughts
+from prb_jax.judges.scorer import Conversation, shown_texts
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.endpoint import REPLIES
 from prb_jax.remote.options import EndpointOptions

@@ -16,9 +16,10 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import CheckpointError, DataError, RunError, quote
-from prb_jax.generation.policy import Policy, open_policy
+from prb_jax.generation.policy import Policy, Sample, open_policy
 from prb_jax.generation.prompts import fit_posts
 from prb_jax.generation.rules import SampleOptions
+from prb_jax.judges.replies import has_thoughts
 from prb_jax.judges.scorer import Answer, Conversation
 from prb_jax.models.head import Vocabulary
 from prb_jax.readouts.heads import ALL_VALUES
@@ -91,7 +92,7 @@ class InWords:
         assert self.alternatives is None  # a model on this machine is read at its logits
         prompts = [[asdict(message) for message in messages] for messages in conversations]
         drawn = [sample for (sample,) in self.model.sample(prompts, **limits)]
-        return [Reply(one.text, len(one.prompt_token_ids), len(one.token_ids)) for one in drawn]
+        return [Reply(_text(self.model, one), len(one.prompt_token_ids), len(one.token_ids)) for one in drawn]
 
     def answers(self, comparisons: Sequence[Comparison], asks: Sequence[Ask], *, posts: int) -> list[Answer]:
         """Return the answer about each comparison, with as many posts of its profile as fit, at most ``posts``.
@@ -125,6 +126,12 @@ class InWords:
             tokens = sum((reply.prompt_tokens or 0) + (reply.completion_tokens or 0) for reply in replies)
             answers.append(Answer(tokens, dropped, replies=replies))
         return answers
+
+
+def _text(model: Policy, sample: Sample) -> str:
+    """Return the text of a sample, with its special tokens where these mark thoughts."""
+    whole = model.decode(sample.token_ids, special_tokens=True)
+    return whole if has_thoughts(whole) else sample.text
 
 
 @dataclass(frozen=True)

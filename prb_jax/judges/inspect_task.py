@@ -17,8 +17,8 @@ from prb_jax.judges.pairs import (
     REASON_TOKENS,
     better_response,
     pair_messages,
-    read_verdict,
 )
+from prb_jax.judges.replies import read_verdict
 from prb_jax.scoring.inputs import read_inputs
 
 _SECOND = "prb_jax:second"

@@ -18,7 +18,6 @@ from prb_jax.processes.sharing import refuse_together
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.endpoint import REPLIES, Endpoint
 from prb_jax.remote.options import KEY, EndpointOptions
-from prb_jax.runs.evaluation import JUDGEMENTS
 from prb_jax.scoring.evaluate import Evaluation, evaluate
 from prb_jax.scoring.inputs import Data, Inputs, read_inputs
 from prb_jax.scoring.prompt_extras import ORACLE, UPPER_BOUND, add_prompt_extras
@@ -160,16 +159,6 @@ def judge(
         progress=progress,
     )
     judged = result.summary.get("judge", {})  # the summary of a part has no such entry
-    replies = judged.get("ratings", judged.get("n"))
-    if judged and (judged.get("unparsable") == judged["n"] or judged.get("failed_parses") == replies):
-        why = "replies could not be read"
-        if judged.get("low_letter_mass") == judged["n"]:
-            why = (
-                f"the model would reply with neither A nor B, whose probability is {judged['mean_letter_mass']:.2g} in "
-                "the mean (--min-mass, --reason)"
-            )
-        problem = f"no comparison could be judged, for {why}: see {folder / JUDGEMENTS}"
-        warnings.warn(f"{result.summary['model']}: {problem}", PrbWarning, stacklevel=2)
     if "warning" in judged:
         warnings.warn(f"{result.summary['model']}: {judged['warning']}", PrbWarning, stacklevel=2)
     return result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,8 @@ import numpy as np
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import DataError, quote
 from prb_jax.judges.chat import ByLogits, InWords, load_by_logits
-from prb_jax.judges.scorer import Answer, Conversation, JudgeProtocol, shown_texts, without_thoughts
+from prb_jax.judges.replies import read_verdict
+from prb_jax.judges.scorer import Answer, Conversation, JudgeProtocol, nothing_read, shown_texts
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.rows import Row
 
@@ -28,8 +28,6 @@ MIN_MASS = 0.1  # least probability of A and B together that makes a verdict, wh
 ONE_LETTER_SHARE, FEWEST_VERDICTS = 0.9, 8
 """A judge is warned of that names one letter in this share of its verdicts, of which there are at least so many."""
 
-_LAST_VERDICT = re.compile(r"verdict\W+([ab])\b", re.IGNORECASE)
-
 
 def pair_messages(comparison: Comparison, first: int, *, profile_posts: int, reason: bool) -> Conversation:
     """Return the conversation that shows the response `first` as A, behind the user's posts and the prompt."""
@@ -38,21 +36,6 @@ def pair_messages(comparison: Comparison, first: int, *, profile_posts: int, rea
     question = AFTER_REASONING if reason else ONE_LETTER
     text = f"{prompt}\n\nTwo answers were given.\n\nAnswer A:\n{a}\n\nAnswer B:\n{b}\n\n{question}"
     return (Message("user", text),)
-
-
-def read_verdict(reply: str) -> str | None:
-    """Return A or B: the reply is that letter, or the last verdict that it names; None where there is neither.
-
-    A thought that is not closed has no verdict.
-    """
-    answer = without_thoughts(reply)
-    if answer is None:
-        return None
-    letter = answer.strip().strip("*`\"'.()[]: ").upper()
-    if letter in ("A", "B"):
-        return letter
-    verdicts = _LAST_VERDICT.findall(answer)
-    return verdicts[-1].upper() if verdicts else None
 
 
 def better_response(comparison: Comparison) -> int:
@@ -120,22 +103,32 @@ class PairJudge(JudgeProtocol):
             for response, comparison in zip(preferred, comparisons, strict=True)
         )
         a, b = letters.count("A"), letters.count("B")
+        unparsable = sum(None in pair for pair in verdicts)
+        judged = len(rows) if unparsable < len(rows) else 0
         figures = {
             **warn_of_one_letter(a, b),
             "n": len(rows),
-            "order_consistent_accuracy": right / len(rows),
-            "consistent": sum(response is not None for response in preferred) / len(rows),
+            "order_consistent_accuracy": right / judged if judged else None,
+            "consistent": sum(response is not None for response in preferred) / judged if judged else None,
             "position_bias": abs(2 * a / len(letters) - 1) if letters else None,
             "said_a": a,
             "said_b": b,
-            "unparsable": sum(None in pair for pair in verdicts),
+            "unparsable": unparsable,
             "unparsable_verdicts": 2 * len(rows) - len(letters),
         }
         if isinstance(self.model, ByLogits):
             masses = [row["letter_mass"] for row in rows]
             figures["mean_letter_mass"] = float(np.mean(masses))
             figures["low_letter_mass"] = sum(min(pair) < self.min_mass for pair in masses)
-        return figures
+        if judged:
+            return figures
+        if figures.get("low_letter_mass") == len(rows):
+            return figures | nothing_read(
+                "the model would reply with neither A nor B, whose probability is "
+                f"{figures['mean_letter_mass']:.2g} in the mean (--min-mass, --reason)",
+                undefined=True,
+            )
+        return figures | nothing_read(undefined=True)
 
 
 def load_letters(model: str | Path, options: LoadOptions, *, max_length: int | None) -> ByLogits:

@@ -25,7 +25,7 @@ from prb_jax.judges.chat import ChatModel, InWords
 from prb_jax.judges.options import PAPER_RUBRIC, PAPER_SCORE
 from prb_jax.judges.pairs import better_response, warn_of_one_letter
 from prb_jax.judges.ratings import check_places, check_rubric, fill_places, read_text
-from prb_jax.judges.scorer import Answer, Conversation, JudgeProtocol
+from prb_jax.judges.scorer import Answer, Conversation, JudgeProtocol, nothing_read
 from prb_jax.runs.rows import Row
 from prb_jax.text.visible import TextProtocol, render_profile
 
@@ -138,8 +138,10 @@ class PaperPairs(JudgeProtocol):
 
         in_a, in_b = part(True), part(False)
         shares = [in_a["accuracy"], in_b["accuracy"]]
+        failed = sum(row["verdicts"] == [None] for row in rows)
+        warning = warn_of_one_letter(sum(named_a), len(named_a) - sum(named_a))
         return {
-            **warn_of_one_letter(sum(named_a), len(named_a) - sum(named_a)),
+            **(warning if failed < len(rows) else nothing_read(undefined=False)),  # each counts as A
             "n": len(rows),
             "correct": sum(hits),
             "accuracy": sum(hits) / len(hits),
@@ -148,7 +150,7 @@ class PaperPairs(JudgeProtocol):
             "position_bias": None if None in shares else abs(shares[0] - shares[1]),
             "predicted_a": sum(named_a),
             "predicted_b": len(named_a) - sum(named_a),
-            "failed_parses": sum(row["verdicts"] == [None] for row in rows),
+            "failed_parses": failed,
         }
 
 
@@ -197,12 +199,14 @@ class PaperRatings(JudgeProtocol):
         for row, comparison in zip(rows, comparisons, strict=True):
             subsets.setdefault(comparison.subset or "", []).extend(row["ratings"])
         every = [number for numbers in subsets.values() for number in numbers]
+        failed = sum(row["failed_parses"] for row in rows)
         return {
+            **(nothing_read(undefined=True) if failed == len(every) else {}),
             "n": len(rows),
             **_spread(every),
             "by_subset": {name: _spread(numbers) for name, numbers in subsets.items() if name},
             "ratings": len(every),
-            "failed_parses": sum(row["failed_parses"] for row in rows),
+            "failed_parses": failed,
         }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,8 @@ import numpy as np
 from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.judges.chat import ByLogits, InWords, load_by_logits
-from prb_jax.judges.scorer import Answer, Conversation, JudgeProtocol, shown_texts, without_thoughts
+from prb_jax.judges.replies import answer_start, without_thoughts
+from prb_jax.judges.scorer import Answer, Conversation, JudgeProtocol, nothing_read, shown_texts
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.endpoint import Reply
 from prb_jax.runs.rows import Row
@@ -43,8 +45,11 @@ ASPECT_AFTER_REASONING = _ASPECT + (
 RUBRIC_SCALE: Final = (0, 2)  # absent, partly there, and there in every respect
 
 PLACE = re.compile(r"\{([A-Za-z_]+)\}")
-_NUMBER = re.compile(r"(?<![\w.,])[-+]?\d+(?:\.\d+)?(?!\.?\w)")
-_SCORE = re.compile(r"(?:score|rating)\W{0,6}?([-+]?\d+(?:\.\d+)?)(?!\.?\w)(?:\s*/\s*(\d+))?", re.IGNORECASE)
+_DECIMAL: Final = (
+    r"[-+]?\d+(?:\.\d+|,\d{1,2})?(?![.,]?\w)"  # behind a decimal comma one or two digits: 1,000 is neither
+)
+_NUMBER = re.compile(rf"(?<![\w.,]){_DECIMAL}")
+_SCORE = re.compile(rf"(?:score|rating)\W{{0,6}}?({_DECIMAL})(?:\s*/\s*(\d+))?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ class Scale:
             if len(numbers) != 1:
                 return None
             number = numbers[0]
-        value = float(number)
+        value = float(number.replace(",", "."))
         return value if self.low <= value <= self.high else None
 
     def expected(self, alternatives: Sequence[tuple[str, float]]) -> tuple[float, float] | None:
@@ -292,8 +297,13 @@ class Ratings(JudgeProtocol):
         if self._alternatives is None:
             return self.scale.read(reply.text), None
         assert reply.alternatives is not None
+        start = answer_start("".join(token for token, _ in reply.alternatives))
+        if start is None:
+            return None, None
+        ends = itertools.accumulate(len(token) for token, _ in reply.alternatives)
+        places = [place for place, end in zip(reply.alternatives, ends, strict=True) if end > start]
         # With reasons before it, the number is the last one that is named; else the first.
-        places = reversed(reply.alternatives) if self.reason else reply.alternatives
+        places = reversed(places) if self.reason else places
         numbers = {str(number) for number in self.scale.numbers}
         for token, others in places:
             if token.strip() in numbers and (expected := self.scale.expected(others)) is not None:
@@ -320,6 +330,7 @@ class Ratings(JudgeProtocol):
             "unparsable": sum(None in row["ratings"] for row in rows),
             "unparsable_ratings": ratings.count(None),
             **({"mean_number_mass": _mean(masses)} if masses else {}),
+            **(nothing_read(undefined=True) if all(None in row["ratings"] for row in rows) else {}),
         }
 
 

@@ -251,7 +251,12 @@ def shown_texts(comparison: Comparison, *, profile_posts: int) -> tuple[str, tup
     return "\n\n".join(f"{turn.role.capitalize()}: {turn.content}" for turn in turns), shown.responses
 
 
-def without_thoughts(reply: str) -> str | None:
-    """Return a reply behind its thoughts; None where a thought is not closed."""
-    _, closed, answer = reply.rpartition("</think>")
-    return None if not closed and "<think>" in reply else answer
+def nothing_read(why: str = "replies could not be read", *, undefined: bool) -> dict[str, Any]:
+    """Return the figures "warning" and "undefined" of a judge that judged no comparison.
+
+    Args:
+      why: Reason.
+      undefined: Whether all scores are ties then, and no figure of the run is defined.
+    """
+    problem = f"no comparison could be judged, for {why}"
+    return {"warning": f"{problem}: see {JUDGEMENTS}", **({"undefined": problem} if undefined else {})}

@@ -8,6 +8,7 @@ too, two rows belong together if they share any of their responses (dyadic clust
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -120,15 +121,24 @@ class CrossedVariance:
     effective: float
 
 
-def crossed_variance(values: np.ndarray, clusters: Clusters, *, least: float = 0.25) -> CrossedVariance:
-    """Return the variance of the mean of values [n] over users and responses; that of the sum is at least ``least``, by
-    default that of half a verdict."""
+def crossed_variance(
+    values: np.ndarray, clusters: Clusters, *, weights: np.ndarray | None = None, least: float = 0.25
+) -> CrossedVariance:
+    """Return the variance of the mean of values [n] over users and responses.
+
+    Args:
+      values: Values [n] of the rows.
+      clusters: Clusters of the rows.
+      weights: Weights [n] of the rows in the mean, for example `equal_users`; equal ones by default.
+      least: Least variance of the sum of all values; half a verdict's by default.
+    """
     assert clusters.responses is not None
     users = user_keys(clusters.users)
     keys = clusters.responses
-    by_user = one_way_variance(values, users)
-    by_responses = _by_responses(values, keys)
-    by_both = _by_responses(values, [tuple((user, key) for key in pair) for user, pair in zip(users, keys)])
+    of_both = [tuple((user, key) for key in pair) for user, pair in zip(users, keys)]
+    by_user = one_way_variance(values, users, weights=weights)
+    by_responses = _by_responses(values, keys, weights)
+    by_both = _by_responses(values, of_both, weights)
     difference = by_user.variance + by_responses.variance - by_both.variance
     below = by_user.variance if len(keys[0]) > 1 else min(by_user.variance, by_responses.variance)
     return CrossedVariance(
@@ -163,39 +173,60 @@ def user_keys(users: Sequence[str | None]) -> list[Hashable]:
     return [("row", i) if user is None else ("user", user) for i, user in enumerate(users)]
 
 
-def _by_responses(values: np.ndarray, keys: Sequence[tuple[Hashable, ...]]) -> OneWayVariance:
+def equal_users(users: Sequence[str | None]) -> np.ndarray:
+    """Return weights of rows [n] that count every user the same; a row without a user is a user."""
+    keys = user_keys(users)
+    rows = Counter(keys)
+    return np.array([1 / rows[key] for key in keys])
+
+
+def _by_responses(
+    values: np.ndarray, keys: Sequence[tuple[Hashable, ...]], weights: np.ndarray | None
+) -> OneWayVariance:
     """Clustered by the one key of each row, or by either of the two."""
     if len(keys[0]) == 1:
-        return one_way_variance(values, [key[0] for key in keys])
+        return one_way_variance(values, [key[0] for key in keys], weights=weights)
     either = one_way_variance(
-        np.repeat(values, 2), [key for pair in keys for key in pair], mean=values.sum() / len(values)
+        np.repeat(values, 2),
+        [key for pair in keys for key in pair],
+        weights=None if weights is None else np.repeat(weights, 2),
     )
-    both = one_way_variance(values, keys)  # two rows of one pair share both keys, and count once
+    # two rows of one pair share both keys, and count once
+    both = one_way_variance(values, keys, weights=weights)
     return replace(either, raw=either.raw * 4 - both.raw)
 
 
 def one_way_variance(
-    values: np.ndarray, keys: Iterable[Hashable], *, mean: float | None = None
+    values: np.ndarray, keys: Iterable[Hashable], *, weights: np.ndarray | None = None
 ) -> OneWayVariance:
-    """Return the variance of the mean of values [n], clustered by one key of each row; residuals are taken of their
-    mean, or of another one."""
+    """Return the variance of the mean of values [n], with weights or without, clustered by one key of each row."""
     number: dict[Hashable, int] = {}
     of_row = np.fromiter((number.setdefault(key, len(number)) for key in keys), np.int64, len(values))
-    sums = np.bincount(of_row, weights=values)  # exact for small whole numbers
-    centre = values.sum() / len(values) if mean is None else mean
-    return variance_of_sums(sums, np.bincount(of_row), mean=centre)
+    if weights is None:
+        sums, shares = (
+            np.bincount(of_row, weights=values),
+            np.bincount(of_row),
+        )  # exact for small whole numbers
+        return variance_of_sums(sums, shares, mean=values.sum() / len(values))
+    order = np.lexsort((values, weights, of_row))  # no sum depends on the order of the rows
+    of_row, weights = of_row[order], weights[order]
+    products = weights * values[order]
+    sums, shares = np.bincount(of_row, weights=products), np.bincount(of_row, weights=weights)
+    return variance_of_sums(sums, shares, mean=math.fsum(products) / math.fsum(weights))
 
 
-def variance_of_sums(sums: np.ndarray, rows: np.ndarray, *, mean: float) -> OneWayVariance:
-    """Return the variance of a mean, clustered, from sums and numbers of rows (int) of each cluster, [G]."""
-    residuals = sums - mean * rows
-    counts = [int(count) for count in rows]
-    n, squares, cubes = sum(counts), sum(c**2 for c in counts), sum(c**3 for c in counts)
+def variance_of_sums(sums: np.ndarray, shares: np.ndarray, *, mean: float) -> OneWayVariance:
+    """Return the variance of a mean, clustered, from sums of values and of weights of each cluster [G]; the weights are
+    numbers of rows (int), or any."""
+    residuals = sums - mean * shares
+    weights = shares.tolist()
+    add = math.fsum if shares.dtype.kind == "f" else sum  # whole numbers are added exactly, of any size
+    n, squares, cubes = add(weights), add(w**2 for w in weights), add(w**3 for w in weights)
     above, below = squares * n**2, squares * n**2 - 2 * n * cubes + squares**2
     return OneWayVariance(
         raw=math.fsum(residuals**2) / n**2,  # exact: not even the last bit depends on the order of the rows
         factor=above / below if below else 1.0,  # of whole numbers, and so exact for clusters of one size
-        clusters=len(counts),
+        clusters=len(weights),
         effective=n**2 / squares,
     )
 

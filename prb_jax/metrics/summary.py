@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -15,9 +13,9 @@ import numpy as np
 from prb_jax.errors import DataError
 from prb_jax.metrics.accuracy import Outcomes, ScoredRow, group_counts, margin
 from prb_jax.metrics.clusters import OVER_COMPARISONS, OVER_DERIVED_USERS, OVER_USERS, Clusters
+from prb_jax.metrics.coverage import chance, coverage
 from prb_jax.metrics.uncertainty import (
     accuracy_interval,
-    clustered_interval,
     difference_of_wins,
     grade_interval,
     match_rows,
@@ -43,6 +41,11 @@ _TWO_WAY: Final = (
     "in Wilson's interval with a t quantile of one degree of freedom less than the smaller "
     "effective number of clusters; over {over} alone where fewer than ten rows are won, or lost"
 )
+_SERVED_TWO_WAY: Final = (
+    "; to the variance over users comes the one over {responses}: that of the mean accuracy of users, times the "
+    "squared slope of the coverage in this accuracy (the number of rows of a user of which each alone decides "
+    "whether the user is served)"
+)
 _DEFINITIONS: Final[Mapping[str, str]] = {
     "n": "scored comparisons",
     "accuracy": "strict wins / n: the best score among the highest labels is above the best of the others; "
@@ -58,13 +61,13 @@ _DEFINITIONS: Final[Mapping[str, str]] = {
     "users_derived": "whether the data name no users, and rows whose profiles share a post (connected components "
     "of post ids; of ids and texts for ids that occur with several texts) are taken to be of one user",
     "user_accuracy": "mean over users of each user's accuracy; null without users",
-    "user_accuracy_ci95": "95 % interval over {over}, {score}",
+    "user_accuracy_ci95": "95 % interval over {over}, {method}; in it every user counts the same",
     "user_accuracy_ci95_reason": "why user_accuracy_ci95 is null",
     "users_testable": "users who would be served if all their rows were won",
     "coverage": "share of the testable users who are served: whose accuracy is above chance (1/K for one best of K "
     "responses) by a one-sided exact binomial test at 0.05; null where nobody is testable",
     "coverage_reason": "why coverage is null",
-    "coverage_ci95": "95 % score interval (Wilson) over the testable users",
+    "coverage_ci95": "95 % score interval (Wilson) over the testable users{served}",
     "coverage_ci95_reason": "why coverage_ci95 is null",
     "coverage_by_chance": "the share of testable users who would be served by scores without meaning: the mean size "
     "of the tests",
@@ -87,6 +90,7 @@ def summarise(
     baselines: Mapping[str, Sequence[ScoredRow] | str] | None = None,
     clusters: Clusters | None = None,
     model: str | None = None,
+    undefined: str | None = None,
     partial: Collection[str] = (),
 ) -> dict[str, Any]:
     """All figures of one run, as plain JSON values (None where a figure does not exist, never NaN).
@@ -99,6 +103,7 @@ def summarise(
       partial: baselines that have rows for some of the comparisons alone; their figures, and the difference, are over
         these.
       model: the name of a baseline, where the rows are its own: the difference from itself is not defined.
+      undefined: Reason why no figure of the rows is defined; by default the baseline's, if it has one.
 
     Returns:
       A dict of figures, and "definitions", which explains each of them.
@@ -111,7 +116,7 @@ def summarise(
         raise DataError("no scored comparisons to summarise")
     clusters = clusters or Clusters(tuple(row.user_id for row in rows))
     baselines = baselines or {}
-    reason = baselines.get(model or "")
+    reason = undefined or baselines.get(model or "")
     undefined = reason if isinstance(reason, str) else None
     seen = _go_through(rows)
     summary = _figures(seen, clusters, undefined=undefined)
@@ -151,15 +156,16 @@ def _definitions(clusters: Clusters) -> dict[str, str]:
     if over == OVER_USERS and any(user is None for user in clusters.users):
         over = "users (a row without a user is a cluster of its own)"
     if clusters.responses is None:
-        method, paired = score, f"over {over}"
+        method, paired, served = score, f"over {over}", ""
     else:
         sets = len(clusters.responses[0]) == 1
         responses = "sets of responses" if sets else "responses"
         least = "the smaller one of the first two" if sets else "the one by users"
         method = _TWO_WAY.format(over=over, responses=responses, least=least)
         paired = f"two-way clustered over {over} and {responses}"
+        served = _SERVED_TWO_WAY.format(responses=responses)
     return {
-        key: text.format(over=over, method=method, score=score, paired=paired)
+        key: text.format(over=over, method=method, served=served, paired=paired)
         for key, text in _DEFINITIONS.items()
     }
 
@@ -169,6 +175,8 @@ GRADE_DEFINITIONS: Final[Mapping[str, str]] = {
     "ci95": "95 % interval over users (what the samples are clustered by; over samples where they name none), two-way "
     "over users and items where several users have one item: of grades of 0 and 1 as of an accuracy, else a t interval",
     "user_accuracy": "the mean over users of their mean grades",
+    "user_accuracy_ci95": "95 % t interval over users, two-way over users and items where several users have one item; "
+    "in it every user counts the same",
 }
 
 
@@ -195,9 +203,11 @@ def summarise_grades(rows: Sequence[ScoredRow], clusters: Clusters) -> dict[str,
         "definitions": dict(GRADE_DEFINITIONS),
     }
     if users:
-        means = np.array([math.fsum(values) / len(values) for values in users.values()])
-        of_users = mean_interval(means, tuple(users))
-        summary |= {"user_accuracy": float(means.mean()), **of_users.to_json("user_accuracy_ci95")}
+        known = [i for i, user in enumerate(clusters.users) if user is not None]
+        crossed = clusters.take(known)
+        means = [math.fsum(values) / len(values) for values in users.values()]
+        of_users = mean_interval(grades[known], crossed.users, responses=crossed.responses, per_user=True)
+        summary |= {"user_accuracy": float(np.mean(means)), **of_users.to_json("user_accuracy_ci95")}
     return summary
 
 
@@ -251,8 +261,8 @@ def _figures(seen: _Seen, clusters: Clusters, *, undefined: str | None = None) -
 
 
 def _undefined(figures: Mapping[str, Any], reason: str) -> dict[str, Any]:
-    """Return the same entries with nothing but the numbers of comparisons and users, and the reason."""
-    kept = ("n", "users", "users_derived", "users_testable")
+    """Return the same entries with nothing but the numbers of comparisons, ties and users, and the reason."""
+    kept = ("n", "ties", "users", "users_derived", "users_testable")
     return {
         key: value if key in kept else reason if key.endswith("_reason") else None
         for key, value in figures.items()
@@ -287,91 +297,14 @@ def _by_subset(seen: _Seen, clusters: Clusters) -> dict[str, Any]:
 def _users(seen: _Seen, clusters: Clusters) -> dict[str, Any]:
     known = [i for i, user in enumerate(clusters.users) if user is not None]
     users, wins = [str(clusters.users[i]) for i in known], seen.result.wins[known]
-    served = coverage(users, wins.tolist(), seen.chances[known].tolist())
+    of_known = clusters.take(known)
+    served = coverage(users, wins.tolist(), seen.chances[known].tolist(), responses=of_known.responses)
     counts = group_counts(wins, users)
     figures: dict[str, Any] = {"users": len(counts.rows), "users_derived": clusters.derived}
     if not known:
         reason = served["coverage_reason"]
         none = {"user_accuracy": None, "user_accuracy_ci95": None, "user_accuracy_ci95_reason": reason}
         return figures | none | served
-    interval = accuracy_interval(wins, clusters.take(known), per_user=True)
+    interval = accuracy_interval(wins, of_known, per_user=True)
     accuracy = math.fsum(counts.accuracy) / len(counts.rows)
     return figures | {"user_accuracy": accuracy, **interval.to_json("user_accuracy_ci95")} | served
-
-
-LEVEL: Final = 0.05
-
-
-def chance(labels: Sequence[float]) -> float:
-    """Return the probability that scores without meaning win a row: 1/K where one of K responses is the best."""
-    top = max(labels)
-    return sum(label == top for label in labels) / len(labels)
-
-
-def coverage(users: Sequence[str], wins: Sequence[bool], chances: Sequence[float]) -> dict[str, Any]:
-    """Test each user's number of wins against chance, and return the entries of a summary about it.
-
-    Args:
-      users, wins, chances: [n] of each row: its user, whether it is won, and the probability that it is by chance.
-
-    Returns:
-      "users_testable", who would be served if all their rows were won; of these "coverage", the share with a p-value of
-      at most 0.05, with its interval, "coverage_by_chance", the mean size of the tests, and
-      "coverage_benjamini_hochberg", the share after correction; None with "coverage_reason" where nobody is testable.
-    """
-    won: Counter[str] = Counter()
-    rows: dict[str, Counter[float]] = {}
-    for user, win, probability in zip(users, wins, chances, strict=True):
-        won[user] += bool(win)
-        rows.setdefault(user, Counter())[probability] += 1
-    p_values, sizes, most = [], [], 0
-    for user, counts in rows.items():
-        tails = win_tails(tuple(sorted(counts.items())))
-        most = max(most, len(tails) - 1)
-        if tails[-1] <= LEVEL:
-            p_values.append(float(tails[won[user]]))
-            sizes.append(float(tails[tails <= LEVEL].max()))
-    testable = len(p_values)
-    served = np.array([p <= LEVEL for p in p_values], np.int64)
-    reason = (
-        f"no user has enough comparisons for the test at {LEVEL} (most: {most})"
-        if rows
-        else "no row has a user"
-    )
-    return {
-        "users_testable": testable,
-        "coverage": float(served.mean()) if testable else None,
-        "coverage_reason": None if testable else reason,
-        **clustered_interval(served, np.ones(testable, np.int64), what="testable users").to_json(
-            "coverage_ci95"
-        ),
-        "coverage_by_chance": math.fsum(sizes) / testable if testable else None,
-        "coverage_benjamini_hochberg": float((benjamini_hochberg(p_values) <= LEVEL).mean())
-        if testable
-        else None,
-    }
-
-
-def benjamini_hochberg(values: Sequence[float]) -> np.ndarray:
-    """Return p-values adjusted so that the share of false discoveries is controlled (Benjamini and Hochberg 1995)."""
-    p = np.asarray(values, np.float64)
-    order = np.argsort(p)[::-1]
-    ranks = np.arange(len(p), 0, -1)
-    adjusted = np.empty_like(p)
-    adjusted[order] = np.minimum(np.minimum.accumulate(p[order] * len(p) / ranks), 1.0)
-    return adjusted
-
-
-@lru_cache(maxsize=4096)
-def win_tails(counts: tuple[tuple[float, int], ...]) -> np.ndarray:
-    """Return [n + 1] P(X >= k) for k of 0 to n, X the number of wins in so many rows of each probability."""
-    from scipy.special import bdtrc  # scipy takes long to import
-
-    if len(counts) == 1:
-        ((probability, rows),) = counts
-        return np.concatenate([[1.0], bdtrc(np.arange(rows, dtype=np.float64), rows, probability)])
-    mass = np.ones(1)
-    for probability, rows in counts:
-        tails = np.append(win_tails(((probability, rows),)), 0.0)
-        mass = np.convolve(mass, tails[:-1] - tails[1:])
-    return np.minimum(np.cumsum(mass[::-1])[::-1], 1.0)

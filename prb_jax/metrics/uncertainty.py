@@ -19,7 +19,9 @@ from prb_jax.metrics.accuracy import ScoredRow, group_counts, outcomes
 from prb_jax.metrics.clusters import (
     OVER_COMPARISONS,
     Clusters,
+    CrossedVariance,
     crossed_variance,
+    equal_users,
     fit_correlation,
     one_way_variance,
     user_keys,
@@ -134,22 +136,30 @@ def accuracy_interval(
     alone = clustered_interval(
         counts.wins, counts.rows, per_cluster=per_user, level=level, what=clusters.over
     )
-    if clusters.responses is None or per_user or alone.bounds is None:
+    if clusters.responses is None or alone.bounds is None:
         return alone
     n, won = len(wins), int(np.sum(wins))
     if min(won, n - won) < _LEAST_SIDE:
         return alone  # nearly everything is won or lost: the wider interval, over users alone
-    crossed = crossed_variance(np.asarray(wins, np.int64), clusters)
+    weights = equal_users(clusters.users) if per_user else None
+    crossed = crossed_variance(np.asarray(wins, np.int64), clusters, weights=weights)
+    estimate = math.fsum(counts.accuracy) / len(counts.rows) if per_user else won / n
+    # the number of independent rows that would give this variance
+    return crossed_interval(estimate, crossed, rows=estimate * (1 - estimate) / crossed.variance, level=level)
+
+
+def crossed_interval(
+    estimate: float, crossed: CrossedVariance, *, rows: float, level: float = 0.95
+) -> Interval:
+    """Return Wilson's interval of a share over users and responses, with this number of independent ``rows``."""
     if crossed.clusters < LEAST_CLUSTERS:
         return _too_few(crossed.clusters, _CROSSED, method=TWO_WAY)
-    estimate, degrees = won / n, _degrees(crossed.effective)
-    # Wilson's interval, with the number of independent rows that would give this variance
-    rate = _quantile(degrees, level) ** 2 * crossed.variance / (estimate * (1 - estimate))
+    degrees, single = _degrees(crossed.effective), estimate * (1 - estimate)
+    rate = _quantile(degrees, level) ** 2 / rows
     centre = (estimate + rate / 2) / (1 + rate)
-    half = math.sqrt(rate * estimate * (1 - estimate) + rate**2 / 4) / (1 + rate)
-    return Interval(
-        centre - half, centre + half, None, TWO_WAY, crossed.clusters, math.sqrt(crossed.variance), degrees
-    )
+    half = math.sqrt(rate * single + rate**2 / 4) / (1 + rate)
+    error = math.sqrt(single / rows)
+    return Interval(centre - half, centre + half, None, TWO_WAY, crossed.clusters, error, degrees)
 
 
 def grade_interval(grades: np.ndarray, clusters: Clusters, *, level: float = 0.95) -> Interval:
@@ -173,14 +183,17 @@ def mean_interval(
     users: Sequence[str | None],
     *,
     responses: tuple[tuple[str, ...], ...] | None = None,
+    per_user: bool = False,
     level: float = 0.95,
 ) -> Interval:
     """Return the interval of a mean of numbers [n] over rows that depend on each other within a user.
 
     A t interval on the sums of the residuals by user; where every row is a user of its own (None), it is the usual t
-    interval. With ``responses``, as of `Clusters`, it is over users and responses.
+    interval. With ``responses``, as of `Clusters`, it is over users and responses. With ``per_user`` it is the interval
+    of the mean over users of their means.
     """
-    return _t_interval(values, Clusters(tuple(users), responses), method=MEAN, level=level)
+    weights = equal_users(users) if per_user else None
+    return _t_interval(values, Clusters(tuple(users), responses), weights=weights, method=MEAN, level=level)
 
 
 def paired_difference(
@@ -239,17 +252,19 @@ def match_rows(rows_a: Sequence[ScoredRow], rows_b: Sequence[ScoredRow]) -> Sequ
     return matched
 
 
-def _t_interval(values: np.ndarray, clusters: Clusters, *, method: str, level: float) -> Interval:
+def _t_interval(
+    values: np.ndarray, clusters: Clusters, *, weights: np.ndarray | None = None, method: str, level: float
+) -> Interval:
     """Return the interval of t standard errors on either side of a mean, within what is possible."""
     values, n, paired = np.asarray(values, np.float64), len(values), method == PAIRED
     if clusters.responses is None:
-        spread, what = one_way_variance(values, user_keys(clusters.users)), clusters.over
+        spread, what = one_way_variance(values, user_keys(clusters.users), weights=weights), clusters.over
     else:
         least = {} if paired else {"least": 0.0}
-        spread, what = crossed_variance(values, clusters, **least), _CROSSED
+        spread, what = crossed_variance(values, clusters, weights=weights, **least), _CROSSED
     if spread.clusters < LEAST_CLUSTERS:
         return _too_few(spread.clusters, what, method=method)
-    estimate, degrees = float(values.sum()) / n, _degrees(spread.effective)
+    estimate, degrees = float(np.average(values, weights=weights)), _degrees(spread.effective)
     error = math.sqrt(spread.variance + (_FURTHER_ROWS / n**2 if paired else 0.0))
     half = _quantile(degrees, level) * error
     low, high = estimate - half, estimate + half

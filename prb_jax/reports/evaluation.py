@@ -23,6 +23,7 @@ from prb_jax.reports.table import NONE, Cell, Getter, Table, field, interval, nu
 from prb_jax.runs.evaluation import FinishedRun
 from prb_jax.runs.users import user_lines
 from prb_jax.scoring.prompt_extras import UPPER_BOUND, told_of
+from prb_jax.trees.tree import EQUAL_SIDES
 
 MOST_ROWS = 2000  # of a table; more would make a page that nobody reads and few browsers open at once
 
@@ -44,11 +45,14 @@ def evaluation_chapter(run: FinishedRun, texts: Texts, *, name: str, title: str,
     parts: dict[str, Iterable[Block]] = {"Result": _result(run), "By subset": _subsets(run)}
     if not run.rows[0].is_graded:
         without_texts = [Paragraph(f"Not shown: {texts.missing}.", True)]
+        if run.summary.get("accuracy", 0) is not None:
+            parts |= {
+                "By user": _users(run),
+                "Scores": _scores(run),
+                "Length of responses": _lengths(run, texts) if texts.by_id else without_texts,
+                "Posts of the profile": _posts(run, texts) if texts.by_id else without_texts,
+            }
         parts |= {
-            "By user": _users(run),
-            "Scores": _scores(run),
-            "Length of responses": _lengths(run, texts) if texts.by_id else without_texts,
-            "Posts of the profile": _posts(run, texts) if texts.by_id else without_texts,
             "Ties and cut text": _cut(run),
             "Benchmarks": _benchmarks(run),
             "Pairs to read": pairs_to_read(run, texts, room=room),
@@ -243,6 +247,8 @@ def _cut(run: FinishedRun) -> Iterator[Block]:
     amounts = {kind.replace("_", " "): amount for kind, amount in (summary.get("truncation") or {}).items()}
     if isinstance(left_out := summary.get("left_out"), Mapping):
         amounts["comparisons too long, and left out"] = left_out.get("comparisons", 0)
+    if isinstance(equal := summary.get(EQUAL_SIDES), Mapping):
+        amounts["comparisons with the same tokens on both sides"] = equal.get("comparisons", 0)
     rows += [(name, number(amount, "{:,}")) for name, amount in amounts.items()]
     yield Table("Ties and cut text", ("", "amount"), rows)
 

@@ -9,6 +9,7 @@ from rich.console import Group
 
 from prb_jax.reports.table import NONE, Table, bounded, change, facts_table, field, interval, number, signed
 from prb_jax.scoring.prompt_extras import told_of
+from prb_jax.trees.tree import EQUAL_SIDES, EqualSides
 
 Summaries = Mapping[str, Mapping[str, Any]]  # summaries by the name to show
 _BASELINE = "baseline:"  # how the names of scorers without a model begin
@@ -49,6 +50,7 @@ def gains(controls: Summaries) -> list[str]:
     return [
         said[control].format(signed(figures["difference"], figures["difference_ci95"]))
         for control, figures in controls.items()
+        if figures["difference"] is not None
     ]
 
 
@@ -139,7 +141,7 @@ def _reasons(shown: Summaries) -> list[str]:
 def _remarks(name: str, summary: Mapping[str, Any]) -> Iterator[str]:
     """What the columns do not say of one model: who is served, what it was told, what was cut or left out."""
     label, n, ties = _label(name), summary["n"], summary["ties"] or 0
-    if ties > _MANY_TIES * n:
+    if ties > _MANY_TIES * n and summary["half_credit_accuracy"] is not None:
         yield f"{label}: accuracy {summary['half_credit_accuracy']:.3f} if each of its {ties:,} ties counts half"
     if summary.get("coverage") is not None and not name.startswith(_BASELINE):
         yield (
@@ -157,6 +159,8 @@ def _remarks(name: str, summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"{label}: left out of the history: {count:,} {reason}"
     if cut := summary.get("truncated"):
         yield f"{label}: text cut in {cut:,} of {n:,}"
+    if equal := summary.get(EQUAL_SIDES):
+        yield f"{label}: {EqualSides(**equal)}: no model can win them"
     if (readout := summary.get("readout")) not in (None, "logit"):
         yield f"{label}: read-out {readout}"
     if left_out := (summary.get("left_out") or {}).get("comparisons"):

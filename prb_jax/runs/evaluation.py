@@ -5,8 +5,8 @@
 ``blocks.jsonl``    while data larger than memory is read: the digest of each block that was read, before any score of
                     it. Until the end the digest of the data and the number of its comparisons are null in
                     ``run.json``; a run that is continued compares the blocks with what it reads again.
-``computed.jsonl``  until the run is finished: for each batch of a model a comparison in it, and the tokens computed;
-                    their sum then stands in ``run.json``.
+``computed.jsonl``  until the run is finished: for each batch of a model a comparison in it, the tokens computed, and
+                    the comparisons whose two sides have the same tokens; the sums then stand in ``run.json``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +29,7 @@ from prb_jax.metrics.rows import RowTable
 from prb_jax.runs.clusters import read_clusters
 from prb_jax.runs.kind import RUN, SUMMARY, RunFolder, RunKind, as_recorded, check_same_inputs
 from prb_jax.runs.rows import Row, RowFile, RowKind
+from prb_jax.trees.tree import EQUAL_SIDES, EqualSides
 
 SCORES: Final = "scores.jsonl"
 JUDGEMENTS: Final = "judgements.jsonl"
@@ -78,6 +79,14 @@ EVALUATION: Final = RunKind("prb_jax evaluation", "prb evaluate", rows=SCORE_ROW
 
 
 @dataclass(frozen=True)
+class Computed:
+    """What a model computed for a run."""
+
+    tokens: int  # without padding
+    equal_sides: EqualSides | None  # None where no comparison has them
+
+
+@dataclass(frozen=True)
 class EvaluationFolder(RunFolder):
     """An open run folder of an evaluation."""
 
@@ -119,33 +128,42 @@ class EvaluationFolder(RunFolder):
             write_json(self.path / RUN, {**record, "inputs": wanted})
         _remove(self.path / BLOCKS)
 
-    def append_computed(self, *, member: str, tokens: int) -> None:
-        """Note how many tokens the batch with this comparison takes, before its rows are added.
+    def append_computed(self, *, member: str, tokens: int, equal: Sequence[str]) -> None:
+        """Note how many tokens the batch with this comparison takes, and which of its comparisons have equal sides,
+        before its rows are added.
 
         A batch that is computed again has the same line again, which counts once.
         """
         path = self.path / COMPUTED
         with writing(path), path.open("ab") as file:
             # A torn line of a session that was killed stays alone.
-            file.write(b"\n" + json.dumps([member, tokens]).encode() + b"\n")
+            file.write(b"\n" + json.dumps([member, tokens, *equal]).encode() + b"\n")
 
-    def computed_tokens(self) -> int | None:
-        """Return the tokens computed for all rows of a run; None where its scorer does not tell."""
+    def computed(self, ids: Iterable[str]) -> Computed | None:
+        """Return the tokens and equal sides of all rows, given the ids of the comparisons in order; None if the scorer
+        does not report them."""
         path = self.path / COMPUTED
         if not path.exists():
-            return self.record.get(COMPUTED_TOKENS)
+            tokens, sides = self.record.get(COMPUTED_TOKENS), self.record.get(EQUAL_SIDES)
+            return None if tokens is None else Computed(tokens, sides and EqualSides(**sides))
         with writing(path):
             lines = path.read_bytes().split(b"\n")[:-1]
         by_member: dict[str, int] = {}
+        equal: set[str] = set()
         for line in lines:
             with contextlib.suppress(ValueError):  # empty, or torn: its batch was computed again
-                member, tokens = json.loads(line)
+                member, tokens, *names = json.loads(line)
                 by_member[member] = tokens
-        return sum(by_member.values())
+                equal.update(names)
+        sides = EqualSides.of(name for name in ids if name in equal) if equal else None
+        return Computed(sum(by_member.values()), sides)
 
-    def settle_computed(self, tokens: int) -> None:
-        """Keep the number of computed tokens in ``run.json``, in place of the file of single batches."""
-        write_json(self.path / RUN, {**(EVALUATION.read(self.path) or {}), COMPUTED_TOKENS: tokens})
+    def settle_computed(self, computed: Computed) -> None:
+        """Keep what was computed in ``run.json``, in place of the file of single batches."""
+        record = {**(EVALUATION.read(self.path) or {}), COMPUTED_TOKENS: computed.tokens}
+        if computed.equal_sides is not None:
+            record[EQUAL_SIDES] = asdict(computed.equal_sides)
+        write_json(self.path / RUN, record)
         _remove(self.path / COMPUTED)
 
 

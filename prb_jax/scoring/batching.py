@@ -230,6 +230,7 @@ def _finish(
         tokens=[tree.tokens for tree in trees],
         truncation=[tree.truncation for tree in trees],
         computed=planned.computed,
+        equal_to=[tree.equal_to for tree in trees],
     )
 
 

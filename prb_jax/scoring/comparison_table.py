@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from prb_jax.data.comparison import Comparison, Post
-from prb_jax.data.records import Placed, tell_alike, tell_equal
+from prb_jax.data.records import Placed, RenderedPrompts, tell_alike, tell_equal
 from prb_jax.errors import DataError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters, Components, crossed_keys, shared_rows
@@ -81,6 +81,7 @@ class ComparisonTable:
         self._with_baselines = baselines and process_index() == 0
         self._unnamed = self._again = 0  # records without an id, and which of them equal an earlier one
         self._example = ""  # the id of one of these
+        self._rendered = RenderedPrompts()
         self._seen: dict[int, int] = {}  # 8 bytes of a digest of each id -> the first index
         self._lock = threading.Lock()
         if isinstance(comparisons, LargeComparisons):
@@ -186,6 +187,7 @@ class ComparisonTable:
         tell_equal(self._again, unnamed=self._unnamed, example=self._example)
         if isinstance(self._comparisons, LargeComparisons):
             tell_alike(name for name in self.users.names if name is not None)
+        self._rendered.tell()
         self._unnamed = self._again = 0
 
     def extend(self, rows: Iterable[TableRow]) -> None:
@@ -212,6 +214,7 @@ class ComparisonTable:
                 assert isinstance(self._comparisons, LargeComparisons)
                 first = self._comparisons.where(before)
                 raise DataError(f"{placed.where}: field 'id': {quote(name)} was already used at {first}")
+            self._rendered.look_at(placed)
             self._unnamed += not placed.named
             if not placed.named and "#" in name:
                 self._again, self._example = self._again + 1, self._example or name

@@ -203,7 +203,7 @@ def control_figures(run: ScoredRun, control: ScoredRun, summary: Mapping[str, An
             for ours, theirs in zip(comparisons, control.job.shown, strict=True)
         )
     return {
-        **{key: summary[key] for key in ("n", "accuracy", "ci95", "ties")},
+        **{key: summary[key] for key in ("n", "accuracy", "ci95", "ci95_reason", "ties")},
         "shown_otherwise": told,
         "difference": paired["difference"],
         "difference_ci95": paired["ci95"],

@@ -37,6 +37,7 @@ from prb_jax.scoring.inputs import (
     check_unchanged,
     leave_out,
     read_inputs,
+    warn_without_profiles,
 )
 from prb_jax.scoring.load import Model, model_contents, open_scorer, read_history, refuse_unused
 from prb_jax.scoring.prompt_extras import UPPER_BOUND, PromptExtras, add_prompt_extras
@@ -231,6 +232,7 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
     if isinstance(scorer, ReadsTokens):
         scorer = scorer.accepting(view)
     check_too_long(options.too_long, reader, view=view)
+    warn_without_profiles(inputs.comparisons, reader, view=view)
     remarks = reader.remarks(view.protocol) if reader else served.remarks if served else []
     for remark in remarks if process_index() == 0 else ():
         print(f"prb: {printable(remark)}", file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.data.lines import JsonLines
 from prb_jax.data.records import Records, digest, given_rows, read_records
 from prb_jax.data.writing import json_line, whole_file, writing
-from prb_jax.errors import DataError, RunError, quote, short_repr
+from prb_jax.errors import DataError, PrbWarning, RunError, counted, quote, short_repr
 from prb_jax.scoring import TOO_LONG
 from prb_jax.sources.large import LargeComparisons, stamp, windows
 from prb_jax.sources.reading import (
@@ -289,6 +290,22 @@ def check_too_long(too_long: str, reader: Reader | None, *, view: View) -> None:
     if too_long == "skip" and view.protocol.cuts_responses:
         raise RunError(
             f"too_long=skip: the {view.protocol} protocol cuts responses, so that none is too long"
+        )
+
+
+def warn_without_profiles(comparisons: Sequence[Comparison], reader: Reader | None, *, view: View) -> None:
+    """Warn if a model was trained with profiles and the data (of large data: the first comparisons) have none."""
+    trained = None if reader is None else reader.trained
+    if reader is None or trained is None or not (trained.view.profile_posts and view.profile_posts):
+        return
+    if isinstance(comparisons, LargeComparisons):
+        comparisons = comparisons[:_AT_A_TIME]
+    if not any(comparison.profile or comparison.hints for comparison in comparisons):
+        warnings.warn(
+            f"{reader.name} was trained with {counted(trained.view.profile_posts, 'post')} of each user's profile, and "
+            "no comparison has a profile: it is scored without the user that it was made for",
+            PrbWarning,
+            stacklevel=2,
         )
 
 

@@ -29,6 +29,7 @@ from prb_jax.scoring.inputs import Inputs
 from prb_jax.scoring.load import Model, model_contents
 from prb_jax.sources.large import LargeComparisons
 from prb_jax.text.view import View
+from prb_jax.trees.tree import has_equal_sides
 from prb_jax.version import versions
 
 
@@ -113,8 +114,13 @@ class ScoredRun:
                     )
                 if self.folder is not None:
                     if batch.computed is not None:
+                        equal = [
+                            table.id(index)
+                            for index, equal_to in zip(batch.indices, batch.equal_to)
+                            if has_equal_sides(equal_to, table.labels[index])
+                        ]
                         first = table.id(batch.indices[0])
-                        self.folder.append_computed(member=first, tokens=batch.computed)
+                        self.folder.append_computed(member=first, tokens=batch.computed, equal=equal)
                     self.folder.append_blocks([file.digests for file in reading])
                     self.folder.file.append(rows)
                 self.scores.update((row.id, row) for row in rows)

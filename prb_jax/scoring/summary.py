@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ from prb_jax.scoring.prompt_extras import HINTS_DEFINITION
 from prb_jax.scoring.run import Job, ScoredRun, shown_view
 from prb_jax.sources.large import LargeComparisons
 from prb_jax.text.visible import visible
+from prb_jax.trees.tree import EQUAL_SIDES
 
 BASELINE_ROWS = Mapping[str, Sequence[ScoredRow] | str]
 """By the name of a baseline its rows in the order of the comparisons, or why it is not defined on them."""
@@ -43,6 +45,8 @@ DEFINITIONS: Final = {
     "tokens": "of the comparisons, each by itself with its prompt once (alone); computed for them, without padding, "
     "where those that begin alike share their beginning, and an encoder computes each distinct pair of prompt and "
     "response (computed); the difference (saved)",
+    EQUAL_SIDES: "comparisons in which a response with the highest label and another one are the same tokens after the "
+    "chat template, so that no model can win: how many, and the ids of the first ten",
     "hints": HINTS_DEFINITION,
     "judge": "verdicts of the judge. The paper's way: the share of right ones, where a reply without a verdict counts "
     "as A (accuracy), and its difference between comparisons with the better response in A and in B (position_bias). "
@@ -51,7 +55,8 @@ DEFINITIONS: Final = {
     "(position_bias); comparisons with a reply that cannot be read (unparsable). Ratings of single responses: their "
     "mean (mean_rating), that of the responses with the highest label (mean_rating_of_better) and of the others; a "
     "comparison with a reply that cannot be read (unparsable) is a tie, which is no win; the probability of the "
-    "numbers where one is named, if the endpoint tells it (mean_number_mass)",
+    "numbers where one is named, if the endpoint tells it (mean_number_mass). Why no figure of the run is defined, "
+    "where no comparison could be judged (undefined)",
     "controls": CONTROLS_DEFINITION,
     "benchmarks": "by benchmark, what its own rule says: rule, score (null where a subset that it needs is missing), "
     "figures it is made of, details, missing subsets, and the same for each baseline; score_ci95 and figures_ci95: "
@@ -80,23 +85,29 @@ def finish_run(
     rows = folder.file.finish(job.table.ids)
     clusters = clusters_of(inputs.comparisons, job.table)
     write_clusters(folder.path, rows, clusters)
-    summary = {
-        "model": job.name,
-        **shown_view(job.view),
-        "limit": job.decided["limit"],
-        **summarise(rows, baselines=baselines, partial=VOTES, clusters=clusters, model=identity.get("name")),
-    }
+    judged = scorer.judge_figures(inputs.comparisons) if isinstance(scorer, HasJudgements) else {}
+    undefined = judged.get("undefined")
+    figures = summarise(
+        rows,
+        baselines=baselines,
+        partial=VOTES,
+        clusters=clusters,
+        model=identity.get("name"),
+        undefined=undefined,
+    )
+    shown = {"model": job.name, **shown_view(job.view), "limit": job.decided["limit"]}
+    summary: dict[str, Any] = shown | figures
     more: dict[str, Any] = {"readout": scorer.identity().get("readout")}
-    if (computed := folder.computed_tokens()) is not None:
-        alone = sum(row.tokens for row in rows)
-        more["tokens"] = {"alone": alone, "computed": computed, "saved": alone - computed}
+    if (computed := folder.computed(job.table.ids)) is not None:
+        alone, tokens = sum(row.tokens for row in rows), computed.tokens
+        more["tokens"] = {"alone": alone, "computed": tokens, "saved": alone - tokens}
+        more[EQUAL_SIDES] = computed.equal_sides and asdict(computed.equal_sides)
     more["hints"] = dict(inputs.hints) or None
-    if isinstance(scorer, HasJudgements):
-        more["judge"] = scorer.judge_figures(inputs.comparisons)
-    more["controls"] = dict(controls or {}) or None
+    more["judge"] = judged or None
+    more["controls"] = _defined(controls or {}, undefined) or None
     if inputs.benchmarks:
         more["benchmarks"] = benchmark_scores(
-            inputs, rows, baselines, clusters=clusters, seed=job.decided["seed"]
+            inputs, rows, baselines, clusters=clusters, seed=job.decided["seed"], undefined=undefined
         )
     if "quantize" in identity and hasattr(scorer, "bytes_of_weights"):
         before, held = scorer.bytes_of_weights() or (None, None)  # pyright: ignore[reportAttributeAccessIssue]
@@ -107,7 +118,7 @@ def finish_run(
         unknown = scorer.unknown(inputs.comparisons)
         more["users_fitted_on"] = len(scorer.fitted_on(inputs.comparisons))
         more["history_left_out"] = dict(scorer.left_out) or None
-    has_users = write_users(folder.path, rows, clusters, unknown=unknown)
+    has_users = undefined is None and write_users(folder.path, rows, clusters, unknown=unknown)
     more["unknown_users"] = None if unknown is None else len(unknown)
     if inputs.left_out is not None:
         inputs.left_out.write(folder.path / LEFT_OUT)
@@ -118,12 +129,27 @@ def finish_run(
     said = more.keys() | ({USERS} if has_users else set())
     summary |= more
     summary["definitions"] |= {name: meaning for name, meaning in DEFINITIONS.items() if name in said}
-    if job.control is None:
+    if job.control is None and undefined is None:
         _write_result_files(folder.path, job, rows)
     folder.finish(summary)
     if computed is not None:
         folder.settle_computed(computed)
     return summary
+
+
+def _defined(controls: Mapping[str, Any], undefined: str | None) -> dict[str, Any]:
+    """Return the figures of controls; a difference is None if the run or the control is not defined."""
+    return {
+        name: figures
+        if undefined is None and figures["accuracy"] is not None
+        else {
+            **figures,
+            "difference": None,
+            "difference_ci95": None,
+            "difference_ci95_reason": undefined or figures["ci95_reason"],
+        }
+        for name, figures in controls.items()
+    }
 
 
 _WITHOUT_SCORES: Final = {
@@ -187,22 +213,36 @@ def benchmark_scores(
     *,
     clusters: Clusters,
     seed: int,
+    undefined: str | None = None,
 ) -> dict[str, Any]:
-    """The entry "benchmarks" of a summary; rows, baselines and clusters are in the order of the comparisons, and the
-    seed is that of the resampling. Raises DataError for rows that are not of the form that a benchmark's rule needs."""
+    """Return the entry "benchmarks" of a summary.
+
+    Args:
+      inputs: Inputs of the run.
+      rows, baselines, clusters: Results in the order of the comparisons.
+      seed: Seed for the resampling.
+      undefined: Reason why no figure of the rows is defined, if any.
+
+    Raises:
+      DataError: Rows do not have the form that a benchmark's rule needs.
+    """
     scores: dict[str, Any] = {}
     for name, positions in inputs.benchmarks.items():
         benchmark = get_benchmark(name)
         benchmark_rows = [rows[position] for position in positions]
         users = [clusters.users[position] for position in positions]
         score = benchmark.score(benchmark_rows).to_json()
-        undefined = {**score, "score": None, "figures": dict.fromkeys(score["figures"]), "details": {}}
+        none = {**score, "score": None, "figures": dict.fromkeys(score["figures"]), "details": {}}
+        intervals = score_intervals(benchmark, benchmark_rows, users, seed=seed)
+        if undefined is not None:
+            reason = {"score_ci95_reason": undefined, "figures_ci95": none["figures"]}
+            score, intervals = none, {"score_ci95": None, **reason}
         scores[name] = {
             "rule": benchmark.rule,
             **score,
-            **score_intervals(benchmark, benchmark_rows, users, seed=seed),
+            **intervals,
             "baselines": {
-                baseline: {**undefined, "reason": scored}
+                baseline: {**none, "reason": scored}
                 if isinstance(scored, str)
                 else benchmark.score([scored[position] for position in positions]).to_json()
                 for baseline, scored in baselines.items()

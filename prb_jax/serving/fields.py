@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from string import ascii_lowercase
 from typing import Any, TypeVar
 
 import numpy as np
 
 from prb_jax.data import fields
 from prb_jax.data.comparison import Message, Post, read_profile
-from prb_jax.data.conversation import ROLES
+from prb_jax.data.conversation import MESSAGE_EXTRAS, ROLES, TEMPLATE_EXTRAS, refuse_extras
 from prb_jax.data.reading import parse_json
+from prb_jax.data.template_marks import template_mark
 from prb_jax.errors import DataError, quote
 from prb_jax.serving.sizes import PARTS, UNLIMITED, Sizes, TooLargeError
 
@@ -19,48 +21,35 @@ Value = TypeVar("Value")
 
 WHERE = "the request"
 
-_NEAR = {
-    "user_id": {"user", "users", "userid", "userids"},
-    "profile": {"profiles", "userprofile", "userprofiles", "history", "posts"},
-    "profile_order": {"profileorders", "profileorder"},
+
+def _misspelt(name: str) -> Iterator[str]:
+    """Yield a name, and the names that one typing error makes of it: a letter more, less, other, or two swapped."""
+    yield name
+    for i in range(len(name) + 1):
+        before, after = name[:i], name[i:]
+        yield before + after[1:]
+        yield before + after[1:2] + after[:1] + after[2:]
+        for letter in ascii_lowercase:
+            yield before + letter + after
+            yield before + letter + after[1:]
+
+
+_SPELLED = {
+    "userid": "user_id",
+    "profile": "profile",
+    "userprofile": "profile",
+    "profileorder": "profile_order",
 }
-"""By field, names without marks between their words, which say whose reward it is and would change nothing."""
+_MEANT = {wrong: field for name, field in _SPELLED.items() for wrong in _misspelt(name)}
+_MEANT |= {"user": "user_id", "users": "user_id", "history": "profile", "posts": "profile"}
+"""Maps near misses, in lower case and without marks between words, to the field that says whose reward it is."""
 
 _WORDS = ("user", "profile", "question", "history", "posts")
 """Parts of the names of fields that say whose reward it is, and of names close to these."""
 
-TEMPLATE_MARKS = (
-    "<|im_start|>", "<|start_header_id|>", "<|header_start|>", "<start_of_turn>", "[INST]", "<|user|>", "<|User|>",
-    "<｜User｜>", "<|start_of_role|>", "<|START_OF_TURN_TOKEN|>", "<|start|>user", "[|user|]",
-)  # fmt: skip
-"""What chat templates put before a turn."""
-
-END_MARKS = (
-    "<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<end_of_turn>", "</s>", "<|end|>", "<|end_of_text|>", "<eos>",
-    "<|eot|>", "<|return|>", "<｜end▁of▁sentence｜>",
-)  # fmt: skip
-"""End-of-text tokens, with which a decoded completion may end."""
-
-
-def without_end_marks(text: str) -> str:
-    """Return a decoded completion without the end-of-text tokens, and the blanks between them, that it ends with."""
-    end, kept = len(text), len(text)
-    while True:
-        while end and text[end - 1].isspace():
-            end -= 1
-        mark = next((mark for mark in END_MARKS if text.endswith(mark, 0, end)), None)
-        if mark is None:
-            return text[:kept]
-        kept = end = end - len(mark)
-
-
-def template_mark(text: str) -> str | None:
-    """Return the mark of a chat template that a text holds; None where it holds none."""
-    return next((mark for mark in TEMPLATE_MARKS if mark in text), None)
-
 
 class Body(Mapping[str, Any]):
-    """The fields of a request, and how much it may hold.
+    """The fields of a request, or of a call of a reward function, and how much it may hold.
 
     It notes which fields are looked at, so that the others can be told or refused.
     """
@@ -82,14 +71,20 @@ class Body(Mapping[str, Any]):
         """Return the fields that nothing has looked at.
 
         Raises:
-          DataError: a name close to that of a field that tells whose reward it is: probably a typing error.
+          DataError: a field that tells whose reward it is, or nearly has its name, probably by a typing error; or one
+            that a chat template would read.
         """
         names = [name for name in self._given if name not in self._read]
         for name in names:
-            plain = name.casefold().replace("_", "").replace("-", "")
-            for meant, near in _NEAR.items():
-                if plain in near and self._given[name] is not None:
-                    fields.fail(self.where, name, f"unknown; expected {meant!r} for whose reward it is")
+            meant = _MEANT.get(name.casefold().replace("_", "").replace("-", ""))
+            if meant is not None and self._given[name] is not None:
+                instead = f"unknown; expected {meant!r} for whose reward it is"
+                fields.fail(self.where, name, "not read here" if name == meant else instead)
+        refuse_extras(
+            {name: self._given[name] for name in TEMPLATE_EXTRAS if name in names},
+            TEMPLATE_EXTRAS,
+            self.where,
+        )
         return names
 
 
@@ -170,6 +165,7 @@ def messages(value: object, name: str) -> tuple[Message, ...]:
         role = fields.text(given.get("role"), WHERE, f"{name}[{k}].role")
         if role not in ROLES:
             fields.fail(WHERE, f"{name}[{k}].role", f"expected {' or '.join(ROLES)}, found {quote(role)}")
+        refuse_extras(given, MESSAGE_EXTRAS, WHERE, within=f"{name}[{k}]")
         turns.append(Message(role, _content(given.get("content"), f"{name}[{k}].content")))
     if not turns:
         fields.fail(WHERE, name, "expected at least one message, found none")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from prb_jax.data import fields as checks
 from prb_jax.data.comparison import Comparison, Message, read_profile
+from prb_jax.data.template_marks import template_mark, without_end_marks
 from prb_jax.errors import DataError, PrbError, quote
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote import is_url
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 WHERE: Final = "reward_fn"
 
 _QUESTION_KEYS: Final = ("query", "question", "prompt")
+_OF_USER: Final = ("user_id", "profile", "profile_order")
 
 
 def reward_fn(
@@ -100,15 +102,19 @@ class RewardFunction:
         """Return the rewards in the form of the trainer that calls."""
         given = [_listed(value) for value in args]
         lists = bool(given) and all(isinstance(value, list) for value in given)
+        call = fields.Body(columns, where=WHERE)
         if "solution_strs" in columns:
-            texts = _listed(columns["solution_strs"])
-            infos = _column(columns, "extra_infos", len(texts))
+            texts = _listed(call["solution_strs"])
+            infos = _column(call, "extra_infos", len(texts))
+            call.ignored()
             pairs = enumerate(zip(texts, infos, strict=True))
             return self._rewards([_verl_item(text, info, f"solution_strs[{k}]") for k, (text, info) in pairs])
         if "solution_str" in columns:
-            item = _verl_item(columns["solution_str"], columns.get("extra_info"), "solution_str")
+            item = _verl_item(call["solution_str"], call.get("extra_info"), "solution_str")
+            call.ignored()
             return self._rewards([item])[0]
         if len(given) == 3 and lists:
+            call.ignored()
             return self._openrlhf(*given)
         if len(given) == 2 and isinstance(given[0], list):
             columns |= {"prompts": given[0], "completions": given[1]}
@@ -118,7 +124,7 @@ class RewardFunction:
         if not {"prompt", "completions"} <= columns.keys():
             expected = "prompts and completions (TRL), solution_str (verl), or prompt and completions (AReaL)"
             raise DataError(f"{WHERE}: expected {expected}, found {', '.join(columns) or 'no argument'}")
-        return self._rewards([_areal_item(columns)])[0]
+        return self._rewards([_areal_item(fields.Body(columns, where=WHERE))])[0]
 
     def _openrlhf(self, queries: list[str], prompts: list[str], labels: list[Any]) -> dict[str, Any]:
         request = get_reward(fields.Body({"query": queries, "prompts": prompts, "labels": labels}))
@@ -140,7 +146,8 @@ class RewardFunction:
             )
         if self._scorer is None:
             self._scorer = self._open()
-        for place, score in zip(places, self._scorer([items[place] for place in places]), strict=True):
+        scores = self._scorer([items[place] for place in places]) if places else ()
+        for place, score in zip(places, scores, strict=True):
             if isinstance(score, PrbError):
                 raise DataError(f"{WHERE}: completion {place}: {score}") from score
             rewards[place] = score.value
@@ -148,47 +155,59 @@ class RewardFunction:
 
 
 def _batch_items(columns: Mapping[str, Any]) -> list[ChatItem]:
-    """As TRL and tunix call: columns of equal length."""
+    """Return the items of a call of TRL or tunix: columns of equal length, and values of the whole call."""
     prompts, completions = _listed(columns["prompts"]), _listed(columns.get("completions"))
     if not isinstance(completions, list | tuple) or len(completions) != len(prompts):
         raise DataError(f"{WHERE}: completions: expected one for each of the {len(prompts)} prompts")
-    names = ("user_id", "profile", "question")
-    more = zip(*(_column(columns, name, len(prompts)) for name in names), strict=True)
+    given = {name: _listed(value) for name, value in columns.items()}
+    given |= {name: _column(columns, name, len(prompts)) for name in (*_OF_USER, "question")}
     items = []
-    for k, (prompt, completion, (user, profile, question)) in enumerate(zip(prompts, completions, more)):
-        if isinstance(prompt, str) and question is not None:
-            prompt = question
-        items.append(_item(prompt, completion, user, profile, f"completions[{k}]"))
+    for k, (prompt, completion) in enumerate(zip(prompts, completions)):
+        row = fields.Body(
+            {
+                name: value[k] if isinstance(value, list | tuple) and len(value) == len(prompts) else value
+                for name, value in given.items()
+            },
+            where=f"{WHERE}: completion {k}",
+        )
+        if isinstance(prompt, str) and row["question"] is not None:
+            prompt = row["question"]
+        items.append(_item(prompt, completion, row, f"completions[{k}]"))
     return items
 
 
 def _verl_item(solution: Any, extra_info: Any, name: str) -> ChatItem:
-    extra = checks.mapping(extra_info, WHERE, "extra_info")
+    extra = fields.Body(checks.mapping(extra_info, WHERE, "extra_info"), where=f"{WHERE}: extra_info")
     prompt, profile = _first(extra, _QUESTION_KEYS), extra.get("profile")
     if prompt is None:
         raise DataError(f"{WHERE}: extra_info: expected the question as {' or '.join(_QUESTION_KEYS)}")
     if isinstance(profile, str) and isinstance(prompt, str):  # as the paper's training data has it
-        prompt, profile = prompt + profile, None
-    return _item(prompt, solution, extra.get("user_id"), profile, name)
+        prompt, extra = prompt + profile, fields.Body({**extra, "profile": None}, where=f"{WHERE}: extra_info")
+    return _item(prompt, solution, extra, name)
 
 
-def _areal_item(columns: Mapping[str, Any]) -> ChatItem:
+def _areal_item(columns: fields.Body) -> ChatItem:
     prompt, completion = columns["prompt"], columns["completions"]
     if isinstance(prompt, str):
         prompt = _first(columns, ("messages", "question", "prompt"))
     if isinstance(completion, str):
-        completion = fields.without_end_marks(completion)
-    return _item(prompt, completion, columns.get("user_id"), columns.get("profile"), "completions")
+        completion = without_end_marks(completion)
+    return _item(prompt, completion, columns, "completions")
 
 
 def _first(columns: Mapping[str, Any], names: Sequence[str]) -> Any:
     return next((columns[name] for name in names if columns.get(name) is not None), None)
 
 
-def _item(prompt: Any, completion: Any, user_id: Any, profile: Any, name: str) -> ChatItem:
-    """A prompt and a completion, each a text or messages; the last message of a completion is the response."""
+def _item(prompt: Any, completion: Any, about: fields.Body, name: str) -> ChatItem:
+    """A prompt and a completion, each a text or messages; the last message of a completion is the response.
+
+    Args:
+      about: Columns that say whose reward it is.
+      name: Name of the completion in error messages.
+    """
     if isinstance(prompt, str):
-        if mark := fields.template_mark(prompt):
+        if mark := template_mark(prompt):
             raise DataError(
                 f"{WHERE}: prompt: holds {mark!r}, so a chat template has rendered it already, and it would be wrapped "
                 "as a user's message again: give messages, in the column 'messages' (AReaL), as conversational "
@@ -203,8 +222,15 @@ def _item(prompt: Any, completion: Any, user_id: Any, profile: Any, name: str) -
             found = quote(turns[-1].role)
             raise DataError(f"{WHERE}: {name}: expected the assistant's message at the end, found {found}")
         messages, completion = (*messages, *turns[:-1]), turns[-1].content
-    user = checks.optional_identifier(_listed(user_id), WHERE, "user_id")
-    return ChatItem(messages, str(completion), user, read_profile(_listed(profile), WHERE))
+    user, profile, order = (_listed(about.get(field)) for field in _OF_USER)
+    about.ignored()
+    return ChatItem(
+        messages,
+        str(completion),
+        checks.optional_identifier(user, WHERE, "user_id"),
+        read_profile(profile, WHERE),
+        checks.optional_text(order, WHERE, "profile_order"),
+    )
 
 
 def _column(columns: Mapping[str, Any], name: str, count: int) -> Sequence[Any]:

@@ -19,6 +19,7 @@ import numpy as np
 
 from prb_jax.data import fields as checks
 from prb_jax.data.conversation import Messages
+from prb_jax.data.template_marks import without_end_marks
 from prb_jax.errors import quote
 from prb_jax.serving import fields
 from prb_jax.serving.fields import WHERE, Body
@@ -173,7 +174,7 @@ def _labelled_item(text: str, user: str | None, label: Body, prompt: object, k: 
     if not isinstance(prompt, str) or not text.startswith(prompt):
         about = "expected the beginning of the query, behind which its response stands"
         checks.fail(WHERE, f"prompts[{k}]", about)
-    response = fields.without_end_marks(text[len(prompt) :])
+    response = without_end_marks(text[len(prompt) :])
     messages = fields.prompt(question, f"labels[{k}].question")
     return ChatItem(messages, response, user, fields.profiles(label, 1)[0])
 

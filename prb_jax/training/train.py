@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from prb_jax.sharding import make_mesh
 from prb_jax.text.view import TrainedView
 from prb_jax.training import PASSES
 from prb_jax.training.config import Config, load_settings
-from prb_jax.training.data import Order, TrainingData, UserOrder, read_training_data
+from prb_jax.training.data import Examples, Order, TrainingData, UserOrder, read_training_data
 from prb_jax.training.loop import Loop, TrainResult, open_loop, prepared_ahead, run_steps, write_summary
 from prb_jax.training.record import check_start, open_run, run_lengths, session_on, train_inputs
 from prb_jax.training.start import start_from
 from prb_jax.training.trainer import RewardTrainer, StepBatch
+from prb_jax.trees.tree import EQUAL_SIDES, EqualSides, has_equal_sides
 
 
 def train(
@@ -74,6 +76,7 @@ def train(
 
         trainer = RewardTrainer(settings, start, mesh=mesh, data=read.train.known, out=path, lengths=lengths)
         held_out, examples = trainer.encode_held_out(read.validation), trainer.encode(read.train)
+        equal = _equal_sides(examples)
         per_step, seed = settings.batch.comparisons, settings.seed
         if settings.batch_by == "user":
             order: Order = UserOrder(examples.known, per_step=per_step, seed=seed)
@@ -81,7 +84,7 @@ def train(
             order = Order(len(examples), per_step, seed)
         trainer.plan(examples, order)
         loop = stack.enter_context(open_loop(path, trainer, progress=progress))
-        _say_how(loop, lengths, order)
+        _say_how(loop, lengths, order, equal)
         with loop.speed.pause():
             peak = mesh.size * (1.0 if loop.log is None else device_peak(settings.dtype))
 
@@ -123,16 +126,28 @@ def train(
             exported = best
         if not on_first_process(lambda: (path / MODEL).exists()):
             trainer.export(path / MODEL)
-        summary = write_summary(loop, lambda rows: _summary(rows, trainer, read, order, exported=exported))
+        summary = write_summary(
+            loop, lambda rows: _summary(rows, trainer, read, order, equal, exported=exported)
+        )
         return TrainResult(path, settings.steps, path / MODEL, summary)
 
 
-def _say_how(loop: Loop, lengths: Sequence[int], order: Order) -> None:
+def _equal_sides(examples: Examples) -> EqualSides | None:
+    """Return the comparisons that teach nothing; None if there are none, or if the data are tokenised on demand."""
+    if not isinstance(examples.trees, list):
+        return None
+    pairs = zip(examples.known, examples.trees, strict=True)
+    return EqualSides.of(one.id for one, tree in pairs if has_equal_sides(tree.equal_to, one.labels or ()))
+
+
+def _say_how(loop: Loop, lengths: Sequence[int], order: Order, equal: EqualSides | None) -> None:
     if len(lengths) > 1:
         loop.say(
             f"lengthened from {lengths[-2]} steps to {lengths[-1]}: the learning rate follows the schedule of "
             f"{lengths[-2]} steps up to there, and that of {lengths[-1]} after it"
         )
+    if equal is not None:
+        loop.say(f"{equal}, of which nothing can be learned: remove them")
     if isinstance(order, UserOrder) and order.split:
         loop.say(
             f"batch_by=user: split over several steps: {order.split} of the users, who have more than "
@@ -145,6 +160,7 @@ def _summary(
     trainer: RewardTrainer,
     data: TrainingData,
     order: Order,
+    equal: EqualSides | None,
     *,
     exported: int,
 ) -> dict[str, Any]:
@@ -164,6 +180,7 @@ def _summary(
         "validation_comparisons": len(data.validation),
         "validation_split_by": data.split_by,
         "truncated": trainer.truncated,
+        **({} if equal is None else {EQUAL_SIDES: asdict(equal)}),
         "users": len(trainer.method.users) or None,
         **({"split_users": order.split} if isinstance(order, UserOrder) else {}),
         "pairs_seen": order.seen(trainer.settings.steps),

@@ -221,7 +221,7 @@ def divide(trees: SortedTrees, *, most_tokens: int, most_reads: int) -> list[Uni
 
     units: list[Unit] = []
     starts = np.flatnonzero(trees.shared == 0)
-    waiting = [(int(a), int(b)) for a, b in zip(starts, [*starts[1:], len(trees.order)], strict=True)]
+    waiting = [(int(a), int(b)) for a, b in zip(starts, [*starts, len(trees.order)][1:], strict=True)]
     while waiting:
         start, stop = waiting.pop()
         whole = unit(start, stop)

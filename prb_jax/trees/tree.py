@@ -8,12 +8,16 @@ and whatever the tokenizer merges at its edges.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
-from prb_jax.errors import short_repr
+from prb_jax.errors import counted, quote, short_repr
+
+EQUAL_SIDES: Final = "equal_after_template"  # the entry of a summary or record that holds `EqualSides`
+NAMED: Final = 10  # comparisons with equal sides that are named
 
 
 @dataclass(frozen=True)
@@ -53,9 +57,24 @@ class Tree:
         """(p, K, r): prefix length, number of responses, length of the longest response."""
         return len(self.prefix), len(self.responses), max(len(response) for response in self.responses)
 
+    @property
+    def equal_to(self) -> tuple[int, ...]:
+        """For each response, the index of the first response with the same tokens and read position."""
+        first: dict[tuple[bytes, int], int] = {}
+        keys = ((response.tobytes(), read) for response, read in zip(self.responses, self.read, strict=True))
+        return tuple(first.setdefault(key, k) for k, key in enumerate(keys))
+
     def sequence(self, k: int) -> np.ndarray:
         """The whole conversation `k`, int32 [p + r_k], as it would be scored alone."""
         return np.concatenate([self.prefix, self.responses[k]])
+
+
+def has_equal_sides(equal_to: Sequence[int], labels: Sequence[float]) -> bool:
+    """Return whether a response with the highest label equals one with a lower label, by `Tree.equal_to`."""
+    if len(set(equal_to)) == len(equal_to):
+        return False
+    best = {first for first, label in zip(equal_to, labels, strict=True) if label == max(labels)}
+    return any(first in best for first, label in zip(equal_to, labels, strict=True) if label < max(labels))
 
 
 def common_run(sequences: Sequence[np.ndarray]) -> int:
@@ -116,6 +135,25 @@ def build_tree(
 
 
 @dataclass(frozen=True)
+class EqualSides:
+    """Comparisons in which two responses that should be told apart have the same tokens."""
+
+    comparisons: int  # how many
+    ids: list[str]  # of the first ones
+
+    @classmethod
+    def of(cls, ids: Iterable[str]) -> EqualSides | None:
+        """Count ids, which are in the order of the data, and keep the first ones; None if there are none."""
+        every = list(ids)
+        return cls(len(every), every[:NAMED]) if every else None
+
+    def __str__(self) -> str:
+        names, rest = ", ".join(map(quote, self.ids[:3])), self.comparisons - 3
+        more = f" and {rest:,} more" if rest > 0 else ""
+        return f"{counted(self.comparisons, 'comparison')} with the same tokens on both sides ({names}{more})"
+
+
+@dataclass(frozen=True)
 class ScoredBatch:
     """The scores of some of the comparisons given to ``Scorer.stream``."""
 
@@ -127,5 +165,8 @@ class ScoredBatch:
     computed: int | None = None
     """Tokens computed for all of them together, without padding; less than the sum of their own where several begin
     alike. None where a scorer does not tell."""
+    equal_to: Sequence[
+        tuple[int, ...]
+    ] = ()  # `Tree.equal_to` of each index; empty where a scorer reads no tokens
 
     __repr__ = short_repr

@@ -1,6 +1,9 @@
 """Columns with other names than the fields of a record: told, or mapped."""
 
+import contextlib
+import csv
 import warnings
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -119,3 +122,76 @@ def test_a_field_that_another_one_stands_for_is_not_missed():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         read_comparisons(PAIR | {"question": "q", "user_id": "u", "user": "x", "label": 1, "query": "q"})
+
+
+ALPACA = {
+    "instruction": "Translate.",
+    "input": "dog",
+    "system": "Be brief.",
+    "history": [["cat?", "chat"]],
+    **PAIR,
+}
+REMEDY = "write the whole prompt as 'prompt', a list of {role, content}"
+
+
+def told(read):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with contextlib.suppress(DataError):
+            read()
+    return [str(one.message) for one in caught]
+
+
+@pytest.mark.parametrize("kind", ["x.jsonl", "x.csv", "x.parquet", "large x.jsonl", "objects"])
+def test_columns_that_belong_to_the_prompt_are_not_lost_without_a_word(kind, tmp_path, monkeypatch):
+    """In the hint that would lose them, and where they are lost: once, also if the first record has none."""
+    rows = [ALPACA | {"id": "1", "input": "", "system": None, "history": []}, ALPACA | {"id": "2"}]
+    rows += [ALPACA | {"id": "3"}]
+    if kind.startswith("large"):
+        monkeypatch.setattr(json_lines, "LARGE", 1)
+    data = tmp_path / kind.removeprefix("large ")
+    if kind == "x.parquet":
+        pq.write_table(pa.Table.from_pylist(rows), data)
+    elif kind == "x.csv":
+        with data.open("w", newline="") as file:
+            table = csv.DictWriter(file, rows[0])
+            table.writeheader()
+            table.writerows([row | {"history": row["history"] and "cat?"} for row in rows])
+    else:
+        write_lines(data, rows)
+    (hint,) = told(lambda: read_comparisons(rows if kind == "objects" else data))
+    assert "'instruction' is no field of a record and is not read; to read it as 'question'" in hint
+    assert hint.endswith(f"; without 'system', 'input' and 'history', which belong to the prompt: {REMEDY}")
+    if kind == "objects":
+        return
+    (lost,) = told(lambda: list(open_comparisons(f"{data}?question=instruction")))
+    assert (
+        lost
+        == f"{data}: 'system', 'input' and 'history': not read, though the prompt goes on there: {REMEDY}"
+    )
+    assert told(lambda: read_comparisons(f"{data}?question=instruction&category=system")) != [lost]
+
+
+def test_which_columns_belong_to_the_prompt():
+    pair = {"question": "q", **PAIR}
+    (lost,) = told(lambda: read_comparisons(pair | {"system": "Be brief.", "input": "x"}))
+    assert lost.startswith("data: 'system': not read")
+    assert told(lambda: read_comparisons(pair | {"system": "", "input": "x"})) == []
+    (hint,) = told(lambda: read_comparisons(pair | {"history": ["x"]}))
+    assert "to read it as 'profile'" in hint
+    alone = {name: ALPACA[name] for name in ("instruction", "chosen", "rejected")}
+    (hint,) = told(lambda: read_comparisons(alone))
+    assert hint.endswith("does the same)")
+
+
+def test_the_shared_columns():
+    cases = Path(__file__).resolve().parents[3] / "shared" / "data" / "cases" / "alpaca_columns.jsonl"
+    if not cases.is_file():
+        pytest.skip(f"no columns at {cases}")
+    for data, begins in (
+        (cases, "'instruction' is no"),
+        (f"{cases}?question=instruction", "'system', 'input' and 'h"),
+    ):
+        (text,) = told(lambda data=data: read_comparisons(data))
+        assert text.startswith(f"{cases}: {begins}")
+        assert text.endswith(REMEDY)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import warnings
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,12 +11,16 @@ import pytest
 
 import prb_jax as prb
 from prb_jax import cli
+from prb_jax.data.comparison import Message
 from prb_jax.errors import RunError
+from prb_jax.generation.policy import Policy, Sample
 from prb_jax.judges import judge as opening
 from prb_jax.judges import paper
+from prb_jax.judges.chat import InWords
 from prb_jax.judges.options import JudgeOptions
 from prb_jax.judges.pairs import pair_messages
 from prb_jax.judges.paper import PaperPairs, paper_first
+from prb_jax.judges.replies import read_verdict
 from prb_jax.text.tokenizer import load_tokenizer, prompt_texts
 from tests.json_lines import read_lines, write_lines
 from tests.judges.stand_in import comparisons, judged, stand_in
@@ -108,6 +113,74 @@ def test_the_paper_s_way(tmp_path, monkeypatch):
     good = by(right, "right")
     assert (good["accuracy"], good["ties"], good["judge"]["position_bias"]) == (1.0, 0, 0.0)
     assert "warning" not in good["judge"]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "options"),
+    [("default", {}), ("score", {}), ("default", {"reason": True, "controls": "blind"})],
+)
+def test_a_judge_that_gives_no_verdict_measures_nothing(protocol, options, tmp_path, capsys):
+    """One warning, and no accuracy: neither of the run, nor of its users, subsets, controls and comparisons."""
+    data = write_lines(tmp_path / "data.jsonl", [one.to_row() for one in comparisons(8, subset="s")])
+    out, controls = tmp_path / "run", options.get("controls")
+    with stand_in(lambda text, _: "I cannot say.") as server:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            run = judged(server, data, out, protocol=protocol, profile_posts=1, **options)
+        command = ["--endpoint", server.url, "--model", "m", "--data", str(data), "--protocol", protocol]
+        more = ["--reason", "--controls", "blind"] if controls else []
+        assert cli.main(["judge", *command, "--out", str(tmp_path / "cli"), "--no-progress", *more]) == 0
+        printed = capsys.readouterr()
+    with stand_in(lambda text, _: longer(text)) as server:
+        right = judged(server, data, tmp_path / "right", profile_posts=1)
+    texts = [str(one.message) for one in told if issubclass(one.category, prb.PrbWarning)]
+    reason = "no comparison could be judged, for replies could not be read"
+    assert texts == [f"m: {reason}: see judgements.jsonl"]
+    assert printed.err.count(reason) == 1
+    summary = run.summary
+    assert (summary["n"], summary["ties"], summary["ci95_reason"]) == (8, 8, reason)
+    for key in ("accuracy", "user_accuracy", "coverage", "half_credit_accuracy", "mean_margin", "ci95"):
+        assert summary[key] is None, key
+    assert summary["accuracy_by_subset"] == {"s": None}
+    assert all(figures["difference"] is None for figures in summary["baselines"].values())
+    for figures in summary.get("controls", {}).values():
+        assert (figures["accuracy"], figures["difference"], figures["difference_ci95_reason"]) == (
+            None,
+            None,
+            reason,
+        )
+    judge = summary["judge"]
+    assert not {judge.get(key) for key in ("order_consistent_accuracy", "consistent", "mean_rating")} - {None}
+    assert not (out / "users.csv").exists()
+    line = next(line for line in printed.out.splitlines() if line.strip().startswith("m "))
+    assert line.split()[1:] == ["–", "–", "–", "8", "–"]
+    assert f"no figure: {reason}" in " ".join(printed.out.split())
+    for runs in ((right.out, out), (out, right.out)):
+        with pytest.raises(RunError, match=rf"run: its accuracy is not defined on these data \({reason}\)"):
+            prb.compare(*runs)
+    assert prb.leaderboard(tmp_path)[-1]["accuracy"] is None
+    page = prb.report([out, right.out], out=tmp_path / "page.html").read_text()
+    assert reason in page
+
+
+def test_thoughts_of_a_model_on_this_machine_are_seen_by_their_special_tokens():
+    """Which its text does not show; without such marks the text is kept as it was."""
+
+    class Local(Policy):
+        def __init__(self) -> None:
+            pass
+
+        def sample(self, prompts: Any, **_: Any) -> Any:
+            ids = [np.asarray([0, 1, 2, 3, 4]), np.asarray([1, 4])]
+            return [[Sample(text, one, one, one, one, "stop")] for text, one in zip(("AB", "A"), ids)]
+
+        def decode(self, ids: np.ndarray, *, special_tokens: bool = False) -> str:
+            assert special_tokens
+            return "".join(["[THINK]", "A", "[/THINK]", "B", "</s>"][i] for i in ids)
+
+    replies = InWords(Local(), 8).replies([(Message("user", "?"),)] * 2)
+    assert [reply.text for reply in replies] == ["[THINK]A[/THINK]B</s>", "A"]
+    assert read_verdict(replies[0].text) == "B"
 
 
 def test_a_response_that_names_a_place_is_shown_as_it_is():

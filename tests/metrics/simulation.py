@@ -10,10 +10,13 @@ import argparse
 import itertools
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
+from scipy.special import ndtr, ndtri, stdtrit
+from scipy.stats import binom
 
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters, fit_correlation
+from prb_jax.metrics.coverage import coverage as share_served
+from prb_jax.metrics.coverage import win_tails
 from prb_jax.metrics.paired import compare_rows
 from prb_jax.metrics.uncertainty import accuracy_interval, difference_interval, score_test
 
@@ -144,6 +147,41 @@ def crossed_coverage(users, sets, rows, skew, spreads, *, repeats, mean=0.65, be
     return hits / repeats
 
 
+def shared_coverage(users, sets, rows, spreads, *, repeats, mean=0.65, seed=0):
+    """The shares of the intervals of the mean over users, and of the share of users served, that hold the true value,
+    where each user judges some of the same sets of responses.
+
+    ``rows`` is the number of sets that each user judges, or the least and the most. Effects as of `crossed_coverage`.
+    """
+    rng = np.random.default_rng([seed, users, sets, int(1000 * mean), int(10 * sum(spreads))])
+    least, most = rows if isinstance(rows, tuple) else (rows, rows)
+    centre = np.sqrt(1 + spreads[0] ** 2 + spreads[1] ** 2) * ndtri(mean)
+    # the share served, if sets are drawn for each user: over the users' effects and numbers of rows
+    nodes, weights = np.polynomial.hermite_e.hermegauss(64)
+    rate = ndtr((centre + spreads[0] * nodes) / np.sqrt(1 + spreads[1] ** 2))
+    counts = np.arange(max(least, 5), most + 1)  # with fewer rows nobody can be served
+    needed = [int(np.argmax(win_tails(((0.5, n),)) <= 0.05)) for n in counts]
+    served = np.mean([weights @ binom.sf(k - 1, n, rate) for n, k in zip(counts, needed)]) / weights.sum()
+    hits = np.zeros(2)
+    for _ in range(repeats):
+        judged = [rng.permutation(sets)[:n] for n in rng.integers(least, most + 1, users)]
+        user, item = np.repeat(np.arange(users), list(map(len, judged))), np.concatenate(judged)
+        effects = [spread * rng.standard_normal(n) for spread, n in zip(spreads, (users, sets))]
+        won = rng.standard_normal(len(user)) + effects[0][user] + effects[1][item] + centre > 0
+        clusters = Clusters(tuple(map(str, user)), tuple((str(one),) for one in item))
+        of_users = accuracy_interval(won, clusters, per_user=True).bounds
+        tested = share_served(clusters.users, won, [0.5] * len(user), responses=clusters.responses)
+        for place, (bounds, true) in enumerate([(of_users, mean), (tested["coverage_ci95"], served)]):
+            low, high = bounds or (0, 0)
+            hits[place] += low <= true <= high
+    return hits / repeats
+
+
+SHARED = (  # users, sets of responses, sets that each user judges
+    (30, 20, 20),
+    (30, 20, (5, 20)),
+    (60, 40, 20),
+)
 CROSSED = (  # users, sets of responses, rows
     (30, 20, 150),
     (30, 20, 600),
@@ -168,6 +206,23 @@ def crossed_table(repeats):
             ]
             cells.append(f"{min(shares):.3f} to {max(shares):.3f}")
         yield f"| {', '.join(map(str, design))} | " + " | ".join(cells) + " |"
+
+
+def shared_table(repeats):
+    """Yield the lines of the table of figures of users who judge the same responses: the lowest and the highest
+    coverage over all means and effects."""
+    yield "| users, sets, sets that a user judges | mean over users | share of users served |"
+    yield "|---|---|---|"
+    for design in SHARED:
+        shares = [
+            shared_coverage(*design, spreads, mean=mean, repeats=repeats)
+            for spreads in EFFECTS
+            for mean in (0.5, 0.65, 0.8)
+        ]
+        cells = (f"{min(column):.3f} to {max(column):.3f}" for column in zip(*shares))
+        users, sets, rows = design
+        rows = " to ".join(map(str, rows)) if isinstance(rows, tuple) else rows
+        yield f"| {users}, {sets}, {rows} | " + " | ".join(cells) + " |"
 
 
 def told_apart(runs, *, unequal, repeats, users=30, rows=50, spread=0.5, seed=0):
@@ -239,7 +294,7 @@ if __name__ == "__main__":
     parser.add_argument("--repeats", type=int, default=1000)
     parser.add_argument("--methods", action="store_true", help="the table of methods instead")
     options = parser.parse_args()
-    for lines in (methods_table,) if options.methods else (table, crossed_table):
+    for lines in (methods_table,) if options.methods else (table, crossed_table, shared_table):
         for line in (*lines(options.repeats), ""):
             print(line, flush=True)
     for line in () if options.methods else ranks_table(options.repeats // 5):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from prb_jax.metrics.clusters import Clusters, crossed_keys, crossed_variance, shared_rows
+from prb_jax.metrics.clusters import Clusters, crossed_keys, crossed_variance, equal_users, shared_rows
 from prb_jax.metrics.uncertainty import accuracy_interval, difference_interval
 
 
@@ -95,6 +95,37 @@ def test_pairs_that_share_one_response_belong_together(seed):
     assert crossed.variance == pytest.approx(max(difference, crossed.by_user))
 
 
+@pytest.mark.parametrize("single", [False, True])
+def test_every_user_counts_the_same(single):
+    """The sum of the products of the influences of all pairs of rows with a user or a response in common."""
+    rng = np.random.default_rng(7)
+    wins, user, item = cases(7)
+    keys = np.sort([rng.choice(30, 2, replace=False) for _ in item], axis=1) if single else item[:, None]
+    rows = np.bincount(user)[user]
+    users = len(np.unique(user))
+    estimate = np.mean([wins[user == one].mean() for one in np.unique(user)])
+    influences = (wins - estimate) / (users * rows)
+    product = np.outer(influences, influences)
+    same_user = user[:, None] == user[None]
+    same_response = (keys[:, None, :, None] == keys[None, :, None, :]).any((2, 3))
+    clusters = clusters_of(user, keys)
+    crossed = crossed_variance(wins, clusters, weights=equal_users(clusters.users))
+
+    def expected(alike, keys):
+        shares = np.array(
+            [(1 / (users * rows))[(keys == key).all(1)].sum() for key in np.unique(keys, axis=0)]
+        )
+        shares /= shares.sum()
+        return product[alike].sum() / (1 - 2 * (shares**3).sum() / (shares**2).sum() + (shares**2).sum())
+
+    copies = np.repeat(np.arange(len(rows)), keys.shape[1])
+    flat, of_user, rows = keys.reshape(-1, 1), user[copies][:, None], rows[copies]
+    assert crossed.by_responses == pytest.approx(expected(same_response, flat))
+    assert crossed.by_user == pytest.approx(expected(same_user, of_user))
+    assert crossed.by_both == pytest.approx(expected(same_user & same_response, np.hstack([of_user, flat])))
+    assert (crossed.clusters, crossed.effective) == (25, pytest.approx(25))
+
+
 def test_few_texts_in_many_pairs_do_not_make_an_accuracy_certain():
     """The variance by single responses can be negative: 57 people chose among pairs of 11 texts."""
     rng = np.random.default_rng(0)
@@ -146,4 +177,8 @@ def test_the_order_of_rows_leaves_no_trace():
     wins, user, item = cases(0)
     order = np.random.default_rng(1).permutation(len(wins))
     clusters = clusters_of(user, item[:, None])
-    assert accuracy_interval(wins, clusters) == accuracy_interval(wins[order], clusters.take(order.tolist()))
+    mixed = clusters.take(order.tolist())
+    for per_user in (False, True):
+        interval = accuracy_interval(wins, clusters, per_user=per_user)
+        assert interval == accuracy_interval(wins[order], mixed, per_user=per_user)
+        assert interval.method == "two-way"

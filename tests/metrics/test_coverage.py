@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, false_discovery_control
 
-from prb_jax.metrics.summary import benjamini_hochberg, chance, coverage, win_tails
+from prb_jax.metrics.coverage import benjamini_hochberg, chance, coverage, win_tails
 
 
 def test_p_values_are_scipys():

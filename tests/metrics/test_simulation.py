@@ -9,12 +9,14 @@ from tests.metrics.simulation import (
     CROSSED,
     EFFECTS,
     PAIRS,
+    SHARED,
     SKEWS,
     USERS,
     cells,
     coverage,
     crossed_coverage,
     difference_coverage,
+    shared_coverage,
     told_apart,
 )
 from tests.sweeps import sweep
@@ -61,6 +63,27 @@ def test_two_way_intervals_of_users_and_responses_of_unequal_sizes(design, skew)
         for better in (None, 0.0):
             share = crossed_coverage(*design, skew, spreads, repeats=400, better=better)
             assert within(share, 0.93, 0.99, repeats=400), (spreads, better, share)
+
+
+@pytest.mark.parametrize(
+    ("users", "sets", "rows", "spreads", "mean", "repeats"),
+    sweep(
+        [
+            (30, 20, 20, (0.3, 1.0), 0.65, 200),
+            *(
+                (*design, spreads, mean, 400)
+                for design in SHARED
+                for spreads in EFFECTS
+                for mean in (0.5, 0.65, 0.8)
+            ),
+        ],
+        few=(0,),
+    ),
+)
+def test_figures_of_users_who_judge_the_same_responses(users, sets, rows, spreads, mean, repeats):
+    of_accuracy, of_served = shared_coverage(users, sets, rows, spreads, mean=mean, repeats=repeats)
+    assert within(of_accuracy, 0.93, 0.98, repeats=repeats), of_accuracy
+    assert within(of_served, 0.93, 0.99, repeats=repeats), of_served
 
 
 @pytest.mark.parametrize(

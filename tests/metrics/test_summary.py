@@ -72,6 +72,27 @@ def test_the_definitions_say_over_what():
     assert alone["crossed"] is derived["crossed"] is None
 
 
+def test_figures_of_users_who_judge_the_same_pairs_are_two_way():
+    """With as many rows for each user the mean over users is the accuracy, and so is its interval."""
+    rng = np.random.default_rng(5)
+    ease = rng.normal(0.4, 1, 20)
+    people = [f"u{i}" for i in range(30)]
+    results = {(user, item): ease[item] + rng.normal() for user in people for item in range(20)}
+    rows = [pair(f"{user}-{item}", result, user=user) for (user, item), result in results.items()]
+    crossed = Clusters(tuple(user for user, _ in results), tuple((str(item),) for _, item in results))
+    both, alone = summarise(rows, clusters=crossed), summarise(rows)
+    assert both["user_accuracy"] == pytest.approx(both["accuracy"])
+    assert both["user_accuracy_ci95"] == pytest.approx(both["ci95"])
+    for key in ("user_accuracy_ci95", "coverage_ci95"):
+        (low, high), (least, most) = both[key], alone[key]
+        assert high - low > 1.2 * (most - least), key
+        assert "responses" in both["definitions"][key]
+        assert "responses" not in alone["definitions"][key]
+    single = Clusters(crossed.users, tuple((f"{i}",) for i in range(len(rows))))
+    for key in ("user_accuracy_ci95", "coverage_ci95"):  # nothing is shared
+        assert summarise(rows, clusters=single.take(range(len(rows))))[key] == alone[key]
+
+
 def test_json_is_strict():
     for rows in (HAND, HAND[:1], [pair(0, 1)]):
         text = json.dumps(summarise(rows, baselines={"baseline:length": rows}), allow_nan=False)

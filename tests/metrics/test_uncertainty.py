@@ -154,3 +154,12 @@ def test_the_interval_of_a_mean_is_the_t_interval_and_clusters_widen_it():
     assert copies.bounds == pytest.approx(expected)  # copies of a user's rows say nothing new
     few = mean_interval(values, [f"u{k % 5}" for k in range(20)])
     assert (few.bounds, few.reason) == (None, "5 users; an interval needs at least 6")
+
+
+def test_the_mean_over_users_of_their_means():
+    rng = np.random.default_rng(3)
+    users = [f"u{k}" for k in np.repeat(np.arange(12), rng.integers(1, 9, 12))]
+    values = rng.standard_normal(len(users))
+    means = [values[[user == one for user in users]].mean() for one in dict.fromkeys(users)]
+    interval = mean_interval(values, users, per_user=True)
+    assert interval.bounds == pytest.approx(student.interval(0.95, 11, loc=np.mean(means), scale=sem(means)))

@@ -16,6 +16,7 @@ from prb_jax import cli
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.paired import compare_rows
+from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.runs.harness_logs import read_run
 
 DATE = "2026-11-24T02-07-23.192906"
@@ -132,6 +133,8 @@ def test_grades_that_are_no_verdicts_have_t_intervals_and_items_cross(tmp_path: 
     assert pair["p"] == pytest.approx(stats.ttest_1samp(means, 0).pvalue)
     assert pair["flips"] == int((gains != 0).sum())
     assert run.summary["user_accuracy"] == pytest.approx(values[0].mean())
+    expected = mean_interval(values[0], run.clusters.users, responses=keys).bounds  # users have as many rows
+    assert run.summary["user_accuracy_ci95"] == pytest.approx(expected)
 
 
 def test_several_tasks_filters_and_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

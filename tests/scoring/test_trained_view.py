@@ -195,3 +195,17 @@ def test_a_broken_view_is_one_clear_error(tmp_path, change, said):
     path.write_text("[")
     with pytest.raises(prb.CheckpointError, match=re.escape(f"{path}: not valid JSON")):
         read_trained_view(tmp_path)
+
+
+def test_a_model_of_profiles_on_data_without_any_is_told_once(runs, data, tmp_path, capsys):
+    plain = write_rows(tmp_path / "plain.jsonl", [row | {"profile": []} for row in rows(4)])
+    text = "was trained with 1 post of each user's profile, and no comparison has a profile"
+    for method, source, flags, count in (
+        ("profile_context", plain, [], 1),
+        ("profile_context", data, [], 0),
+        ("profile_context", plain, ["--profile-posts", "0"], 0),  # told as an override
+        ("user_blind", plain, [], 0),
+    ):
+        out = tmp_path / f"{method}-{source.stem}-{len(flags)}"
+        evaluate(runs[method], "--data", source, "--out", out, *flags)
+        assert capsys.readouterr().err.count(text) == count, (method, source)

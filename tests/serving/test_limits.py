@@ -329,10 +329,36 @@ def test_fields_that_change_nothing_are_named_and_near_misses_refused() -> None:
         assert "X-PRB-Ignored" not in answer.headers
         for name, meant in (
             ("user", "user_id"), ("userId", "user_id"), ("profiles", "profile"), ("history", "profile"),
+            ("profil", "profile"), ("uesr_id", "user_id"),
         ):  # fmt: skip
             answer = client.post("/score", json=GOOD | {name: "u"})
             expected = f"field '{name}': unknown; expected '{meant}'"
             assert (answer.status_code, expected in answer.json()["error"]["message"]) == (400, True)
+
+
+def test_what_a_template_would_read_is_not_dropped() -> None:
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    call = [{"type": "function", "function": {"name": "kettle"}}]
+    with TestClient(app_with(scores)) as client:
+        for path, body, field in (
+            ("/classify", {"messages": [turns[0], turns[1] | {"tool_calls": call}]}, "messages[1].tool_calls"),
+            ("/classify", {"messages": [turns[0], turns[1] | {"thinking": "r"}]}, "messages[1].thinking"),
+            ("/pooling", {"messages": turns, "tools": call}, "tools"),
+            ("/slime", {"prompt": "q", "response": "a", "chat_template_kwargs": {"x": 0}}, "chat_template_kwargs"),
+            ("/score", {"queries": [[turns[0] | {"name": "u"}]], "documents": ["a"]}, "queries[0][0].name"),
+            ("/rerank", {"query": "q", "documents": ["a"], "tools": call}, "tools"),
+        ):  # fmt: skip
+            answer = client.post(path, json=body)
+            told = f"field '{field}': is not rendered"
+            assert (answer.status_code, told in answer.json()["error"]["message"]) == (400, True), (
+                answer.json()
+            )
+        nothing = {
+            "tools": [],
+            "chat_template_kwargs": {},
+            "messages": [turn | {"tool_calls": None} for turn in turns],
+        }
+        assert client.post("/classify", json=nothing).status_code == 200
 
 
 def test_whatever_scores_is_served() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from collections.abc import Callable
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -13,8 +14,13 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
+from prb_jax.data.comparison import Message
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.serving.item_scorer import open_reward
+from prb_jax.serving.items import ChatItem
+from prb_jax.serving.tree_scorer import open_tree_scorer
+from prb_jax.text.view import ViewOptions
+from prb_jax.trees.shorten import TooLongError
 from tests.judges.stand_in import stand_in
 from tests.serving.local_server import serving
 
@@ -156,6 +162,109 @@ def test_there_is_no_default_reward(model: prb.RewardModel) -> None:
     kind = prb.reward_fn(model, batch_tokens=512, empty=-3.0)
     rewards = kind(prompts=[QUESTION] * 2, completions=["", ANSWERS[1]])
     assert rewards == [-3.0, pytest.approx(model.reward(QUESTION, ANSWERS[1]), abs=1e-5)]
+
+
+def each_call(columns: dict[str, Any]) -> dict[str, Callable[[Any], Any]]:
+    """The call of each trainer for two completions, or one of them, with further columns or fields."""
+    listed = {name: [None, value] for name, value in columns.items()}
+    label = {"question": QUESTION, **columns}
+    return {
+        "TRL": lambda reward: reward(prompts=[QUESTION] * 2, completions=ANSWERS[:2], **listed),
+        "whole": lambda reward: reward(prompts=[QUESTION] * 3, completions=ANSWERS, **columns),
+        "verl": lambda reward: reward(solution_str="a", extra_info={"question": QUESTION, **columns}),
+        "verl's batches": lambda reward: reward(
+            solution_strs=["a"], extra_infos=[{"question": QUESTION, **columns}]
+        ),
+        "AReaL": lambda reward: reward(QUESTION, "a", [1], [2], **columns),
+        "OpenRLHF": lambda reward: reward(["qa"], ["q"], [label]),
+    }
+
+
+@pytest.mark.parametrize("call", each_call({}))
+def test_a_column_that_nearly_says_whose_reward_it_is_is_refused(call: str) -> None:
+    """As the server refuses it, and so behind its client; with one mechanism."""
+    scorer = prb.reward_fn("baseline:length")
+    with serving(prb.load("baseline:length")) as url:
+        for reward in (scorer, prb.reward_fn(url)):
+            for name, meant in (
+                ("user", "user_id"), ("userId", "user_id"), ("usr_id", "user_id"), ("user_ids", "user_id"),
+                ("history", "profile"), ("profiles", "profile"), ("profil", "profile"), ("Profile", "profile"),
+                ("profile_ordr", "profile_order"),
+            ):  # fmt: skip
+                with pytest.raises(
+                    prb.DataError, match=f"field '{name}': unknown; expected '{meant}' for whose"
+                ):
+                    each_call({name: "u"})[call](reward)
+            own = {
+                "trainer_state": 1,
+                "prompt_ids": [1],
+                "index": 3,
+                "split": "train",
+                "user": None,
+                "used": 1,
+            }
+            each_call(own)[call](reward)
+        for name, value in (
+            ("tools", [{"name": "kettle"}]),
+            ("chat_template_kwargs", {"enable_thinking": True}),
+        ):
+            with pytest.raises(prb.DataError, match=f"field '{name}': is not rendered"):
+                each_call({name: value})[call](scorer)
+            each_call({name: type(value)()})[call](scorer)
+
+
+def test_what_is_refused_names_its_row_and_place() -> None:
+    reward = prb.reward_fn("baseline:length")
+    columns = {"prompts": [QUESTION] * 2, "completions": ANSWERS[:2]}
+    turn = {"role": "assistant", "content": "a", "tool_calls": [{"name": "kettle"}]}
+    for given, message in (
+        (columns | {"user": [None, "u"]}, "^reward_fn: completion 1: field 'user': unknown"),
+        (columns | {"tools": [[], [{"name": "kettle"}]]}, "^reward_fn: completion 1: field 'tools': is not rendered"),
+        (columns | {"completions": [[turn], [turn]]}, r"field 'completions\[0\]\[0\].tool_calls': is not rendered"),
+        (columns | {"prompts": [[MESSAGES[0] | {"name": "u"}]] * 2}, r"field 'prompt\[0\].name': is not rendered"),
+        ({"solution_str": "a", "extra_info": {"query": "q", "users": 1}}, "^reward_fn: extra_info: field 'users'"),
+        ({"solution_str": "a", "extra_info": {"query": "q"}, "user_id": "u"}, "^reward_fn: field 'user_id': not read"),
+    ):  # fmt: skip
+        with pytest.raises(prb.DataError, match=message):
+            reward(**given)
+    with pytest.raises(prb.DataError, match=r"^reward_fn: field 'user_id': not read here"):
+        reward(["qa"], ["q"], [{"question": QUESTION}], user_id=["u"])
+
+
+def test_the_order_of_a_profile_is_shown(model: prb.RewardModel) -> None:
+    ordered = prb.Comparison(
+        id="1", question=QUESTION, responses=ANSWERS[:2], profile=POSTS, profile_order="recency"
+    )
+    expected = pytest.approx(model.score(ordered).tolist(), abs=1e-5)
+    plain = prb.Comparison(id="1", question=QUESTION, responses=ANSWERS[:2], profile=POSTS)
+    assert expected != model.score(plain).tolist()
+    reward = prb.reward_fn(model, batch_tokens=512)
+    about = {"profile": POSTS, "profile_order": "recency"}
+    listed = {name: [value] * 2 for name, value in about.items()}
+    assert reward(prompts=[QUESTION] * 2, completions=ANSWERS[:2], **listed) == expected
+    extra = {"question": QUESTION, **about}
+    assert reward(solution_strs=ANSWERS[:2], extra_infos=[extra] * 2) == expected
+    assert [reward(QUESTION, answer, [1], [2], **about) for answer in ANSWERS[:2]] == expected
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_call_of_which_nothing_can_be_scored(
+    model: prb.RewardModel, padded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if padded:
+        monkeypatch.setattr(type(model), "batch_options", type(model).shape_options)
+    reward = prb.reward_fn(model, batch_tokens=512, max_length=64, empty=-10.0)
+    assert reward(prompts=[QUESTION] * 2, completions=["", ""]) == [-10.0, -10.0]
+    assert reward(prompts=[], completions=[]) == []
+    assert reward(solution_str="", extra_info={"query": QUESTION}) == -10.0
+    with pytest.raises(
+        prb.DataError, match=r"completion 0: .* leaves no room for the prompt within max_length 64"
+    ):
+        reward(prompts=[QUESTION] * 2, completions=["tea " * 200] * 2)
+    score = open_tree_scorer(model, ViewOptions(max_length=64), batch_tokens=512)
+    long = ChatItem((Message("user", QUESTION),), "tea " * 200)
+    assert [type(answer) for answer in score([long, long])] == [TooLongError] * 2
+    assert score([]) == []
 
 
 def test_trl_trains_with_it(model: prb.RewardModel, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from prb_jax.building import prompts
 from prb_jax.building.gates.gate import GateFigure, Pair, chance_figure
 from prb_jax.building.settings import GateSettings
 from prb_jax.judges.chat import InWords
-from prb_jax.judges.pairs import read_verdict
+from prb_jax.judges.replies import read_verdict
 from prb_jax.runs.rows import Row, RowKind
 
 JUDGEMENTS: Final = "judgements.jsonl"

@@ -1,0 +1,50 @@
+"""Marks that chat templates write around turns: they show that a text is rendered already."""
+
+from __future__ import annotations
+
+import re
+
+TEMPLATE_MARKS = (
+    "<|im_start|>", "<|start_header_id|>", "<|header_start|>", "<start_of_turn>", "[INST]", "<|user|>", "<|User|>",
+    "<｜User｜>", "<|start_of_role|>", "<|START_OF_TURN_TOKEN|>", "<|start|>user", "[|user|]", "<|turn>", "<|im_user|>",
+    "<|prompter|>", "<|begin_of_text|>",
+)  # fmt: skip
+"""Marks before a turn or a conversation."""
+
+_ASKED = re.compile(
+    r"\s*(?:(?:A chat between|Below is an instruction)[^\n]*?[.\n]\s*)*(Human|USER|User|### Instruction):"
+)
+_ANSWERED = re.compile(r"(Assistant|ASSISTANT|### Response):\s*\Z")
+"""How a conversation in a template of plain text begins and ends."""
+
+END_MARKS = (
+    "<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<end_of_turn>", "</s>", "<|end|>", "<|end_of_text|>", "<eos>",
+    "<|eot|>", "<|return|>", "<｜end▁of▁sentence｜>", "<turn|>",
+)  # fmt: skip
+"""End-of-text tokens, with which a decoded completion may end."""
+
+
+def template_mark(text: str) -> str | None:
+    """Return the first mark of a chat template in a text; None if there is none.
+
+    A template of plain text begins with a turn and ends before the answer: "Human: ... Assistant:".
+    """
+    if "<" in text or "[" in text:
+        for mark in TEMPLATE_MARKS:
+            if mark in text:
+                return mark
+    answered = _ANSWERED.search(text, max(len(text) - 40, 0))
+    asked = answered and _ASKED.match(text)
+    return f"{asked[1]}: ... {answered[1]}:" if answered and asked else None
+
+
+def without_end_marks(text: str) -> str:
+    """Return a decoded completion without the end-of-text tokens, and the blanks between them, that it ends with."""
+    end, kept = len(text), len(text)
+    while True:
+        while end and text[end - 1].isspace():
+            end -= 1
+        mark = next((mark for mark in END_MARKS if text.endswith(mark, 0, end)), None)
+        if mark is None:
+            return text[:kept]
+        kept = end = end - len(mark)
