@@ -115,6 +115,14 @@ def quote(value: object, *, limit: int = QUOTED) -> str:
     return text if len(text) <= limit else f"{text[: limit - 13]}...{text[-10:]}"
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message with what it announces; the error's type if it has no message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, as "1 post" and "2,000 posts"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

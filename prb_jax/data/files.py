@@ -22,7 +22,7 @@ from prb_jax.data.comparison import LISTS
 from prb_jax.data.field_names import RECORD, FieldNames
 from prb_jax.data.lines import DECODER, HELD, JsonLines, Row, malformed, skip_space
 from prb_jax.data.reading import LONGEST_LINE, bounded_lines, open_file, reading, too_long
-from prb_jax.errors import DataError, quote
+from prb_jax.errors import DataError, first_line, quote
 
 SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".parquet")
 
@@ -245,7 +245,7 @@ def _arrow_errors(wrong: str) -> Iterator[None]:
     try:
         yield
     except pa.ArrowException as error:
-        raise DataError(f"{wrong}: {_first_line(error)}") from error
+        raise DataError(f"{wrong}: {first_line(error)}") from error
 
 
 def table_values(table: Any, wanted: Container[str], *, where: str) -> Iterator[Mapping[str, Any]]:
@@ -294,9 +294,5 @@ def _bad_value(batch: Any, where: str, before: int) -> str:
             except UnicodeDecodeError as error:
                 return f"{where}: row {before + i + 1}: field '{name}': invalid UTF-8 ({error.reason})"
             except (ValueError, OverflowError) as error:
-                return f"{where}: row {before + i + 1}: field '{name}': {_first_line(error)}"
+                return f"{where}: row {before + i + 1}: field '{name}': {first_line(error)}"
     return f"{where}: rows {before + 1} to {before + batch.num_rows} cannot be read"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

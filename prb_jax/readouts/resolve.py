@@ -23,6 +23,7 @@ from prb_jax.models.config.decoder import (
 )
 from prb_jax.models.config.encoder import parse_encoder_config, refuse_encoder
 from prb_jax.models.config.families import FAMILIES
+from prb_jax.models.config.fields import FieldReader
 from prb_jax.models.head import EMBEDDING_KEY, HEAD_KEY, Head, Linear, Vocabulary, is_one_row
 from prb_jax.readouts.heads import READOUTS, TOGETHER, Pooled, Steps
 from prb_jax.readouts.registry import ROWS, ModelRow, known_rows
@@ -55,8 +56,13 @@ class ResolvedModel:
     @property
     def text(self) -> TextRules:
         """Rules beside the chat template."""
-        given = self.config.original.get(self.row.append_field) if self.row.append_field else None
-        return self.row.text if given is None else replace(self.row.text, append_id=given)
+        if self.row.append_field is None:
+            return self.row.text
+        fields = FieldReader(self.config.original, f"{self.row.name}: config.json")
+        if not fields.has(self.row.append_field):
+            return self.row.text
+        given = fields.integer(self.row.append_field, minimum=0, maximum=2**31 - 1)
+        return replace(self.row.text, append_id=given)
 
 
 def resolve_model(
