@@ -67,15 +67,23 @@ EXTRAS = {
 """The modules that an extra of `pyproject.toml` brings, which a plain `pip install prb-jax` does not."""
 
 
+def lacking_extra(extra: str) -> str | None:
+    """Return which packages of an extra are needed and not installed, and how they are; None if all are there."""
+    missing = [module for module in EXTRAS[extra] if not _installed(module)]
+    if not missing:
+        return None
+    lacks = "which is not installed" if len(missing) == 1 else "which are not installed"
+    return f"needs {' and '.join(missing)}, {lacks}: pip install 'prb-jax[{extra}]'"
+
+
 def need_extra(extra: str, what: str) -> None:
     """Check that the packages of an extra are installed.
 
     Raises:
       RunError: one is not; the message says which, for what, and how it is installed.
     """
-    if missing := [module for module in EXTRAS[extra] if not _installed(module)]:
-        lacks = "which is not installed" if len(missing) == 1 else "which are not installed"
-        raise RunError(f"{what}: needs {' and '.join(missing)}, {lacks}: pip install 'prb-jax[{extra}]'")
+    if lacking := lacking_extra(extra):
+        raise RunError(f"{what}: {lacking}")
 
 
 def _installed(module: str) -> bool:
@@ -86,12 +94,9 @@ def _installed(module: str) -> bool:
 
 def has_extra(extra: str, what: str) -> bool:
     """Return whether the packages of an extra are installed; where they are not, warn that ``what`` is left out."""
-    try:
-        need_extra(extra, what)
-    except RunError as error:
-        warnings.warn(f"left out: {error}", PrbWarning, stacklevel=2)
-        return False
-    return True
+    if lacking := lacking_extra(extra):
+        warnings.warn(f"left out: {what}: {lacking}", PrbWarning, stacklevel=2)
+    return lacking is None
 
 
 class _Quoting(reprlib.Repr):
