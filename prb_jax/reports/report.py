@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.data.reading import read_object
-from prb_jax.data.writing import whole_file, writing
+from prb_jax.data.writing import write_once
 from prb_jax.errors import RunError, has_extra
 from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, compare_rows
 from prb_jax.reports.comparison import RANKS, named_runs, what_differs
@@ -97,8 +97,7 @@ def report(
         chapters.append(study_chapter(folder, names[folder], f"study-{number}"))
     shown = [names.get(folder, folder.resolve().name) for folder in folders]
     page = render_page(chapters, title=title or f"Report: {', '.join(shown)}")
-    with writing(target), whole_file(target) as file:
-        file.write(page.encode("utf-8"))
+    write_once({target: page.encode("utf-8")}, replace=True)
     return target
 
 
