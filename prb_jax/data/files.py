@@ -16,7 +16,7 @@ import json
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from prb_jax.data.comparison import LISTS
 from prb_jax.data.field_names import RECORD, FieldNames
@@ -83,7 +83,7 @@ def _is_packed(path: Path) -> bool:
     return path.name.endswith(".gz")
 
 
-def _begins_array(file: IO[bytes]) -> bool:
+def _begins_array(file: io.BufferedIOBase) -> bool:
     """Whether the first letter of a file, which is read from its beginning again, is that of a JSON array."""
     start = b"\xef\xbb\xbf"
     while piece := file.read(_PIECE):
@@ -94,7 +94,7 @@ def _begins_array(file: IO[bytes]) -> bool:
     return piece[:1] == b"["
 
 
-def _read_text(file: IO[bytes], path: Path) -> str:
+def _read_text(file: io.BufferedIOBase, path: Path) -> str:
     raw = bytearray()
     while piece := file.read(_PIECE):
         raw += piece
@@ -146,7 +146,7 @@ def _array_rows(path: Path, text: str) -> Iterator[Row]:
         raise DataError(f"{path}:{line}: malformed JSON: text after the end of the array")
 
 
-def _csv_rows(path: Path, file: IO[bytes], wanted: FieldNames | None) -> Iterator[Row]:
+def _csv_rows(path: Path, file: io.BufferedIOBase, wanted: FieldNames | None) -> Iterator[Row]:
     """Records of a table whose first line names the columns; an empty cell is an absent field."""
     csv.field_size_limit(_LONGEST_CELL)
     names: list[str] = []

@@ -297,7 +297,10 @@ def read_copies(path: Path) -> dict[str, LocalFile]:
     """Return what :func:`write_copies` recorded; nothing where there is no record, or a damaged one."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        return {name: LocalFile(digest, (*map(int, numbers),)) for name, (digest, numbers) in record.items()}
+        return {
+            name: LocalFile(digest, (int(inode), int(size), int(time)))
+            for name, (digest, (inode, size, time)) in record.items()
+        }
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
 
