@@ -67,15 +67,23 @@ EXTRAS = {
 """The modules that an extra of `pyproject.toml` brings, which a plain `pip install prb-jax` does not."""
 
 
+def lacking_extra(extra: str) -> str | None:
+    """Return which packages of an extra are needed and not installed, and how they are; None if all are there."""
+    missing = [module for module in EXTRAS[extra] if not _installed(module)]
+    if not missing:
+        return None
+    lacks = "which is not installed" if len(missing) == 1 else "which are not installed"
+    return f"needs {' and '.join(missing)}, {lacks}: pip install 'prb-jax[{extra}]'"
+
+
 def need_extra(extra: str, what: str) -> None:
     """Check that the packages of an extra are installed.
 
     Raises:
       RunError: one is not; the message says which, for what, and how it is installed.
     """
-    if missing := [module for module in EXTRAS[extra] if not _installed(module)]:
-        lacks = "which is not installed" if len(missing) == 1 else "which are not installed"
-        raise RunError(f"{what}: needs {' and '.join(missing)}, {lacks}: pip install 'prb-jax[{extra}]'")
+    if lacking := lacking_extra(extra):
+        raise RunError(f"{what}: {lacking}")
 
 
 def _installed(module: str) -> bool:
@@ -86,12 +94,9 @@ def _installed(module: str) -> bool:
 
 def has_extra(extra: str, what: str) -> bool:
     """Return whether the packages of an extra are installed; where they are not, warn that ``what`` is left out."""
-    try:
-        need_extra(extra, what)
-    except RunError as error:
-        warnings.warn(f"left out: {error}", PrbWarning, stacklevel=2)
-        return False
-    return True
+    if lacking := lacking_extra(extra):
+        warnings.warn(f"left out: {what}: {lacking}", PrbWarning, stacklevel=2)
+    return lacking is None
 
 
 class _Quoting(reprlib.Repr):
@@ -113,6 +118,14 @@ def quote(value: object, *, limit: int = QUOTED) -> str:
     """Return the repr of a value, at most ``limit`` characters of it, without its middle where it is longer."""
     text = _Quoting(limit).repr(value)
     return text if len(text) <= limit else f"{text[: limit - 13]}...{text[-10:]}"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message with what it announces; the error's type if it has no message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
 def counted(number: int, noun: str) -> str:

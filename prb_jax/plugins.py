@@ -10,17 +10,23 @@ A module that is imported by `--import` offers one by :func:`register_plugin`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import sys
-from dataclasses import dataclass
-from functools import cache
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache, wraps
 from hashlib import sha256
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar
 
-from prb_jax.errors import PrbError, RunError, quote
+from prb_jax.errors import PrbError, PrbWarning, RunError, quote
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 KINDS: Final = ("benchmarks", "readouts", "few_shot", "gates", "rewards")
 """The kinds of plug-ins; the group of entry points of a kind is "prb_jax.KIND"."""
@@ -39,6 +45,7 @@ class Plugin:
 
 
 _registered: dict[tuple[str, str], Plugin] = {}
+_broken: set[tuple[str, str]] = set()  # kinds and names that were warned of
 
 
 def register_plugin(kind: str, name: str, value: Any) -> None:
@@ -76,6 +83,8 @@ def plugin_names(kind: str) -> tuple[str, ...]:
 def get_plugin(kind: str, name: str, expected: type | None = None) -> Plugin:
     """Return a plug-in, imported, whose value is of the expected type; a function if none is given.
 
+    What the function raises is a RunError that names its package.
+
     Raises:
       RunError: no package or two packages offer this name, or its package fails or offers something else.
     """
@@ -92,9 +101,7 @@ def get_plugin(kind: str, name: str, expected: type | None = None) -> Plugin:
             raise RunError(f"entry point {group}: {name}: offered by {' and by '.join(origins)}: remove one")
         try:
             value = entries[0].load()
-        except PrbError:
-            raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise RunError(
                 f"{origins[0]}: its entry point {group}: {name} = {entries[0].value} fails: "
                 f"{type(error).__name__}: {error}"
@@ -106,7 +113,45 @@ def get_plugin(kind: str, name: str, expected: type | None = None) -> Plugin:
             f"{plugin.origin}: {kind} {quote(name)}: expected "
             f"{'a function' if expected is None else f'a {expected.__name__}'}, found {type(plugin.value).__name__}"
         )
-    return plugin
+    return plugin if expected else replace(plugin, value=guarded(plugin.value, plugin.origin))
+
+
+def usable_plugins(kind: str, expected: type) -> list[Plugin]:
+    """Return all plug-ins of a kind that nobody asked for by name; one that fails is left out, with a warning once."""
+    plugins = []
+    for name in plugin_names(kind):
+        if (kind, name) in _broken and (kind, name) not in _registered:
+            continue
+        try:
+            plugins.append(get_plugin(kind, name, expected))
+        except RunError as error:
+            _broken.add((kind, name))
+            warnings.warn(f"left out: {error}", PrbWarning, stacklevel=2)
+    return plugins
+
+
+@contextlib.contextmanager
+def errors_of(origin: str) -> Iterator[None]:
+    """Turn an error of a plug-in's code into a RunError that names its package; without an origin it stays."""
+    try:
+        yield
+    except PrbError:
+        raise
+    except Exception as error:
+        if not origin:
+            raise
+        raise RunError(f"{origin}: fails: {type(error).__name__}: {error}") from error
+
+
+def guarded(function: Callable[Given, Result], origin: str) -> Callable[Given, Result]:
+    """Return a plug-in's function, called in :func:`errors_of`."""
+
+    @wraps(function)
+    def call(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+        with errors_of(origin):
+            return function(*args, **kwargs)
+
+    return call
 
 
 def import_plugins(modules: list[str]) -> None:

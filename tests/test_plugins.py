@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import jax
@@ -172,3 +173,75 @@ def test_a_module_registers_plug_ins(tmp_path, capsys, monkeypatch):
     prb.register_plugin("benchmarks", "odd", 7)
     assert cli.main(["evaluate", "baseline:length", "--data", "odd:pairs.jsonl", "--out", "other"]) == 2
     assert "benchmarks 'odd': expected a Benchmark, found int" in capsys.readouterr().err
+
+
+@pytest.fixture
+def broken(tmp_path, monkeypatch):
+    """A package whose plug-ins fail in every way: on import, by their types, and when they are called."""
+    site = tmp_path / "site"
+    facts = site / "broken_package-0.2.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-package\nVersion: 0.2\n")
+    (facts / "entry_points.txt").write_text(
+        "[prb_jax.readouts]\nraises = broken_import:ROW\nleaves = broken_exit:ROW\nnumber = broken_values:NUMBER\n"
+        "untyped = broken_row:ROW\nhead = broken_values:HEAD\nnone = broken_values:NONE\n"
+        "[prb_jax.benchmarks]\nodd = broken_import:BENCHMARK\n"
+        "[prb_jax.few_shot]\nodd_method = broken_import:METHOD\n"
+        "[prb_jax.rewards]\nzero = broken_values:reward\n"
+    )
+    (site / "broken_import.py").write_text("import no_such_dependency\n")
+    (site / "broken_exit.py").write_text("import sys\nsys.exit(0)\n")
+    (site / "broken_row.py").write_text(
+        "from prb_jax.models.head import LINEAR\nfrom prb_jax.readouts.registry import ModelRow\n"
+        "ROW = ModelRow(name='untyped', models=None, head=LINEAR)\n"
+    )
+    (site / "broken_values.py").write_text(
+        "from prb_jax.readouts.registry import ModelRow\nNUMBER = 7\n"
+        "class Head:\n    def bound(self, *_, **__):\n        return 1 / 0\n"
+        "HEAD = ModelRow(name='head', models=(), head=Head(), by_name=True)\n"
+        "def reward(comparison):\n    return 1 / 0\n"
+    )
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setattr(plugins, "_broken", set())
+
+
+def test_a_broken_read_out_stops_no_other_model(broken, tmp_path):
+    folder = tmp_path / "model"
+    write_policy(folder, "qwen3")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        prb.load(folder, readout="vocabulary:7")
+        prb.load(folder, readout="vocabulary:7")
+    texts = sorted(str(one.message) for one in told if "broken-package" in str(one.message))
+    names = ["leaves", "none", "number", "raises", "untyped"]
+    assert [
+        text.partition("prb_jax.readouts: ")[2].split()[0] for text in texts if "entry point" in text
+    ] == [name for name in names if name != "number"]
+    assert len(texts) == 5  # each once
+    assert all(text.startswith("left out: broken-package 0.2: ") for text in texts)
+    for name, message in {
+        "raises": "fails: ModuleNotFoundError: No module named 'no_such_dependency'",
+        "leaves": "fails: SystemExit: 0",
+        "number": "readouts 'number': expected a ModelRow, found int",
+        "untyped": "fails: RunError: read-out 'untyped': models: expected a tuple of texts, found None",
+        "none": "fails: AttributeError: .* has no attribute 'NONE'",
+        "head": "fails: ZeroDivisionError: division by zero",
+    }.items():
+        with pytest.raises(prb.RunError, match=f"broken-package 0.2: .*{message}"):
+            prb.load(folder, readout=name)
+
+
+def test_other_broken_plug_ins_are_left_out_and_named(broken, tmp_path):
+    from prb_jax import benchmarks
+
+    with pytest.warns(prb.PrbWarning, match="left out: broken-package 0.2: .*prb_jax.benchmarks: odd"):
+        assert benchmarks.of_repository("nobody/nothing") is None
+    with pytest.raises(prb.RunError, match=r"broken-package 0.2: .*no_such_dependency"):
+        benchmarks.get_benchmark("odd")
+    with pytest.warns(prb.PrbWarning, match="left out: broken-package 0.2: .*prb_jax.few_shot: odd_method"):
+        assert "odd_method" not in [method.name for method in choose_methods("all").methods]
+    with pytest.raises(prb.RunError, match=r"broken-package 0.2: .*no_such_dependency"):
+        choose_methods("odd_method")
+    pair = {"id": "1", "question": "q", "chosen": "a", "rejected": "b"}
+    with pytest.raises(prb.RunError, match=r"broken-package 0.2: fails: ZeroDivisionError: division by zero"):
+        prb.evaluate("plugin:zero", [pair], progress=False)

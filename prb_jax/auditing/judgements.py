@@ -14,7 +14,7 @@ from typing import Any, Final
 from prb_jax.auditing.database import SUBMITTED, Event
 from prb_jax.auditing.folder import AuditFolder, read_folder
 from prb_jax.auditing.items import CRITERIA, GOLD, SIDES, UNKNOWN, Item, is_rejected_first, is_swapped
-from prb_jax.data.writing import whole_file, writing
+from prb_jax.data.writing import write_once
 from prb_jax.errors import RunError, short_repr
 
 LABELS: Final = ("chosen", "rejected")
@@ -127,8 +127,7 @@ def audit_export(folder: str | Path, *, out: str | Path) -> int:
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     else:
         text = _csv(rows)
-    with writing(path), whole_file(path) as file:
-        file.write(text.encode())
+    write_once({path: text.encode()}, replace=True)
     return len(rows)
 
 

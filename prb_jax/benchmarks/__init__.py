@@ -7,10 +7,11 @@ and name it in ``NAMES``; a package of your own offers one by an entry point ``p
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from prb_jax.plugins import get_plugin, plugin_names
+from prb_jax.plugins import Plugin, get_plugin, guarded, plugin_names, usable_plugins
 
 if TYPE_CHECKING:
     from prb_jax.benchmarks.benchmark import Benchmark
@@ -37,9 +38,20 @@ def get_benchmark(name: str) -> Benchmark:
         raise KeyError(f"no benchmark {name!r}; there are {', '.join(benchmark_names())}")
     from prb_jax.benchmarks.benchmark import Benchmark
 
-    return get_plugin("benchmarks", name, Benchmark).value
+    return _guarded(get_plugin("benchmarks", name, Benchmark))
 
 
 def of_repository(repository: str) -> Benchmark | None:
     """The benchmark whose data set on the hub this is, if any."""
-    return next((b for b in map(get_benchmark, benchmark_names()) if b.repository == repository), None)
+    from prb_jax.benchmarks.benchmark import Benchmark
+
+    plugins = (one for one in usable_plugins("benchmarks", Benchmark) if one.name not in NAMES)
+    known = (*map(get_benchmark, NAMES), *map(_guarded, plugins))
+    return next((benchmark for benchmark in known if benchmark.repository == repository), None)
+
+
+def _guarded(plugin: Plugin) -> Benchmark:
+    value = plugin.value
+    return replace(
+        value, score=guarded(value.score, plugin.origin), record=guarded(value.record, plugin.origin)
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.checkpoints.weight_file import read_header
-from prb_jax.errors import CheckpointError, quote
+from prb_jax.errors import CheckpointError, first_line, quote
 from prb_jax.storage.urls import localised, shown
 
 # What a model needs; no code. Of files of torch.save the small ones that go with safetensors, and the weights
@@ -66,7 +66,7 @@ def locate(name: str | Path, *, revision: str | None = None) -> ModelFolder:
             wanted = [*_WANTED, *_TORCH]
             snapshot = Path(snapshot_download(text, revision=revision, allow_patterns=wanted))
     except Exception as error:
-        reason = str(error).strip().split("\n")[0]
+        reason = first_line(error)
         raise CheckpointError(
             f"{text}: no such folder here, and it cannot be fetched from the hub: {reason}"
         ) from error

@@ -16,6 +16,7 @@ import io
 import math
 import os
 import pickle
+import pickletools
 import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ import ml_dtypes
 import numpy as np
 
 from prb_jax.data.reading import open_file, parse_json
-from prb_jax.errors import CheckpointError, quote
+from prb_jax.errors import CheckpointError, first_line, quote
 
 TORCH_SUFFIXES = (".bin", ".pt", ".pth")
 
@@ -58,7 +59,7 @@ _STORAGES = {
 _LOCAL_HEADER_BYTES = 30
 _LENGTHS_AT = 26
 # A pickle with the names and shapes of even the largest model is far below this.
-_MAX_PICKLE_BYTES = 64 << 20
+_MAX_PICKLE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,9 +190,9 @@ def read_torch_file(path: Path) -> dict[str, TensorInfo]:
             order = f"{root}byteorder"
             if order in archive.namelist() and _member(archive, order, path, most=16) != b"little":
                 raise CheckpointError(f"{path}: was written on a big-endian machine; {_REMEDY}")
-            state = _Unpickler(
-                io.BytesIO(_member(archive, pickles[0], path, most=_MAX_PICKLE_BYTES)), path
-            ).load()
+            data = _member(archive, pickles[0], path, most=_MAX_PICKLE_BYTES)
+            _check_sizes(data)
+            state = _Unpickler(io.BytesIO(data), path).load()
             members = {info.filename: info for info in archive.infolist()}
     except zipfile.BadZipFile as error:
         raise CheckpointError(
@@ -202,7 +203,7 @@ def read_torch_file(path: Path) -> dict[str, TensorInfo]:
     except CheckpointError:
         raise
     except Exception as error:  # what a broken or hostile pickle can raise has no bound
-        raise CheckpointError(f"{path}: data.pkl is not that of a state dict: {error}") from error
+        raise CheckpointError(f"{path}: data.pkl is not that of a state dict: {first_line(error)}") from error
     if not isinstance(state, Mapping):
         raise CheckpointError(f"{path}: expected a state dict, found {type(state).__name__}")
     with open_file(path) as file:
@@ -219,6 +220,13 @@ def _member(archive: zipfile.ZipFile, name: str, path: Path, *, most: int) -> by
     if len(data) > most:
         raise CheckpointError(f"{path}: {name} is too large to be that of a state dict")
     return data
+
+
+def _check_sizes(data: bytes) -> None:
+    """Raise ValueError for a pickle with a number on which memory of any size would be taken."""
+    for operation, value, _ in pickletools.genops(data):  # it refuses lengths beyond the end itself
+        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and (value or 0) > len(data):
+            raise ValueError(f"it has an entry {value} of its memo in {len(data)} bytes")
 
 
 class _Unpickler(pickle.Unpickler):
@@ -254,7 +262,10 @@ class _Unpickler(pickle.Unpickler):
 def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _Tensor:
     if not isinstance(storage, _Storage):
         raise ValueError("a tensor without a storage")
-    return _Tensor(storage, int(offset), tuple(map(int, shape)), tuple(map(int, strides)))
+    sizes, steps = tuple(map(int, shape)), tuple(map(int, strides))
+    if len(sizes) != len(steps) or len(sizes) > _MOST_AXES or min(sizes, default=0) < 0:
+        raise ValueError(f"a tensor of shape {quote(sizes)} with the strides {quote(steps)}")
+    return _Tensor(storage, int(offset), sizes, steps)
 
 
 def _located(

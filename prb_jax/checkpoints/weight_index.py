@@ -111,7 +111,7 @@ def _index_shards(folder: Path, index: Path) -> WeightIndex:
     files = tuple(folder / name for name in sorted(set(weight_map.values())))
     tensors: dict[str, TensorInfo] = {}
     for path in files:
-        if not path.exists():
+        if not os.path.exists(path):  # also of a name that no file may have
             raise CheckpointError(f"{index}: names the file '{path.name}', which is not in the folder")
         _add_tensors(tensors, path)
     for name, file_name in weight_map.items():

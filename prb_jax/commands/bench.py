@@ -13,6 +13,7 @@ from prb_jax.bench.options import BenchOptions
 from prb_jax.commands.arguments import Parser, call, chosen, given_flags, number_type
 from prb_jax.commands.process import prepare_jax, print_table
 from prb_jax.data.options import Option, options_of
+from prb_jax.data.writing import write_file
 from prb_jax.errors import RunError
 
 
@@ -180,7 +181,7 @@ def _show(title: str, results: list[Any], options: argparse.Namespace) -> None:
     print_table(bench_table(title, results))
     if options.json:
         rows = [result.to_json() | peak_memory() for result in results]
-        Path(options.json).write_text(json.dumps(rows, indent=2) + "\n")
+        write_file(Path(options.json), json.dumps(rows, indent=2).encode() + b"\n")
 
 
 def _run_machine(options: argparse.Namespace) -> int:

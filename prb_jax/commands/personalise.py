@@ -156,12 +156,13 @@ def add_ask(sub: Parser) -> None:
 def run_ask(options: argparse.Namespace) -> None:
     """Rank the questions, and print the first ones."""
     start(options)
-    from prb_jax.data.writing import write_json
+    from prb_jax.data.writing import json_file, write_once
     from prb_jax.reports.study import render_questions
     from prb_jax.study.ask import ask
 
     questions = ask(options.model, user=options.user, candidates=options.candidates)
     print_table(render_questions(questions, top=options.top))
     if options.out is not None:
-        write_json(Path(options.out), [question.to_json() for question in questions])
+        listed = json_file([question.to_json() for question in questions])
+        write_once({Path(options.out): listed}, replace=True)
         print(f"written to {Path(options.out)}")

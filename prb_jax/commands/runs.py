@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from pathlib import Path
 
 from prb_jax.commands.arguments import Parser, call, keywords, not_negative, positive
 from prb_jax.commands.process import print_table
@@ -113,7 +114,7 @@ def run_correlate(options: argparse.Namespace) -> None:
     correlation = call(correlate, options, start=_start(options.start))
     print_table(render_correlation(correlation))
     if options.out is not None:
-        picture = f" and {PICTURE}" if correlation["correlations"] else ""
+        picture = f" and {PICTURE}" if (Path(options.out) / PICTURE).exists() else ""
         print(f"written to {options.out}/{CORRELATE}{picture}")
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
 from prb_jax.data.options import Option, choices_of, flat_values, from_flat, optional_type, options_of
-from prb_jax.errors import RunError, quote
+from prb_jax.errors import RunError, first_line, quote
 from prb_jax.storage.urls import localised
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def read_config(path: str | Path) -> ConfigDict:
     try:
         config = get_config()
     except Exception as error:
-        reason = str(error).strip().split("\n")[0].strip("'\"")
+        reason = first_line(error).strip("'\"")
         raise RunError(f"{file}: get_config() fails: {type(error).__name__}: {reason}") from error
     if not isinstance(config, ConfigDict):
         raise RunError(f"{file}: get_config(): expected a ConfigDict, found {type(config).__name__}")

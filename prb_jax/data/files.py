@@ -20,14 +20,15 @@ from typing import Any, Final
 
 from prb_jax.data.comparison import LISTS
 from prb_jax.data.field_names import RECORD, FieldNames
-from prb_jax.data.lines import DECODER, JsonLines, Row, malformed, skip_space
-from prb_jax.data.reading import open_file, reading
-from prb_jax.errors import DataError, quote
+from prb_jax.data.lines import DECODER, HELD, JsonLines, Row, malformed, skip_space
+from prb_jax.data.reading import LONGEST_LINE, bounded_lines, open_file, reading, too_long
+from prb_jax.errors import DataError, first_line, quote
 
 SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".parquet")
 
 _CONVERSATIONS: Final = ("question", "prompt", "chosen", "rejected")
 _LONGEST_CELL: Final = 2**31 - 1
+_PIECE: Final = 1 << 20  # bytes that are read at a time
 
 
 def has_known_suffix(path: Path) -> bool:
@@ -57,14 +58,14 @@ def read_rows(path: Path, *, columns: FieldNames | None = RECORD) -> Iterator[Ro
             for number, value in enumerate(parquet_values(path, columns), start=1):
                 yield Row(f"{path}: row {number}", value)
             return
-        raw = path.read_bytes()
-        raw = gzip.decompress(raw) if path.name.endswith(".gz") else raw
-        if kind == "csv":
-            yield from _csv_rows(path, _decode(raw, path), columns)
-        elif raw.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
-            yield from _array_rows(path, _decode(raw, path))
-        else:  # as often, a file named .json holds JSON lines
-            yield from JsonLines(path).rows()
+        with open_file(path) as raw, gzip.GzipFile(fileobj=raw) if _is_packed(path) else raw as file:
+            if kind == "csv":
+                yield from _csv_rows(path, file, columns)
+                return
+            if _begins_array(file):
+                yield from _array_rows(path, _read_text(file, path))
+                return
+    yield from JsonLines(path).rows()  # as often, a file named .json holds JSON lines
 
 
 def file_digest(path: str | Path) -> str:
@@ -78,11 +79,39 @@ def file_digest(path: str | Path) -> str:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _decode(raw: bytes, path: Path) -> str:
+def _is_packed(path: Path) -> bool:
+    return path.name.endswith(".gz")
+
+
+def _begins_array(file: io.BufferedIOBase) -> bool:
+    """Whether the first letter of a file, which is read from its beginning again, is that of a JSON array."""
+    start = b"\xef\xbb\xbf"
+    while piece := file.read(_PIECE):
+        if piece := piece.removeprefix(start).lstrip():
+            break
+        start = b""
+    file.seek(0)
+    return piece[:1] == b"["
+
+
+def _read_text(file: io.BufferedIOBase, path: Path) -> str:
+    raw = bytearray()
+    while piece := file.read(_PIECE):
+        raw += piece
+        if len(raw) > HELD and _is_packed(path):
+            raise DataError(
+                f"{path}: holds more than {HELD:,} bytes of JSON, which has to be in memory at once: expected JSON "
+                "lines, one record a line, in a file named .jsonl.gz"
+            )
+    return _decode(raw, path)
+
+
+def _decode(raw: bytes | bytearray, path: Path, first: int = 1) -> str:
+    """The text of some lines of a file, from line ``first`` on."""
     try:
-        return raw.decode("utf-8-sig")
+        return raw.decode("utf-8-sig" if first == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
+        line = error.object.count(b"\n", 0, error.start) + first
         raise DataError(
             f"{path}:{line}: invalid UTF-8: byte 0x{error.object[error.start]:02x} ({error.reason})"
         ) from error
@@ -117,16 +146,25 @@ def _array_rows(path: Path, text: str) -> Iterator[Row]:
         raise DataError(f"{path}:{line}: malformed JSON: text after the end of the array")
 
 
-def _csv_rows(path: Path, text: str, wanted: FieldNames | None) -> Iterator[Row]:
+def _csv_rows(path: Path, file: io.BufferedIOBase, wanted: FieldNames | None) -> Iterator[Row]:
     """Records of a table whose first line names the columns; an empty cell is an absent field."""
     csv.field_size_limit(_LONGEST_CELL)
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     names: list[str] = []
     fields: dict[str, str] = {}  # of each column that is read, the field
-    start = 1
+    start, size = 1, 0  # of the record that is being read
+
+    def lines() -> Iterator[str]:
+        nonlocal size
+        for number, line in enumerate(bounded_lines(file, path, error=DataError), start=1):
+            if (size := size + len(line)) > LONGEST_LINE:
+                raise DataError(too_long(f"{path}:{start}"))
+            text = _decode(line, path, number)
+            yield from io.StringIO(text, newline="") if "\r" in text else [text]
+
+    reader = csv.reader(lines(), strict=True)
     try:
         for cells in reader:
-            where, start = f"{path}:{start}", reader.line_num + 1  # a cell may hold line ends
+            where, start, size = f"{path}:{start}", reader.line_num + 1, 0  # a cell may hold line ends
             if not cells:
                 continue
             if not names:
@@ -207,7 +245,7 @@ def _arrow_errors(wrong: str) -> Iterator[None]:
     try:
         yield
     except pa.ArrowException as error:
-        raise DataError(f"{wrong}: {_first_line(error)}") from error
+        raise DataError(f"{wrong}: {first_line(error)}") from error
 
 
 def table_values(table: Any, wanted: Container[str], *, where: str) -> Iterator[Mapping[str, Any]]:
@@ -256,9 +294,5 @@ def _bad_value(batch: Any, where: str, before: int) -> str:
             except UnicodeDecodeError as error:
                 return f"{where}: row {before + i + 1}: field '{name}': invalid UTF-8 ({error.reason})"
             except (ValueError, OverflowError) as error:
-                return f"{where}: row {before + i + 1}: field '{name}': {_first_line(error)}"
+                return f"{where}: row {before + i + 1}: field '{name}': {first_line(error)}"
     return f"{where}: rows {before + 1} to {before + batch.num_rows} cannot be read"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from prb_jax.data.reading import open_file, reading, unique_fields
+from prb_jax.data.reading import LONGEST_LINE, open_file, reading, too_long, unique_fields
 from prb_jax.errors import DataError
 
 LARGE: Final = 64 << 20
@@ -108,13 +108,16 @@ class JsonLines:
 
     def _lines(self) -> Iterator[bytes]:
         begun: list[bytes] = []  # the line that goes on in the next piece
+        size, number = 0, 1  # of that line
         for piece in self._inflated() if self._packed else self._blocks(0):
-            *whole, last = piece.split(b"\n")
-            for line in whole:
-                yield b"".join([*begun, line])
-                begun = []
-            if last:
-                begun.append(last)
+            for position, part in enumerate(piece.split(b"\n")):
+                if position:
+                    yield b"".join(begun)
+                    begun, size, number = [], 0, number + 1
+                if part:
+                    begun.append(part)
+                    if (size := size + len(part)) > LONGEST_LINE:
+                        raise DataError(too_long(f"{self.path}:{number}"))
         if begun:
             yield b"".join(begun)
 

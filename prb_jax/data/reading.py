@@ -10,18 +10,30 @@ import contextlib
 import errno
 import gzip
 import io
+import itertools
 import json
 import os
 import stat
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from prb_jax.errors import DataError, PrbError, quote
 
+LONGEST_LINE: Final = 64 << 20
+"""The most bytes of a line, or of a record of CSV. A small gzip may hold a line that no memory holds."""
+
 _LARGEST: Final = 100_000_000
 _DEEPEST: Final = 64
+
+
+class SupportsReadline(Protocol):
+    """An open file of bytes, packed or not."""
+
+    def readline(self, size: int, /) -> bytes:
+        """Return a line, or so many bytes of it."""
+        ...
 
 
 def open_file(path: str | Path) -> io.BufferedReader:
@@ -38,6 +50,26 @@ def open_file(path: str | Path) -> io.BufferedReader:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise OSError(errno.EINVAL, "expected a file, found a pipe or a device", str(path))
+
+
+def bounded_lines(file: SupportsReadline, path: Path, *, error: type[PrbError]) -> Iterator[bytes]:
+    """Yield the lines of an open file, with their ends.
+
+    Raises:
+      PrbError: of the kind `error`: a line has more than `LONGEST_LINE` bytes.
+    """
+    for number in itertools.count(1):
+        line = file.readline(LONGEST_LINE + 1)
+        if len(line) > LONGEST_LINE:
+            raise error(too_long(f"{path}:{number}"))
+        if not line:
+            return
+        yield line
+
+
+def too_long(where: str) -> str:
+    """Return the message for a line, or a record, of more than `LONGEST_LINE` bytes."""
+    return f"{where}: expected a record of at most {LONGEST_LINE:,} bytes on a line, found more"
 
 
 @contextlib.contextmanager

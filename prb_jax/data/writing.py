@@ -6,7 +6,8 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +48,17 @@ def json_line(value: Any) -> bytes:
 
 
 def write_json(path: Path, value: Any, *, indent: int = 2, sort_keys: bool = False) -> None:
-    """Write strict JSON (no NaN, no infinity) as a whole file, with URLs in the places of their local copies.
+    """Write :func:`json_file` as a whole file.
 
     Raises:
       RunError: it cannot be written.
     """
-    data = json.dumps(shown(value), indent=indent, sort_keys=sort_keys, allow_nan=False).encode() + b"\n"
-    write_file(path, data)
+    write_file(path, json_file(value, indent=indent, sort_keys=sort_keys))
+
+
+def json_file(value: Any, *, indent: int = 2, sort_keys: bool = False) -> bytes:
+    """Return strict JSON (no NaN, no infinity), with URLs in the places of their local copies."""
+    return json.dumps(shown(value), indent=indent, sort_keys=sort_keys, allow_nan=False).encode() + b"\n"
 
 
 def write_file(path: Path, data: bytes | memoryview) -> None:
@@ -66,6 +71,38 @@ def write_file(path: Path, data: bytes | memoryview) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as file:
             file.write(data)
+
+
+def write_once(files: Mapping[Path, bytes], *, replace: bool = False) -> None:
+    """Write the files of a verb that has no run folder; where all are there with these bytes, say that it was finished.
+
+    So a command that was killed at its very end, and is repeated, ends well, and no command writes over another's file.
+
+    Args:
+      files: contents by path.
+      replace: files with other contents are replaced.
+
+    Raises:
+      RunError: a file is there with other contents, of which none is written then; or it cannot be written.
+    """
+    missing = []
+    for path, data in files.items():
+        with writing(path):
+            same = path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data
+        if not same and not replace and os.path.lexists(path):
+            raise RunError(
+                f"{path}: is there already, with other contents; remove it, or give --out another name"
+            )
+        missing += [] if same else [path]
+    for path in missing:
+        write_file(path, files[path])
+    if not missing:
+        say_finished(*files)
+
+
+def say_finished(*paths: Path) -> None:
+    """Say that an earlier call wrote these files or folders already."""
+    print(f"prb: {', '.join(map(str, paths))}: finished already by an earlier call", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from prb_jax.data.reading import read_json
-from prb_jax.data.writing import whole_file, writing
+from prb_jax.data.writing import write_once
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.generation.sample import read_samples
 from prb_jax.retrieval.rank_profiles import Query, bm25
@@ -45,19 +45,17 @@ def past_texts(
       inputs: a file as LaMP's ``*_questions.json``: a list of {id, input, profile}, and ``user_id`` where an id is not
         that of a user. A past pair of a profile is {text, title}, {abstract, title}, {input, output}, or {text} alone.
       outputs: a file as LaMP's ``*_outputs.json``: {golds: [{id, output}]}, the person's own texts.
-      out: a ``.jsonl`` file, never replaced.
+      out: a ``.jsonl`` file; one with other contents is never replaced.
       samples: runs of `prb sample` on the file that this function writes without them: their first samples become
         further pairs, with the source "policy".
 
     Raises:
       DataError: a file that is no such file; names the field.
-      RunError: ``out`` exists or cannot be written, or a run that is not finished.
+      RunError: ``out`` has other contents or cannot be written, or a run that is not finished.
     """
     target = Path(out)
     if target.suffix != ".jsonl":
         raise RunError(f"{target}: expected a name that ends in .jsonl")
-    if target.exists():
-        raise RunError(f"{target}: exists already; give another name, or remove it")
     items = _items(Path(inputs), Path(outputs))
     users = {item["user_id"] for item in items}
     if len(users) < 2:
@@ -66,23 +64,24 @@ def past_texts(
     for folder in samples:
         negatives[POLICY] = negatives.get(POLICY, {}) | _of_policy(Path(folder), items)
     counts, without = dict.fromkeys(negatives, 0), dict.fromkeys(negatives, 0)
-    with writing(target), whole_file(target) as file:
-        for item in items:
-            for source, texts in negatives.items():
-                if item["id"] not in texts:
-                    without[source] += 1
-                    continue
-                counts[source] += 1
-                row = {
-                    "id": f"{item['id']}:{source}",
-                    "user_id": item["user_id"],
-                    "subset": source,
-                    "question": item["input"],
-                    "chosen": item["output"],
-                    "rejected": texts[item["id"]],
-                    "profile": item["profile"],
-                }
-                file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+    lines = []
+    for item in items:
+        for source, texts in negatives.items():
+            if item["id"] not in texts:
+                without[source] += 1
+                continue
+            counts[source] += 1
+            row = {
+                "id": f"{item['id']}:{source}",
+                "user_id": item["user_id"],
+                "subset": source,
+                "question": item["input"],
+                "chosen": item["output"],
+                "rejected": texts[item["id"]],
+                "profile": item["profile"],
+            }
+            lines.append(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+    write_once({target: b"".join(lines)})
     return PastTexts(target, counts, len(users), {name: count for name, count in without.items() if count})
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from prb_jax.data.writing import json_line, refuse_file, write_file, write_json
+from prb_jax.data.writing import json_line, refuse_file, write_json, write_once
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.judges.best_of_n import REWARD_ROWS, REWARDS, RUNS
 from prb_jax.judges.candidates import read_candidates
@@ -166,10 +166,8 @@ def distil(
         "margin": margin,
         **({"seed": seed} if rejected == "random" else {}),
     }
-    content, path = b"".join(lines), target / PAIRS
-    if path.exists() and path.read_bytes() != content:
-        raise RunError(f"{path}: is there already, with other contents; give --out another folder")
-    write_file(path, content)
+    path = target / PAIRS
+    write_once({path: b"".join(lines)})
     write_json(
         target / RECORD,
         {"kind": "prb_jax distil", "command": command_line(), "inputs": inputs, "summary": summary},

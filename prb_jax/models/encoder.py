@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from prb_jax.models.config.encoder import EncoderConfig, RelativePositions
-from prb_jax.models.layers import activate, float32_einsum, project
+from prb_jax.models.layers import activate, float32_einsum, inverse_root_mean_square, project
 from prb_jax.sharding import Constrain, constrainer
 
 Params = dict[str, Any]
@@ -120,9 +120,7 @@ def _layer_norm(x: jax.Array, params: Params, name: str, config: EncoderConfig) 
     """Layer norm over the last axis, statistics and products in float32."""
     wide = x.astype(jnp.float32)
     centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
-    normed = centred * lax.rsqrt(
-        jnp.mean(jnp.square(centred), axis=-1, keepdims=True) + config.layer_norm_eps
-    )
+    normed = centred * inverse_root_mean_square(centred, eps=config.layer_norm_eps)
     weight, bias = params[name].astype(jnp.float32), params[f"{name}_bias"].astype(jnp.float32)
     return (normed * weight + bias).astype(x.dtype)
 

@@ -122,6 +122,15 @@ def _matmul_backward(kept: tuple[Any, ...], cotangent: Any) -> tuple[Any, Any]:
 matmul.defvjp(_matmul_forward, _matmul_backward, symbolic_zeros=True)
 
 
+def inverse_root_mean_square(wide: jax.Array, *, eps: float) -> jax.Array:
+    """The factor [..., 1] by which a norm scales float32 values [..., D]; NaN where their squares overflow.
+
+    The root's inverse would be 0 there: every score would be the same plausible number, and no error.
+    """
+    mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    return jnp.where(mean_square < jnp.inf, lax.rsqrt(mean_square + eps), jnp.nan)
+
+
 def rms_norm(
     x: jax.Array, weight: jax.Array, *, eps: float, plus_one: bool, scale_after_cast: bool
 ) -> jax.Array:
@@ -133,7 +142,7 @@ def rms_norm(
             multiply in float32 and cast the product (Gemma).
     """
     wide = without_unit_axes(x).astype(jnp.float32)
-    normed = wide * lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
+    normed = wide * inverse_root_mean_square(wide, eps=eps)
     scale = weight.astype(jnp.float32) + 1.0 if plus_one else weight.astype(jnp.float32)
     if scale_after_cast:
         normed = normed.astype(x.dtype).astype(jnp.float32)

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 from prb_jax.data.options import option, same_option
-from prb_jax.errors import MeshError, RunError
+from prb_jax.errors import MeshError, RunError, first_line
 from prb_jax.models import DTYPES, REMAT, REMAT_POLICIES
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.training import TUNINGS, Tuning
@@ -149,7 +149,7 @@ def describe_slice(name: str, *, slices: int = 1) -> Slice:
                 "planning needs libtpu, the compiler for TPUs, which is not installed (no TPU is needed): "
                 "pip install 'prb-jax[plan]'"
             ) from error
-        message = str(error).strip().split("\n")[0]
+        message = first_line(error)
         raise MeshError(f"topology '{name}': libtpu knows no such slice: {message}") from error
     if len(devices) != chips * slices:
         raise MeshError(

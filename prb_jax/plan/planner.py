@@ -14,7 +14,7 @@ from typing import Any, Literal, cast, get_args
 import jax
 from jax.sharding import Mesh
 
-from prb_jax.errors import MeshError, quote
+from prb_jax.errors import MeshError, first_line, quote
 from prb_jax.models import REMAT, REMAT_POLICIES
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.named_shapes import read_model
@@ -267,7 +267,7 @@ def compile_program(program: PlannedProgram, place: Slice, *, mesh: str, batch: 
         costs, sides = Costs(), ("matrix products",)
         note = (
             "the estimate is that of matrix products alone, for jaxlib cannot read this program of libtpu's: "
-            + str(error).strip().splitlines()[0]
+            + first_line(error)
         )
     int8 = chip.bf16_flops / chip.int8_ops
     whole = roofline(

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Final, NoReturn
 
+from prb_jax.errors import first_line
+
 FAILED: Final = 1
 """Status of a process whose neighbour is gone, or that failed with a traceback."""
 
@@ -78,7 +80,7 @@ class ProcessWatch:
             time.sleep(_SECONDS_FOR_NEWS)  # the other thread ends the process
         self._ending.acquire()
         self._excepthook(kind, error, trace)
-        text = str(error).strip().split("\n")[0]
+        text = first_line(error)
         message = f"error: {kind.__name__}" + (f": {text}" if text else "")
         self._tell({"process": self.process, "status": FAILED, "message": message, "where": _here()})
         _end(FAILED)

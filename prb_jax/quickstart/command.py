@@ -32,7 +32,7 @@ import numpy as np
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.reading import read_json
 from prb_jax.data.writing import write_json, writing
-from prb_jax.errors import RunError, has_extra
+from prb_jax.errors import RunError
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
 from prb_jax.metrics.uncertainty import paired_difference
@@ -160,11 +160,10 @@ def _run(folder: Path, recipe: Recipe, *, progress: bool) -> Quickstart:
             return Quickstart(folder, stopped_by=result.stopped_by)
     with step("evaluation"):
         summary = _evaluate(folder, recipe, [*personal, *generic], progress=progress)
-    if has_extra("report", PAGE):
-        with step("page"):
-            runs = [place / name for place in (folder / SCORES, folder) for name in (PERSONA, USER_BLIND)]
-            title = "Quickstart: a reward model that reads the profile, and one that does not"
-            write_page(runs, out=folder / PAGE, title=title)
+    with step("page"):
+        runs = [place / name for place in (folder / SCORES, folder) for name in (PERSONA, USER_BLIND)]
+        title = "Quickstart: a reward model that reads the profile, and one that does not"
+        write_page(runs, out=folder / PAGE, title=title)
     summary["seconds"] = seconds
     with writing(folder / REPORT):
         (folder / REPORT).write_text(quickstart_report(summary, folder=str(folder)), encoding="utf-8")

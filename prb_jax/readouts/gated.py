@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from prb_jax.errors import CheckpointError, quote
+from prb_jax.models.config.fields import FieldReader
 from prb_jax.models.head import HeadTensor, Shapes, States, dense
 from prb_jax.readouts.heads import Stack, check_tensor
 
@@ -61,9 +62,10 @@ class Gated:
                 f"{quote(config.get('model_type'))}"
             )
         temperature = self.temperature
+        fields = FieldReader(config, f"{where}/config.json")
         if self.temperature_field is not None:
-            temperature = config.get(self.temperature_field, temperature)
-        if self.softmax_field is not None and not config.get(self.softmax_field):
+            temperature = fields.number(self.temperature_field, default=temperature)
+        if self.softmax_field is not None and not fields.flag(self.softmax_field, default=False):
             temperature = None
         return replace(
             self,

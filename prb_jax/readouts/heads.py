@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from prb_jax.errors import CheckpointError, quote
+from prb_jax.models.config.fields import FieldReader
 from prb_jax.models.head import HeadTensor, ReadsAnything, Shapes, States, dense
 from prb_jax.models.layers import ACTIVATIONS, EncoderActivation, activate
 
@@ -221,7 +222,7 @@ class Mlp(_OneStack):
         if depth not in (None, hidden):
             raise CheckpointError(
                 f"{where}: '{self.stack.prefix}' has {hidden} hidden layers, but config.json says "
-                f"{self.depth_field}={depth}: tensors are missing or belong to another model"
+                f"{self.depth_field}={quote(depth)}: tensors are missing or belong to another model"
             )
         return bound
 
@@ -242,12 +243,9 @@ class Pooled(ReadsAnything):
     labels: int = 0
 
     def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> Pooled:
-        named = config.get("pooler_hidden_act", "gelu")
-        if named not in ACTIVATIONS:
-            raise CheckpointError(
-                f"{where}: field 'pooler_hidden_act' of config.json: expected one of {', '.join(ACTIVATIONS)}, "
-                f"found {quote(named)}"
-            )
+        fields = FieldReader(config, f"{where}/config.json")
+        if (named := fields.text("pooler_hidden_act", default="gelu")) not in ACTIVATIONS:
+            raise fields.error("pooler_hidden_act", f"one of {', '.join(ACTIVATIONS)}")
         labels = stored.get(f"{self.classifier}.weight", (1,))[0]
         bound = replace(self, activation=ACTIVATIONS[named], width=config["hidden_size"], labels=labels)
         for tensor in bound.tensors():

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from prb_jax.errors import RunError, quote
 from prb_jax.models.config.decoder import STANDARD, WeightLayout
 from prb_jax.models.head import LINEAR, Head, Linear, Vocabulary
-from prb_jax.plugins import get_plugin, plugin_names
+from prb_jax.plugins import get_plugin, plugin_names, usable_plugins
 from prb_jax.readouts.gated import Gated
 from prb_jax.readouts.heads import Mlp, Pooled, Stack, Steps
 from prb_jax.text.template import PLAIN_RULES, TextRules
@@ -43,6 +44,17 @@ class ModelRow:
     text: TextRules = PLAIN_RULES  # rules beside the chat template
     append_field: str | None = None  # field of ``config.json`` that replaces the id of the token to append
     notes: tuple[str, ...] = ()  # what a user should know; shown by ``prb inspect``
+    origin: str = ""  # the package of a plug-in
+
+    def __post_init__(self) -> None:
+        for name in ("models", "classes", "tensors", "without", "fields", "prefixes", "notes"):
+            value = getattr(self, name)
+            if not (isinstance(value, tuple) and all(isinstance(text, str) for text in value)):
+                raise RunError(
+                    f"read-out {quote(self.name)}: {name}: expected a tuple of texts, found {quote(value)}"
+                )
+        if not callable(getattr(self.head, "bound", None)):
+            raise RunError(f"read-out {quote(self.name)}: head: expected a head, found {quote(self.head)}")
 
     @property
     def standard(self) -> bool:
@@ -358,14 +370,19 @@ REGISTRY: tuple[ModelRow, ...] = (
 ROWS: Mapping[str, ModelRow] = {row.name: row for row in REGISTRY}
 
 
-def known_rows() -> dict[str, ModelRow]:
+def known_rows(asked: str = "") -> dict[str, ModelRow]:
     """Return the rows by name: those of the table, and behind them those of plug-ins.
 
+    A plug-in that fails is left out with a warning; asked for by name it is an error.
+
+    Args:
+      asked: the row that the user names, if any.
+
     Raises:
-      RunError: the package of a plug-in fails, or offers something else.
+      RunError: the package of the plug-in that is asked for fails, or offers something else.
     """
-    plugins = [get_plugin("readouts", name, ModelRow) for name in plugin_names("readouts")]
-    return {
-        **ROWS,
-        **{one.name: replace(one.value, name=one.name) for one in plugins if one.name not in ROWS},
-    }
+    plugins = usable_plugins("readouts", ModelRow)
+    if asked not in ROWS and asked in plugin_names("readouts"):
+        plugins.append(get_plugin("readouts", asked, ModelRow))
+    rows = {one.name: replace(one.value, name=one.name, origin=one.origin) for one in plugins}
+    return {**ROWS, **{name: row for name, row in rows.items() if name not in ROWS}}

@@ -23,7 +23,9 @@ from prb_jax.models.config.decoder import (
 )
 from prb_jax.models.config.encoder import parse_encoder_config, refuse_encoder
 from prb_jax.models.config.families import FAMILIES
+from prb_jax.models.config.fields import FieldReader
 from prb_jax.models.head import EMBEDDING_KEY, HEAD_KEY, Head, Linear, Vocabulary, is_one_row
+from prb_jax.plugins import errors_of
 from prb_jax.readouts.heads import READOUTS, TOGETHER, Pooled, Steps
 from prb_jax.readouts.registry import ROWS, ModelRow, known_rows
 from prb_jax.text.template import PLACEHOLDERS, TextRules
@@ -55,8 +57,13 @@ class ResolvedModel:
     @property
     def text(self) -> TextRules:
         """Rules beside the chat template."""
-        given = self.config.original.get(self.row.append_field) if self.row.append_field else None
-        return self.row.text if given is None else replace(self.row.text, append_id=given)
+        if self.row.append_field is None:
+            return self.row.text
+        fields = FieldReader(self.config.original, f"{self.row.name}: config.json")
+        if not fields.has(self.row.append_field):
+            return self.row.text
+        given = fields.integer(self.row.append_field, minimum=0, maximum=2**31 - 1)
+        return replace(self.row.text, append_id=given)
 
 
 def resolve_model(
@@ -181,7 +188,7 @@ class _Stored:
 
 def _asked_for(readout: str) -> ModelRow:
     """The row that a user names."""
-    rows = known_rows()
+    rows = known_rows(readout)
     steps = {
         f"{row.name}:{together}": replace(row, head=replace(row.head, together=together))
         for row in rows.values()
@@ -261,7 +268,8 @@ def _body(row: ModelRow, stored: _Stored, *, where: str) -> tuple[DecoderConfig,
     if row.model_type is not None:
         raw["model_type"] = row.model_type
     if row.translate is not None:
-        raw = row.translate(raw)
+        with errors_of(row.origin):
+            raw = row.translate(raw)
     family = FAMILIES.get(str(raw.get("model_type")))
     if family is not None:  # else parsing says what is supported
         raw["architectures"] = [family.architecture]
@@ -282,7 +290,8 @@ def _configured(row: ModelRow, stored: _Stored, *, where: str) -> DecoderConfig:
     index = stored.index(row.layout)
     shapes = {name: tensor.shape for name, tensor in index.tensors.items()}
     raw = config.original | {"final_logit_softcapping": config.final_logit_softcapping}
-    head = row.head.bound(shapes, raw, where=str(stored.folder), what=row.name)
+    with errors_of(row.origin):
+        head = row.head.bound(shapes, raw, where=str(stored.folder), what=row.name)
     if isinstance(head, Linear) and shapes[head.key][:1] != (1,):
         raise CheckpointError(
             f"{index.tensors[head.key].path}: tensor '{head.key}' of the read-out '{row.name}': expected shape "

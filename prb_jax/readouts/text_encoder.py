@@ -7,6 +7,7 @@ product.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -80,23 +81,28 @@ def read_pooling(folder: Path) -> Pooling:
             f"{path}: expected the modules Transformer, Pooling and perhaps Normalize, found {', '.join(kinds)}"
         )
 
+    places = [module.get("path", "") for module in modules[:2]]
+    if not all(isinstance(place, str) and place.isprintable() for place in places):
+        raise CheckpointError(f"{path}: field 'path': expected names of folders, found {quote(places)}")
+
     def check(ok: bool, path: Path, field: str, found: object, expected: str) -> None:
         if not ok:
             raise CheckpointError(f"{path}: field '{field}': expected {expected.format(quote(found))}")
 
     sentence, other, pooling = (
-        folder / str(modules[0].get("path", "")) / "sentence_bert_config.json",
+        folder / places[0] / "sentence_bert_config.json",
         folder / "config_sentence_transformers.json",
-        folder / str(modules[1].get("path", "")) / "config.json",
+        folder / places[1] / "config.json",
     )
     text, general = (
-        read_object(file, error=CheckpointError) if file.exists() else {} for file in (sentence, other)
+        read_object(file, error=CheckpointError) if os.path.exists(file) else {} for file in (sentence, other)
     )
     limit = text.get("max_seq_length")
     fits = limit is None or (type(limit) is int and limit >= 1)
     check(fits, sentence, "max_seq_length", limit, "a positive number, found {}")
     similarity, prompt = general.get("similarity_fn_name"), general.get("default_prompt_name")
-    check(similarity in _SIMILARITIES, other, "similarity_fn_name", similarity, "dot or cosine, found {}")
+    known = isinstance(similarity, str | None) and similarity in _SIMILARITIES
+    check(known, other, "similarity_fn_name", similarity, "dot or cosine, found {}")
     without = "none, found {}: texts are embedded without a prompt"
     check(prompt is None, other, "default_prompt_name", prompt, without)
     settings = read_object(pooling, error=CheckpointError)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
 
-from prb_jax.errors import need_extra
-from prb_jax.reports.page import Drawing
+from prb_jax.errors import lacking_extra
+from prb_jax.reports.page import Drawing, Paragraph
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,21 +34,22 @@ _FIRST, _SECOND, _MUTED = "#1f77b4", "#ff7f0e", "#808080"
 _MOST_USERS = 300  # of which a picture has a point each
 
 
-def draw_margins(margins: np.ndarray) -> Drawing:
+def draw_margins(margins: np.ndarray) -> Drawing | Paragraph:
     """Draw how many comparisons have which margin; losses and wins in two colours."""
-    figure, axis = _axis(
-        "margin: score of the preferred response minus the best of the others", "comparisons"
-    )
     reach = float(np.quantile(np.abs(margins), 0.99)) or 1.0
     clipped = np.clip(margins, -reach, reach)
-    edges = np.linspace(-reach, reach, 41)  # 0 is an edge
     losses, wins = clipped[margins < 0], clipped[margins > 0]
-    axis.hist(losses, bins=edges.tolist(), color=_SECOND, label=f"wrong: {len(losses):,}")
-    axis.hist(wins, bins=edges.tolist(), color=_FIRST, label=f"right: {len(wins):,}")
-    axis.axvline(0, color=_MUTED, linewidth=0.8)
-    axis.legend(frameon=False)
+
+    def draw(axis: Axes) -> None:
+        edges = np.linspace(-reach, reach, 41)  # 0 is an edge
+        axis.hist(losses, bins=edges.tolist(), color=_SECOND, label=f"wrong: {len(losses):,}")
+        axis.hist(wins, bins=edges.tolist(), color=_FIRST, label=f"right: {len(wins):,}")
+        axis.axvline(0, color=_MUTED, linewidth=0.8)
+        axis.legend(frameon=False)
+
+    xlabel = "margin: score of the preferred response minus the best of the others"
     return drawing(
-        figure,
+        _on_axes(draw, xlabel, "comparisons"),
         "Margins",
         f"{len(wins):,} comparisons are right (margin above 0), {len(losses):,} wrong, "
         f"{len(margins) - len(losses) - len(wins):,} ties (not drawn); the outermost bars hold also the "
@@ -56,21 +57,23 @@ def draw_margins(margins: np.ndarray) -> Drawing:
     )
 
 
-def draw_reliability(curve: Mapping[str, Any]) -> Drawing:
+def draw_reliability(curve: Mapping[str, Any]) -> Drawing | Paragraph:
     """Draw the share of right picks against their confidence, from `prb_jax.metrics.calibration.calibration`."""
-    figure, axis = _axis("confidence of the pick", "share of right picks", size=(4.6, 4.0))
-    parts = curve["bins"]
-    confidence, right, counts = ([part[key] for part in parts] for key in ("confidence", "right", "n"))
-    low = min(0.5, *(part["low"] for part in parts))
-    axis.plot([low, 1], [low, 1], color=_MUTED, linewidth=0.8, linestyle=":", label="perfect")
-    axis.plot(confidence, right, color=_FIRST, linewidth=1, label="model")
-    sizes = [20 + 160 * count / max(counts) for count in counts]
-    axis.scatter(confidence, right, s=sizes, color=_FIRST, alpha=0.6)
-    axis.set_xlim(low - 0.02, 1.02)
-    axis.set_ylim(min(low, *right) - 0.03, 1.03)
-    axis.legend(frameon=False, loc="lower right")
+
+    def draw(axis: Axes) -> None:
+        parts = curve["bins"]
+        confidence, right, counts = ([part[key] for part in parts] for key in ("confidence", "right", "n"))
+        low = min(0.5, *(part["low"] for part in parts))
+        axis.plot([low, 1], [low, 1], color=_MUTED, linewidth=0.8, linestyle=":", label="perfect")
+        axis.plot(confidence, right, color=_FIRST, linewidth=1, label="model")
+        sizes = [20 + 160 * count / max(counts) for count in counts]
+        axis.scatter(confidence, right, s=sizes, color=_FIRST, alpha=0.6)
+        axis.set_xlim(low - 0.02, 1.02)
+        axis.set_ylim(min(low, *right) - 0.03, 1.03)
+        axis.legend(frameon=False, loc="lower right")
+
     return drawing(
-        figure,
+        _on_axes(draw, "confidence of the pick", "share of right picks", size=(4.6, 4.0)),
         "Reliability diagram",
         f"Expected calibration error {curve['ece']:.3f}: picks are right in {curve['right']:.1%} of the comparisons, "
         f"with a mean confidence of {curve['confidence']:.1%}. A point on the dotted line means what it says; a larger "
@@ -78,40 +81,45 @@ def draw_reliability(curve: Mapping[str, Any]) -> Drawing:
     )
 
 
-def draw_users(accuracy: np.ndarray, *, chance: float | None) -> Drawing:
+def draw_users(accuracy: np.ndarray, *, chance: float | None) -> Drawing | Paragraph:
     """Draw how many users have which accuracy."""
-    figure, axis = _axis("accuracy of a user", "users")
-    axis.hist(accuracy, bins=np.linspace(0, 1, 21).tolist(), color=_FIRST)
-    mean = float(accuracy.mean())
-    axis.axvline(mean, color=_SECOND, linewidth=1.5, label=f"mean over users {mean:.3f}")
-    if chance is not None:
-        axis.axvline(chance, color=_MUTED, linewidth=1, linestyle=":", label=f"chance {chance:.2g}")
-    axis.legend(frameon=False, loc="upper left")
+
+    def draw(axis: Axes) -> None:
+        axis.hist(accuracy, bins=np.linspace(0, 1, 21).tolist(), color=_FIRST)
+        mean = float(accuracy.mean())
+        axis.axvline(mean, color=_SECOND, linewidth=1.5, label=f"mean over users {mean:.3f}")
+        if chance is not None:
+            axis.axvline(chance, color=_MUTED, linewidth=1, linestyle=":", label=f"chance {chance:.2g}")
+        axis.legend(frameon=False, loc="upper left")
+
     quarters = ", ".join(f"{value:.3f}" for value in np.quantile(accuracy, [0, 0.25, 0.5, 0.75, 1]))
     return drawing(
-        figure,
+        _on_axes(draw, "accuracy of a user", "users"),
         "Users by accuracy",
         f"{len(accuracy):,} users; lowest, first quarter, median, third quarter and highest accuracy: {quarters}.",
     )
 
 
-def draw_each_user(lines: Sequence[UserLine]) -> Drawing:
+def draw_each_user(lines: Sequence[UserLine]) -> Drawing | Paragraph:
     """Draw the accuracy of each user with its interval, from the lowest to the highest."""
     ordered = sorted(lines, key=lambda line: (line.accuracy, line.user))
     step = -(-len(ordered) // _MOST_USERS)
     shown = [*ordered[:-1:step], ordered[-1]]  # the highest too
-    figure, axis = _axis("users, from the lowest accuracy to the highest", "accuracy")
-    bounds = {place: line.ci95 for place, line in enumerate(shown) if line.ci95 is not None}
-    lows, highs = ([ends[side] for ends in bounds.values()] for side in range(2))
-    axis.vlines(list(bounds), lows, highs, color=_MUTED, linewidth=1, alpha=0.6)
-    axis.plot([line.accuracy for line in shown], color=_FIRST, marker=".", linestyle="none")
-    axis.set_ylim(-0.02, 1.02)
-    axis.set_xticks([])
+
+    def draw(axis: Axes) -> None:
+        bounds = {place: line.ci95 for place, line in enumerate(shown) if line.ci95 is not None}
+        lows, highs = ([ends[side] for ends in bounds.values()] for side in range(2))
+        axis.vlines(list(bounds), lows, highs, color=_MUTED, linewidth=1, alpha=0.6)
+        axis.plot([line.accuracy for line in shown], color=_FIRST, marker=".", linestyle="none")
+        axis.set_ylim(-0.02, 1.02)
+        axis.set_xticks([])
+
     description = "A point for each user, and the 95 % interval over the comparisons of that user."
     if without := sum(line.ci95 is None for line in lines):
         description += f" {without:,} users with fewer than six comparisons have none."
     if len(shown) < len(lines):
         description += f" {len(shown):,} of {len(lines):,} users, at equal distances."
+    figure = _on_axes(draw, "users, from the lowest accuracy to the highest", "accuracy")
     return drawing(figure, "Accuracy of each user", description)
 
 
@@ -121,38 +129,49 @@ def draw_points(
     *,
     xlabel: str,
     description: str,
-) -> Drawing:
+) -> Drawing | Paragraph:
     """Draw an accuracy with its interval for each of some groups that have an order: (label, accuracy, interval). A
     group without an accuracy is left empty."""
-    figure, axis = _axis(xlabel, "accuracy")
-    known = [(place, value) for place, (_, value, _) in enumerate(points) if value is not None]
-    axis.plot([place for place, _ in known], [value for _, value in known], color=_FIRST, marker="o")
-    for place, (_, _, bounds) in enumerate(points):
-        if bounds is not None:
-            axis.plot([place, place], list(bounds), color=_FIRST, linewidth=1.5)
-    axis.set_xticks(range(len(points)), [label for label, _, _ in points])
-    return drawing(figure, title, description)
+
+    def draw(axis: Axes) -> None:
+        known = [(place, value) for place, (_, value, _) in enumerate(points) if value is not None]
+        axis.plot([place for place, _ in known], [value for _, value in known], color=_FIRST, marker="o")
+        for place, (_, _, bounds) in enumerate(points):
+            if bounds is not None:
+                axis.plot([place, place], list(bounds), color=_FIRST, linewidth=1.5)
+        axis.set_xticks(range(len(points)), [label for label, _, _ in points])
+
+    return drawing(_on_axes(draw, xlabel, "accuracy"), title, description)
 
 
-def _axis(xlabel: str, ylabel: str, *, size: tuple[float, float] = (6.4, 3.0)) -> tuple[Figure, Axes]:
-    """Return a figure with one pair of axes, in the one style of all pictures that are drawn here."""
-    need_extra("report", "a page")
-    from matplotlib.figure import Figure
+def _on_axes(
+    draw: Callable[[Axes], None], xlabel: str, ylabel: str, *, size: tuple[float, float] = (6.4, 3.0)
+) -> Callable[[], Figure]:
+    """Return what makes a figure with one pair of axes, in the one style of all pictures that are drawn here."""
 
-    figure = Figure(figsize=size, layout="constrained")
-    axis: Any = figure.subplots()
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(alpha=0.5)
-    axis.set_axisbelow(True)
-    axis.set_xlabel(xlabel)
-    axis.set_ylabel(ylabel)
-    return figure, axis
+    def make() -> Figure:
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=size, layout="constrained")
+        axis: Any = figure.subplots()
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.5)
+        axis.set_axisbelow(True)
+        axis.set_xlabel(xlabel)
+        axis.set_ylabel(ylabel)
+        draw(axis)
+        return figure
+
+    return make
 
 
-def drawing(figure: Figure, title: str, description: str) -> Drawing:
-    """Return a figure of matplotlib as a block of a page."""
+def drawing(make: Callable[[], Figure], title: str, description: str) -> Drawing | Paragraph:
+    """Return a figure of matplotlib as a block of a page; the description alone where matplotlib is not installed."""
+    if lacking := lacking_extra("report"):
+        return Paragraph(f"{title}: {description} There is no picture, as it {lacking}.", True)
     import matplotlib as mpl
 
+    figure = make()
     for part in (figure, *figure.axes):
         part.patch.set_visible(False)
     target = io.StringIO()

@@ -12,7 +12,7 @@ from typing import Any
 
 from prb_jax.checkpoints.locate import fingerprint, locate
 from prb_jax.data.reading import read_object
-from prb_jax.errors import CheckpointError, RunError, quote, short_repr
+from prb_jax.errors import CheckpointError, RunError, first_line, quote, short_repr
 from prb_jax.reports.page import visible
 from prb_jax.reports.summary import gains, headline, scorers
 from prb_jax.reports.training import last_figures
@@ -201,8 +201,7 @@ def _reason(error: Exception) -> str:
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
         return f"no right to write there (status {status}): `hf auth login`, or set HF_TOKEN"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return first_line(error)
 
 
 def model_card(repository: str, *, training: TrainedRun | None, evaluations: Sequence[FinishedRun]) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.data.reading import read_object
-from prb_jax.data.writing import whole_file, writing
-from prb_jax.errors import RunError
+from prb_jax.data.writing import write_once
+from prb_jax.errors import RunError, has_extra
 from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, compare_rows
 from prb_jax.reports.comparison import RANKS, named_runs, what_differs
 from prb_jax.reports.drawings import draw_points
@@ -68,6 +68,7 @@ def report(
     if not folders:
         raise RunError("runs: expected at least one folder of a run")
     named_runs(folders)
+    has_extra("report", "the pictures of the page")
     reader = TextReader([str(place) for place in ([data] if isinstance(data, str | Path) else data)])
     studies, sweeps, trainings = (
         [folder for folder in folders if (folder / file).is_file()] for file in (STUDY, _SWEEP, TRAIN)
@@ -96,8 +97,7 @@ def report(
         chapters.append(study_chapter(folder, names[folder], f"study-{number}"))
     shown = [names.get(folder, folder.resolve().name) for folder in folders]
     page = render_page(chapters, title=title or f"Report: {', '.join(shown)}")
-    with writing(target), whole_file(target) as file:
-        file.write(page.encode("utf-8"))
+    write_once({target: page.encode("utf-8")}, replace=True)
     return target
 
 

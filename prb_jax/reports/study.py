@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -246,7 +247,7 @@ def study_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
         "people who have k": field("reached", "{:,}"),
     }
     picture = drawing(
-        curves_figure(rows),
+        partial(curves_figure, rows),
         "Few-shot curves",
         "Accuracy on people on whom nothing was fitted, against the comparisons of a person that a method is adapted "
         "on: a panel for each method, with its 95 % interval as a band. Dotted: 0.5.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def training_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
             f"{', '.join(named[:-1])} and {named[-1]} over {steps:,} steps: of training (thin: each step; thick: "
             "running mean) and of validation where there was any."
         )
-        blocks.append(drawing(curves_figure(rows, size=(9, 3)), "Learning curves", description))
+        blocks.append(drawing(partial(curves_figure, rows, size=(9, 3)), "Learning curves", description))
     else:
         blocks.append(Paragraph("No step is recorded yet.", True))
     sections = [Section("Learning curves", blocks)]

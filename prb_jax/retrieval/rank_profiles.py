@@ -21,7 +21,7 @@ import numpy as np
 from prb_jax.data import fields
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.files import Row
-from prb_jax.data.writing import temporary_name, whole_file
+from prb_jax.data.writing import temporary_name, write_once
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.baselines import words_of
@@ -195,7 +195,7 @@ def rank_profiles(
     Args:
       data: a file, or any other source of ``read_comparisons``.
       encoder: "bm25", "recency", or a model: a folder or hub id of an encoder, as Contriever.
-      out: the file to write, JSON lines, also gzipped; a file that is there is never replaced.
+      out: the file to write, JSON lines, also gzipped; a file with other contents is never replaced.
       protocol: "default"; or "paper", which does what the ranking script of Personalised RewardBench
         does: the i-th post gets category and text of the i-th best one, but keeps its own id.
       mesh, dtype, max_length, revision: for :func:`prb_jax.readouts.text_encoder.load_text_encoder`.
@@ -204,7 +204,7 @@ def rank_profiles(
     Raises:
       DataError: a record that is not of the format, or an option that means nothing to the encoder.
       CheckpointError, MeshError: the model cannot be loaded.
-      RunError: ``out`` is there already, or cannot be written.
+      RunError: ``out`` is there already with other contents, or cannot be written.
     """
     options = {"mesh": mesh, "dtype": dtype, "max_length": max_length, "revision": revision}
     given, is_path = [name for name, value in options.items() if value is not None], Path(encoder).exists()
@@ -217,8 +217,8 @@ def rank_profiles(
     rules, target = parse_protocol(protocol), Path(out)
     if not target.name.endswith(SUFFIXES):
         raise RunError(f"{out}: expected a name ending in {' or '.join(SUFFIXES)}")
-    if target.exists():
-        raise RunError(f"{out}: is there already; remove it, or give --out another file")
+    if target.exists() and Path(data).exists() and target.samefile(data):
+        raise RunError(f"{out}: is there already, and what is to be ranked; give --out another file")
     with contextlib.suppress(OSError):
         temporary_name(target).unlink(missing_ok=True)  # of a call that was killed
     rows, queries = read_queries(data)
@@ -243,13 +243,8 @@ def rank_profiles(
                 ranked = [{**best, "id": post.get("id")} for post, best in zip(query.posts, ranked)]
             record |= {"profile": ranked, "profile_order": ordered_by}
         lines.append(json.dumps(record, default=str) + "\n")
-    content = "".join(lines).encode()
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(target) as file:  # equal contents are equal bytes, gzipped or not
-            file.write(gzip.compress(content, mtime=0) if target.name.endswith(".gz") else content)
-    except OSError as error:
-        raise RunError(f"cannot write {target}: {error.strerror or error}") from error
+    content = "".join(lines).encode()  # equal contents are equal bytes, gzipped or not
+    write_once({target: gzip.compress(content, mtime=0) if target.name.endswith(".gz") else content})
     profiles = sum(bool(query.posts) for query in queries)
     return Ranked(target, len(rows), profiles, texts=texts, truncated=truncated)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from prb_jax.data.reading import open_file, parse_json
+from prb_jax.data.reading import bounded_lines, open_file, parse_json
 from prb_jax.data.writing import json_line, whole_file, writing
 from prb_jax.errors import RunError
 from prb_jax.metrics.accuracy import ScoredRow
@@ -53,7 +53,7 @@ def read_clusters(folder: Path, rows: Sequence[ScoredRow]) -> Clusters:
     path = folder / CLUSTERS
     try:
         with open_file(path) as file:
-            lines = file.read().splitlines()
+            lines = list(bounded_lines(file, path, error=RunError))
     except FileNotFoundError:
         return Clusters(tuple(row.user_id for row in rows))
     except OSError as error:

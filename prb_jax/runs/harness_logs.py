@@ -6,6 +6,7 @@ Each sample is a graded row (`ScoredRow.is_graded`), called TASK/ID, in the subs
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import re
@@ -14,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from prb_jax.data.reading import open_file, parse_json, read_object
+from prb_jax.data.reading import bounded_lines, open_file, parse_json, read_object
 from prb_jax.errors import RunError, listed, need_extra, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters, shared_rows
@@ -128,7 +129,7 @@ def _lm_eval(place: Path, date: str, metric: Sequence[str]) -> tuple[list[_Sampl
         )
     samples, columns = list[_Sample](), dict[str, str]()
     for task, file in files.items():
-        lines = enumerate(_read(file).splitlines(), start=1)
+        lines = enumerate(bounded_lines(io.BytesIO(_read(file)), file, error=RunError), start=1)
         rows = [_lm_eval_row(line, where=f"{file}:{n}") for n, line in lines]
         present = dict.fromkeys(
             f"{name},{row.get('filter', 'none')}"

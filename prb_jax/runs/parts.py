@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 from zlib import crc32
 
-from prb_jax.data.reading import parse_json, read_object
+from prb_jax.data.reading import bounded_lines, parse_json, read_object
 from prb_jax.data.writing import held_folder, whole_file, write_json, writing
 from prb_jax.errors import RunError, quote
 from prb_jax.runs.evaluation import COMPUTED
@@ -172,7 +172,7 @@ def _joined(files: Sequence[Path]) -> Iterator[bytes]:
             yield path.read_bytes()
             continue
         with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(bounded_lines(file, path, error=RunError), start=1):
                 row = parse_json(line, where=f"{path}:{number}: not a row", error=RunError)
                 if not isinstance(row, dict):
                     raise RunError(f"{path}:{number}: not a row: expected an object, found {quote(row)}")

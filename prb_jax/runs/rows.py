@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Generic, TypeVar
 
-from prb_jax.data.reading import parse_json
+from prb_jax.data.reading import bounded_lines, parse_json
 from prb_jax.data.writing import json_line, whole_file, writing
 from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.rows import RowView
@@ -61,7 +61,7 @@ class RowKind(Generic[AnyRow]):
         fields = ", ".join(sorted(self.fields))
         try:
             with path.open("rb") as file:
-                for number, line in enumerate(_whole_lines(file, path) if cut else file, start=1):
+                for number, line in enumerate(_lines(file, path, cut=cut), start=1):
                     where = f"{path}:{number}"
                     value = parse_json(
                         line.removesuffix(b"\n"),
@@ -208,11 +208,11 @@ def share_rows(kind: RowKind[AnyRow], folder: Path, file: RowFile[AnyRow] | None
     return RowFile(folder / kind.file, kind, rows, None) if file is None else file
 
 
-def _whole_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    """The lines of a file; a torn last one is cut off it instead."""
+def _lines(file: BinaryIO, path: Path, *, cut: bool) -> Iterator[bytes]:
+    """The lines of a file; with ``cut``, a torn last one is cut off it instead."""
     whole = 0
-    for line in file:
-        if not line.endswith(b"\n"):
+    for line in bounded_lines(file, path, error=RunError):
+        if cut and not line.endswith(b"\n"):
             with writing(path):
                 os.truncate(path, whole)
             return

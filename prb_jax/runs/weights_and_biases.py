@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prb_jax.errors import RunError
+from prb_jax.errors import RunError, first_line
 
 
 def check_wandb(option: str) -> Any:
@@ -48,8 +48,7 @@ def start_wandb(project: str, out: Path, settings: Mapping[str, Any], *, option:
             project=project, name=out.name, id=identity, dir=str(out), config=dict(settings), resume="allow"
         )
     except Exception as error:  # wandb has errors of its own for a missing login, network or project
-        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
-        raise RunError(f"{option}: wandb cannot start a run: {reason}") from error
+        raise RunError(f"{option}: wandb cannot start a run: {first_line(error)}") from error
 
 
 def log_summary(run: Any, summary: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ know them.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from typing import Any, Final
 
 from prb_jax.data.comparison import Comparison, RubricAspect
 from prb_jax.data.options import option
-from prb_jax.data.reading import parse_json
+from prb_jax.data.reading import bounded_lines, parse_json
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.personal.history import by_user, chosen_before
 from prb_jax.runs.kind import RunKind
@@ -174,7 +175,7 @@ def _personas(asked: str, comparisons: Sequence[Comparison]) -> tuple[list[str |
             "or narrative"
         ) from error
     texts: dict[str, str] = {}
-    for number, line in enumerate(data.splitlines(), start=1):
+    for number, line in enumerate(bounded_lines(io.BytesIO(data), path, error=DataError), start=1):
         where = f"{path}:{number}"
         row = parse_json(line, where=where, error=DataError)
         user, text = (row.get("user_id"), row.get("text")) if isinstance(row, dict) else (None, None)

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.checkpoints.load import EncoderFolder, abstract_params, load_encoder_params, load_params
+from prb_jax.checkpoints.out_of_range import explain_scores
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.records import Records, as_comparisons
 from prb_jax.errors import short_repr
@@ -268,6 +269,10 @@ class RewardModel(GivesRewards):
             "readout": self.readout,
             "template": self.tokenizer.template_hash,
         }
+
+    def explain_scores(self) -> str:
+        """Return in words which weights may be why the scores cannot be used."""
+        return explain_scores(self.params, self.config)
 
     def accepting(self, view: View) -> RewardModel:
         """Return the same model for which `view` is no override to be warned of."""

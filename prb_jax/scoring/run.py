@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
+
+import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.options import options_of
-from prb_jax.errors import RunError, quote, short_repr
+from prb_jax.errors import PrbWarning, RunError, quote, short_repr
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowTable, RowView
 from prb_jax.processes.agreement import check_agreement
@@ -23,7 +26,7 @@ from prb_jax.runs.kind import devices_of, session_now
 from prb_jax.runs.parts import Part, Skip
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import share_rows
-from prb_jax.scoring import Scorer
+from prb_jax.scoring import ReadsTokens, Scorer
 from prb_jax.scoring.comparison_table import ComparisonTable
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.scoring.load import Model, model_contents
@@ -31,6 +34,8 @@ from prb_jax.sources.large import LargeComparisons
 from prb_jax.text.view import View
 from prb_jax.trees.tree import has_equal_sides
 from prb_jax.version import versions
+
+_HANDFUL: Final = 9  # comparisons, of which equal scores are a warning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +113,11 @@ class ScoredRun:
                             f"comparison {quote(table.id(index))}: the model gave {len(scores)} scores, expected "
                             f"{expected}"
                         )
+                    if not np.isfinite(scores).all():
+                        raise RunError(
+                            f"comparison {quote(table.id(index))}: the model gave the scores "
+                            f"{np.asarray(scores).tolist()}; expected finite numbers{explanation(job.scorer)}"
+                        )
                     truncated = asdict(cut) if cut.any else 0
                     rows.append(
                         table.row(index, list(map(float, scores)), tokens=int(tokens), truncated=truncated)
@@ -146,6 +156,37 @@ def open_scored_run(
             file.expect(digests)
         file = share_rows(SCORE_ROWS, Path(out), folder and folder.file)
         yield ScoredRun(job, folder, cast(RowTable, file.rows))
+
+
+def explanation(scorer: Scorer) -> str:
+    """Return which weights of a model may be why its scores cannot be used, as the end of a message."""
+    explain = getattr(scorer, "explain_scores", None)
+    return "" if explain is None else f": {explain()}"
+
+
+def check_scores_differ(run: ScoredRun) -> None:
+    """Check that a model of weights does not give all texts the same score.
+
+    Raises:
+      RunError: it does; of a handful of comparisons this is a warning.
+    """
+    if not isinstance(run.job.scorer, ReadsTokens) or not isinstance(run.job.inputs.comparisons, list):
+        return
+    scores = (score for row in run.rows for score in row.scores)
+    first = next(scores, None)
+    if first is None or any(score != first for score in scores):
+        return
+    comparisons = run.job.inputs.comparisons
+    texts = ((comparison.prompt, text) for comparison in comparisons for text in comparison.responses)
+    if (one := next(texts, None)) is None or all(text == one for text in texts):
+        return
+    message = (
+        f"{run.job.name}: gives every response the same score, {first}, over different texts"
+        f"{explanation(run.job.scorer)}"
+    )
+    if len(comparisons) > _HANDFUL:
+        raise RunError(f"{message}. Its figures would say nothing of a model that works")
+    warnings.warn(message, PrbWarning, stacklevel=2)
 
 
 def _estimate(count: Count, comparisons: Sequence[Comparison]) -> None:

@@ -32,7 +32,7 @@ from prb_jax.scoring.comparison_table import ComparisonTable, clusters_of
 from prb_jax.scoring.controls import CONTROLS_DEFINITION
 from prb_jax.scoring.inputs import LEFT_OUT, LEFT_OUT_DEFINITION, Inputs
 from prb_jax.scoring.prompt_extras import HINTS_DEFINITION
-from prb_jax.scoring.run import Job, ScoredRun, shown_view
+from prb_jax.scoring.run import Job, ScoredRun, check_scores_differ, shown_view
 from prb_jax.sources.large import LargeComparisons
 from prb_jax.text.visible import visible
 from prb_jax.trees.tree import EQUAL_SIDES
@@ -82,6 +82,8 @@ def finish_run(
     job, folder = run.job, run.folder
     assert folder is not None
     inputs, scorer, identity = job.inputs, job.scorer, job.decided["model"]
+    if job.control is None:
+        check_scores_differ(run)
     rows = folder.file.finish(job.table.ids)
     clusters = clusters_of(inputs.comparisons, job.table)
     write_clusters(folder.path, rows, clusters)

@@ -81,6 +81,7 @@ def write_store(job: TokensJob, *, split: str, processes: int = 1) -> Path:
     path = store_folder(job.folder / TOKENS, key, split=split)
     if (path / STORE).is_file():
         open_store(path)
+        shutil.rmtree(path / _PARTS, ignore_errors=True)  # of a command that was killed behind its last file
         return path
     with writing(path):
         (path / _PARTS).mkdir(parents=True, exist_ok=True)

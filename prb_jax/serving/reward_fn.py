@@ -182,7 +182,10 @@ def _verl_item(solution: Any, extra_info: Any, name: str) -> ChatItem:
     if prompt is None:
         raise DataError(f"{WHERE}: extra_info: expected the question as {' or '.join(_QUESTION_KEYS)}")
     if isinstance(profile, str) and isinstance(prompt, str):  # as the paper's training data has it
-        prompt, extra = prompt + profile, fields.Body({**extra, "profile": None}, where=f"{WHERE}: extra_info")
+        prompt, extra = (
+            prompt + profile,
+            fields.Body({**extra, "profile": None}, where=f"{WHERE}: extra_info"),
+        )
     return _item(prompt, solution, extra, name)
 
 

@@ -19,7 +19,7 @@ from prb_jax.benchmarks.prb import PRB_REPOSITORY, PRB_SUBSETS, same_subset, sho
 from prb_jax.data.field_names import FieldNames
 from prb_jax.data.files import has_known_suffix, read_rows
 from prb_jax.data.lines import WINDOWED, Row, is_large
-from prb_jax.errors import DataError, counted, listed, quote
+from prb_jax.errors import DataError, counted, first_line, listed, quote
 from prb_jax.sources.source import Digest, Source
 
 README: Final = "README.md"
@@ -160,7 +160,7 @@ def _declared(folder: Path) -> list[Any]:
     try:
         card = metadata_load(path)
     except Exception as error:  # whatever YAML and its reader make of it
-        raise DataError(f"{path}: its metadata cannot be read: {str(error).splitlines()[0]}") from error
+        raise DataError(f"{path}: its metadata cannot be read: {first_line(error)}") from error
     configs = (card or {}).get("configs") or []
     if not isinstance(configs, list):
         raise DataError(f"{path}: configs: expected a list, found {type(configs).__name__}")
@@ -309,4 +309,4 @@ def _reason(error: BaseException) -> str:
     """The first line of the innermost cause: the outer ones only say that something failed."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return (str(error).splitlines() or [""])[0] or type(error).__name__
+    return first_line(error)

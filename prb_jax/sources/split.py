@@ -14,8 +14,8 @@ from typing import Final
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.lines import Row
-from prb_jax.data.writing import refuse_file, write_file
-from prb_jax.errors import DataError, RunError, quote
+from prb_jax.data.writing import refuse_file, write_once
+from prb_jax.errors import DataError, quote
 from prb_jax.sources.reading import describe_source, source_rows
 
 BY: Final = ("user", "question")
@@ -103,11 +103,7 @@ def split(
     }
     settings = {"by": by, "seed": seed, "parts": dict(parts), "source": source}
     files[folder / CARD] = _card(made, settings, by=by).encode()
-    for path, content in files.items():
-        if path.exists() and path.read_bytes() != content:
-            raise RunError(f"{path}: is there already, with other contents; give --out another folder")
-    for path, content in files.items():
-        write_file(path, content)
+    write_once(files)
     return Split(folder, made, shared)
 
 

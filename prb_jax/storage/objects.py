@@ -26,6 +26,7 @@ _FIRST_WAIT: Final = 0.25
 _LONGEST_WAIT: Final = 30.0
 _BLOCK: Final = 32 << 20
 _THREADS: Final = 8
+_LONGEST_NAME: Final = 250  # bytes; file systems take 255, of which a temporary name needs some
 
 # Errors that come again when the request is repeated.
 _DEFINITE: Final = (
@@ -82,7 +83,9 @@ class Store:
     def __init__(self, url: str) -> None:
         import fsspec
 
-        self.url, scheme = url, url.partition("://")[0]
+        self.url, (scheme, _, rest) = url, url.partition("://")
+        if fault := next(filter(None, map(fault_of_name, rest.split("/"))), None):
+            raise RunError(f"{url}: cannot be copied to a file on this machine: {fault}")
         try:
             self._fs: Any = fsspec.filesystem(scheme, skip_instance_cache=True, use_listings_cache=False)
         except ImportError as error:
@@ -146,7 +149,7 @@ class Store:
                 return  # the ETag is no MD5 in this store; twice the same bytes are those that it holds
             if first:
                 raise RunError(
-                    f"{self._place(name)}: came damaged twice: expected the {checksum.kind} {checksum.stored.hex()}, "
+                    f"{self.place(name)}: came damaged twice: expected the {checksum.kind} {checksum.stored.hex()}, "
                     f"found {came.hex()}"
                 )
             first = came
@@ -231,7 +234,8 @@ class Store:
 
         in_threads(remove, names)
 
-    def _place(self, name: str) -> str:
+    def place(self, name: str) -> str:
+        """Return the URL of an object."""
         return f"{self.url}/{name}" if name else self.url
 
     def _path(self, name: str) -> str:
@@ -245,7 +249,7 @@ class Store:
 
     def _do(self, name: str, request: Callable[[str], Result]) -> Result:
         """The result of a request for the path of an object, repeated while it may help."""
-        place = self._place(name)
+        place = self.place(name)
         for attempt in range(TRIES):
             try:
                 self._fs.invalidate_cache()
@@ -259,6 +263,21 @@ class Store:
                     raise RunError(f"{place}: failed {TRIES} times, last: {_reason(error)}") from error
             time.sleep(min(_FIRST_WAIT * 2**attempt, _LONGEST_WAIT) * random.uniform(0.5, 1.0))
         raise AssertionError("not reached")
+
+
+def fault_of_name(part: str) -> str | None:
+    """Return why a part of an object's name cannot be the name of a local file; None if it can be."""
+    if part in ("", ".", ".."):
+        return f"its part {part!r} names no file"
+    if "\0" in part:
+        return "its name holds a NUL"
+    try:
+        size = len(part.encode())
+    except UnicodeEncodeError:
+        return "its name is not text"
+    return (
+        None if size <= _LONGEST_NAME else f"a part of its name has {size} bytes, more than {_LONGEST_NAME}"
+    )
 
 
 def in_threads(action: Callable[[Any], None], items: Iterable[Any]) -> None:

@@ -33,108 +33,36 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from prb_jax.errors import PrbError, RunError
+from prb_jax.errors import PrbError, RunError, listed
 from prb_jax.storage.objects import Store, in_threads, whole_file
+from prb_jax.storage.states import (
+    PRIVATE,
+    Signature,
+    State,
+    StateChangedError,
+    StoredFile,
+    errors_of_copies,
+    fetch_files,
+    fetch_state,
+    manifest_name,
+    manifest_text,
+    newest_manifest,
+    read_state,
+    scan,
+    signature,
+)
 
-PRIVATE: Final = ".prb/"
-_MANIFEST: Final = f"{PRIVATE}manifest-"
 _PIECE: Final = 8 << 20
 _HELD_OPEN: Final = 200
 _TRIES: Final = 5
 
-Signature = tuple[int, int, int]
-"""Inode, size and time of change of a local file."""
-
-
-@dataclass(frozen=True)
-class StoredFile:
-    """A file of a state."""
-
-    size: int  # in bytes
-    sha256: str | None  # of its bytes; None where the file was found in the store without a manifest
-    parts: tuple[tuple[str, int], ...]  # names and sizes of the objects that hold its bytes
-
-
-@dataclass(frozen=True)
-class State:
-    """What the store holds of a folder."""
-
-    files: Mapping[str, StoredFile] = field(default_factory=dict)  # by name
-    number: int = 0  # of the manifest that says so; 0 where there is none
-    known_as: str = ""  # its text; of a folder without a manifest the versions of its files
-    # names under which the store holds files beside the manifest, current or not
-    plain: frozenset[str] = frozenset()
-
-    @property
-    def objects(self) -> set[str]:
-        """The names of all objects that hold bytes of it."""
-        return {part for stored in self.files.values() for part, _ in stored.parts}
-
 
 class TakenOverError(RunError):
     """Another process continues the run."""
-
-
-def read_state(store: Store) -> State:
-    """Return the state of the folder at a URL; an empty one where there is nothing."""
-    for _ in range(_TRIES):
-        versions = store.versions()
-        if (number := _newest(versions)) == 0:
-            plain = {name: version for name, version in versions.items() if not name.startswith(PRIVATE)}
-            sizes = {name: json.loads(version)[0] for name, version in plain.items()}
-            files = {name: StoredFile(size, None, ((name, size),)) for name, size in sizes.items()}
-            known_as = json.dumps(plain, sort_keys=True) if plain else ""
-            return State(files, known_as=known_as, plain=frozenset(plain))
-        with contextlib.suppress(FileNotFoundError):  # a newer one has just taken its place
-            text = store.read(_manifest(number))
-            record = json.loads(text)
-            files = {
-                name: StoredFile(entry["size"], entry["sha256"], tuple(map(tuple, entry["parts"])))
-                for name, entry in record["files"].items()
-            }
-            return State(files, number, text.decode(), frozenset(record["plain"]))
-    raise RunError(f"{store.url}: was fetched while it was being changed; try again")
-
-
-def fetch_state(store: Store, folder: Path, state: State) -> dict[str, str]:
-    """Make a local folder hold the files of a state, and no others; return the sha256 of each by its name.
-
-    Files that are there already are not fetched again, where the state says what they hold.
-
-    Raises:
-      FileNotFoundError: an object is gone: the state is no longer that of the store.
-      RunError: the bytes are not those that were written.
-    """
-    for name in _scan(folder).keys() - state.files.keys():
-        (folder / name).unlink()
-    for directory, _, _ in sorted(os.walk(folder), reverse=True):  # an empty one would count as a checkpoint
-        with contextlib.suppress(OSError):
-            os.rmdir(directory)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in state.files:
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise RunError(f"{store.url}: {name}: not the name of a file within the folder")
-
-    digests: dict[str, str] = {}
-
-    def fetch(item: tuple[str, StoredFile]) -> None:
-        name, stored = item
-        path = folder / name
-        if stored.sha256 is None or not path.is_file() or _sha256(path) != stored.sha256:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(path) as file:
-                for part, _ in stored.parts:
-                    store.fetch(part, file)
-        digests[name] = _sha256(path)
-        if stored.sha256 not in (None, digests[name]):
-            raise RunError(f"{store.url}/{name}: damaged: its bytes are not those that were written")
-
-    in_threads(fetch, state.files.items())
-    return digests
 
 
 class Staging:
@@ -169,8 +97,9 @@ class Staging:
         self._unclaimed: set[str] = set()  # objects that no manifest names yet
         self._failure: PrbError | None = None
         self._ending = threading.Event()
-        self._home.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self._home, os.O_RDONLY)
+        with errors_of_copies(self._home):
+            self._home.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self._home, os.O_RDONLY)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._state = self._fetch()
@@ -225,22 +154,14 @@ class Staging:
 
     def _fetch(self) -> State:
         for _ in range(_TRIES):
-            if self._store.version() is not None:  # one file
-                with whole_file(self.path) as file:
-                    self._store.fetch("", file)
-                return State()
-            state = read_state(self._store)
-            known: dict[str, Any] = {"state": "", "sha256": {}}
-            with contextlib.suppress(FileNotFoundError):
-                known = json.loads(self._record.read_text(encoding="utf-8"))
-            if known["state"] != state.known_as:
-                try:
-                    digests = fetch_state(self._store, self.path, state)
-                except FileNotFoundError:
-                    continue  # its objects were removed, as there is a newer one
-                known = self._write_record(state.known_as, digests)
-            # Else the local folder is that of the state or a later one, which could not be pushed.
-            digests = known["sha256"]
+            try:
+                state = read_state(self._store)
+                if "" in state.files:  # one file
+                    fetch_state(self._store, self.path, state)
+                    return State()
+                digests = self._fetch_folder(state)
+            except StateChangedError:
+                continue
             files = {name: replace(stored, sha256=digests[name]) for name, stored in state.files.items()}
             state = replace(state, files=files)
             if state.number == 0 or not self._may_push():
@@ -251,12 +172,38 @@ class Staging:
             f"{self.url}: other processes are starting this run at the same time; end all but one"
         )
 
-    def _write_record(self, state: str, digests: Mapping[str, str | None]) -> dict[str, Any]:
-        """Keep of which state of the store the local folder is a later one."""
-        record = {"state": state, "sha256": dict(digests)}
-        with whole_file(self._record) as file:
-            file.write(json.dumps(record).encode())
-        return record
+    def _fetch_folder(self, state: State) -> Mapping[str, str | None]:
+        """Make the local folder that of a state or a later one; return the digests of the state's files."""
+        known_as, digests = self._read_record()
+        if known_as != state.known_as or digests.keys() != state.files.keys():
+            copies = fetch_state(self._store, self.path, state)
+            digests = {name: copy.sha256 for name, copy in copies.items()}
+            self._write_record(state.known_as, digests)
+            return digests
+        # The local folder is that of this state or a later one, which could not be pushed; then its files may be
+        # longer. What is missing or shorter was lost, or removed since: it is harmless if it comes back.
+        lost = []
+        for name, stored in state.files.items():
+            path = self.path / name
+            if not path.is_file() or path.stat().st_size < stored.size:
+                lost.append(name)
+        if lost:
+            gone = f"the local copy lost files, which are fetched again: {listed(lost)}"
+            print(f"prb: warning: {self.url}: {gone}", file=sys.stderr)
+            fetch_files(self._store, self.path, state, lost)
+        return digests
+
+    def _read_record(self) -> tuple[str, dict[str, str | None]]:
+        """Of which state of the store the local folder is a later one, and the digests of that state's files."""
+        try:
+            record = json.loads(self._record.read_text(encoding="utf-8"))
+            return record["state"], dict(record["sha256"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return "", {}
+
+    def _write_record(self, state: str, digests: Mapping[str, str | None]) -> None:
+        with errors_of_copies(self._record), whole_file(self._record) as file:
+            file.write(json.dumps({"state": state, "sha256": dict(digests)}).encode())
 
     def _push_on(self) -> None:
         told = ""
@@ -289,7 +236,7 @@ class Staging:
         def write(item: tuple[str, BinaryIO | None]) -> None:
             name, held = item
             with contextlib.suppress(FileNotFoundError), held or (self.path / name).open("rb") as file:
-                if held is not None or _signature(os.fstat(file.fileno())) == signatures[name]:
+                if held is not None or signature(os.fstat(file.fileno())) == signatures[name]:
                     entry = self._write_parts(name, file, signatures[name][1])
                     if entry is not None:
                         entries[name] = entry
@@ -315,7 +262,7 @@ class Staging:
         An open file keeps its bytes, also when another one takes its place.
         """
         for _ in range(200):
-            signatures = _scan(self.path)
+            signatures = scan(self.path)
             changed = [
                 name
                 for name, now in signatures.items()
@@ -325,7 +272,7 @@ class Staging:
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                 for name in changed[:_HELD_OPEN]:
                     files[name] = (self.path / name).open("rb")
-                if _scan(self.path) == signatures:
+                if scan(self.path) == signatures:
                     return signatures, files
             _close(files)
             time.sleep(0.005)
@@ -362,18 +309,13 @@ class Staging:
         Raises:
           TakenOverError: it is not the state any more from which this process went on.
         """
-        facts = {
-            "format": 1,
-            "writer": self._writer,
-            "host": os.uname().nodename,
-            "process": os.getpid(),
-            "plain": sorted(state.plain),
-            "files": {name: asdict(entry) for name, entry in sorted(files.items())},
-        }
-        new = State(files, state.number + 1, json.dumps(facts), state.plain)
+        known_as = manifest_text(
+            state, files, writer=self._writer, host=os.uname().nodename, process=os.getpid()
+        )
+        new = State(files, state.number + 1, known_as, state.plain)
         try:
             self._check_newest(state)
-            if not self._store.create(_manifest(new.number), new.known_as.encode()):
+            if not self._store.create(manifest_name(new.number), new.known_as.encode()):
                 raise self._taken_over()
         except TakenOverError:
             self._store.remove(self._unclaimed)
@@ -382,12 +324,12 @@ class Staging:
         self._check_newest(new)
         self._write_record(new.known_as, {name: entry.sha256 for name, entry in files.items()})
         garbage = {part for part in state.objects - new.objects if part.startswith(PRIVATE)}
-        self._store.remove([*garbage, *([_manifest(state.number)] if state.number else [])])
+        self._store.remove([*garbage, *([manifest_name(state.number)] if state.number else [])])
         return new
 
     def _check_newest(self, state: State) -> None:
         """Raise TakenOverError unless the newest manifest is that of this state."""
-        if _newest(self._store.versions()) != state.number:
+        if newest_manifest(self._store, self._store.versions()) != state.number:
             raise self._taken_over()
 
     def _taken_over(self) -> TakenOverError:
@@ -426,8 +368,8 @@ class Staging:
         files = {name: replace(stored, parts=((name, stored.size),)) for name, stored in state.files.items()}
         state = self._state = self._write_manifest(replace(state, plain=frozenset(files)), files)
         private = {name for name in self._store.versions() if name.startswith(PRIVATE)}
-        self._store.remove(private - {_manifest(state.number)})
-        self._store.remove([_manifest(state.number)])
+        self._store.remove(private - {manifest_name(state.number)})
+        self._store.remove([manifest_name(state.number)])
         self._write_record("finished", {})  # what is here now is no later state of anything
         self._state = State()
 
@@ -436,37 +378,6 @@ def _interrupt() -> None:
     """End the run of this process as Ctrl-C does; as SIGTERM where Ctrl-C is ignored, as in a job behind `nohup`."""
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     os.kill(os.getpid(), signal.SIGTERM if ignored else signal.SIGINT)
-
-
-def _manifest(number: int) -> str:
-    return f"{_MANIFEST}{number:012}.json"
-
-
-def _newest(names: Mapping[str, str]) -> int:
-    """The greatest number of a manifest; 0 where there is none."""
-    numbers = (name.removeprefix(_MANIFEST) for name in names if name.startswith(_MANIFEST))
-    return max((int(name.removesuffix(".json")) for name in numbers), default=0)
-
-
-def _scan(folder: Path) -> dict[str, Signature]:
-    """Every file of a folder by its name; without those that are not whole yet, which no run needs."""
-    signatures: dict[str, Signature] = {}
-    for directory, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not _is_temporary(name)]
-        for name in files:
-            if not _is_temporary(name):
-                path = os.path.join(directory, name)
-                with contextlib.suppress(FileNotFoundError):
-                    signatures[Path(path).relative_to(folder).as_posix()] = _signature(os.stat(path))
-    return signatures
-
-
-def _signature(status: os.stat_result) -> Signature:
-    return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _is_temporary(name: str) -> bool:
-    return (name.startswith(".") and name.endswith((".tmp", ".old"))) or ".orbax-checkpoint-tmp" in name
 
 
 def _close(files: Mapping[str, BinaryIO | None]) -> None:
@@ -484,8 +395,3 @@ def _add(digest: Any, file: BinaryIO, size: int) -> bool:
         digest.update(piece)
         size -= len(piece)
     return True
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -20,8 +20,16 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from prb_jax.errors import PrbError, RunError, printable
-from prb_jax.storage.objects import Store, whole_file
-from prb_jax.storage.staging import Staging, TakenOverError, fetch_state, read_state
+from prb_jax.storage.objects import Store
+from prb_jax.storage.staging import Staging, TakenOverError
+from prb_jax.storage.states import (
+    StateChangedError,
+    errors_of_copies,
+    fetch_state,
+    read_copies,
+    read_state,
+    write_copies,
+)
 
 OUTPUTS: Final = frozenset({"out", "target", "export", "json"})
 """Parameters and options that name what is written; every other one names what is read."""
@@ -37,6 +45,7 @@ _URL: Final = re.compile(
     r"(?:(?<=[:=,\[\"' ])|^)(?P<scheme>gs|s3):/{1,2}(?P<rest>[^/\s,?\"'\]][^\s,?\"'\]]*)"
 )
 _SECONDS: Final = 10.0
+_TRIES: Final = 5
 
 _local: dict[str, str] = {}  # of each URL that was fetched or staged, where it lies on this machine
 _open: list[_Session] = []
@@ -271,52 +280,28 @@ def _fetched(url: str) -> str:
                 return _local[known] + url.removeprefix(known)
         if _open and url in _open[0].fetched:  # one version for a whole command
             return _open[0].fetched[url]
-        store = Store(url)
-        for _ in range(5):
-            path = _fetched_file(store) or _fetched_folder(store)
-            if path is not None:
-                _local[url] = str(path)
-                if _open:
-                    _open[0].fetched[url] = str(path)
-                return str(path)
-    raise RunError(f"{url}: is being changed all the time; try again")
+        path = _fetch(Store(url))
+        _local[url] = str(path)
+        if _open:
+            _open[0].fetched[url] = str(path)
+        return str(path)
 
 
-def _fetched_file(store: Store) -> Path | None:
-    """The copy of the object at the URL itself; None if there is no object, or if it was replaced meanwhile."""
-    version = store.version()
-    if version is None:
-        return None
-    path = _cached(store.url, version)
-    with _held(path.parent):
-        if not path.exists():
-            with contextlib.suppress(FileNotFoundError), whole_file(path) as file:
-                store.fetch("", file)
-            if store.version() != version:  # it may be of both versions
-                path.unlink(missing_ok=True)
-                return None
-    return path
-
-
-def _fetched_folder(store: Store) -> Path | None:
-    """The copy of the objects below the URL; None where they were changed meanwhile."""
-    state = read_state(store)
-    if not state.files:
-        if store.version() is not None:
-            return None
-        raise RunError(f"{store.url}: no such object, and none below it")
-    path = _cached(store.url, state.known_as)
-    whole = path.parent / ".whole"
-    with _held(path.parent):
-        if not whole.exists():
-            try:
-                fetch_state(store, path, state)
-            except FileNotFoundError:
-                return None
-            if state.number == 0 and read_state(store).known_as != state.known_as:
-                return None
-            whole.touch()
-    return path
+def _fetch(store: Store) -> Path:
+    """A copy of what is at the URL of a store now; a copy of an earlier command is checked, file by file."""
+    for _ in range(_TRIES):
+        state = read_state(store)
+        if not state.files:
+            raise RunError(f"{store.url}: no such object, and none below it")
+        path = _cached(store.url, state.known_as)
+        record = path.parent.with_suffix(".json")
+        with _held(path.parent), contextlib.suppress(StateChangedError):
+            known = read_copies(record)
+            copies = fetch_state(store, path, state, known)
+            if copies != known:
+                write_copies(record, copies)
+            return path
+    raise RunError(f"{store.url}: is being changed all the time; try again")
 
 
 def _cached(url: str, version: str) -> Path:
@@ -327,13 +312,9 @@ def _cached(url: str, version: str) -> Path:
 @contextlib.contextmanager
 def _held(folder: Path) -> Iterator[None]:
     """Hold a folder of the cache; another process that wants the same waits, and finds it whole."""
-    try:
+    with errors_of_copies(folder):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise RunError(
-            f"cannot write {folder}: {error.strerror}; PRB_JAX_STORAGE names another folder"
-        ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

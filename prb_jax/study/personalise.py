@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.data.writing import write_json, writing
-from prb_jax.errors import DataError, RunError, quote
+from prb_jax.errors import DataError, RunError, has_extra, quote
 from prb_jax.personal import FITTED, SPLITS
 from prb_jax.personal.features import FeatureOptions, FeatureStore
 from prb_jax.personal.few_shot.choices import Backbone
@@ -177,7 +177,8 @@ def personalise(
         write_json(folder / SUMMARY, summary)
         if by_subset := subset_results(population, splits, outcomes):
             write_json(folder / SUBSETS, by_subset)
-        save_figure(curves_figure(rows), folder / PICTURE)
+        if has_extra("report", PICTURE):
+            save_figure(curves_figure(rows), folder / PICTURE)
         write_json(folder / RESULTS, rows)
     return Study(folder, rows, summary)
 

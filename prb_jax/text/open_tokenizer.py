@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from prb_jax.errors import CheckpointError, PrbWarning, quote
+from prb_jax.errors import CheckpointError, PrbWarning, first_line, quote
 from prb_jax.text.internlm2_tokenizer import build_internlm2, is_internlm2
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
@@ -39,17 +39,11 @@ def open_tokenizer(name: str, *, revision: str | None = None) -> Any:
     folder = Path(name)
     if folder.is_dir() and not any(path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern)):
         raise _no_tokenizer(name)
-    try:
+    with _failures(f"{name}: no tokenizer can be loaded from here"):
         if is_internlm2(folder):
             tokenizer = build_internlm2(folder)
         else:
-            with _no_panic(name):
-                tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
-    except CheckpointError:
-        raise
-    except Exception as error:
-        reason = str(error).strip().split("\n")[0]
-        raise CheckpointError(f"{name}: no tokenizer can be loaded from here: {reason}") from error
+            tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
     vocabulary = tokenizer.get_vocab()
     if set(vocabulary.values()) <= set(tokenizer.all_special_ids):
         # transformers makes up an empty tokenizer for some model types rather than miss the files.
@@ -96,14 +90,19 @@ def _no_tokenizer(name: str) -> CheckpointError:
 
 
 @contextlib.contextmanager
-def _no_panic(name: str) -> Iterator[None]:
-    """Turn a panic of the `tokenizers` library, which is no `Exception`, into one line that names the tokenizer."""
+def _failures(what: str, texts: Sequence[str] = ()) -> Iterator[None]:
+    """Turn any error of a tokenizer into one line; a panic of the `tokenizers` library is no `Exception`."""
     try:
         yield
+    except CheckpointError:
+        raise
     except BaseException as error:
-        if type(error).__name__ != "PanicException":
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise CheckpointError(f"{name}: tokenizer.json: the tokenizer breaks down: {error}") from None
+        reason = first_line(error)
+        if any("\ud800" <= letter <= "\udfff" for text in texts for letter in text):  # records have none
+            reason = "the chat template writes half of a surrogate pair, which is not text"
+        raise CheckpointError(f"{what}: {reason}") from error
 
 
 def _growth(normalizer: Any) -> float:
@@ -144,7 +143,8 @@ def tokenize(tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
     if not texts:
         return []
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    with _no_panic(tokenizer.name_or_path or "the tokenizer"):
+    what = f"{tokenizer.name_or_path or 'the tokenizer'}: tokenizer.json: the tokenizer breaks down"
+    with _failures(what, texts):
         if backend is None:
             rows = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
         else:
@@ -157,7 +157,7 @@ def tokenize(tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
 def added_tokens(tokenizer: Any, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The ids that the tokenizer puts before and after a text when it adds special tokens."""
     text = "a b"
-    with _no_panic(name):
+    with _failures(f"{name}: tokenizer.json: the tokenizer breaks down"):
         plain, full = (
             list(tokenizer(text, add_special_tokens=added)["input_ids"]) for added in (False, True)
         )

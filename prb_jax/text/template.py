@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from prb_jax.errors import CheckpointError, short_repr
+from prb_jax.errors import CheckpointError, quote, short_repr
 
 PLAIN = "plain"  # name of the built-in template for models that have none
 
@@ -75,8 +75,14 @@ def choose_template(tokenizer: Any, chat_template: str | None, *, where: str) ->
             raise CheckpointError(
                 f"chat template {chat_template}: cannot be read ({error}); expected {PLAIN!r} or a file"
             ) from error
+    if not isinstance(text, str):
+        raise CheckpointError(f"{where}: chat_template: expected a text, found {quote(text)}")
     fixed = fix_clock(text, where=where)
-    digest = hashlib.sha256(fixed.encode()).hexdigest()
+    try:
+        digest = hashlib.sha256(fixed.encode()).hexdigest()
+    except UnicodeEncodeError as error:
+        lone = f"half of a surrogate pair at character {error.start + 1}"
+        raise CheckpointError(f"{where}: chat_template: expected Unicode text, found {lone}") from error
     return Template(text=fixed, hash=f"sha256:{digest}", reads_clock=fixed != text)
 
 

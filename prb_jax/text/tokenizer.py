@@ -144,7 +144,7 @@ class ChatTokenizer(TokenizerIds):
             sequences = iter(self.tokenize(texts))
         encoded = [[self._ended(next(sequences)) for _ in group] for group in groups]
         for sequence in (sequence for group in encoded for sequence in group):
-            self.check_one_bos(sequence)
+            self.check_ids(sequence)
         return encoded
 
     @cached_property
@@ -175,8 +175,12 @@ class ChatTokenizer(TokenizerIds):
             return ids
         return np.append(ids, np.int32(self.ends_with))
 
-    def check_one_bos(self, ids: np.ndarray) -> None:
-        """Raise CheckpointError where the template wrote BOS twice at the start."""
+    def check_ids(self, ids: np.ndarray) -> None:
+        """Raise CheckpointError where there is no token, or the template wrote BOS twice at the start."""
+        if not len(ids):
+            raise CheckpointError(
+                f"{self.name}: the chat template and the tokenizer give a text without a token; expected BOS or a text"
+            )
         bos = self.bos_token_id
         if bos is not None and len(ids) > 1 and ids[0] == bos and ids[1] == bos:
             raise CheckpointError(
@@ -281,9 +285,5 @@ def encode_prompts(chat: ChatTokenizer, conversations: Sequence[Sequence[Message
     """
     encoded = chat.tokenize(prompt_texts(chat, conversations))
     for ids in encoded:
-        chat.check_one_bos(ids)
-        if not len(ids):
-            raise CheckpointError(
-                f"{chat.name}: the chat template gives a prompt without a token; expected BOS or a text"
-            )
+        chat.check_ids(ids)
     return encoded

@@ -56,7 +56,7 @@ def convert(
 
     Args:
       source: run of `prb train`, finished or not; what `prb_jax.load` takes; a language model, or a run of `prb ppo`.
-      target: must not exist.
+      target: must not exist, or be what the same call wrote.
       adapter: of a run with `tuning="lora"`: writes a PEFT adapter with its head instead of a whole model.
       step: which checkpoint of a run: "best" by validation (the default; the last one where there is no
         validation), "last", or a step.
@@ -77,7 +77,7 @@ def convert(
     if dtype is not None and dtype not in DTYPES:
         raise CheckpointError(f"dtype: expected {' or '.join(DTYPES)}, found {quote(dtype)}")
     path, goal = Path(source).expanduser(), Path(target)
-    if goal.exists():
+    if goal.exists() and not any((goal / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise RunError(f"{goal}: exists already; choose another folder")
     given: dict[str, Any] = {
         "revision": revision,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from jax.sharding import Mesh
 
 from prb_jax.checkpoints.hf_map import leaf_maps
 from prb_jax.checkpoints.save import save_params
+from prb_jax.data.writing import say_finished
 from prb_jax.errors import CheckpointError, RunError
 from prb_jax.models.decoder import Params
 from prb_jax.models.head import HEAD_KEY
@@ -176,20 +178,33 @@ def _gather(params: Mapping[str, Any], mesh: Mesh) -> dict[str, Any]:
     return jax.tree.map(one, dict(params))
 
 
+def _files(folder: Path) -> set[Path]:
+    return {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+
+
 def write_whole(target: Path, write: Write) -> None:
     """Lets `write` fill a folder under a temporary name, then gives it its own.
 
+    Where a folder with the same files is there, an earlier call finished it, and it says so.
+
     Raises:
-      RunError: the folder exists, or cannot be written; nothing is left behind.
+      RunError: the folder exists with other files, or cannot be written; nothing is left behind.
     """
-    if target.exists():
-        raise RunError(f"{target}: exists already; choose another folder")
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.parent.mkdir(parents=True, exist_ok=True)
         write(partial)
-        partial.replace(target)
+        if not target.exists():
+            partial.replace(target)
+            return
+        is_same = _files(target) == _files(partial) and all(
+            filecmp.cmp(target / name, partial / name, shallow=False) for name in _files(partial)
+        )
+        shutil.rmtree(partial)
+        if not is_same:
+            raise RunError(f"{target}: exists already, with other files; choose another folder")
+        say_finished(target)
     except (OSError, CheckpointError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         reason = error.strerror or error if isinstance(error, OSError) else error

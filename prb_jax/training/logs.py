@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import itertools
 import math
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prb_jax.data.options import flat_settings
-from prb_jax.data.reading import parse_json
+from prb_jax.data.reading import bounded_lines, parse_json
 from prb_jax.data.writing import json_line, whole_file, writing
 from prb_jax.errors import RunError, need_extra
 from prb_jax.runs.weights_and_biases import start_wandb
@@ -128,7 +129,8 @@ def read_steps(path: Path, *, what: str = "a step") -> list[dict[str, Any]]:
     except OSError as error:
         raise RunError(f"cannot read {path}: {error.strerror or error}") from error
     rows = []
-    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
+    whole = io.BytesIO(data[: data.rfind(b"\n") + 1])
+    for number, line in enumerate(bounded_lines(whole, path, error=RunError), start=1):
         where = f"{path}:{number}: not a row of {what}"
         row = parse_json(line, where=where, error=RunError, hint=_HINT)
         if not isinstance(row, dict) or type(row.get("step")) is not int:

@@ -131,3 +131,26 @@ def test_a_tensor_beyond_its_storage(tmp_path: Path) -> None:
         target.writestr("x/data.pkl", pickle.dumps({"a": 1}))
     with pytest.raises(CheckpointError, match="entry 'a': expected a tensor, found int"):
         read_torch_file(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"}r\xff\xff\xff\xff.", "it has an entry 4294967295 of its memo in 7 bytes"),  # 32 GB of memory
+        (b"\x8e" + (1 << 62).to_bytes(8, "little") + b".", "expected 4611686018427387904 bytes"),
+        (b"\x96" + (1 << 61).to_bytes(8, "little"), "expected 2305843009213693952 bytes"),
+        (b"", "pickle exhausted"),
+        (b".", "unpickling stack underflow"),
+        (
+            b"}(X\1\0\0\0actorch._utils\n_rebuild_tensor_v2\n((X\7\0\0\0storagectorch\nFloatStorage\n"
+            b"X\1\0\0\x000X\3\0\0\0cpuK\4tQK\0(J\xff\xff\xff\xffK\4t(K\1K\1ttRu.",
+            r"a tensor of shape \(-1, 4\) with the strides \(1, 1\)",
+        ),
+    ],
+)
+def test_a_hostile_pickle_takes_no_memory_and_is_one_line_with_a_reason(tmp_path, data, reason) -> None:
+    path = tmp_path / "x.bin"
+    with zipfile.ZipFile(path, "w") as target:
+        target.writestr("x/data.pkl", data)
+    with pytest.raises(CheckpointError, match=f"{path}: data.pkl is not that of a state dict: {reason}"):
+        read_torch_file(path)

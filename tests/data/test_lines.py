@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from prb_jax.data import lines
+from prb_jax.data import files, lines, reading
+from prb_jax.data.files import read_rows
 from prb_jax.data.lines import JsonLines
 from prb_jax.errors import DataError
 
@@ -118,3 +119,33 @@ def test_a_line_that_changes_and_a_file_that_becomes_shorter_are_errors(tmp_path
     path.write_bytes(contents[:500])
     with pytest.raises(DataError, match="became shorter while it was being read"):
         list(short.rows())
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.json.gz", "x.csv", "x.csv.gz"])
+@pytest.mark.parametrize("end", [b"", b'"}\n{"a": 3}\n'])
+def test_a_line_has_a_largest_length(tmp_path, name, end):
+    first = b"question\n" if ".csv" in name else b'{"a": 1}\n'
+    opened = b'"' if ".csv" in name else b'{"a": "'
+    path = write(tmp_path / name, first + opened + bytes(reading.LONGEST_LINE).replace(b"\0", b" ") + end)
+    rows = read_rows(path, columns=None)
+    with pytest.raises(
+        DataError, match=rf"{path}:2: expected a record of at most 67,108,864 bytes on a line"
+    ):
+        list(rows)
+
+
+def test_a_record_of_many_lines_of_csv_has_a_largest_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LONGEST_LINE", 1000)
+    lines_within = b"".join(b'"a\n",' for _ in range(300))
+    path = write(tmp_path / "x.csv.gz", b"question,chosen\n1,2\n3,4\n" + lines_within)
+    with pytest.raises(DataError, match=rf"{path}:4: expected a record of at most"):
+        list(read_rows(path, columns=None))
+
+
+def test_a_packed_array_has_a_largest_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "HELD", 1000)
+    content = b"[" + b",".join(b'{"a": 1}' for _ in range(300)) + b"]"
+    assert len(list(read_rows(write(tmp_path / "x.json", content)))) == 300
+    path = write(tmp_path / "x.json.gz", content)
+    with pytest.raises(DataError, match=rf"{path}: holds more than 1,000 bytes of JSON"):
+        list(read_rows(path))

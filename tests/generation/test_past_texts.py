@@ -58,7 +58,7 @@ def test_pairs_of_other_users_and_of_a_policy(tmp_path, capsys):
     assert sampled.responses == ("own text 1", "a sample")
 
 
-def test_bad_files_are_one_error(tmp_path):
+def test_bad_files_are_one_error_and_a_repeated_call_is_none(tmp_path, capsys):
     out = tmp_path / "out.jsonl"
     wrong: list[tuple[Any, Any, str]] = [
         ({}, GOLDS, "expected a list of {id, input, profile}"),
@@ -73,5 +73,10 @@ def test_bad_files_are_one_error(tmp_path):
             past_texts(*write(tmp_path, inputs, golds), out=out)
     assert not out.exists()
     out.touch()
-    with pytest.raises(prb.RunError, match="exists already"):
+    with pytest.raises(prb.RunError, match="is there already, with other contents"):
         past_texts(*write(tmp_path), out=out)
+    out.unlink()
+    first = past_texts(*write(tmp_path), out=out)
+    assert "finished already" not in capsys.readouterr().err
+    assert past_texts(*write(tmp_path), out=out) == first
+    assert capsys.readouterr().err == f"prb: {out}: finished already by an earlier call\n"

@@ -138,6 +138,7 @@ def test_tensors_of_older_files(tmp_path: Path) -> None:
         ("BertModel", {"architectures": "BertModel"}, r"field 'architectures': expected a list"),
         ("DebertaV2Model", {"conv_kernel_size": 3}, r"field 'conv_kernel_size': expected 0 or no such field"),
         ("DebertaV2Model", {"pos_att_type": "p2p"}, r"field 'pos_att_type': expected c2p, p2c"),
+        ("DebertaV2Model", {"pos_att_type": [["p2c"]]}, r"field 'pos_att_type': expected c2p, p2c"),
         ("DebertaV2Model", {"norm_rel_ebd": "batch"}, r"field 'norm_rel_ebd': expected none or layer_norm"),
         ("DebertaV2Model", {"relative_attention": False}, r"field 'pos_att_type': expected none"),
         ("DebertaV2Model", {"quantization_config": {"bits": 4}}, r"quantised weights"),

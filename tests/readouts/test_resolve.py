@@ -159,3 +159,29 @@ def test_a_way_to_put_steps_together_that_there_is_not(tmp_path: Path) -> None:
     refused(folder, ways, readout="qwen2-prm:median")
     refused(folder, "'armorm' does not score steps", readout="armorm:min")
     refused(folder, "unknown readout 'steps:min': expected one of .*qwen2-prm:min", readout="steps:min")
+
+
+@pytest.mark.parametrize(
+    ("row", "name", "value", "expected"),
+    [
+        *(("linear", "model_type", value, "a string") for value in ([], {}, 5, ["llama"])),
+        *(("linear", "architectures", value, "a list of class names") for value in (5, "A", {"a": 1}, [[]])),
+        *(("linear", "auto_map", value, "an object") for value in (5, "A", [])),
+        *(("linear", "rope_scaling", value, "an object") for value in (5, "A")),
+        *(("linear", "image_token_id", value, "an integer") for value in ([], "5", 1.5)),
+        *(("internlm2", "rope_scaling", value, "an object") for value in (5, ["x"])),
+        *(
+            ("internlm2", "reward_token_id", value, "an integer of at least 0")
+            for value in ([], "5", -1, 1 << 40)
+        ),
+        *(("qrm", "gating_temperature", value, "a number above 0") for value in ([], "5", 0)),
+        *(("ldl", "softmax", value, "true or false") for value in ([1], "no", 1)),
+    ],
+)
+def test_fields_of_other_types_are_named(
+    tmp_path: Path, row: str, name: str, value: Any, expected: str
+) -> None:
+    folder = write(row, tmp_path)
+    configure(folder, **{name: value})
+    with pytest.raises(CheckpointError, match=f"config.json: field '{name}': expected {expected}"):
+        _ = resolve_model(folder).text

@@ -146,6 +146,11 @@ TWO_MODES = {"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": True}
             {"similarity_fn_name": "euclidean"},
             "similarity_fn_name.*'euclidean'",
         ),
+        (
+            "config_sentence_transformers",
+            {"similarity_fn_name": ["cosine"]},
+            "similarity_fn_name.*'cosine'",
+        ),
         ("config_sentence_transformers", {"default_prompt_name": "query"}, "default_prompt_name.*'query'"),
         ("sentence_bert_config", [1], r"sentence_bert_config\.json: expected a JSON object, found list"),
     ],

@@ -5,13 +5,14 @@ import csv
 import json
 import re
 import shutil
+import sys
 from html.parser import HTMLParser
 
 import pytest
 
 import prb_jax
 from prb_jax import cli
-from prb_jax.errors import DataError, RunError
+from prb_jax.errors import DataError, PrbWarning, RunError
 from prb_jax.reports.page import visible
 from prb_jax.reports.report import report
 from tests.json_lines import write_lines
@@ -179,6 +180,27 @@ def test_learning_curves_of_a_training_run(tmp_path):
         "The training run is not finished", "over 8 steps", "prb train &#39;a b.py&#39; --out trained",
     ):  # fmt: skip
         assert part in text
+
+
+def test_without_matplotlib_a_page_has_its_figures_and_one_line_says_what_is_missing(
+    runs, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.chdir(runs)
+    page = tmp_path / "page.html"
+    assert cli.main(["report", "length", "random", "--out", str(page)]) == 0
+    lacking = "needs matplotlib, which is not installed: pip install 'prb-jax[report]'"
+    assert capsys.readouterr().err == f"prb: warning: left out: the pictures of the page: {lacking}\n"
+    elements, whole = Elements(page), Elements(runs / "page.html")
+    assert "svg" in {tag for tag, _ in whole.all}
+    assert "svg" not in {tag for tag, _ in elements.all}
+    assert f"There is no picture, as it {lacking}" in elements.texts["p"]
+    assert elements.texts["td"] == whole.texts["td"]
+    assert "comparisons are right (margin above 0)" in elements.texts["p"]
+    write_lines(tmp_path / "train.json", [{"kind": "prb_jax training", "inputs": {}, "command": []}])
+    write_lines(tmp_path / "metrics.jsonl", [{"step": 1, "loss": 1, "accuracy": 0.5, "margin": 0.1}])
+    with pytest.warns(PrbWarning, match="left out: the pictures of the page"):
+        assert "over 1 steps" in report(tmp_path, out=page).read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

@@ -155,6 +155,20 @@ def test_a_killed_command_goes_on_with_the_missing_parts(folder, data, prepared,
     assert contents(store_of(tmp_path / "out")) == contents(store_of(prepared))
 
 
+def test_a_command_killed_behind_its_last_file_keeps_no_second_copy(
+    folder, data, prepared, tmp_path, monkeypatch
+):
+    work = job(folder, data, tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            write_store(work, split="test")
+    assert list((tmp_path / "out").rglob("parts"))
+    write_store(work, split="test")
+    assert not list((tmp_path / "out").rglob("parts"))
+    assert contents(store_of(tmp_path / "out")) == contents(store_of(prepared))
+
+
 def test_a_full_disk_is_one_error(folder, data, tmp_path, monkeypatch):
     work = job(folder, data, tmp_path / "out")
 

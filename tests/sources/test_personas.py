@@ -17,7 +17,7 @@ import scipy.optimize
 import scipy.sparse
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import DataError
+from prb_jax.errors import DataError, RunError
 from prb_jax.sources import personas
 from prb_jax.sources.personas import Personas, serialise
 from prb_jax.sources.personas.people import POSTS_SHOWN, TASTES
@@ -496,7 +496,7 @@ def test_write_is_deterministic_and_readable(tmp_path, benchmark, monkeypatch):
     few = dataclasses.replace(benchmark, parts={part: cs[:50] for part, cs in benchmark.parts.items()})
     monkeypatch.setattr(personas, "generate", lambda seed: few)
     (tmp_path / "taken").write_text("")
-    with pytest.raises(DataError, match="cannot write the generated records"):
+    with pytest.raises(RunError, match="cannot write"):
         personas.write(tmp_path / "taken")
     paths = personas.write(tmp_path / "one")
     again = personas.write(tmp_path / "two")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import fsspec
-from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from fsspec.registry import _registry
 
 
@@ -38,7 +38,18 @@ class UnreliableStore(MemoryFileSystem):
         return result
 
     def find(self, path: str, *args: Any, **kwargs: Any) -> Any:
-        return self._request("find", path, lambda: super(UnreliableStore, self).find(path, *args, **kwargs))
+        """All keys below a path, as stores list them: a key may stand beside others that it begins."""
+
+        def keys() -> dict[str, Any]:
+            place = self._strip_protocol(path).rstrip("/")
+            files = list(type(self).store.items())
+            return {
+                key: {"name": key, "size": file.size, "type": "file", "created": file.created}
+                for key, file in files
+                if f"{key}/".startswith(f"{place}/")
+            }
+
+        return self._request("find", path, keys)
 
     def cat_file(self, path: str, *args: Any, **kwargs: Any) -> Any:
         return self._request(
@@ -80,6 +91,12 @@ def files_in(folder: Path) -> dict[str, bytes]:
 def put(url: str, data: bytes) -> None:
     """Make an object, without a request that may fail."""
     MemoryFileSystem.pipe_file(UnreliableStore(skip_instance_cache=True), url, data)
+
+
+def put_key(url: str, key: str, data: bytes) -> None:
+    """Make an object of any name below a URL, as only stores have them."""
+    path = f"{UnreliableStore._strip_protocol(url)}/{key}"
+    UnreliableStore.store[path] = MemoryFile(UnreliableStore(skip_instance_cache=True), path, data)
 
 
 def put_folder(folder: Path, url: str) -> None:

@@ -23,9 +23,11 @@ from prb_jax import cli
 from prb_jax.errors import RunError
 from prb_jax.storage import objects
 from prb_jax.storage.objects import Store
+from prb_jax.storage.urls import localised
 from tests.processes.jobs import ended, job
 from tests.storage.servers import failing_proxy, gcs_server, s3_server
 from tests.storage.stores import files_in
+from tests.storage.test_copies import ODD
 from tests.training.tiny import rows as model_rows
 from tests.training.tiny import write_model, write_rows
 
@@ -93,6 +95,18 @@ def test_objects_come_back_whatever_byte_they_end_in(bucket):
         assert Store(url).read("object") == data
     direct.pipe_file("bucket/object", b"")
     assert Store(url).read("object") == b""
+
+
+@pytest.mark.parametrize("case", ["beside", "deep", "long", "slashes", "missing", "no JSON", "letter"])
+def test_an_odd_bucket_is_one_error_that_names_the_object(bucket, monkeypatch, case: str):
+    url, direct = bucket
+    monkeypatch.setattr(objects, "_FIRST_WAIT", 0.001)
+    keys, message = ODD[case]
+    for name, data in keys.items():
+        direct.pipe_file(f"bucket/odd/{name}", data)
+    with pytest.raises(RunError) as raised:
+        localised(f"{url}/odd")
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize("bucket", ["gs"], indirect=True)

@@ -16,7 +16,8 @@ import pytest
 
 from prb_jax.errors import RunError
 from prb_jax.storage.objects import Store
-from prb_jax.storage.staging import Staging, TakenOverError, fetch_state, read_state
+from prb_jax.storage.staging import Staging, TakenOverError
+from prb_jax.storage.states import fetch_state, read_state
 from tests.storage.stores import UnreliableStore, contents, failing, files_in
 
 URL = "gs://bucket/runs/x"

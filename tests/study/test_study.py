@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +23,12 @@ from prb_jax.personal.few_shot import protocol
 from prb_jax.personal.few_shot.registry import METHODS, method_named, read_settings
 from prb_jax.personal.model import PersonalisedModel
 from prb_jax.personal.saved import read_fitted
+from prb_jax.reports.report import report
 from prb_jax.reports.study import render_people, render_study
 from prb_jax.reports.table import NONE
 from prb_jax.study import personalise as module
 from prb_jax.study.outcomes import PLAIN, SplitData, make_part, read_outcome
-from prb_jax.study.personalise import people_of_study
+from prb_jax.study.personalise import PICTURE, people_of_study
 from prb_jax.study.population import CONTRADICTED, IDENTICAL, NO_USER, REPEATED, Population, read_population
 from prb_jax.study.splits import (
     FOLDS,
@@ -225,6 +227,26 @@ def test_a_study_that_was_stopped_goes_on_and_another_one_is_refused(
     assert {"pooled", "offset", "individual"} <= {row["method"] for row in more.results}
     with pytest.raises(RunError, match="seeds: 1 -> 3"):
         run(PEOPLE, store, out, methods=["pooled"], seeds=3)
+
+
+def test_without_matplotlib_a_study_has_its_figures(
+    study: prb.Study, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    out = Path(shutil.copytree(study.out, tmp_path / "run"))
+    for name in ("results.json", PICTURE):
+        (out / name).unlink()
+    message = (
+        f"left out: {PICTURE}: needs matplotlib, which is not installed: pip install 'prb-jax\\[report\\]'"
+    )
+    with pytest.warns(prb.PrbWarning, match=message):
+        again = run(PEOPLE, store, out, methods=["pooled", "offset"])
+    assert again.results == study.results
+    assert (out / "results.json").exists()
+    assert not (out / PICTURE).exists()
+    text = report(out, out=tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Few-shot curves: Accuracy on people" in text
+    assert "Every method, number of shots and control" in text
 
 
 @pytest.mark.parametrize("by", list(SPLITS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,27 @@ def test_fixing_the_clock_changes_nothing_else(tmp_path: Path) -> None:
 def test_computed_formats_are_refused(call: str) -> None:
     with pytest.raises(CheckpointError, match="model-x: the chat template reads the clock"):
         fix_clock("{{ " + call + " }}", where="model-x")
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (5, "chat_template: expected a text, found 5"),
+        ({"a": 1}, "chat_template|chat template"),
+        (
+            tiny.CHAT + "\ud800",
+            "chat_template: expected Unicode text, found half of a surrogate pair at character",
+        ),
+        (
+            tiny.CHAT + "{{ '\\ud800' }}",
+            "the chat template writes half of a surrogate pair, which is not text",
+        ),
+    ],
+)
+def test_a_template_that_is_no_text_is_named(tmp_path: Path, template: object, message: str) -> None:
+    folder = tiny.write_tokenizer(tmp_path)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
+    with pytest.raises(CheckpointError, match=f"{folder}: .*({message})"):
+        load_tokenizer(folder)

@@ -273,6 +273,17 @@ def test_a_pattern_that_panics_names_the_tokenizer(tmp_path: Path) -> None:
         chat.tokenize(["a" * 40 + "!"])
 
 
+def test_a_model_without_its_unknown_token_names_the_tokenizer(tmp_path: Path) -> None:
+    folder = tiny.write_tokenizer(tmp_path)
+    path = folder / "tokenizer.json"
+    value = json.loads(path.read_text())
+    value["model"] = {"type": "WordLevel", "vocab": value["model"]["vocab"], "unk_token": "none"}
+    path.write_text(json.dumps(value))
+    message = f"{folder}: tokenizer.json: the tokenizer breaks down: WordLevel error: Missing .* token"
+    with pytest.raises(CheckpointError, match=message):
+        load_tokenizer(folder)
+
+
 def test_dropout_is_off_and_told(tmp_path: Path) -> None:
     plain = load_tokenizer(tiny.write_tokenizer(tmp_path)).encode(EXCHANGE)
     with pytest.warns(PrbWarning, match="model.dropout 0.5 would give the same text other tokens"):

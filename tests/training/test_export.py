@@ -77,7 +77,7 @@ def test_peft_gives_the_same_scores_and_an_adapter_says_what_it_adapts(run, mode
     assert len(tensors) == 1 + 2 * 7 * 2
 
 
-def test_a_run_is_converted_from_the_checkpoint_that_is_asked_for(run, tmp_path):
+def test_a_run_is_converted_from_the_checkpoint_that_is_asked_for(run, tmp_path, capsys):
     exported = (run.model / "model.safetensors").read_bytes()
     best = run.summary["exported_step"]
     assert (convert(run.out, tmp_path / "a") / "model.safetensors").read_bytes() == exported
@@ -86,8 +86,14 @@ def test_a_run_is_converted_from_the_checkpoint_that_is_asked_for(run, tmp_path)
     assert prb.load(last).dtype == "bfloat16"
     with pytest.raises(prb.RunError, match=r"no checkpoint of step 99; there are best, last, "):
         convert(run.out, tmp_path / "d", step=99)
-    with pytest.raises(prb.RunError, match="exists already"):
-        convert(run.out, tmp_path / "a")
+    capsys.readouterr()
+    convert(run.out, tmp_path / "a")
+    assert capsys.readouterr().err.endswith(f"prb: {tmp_path / 'a'}: finished already by an earlier call\n")
+    (tmp_path / "e").mkdir()
+    for other, message in (("c", "exists already, with other files"), ("e", "exists already; choose")):
+        with pytest.raises(prb.RunError, match=message):
+            convert(run.out, tmp_path / other)
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_a_run_whose_starting_model_changed_is_not_converted(model, tmp_path):

@@ -26,6 +26,7 @@ from prb_jax.models.config.fields import (
 from prb_jax.models.head import LINEAR, Head
 from prb_jax.models.layers import Activation
 from prb_jax.models.rope import RopeConfig, parse_ropes
+from prb_jax.text.template import PLACEHOLDERS
 
 _ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh",
@@ -149,14 +150,25 @@ def refuse_language_model(config: DecoderConfig, *, where: str) -> None:
 
 
 def read_raw_config(folder: str | Path) -> dict[str, Any]:
-    """The JSON object in ``config.json`` of a model folder.
+    """The JSON object in ``config.json`` of a model folder, in which the fields that are read before a family is known
+    have their types.
 
     Raises:
-      CheckpointError: the file is missing, or is not a JSON object.
+      CheckpointError: the file is missing, or is not a JSON object; a field has another type.
     """
     path = Path(folder) / "config.json"
     hint = "" if path.exists() else "expected a model folder"
-    return read_object(path, error=CheckpointError, hint=hint)
+    raw = read_object(path, error=CheckpointError, hint=hint)
+    fields = FieldReader(raw, str(path))
+    fields.architectures()
+    if fields.has("model_type"):
+        fields.text("model_type")
+    for name in PLACEHOLDERS:
+        fields.optional_integer(name, minimum=None)
+    for name in ("auto_map", "text_config", "rope_scaling", "rope_parameters"):
+        if fields.has(name) and not isinstance(raw[name], Mapping):
+            raise fields.error(name, "an object")
+    return raw
 
 
 def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:

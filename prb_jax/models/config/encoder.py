@@ -189,7 +189,7 @@ def _relative_positions(fields: FieldReader, *, max_positions: int) -> RelativeP
     terms = fields.value("pos_att_type") or []
     if isinstance(terms, str):
         terms = [term.strip() for term in terms.lower().split("|") if term.strip()]
-    if not isinstance(terms, list) or not set(terms) <= {"c2p", "p2c"}:
+    if not isinstance(terms, list) or not all(term in ("c2p", "p2c") for term in terms):
         raise fields.error("pos_att_type", "c2p, p2c, both or neither")
     norms = {part.strip() for part in fields.text("norm_rel_ebd", default="none").lower().split("|")}
     if not norms <= {"none", "layer_norm"}:

@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from prb_jax.errors import DataError, RunError, quote
-from prb_jax.plugins import get_plugin, plugin_names
+from prb_jax.plugins import get_plugin, guarded, plugin_names, usable_plugins
 
 if TYPE_CHECKING:
     from prb_jax.personal.few_shot.protocol import Method
@@ -73,7 +74,8 @@ def method_named(name: str) -> Method:
     if name not in METHODS:
         from prb_jax.personal.few_shot.protocol import Method
 
-        return replace(get_plugin("few_shot", name, Method).value, name=name)
+        plugin = get_plugin("few_shot", name, Method)
+        return _guarded(plugin.value, name, plugin.origin)
     module, attribute = _ATTRIBUTES.get(name, (name, "METHOD"))
     return getattr(import_module(f"prb_jax.personal.few_shot.{module}"), attribute)
 
@@ -101,7 +103,7 @@ def choose_methods(names: str | Sequence[str]) -> StudyMethods:
     if twice := [name for place, name in enumerate(parts) if name in parts[:place]]:
         raise RunError(f"methods: {twice[0]} is given twice")
     named = [method_named(name).name for name in parts if name != ALL]
-    every = list(method_names()) if ALL in parts else []
+    every = _every_method() if ALL in parts else []
     slow = {name for name in every if method_named(name).trains_backbone} - set(named)
     return StudyMethods(
         methods=[
@@ -113,6 +115,19 @@ def choose_methods(names: str | Sequence[str]) -> StudyMethods:
             for name in sorted(slow)
         },
     )
+
+
+def _every_method() -> list[str]:
+    """The names of all methods, without plug-ins that fail."""
+    from prb_jax.personal.few_shot.protocol import Method
+
+    usable = {plugin.name for plugin in usable_plugins("few_shot", Method)}
+    return [name for name in method_names() if name in METHODS or name in usable]
+
+
+@cache  # equal methods stay equal
+def _guarded(method: Method, name: str, origin: str) -> Method:
+    return replace(method, name=name, fit=guarded(method.fit, origin))
 
 
 def read_settings(texts: Iterable[str]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from typing import Any
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.lines import Row
-from prb_jax.data.writing import whole_file
+from prb_jax.data.writing import write_once
 from prb_jax.errors import DataError, quote
 from prb_jax.sources.personas.design import Ceilings
 from prb_jax.sources.personas.generate import PARTS, SINGLE_PARTS, Personas, generate
@@ -67,17 +67,12 @@ def write(folder: str | Path, *, seed: int = 0) -> dict[str, Path]:
     No time stamp or file name enters the compressed bytes.
 
     Raises:
-      DataError: if a file cannot be written.
+      RunError: if a file cannot be written.
     """
     parts = generate(seed).parts
     paths = {part: Path(folder) / f"{part}.jsonl.gz" for part in SINGLE_PARTS}
-    for part, path in paths.items():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(path) as file:
-                file.write(gzip.compress(serialise(parts[part]), compresslevel=6, mtime=0))
-        except OSError as error:
-            raise DataError(f"{path}: cannot write the generated records: {error.strerror}") from error
+    packed = {part: gzip.compress(serialise(parts[part]), compresslevel=6, mtime=0) for part in paths}
+    write_once({path: packed[part] for part, path in paths.items()}, replace=True)
     return paths
 
 
