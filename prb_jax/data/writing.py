@@ -52,8 +52,12 @@ def write_json(path: Path, value: Any, *, indent: int = 2, sort_keys: bool = Fal
     Raises:
       RunError: it cannot be written.
     """
-    data = json.dumps(shown(value), indent=indent, sort_keys=sort_keys, allow_nan=False).encode() + b"\n"
-    write_file(path, data)
+    write_file(path, json_file(value, indent=indent, sort_keys=sort_keys))
+
+
+def json_file(value: Any, *, indent: int = 2, sort_keys: bool = False) -> bytes:
+    """Return the bytes that `write_json` writes."""
+    return json.dumps(shown(value), indent=indent, sort_keys=sort_keys, allow_nan=False).encode() + b"\n"
 
 
 def write_file(path: Path, data: bytes | memoryview) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 import numpy as np
 
@@ -52,12 +52,17 @@ from prb_jax.scoring.run import check_same_choices, computing_versions
 from prb_jax.sharding import mesh_shape
 from prb_jax.storage.urls import shown
 
-ROWS = RowKind(
-    "rows.jsonl",
-    "policy accuracy",
-    key=itemgetter("scorer", "control", "id"),
-    fields=("scorer", "control", "id", "tokens", "rewards", "scores"),
-)
+
+class _Line(TypedDict):
+    scorer: str
+    control: str
+    id: str
+    tokens: list[int]
+    rewards: list[float]
+    scores: dict[str, list[list[list[float | None]]]]
+
+
+ROWS = RowKind("rows.jsonl", "policy accuracy", key=itemgetter("scorer", "control", "id"), schema=_Line)
 RUNS = RunKind(name="prb_jax policy accuracy", command="prb policy-accuracy", rows=ROWS)
 STRENGTHS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 _SWAP: Final = "swap"

@@ -14,7 +14,7 @@ from functools import partial
 from hashlib import sha256
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.options import refuse_given
@@ -37,10 +37,28 @@ from prb_jax.scoring.run import check_same_choices, computing_versions, session_
 from prb_jax.text.visible import TextProtocol, visible
 
 SAMPLES = "samples.jsonl"
-FIELDS = ("id", "sample", "prompt_token_ids", "token_ids", "text", "logprob", "sampled_logprob", "finish")
-SAMPLE_ROWS = RowKind(SAMPLES, "samples", key=itemgetter("id", "sample"), fields=FIELDS)
+
+
+class SampleLine(TypedDict):
+    """A line of ``samples.jsonl``; an endpoint tells no token ids and no log-probabilities."""
+
+    id: str
+    sample: int
+    prompt_token_ids: list[int] | None
+    token_ids: list[int] | None
+    text: str
+    logprob: float | None
+    sampled_logprob: float | None
+    finish: str
+    # of an endpoint, which may not tell them
+    prompt_tokens: NotRequired[int | None]
+    tokens: NotRequired[int | None]
+
+
+SAMPLE_ROWS = RowKind(SAMPLES, "samples", key=itemgetter("id", "sample"), schema=SampleLine)
 RUNS = RunKind(name="prb_jax samples", command="prb sample", rows=SAMPLE_ROWS)
 
+_UNKNOWN = ("prompt_token_ids", "token_ids", "logprob", "sampled_logprob")  # of a sample of an endpoint
 _AHEAD = 4  # times as many samples as an endpoint is asked for at a time are written together
 
 _DEFINITIONS = {
@@ -273,7 +291,7 @@ class _EndpointSampler:
             )
             yield [
                 {
-                    **dict.fromkeys(FIELDS),
+                    **dict.fromkeys(_UNKNOWN),
                     "id": comparison.id,
                     "sample": number,
                     "text": reply.text,
@@ -297,7 +315,7 @@ def read_samples(folder: Path) -> dict[tuple[str, int], Row]:
 
 def _tokens(row: Row) -> int | None:
     """The tokens of a sample; None where an endpoint does not tell them."""
-    return len(row["token_ids"]) if row["token_ids"] is not None else row["tokens"]
+    return len(row["token_ids"]) if row["token_ids"] is not None else row.get("tokens")
 
 
 def _summary(
@@ -306,7 +324,7 @@ def _summary(
     tokens = [_tokens(row) for row in rows]
     total = None if None in tokens else sum(count or 0 for count in tokens)
     asked = [
-        row["prompt_tokens"] if row["prompt_token_ids"] is None else len(row["prompt_token_ids"])
+        row.get("prompt_tokens") if row["prompt_token_ids"] is None else len(row["prompt_token_ids"])
         for row in rows[:: options.n]
     ]
     logprobs = [row["logprob"] for row in rows]

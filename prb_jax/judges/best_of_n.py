@@ -13,7 +13,7 @@ from dataclasses import replace
 from hashlib import sha256
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -43,8 +43,34 @@ from prb_jax.storage.urls import shown
 
 REWARDS = "rewards.jsonl"
 CURVES = "curves.png"
+
+
+class RewardLine(TypedDict):
+    """A line of ``rewards.jsonl``: the scores of the samples of a prompt, null where a reply could not be read."""
+
+    scorer: str
+    id: str
+    samples: list[int]
+    scores: list[float | None]
+
+
+class _QualityLine(TypedDict):
+    id: str
+    sample: int
+    quality: float
+
+
+def _with_all_scores(row: dict[str, Any]) -> Row:
+    if not len(row["samples"]) == len(row["scores"]) == len(set(row["samples"])) > 0:
+        raise ValueError(
+            f"expected a score for each of its different samples, found {len(row['scores'])} scores of the samples "
+            f"{quote(row['samples'])}"
+        )
+    return row
+
+
 REWARD_ROWS = RowKind(
-    REWARDS, "rewards", key=itemgetter("scorer", "id"), fields=("scorer", "id", "samples", "scores")
+    REWARDS, "rewards", key=itemgetter("scorer", "id"), schema=RewardLine, decode=_with_all_scores
 )
 RUNS = RunKind(name="prb_jax best-of-n", command="prb best-of-n", rows=REWARD_ROWS)
 REFERENCE = "reference"
@@ -218,7 +244,7 @@ def _read_qualities(file: str, prompts: Sequence[Candidates]) -> dict[str, np.nd
     Raises:
       DataError: a number that is missing, or not finite; names the sample.
     """
-    kind = RowKind(file, "qualities", itemgetter("id", "sample"), ("id", "sample", "quality"))
+    kind = RowKind(file, "qualities", itemgetter("id", "sample"), _QualityLine)
     rows = kind.read(Path(file))
     qualities = {}
     for prompt in prompts:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -17,6 +17,12 @@ from prb_jax.generation.sample import RUNS, SAMPLE_ROWS, read_samples
 from prb_jax.runs.kind import as_recorded
 from prb_jax.runs.rows import Row
 from prb_jax.scoring.inputs import read_inputs
+
+
+class _TextLine(TypedDict):
+    id: str
+    sample: int
+    text: str
 
 
 @dataclass(frozen=True)
@@ -108,13 +114,7 @@ def _read_file(
     """What is known of the samples in a file, and its rows by comparison and number."""
     if not data:
         raise DataError(f"{path}: a file of samples belongs to data: name it with --data")
-    rows = dict(replace(SAMPLE_ROWS, fields=("id", "sample", "text")).read(path))
-    for (name, number), row in rows.items():
-        if type(number) is not int or not isinstance(row["text"], str):
-            raise DataError(
-                f"{path}: {quote(name)}: expected a whole number as 'sample' and a text as 'text', found "
-                f"{quote([number, row['text']])}"
-            )
+    rows = dict(replace(SAMPLE_ROWS, schema=_TextLine).read(path))
     most = max(Counter(name for name, _ in rows).values(), default=0)
     digest = sha256(path.read_bytes()).hexdigest()
     return {"inputs": {"samples_sha256": digest, "sampling": {"n": most}, "model": {}}}, rows

@@ -13,7 +13,7 @@ from prb_jax.errors import DataError, listed, short_repr
 from prb_jax.metrics.accuracy import ScoredRow, outcomes
 from prb_jax.reports.page import Block, PairList, Paragraph, clipped
 from prb_jax.reports.table import Table, number
-from prb_jax.runs.evaluation import FinishedRun
+from prb_jax.runs.finished import FinishedRun
 from prb_jax.scoring.inputs import read_inputs
 
 MOST_PAIRS = 300

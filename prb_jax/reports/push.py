@@ -16,7 +16,7 @@ from prb_jax.errors import CheckpointError, RunError, quote, short_repr
 from prb_jax.reports.page import visible
 from prb_jax.reports.summary import gains, headline, scorers
 from prb_jax.reports.training import last_figures
-from prb_jax.runs.evaluation import FinishedRun, read_finished
+from prb_jax.runs.finished import FinishedRun, read_finished
 from prb_jax.runs.kind import RUN, SUMMARY
 from prb_jax.runs.training import MODEL, TRAIN, TRAINING
 from prb_jax.scoring.prompt_extras import told_of

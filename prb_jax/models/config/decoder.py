@@ -156,7 +156,7 @@ def read_raw_config(folder: str | Path) -> dict[str, Any]:
     """
     path = Path(folder) / "config.json"
     hint = "" if path.exists() else "expected a model folder"
-    return read_object(path, error=CheckpointError, hint=hint)
+    return read_object(path, error=CheckpointError, hint=hint, finite=False)
 
 
 def parse_config(raw: dict[str, Any], *, where: str) -> DecoderConfig:
