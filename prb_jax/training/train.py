@@ -123,7 +123,9 @@ def train(
             exported = best
         if not on_first_process(lambda: (path / MODEL).exists()):
             trainer.export(path / MODEL)
-        summary = write_summary(loop, lambda rows: _summary(rows, trainer, read, order, exported=exported))
+        summary = write_summary(
+            loop, TRAINING, lambda rows: _summary(rows, trainer, read, order, exported=exported)
+        )
         return TrainResult(path, settings.steps, path / MODEL, summary)
 
 
