@@ -131,7 +131,7 @@ def build(
             formats=product.formats,
             card=partial(data_card, summary),
         )
-        write_json(folder / SUMMARY, summary)
+        run.finish(summary)
     return Build(folder, summary)
 
 

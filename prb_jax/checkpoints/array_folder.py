@@ -86,7 +86,7 @@ def read_arrays(
     except Exception as error:
         raise RunError(f"{folder}: cannot be read: {reason_of(error)}") from error
     sums = checksums(restored)
-    if wrong := [name for name, one in described.items() if sums[name] != one["checksum"]]:
+    if wrong := [name for name, one in described.items() if sums.get(name) != one["checksum"]]:
         raise RunError(f"{folder}: damaged: {', '.join(wrong[:3])} is not what was saved")
     return dict(restored)
 

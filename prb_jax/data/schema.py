@@ -35,8 +35,8 @@ def check_schema(value: Any, schema: Any, *, where: str, error: type[PrbError], 
 
     Args:
       value: Value to check.
-      schema: Any, bool, int, float (whole numbers too), str, list[T], tuple[T, ...] for a list of this length,
-        dict[str, T], Literal, a union of these and None, or a TypedDict. Fields that it does not name are allowed.
+      schema: Any, bool, int, float (whole numbers too), str, list[T], tuple[T, ...] for a list, tuple[A, B] for a list
+        of this length, dict[str, T], Literal, a union of these and None, or a TypedDict, which allows other fields too.
       where: Start of the message, such as the path of the file.
       error: Class of the error to raise.
       hint: What the user can do, at the end of the message.
@@ -69,7 +69,7 @@ def _fits(schema: Any) -> Callable[[Any], bool]:
     if kind is dict:
         test = _fits(parts[1])
         return lambda value: type(value) is dict and all(map(test, value.values()))
-    if kind is list:
+    if kind is list or (kind is tuple and parts[-1] is Ellipsis):
         test = _fits(parts[0])
         return lambda value: type(value) is list and all(map(test, value))
     if kind is tuple:
@@ -103,7 +103,7 @@ def _explain(value: Any, schema: Any, field: str) -> str:
     if kind is dict and isinstance(value, dict):
         name = next(name for name, one in value.items() if not _fits(parts[1])(one))
         return _explain(value[name], parts[1], f"{inside}{name}")
-    if kind is list and isinstance(value, list):
+    if (kind is list or (kind is tuple and parts[-1] is Ellipsis)) and isinstance(value, list):
         place = next(place for place, one in enumerate(value) if not _fits(parts[0])(one))
         return _explain(value[place], parts[0], f"{field}[{place}]")
     return _wrong(value, schema, field)
@@ -127,7 +127,7 @@ def _described(schema: Any) -> str:
     if kind in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(map(_described, parts)))
     if kind is tuple:
-        return f"a list of {len(parts)}"
+        return "a list" if parts[-1] is Ellipsis else f"a list of {len(parts)}"
     return "a value" if kind is Any else _NAMES[_container(schema)]
 
 

@@ -41,7 +41,7 @@ from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
+from prb_jax.runs.behaviour import BEHAVIOUR, cluster_of, figure_of, write_behaviour
 from prb_jax.runs.kind import RunKind, RunResult
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowFile, RowKind
@@ -63,7 +63,7 @@ class _Line(TypedDict):
 
 
 ROWS = RowKind("rows.jsonl", "policy accuracy", key=itemgetter("scorer", "control", "id"), schema=_Line)
-RUNS = RunKind(name="prb_jax policy accuracy", command="prb policy-accuracy", rows=ROWS)
+RUNS = RunKind(name="prb_jax policy accuracy", command="prb policy-accuracy", rows=ROWS, sealed=(BEHAVIOUR,))
 STRENGTHS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 _SWAP: Final = "swap"
 

@@ -28,6 +28,8 @@ from prb_jax.processes.sharing import on_first_process, refuse_together
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.endpoint import Endpoint
 from prb_jax.remote.options import EndpointOptions
+from prb_jax.runs.behaviour import BEHAVIOUR
+from prb_jax.runs.evaluation import RecordedData
 from prb_jax.runs.kind import RunKind, RunResult
 from prb_jax.runs.parts import Part, Skip, finish_part, parse_part
 from prb_jax.runs.progress import Count, show_progress
@@ -56,7 +58,28 @@ class SampleLine(TypedDict):
 
 
 SAMPLE_ROWS = RowKind(SAMPLES, "samples", key=itemgetter("id", "sample"), schema=SampleLine)
-RUNS = RunKind(name="prb_jax samples", command="prb sample", rows=SAMPLE_ROWS)
+
+
+class _Sampling(TypedDict):
+    n: int
+
+
+class SampleInputs(TypedDict):
+    """The inputs of a run of samples that other code reads."""
+
+    model: dict[str, Any]
+    data: RecordedData
+    limit: int | None
+    sampling: _Sampling
+
+
+RUNS = RunKind(
+    name="prb_jax samples",
+    command="prb sample",
+    rows=SAMPLE_ROWS,
+    inputs=SampleInputs,
+    sealed=(BEHAVIOUR,),
+)
 
 _UNKNOWN = ("prompt_token_ids", "token_ids", "logprob", "sampled_logprob")  # of a sample of an endpoint
 _AHEAD = 4  # times as many samples as an endpoint is asked for at a time are written together

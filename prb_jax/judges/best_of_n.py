@@ -30,7 +30,7 @@ from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.endpoint import REPLIES
-from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
+from prb_jax.runs.behaviour import BEHAVIOUR, cluster_of, figure_of, write_behaviour
 from prb_jax.runs.kind import RunKind, RunResult
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowFile, RowKind
@@ -72,7 +72,16 @@ def _with_all_scores(row: dict[str, Any]) -> Row:
 REWARD_ROWS = RowKind(
     REWARDS, "rewards", key=itemgetter("scorer", "id"), schema=RewardLine, decode=_with_all_scores
 )
-RUNS = RunKind(name="prb_jax best-of-n", command="prb best-of-n", rows=REWARD_ROWS)
+
+
+class _Inputs(TypedDict):
+    samples: dict[str, Any]
+    rewards: dict[str, dict[str, Any]]
+
+
+RUNS = RunKind(
+    name="prb_jax best-of-n", command="prb best-of-n", rows=REWARD_ROWS, inputs=_Inputs, sealed=(BEHAVIOUR,)
+)
 REFERENCE = "reference"
 ORACLE, RANDOM, CHANCE = "oracle", "random", "baseline:random"
 

@@ -31,7 +31,7 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.reading import read_json
-from prb_jax.data.writing import write_json, writing
+from prb_jax.data.writing import writing
 from prb_jax.errors import RunError, has_extra
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
@@ -168,7 +168,7 @@ def _run(folder: Path, recipe: Recipe, *, progress: bool) -> Quickstart:
     summary["seconds"] = seconds
     with writing(folder / REPORT):
         (folder / REPORT).write_text(quickstart_report(summary, folder=str(folder)), encoding="utf-8")
-    write_json(folder / SUMMARY, summary)
+    QUICKSTARTS.finish(folder, summary)
     return Quickstart(folder, summary)
 
 

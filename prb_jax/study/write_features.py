@@ -6,15 +6,16 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.data.writing import whole_file, write_json, writing
+from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import RunError
 from prb_jax.personal.embedder import Advance, Embedded, Embedder, RewardEmbedder
 from prb_jax.personal.features import (
+    FEATURE_RUNS,
     FEATURES,
     FORMAT,
     KEY_BYTES,
@@ -33,14 +34,12 @@ from prb_jax.personal.features import (
     read_post,
     shown_key,
 )
-from prb_jax.runs.kind import RunKind, as_recorded
+from prb_jax.runs.kind import as_recorded
 from prb_jax.runs.parts import Part, finish_part, parse_part
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.inputs import Data, Inputs, check_unchanged, read_inputs
 from prb_jax.scoring.run import computing_versions
 from prb_jax.study.embedder import open_embedder
-
-RUNS: Final = RunKind(KIND, "prb features", finished=FEATURES)
 
 
 def write_features(
@@ -91,7 +90,7 @@ def write_feature_part(
     Without a part all files are written. Other arguments and errors are those of :func:`write_features`, which finishes
     the merged folder.
     """
-    folder, chosen = RUNS.check(out), options or FeatureOptions()
+    folder, chosen = FEATURE_RUNS.check(out), options or FeatureOptions()
     job = None if part is None else parse_part(part)
     inputs = data if isinstance(data, Inputs) else read_inputs(data, subset=subset, limit=limit)
     embedder = (
@@ -114,7 +113,7 @@ def write_feature_part(
         "versions": computing_versions(plain=False),
     }
     notes = {"model": embedder.name, "data": list(inputs.sources)}
-    with RUNS.open(folder, decided, notes=notes, session={}):
+    with FEATURE_RUNS.open(folder, decided, notes=notes, session={}):
         if (folder / FEATURES).is_file():
             return
         texts = _distinct(inputs.comparisons, profile_posts=chosen.profile_posts)
@@ -148,7 +147,7 @@ def write_feature_part(
             "truncated": truncated,
             "inputs": as_recorded(decided),
         }
-        write_json(folder / FEATURES, facts)
+        FEATURE_RUNS.finish(folder, facts)
         for cut in folder.glob(".*.cut"):
             with writing(cut):
                 cut.unlink(missing_ok=True)

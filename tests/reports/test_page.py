@@ -171,7 +171,8 @@ def test_what_is_no_finished_run_is_refused(runs, tmp_path, prb):
 
 def test_learning_curves_of_a_training_run(tmp_path):
     command = ["prb", "train", "a b.py", "--out", "trained"]
-    write_lines(tmp_path / "train.json", [{"kind": "prb_jax training", "inputs": {}, "command": command}])
+    inputs = {"settings": {}, "model": {}, "data": {}}
+    write_lines(tmp_path / "train.json", [{"kind": "prb_jax training", "inputs": inputs, "command": command}])
     steps = ({"step": n, "loss": 1 / n, "accuracy": 0.5, "margin": 0.1} for n in range(1, 9))
     write_lines(tmp_path / "metrics.jsonl", steps)
     text = report(tmp_path, out=tmp_path / "page.html").read_text(encoding="utf-8")
