@@ -193,7 +193,8 @@ def sample_data(
         def finish() -> dict[str, Any]:
             check_unchanged(inputs)
             if share is not None:
-                drawn = finish_part(path, share, rows=len(run.file.rows), files=[SAMPLES])
+                sizes = {"rows": len(run.file.rows), "rows_of_all": len(keys)}
+                drawn = finish_part(path, share, **sizes, files=[SAMPLES])
                 return {"model": name, **drawn}
             summary = {"model": name, "data": list(inputs.sources)}
             summary |= _summary(run.file.finish(keys), options, sampler)

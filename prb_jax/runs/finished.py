@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NotRequired, TypedDict
 
-from prb_jax.benchmarks import benchmark_names, get_benchmark
+from prb_jax.benchmarks import NAMES, get_benchmark
 from prb_jax.data.reading import read_object
 from prb_jax.data.schema import check_schema
 from prb_jax.errors import DataError, RunError, quote, short_repr
@@ -159,8 +159,8 @@ def read_finished(folder: str | Path) -> FinishedRun:
     for name in ("accuracy", "ties", "mean_margin", "users", "user_accuracy", "truncated"):
         _check_figure(where, name, summary.get(name), figures[name], is_required=name == "accuracy")
     for name, one in (summary.get("benchmarks") or {}).items():
-        # of a run of one source, whose rows are all of the benchmark
-        if len(summary["benchmarks"]) == len(record.get("data") or ()) == 1 and name in benchmark_names():
+        # of a run of one source, whose rows are all of the benchmark; a record loads no plug-in
+        if len(summary["benchmarks"]) == len(record.get("data") or ()) == 1 and name in NAMES:
             score = get_benchmark(name).score(rows).score
             _check_figure(where, f"benchmarks.{name}.score", one["score"], score)
     controls = {

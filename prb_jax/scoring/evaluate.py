@@ -319,7 +319,8 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
             check_unchanged(inputs)
             if job.part is not None:
                 files = (SCORES, COMPUTED, JUDGEMENTS)
-                return {"model": job.name, **finish_part(folder, job.part, rows=len(run.rows), files=files)}
+                sizes = {"rows": len(run.rows), "rows_of_all": len(job.table)}
+                return {"model": job.name, **finish_part(folder, job.part, **sizes, files=files)}
             if inputs.prepared is not None and (tokens is None or controls):
                 check_text(inputs.prepared)  # it was read, beside the tokens or in their place
             figures = {

@@ -117,10 +117,10 @@ def write_feature_part(
         if (folder / FEATURES).is_file():
             return
         texts = _distinct(inputs.comparisons, profile_posts=chosen.profile_posts)
-        files, truncated = _write_files(embedder, texts, folder, chosen, job, progress=progress)
+        files, count, truncated = _write_files(embedder, texts, folder, chosen, job, progress=progress)
         if job is not None:
             check_unchanged(inputs)
-            finish_part(folder, job, rows=len(files), files=files)
+            finish_part(folder, job, rows=len(files), rows_of_all=count, files=files)
             return
         for name, rows in texts.items():
             path = folder / f"{name}.keys.npy"
@@ -173,8 +173,9 @@ def _write_files(
     part: Part | None,
     *,
     progress: bool,
-) -> tuple[list[str], dict[str, int]]:
-    """Write the files that are not there; returns the names of all, and how many texts of each table were cut."""
+) -> tuple[list[str], int, dict[str, int]]:
+    """Write the files that are not there; returns the names of those of the part, how many all parts have, and how many
+    texts of each table were cut."""
 
     def shown(comparisons: Sequence[Comparison], *, advance: Advance) -> Embedded:
         source = cast(RewardEmbedder, embedder)
@@ -184,7 +185,7 @@ def _write_files(
     compute: dict[str, Callable[..., Embedded]] = {
         "answers": embedder.answers, "posts": embedder.posts, SHOWN: shown,
     }  # fmt: skip
-    files, truncated = list[str](), dict.fromkeys(texts, 0)
+    files, total, truncated = list[str](), 0, dict.fromkeys(texts, 0)
     turns = itertools.count()  # of the files, which fall to the parts by turns
     count = Count(sum(map(len, texts.values())), unit="texts")
     with show_progress(f"features of {embedder.name}", count, enabled=progress) as display:
@@ -192,12 +193,13 @@ def _write_files(
             rows = list(of_table.values())
             for number, start in enumerate(range(0, len(rows), options.file_rows)):
                 here = rows[start : start + options.file_rows]
-                if part is not None and next(turns) % part.count != part.number - 1:
-                    display.advance(len(here))
-                    continue
                 paths = [folder / part_name(name, number), folder / f".{name}-{number:06}.cut"]
                 if name == "answers" and embedder.gives_rewards:
                     paths.append(folder / part_name(REWARDS, number))
+                total += len(paths)
+                if part is not None and next(turns) % part.count != part.number - 1:
+                    display.advance(len(here))
+                    continue
                 files += [path.name for path in paths]
                 if all(path.exists() for path in paths):
                     display.advance(len(here))
@@ -211,7 +213,7 @@ def _write_files(
                         )
                     _write_file(embedded, *paths, dtype="float32" if name == SHOWN else options.store)
                 truncated[name] += int(paths[1].read_text())
-    return files, truncated
+    return files, total, truncated
 
 
 def _write_file(
