@@ -108,18 +108,32 @@ class RecordedData(TypedDict):
     sha256: NotRequired[str | None]
 
 
-class EvaluationInputs(TypedDict, total=False):
+class _Model(TypedDict, total=False):
+    name: str
+    architecture: str | None
+    files: dict[str, str]
+    revision: str | None
+    template: str | None
+    quantize: str | None
+
+
+class _Hint(TypedDict):
+    kind: str
+
+
+class EvaluationInputs(TypedDict):
     """The inputs of an evaluation that other code reads."""
 
-    model: dict[str, Any]
-    data: RecordedData
-    protocol: str | None
-    profile_posts: int | None
-    max_length: int | None
-    limit: int | None
-    hints: dict[str, Any]
-    control: str
-    part: str
+    model: _Model
+    data: NotRequired[RecordedData | None]
+    protocol: NotRequired[str | None]
+    profile_posts: NotRequired[int | None]
+    max_length: NotRequired[int | None]
+    limit: NotRequired[int | None]
+    # by kind; under "upper_bound" the kinds that no model could know
+    hints: NotRequired[dict[str, _Hint | list[str]]]
+    control: NotRequired[str]
+    part: NotRequired[str]
 
 
 EVALUATION: Final = RunKind(

@@ -7,9 +7,7 @@ damaged file from a good one.
 from __future__ import annotations
 
 import contextlib
-import logging
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,10 +71,6 @@ class Checkpoints:
         self._values: dict[int, float] = {}
         self._saving: int | None = None
         quiet_orbax()
-        logging.getLogger("asyncio").addFilter(_not_of_a_failed_write)
-        if sys.unraisablehook is not _without_closed_loops:
-            _hooks.append(sys.unraisablehook)
-            sys.unraisablehook = _without_closed_loops
         options = ocp.CheckpointManagerOptions(
             preservation_policy=_Preserve(self._values, keep_last, keep_best),
             cleanup_tmp_directories=not read_only,
@@ -258,24 +252,3 @@ class _Preserve(checkpoint_managers.PreservationPolicy):
         ranked = sorted((step for step in steps if step in self._values), key=lambda s: (self._values[s], s))
         kept = {*steps[-self._keep_last :], *ranked[: self._keep_best]}
         return [checkpoint.step in kept for checkpoint in checkpoints]
-
-
-_hooks: list[Callable[[Any], Any]] = []
-"""What handled exceptions in callbacks before :func:`_without_closed_loops`."""
-
-
-def _without_closed_loops(unraisable: Any) -> None:
-    """Drops what Orbax leaves behind when one of several writes fails: the others find its event loop closed.
-
-    The failure itself is raised by Orbax and reported by us; these would only bury it under tracebacks.
-    """
-    error = unraisable.exc_value
-    if isinstance(error, RuntimeError) and str(error) == "Event loop is closed":
-        return
-    _hooks[-1](unraisable)
-
-
-def _not_of_a_failed_write(record: logging.LogRecord) -> bool:
-    """When several writes of one checkpoint fail, only the first is awaited, and raised by Orbax."""
-    error = record.exc_info[1] if record.exc_info else None
-    return "was never retrieved" not in record.getMessage() or "OCDBT" not in str(error)

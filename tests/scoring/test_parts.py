@@ -220,7 +220,9 @@ def test_merging_opens_nothing_and_names_the_part_that_lacks_rows(tmp_path, monk
         Path(name).rename(f"gone {name}")
     assert cli.main(["merge", "p1", "p2", "--out", "merged"]) == 0
     assert shlex.join(["prb", *words, "--out", "merged"]) in capsys.readouterr().out
-    assert {row["id"] for row in read_lines(Path("merged/scores.jsonl"))} == {one.id for one in comparisons(20)}
+    assert {row["id"] for row in read_lines(Path("merged/scores.jsonl"))} == {
+        one.id for one in comparisons(20)
+    }
     assert not Path("merged/summary.json").exists()
     for name in ("calm.py", "pairs.jsonl"):
         Path(f"gone {name}").rename(name)
