@@ -32,7 +32,14 @@ def digests_of(folder: Path, patterns: Iterable[str]) -> dict[str, str]:
         return {path.relative_to(folder).as_posix(): digest for path, digest in zip(paths, digests)}
 
 
-def check_digests(folder: Path, digests: Mapping[str, str], *, record: Path, error: type[PrbError]) -> None:
+def check_digests(
+    folder: Path,
+    digests: Mapping[str, str],
+    *,
+    record: Path,
+    error: type[PrbError],
+    hint: str = "put the file back",
+) -> None:
     """Compare files in a folder with the digests that a record has of them.
 
     Args:
@@ -40,6 +47,7 @@ def check_digests(folder: Path, digests: Mapping[str, str], *, record: Path, err
       digests: Digests by the path of each file within the folder.
       record: File that the digests stand in, for the message.
       error: Class of the error to raise.
+      hint: What the user can do, at the end of the message.
 
     Raises:
       PrbError: of the class `error`: a file is missing, cannot be read, or is not the one that was written.
@@ -50,10 +58,10 @@ def check_digests(folder: Path, digests: Mapping[str, str], *, record: Path, err
                 if found != digests[name]:
                     raise error(
                         f"{folder / name}: is not the file that the run wrote: expected {digests[name]} as in "
-                        f"{record}, found {found}; put the file back"
+                        f"{record}, found {found}; {hint}"
                     )
         except DataError as failed:
-            raise error(f"{failed}; the run wrote it: put the file back") from failed
+            raise error(f"{failed}; the run wrote it; {hint}") from failed
 
 
 def _digest(path: Path) -> str:

@@ -253,7 +253,7 @@ def _read_qualities(file: str, prompts: Sequence[Candidates]) -> dict[str, np.nd
     Raises:
       DataError: a number that is missing, or not finite; names the sample.
     """
-    kind = RowKind(file, "qualities", itemgetter("id", "sample"), _QualityLine)
+    kind = RowKind(file, "qualities", itemgetter("id", "sample"), _QualityLine, hint="correct the line")
     rows = kind.read(Path(file))
     qualities = {}
     for prompt in prompts:

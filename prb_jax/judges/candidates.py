@@ -116,7 +116,7 @@ def _read_file(
     """What is known of the samples in a file, and its rows by comparison and number."""
     if not data:
         raise DataError(f"{path}: a file of samples belongs to data: name it with --data")
-    rows = dict(replace(SAMPLE_ROWS, schema=_TextLine).read(path))
+    rows = dict(replace(SAMPLE_ROWS, schema=_TextLine, hint="correct the line").read(path))
     most = max(Counter(name for name, _ in rows).values(), default=0)
     digest = sha256(path.read_bytes()).hexdigest()
     return {"inputs": {"samples_sha256": digest, "sampling": {"n": most}, "model": {}}}, rows

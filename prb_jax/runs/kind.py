@@ -157,7 +157,7 @@ class RunKind:
         write_json(folder / self.file, {**(self.read(folder) or {}), "format": _FORMAT, "files": files})
         write_file(folder / self.finished, data)
 
-    def check_files(self, folder: Path, run: Mapping[str, Any]) -> None:
+    def check_files(self, folder: Path, run: Mapping[str, Any], *, hint: str = "put the file back") -> None:
         """Compare the files in a folder with the digests in its record; those of a model are left to loading it.
 
         Raises:
@@ -172,7 +172,7 @@ class RunKind:
         ):
             raise RunError(f"{path}: field 'files': expected the digest of {lacking[0]}, found nothing")
         own = {name: digest for name, digest in files.items() if not name.startswith(f"{MODEL}/")}
-        check_digests(folder, own, record=path, error=RunError)
+        check_digests(folder, own, record=path, error=RunError, hint=hint)
 
     @contextlib.contextmanager
     def open(
@@ -205,7 +205,8 @@ class RunKind:
             stack.enter_context(held_folder(path))
             recorded, wanted = self.read(path), as_recorded(inputs)
             if recorded is not None and (path / self.finished).exists():
-                self.check_files(path, recorded)
+                hint = f"put the file back; or remove {self.finished}, and the same command goes on with what is there"
+                self.check_files(path, recorded, hint=hint)
             rows = None if self.rows is None else self.rows.read(path / self.rows.file, cut=True)
             if recorded is not None and recorded["inputs"] != wanted:
                 if rows is not None and not rows:

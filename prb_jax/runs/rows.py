@@ -46,6 +46,8 @@ class RowKind(Generic[AnyRow]):
     decode: Callable[[dict[str, Any]], AnyRow] = _same
     encode: Callable[[AnyRow], Row] = _same  # makes an object of a row
     table: Callable[[], MutableMapping[Any, AnyRow]] = dict  # makes what holds the rows by their keys
+    # what the user can do about a line that is no row
+    hint: str = "remove the line, and the same command writes it again"
 
     def read(self, path: Path, *, cut: bool = False) -> MutableMapping[Any, AnyRow]:
         """Return the rows of a file by their keys, in its order.
@@ -58,7 +60,7 @@ class RowKind(Generic[AnyRow]):
           RunError: a whole line that is no such row, or two rows with one key.
         """
         path = path / self.file if path.is_dir() else path
-        rows, hint = self.table(), "remove the line, and the same command writes it again"
+        rows = self.table()
         try:
             with path.open("rb") as file:
                 for number, line in enumerate(_whole_lines(file, path) if cut else file, start=1):
@@ -66,14 +68,14 @@ class RowKind(Generic[AnyRow]):
                     wrong: dict[str, Any] = {
                         "where": f"{where}: not a row of {self.what}",
                         "error": RunError,
-                        "hint": hint,
+                        "hint": self.hint,
                     }
                     value = parse_json(line.removesuffix(b"\n"), **wrong)
                     check_schema(value, self.schema, **wrong)
                     try:
                         row = self.decode(value)
                     except ValueError as error:
-                        raise RunError(f"{wrong['where']}: {error}; {hint}") from None
+                        raise RunError(f"{wrong['where']}: {error}; {self.hint}") from None
                     if self.key(row) in rows:
                         raise RunError(
                             f"{where}: a second row for {quote(self.key(row))}; remove one of them"

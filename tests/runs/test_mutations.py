@@ -161,7 +161,10 @@ def slow(whole) -> Path:
     chosen = {"methods": ["offset"], "shots": (0, 2), "settings": settings, "progress": False}
     prb.personalise(people, backbone=whole / "features", out=whole / "study", **chosen)
     data = str(whole / "pairs.jsonl")
-    prb.evaluate_posts(longer, data, profile_posts=[0, 1], out=whole / "sweep", progress=False)
+    for posts, name in enumerate(("length", "random")):
+        prb.evaluate(f"baseline:{name}", data, out=whole / "sweep" / f"posts-{posts}", progress=False)
+    points = [{"profile_posts": 0}, {"profile_posts": 1}]
+    write_lines(whole / "sweep" / "posts.json", [{"points": points}])
     return whole
 
 
