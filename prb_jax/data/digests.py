@@ -20,16 +20,21 @@ def digest_of_bytes(data: bytes) -> str:
     return f"sha256:{sha256(data).hexdigest()}"
 
 
+def matching(folder: Path, patterns: Iterable[str]) -> list[str]:
+    """Return the paths within a folder of the files that match one of the patterns."""
+    paths = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    return sorted(path.relative_to(folder).as_posix() for path in paths)
+
+
 def digests_of(folder: Path, patterns: Iterable[str]) -> dict[str, str]:
     """Return the digests of the files in a folder that match one of the patterns, by their paths within it.
 
     Raises:
       DataError: a file cannot be read.
     """
-    paths = sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
+    names = matching(folder, patterns)
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="digest") as threads:
-        digests = threads.map(_digest, paths)
-        return {path.relative_to(folder).as_posix(): digest for path, digest in zip(paths, digests)}
+        return dict(zip(names, threads.map(lambda name: _digest(folder / name), names)))
 
 
 def check_digests(

@@ -164,6 +164,7 @@ def guide(
                 )
                 for name, (numbers, users, more) in behaviour.items()
             ]
+            RUNS.reopen(result.out)
             write_behaviour(result.out, figures)
         RUNS.finish(result.out, summary)
         return summary

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, Final, NotRequired, TypedDict, cast
 
 from prb_jax.checkpoints.locate import MODEL, TRAIN
-from prb_jax.data.digests import check_digests, digest_of_bytes, digests_of
+from prb_jax.data.digests import check_digests, digest_of_bytes, digests_of, matching
 from prb_jax.data.reading import read_json, read_object
 from prb_jax.data.schema import check_schema
-from prb_jax.data.writing import held_folder, json_file, refuse_file, write_file, write_json
+from prb_jax.data.writing import held_folder, json_file, refuse_file, write_file, write_json, writing
 from prb_jax.errors import RunError, quote
 from prb_jax.processes.agreement import differences
 from prb_jax.processes.sharing import entered_on_first_process, on_first_process, process_count
@@ -157,6 +157,15 @@ class RunKind:
         write_json(folder / self.file, {**(self.read(folder) or {}), "format": _FORMAT, "files": files})
         write_file(folder / self.finished, data)
 
+    def reopen(self, folder: Path) -> None:
+        """Make a finished run an unfinished one, before files of it change.
+
+        Raises:
+          RunError: it cannot be written.
+        """
+        with writing(folder / self.finished):
+            (folder / self.finished).unlink(missing_ok=True)
+
     def check_files(self, folder: Path, run: Mapping[str, Any], *, hint: str = "put the file back") -> None:
         """Compare the files in a folder with the digests in its record; those of a model are left to loading it.
 
@@ -164,13 +173,15 @@ class RunKind:
           RunError: a file is missing, or is not the one that was written.
         """
         path, files = folder / self.file, run.get("files", {})
-        needed = [self.finished, *([self.rows.file] if self.rows else [])]
-        if (
-            lacking := [name for name in needed if name not in files]
-            if run.get("format", 1) == _FORMAT
-            else []
-        ):
-            raise RunError(f"{path}: field 'files': expected the digest of {lacking[0]}, found nothing")
+        if run.get("format", 1) == _FORMAT:
+            written = [
+                self.finished,
+                *([self.rows.file] if self.rows else []),
+                *matching(folder, self.sealed),
+            ]
+            # What a killed command adds to a finished run lies in sub-folders.
+            if unknown := [name for name in written if name not in files and "/" not in name]:
+                raise RunError(f"{path}: field 'files': expected the digest of {unknown[0]}, found nothing")
         own = {name: digest for name, digest in files.items() if not name.startswith(f"{MODEL}/")}
         check_digests(folder, own, record=path, error=RunError, hint=hint)
 

@@ -179,6 +179,7 @@ def personalise(
             if row["split"] == "unseen" and row["above_offset"] is not None and not row["control"]:
                 above[row["method"]] = above.get(row["method"], False) or row["above_offset"]
         summary["not_above_offset"] = [name for name, beaten in above.items() if not beaten]
+        RUNS.reopen(folder)
         write_json(folder / SUMMARY, summary)
         if by_subset := subset_results(population, splits, outcomes):
             write_json(folder / SUBSETS, by_subset)

@@ -118,9 +118,8 @@ def open_run(
             stack.enter_context(held_folder(out))
             wanted, recorded = as_recorded(inputs), kind.read(out)
             if recorded is not None:
-                if (out / SUMMARY).is_file():
+                if finished := (out / SUMMARY).is_file():
                     kind.check_files(out, recorded)
-                    _reopen_without_model(out)
                 old = recorded["inputs"]
                 longer = len(wanted.get("lengths", ())) > len(old.get("lengths", (0,)))
                 if longer:
@@ -128,16 +127,19 @@ def open_run(
                     old = {**old, "settings": lengthened, "lengths": wanted["lengths"]}
                 check_same_inputs(out, old, wanted, file=TRAIN)
                 if longer:
-                    _remove_result(out)
+                    kind.reopen(out)
+                    _remove_model(out)
                     recorded = {**recorded, "inputs": wanted}
+                elif finished:
+                    _reopen_without_model(kind, out)
             kind.record(out, recorded, inputs=wanted, session=session, notes=notes)
-            finished = read_training(out).summary
-            return None if finished is None else dict(finished)
+            summary = read_training(out).summary
+            return None if summary is None else dict(summary)
 
         yield on_first_process(start)
 
 
-def _reopen_without_model(path: Path) -> None:
+def _reopen_without_model(kind: RunKind, path: Path) -> None:
     """Makes a finished run whose model was deleted an unfinished one, which exports it again from its checkpoints."""
     if (path / MODEL).is_dir():
         return
@@ -146,15 +148,13 @@ def _reopen_without_model(path: Path) -> None:
             f"{path}: the run is finished, but its {MODEL} was deleted, and there is no checkpoint to export it from: "
             "put one of them back, or train again in another folder"
         )
-    with writing(path):
-        (path / SUMMARY).unlink()
+    kind.reopen(path)
 
 
-def _remove_result(path: Path) -> None:
-    """Makes a finished run an unfinished one; it is called before the new length is written, and may be repeated."""
+def _remove_model(path: Path) -> None:
+    """Remove the model of a run that is made longer, before the new length is written; it may be repeated."""
     aside = path / f".{MODEL}.old"
     with writing(path):
-        (path / SUMMARY).unlink(missing_ok=True)
         shutil.rmtree(aside, ignore_errors=True)
         with contextlib.suppress(FileNotFoundError):
             (path / MODEL).rename(aside)  # it is there as a whole or not at all

@@ -1,17 +1,19 @@
 """Folders of strangers: a record runs no Python, and its numbers are those that were written."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 import prb_jax as prb
-from prb_jax import DataError, cli
+from prb_jax import DataError, RunError, cli
 from prb_jax.auditing.folder import open_folder
 from prb_jax.generation.sample import RUNS as SAMPLES
 from prb_jax.judges.best_of_n import best_of_n
 from prb_jax.runs.kind import as_recorded
 from prb_jax.scoring.inputs import read_inputs
-from tests.json_lines import write_lines
+from tests.json_lines import read_lines, write_lines
 
 PAIRS = [
     {
@@ -92,3 +94,103 @@ def test_python_that_a_record_names_is_not_run(python, tmp_path, capsys):
     assert cli.main(["report", "run", "--data", named, "--out", "named.html"]) == 0
     assert "tea 7?" in Path("named.html").read_text()
     assert python.exists()
+
+
+TAMPERED = (
+    "accuracy",
+    "ci95",
+    "ties",
+    "mean_margin",
+    "user_accuracy",
+    "n",
+    "by_subset",
+    "coverage",
+    "controls",
+)
+
+
+def longer(comparison):
+    return [float(len(text) + len(comparison.profile)) for text in comparison.responses]
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory):
+    """Two runs of the same data, one of them with a control."""
+    folder = tmp_path_factory.mktemp("scored")
+    data = write_lines(folder / "pairs.jsonl", PAIRS)
+    prb.evaluate(longer, data, out=folder / "run", controls="blind", progress=False)
+    prb.evaluate("baseline:length", data, out=folder / "other", progress=False)
+    return folder
+
+
+def readers(folder: Path):
+    """The verbs that print the figures of a run."""
+    return (
+        lambda: prb.leaderboard(folder),
+        lambda: prb.report(folder / "run", out=folder / "page.html"),
+        lambda: prb.compare(folder / "run", folder / "other"),
+    )
+
+
+def unseal(record: Path) -> None:
+    """Make a record one of an earlier version, which had no digests."""
+    run = json.loads(record.read_text())
+    record.write_text(json.dumps({name: run[name] for name in run if name != "files"} | {"format": 1}))
+
+
+@pytest.mark.parametrize("name", TAMPERED)
+def test_an_edited_summary_is_never_shown(name, scored, tmp_path):
+    """Neither with digests nor, as of an earlier version, without them."""
+    folder = shutil.copytree(scored, tmp_path / "runs")
+    path = folder / "run" / "summary.json"
+    summary = json.loads(path.read_text())
+    assert summary["accuracy"] < 0.95
+    right = prb.leaderboard(folder)
+    page = prb.report(folder / "run", out=folder / "page.html").read_text()
+    wrong = {"n": 41, "ties": 7, "ci95": [0.973, 0.991], "by_subset": {}, "controls": {}}.get(name, 0.991)
+    if name == "controls":
+        wrong = {"blind": summary["controls"]["blind"] | {"accuracy": 0.113, "difference": 0.777}}
+    path.write_text(json.dumps(summary | {name: wrong}))
+    for read in readers(folder):
+        with pytest.raises(RunError, match=r"summary\.json: is not the file that the run wrote"):
+            read()
+    unseal(folder / "run" / "run.json")
+    if name in ("ci95", "by_subset", "coverage", "controls"):  # recomputed
+        assert prb.leaderboard(folder) == right
+        again = prb.report(folder / "run", out=folder / "page.html").read_text()
+        shown = ("0.973", "0.991", "0.113", "0.777")
+        assert [number in again for number in shown] == [number in page for number in shown] == [False] * 4
+        return
+    for read in readers(folder):
+        with pytest.raises(RunError, match=r"the files of a\s+run belong together"):
+            read()
+
+
+@pytest.mark.parametrize("text", ["7.5", "NaN", "1e400", "null", '"0.5"', "true"])
+def test_an_accuracy_that_is_none_is_refused(text, scored, tmp_path):
+    folder = shutil.copytree(scored, tmp_path / "runs")
+    path = folder / "run" / "summary.json"
+    accuracy = json.dumps(json.loads(path.read_text())["accuracy"])
+    path.write_text(path.read_text().replace(f'"accuracy": {accuracy}', f'"accuracy": {text}', 1))
+    unseal(folder / "run" / "run.json")
+    for read in readers(folder):
+        with pytest.raises(RunError, match=r"summary\.json: (field 'accuracy'|not valid JSON)"):
+            read()
+
+
+def test_every_tampered_score_is_found(scored, tmp_path):
+    """Also where the verdict stays: a run of an earlier version is found out by its mean margin."""
+    for sealed in (True, False):
+        for place in range(len(PAIRS)):
+            folder = tmp_path / f"{sealed}{place}"
+            shutil.copytree(scored / "run", folder / "run")
+            shutil.copytree(scored / "other", folder / "other")
+            path = folder / "run" / "scores.jsonl"
+            rows = read_lines(path)
+            rows[place]["scores"][0] += 0.5
+            write_lines(path, rows)
+            if not sealed:
+                unseal(folder / "run" / "run.json")
+            for read in readers(folder)[:1] if sealed else (readers(folder)[0], readers(folder)[2]):
+                with pytest.raises(RunError, match=r"scores\.jsonl"):
+                    read()

@@ -152,6 +152,9 @@ def test_a_model_that_was_deleted_is_exported_again(model, data, whole, tmp_path
         prb.CheckpointError, match="model of this training run was deleted: the same command exports"
     ):
         prb.load(out)
+    with pytest.raises(prb.RunError, match=r"settings\.seed: 0 -> 1"):
+        train(config(model, data, seed=1), out=out, progress=False)
+    assert (out / "summary.json").exists()
     again = train(config(model, data), out=out, progress=False)
     assert again.model == out / "model"
     assert again.summary == whole.summary
