@@ -46,6 +46,7 @@ class Plugin:
 
 _registered: dict[tuple[str, str], Plugin] = {}
 _broken: set[tuple[str, str]] = set()  # kinds and names that were warned of
+_imported: set[Path] = set()  # files of `--import`
 
 
 def register_plugin(kind: str, name: str, value: Any) -> None:
@@ -163,6 +164,7 @@ def import_plugins(modules: list[str]) -> None:
     for module in modules:
         if module.endswith(".py"):
             _run(module)
+            _imported.add(Path(module).resolve())
             continue
         sys.path.append(os.getcwd())
         try:
@@ -179,6 +181,11 @@ def is_python_value(text: object) -> bool:
     """Tell whether a text names a value of a Python file, as FILE.py:NAME."""
     file, colon, name = str(text).rpartition(":")
     return isinstance(text, str) and bool(colon) and file.endswith(".py") and name.isidentifier()
+
+
+def is_imported(text: str) -> bool:
+    """Tell whether the file of FILE.py:NAME is one of `--import`, so that the user lets it run."""
+    return Path(text.rpartition(":")[0]).resolve() in _imported
 
 
 def python_value(text: str) -> Plugin:

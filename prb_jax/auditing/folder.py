@@ -15,21 +15,36 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from prb_jax.auditing.database import DATABASE, Database, make_database
 from prb_jax.auditing.items import make_items
 from prb_jax.data.writing import refuse_file, write_json, writing
 from prb_jax.errors import DataError, PrbWarning, RunError
 from prb_jax.processes.agreement import differences
+from prb_jax.runs.evaluation import RecordedData
 from prb_jax.runs.kind import RunKind, as_recorded
 from prb_jax.scoring.inputs import Data, Inputs, read_inputs
-from prb_jax.sources.reading import describe_source
+from prb_jax.sources.reading import describe_source, recorded_sources
 from prb_jax.version import __version__
 
 AUDIT: Final = "audit.json"
 REPORT: Final = "report.json"
-_AUDITS: Final = RunKind("prb_jax audit", "prb audit", file=AUDIT, others=(DATABASE,))
+
+
+class _Inputs(TypedDict):
+    data: RecordedData
+    gold: RecordedData | None
+    subset: str | None
+    limit: int | None
+    sample: int | None
+    per_item: int
+    check_every: int
+    margin: float
+    seed: int
+
+
+_AUDITS: Final = RunKind("prb_jax audit", "prb audit", file=AUDIT, others=(DATABASE,), inputs=_Inputs)
 _SECRET: Final = "secret"
 _STAGED: Final = f".{DATABASE}.new"
 DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
@@ -156,8 +171,9 @@ def _read(path: Path) -> AuditFolder | None:
     inputs = record["inputs"]
     known = inputs.keys() == {"data", "gold", *DEFAULTS} and isinstance(record.get("id"), str)
     for field in ("data", "gold"):
-        names, sources = record.get(field), (inputs.get(field) or {}).get("sources", [])
+        names, sources = record.get(field), (inputs.get(field) or {}).get("sources") or []
         known = known and isinstance(names, list) and len(names) == len(sources)
+        known = known and all(isinstance(name, str) for name in names)
     if not known:
         raise RunError(f"{path / AUDIT}: was changed by hand: put the file of a backup in its place")
     return AuditFolder(path, record["id"], inputs, tuple(record["data"]), tuple(record["gold"]))
@@ -221,6 +237,7 @@ def _check_sources(folder: AuditFolder) -> None:
     for field, names in (("data", folder.data), ("gold", folder.gold)):
         for name, before in zip(names, (folder.inputs[field] or {}).get("sources", ()), strict=True):
             try:
+                recorded_sources([name], where=str(folder.path / AUDIT))
                 now = as_recorded(describe_source(name))
             except DataError as error:
                 consequence = "the audit goes on with its own copy of the pairs"

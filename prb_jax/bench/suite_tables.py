@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from prb_jax.bench.machine import Machine
 from prb_jax.data.reading import read_object
+from prb_jax.data.schema import check_schema
 from prb_jax.data.writing import write_file
 from prb_jax.errors import RunError
 from prb_jax.processes.agreement import differences
@@ -22,6 +23,36 @@ MEASURED = "measured"  # the state of a row whose figures are there
 
 _HEADS = ("row", "model", "dtype, attention", "rate", "of the peak", "beside", "ratio", "memory")
 _SECONDS = ("rollout_seconds", "update_seconds")
+
+
+class _Result(TypedDict, total=False):
+    pairs_per_second: float | None
+    tokens_per_second: float | None
+    scores_per_second: float | None
+    rollout_seconds: float
+    update_seconds: float
+
+
+class _Row(TypedDict):
+    id: str
+    verb: str
+    model: str
+    flags: dict[str, Any]
+    status: str
+    result: _Result | None
+
+
+class _Machine(TypedDict):
+    kind: str
+
+
+class _Bench(TypedDict):
+    """What `prb bench compare` reads of ``bench.json``."""
+
+    kind: Literal["prb_jax bench"]
+    inputs: dict[str, Any]
+    machine: _Machine
+    rows: list[_Row]
 
 
 @dataclass(frozen=True)
@@ -102,8 +133,7 @@ def _read(place: str | Path) -> dict[str, Any]:
     path = Path(place)
     path = path / BENCH if path.is_dir() else path
     bench = read_object(path, error=RunError)
-    if bench.get("kind") != KIND.name or not isinstance(bench.get("rows"), list):
-        raise RunError(f"{path}: expected a file of `prb bench all`")
+    check_schema(bench, _Bench, where=f"{path}: expected a file of `prb bench all`", error=RunError)
     return bench
 
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from prb_jax.building.card import build_inputs, build_summary, data_card
 from prb_jax.building.gates.gate import Pair
@@ -20,7 +20,7 @@ from prb_jax.building.product import split_parts, write_product
 from prb_jax.building.prompts import prompts_digest
 from prb_jax.building.records import Record, load_redactor, read_records, redact
 from prb_jax.building.settings import BuildSettings, load_build_settings
-from prb_jax.building.writing import lacking, match_pairs, read_candidates, write_rows
+from prb_jax.building.writing import WrittenLine, lacking, match_pairs, read_candidates, write_rows
 from prb_jax.data.reading import read_object
 from prb_jax.data.writing import write_json
 from prb_jax.errors import RunError, listed, need_extra, quote
@@ -32,13 +32,16 @@ from prb_jax.runs.rows import Row, RowFile, RowKind
 ROWS: Final = "rows.jsonl"
 FAILURES: Final = "failures.jsonl"
 GATES_FILE: Final = "gate_figures.json"
-_ROWS: Final = RowKind(
-    ROWS,
-    "a build",
-    key=itemgetter("id"),
-    fields=("id", "over", "aspects", "plan", "candidates", "requests", "tries"),
-)
-_FAILURES: Final = RowKind(FAILURES, "failures", key=itemgetter("id", "at"), fields=("id", "at", "error"))
+_ROWS: Final = RowKind(ROWS, "a build", key=itemgetter("id"), schema=WrittenLine)
+
+
+class _FailureLine(TypedDict):
+    id: str
+    at: str
+    error: str
+
+
+_FAILURES: Final = RowKind(FAILURES, "failures", key=itemgetter("id", "at"), schema=_FailureLine)
 RUNS: Final = RunKind(name="prb_jax build", command="prb build", rows=_ROWS)
 
 
@@ -128,7 +131,7 @@ def build(
             formats=product.formats,
             card=partial(data_card, summary),
         )
-        write_json(folder / SUMMARY, summary)
+        run.finish(summary)
     return Build(folder, summary)
 
 

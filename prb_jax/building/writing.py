@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Final
+from typing import Final, TypedDict
 
 import numpy as np
 
@@ -40,6 +40,39 @@ class Candidate:
     seed: int
     finish: str | None
     fault: str | None
+
+
+class _AspectFields(TypedDict):
+    aspect: str
+    evidence: str
+    reason: str
+
+
+class _CandidateFields(TypedDict):
+    text: str
+    seed: int
+    finish: str | None
+    fault: str | None
+
+
+class _Sides(TypedDict):
+    chosen: list[_CandidateFields]
+    rejected: list[_CandidateFields]
+
+
+class WrittenLine(TypedDict):
+    """A line of ``rows.jsonl`` of a build: what was written for a record."""
+
+    id: str
+    over: str | None
+    aspects: list[_AspectFields]
+    aspects_derived: bool
+    plan: dict[str, str]
+    candidates: _Sides
+    requests: int
+    tries: int
+    prompt_tokens: int | None
+    completion_tokens: int | None
 
 
 @dataclass
@@ -222,11 +255,14 @@ def total(counts: Sequence[int | None]) -> int | None:
 
 def read_candidates(row: Row, record: Record, settings: BuildSettings) -> dict[str, list[Candidate]]:
     """Return the candidates of a row by side, with the faults that they have under these settings."""
-    aspects = [RubricAspect(**aspect) for aspect in row["aspects"]]
+    aspects = [RubricAspect(one["aspect"], one["evidence"], one["reason"]) for one in row["aspects"]]
     return {
         side: [
             Candidate(
-                **stored | {"fault": _fault(stored["text"], stored["finish"], record, aspects, settings)}
+                stored["text"],
+                stored["seed"],
+                stored["finish"],
+                _fault(stored["text"], stored["finish"], record, aspects, settings),
             )
             for stored in row["candidates"][side]
         ]

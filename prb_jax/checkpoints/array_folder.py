@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def read_arrays(
     except Exception as error:
         raise RunError(f"{folder}: cannot be read: {reason_of(error)}") from error
     sums = checksums(restored)
-    if wrong := [name for name, one in described.items() if sums[name] != one["checksum"]]:
+    if wrong := [name for name, one in described.items() if sums.get(name) != one["checksum"]]:
         raise RunError(f"{folder}: damaged: {', '.join(wrong[:3])} is not what was saved")
     return dict(restored)
 
@@ -130,11 +131,36 @@ def _bit_sum(array: jax.Array) -> jax.Array:
 def quiet_orbax() -> None:
     """Keep what Orbax logs of every file from the user; its failures are raised by us."""
     logging.getLogger("absl").addFilter(_not_of_orbax)
+    logging.getLogger("asyncio").addFilter(_not_of_a_failed_write)
+    if sys.unraisablehook is not _without_closed_loops:
+        _hooks.append(sys.unraisablehook)
+        sys.unraisablehook = _without_closed_loops
 
 
 def _not_of_orbax(record: logging.LogRecord) -> bool:
     """Orbax logs every file, and every failure several times over."""
     return "/orbax/" not in record.pathname.replace("\\", "/")
+
+
+_hooks: list[Callable[[Any], Any]] = []
+"""What handled exceptions in callbacks before :func:`_without_closed_loops`."""
+
+
+def _without_closed_loops(unraisable: Any) -> None:
+    """Drops what Orbax leaves behind when one of several writes fails: the others find its event loop closed.
+
+    The failure itself is raised by Orbax and reported by us; these would only bury it under tracebacks.
+    """
+    error = unraisable.exc_value
+    if isinstance(error, RuntimeError) and str(error) == "Event loop is closed":
+        return
+    _hooks[-1](unraisable)
+
+
+def _not_of_a_failed_write(record: logging.LogRecord) -> bool:
+    """When several writes of one checkpoint fail, only the first is awaited, and raised by Orbax."""
+    error = record.exc_info[1] if record.exc_info else None
+    return "was never retrieved" not in record.getMessage() or "OCDBT" not in str(error)
 
 
 def reason_of(error: BaseException) -> str:

@@ -23,6 +23,7 @@ from jax.typing import DTypeLike
 
 from prb_jax.checkpoints.fill import fill_leaf, fill_quantized, parts_by_bounds
 from prb_jax.checkpoints.hf_map import LeafMap, flatten, leaf_maps, nest
+from prb_jax.checkpoints.locate import check_exported
 from prb_jax.checkpoints.matching import Match, check_tied_embeddings, match_tensors
 from prb_jax.checkpoints.weight_index import SliceReader, WeightIndex, index_folder
 from prb_jax.errors import CheckpointError, MeshError, short_repr
@@ -164,7 +165,8 @@ def load_params(
 
     Raises:
       CheckpointError: a missing, extra, misshapen or non-float tensor, a missing or re-initialised
-        head, a broken or truncated file, pickle files; the message names the tensor or file.
+        head, a broken or truncated file, pickle files, a file of a training run that is not the one it exported; the
+        message names the tensor or file.
       MeshError: a sharding that does not divide its array.
     """
     index = _index(folder, config)
@@ -178,7 +180,12 @@ def load_params(
 
     loaded: dict[tuple[str, ...], jax.Array] = {}
     begun = time.perf_counter()
-    with SliceReader(index) as reader, ThreadPoolExecutor(_READERS, thread_name_prefix="read") as pool:
+    with (
+        SliceReader(index) as reader,
+        ThreadPoolExecutor(_READERS, thread_name_prefix="read") as pool,
+        ThreadPoolExecutor(1, thread_name_prefix="check") as aside,
+    ):
+        checked = aside.submit(check_exported, index.folder)
         if isinstance(config, DecoderConfig):
             check_tied_embeddings(index, config, reader=reader)
         # The largest first: while its shard is handed over there is little else in memory.
@@ -191,6 +198,7 @@ def load_params(
             loaded[leaf.path], loaded[scales] = fill_quantized(
                 leaf, form, scale_sharding=chosen[scales], **given
             )
+        checked.result()
         seconds = time.perf_counter() - begun
         report = replace(_report(index, match, held), bytes_read=reader.bytes_read, seconds=seconds)
     return LoadedParams(nest({path: loaded[path] for path in shapes}), report)

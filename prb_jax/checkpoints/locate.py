@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax.checkpoints.weight_file import read_header
+from prb_jax.data.digests import check_digests
+from prb_jax.data.reading import read_object
+from prb_jax.data.schema import check_schema
 from prb_jax.errors import CheckpointError, first_line, quote
+from prb_jax.processes.sharing import process_count, process_index
 from prb_jax.storage.urls import localised, shown
 
 # What a model needs; no code. Of files of torch.save the small ones that go with safetensors, and the weights
@@ -77,12 +81,37 @@ def _trained_model(path: Path) -> Path:
     """Of the folder of a training run the model in it; any other folder as it is."""
     if not (path / TRAIN).is_file() or (path / "config.json").exists():
         return path
+    if not (path / MODEL).is_dir() and (path / "summary.json").is_file():
+        raise CheckpointError(
+            f"{path}: the model of this training run was deleted: the same command exports it again from its "
+            f"checkpoint; of `prb train`, `prb convert {path} DST` does too"
+        )
     if not (path / MODEL).is_dir():
         raise CheckpointError(
             f"{path}: this training run is not finished, so there is no model in it yet: the same command "
             f"continues it; of `prb train`, `prb convert {path} DST` writes the best checkpoint"
         )
     return path / MODEL
+
+
+def check_exported(folder: Path) -> None:
+    """Compare the model of a training run with the digests of its files in the record of the run.
+
+    Any other folder, and one of an earlier version, has none. Of several processes each reads a share of the files.
+
+    Raises:
+      CheckpointError: a file is missing, or is not the one that was exported.
+    """
+    record = folder.absolute().parent / TRAIN
+    if folder.absolute().name != MODEL or not record.is_file():
+        return
+    digests = read_object(record, error=CheckpointError).get("files", {})
+    check_schema(digests, dict[str, str], where=f"{record}: files", error=CheckpointError)
+    files = sorted(name for name in digests if name.startswith(f"{MODEL}/"))
+    share = {
+        name.removeprefix(f"{MODEL}/"): digests[name] for name in files[process_index() :: process_count()]
+    }
+    check_digests(folder, share, record=record, error=CheckpointError)
 
 
 def _without_pipes(folder: Path) -> Path:

@@ -1,19 +1,17 @@
 """`prb evaluate`, which scores comparisons with a model or a baseline, and `prb merge` of the parts of a run."""
 
 import argparse
+import shlex
 from importlib import import_module
 from typing import Any, Final
 
 from prb_jax.benchmarks import NAMES
-from prb_jax.commands import functions_of
 from prb_jax.commands.arguments import Parser, call, keywords, not_negative, with_columns
 from prb_jax.commands.configs import with_config
 from prb_jax.commands.process import print_table, start
 from prb_jax.data.options import options_of
-from prb_jax.errors import RunError, quote
+from prb_jax.errors import RunError, printable
 from prb_jax.processes.sharing import on_first_process, process_index
-from prb_jax.runs import set_command_line
-from prb_jax.storage.urls import localise_options
 
 _POSTS: Final = "prb_jax.study.posts"
 _COMPARISON: Final = "prb_jax.reports.comparison"
@@ -21,8 +19,6 @@ _COMPARISON: Final = "prb_jax.reports.comparison"
 
 _UNQUANTIZED: Final = "unquantized"
 """The run folder of the unquantised model, within that of the quantised one."""
-
-_WITH_PARTS: Final = ("evaluate", "features", "judge", "sample")
 
 
 def add(sub: Parser) -> None:
@@ -122,25 +118,17 @@ def add_merge(sub: Parser) -> None:
 
 
 def run_merge(options: argparse.Namespace) -> None:
-    """Merge the rows, and finish the run as the command of the parts does without `--part`."""
+    """Merge the rows, and print the command that finishes the run."""
     from prb_jax.data.reading import read_object
     from prb_jax.runs.kind import RUN
     from prb_jax.runs.parts import merge
 
     merged = merge(options.parts, out=options.out)
-    words = read_object(merged / RUN, error=RunError).get("command")
-    if not words:
-        raise RunError(
-            f"{options.out} holds the rows; the parts were made from Python: make the same call, "
-            "without part and with this folder as out, to finish the run"
+    command = read_object(merged / RUN, error=RunError).get("command")
+    print(f"the rows of {len(options.parts)} parts are in {options.out}; nothing is left to compute")
+    if command:
+        print(
+            f"the command of the parts, without --part, finishes the run:\n  {printable(shlex.join(command))}"
         )
-    if len(words) < 2 or words[1] not in _WITH_PARTS:
-        expected = f"expected prb {' or '.join(_WITH_PARTS)}"
-        raise RunError(f"{merged / RUN}: command: {expected}, found {quote(words)}")
-    sub, (add_arguments, run_verb) = Parser(prog=" ".join(words[:2])), functions_of(words[1])
-    add_arguments(sub)
-    again = sub.parse_args(words[2:], argparse.Namespace(**vars(options)))
-    again.words, again.parser = words[1:], sub
-    localise_options(again)
-    set_command_line(words)
-    run_verb(again)
+    else:
+        print("the parts were made from Python: make the same call, without part and with this folder as out")

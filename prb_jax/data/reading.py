@@ -1,7 +1,8 @@
 """Files that strangers wrote: opened only if they are files, and read as JSON within bounds.
 
 Depth has a bound, since whatever walks a value would fail far from here, where no file could be named; and so has
-size. A field given twice is an error, as one of its values would be lost.
+size. A field given twice is an error, as one of its values would be lost. So is a number that is not finite, which no
+JSON has and no figure can use.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import gzip
 import io
 import itertools
 import json
+import math
 import os
 import stat
 import zlib
@@ -26,6 +28,8 @@ LONGEST_LINE: Final = 64 << 20
 
 _LARGEST: Final = 100_000_000
 _DEEPEST: Final = 64
+_MOST_DIGITS: Final = 300
+"""Digits of a whole number; one with a few more is too large for a float."""
 
 
 class SupportsReadline(Protocol):
@@ -87,12 +91,15 @@ def reading(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def read_json(path: Path, *, error: type[PrbError], hint: str = "", optional: bool = False) -> Any:
+def read_json(
+    path: Path, *, error: type[PrbError], hint: str = "", optional: bool = False, finite: bool = True
+) -> Any:
     """The value in a JSON file.
 
     Args:
       hint: what the user can do, put at the end of the message.
       optional: a file that is not there is None.
+      finite: see `parse_json`.
 
     Raises:
       PrbError: of the kind `error`: the file cannot be read, is too large, or is refused by `parse_json`.
@@ -106,26 +113,29 @@ def read_json(path: Path, *, error: type[PrbError], hint: str = "", optional: bo
         raise error(f"{path}: cannot be read: {failed.strerror or failed}{_after(hint)}") from failed
     if len(data) > _LARGEST:
         raise error(f"{path}: expected at most {_LARGEST:,} bytes of JSON, found more{_after(hint)}")
-    return parse_json(data, where=str(path), error=error, hint=hint)
+    return parse_json(data, where=str(path), error=error, hint=hint, finite=finite)
 
 
-def read_object(path: Path, *, error: type[PrbError], hint: str = "") -> dict[str, Any]:
+def read_object(path: Path, *, error: type[PrbError], hint: str = "", finite: bool = True) -> dict[str, Any]:
     """As `read_json`, of a file that holds an object."""
-    value = read_json(path, error=error, hint=hint)
+    value = read_json(path, error=error, hint=hint, finite=finite)
     if not isinstance(value, dict):
         raise error(f"{path}: expected a JSON object, found {type(value).__name__}{_after(hint)}")
     return value
 
 
-def parse_json(data: bytes, *, where: str, error: type[PrbError], hint: str = "") -> Any:
+def parse_json(data: bytes, *, where: str, error: type[PrbError], hint: str = "", finite: bool = True) -> Any:
     """The value that JSON in UTF-8 stands for.
 
+    Args:
+      finite: If False, NaN and infinity are read too, which other programs write.
+
     Raises:
-      PrbError: of the kind `error`, starting with `where`: it is not JSON, nested too deeply, or a field is given
-        twice.
+      PrbError: of the kind `error`, starting with `where`: it is not JSON, nested too deeply, a field is given
+        twice, or a number is not finite.
     """
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=unique_fields)
+        value = (_STRICT if finite else _LENIENT).decode(data.decode("utf-8"))
         if data.count(b"[") + data.count(b"{") > _DEEPEST:
             _check_depth(value)
     except RecursionError as failed:
@@ -133,6 +143,18 @@ def parse_json(data: bytes, *, where: str, error: type[PrbError], hint: str = ""
     except ValueError as failed:  # malformed, or bytes that are not UTF-8
         raise error(f"{where}: not valid JSON: {failed}{_after(hint)}") from failed
     return value
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is not a finite number")
+    return number
+
+
+def _whole(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"{quote(text, limit=40)} has more than {_MOST_DIGITS} digits")
+    return int(text)
 
 
 def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -149,6 +171,12 @@ def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
                 raise ValueError(f"field {quote(name)} is given twice")
             seen.add(name)
     return value
+
+
+_LENIENT: Final = json.JSONDecoder(object_pairs_hook=unique_fields)
+_STRICT: Final = json.JSONDecoder(
+    object_pairs_hook=unique_fields, parse_constant=_finite, parse_float=_finite, parse_int=_whole
+)
 
 
 def _check_depth(value: Any) -> None:

@@ -14,7 +14,6 @@ from typing import Any, Final
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.data.writing import write_json
 from prb_jax.errors import DataError, need_extra, quote
 from prb_jax.generation.guided import Guide
 from prb_jax.generation.policy import Policy, open_policy
@@ -25,7 +24,6 @@ from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.behaviour import cluster_of, figure_of, reward_identity, write_behaviour
-from prb_jax.runs.kind import SUMMARY
 from prb_jax.scoring.inputs import Data, read_inputs
 from prb_jax.scoring.load import open_scorer, read_history
 from prb_jax.scoring.run import check_same_choices
@@ -166,8 +164,9 @@ def guide(
                 )
                 for name, (numbers, users, more) in behaviour.items()
             ]
+            RUNS.reopen(result.out)
             write_behaviour(result.out, figures)
-        write_json(result.out / SUMMARY, summary)
+        RUNS.finish(result.out, summary)
         return summary
 
     return SampleRun(result.out, on_first_process(finish))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 import numpy as np
 
@@ -41,7 +41,7 @@ from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
+from prb_jax.runs.behaviour import BEHAVIOUR, cluster_of, figure_of, write_behaviour
 from prb_jax.runs.kind import RunKind, RunResult
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowFile, RowKind
@@ -52,13 +52,18 @@ from prb_jax.scoring.run import check_same_choices, computing_versions
 from prb_jax.sharding import mesh_shape
 from prb_jax.storage.urls import shown
 
-ROWS = RowKind(
-    "rows.jsonl",
-    "policy accuracy",
-    key=itemgetter("scorer", "control", "id"),
-    fields=("scorer", "control", "id", "tokens", "rewards", "scores"),
-)
-RUNS = RunKind(name="prb_jax policy accuracy", command="prb policy-accuracy", rows=ROWS)
+
+class _Line(TypedDict):
+    scorer: str
+    control: str
+    id: str
+    tokens: list[int]
+    rewards: list[float]
+    scores: dict[str, list[list[list[float | None]]]]
+
+
+ROWS = RowKind("rows.jsonl", "policy accuracy", key=itemgetter("scorer", "control", "id"), schema=_Line)
+RUNS = RunKind(name="prb_jax policy accuracy", command="prb policy-accuracy", rows=ROWS, sealed=(BEHAVIOUR,))
 STRENGTHS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 _SWAP: Final = "swap"
 

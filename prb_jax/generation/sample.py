@@ -14,7 +14,7 @@ from functools import partial
 from hashlib import sha256
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.options import refuse_given
@@ -28,6 +28,8 @@ from prb_jax.processes.sharing import on_first_process, refuse_together
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.endpoint import Endpoint
 from prb_jax.remote.options import EndpointOptions
+from prb_jax.runs.behaviour import BEHAVIOUR
+from prb_jax.runs.evaluation import RecordedData
 from prb_jax.runs.kind import RunKind, RunResult
 from prb_jax.runs.parts import Part, Skip, finish_part, parse_part
 from prb_jax.runs.progress import Count, show_progress
@@ -37,10 +39,49 @@ from prb_jax.scoring.run import check_same_choices, computing_versions, session_
 from prb_jax.text.visible import TextProtocol, visible
 
 SAMPLES = "samples.jsonl"
-FIELDS = ("id", "sample", "prompt_token_ids", "token_ids", "text", "logprob", "sampled_logprob", "finish")
-SAMPLE_ROWS = RowKind(SAMPLES, "samples", key=itemgetter("id", "sample"), fields=FIELDS)
-RUNS = RunKind(name="prb_jax samples", command="prb sample", rows=SAMPLE_ROWS)
 
+
+class SampleLine(TypedDict):
+    """A line of ``samples.jsonl``; an endpoint tells no token ids and no log-probabilities."""
+
+    id: str
+    sample: int
+    prompt_token_ids: list[int] | None
+    token_ids: list[int] | None
+    text: str
+    logprob: float | None
+    sampled_logprob: float | None
+    finish: str
+    # of an endpoint, which may not tell them
+    prompt_tokens: NotRequired[int | None]
+    tokens: NotRequired[int | None]
+
+
+SAMPLE_ROWS = RowKind(SAMPLES, "samples", key=itemgetter("id", "sample"), schema=SampleLine)
+
+
+class _Sampling(TypedDict):
+    n: int
+
+
+class SampleInputs(TypedDict):
+    """The inputs of a run of samples that other code reads."""
+
+    model: dict[str, Any]
+    data: RecordedData
+    limit: int | None
+    sampling: _Sampling
+
+
+RUNS = RunKind(
+    name="prb_jax samples",
+    command="prb sample",
+    rows=SAMPLE_ROWS,
+    inputs=SampleInputs,
+    sealed=(BEHAVIOUR,),
+)
+
+_UNKNOWN = ("prompt_token_ids", "token_ids", "logprob", "sampled_logprob")  # of a sample of an endpoint
 _AHEAD = 4  # times as many samples as an endpoint is asked for at a time are written together
 
 _DEFINITIONS = {
@@ -152,7 +193,8 @@ def sample_data(
         def finish() -> dict[str, Any]:
             check_unchanged(inputs)
             if share is not None:
-                drawn = finish_part(path, share, rows=len(run.file.rows), files=[SAMPLES])
+                sizes = {"rows": len(run.file.rows), "rows_of_all": len(keys)}
+                drawn = finish_part(path, share, **sizes, files=[SAMPLES])
                 return {"model": name, **drawn}
             summary = {"model": name, "data": list(inputs.sources)}
             summary |= _summary(run.file.finish(keys), options, sampler)
@@ -273,7 +315,7 @@ class _EndpointSampler:
             )
             yield [
                 {
-                    **dict.fromkeys(FIELDS),
+                    **dict.fromkeys(_UNKNOWN),
                     "id": comparison.id,
                     "sample": number,
                     "text": reply.text,
@@ -297,7 +339,7 @@ def read_samples(folder: Path) -> dict[tuple[str, int], Row]:
 
 def _tokens(row: Row) -> int | None:
     """The tokens of a sample; None where an endpoint does not tell them."""
-    return len(row["token_ids"]) if row["token_ids"] is not None else row["tokens"]
+    return len(row["token_ids"]) if row["token_ids"] is not None else row.get("tokens")
 
 
 def _summary(
@@ -306,7 +348,7 @@ def _summary(
     tokens = [_tokens(row) for row in rows]
     total = None if None in tokens else sum(count or 0 for count in tokens)
     asked = [
-        row["prompt_tokens"] if row["prompt_token_ids"] is None else len(row["prompt_token_ids"])
+        row.get("prompt_tokens") if row["prompt_token_ids"] is None else len(row["prompt_token_ids"])
         for row in rows[:: options.n]
     ]
     logprobs = [row["logprob"] for row in rows]
@@ -316,7 +358,7 @@ def _summary(
         "samples": options.n,
         "tokens": total,
         "mean_tokens": None if total is None else total / len(rows),
-        "prompt_tokens": None if None in asked else sum(asked),
+        "prompt_tokens": None if None in asked else sum(count or 0 for count in asked),
         "mean_logprob_per_token": None if total is None or None in logprobs else sum(logprobs) / total,
         "finish": dict(Counter(row["finish"] for row in rows)),
         "empty": sum(not row["text"].strip() for row in rows),

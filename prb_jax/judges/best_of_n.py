@@ -13,7 +13,7 @@ from dataclasses import replace
 from hashlib import sha256
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote.endpoint import REPLIES
-from prb_jax.runs.behaviour import cluster_of, figure_of, write_behaviour
+from prb_jax.runs.behaviour import BEHAVIOUR, cluster_of, figure_of, write_behaviour
 from prb_jax.runs.kind import RunKind, RunResult
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowFile, RowKind
@@ -43,10 +43,45 @@ from prb_jax.storage.urls import shown
 
 REWARDS = "rewards.jsonl"
 CURVES = "curves.png"
+
+
+class RewardLine(TypedDict):
+    """A line of ``rewards.jsonl``: the scores of the samples of a prompt, null where a reply could not be read."""
+
+    scorer: str
+    id: str
+    samples: list[int]
+    scores: list[float | None]
+
+
+class _QualityLine(TypedDict):
+    id: str
+    sample: int
+    quality: float
+
+
+def _with_all_scores(row: dict[str, Any]) -> Row:
+    if not len(row["samples"]) == len(row["scores"]) == len(set(row["samples"])) > 0:
+        raise ValueError(
+            f"expected a score for each of its different samples, found {len(row['scores'])} scores of the samples "
+            f"{quote(row['samples'])}"
+        )
+    return row
+
+
 REWARD_ROWS = RowKind(
-    REWARDS, "rewards", key=itemgetter("scorer", "id"), fields=("scorer", "id", "samples", "scores")
+    REWARDS, "rewards", key=itemgetter("scorer", "id"), schema=RewardLine, decode=_with_all_scores
 )
-RUNS = RunKind(name="prb_jax best-of-n", command="prb best-of-n", rows=REWARD_ROWS)
+
+
+class _Inputs(TypedDict):
+    samples: dict[str, Any]
+    rewards: dict[str, dict[str, Any]]
+
+
+RUNS = RunKind(
+    name="prb_jax best-of-n", command="prb best-of-n", rows=REWARD_ROWS, inputs=_Inputs, sealed=(BEHAVIOUR,)
+)
 REFERENCE = "reference"
 ORACLE, RANDOM, CHANCE = "oracle", "random", "baseline:random"
 
@@ -218,7 +253,7 @@ def _read_qualities(file: str, prompts: Sequence[Candidates]) -> dict[str, np.nd
     Raises:
       DataError: a number that is missing, or not finite; names the sample.
     """
-    kind = RowKind(file, "qualities", itemgetter("id", "sample"), ("id", "sample", "quality"))
+    kind = RowKind(file, "qualities", itemgetter("id", "sample"), _QualityLine, hint="correct the line")
     rows = kind.read(Path(file))
     qualities = {}
     for prompt in prompts:

@@ -7,16 +7,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, quote
 from prb_jax.generation.sample import RUNS, SAMPLE_ROWS, read_samples
-from prb_jax.runs.kind import as_recorded
+from prb_jax.runs.kind import RUN, as_recorded
 from prb_jax.runs.rows import Row
 from prb_jax.scoring.inputs import read_inputs
+from prb_jax.sources.reading import recorded_sources
+
+
+class _TextLine(TypedDict):
+    id: str
+    sample: int
+    text: str
 
 
 @dataclass(frozen=True)
@@ -65,9 +72,10 @@ def read_candidates(path: Path, data: Sequence[str] | None) -> DrawnCandidates:
         run, rows = _read_file(path, data)
     else:
         run, rows = RUNS.read_finished(path), read_samples(path)
-    names = data or run.get("data")
-    if not names:
+    names = list(data or ())
+    if not names and not run.get("data"):
         raise DataError(f"{path}: its data was given from Python: name it with --data")
+    names = names or recorded_sources(run["data"], where=str(path / RUN))
     drawn_from = run["inputs"].get("data")
     if drawn_from is None:
         comparisons = read_inputs(names).comparisons
@@ -77,7 +85,7 @@ def read_candidates(path: Path, data: Sequence[str] | None) -> DrawnCandidates:
                 f"{path}: {quote(strange)}: no comparison of {', '.join(map(str, names))} has this id"
             )
     else:
-        read = read_inputs(names, subset=drawn_from["subset"], limit=run["inputs"]["limit"])
+        read = read_inputs(names, subset=drawn_from.get("subset"), limit=run["inputs"]["limit"])
         comparisons = read.comparisons
         expected, actual = _contents(drawn_from), _contents(as_recorded(read.to_json()))
         if actual != expected:
@@ -108,13 +116,7 @@ def _read_file(
     """What is known of the samples in a file, and its rows by comparison and number."""
     if not data:
         raise DataError(f"{path}: a file of samples belongs to data: name it with --data")
-    rows = dict(replace(SAMPLE_ROWS, fields=("id", "sample", "text")).read(path))
-    for (name, number), row in rows.items():
-        if type(number) is not int or not isinstance(row["text"], str):
-            raise DataError(
-                f"{path}: {quote(name)}: expected a whole number as 'sample' and a text as 'text', found "
-                f"{quote([number, row['text']])}"
-            )
+    rows = dict(replace(SAMPLE_ROWS, schema=_TextLine, hint="correct the line").read(path))
     most = max(Counter(name for name, _ in rows).values(), default=0)
     digest = sha256(path.read_bytes()).hexdigest()
     return {"inputs": {"samples_sha256": digest, "sampling": {"n": most}, "model": {}}}, rows
@@ -123,6 +125,7 @@ def _read_file(
 def _contents(data: Mapping[str, Any]) -> Any:
     """The contents of data, without its names."""
     files = [
-        sorted(str(value) for value in (source.get("files") or {}).values()) for source in data["sources"]
+        sorted(str(value) for value in (source.get("files") or {}).values())
+        for source in data.get("sources", ())
     ]
-    return {"comparisons": data["comparisons"], "sha256": data["sha256"], "files": files}
+    return {"comparisons": data.get("comparisons"), "sha256": data.get("sha256"), "files": files}

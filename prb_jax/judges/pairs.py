@@ -13,7 +13,14 @@ from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import DataError, quote
 from prb_jax.judges.chat import ByLogits, InWords, load_by_logits
 from prb_jax.judges.replies import read_verdict
-from prb_jax.judges.scorer import Answer, Conversation, JudgeProtocol, nothing_read, shown_texts
+from prb_jax.judges.scorer import (
+    Answer,
+    Conversation,
+    JudgeProtocol,
+    VerdictLine,
+    nothing_read,
+    shown_texts,
+)
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.rows import Row
 
@@ -63,6 +70,7 @@ class PairJudge(JudgeProtocol):
     """
 
     model: InWords | ByLogits
+    line = VerdictLine
     reason: bool = False  # whether it thinks in words before it names its verdict
     min_mass: float = MIN_MASS  # least probability of A and B together that makes a verdict
 

@@ -25,7 +25,7 @@ from prb_jax.judges.chat import ChatModel, InWords
 from prb_jax.judges.options import PAPER_RUBRIC, PAPER_SCORE
 from prb_jax.judges.pairs import better_response, warn_of_one_letter
 from prb_jax.judges.ratings import check_places, check_rubric, fill_places, read_text
-from prb_jax.judges.scorer import Answer, Conversation, JudgeProtocol, nothing_read
+from prb_jax.judges.scorer import Answer, Conversation, JudgeProtocol, VerdictLine, nothing_read
 from prb_jax.runs.rows import Row
 from prb_jax.text.visible import TextProtocol, render_profile
 
@@ -106,6 +106,7 @@ class PaperPairs(JudgeProtocol):
     system: str  # text of the system turn
     user: str  # text of the user's turn, with the places {question}, {Response_A} and {Response_B}
     shows_profile = False
+    line = VerdictLine
 
     def identity(self) -> Mapping[str, Any]:
         return {**self.model.identity(), "judge": "paper", "max_new_tokens": self.model.max_new_tokens}

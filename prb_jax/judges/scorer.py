@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NotRequired, TypedDict
 
 import numpy as np
 
 from prb_jax.data.comparison import Comparison, Message
+from prb_jax.data.schema import check_schema
 from prb_jax.errors import DataError, PrbError, RunError, quote
 from prb_jax.remote.endpoint import Endpoint, Reply
 from prb_jax.runs.evaluation import JUDGEMENTS
@@ -24,7 +25,35 @@ from prb_jax.trees.tree import ScoredBatch, Truncation
 
 TOGETHER = 64  # comparisons that are judged at a time
 
-JUDGEMENT_ROWS = RowKind(JUDGEMENTS, "a judge's run", itemgetter("judge", "id"), ("id", "judge", "tokens"))
+
+class JudgementLine(TypedDict):
+    """A line of ``judgements.jsonl``; the protocol adds fields of its own."""
+
+    id: str
+    judge: str
+    tokens: int
+    replies: NotRequired[list[str]]
+    prompt_tokens: NotRequired[list[int | None]]
+    completion_tokens: NotRequired[list[int | None]]
+
+
+class VerdictLine(TypedDict):
+    """The fields of a judge that names A or B."""
+
+    first: int
+    verdicts: list[str | None]
+    letter_mass: NotRequired[list[float]]
+
+
+class RatingLine(TypedDict):
+    """The fields of a judge that rates each response."""
+
+    ratings: list[float | None]
+    failed_parses: NotRequired[int]
+    number_mass: NotRequired[list[float | None]]
+
+
+JUDGEMENT_ROWS = RowKind(JUDGEMENTS, "a judge's run", itemgetter("judge", "id"), JudgementLine)
 
 Conversation = tuple[Message, ...]
 
@@ -58,6 +87,7 @@ class JudgeProtocol:
 
     model: Any  # that is asked: `prb_jax.judges.chat.InWords` or `ByLogits`
     shows_profile: bool = True  # whether it can be shown posts of the user
+    line: ClassVar[Any] = RatingLine  # the fields that it adds to a judgement
 
     def identity(self) -> Mapping[str, Any]:
         """Everything that decides the judgements, JSON-ready."""
@@ -225,6 +255,8 @@ class JudgeScorer:
                     raise RunError(
                         f"{path}: the judgement of {quote(key[1])} is missing: start again in another folder"
                     )
+                where = f"{path}: the judgement of {quote(key[1])}"
+                check_schema(file.rows[key], self.protocol.line, where=where, error=RunError)
             # Those of parts that were merged have no order yet; a folder may hold another judge's too.
             rows = file.finish(keys) if len(file.rows) == len(keys) else [file.rows[key] for key in keys]
         figures = self.protocol.figures(rows, comparisons)

@@ -76,7 +76,7 @@ def read_model(model: str | Path | DecoderConfig) -> DecoderConfig:
         return parse_config(shape_config(str(model)), where=str(model))
     path = Path(model)
     if path.is_file():
-        return parse_config(read_object(path, error=CheckpointError), where=str(path))
+        return parse_config(read_object(path, error=CheckpointError, finite=False), where=str(path))
     if path.is_dir():
         return load_config(path)
     raise CheckpointError(

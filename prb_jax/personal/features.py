@@ -1,6 +1,7 @@
 """The feature store: the state of a model at every response and every post of a data set, memory-mapped.
 
-A store is a folder that `prb features` writes. ``features.json`` is written last: a folder that has it is whole. Each
+A store is a folder that `prb features` writes. ``features.json`` is written last: a folder that has it is whole, and
+its files are those whose digests stand in ``run.json``. Each
 distinct response (with its prompt, without any profile) and each distinct post has one row, in parts of `.npy` files;
 ``answers.keys.npy`` and ``posts.keys.npy`` hold the digest of the text of each row, by which a row is found. Of a
 reward model ``rewards-*.npy`` holds its own reward of each response, and ``shown-*.npy``, where it was asked for, the
@@ -13,21 +14,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
+from prb_jax.data.arrays import load_array
 from prb_jax.data.comparison import Comparison, Message, Post
 from prb_jax.data.options import Options, option, section
 from prb_jax.data.reading import read_object
+from prb_jax.data.schema import check_schema
 from prb_jax.errors import DataError, RunError, quote, short_repr
 from prb_jax.processes.agreement import differences
 from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.runs.kind import RunKind
 from prb_jax.text.view import ViewOptions
 
 FEATURES: Final = "features.json"
 KIND: Final = "prb_jax features"
 FORMAT: Final = 1
+FEATURE_RUNS: Final = RunKind(KIND, "prb features", finished=FEATURES, sealed=("*.npy",))
 KEY_BYTES: Final = 16
 JUDGED: Final[Mapping[str, int]] = {"Agrees with: ": 1, "Disagrees with: ": -1}
 JUDGED_CATEGORIES: Final[Mapping[str, int]] = {"agreed_with": 1, "disagreed_with": -1}
@@ -36,6 +41,24 @@ REWARDS: Final = "rewards"  # beside ``answers``, row by row
 
 SHOWN: Final = "shown"
 DTYPES: Final = ("bfloat16", "float32")
+
+
+class FeatureFacts(TypedDict):
+    """What ``features.json`` holds."""
+
+    kind: Literal["prb_jax features"]
+    format: Literal[1]
+    model: str
+    opened_with: dict[str, str | int | bool]
+    width: int
+    dtype: Literal["bfloat16", "float32"]
+    part: int
+    answers: int
+    posts: int
+    shown: NotRequired[int]
+    rewards: NotRequired[bool]
+    profile_posts: NotRequired[int]
+    inputs: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +254,8 @@ def open_features(path: str | Path) -> FeatureStore:
     """Open a store of features; rows are read when they are asked for.
 
     Raises:
-      RunError: the folder holds no store, the store is not finished, or a file of it is missing or has another shape.
+      RunError: the folder holds no store, the store is not finished, or a file of it is missing, is not the one that
+        was written, or has another shape.
     """
     folder = Path(path)
     if not (folder / FEATURES).is_file():
@@ -239,9 +263,19 @@ def open_features(path: str | Path) -> FeatureStore:
             f"{folder}: no {FEATURES} in it: it is unfinished, or no folder of `prb features`; the same `prb features` "
             "command finishes one that was stopped"
         )
-    facts = read_object(folder / FEATURES, error=RunError)
-    if facts.get("kind") != KIND or facts.get("format") != FORMAT:
-        raise RunError(f"{folder / FEATURES}: expected {quote(KIND)} of format {FORMAT}")
+    path, facts = folder / FEATURES, read_object(folder / FEATURES, error=RunError)
+    check_schema(facts, FeatureFacts, where=str(path), error=RunError)
+    for name, least in {
+        "width": 1,
+        "part": 1,
+        "answers": 1,
+        "posts": 0,
+        "shown": 0,
+        "profile_posts": 0,
+    }.items():
+        if facts.get(name, least) < least:
+            raise RunError(f"{path}: field '{name}': expected {least} or more, found {facts[name]}")
+    FEATURE_RUNS.read_finished(folder)
     of_rewards = facts | {"width": 1, "dtype": "float32"}
     return FeatureStore(
         folder,
@@ -270,10 +304,9 @@ def _open_table(
 
 
 def _load(path: Path, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    try:
-        array = np.load(path, mmap_mode="r" if shape[0] else None, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path}: cannot be read: {error}; `prb features` writes it again") from error
+    array = load_array(
+        path, mapped=bool(shape[0]), error=RunError, hint="`prb features` writes it again where it is removed"
+    )
     if array.dtype != dtype or array.shape != shape:
         raise RunError(
             f"{path}: expected {dtype} {list(shape)}, found {array.dtype} {list(array.shape)}; remove it, and the same "

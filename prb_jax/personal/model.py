@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypedDict
 
 import jax
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from prb_jax.data.comparison import Comparison, Post
 from prb_jax.data.reading import read_object
 from prb_jax.data.records import Records, as_comparisons, digest
+from prb_jax.data.schema import check_schema
 from prb_jax.errors import DataError, RunError, quote, short_repr
 from prb_jax.personal import SPLITS
 from prb_jax.personal.embedder import EmbeddedTexts, Embedder
@@ -27,6 +28,7 @@ from prb_jax.personal.history import (
     without_shared_responses,
 )
 from prb_jax.personal.saved import FittedMethod, UserStates, read_states, save_states
+from prb_jax.runs.kind import check_file
 from prb_jax.storage.urls import shown
 from prb_jax.trees.tree import ScoredBatch, Truncation
 
@@ -36,6 +38,17 @@ History = tuple[tuple[Comparison, ...], tuple[Post, ...]]  # what is known of a 
 
 Query = tuple[str, tuple[Comparison, ...], Comparison]
 """A comparison to be scored, after its user and what this user chose before."""
+
+
+class _Split(TypedDict):
+    seen: list[str]
+    validation: list[str]
+
+
+class SplitsFile(TypedDict):
+    """What ``splits.json`` of a study holds, as far as a fitted method reads it."""
+
+    splits: list[_Split]
 
 
 @dataclass(eq=False)
@@ -187,7 +200,12 @@ class PersonalisedModel:
         path = self.fitted.path.absolute().parents[1] / SPLITS
         if not path.is_file():
             return set()
-        first = read_object(path, error=RunError)["splits"][0]
+        check_file(path)
+        splits = read_object(path, error=RunError)
+        check_schema(splits, SplitsFile, where=str(path), error=RunError)
+        if not splits["splits"]:
+            raise RunError(f"{path}: field 'splits': expected a split or more, found none")
+        first = splits["splits"][0]
         return {*first["seen"], *first["validation"]} & {str(one.user_id) for one in comparisons}
 
     def with_history(self, history: Sequence[Comparison]) -> PersonalisedModel:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NotRequired, TypedDict, get_type_hints
 
 import jax
 import numpy as np
@@ -14,16 +15,56 @@ from jax.sharding import Mesh, NamedSharding
 
 from prb_jax.checkpoints.array_folder import bytes_on_disk, flat_arrays, read_arrays, write_arrays
 from prb_jax.data.reading import read_object
+from prb_jax.data.schema import check_schema
 from prb_jax.data.writing import write_json, writing
 from prb_jax.errors import DataError, RunError, quote, short_repr
 from prb_jax.personal import PERSONALISED, STATES
 from prb_jax.personal.few_shot.protocol import Fitted, Method
 from prb_jax.personal.few_shot.registry import method_named, method_names
 from prb_jax.sharding import batch_sharding, mesh_shape, replicated
+from prb_jax.storage.urls import shown
 
 ARRAYS: Final = "arrays"
-FITTED_FORMAT: Final = {"kind": "prb_jax personalised", "format": 2}
-STATES_FORMAT: Final = {"kind": "prb_jax states", "format": 1}
+FITTED_FORMAT: Final = {"kind": "prb_jax personalised", "format": 3}
+STATES_FORMAT: Final = {"kind": "prb_jax states", "format": 2}
+"""The newest format of each file, which has a digest of all that it says; the one before has none."""
+
+
+class _Array(TypedDict):
+    shape: list[int]
+    dtype: str
+    checksum: int
+
+
+class _Backbone(TypedDict):
+    model: str
+    opened_with: dict[str, str | int | bool]
+    width: int
+    identity: dict[str, Any]
+
+
+class _FittedFile(TypedDict):
+    kind: str
+    format: int
+    method: str
+    settings: dict[str, Any]
+    backbone: _Backbone
+    tree: dict[str, Any]
+    arrays: dict[str, _Array]
+    digest: str
+    facts_digest: NotRequired[str]
+
+
+class _StatesFile(TypedDict):
+    kind: str
+    format: int
+    method: str
+    fitted: str
+    users: list[str]
+    tree: Any
+    arrays: dict[str, _Array]
+    digest: str
+    facts_digest: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -94,7 +135,7 @@ def read_fitted(folder: str | Path) -> FittedMethod:
       RunError: the folder holds no fitted method, a file of it is damaged, or the method is unknown.
     """
     path = Path(folder)
-    facts = _read(path / PERSONALISED, FITTED_FORMAT)
+    facts = _read(path / PERSONALISED, _FittedFile, FITTED_FORMAT)
     if facts["method"] not in method_names():
         raise RunError(
             f"{path / PERSONALISED}: method {quote(facts['method'])}: expected one of {', '.join(method_names())}"
@@ -104,8 +145,17 @@ def read_fitted(folder: str | Path) -> FittedMethod:
         raise RunError(
             f"{path / PERSONALISED}: settings: {quote(min(odd))}: is not of this version of the method"
         )
-    settings = method.settings(**{name: _plain(value) for name, value in facts["settings"].items()})
+    where = f"{path / PERSONALISED}: settings"
+    hints = get_type_hints(method.settings)
+    for name, value in facts["settings"].items():
+        check_schema(value, hints[name], where=f"{where}: {name}", error=RunError)
+    try:
+        settings = method.settings(**{name: _plain(value) for name, value in facts["settings"].items()})
+    except DataError as error:
+        raise RunError(f"{where}: {error}") from error
     tree = read_tree(path / ARRAYS, facts)
+    if lacking := {"arrays", "numbers", "items", "mean", "scale"} - tree.keys():
+        raise RunError(f"{path / PERSONALISED}: tree: expected {quote(min(lacking))} in it, found none")
     fitted = Fitted(tree["arrays"], tree["numbers"], settings)
     items = {row.tobytes(): number for number, row in enumerate(tree["items"])}
     return FittedMethod(path, method, fitted, Standard(tree["mean"], tree["scale"]), items, facts)
@@ -165,7 +215,7 @@ def read_states(
       RunError: the folder holds no states, they are of another method or another fit of it, or a file is damaged.
     """
     path = Path(folder)
-    facts = _read(path / STATES, STATES_FORMAT)
+    facts = _read(path / STATES, _StatesFile, STATES_FORMAT)
     for name, expected in (("method", method), ("fitted", fitted)):
         if expected is not None and facts.get(name) != expected:
             raise RunError(
@@ -188,16 +238,29 @@ def _write(folder: Path, file: str, facts: Mapping[str, Any], tree: Any, **style
         folder.mkdir(parents=True, exist_ok=True)
         (folder / file).unlink(missing_ok=True)
     described = write_tree(folder / ARRAYS, tree)
-    write_json(folder / file, {**facts, **described}, **style)
+    whole = shown({**facts, **described})
+    write_json(folder / file, {**whole, "facts_digest": _facts_digest(whole)}, **style)
     return described["digest"]
 
 
-def _read(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """What the file of a folder says; of another kind of folder or of another format it is refused."""
+def _facts_digest(facts: Mapping[str, Any]) -> str:
+    """The digest of all that a file says beside it."""
+    rest = {name: value for name, value in facts.items() if name != "facts_digest"}
+    return f"sha256:{sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()}"
+
+
+def _read(path: Path, schema: Any, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """What the file of a folder says; refused are another kind of folder, another format, and what was changed."""
     facts = read_object(path, error=RunError)
-    for name, expected in wanted.items():
-        if (value := facts.get(name)) != expected:
-            raise RunError(f"{path}: {name}: expected {quote(expected)}, found {quote(value)}")
+    formats = (wanted["format"] - 1, wanted["format"])
+    if (value := facts.get("kind")) != wanted["kind"]:
+        raise RunError(f"{path}: kind: expected {quote(wanted['kind'])}, found {quote(value)}")
+    if (value := facts.get("format")) not in formats:
+        raise RunError(f"{path}: format: expected {formats[0]} or {formats[1]}, found {quote(value)}")
+    check_schema(facts, schema, where=str(path), error=RunError)
+    digest = facts.get("facts_digest") if value == formats[1] else _facts_digest(facts)
+    if digest != _facts_digest(facts):
+        raise RunError(f"{path}: is not the file that was written: its digest differs; put the file back")
     return facts
 
 
@@ -208,17 +271,19 @@ def write_tree(folder: Path, tree: Any) -> dict[str, Any]:
       what `read_tree` needs to know, JSON-ready: "tree", the names of the arrays in their places; "arrays", the shape,
       dtype and checksum of each; "digest", of all of them.
     """
-    flat, digest = flat_arrays(tree), sha256()
-    for name, leaf in sorted(flat.items()):
+    flat = flat_arrays(tree)
+    names = jax.tree.unflatten(jax.tree.structure(tree), list(flat))
+    return {"tree": names, "arrays": write_arrays(folder, flat), "digest": _digest(flat)}
+
+
+def _digest(arrays: Mapping[str, Any]) -> str:
+    """The digest of arrays by their names."""
+    digest = sha256()
+    for name, leaf in sorted(arrays.items()):
         held = np.asarray(leaf)
         digest.update(f"{name} {held.dtype} {held.shape}\n".encode())
         digest.update(np.ascontiguousarray(held).tobytes())
-    names = jax.tree.unflatten(jax.tree.structure(tree), list(flat))
-    return {
-        "tree": names,
-        "arrays": write_arrays(folder, flat),
-        "digest": f"sha256:{digest.hexdigest()}",
-    }
+    return f"sha256:{digest.hexdigest()}"
 
 
 def read_tree(
@@ -237,6 +302,9 @@ def read_tree(
         shapes = {name: tuple(one["shape"]) for name, one in facts["arrays"].items()}
         shardings = sharding and {name: sharding(shape) for name, shape in shapes.items()}
         arrays = read_arrays(folder, facts["arrays"], shardings=shardings)
+        # The checksums of `read_arrays`, which hold for any sharding, do not see an exchange of values.
+        if sharding is None and _digest(arrays) != facts["digest"]:
+            raise RunError(f"{folder}: damaged: the arrays are not those that were saved")
         return jax.tree.map(lambda name: arrays[name], facts["tree"])
     except (KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{folder}: is not described by the file beside it: {error}") from error

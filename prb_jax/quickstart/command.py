@@ -31,7 +31,8 @@ import numpy as np
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.reading import read_json
-from prb_jax.data.writing import write_json, writing
+from prb_jax.data.schema import check_schema
+from prb_jax.data.writing import writing
 from prb_jax.errors import RunError
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
@@ -47,7 +48,7 @@ from prb_jax.quickstart.recipe import (
     write_config,
     write_pairs,
 )
-from prb_jax.quickstart.tables import BOUNDED, KEYS, SEEN, UNSEEN, quickstart_report
+from prb_jax.quickstart.tables import BOUNDED, KEYS, SEEN, UNSEEN, QuickstartSummary, quickstart_report
 from prb_jax.reports.report import report as write_page
 from prb_jax.runs.kind import RUN, SUMMARY, RunKind
 from prb_jax.runs.training import TRAIN
@@ -132,6 +133,7 @@ def quickstart(*, out: str | Path, recipe: Recipe | None = None, progress: bool 
         summary = read_json(run.path / SUMMARY, error=RunError, hint=hint, optional=True)
         if summary is None:
             return _run(run.path, chosen, progress=progress)
+        check_schema(summary, QuickstartSummary, where=str(run.path / SUMMARY), error=RunError, hint=hint)
         return Quickstart(run.path, summary)
 
 
@@ -167,7 +169,7 @@ def _run(folder: Path, recipe: Recipe, *, progress: bool) -> Quickstart:
     summary["seconds"] = seconds
     with writing(folder / REPORT):
         (folder / REPORT).write_text(quickstart_report(summary, folder=str(folder)), encoding="utf-8")
-    write_json(folder / SUMMARY, summary)
+    QUICKSTARTS.finish(folder, summary)
     return Quickstart(folder, summary)
 
 

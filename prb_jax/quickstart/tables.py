@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from prb_jax.reports.table import Table, interval, signed
 
@@ -31,6 +31,7 @@ _HEADINGS = {GENERIC: "generic", SEEN: "seen personas", UNSEEN: "unseen personas
 
 BOUNDED = (SEEN, UNSEEN, WORDING)  # parts for which it is known what is possible at best
 
+Bounds = tuple[float, float] | None
 _COSTS = ("served", "pairs", "shown", "ms/pair")
 
 _NOTES = """\
@@ -40,6 +41,40 @@ unknown: the Bayes accuracy; served: share of the seen and unseen personas whose
 above chance (the coverage of a run is of all its parts); pairs: different ones trained on; shown: pairs in all
 steps of training; ms/pair: scoring one pair in batches on this machine, tokenisation included.
 """
+
+
+class _Figures(TypedDict):
+    generic_accuracy: float
+    generic_accuracy_ci95: Bounds
+    personalised_accuracy_seen: float
+    personalised_accuracy_seen_ci95: Bounds
+    personalised_accuracy_unseen: float
+    personalised_accuracy_unseen_ci95: Bounds
+    personalised_accuracy_unseen_wording: float
+    personalised_accuracy_unseen_wording_ci95: Bounds
+    served: float | None
+    train_pairs: int
+    presentations: int
+    ms_per_pair: float
+
+
+_Pairs = TypedDict(
+    "_Pairs", {"generic-test": int, "test-seen": int, "test-unseen": int, "test-unseen-wording": int}
+)
+
+
+class _Bounds(TypedDict):
+    personalised_accuracy_seen: float
+    personalised_accuracy_unseen: float
+    personalised_accuracy_unseen_wording: float
+
+
+class QuickstartSummary(TypedDict):
+    """What ``summary.json`` of a quickstart holds, as far as its table shows it."""
+
+    pairs: _Pairs
+    models: dict[str, _Figures]
+    bounds: dict[str, _Bounds]
 
 
 def quickstart_table(summary: Mapping[str, Any]) -> Group:

@@ -12,7 +12,7 @@ from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, compare_rows
 from prb_jax.metrics.uncertainty import LEAST_CLUSTERS
 from prb_jax.processes.agreement import differences
 from prb_jax.reports.table import Table, bounded, change, field, number
-from prb_jax.runs.evaluation import FinishedRun
+from prb_jax.runs.finished import FinishedRun
 from prb_jax.runs.harness_logs import read_run
 from prb_jax.scoring.prompt_extras import told_of
 

@@ -20,7 +20,7 @@ from prb_jax.reports.page import Block, Chapter, Paragraph, Preformatted, Sectio
 from prb_jax.reports.pairs import Texts, pairs_to_read, posts_seen
 from prb_jax.reports.summary import HEADLINE, Summaries, gains, headline, scorers
 from prb_jax.reports.table import NONE, Cell, Getter, Table, field, interval, number, signed
-from prb_jax.runs.evaluation import FinishedRun
+from prb_jax.runs.finished import FinishedRun
 from prb_jax.runs.users import user_lines
 from prb_jax.scoring.prompt_extras import UPPER_BOUND, told_of
 from prb_jax.trees.tree import EQUAL_SIDES

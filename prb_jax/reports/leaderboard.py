@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from prb_jax.benchmarks.benchmark import AGGREGATES, organisation_and_name
 from prb_jax.data.reading import read_json, read_object
+from prb_jax.data.schema import check_schema
 from prb_jax.errors import RunError, counted, quote
 from prb_jax.reports.table import NONE, Getter, Table, bounded, change, field
 from prb_jax.runs.evaluation import EVALUATION, SCORES
+from prb_jax.runs.finished import read_finished
 from prb_jax.runs.kind import RUN, SUMMARY
 from prb_jax.scoring.prompt_extras import UPPER_BOUND, told_of
 
@@ -50,9 +52,10 @@ def leaderboard(
         raise RunError(f"{top}: expected a folder with runs, found {'a file' if top.exists() else 'nothing'}")
     entries = []
     for path in sorted(top.rglob(RUN)):
-        record = read_json(path, error=RunError)
-        of_evaluation = isinstance(record, dict) and record.get("kind") == EVALUATION.name
-        if of_evaluation and isinstance(record.get("inputs"), dict):
+        found = read_json(path, error=RunError)
+        if isinstance(found, dict) and found.get("kind") == EVALUATION.name:
+            record = EVALUATION.read(path.parent)
+            assert record is not None
             entries.append(_entry(top, path.parent, record))
     kept = [
         entry for entry in entries
@@ -70,7 +73,7 @@ def leaderboard(
 def _entry(top: Path, path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
     inputs = record["inputs"]
     finished, scores = (path / SUMMARY).exists(), path / SCORES
-    summary = read_object(path / SUMMARY, error=RunError) if finished else {}
+    summary = read_finished(path).summary if finished else {}
     blind = (summary.get("controls") or {}).get("blind") or {}
     return {
         "run": path.name if path == top else path.relative_to(top).as_posix(),
@@ -102,7 +105,9 @@ def _by_subset(path: Path, record: Mapping[str, Any], summary: Mapping[str, Any]
         file = path / benchmark / AGGREGATES / f"{name}.json"
         if file.exists():
             subset_figures = read_object(file, error=RunError)
-            figures |= {key: value for key, value in subset_figures.items() if key in figures}
+            own = {key: value for key, value in subset_figures.items() if key in figures}
+            check_schema(own, dict[str, float | None], where=str(file), error=RunError)
+            figures |= own
     return figures
 
 

@@ -13,8 +13,10 @@ from prb_jax.errors import DataError, listed, short_repr
 from prb_jax.metrics.accuracy import ScoredRow, outcomes
 from prb_jax.reports.page import Block, PairList, Paragraph, clipped
 from prb_jax.reports.table import Table, number
-from prb_jax.runs.evaluation import FinishedRun
+from prb_jax.runs.finished import FinishedRun
+from prb_jax.runs.kind import RUN
 from prb_jax.scoring.inputs import read_inputs
+from prb_jax.sources.reading import recorded_sources
 
 MOST_PAIRS = 300
 _WORST = 100  # of all, before those of subsets and users have their turn
@@ -52,10 +54,10 @@ class TextReader:
             return Texts({}, "they are in the log")
         inputs = run.record["inputs"]
         recorded, limit = inputs.get("data"), inputs.get("limit")
-        names = list(self.places) or run.record.get("data")
-        if not isinstance(recorded, dict) or not names:
+        if not isinstance(recorded, dict) or not (self.places or run.record.get("data")):
             return Texts({}, "the run was made of comparisons given from Python; name their file with --data")
         try:
+            names = list(self.places) or recorded_sources(run.record["data"], where=str(run.path / RUN))
             key = repr((names, recorded.get("subset"), limit))
             if key not in self._known:
                 opened = read_inputs(names, subset=recorded.get("subset"), limit=limit)

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prb_jax.checkpoints.locate import fingerprint, locate
-from prb_jax.data.reading import read_object
-from prb_jax.errors import CheckpointError, RunError, first_line, quote, short_repr
+from prb_jax.checkpoints.locate import check_exported, fingerprint, locate
+from prb_jax.errors import CheckpointError, RunError, first_line, quote
 from prb_jax.reports.page import visible
 from prb_jax.reports.summary import gains, headline, scorers
 from prb_jax.reports.training import last_figures
-from prb_jax.runs.evaluation import FinishedRun, read_finished
+from prb_jax.runs.finished import FinishedRun, read_finished
 from prb_jax.runs.kind import RUN, SUMMARY
-from prb_jax.runs.training import MODEL, TRAIN, TRAINING
+from prb_jax.runs.training import MODEL, TRAIN, TRAINING, TrainingRun, read_training
 from prb_jax.scoring.prompt_extras import told_of
 from prb_jax.storage.urls import localised
 from prb_jax.version import __version__
@@ -38,16 +37,6 @@ class Upload:
     files: Sequence[Path]
     card: str
     results: str
-
-
-@dataclass(frozen=True)
-class TrainedRun:
-    """What a finished run of `prb train` says: `record` of its `train.json`, and its summary."""
-
-    record: Mapping[str, Any]
-    summary: Mapping[str, Any]
-
-    __repr__ = short_repr
 
 
 def push(
@@ -108,6 +97,7 @@ def prepare_push(
     if not _REPOSITORY.fullmatch(repository) or ".." in repository or "--" in repository:
         raise RunError(f"repository: expected ORG/NAME, found {quote(repository)}")
     folder, training, runs = _published(Path(run))
+    check_exported(folder)
     digests = fingerprint(folder)
     for path in evaluations:
         evaluation = read_finished(path)
@@ -156,16 +146,16 @@ def eval_results(evaluations: Sequence[FinishedRun], *, task_id: str) -> str:
     return json.dumps(entries, indent=2) + "\n" if entries else ""  # JSON is YAML
 
 
-def _published(path: Path) -> tuple[Path, TrainedRun | None, list[FinishedRun]]:
+def _published(path: Path) -> tuple[Path, TrainingRun | None, list[FinishedRun]]:
     """The folder of the model that a run names, its training, and the evaluations that tell of it."""
     if path.is_file():
         raise RunError(f"{path}: expected the folder of a run, found a file; data are not pushed")
     if (path / TRAIN).is_file():
-        record = TRAINING.read(path)
-        assert record is not None
-        if not (path / SUMMARY).is_file() or not (path / MODEL).is_dir():
+        TRAINING.read(path)  # a policy is not pushed
+        run = read_training(path)
+        if run.summary is None or not (path / MODEL).is_dir():
             raise RunError(f"{path}: the training run is not finished, so there is no model in it yet")
-        return path / MODEL, TrainedRun(record, read_object(path / SUMMARY, error=RunError)), []
+        return path / MODEL, run, []
     if not (path / RUN).is_file():
         raise RunError(
             f"{path}: expected the folder of a run, found no {TRAIN} and no {RUN}; data are not pushed"
@@ -187,12 +177,11 @@ def _published(path: Path) -> tuple[Path, TrainedRun | None, list[FinishedRun]]:
     return folder, _training_of(place), [run]
 
 
-def _training_of(folder: Path) -> TrainedRun | None:
+def _training_of(folder: Path) -> TrainingRun | None:
     """The training run that a model folder is, or lies in."""
     for place in (folder, folder.parent):
-        finished = (place / TRAIN).is_file() and (place / SUMMARY).is_file()
-        if finished and (record := TRAINING.read(place)) is not None:
-            return TrainedRun(record, read_object(place / SUMMARY, error=RunError))
+        if (place / TRAIN).is_file() and (place / SUMMARY).is_file() and TRAINING.read(place) is not None:
+            return read_training(place)
     return None
 
 
@@ -204,7 +193,7 @@ def _reason(error: Exception) -> str:
     return first_line(error)
 
 
-def model_card(repository: str, *, training: TrainedRun | None, evaluations: Sequence[FinishedRun]) -> str:
+def model_card(repository: str, *, training: TrainingRun | None, evaluations: Sequence[FinishedRun]) -> str:
     """Return the card of a repository in Markdown, with the header that the hub reads: a table for each evaluation, and
     the training where the model was trained here."""
     header = {
@@ -267,12 +256,12 @@ def _evaluation(run: FinishedRun) -> Iterator[str]:
     yield from _command(run.record)
 
 
-def _training(run: TrainedRun) -> Iterator[str]:
+def _training(run: TrainingRun) -> Iterator[str]:
     inputs = run.record["inputs"]
     settings = {**inputs.get("settings", {}), **(run.record.get("sessions") or [{}])[-1].get("settings", {})}
     yield "## Training"
     yield ""
-    yield from last_figures(run.summary).markdown(_inline)
+    yield from last_figures(run.summary or {}).markdown(_inline)
     yield ""
     yield f"- data: {_inline(str(settings.get('data')))}, {inputs.get('data', {}).get('train', 0):,} comparisons"
     yield f"- starting model: {_inline(str(settings.get('model')))}"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
-from prb_jax.data.reading import read_object
+from prb_jax.data.reading import read_json
+from prb_jax.data.schema import check_schema
 from prb_jax.data.writing import write_once
 from prb_jax.errors import RunError, has_extra
 from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, compare_rows
@@ -20,7 +21,7 @@ from prb_jax.reports.study import STUDY, study_chapter
 from prb_jax.reports.summary import POSTS, headline
 from prb_jax.reports.table import Table, change, field
 from prb_jax.reports.training import training_chapter
-from prb_jax.runs.evaluation import FinishedRun
+from prb_jax.runs.finished import FinishedRun
 from prb_jax.runs.harness_logs import read_run
 from prb_jax.runs.training import TRAIN
 
@@ -76,7 +77,7 @@ def report(
     evaluations: list[Path] = []
     for folder in folders:
         if folder in sweeps:
-            evaluations += (folder / f"posts-{point['profile_posts']}" for point in _points(folder))
+            evaluations += _points(folder).values()
         elif folder not in (*studies, *trainings):
             evaluations.append(folder)
     finished = [read_run(folder, metric=metric, cluster=cluster) for folder in evaluations]
@@ -87,7 +88,10 @@ def report(
         told = ", ".join(filter(None, (model_name(run.record), differing[names[run.path]])))
         titles[run.path] = f"{names[run.path]}: {told}"
     chapters = [_several(finished, names, titles)] if len(finished) > 1 else []
-    chapters += [_sweep(folder, f"posts-{number}") for number, folder in enumerate(sweeps, start=1)]
+    by_path = {run.path: run for run in finished}
+    for number, folder in enumerate(sweeps, start=1):
+        runs_by_posts = {posts: by_path[path] for posts, path in _points(folder).items()}
+        chapters.append(_sweep(folder, f"posts-{number}", runs_by_posts))
     for number, run in enumerate(finished, start=1):
         place = {"name": f"run-{number}", "title": titles[run.path]}
         chapters.append(evaluation_chapter(run, reader.read(run), **place, room=_ROOM // len(finished)))
@@ -101,18 +105,30 @@ def report(
     return target
 
 
-def _points(folder: Path) -> list[dict[str, Any]]:
-    """The points of `prb evaluate --profile-posts` with several numbers."""
-    points = read_object(folder / _SWEEP, error=RunError).get("points")
-    if not isinstance(points, list) or not all(isinstance(p, dict) and "profile_posts" in p for p in points):
-        raise RunError(
-            f"{folder / _SWEEP}: not of `prb evaluate --profile-posts`: expected points with profile_posts"
-        )
-    return points
+class _Point(TypedDict):
+    profile_posts: int
 
 
-def _sweep(folder: Path, name: str) -> Chapter:
-    points, title = _points(folder), "Accuracy by posts shown"
+class _Sweep(TypedDict):
+    points: list[_Point]
+
+
+def _points(folder: Path) -> dict[int, Path]:
+    """The runs of `prb evaluate --profile-posts` with several numbers, by the number."""
+    path = folder / _SWEEP
+    sweep = read_json(path, error=RunError)
+    where = f"{path}: not of `prb evaluate --profile-posts`"
+    check_schema(sweep, _Sweep, where=where, error=RunError)
+    numbers = sorted(point["profile_posts"] for point in sweep["points"])
+    if len(set(numbers)) < max(2, len(numbers)):
+        raise RunError(f"{where}: field 'points': expected two numbers of posts or more, found {numbers}")
+    return {number: folder / f"posts-{number}" for number in numbers}
+
+
+def _sweep(folder: Path, name: str, runs: Mapping[int, FinishedRun]) -> Chapter:
+    from prb_jax.study.posts import sweep_points  # slow to import
+
+    points, title = sweep_points(runs, next(iter(runs.values())).clusters), "Accuracy by posts shown"
     drawing = draw_points(
         title,
         [(str(point["profile_posts"]), point.get("accuracy"), point.get("ci95")) for point in points],

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NotRequired, TypedDict
 
-from prb_jax.data.reading import read_json, read_object
+from prb_jax.data.reading import read_json
+from prb_jax.data.schema import check_schema
 from prb_jax.errors import RunError
 from prb_jax.reports.drawings import drawing
 from prb_jax.reports.page import Chapter, Listing, Section
@@ -28,6 +29,61 @@ _PARTS: Final = {
     "seen": "held-out comparisons of people that were fitted on",
 }
 _BEATEN: Final = {None: "", True: "beaten", False: "not beaten"}
+
+Bounds = tuple[float, float] | None
+
+
+class StudyRow(TypedDict):
+    """A row of ``results.json``; fields of later versions need not be there."""
+
+    method: str
+    control: str | None
+    split: str
+    shots: int
+    n: int
+    users: int | None
+    accuracy: float | None
+    accuracy_ci95: Bounds
+    user_accuracy: float | None
+    user_accuracy_ci95: Bounds
+    ties: int | None
+    diff_to_pooled: float | None
+    diff_to_pooled_ci95: Bounds
+    p_holm: float | None
+    above_offset: bool | None
+    seconds_fit: float | None
+    seconds_adapt_per_user: float | None
+    bytes_per_user: int | None
+    disk_bytes_per_user: NotRequired[int | None]
+    reached: NotRequired[int | None]
+    log_loss: NotRequired[float | None]
+    log_loss_ci95: NotRequired[Bounds]
+    log_loss_diff_to_pooled: NotRequired[float | None]
+    log_loss_diff_to_pooled_ci95: NotRequired[Bounds]
+    ece: NotRequired[float | None]
+
+
+class _Check(TypedDict):
+    wrapper_accuracy: NotRequired[float | None]
+    wrapper_detectable: NotRequired[float | None]
+
+
+class StudySummary(TypedDict):
+    """What ``study.json`` holds."""
+
+    users: int
+    choices: int
+    excluded: dict[str, int]
+    users_with_one_choice: int
+    choices_that_tell_a_query: list[int]
+    posts_that_judge_a_candidate: int
+    checks: list[_Check]
+    relaxed: NotRequired[list[str]]
+    left_out_methods: dict[str, str]
+    not_above_offset: list[str]
+    controls: dict[str, list[dict[str, float]]]
+    definitions: dict[str, str]
+
 
 Row = Mapping[str, Any]
 """One row of ``results.json``: a method with a number of shots and a control, in one part of the people."""
@@ -225,11 +281,17 @@ def study_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
     Raises:
       RunError: the study is not finished, or a file of it is damaged.
     """
+    from prb_jax.study.personalise import RUNS
     from prb_jax.study.picture import curves_figure
 
     hint = "the same `prb personalise` command finishes the study"
     rows = read_json(folder / RESULTS, error=RunError, hint=hint)
-    summary = read_object(folder / STUDY, error=RunError)
+    summary = read_json(folder / STUDY, error=RunError)
+    RUNS.read_finished(folder)
+    check_schema(rows, list[StudyRow], where=str(folder / RESULTS), error=RunError)
+    check_schema(summary, StudySummary, where=str(folder / STUDY), error=RunError)
+    if not any(row["control"] is None for row in rows):
+        raise RunError(f"{folder / RESULTS}: expected the figures of a method, found none")
     columns = {
         "method": field("method"),
         "people": field("split"),

@@ -7,14 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from prb_jax.data.reading import read_object
-from prb_jax.errors import RunError
 from prb_jax.reports.drawings import drawing
 from prb_jax.reports.evaluation import how_made
 from prb_jax.reports.page import Block, Chapter, Paragraph, Preformatted, Section
 from prb_jax.reports.table import Table, field
-from prb_jax.runs.kind import SUMMARY
-from prb_jax.runs.training import POLICY_RUN, ROLLOUTS, TRAIN, TRAINING, is_policy_run
+from prb_jax.runs.training import METRICS, POLICY_RUN, ROLLOUTS, TRAIN, read_training
 
 _LAST = {name: field(name, "{:.4f}") for name in ("loss", "accuracy", "margin")}
 _SHOWN = 4  # rollouts of the first and of the last step with any that are shown
@@ -56,14 +53,13 @@ def training_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
     Raises:
       RunError: a file of the run cannot be read.
     """
-    from prb_jax.training.logs import METRICS, curves_figure, panels_of, read_metrics, read_steps
+    from prb_jax.training.logs import curves_figure, panels_of, read_metrics, read_steps
 
-    is_policy, finished = is_policy_run(folder), (folder / SUMMARY).is_file()
-    record = (POLICY_RUN if is_policy else TRAINING).read(folder)
-    assert record is not None
+    run = read_training(folder)
+    is_policy, summary = run.kind is POLICY_RUN, run.summary
     rows = read_metrics(folder / METRICS)
     blocks: list[Block] = []
-    if not finished:
+    if summary is None:
         blocks.append(Paragraph("The training run is not finished: the curves end where it stands.", True))
     if rows:
         labels = list(panels_of(rows).values())
@@ -77,14 +73,13 @@ def training_chapter(folder: Path, run_name: str, anchor: str) -> Chapter:
     else:
         blocks.append(Paragraph("No step is recorded yet.", True))
     sections = [Section("Learning curves", blocks)]
-    summary = read_object(folder / SUMMARY, error=RunError) if finished else {}
-    if summary.get("ended_by_watch"):
-        blocks.append(Paragraph(f"The watch ended the run: {summary['ended_by_watch']}.", True))
-    if finished:
+    if summary is not None:
+        if summary.get("ended_by_watch"):
+            blocks.append(Paragraph(f"The watch ended the run: {summary['ended_by_watch']}.", True))
         blocks.append(_policy_figures(summary) if is_policy else last_figures(summary))
     if is_policy and (kept := read_steps(folder / ROLLOUTS)):
         sections.append(Section("Rollouts to read", _rollouts(kept)))
-    sections.append(Section("How it was made", list(how_made(record, TRAIN))))
+    sections.append(Section("How it was made", list(how_made(run.record, TRAIN))))
     return Chapter(f"{run_name}: {'a policy in training' if is_policy else 'training'}", anchor, sections)
 
 

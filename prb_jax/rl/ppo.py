@@ -279,7 +279,7 @@ def ppo(
                 "definitions": _DEFINITIONS,
             }
 
-        return PpoResult(path, loop.step, path / MODEL, write_summary(loop, summarise))
+        return PpoResult(path, loop.step, path / MODEL, write_summary(loop, POLICY_RUN, summarise))
 
 
 def _means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

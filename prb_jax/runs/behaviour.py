@@ -10,17 +10,35 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypedDict
 
 from prb_jax.data.reading import read_object
+from prb_jax.data.schema import check_schema
 from prb_jax.data.writing import write_json
 from prb_jax.errors import RunError, quote, short_repr
+from prb_jax.runs.kind import check_file
 
 BEHAVIOUR: Final = "behaviour.json"
 REPETITION: Final = "repetition"
 """In a setting: what tells repetitions of one figure apart, as a seed."""
 
 _KIND: Final = "prb_jax behaviour"
+
+
+class _FigureFile(TypedDict):
+    name: str
+    reward_model: dict[str, Any]
+    label: str
+    setting: dict[str, Any]
+    policy: str | None
+    clusters: list[str]
+    sums: list[float]
+    counts: list[int]
+
+
+class _BehaviourFile(TypedDict):
+    kind: Literal["prb_jax behaviour"]
+    figures: list[_FigureFile]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,21 +157,23 @@ def read_behaviour(folder: str | Path) -> list[Figure]:
             f"{folder}: expected a finished run of a verb with a behaviour (`prb best-of-n`, `prb policy-accuracy`, "
             f"`prb guide`, `prb ppo` with watch.gold), found no {BEHAVIOUR} in it"
         )
+    check_file(path)
     record = read_object(path, error=RunError)
-    if record.get("kind") != _KIND or not isinstance(record.get("figures"), list) or not record["figures"]:
-        raise RunError(f"{path}: expected kind {quote(_KIND)} and figures, found {quote(record.get('kind'))}")
+    check_schema(record, _BehaviourFile, where=str(path), error=RunError)
+    if not record["figures"]:
+        raise RunError(f"{path}: field 'figures': expected a figure or more, found none")
     return [_figure(path, number, value) for number, value in enumerate(record["figures"])]
 
 
-def _figure(path: Path, number: int, value: Any) -> Figure:
-    where, names = f"{path}: figures[{number}]", {field.name for field in fields(Figure)}
-    if not isinstance(value, dict) or value.keys() != names:
-        raise RunError(f"{where}: expected an object with {', '.join(sorted(names))}")
-    columns = [value[name] for name in ("clusters", "sums", "counts")]
-    if not all(isinstance(column, list) and len(column) == len(columns[0]) > 0 for column in columns):
+def _figure(path: Path, number: int, value: dict[str, Any]) -> Figure:
+    where = f"{path}: figures[{number}]"
+    if odd := value.keys() - {field.name for field in fields(Figure)}:
+        raise RunError(f"{where}: field {quote(min(odd))} belongs to no figure")
+    sizes = {len(value[name]) for name in ("clusters", "sums", "counts")}
+    if len(sizes) > 1 or sizes == {0}:
         raise RunError(f"{where}: expected clusters, sums and counts of one length")
-    if not all(type(entry) in (int, float) and math.isfinite(entry) for entry in columns[1]):
-        raise RunError(f"{where}: field 'sums': expected finite numbers")
-    if not all(type(entry) is int and entry > 0 for entry in columns[2]):
+    if len(set(value["clusters"])) < len(value["clusters"]):
+        raise RunError(f"{where}: field 'clusters': expected different users, found one twice")
+    if min(value["counts"]) < 1:
         raise RunError(f"{where}: field 'counts': expected whole numbers above 0")
     return Figure(**value)

@@ -7,16 +7,27 @@ of ``scores.jsonl``, in its order: id, user, and the keys of the responses (null
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
+from typing import TypedDict
 
-from prb_jax.data.reading import bounded_lines, open_file, parse_json
 from prb_jax.data.writing import json_line, whole_file, writing
-from prb_jax.errors import RunError
+from prb_jax.errors import RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters
+from prb_jax.runs.rows import RowKind
 
 CLUSTERS = "clusters.jsonl"
-_FIELDS = {"id", "user", "responses", "derived"}
+
+
+class _Line(TypedDict):
+    id: str
+    user: str | None
+    responses: list[str] | None
+    derived: bool
+
+
+_ROWS = RowKind(CLUSTERS, "clusters", itemgetter("id"), _Line)
 
 
 def write_clusters(folder: Path, rows: Sequence[ScoredRow], clusters: Clusters) -> None:
@@ -51,24 +62,19 @@ def read_clusters(folder: Path, rows: Sequence[ScoredRow]) -> Clusters:
       RunError: the file cannot be read, or does not belong to these rows.
     """
     path = folder / CLUSTERS
-    try:
-        with open_file(path) as file:
-            lines = list(bounded_lines(file, path, error=RunError))
-    except FileNotFoundError:
+    if not path.exists():
         return Clusters(tuple(row.user_id for row in rows))
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read: {error.strerror or error}") from error
-    by_id = {}
-    for number, line in enumerate(lines, start=1):
-        where = f"{path}:{number}"
-        value = parse_json(line, where=where, error=RunError)
-        if not isinstance(value, dict) or value.keys() != _FIELDS or not isinstance(value["id"], str):
-            raise RunError(f"{where}: expected an object with {', '.join(sorted(_FIELDS))}")
-        by_id[value["id"]] = value
+    by_id = _ROWS.read(path)
     if by_id.keys() != {row.id for row in rows}:
         raise RunError(f"{path}: does not name the comparisons of this run, each once")
     lined = [by_id[row.id] for row in rows]
     crossed = bool(lined) and lined[0]["responses"] is not None
+    for row, value in zip(rows, lined, strict=True):
+        alike = value["derived"] == lined[0]["derived"] and (value["responses"] is not None) == crossed
+        if not alike or (not value["derived"] and value["user"] != row.user_id):
+            raise RunError(
+                f"{path}: {quote(row.id)}: does not belong to the other lines, or to the row in the run"
+            )
     return Clusters(
         tuple(value["user"] for value in lined),
         tuple(tuple(value["responses"]) for value in lined) if crossed else None,

@@ -18,26 +18,28 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NotRequired, TypedDict
 
-from prb_jax.data.reading import read_object
+from prb_jax.benchmarks.benchmark import AGGREGATES
 from prb_jax.data.writing import write_json, writing
-from prb_jax.errors import RunError, quote, short_repr
+from prb_jax.errors import RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.rows import RowTable
-from prb_jax.runs.clusters import read_clusters
-from prb_jax.runs.kind import RUN, SUMMARY, RunFolder, RunKind, as_recorded, check_same_inputs
+from prb_jax.runs.clusters import CLUSTERS
+from prb_jax.runs.kind import RUN, RunFolder, RunKind, as_recorded, check_same_inputs
 from prb_jax.runs.rows import Row, RowFile, RowKind
+from prb_jax.runs.users import USERS
 from prb_jax.trees.tree import EQUAL_SIDES, EqualSides
 
 SCORES: Final = "scores.jsonl"
 JUDGEMENTS: Final = "judgements.jsonl"
 """A row for each comparison that a judge judged: its verdicts or ratings, and its replies."""
+LEFT_OUT: Final = "left_out.jsonl"
 BLOCKS: Final = "blocks.jsonl"
 COMPUTED: Final = "computed.jsonl"
 COMPUTED_TOKENS: Final = "computed_tokens"
 _LARGEST_COUNT: Final = 1 << 62
+_LARGEST_SCORE: Final = 3.4028234663852886e38  # of float32
 
 
 def _as_object(row: ScoredRow) -> Row:
@@ -53,29 +55,95 @@ def _as_object(row: ScoredRow) -> Row:
 
 
 def _as_row(value: dict[str, Any]) -> ScoredRow:
-    def are_numbers(values: Any) -> bool:
-        return isinstance(values, list) and all(type(v) in (int, float) and math.isfinite(v) for v in values)
-
-    row = ScoredRow(**{name: value.pop(name) for name in _FIELDS})
-    cuts = row.truncated.values() if isinstance(row.truncated, dict) else (row.truncated,)
-    if (
-        value
-        or not isinstance(row.id, str)
-        or not all(name is None or isinstance(name, str) for name in (row.subset, row.user_id))
-        or not (are_numbers(row.scores) and are_numbers(row.labels))
-        or not len(row.scores) == len(row.labels) >= 2
-        or not all(type(count) is int and 0 <= count < _LARGEST_COUNT for count in (row.tokens, *cuts))
-    ):
-        raise ValueError
+    row = ScoredRow(**{name: value[name] for name in _FIELDS})
+    cuts = (row.truncated,) if isinstance(row.truncated, int) else row.truncated.values()
+    if odd := value.keys() - set(_FIELDS):
+        raise ValueError(f"field {quote(min(odd))} belongs to no row")
+    if not len(row.scores) == len(row.labels) >= 2:
+        raise ValueError(
+            f"expected a label for each score, two or more, found {len(row.scores)} and {len(row.labels)}"
+        )
+    if any(abs(score) > _LARGEST_SCORE for score in row.scores):
+        raise ValueError(f"field 'scores': expected float32 numbers, found {quote(row.scores)}")
+    if not all(0 <= count < _LARGEST_COUNT for count in (row.tokens, *cuts)):
+        raise ValueError("fields 'tokens' and 'truncated': expected numbers of 0 or more")
     return row
+
+
+class ScoreLine(TypedDict):
+    """A line of ``scores.jsonl``."""
+
+    id: str
+    subset: str | None
+    user_id: str | None
+    scores: list[float]
+    labels: list[float]
+    tokens: int
+    truncated: int | dict[str, int]
+
+
+class _BlockLine(TypedDict):
+    file: int
+    block: int
+    sha256: str
 
 
 _FIELDS: Final = tuple(item.name for item in fields(ScoredRow))
 SCORE_ROWS: Final = RowKind(
-    SCORES, "scores", attrgetter("id"), _FIELDS, decode=_as_row, encode=_as_object, table=RowTable
+    SCORES, "scores", attrgetter("id"), ScoreLine, decode=_as_row, encode=_as_object, table=RowTable
 )
-_BLOCK_ROWS: Final = RowKind(BLOCKS, "blocks", itemgetter("file", "block"), ("file", "block", "sha256"))
-EVALUATION: Final = RunKind("prb_jax evaluation", "prb evaluate", rows=SCORE_ROWS)
+_BLOCK_ROWS: Final = RowKind(BLOCKS, "blocks", itemgetter("file", "block"), _BlockLine)
+
+
+class _Source(TypedDict, total=False):
+    kind: str
+    files: dict[str, str | None]
+
+
+class RecordedData(TypedDict):
+    """What ``run.json`` says of the data; of a log of another harness there is more."""
+
+    sources: NotRequired[list[_Source]]
+    subset: NotRequired[str | None]
+    comparisons: NotRequired[int | None]
+    sha256: NotRequired[str | None]
+
+
+class _Model(TypedDict, total=False):
+    name: str
+    architecture: str | None
+    files: dict[str, str]
+    revision: str | None
+    template: str | None
+    quantize: str | None
+
+
+class _Hint(TypedDict):
+    kind: str
+
+
+class EvaluationInputs(TypedDict):
+    """The inputs of an evaluation that other code reads."""
+
+    model: _Model
+    data: NotRequired[RecordedData | None]
+    protocol: NotRequired[str | None]
+    profile_posts: NotRequired[int | None]
+    max_length: NotRequired[int | None]
+    limit: NotRequired[int | None]
+    # by kind; under "upper_bound" the kinds that no model could know
+    hints: NotRequired[dict[str, _Hint | list[str]]]
+    control: NotRequired[str]
+    part: NotRequired[str]
+
+
+EVALUATION: Final = RunKind(
+    "prb_jax evaluation",
+    "prb evaluate",
+    rows=SCORE_ROWS,
+    inputs=EvaluationInputs,
+    sealed=(CLUSTERS, JUDGEMENTS, USERS, LEFT_OUT, f"*/{AGGREGATES}/**/*.json"),
+)
 
 
 @dataclass(frozen=True)
@@ -254,41 +322,3 @@ def _filled(inputs: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str,
             source = {**source, "files": closed}
         described.append(source)
     return {**inputs, "data": {**data, "sources": described, "comparisons": known.get("comparisons")}}
-
-
-@dataclass(frozen=True)
-class FinishedRun:
-    """What a run folder of `prb evaluate` holds."""
-
-    path: Path  # the folder
-    record: dict[str, Any]  # what `run.json` says
-    summary: dict[str, Any]  # what `summary.json` says
-    rows: list[ScoredRow]  # of `scores.jsonl`, in its order, at least one
-    clusters: Clusters  # of these rows: over what intervals are taken
-
-    __repr__ = short_repr
-
-
-def read_finished(folder: str | Path) -> FinishedRun:
-    """Return the run in a folder.
-
-    Raises:
-      RunError: there is no run of `prb evaluate` in it, or it is not finished, or its files cannot be read or do not
-        belong together.
-    """
-    path = Path(folder)
-    record = EVALUATION.read(path)
-    if record is None:
-        raise RunError(f"{path}: expected the folder of a run, found no {RUN} in it")
-    if not (path / SUMMARY).exists():
-        raise RunError(
-            f"{path}: the run is not finished: it has no {SUMMARY}; the command that began it finishes it"
-        )
-    summary = read_object(path / SUMMARY, error=RunError)
-    rows = list(SCORE_ROWS.read(path).values())
-    if not rows or summary.get("n") != len(rows):
-        raise RunError(
-            f"{path / SCORES}: holds {len(rows)} rows, but {SUMMARY} is of {summary.get('n')}; the files of a run "
-            "belong together: put back the whole folder, or evaluate again in another one"
-        )
-    return FinishedRun(path, record, summary, rows, read_clusters(path, rows))

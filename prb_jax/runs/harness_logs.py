@@ -20,7 +20,7 @@ from prb_jax.errors import RunError, listed, need_extra, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters, shared_rows
 from prb_jax.metrics.summary import summarise_grades
-from prb_jax.runs.evaluation import FinishedRun, read_finished
+from prb_jax.runs.finished import FinishedRun, read_finished
 from prb_jax.runs.kind import RUN
 
 CLUSTER: Final = ("user_id", "item_id")
@@ -121,7 +121,9 @@ def _lm_eval(place: Path, date: str, metric: Sequence[str]) -> tuple[list[_Sampl
     }
     if _SAMPLES.fullmatch(place.name):
         files = {task: file for task, file in files.items() if file.name == place.name}
-    results = [read_object(file, error=RunError) for file in sorted(folder.glob(f"*_{date}.json"))]
+    results = [
+        read_object(file, error=RunError, finite=False) for file in sorted(folder.glob(f"*_{date}.json"))
+    ]
     result: Mapping[str, Any] = results[0] if results else {}
     if not files:
         raise RunError(
@@ -158,7 +160,7 @@ def _lm_eval(place: Path, date: str, metric: Sequence[str]) -> tuple[list[_Sampl
 
 
 def _lm_eval_row(line: bytes, *, where: str) -> dict[str, Any]:
-    row = parse_json(line, where=where, error=RunError)
+    row = parse_json(line, where=where, error=RunError, finite=False)
     if not isinstance(row, dict) or "doc_id" not in row:
         raise RunError(f"{where}: expected a sample of lm-evaluation-harness, an object with doc_id")
     return row

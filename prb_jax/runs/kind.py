@@ -3,7 +3,8 @@
 ``run.json`` (``train.json`` of training) says what was run. Its ``inputs`` decide the result: a run is continued only
 with equal inputs. Its ``sessions`` say how, one entry for each start. ``summary.json`` is written last: a folder that
 has it is finished. Files are written to a temporary name and renamed, or grow by whole rows; other files in the folder
-are left alone.
+are left alone. A finished run has the digests of its files in ``run.json`` (``format`` 2), with which they are compared
+when they are read; folders of earlier versions (``format`` 1) have none.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, NotRequired, TypedDict, cast
 
-from prb_jax.data.reading import read_json
-from prb_jax.data.writing import held_folder, refuse_file, write_json
+from prb_jax.checkpoints.locate import MODEL, TRAIN
+from prb_jax.data.digests import check_digests, digest_of_bytes, digests_of, matching
+from prb_jax.data.reading import read_json, read_object
+from prb_jax.data.schema import check_schema
+from prb_jax.data.writing import held_folder, json_file, refuse_file, write_file, write_json, writing
 from prb_jax.errors import RunError, quote
 from prb_jax.processes.agreement import differences
 from prb_jax.processes.sharing import entered_on_first_process, on_first_process, process_count
@@ -30,6 +34,7 @@ from prb_jax.storage.urls import shown
 RUN = "run.json"
 SUMMARY = "summary.json"
 _LONGEST_DIFFERENCE = 20
+_FORMAT: Final = 2  # of the record of a finished run
 
 Inputs = Mapping[str, Any]
 
@@ -58,7 +63,20 @@ class RunFolder:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the summary, which makes the run a finished one."""
-        write_json(self.path / self.kind.finished, summary)
+        self.kind.finish(self.path, summary)
+
+
+class RunRecord(TypedDict):
+    """What ``run.json`` holds."""
+
+    kind: str
+    inputs: dict[str, Any]
+    format: NotRequired[int]
+    command: NotRequired[list[str]]
+    sessions: NotRequired[list[dict[str, Any]]]
+    data: NotRequired[list[str] | str | None]
+    model: NotRequired[str | None]
+    files: NotRequired[dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -74,6 +92,9 @@ class RunKind:
     # files and folders that, without that file, show that a folder holds something else
     others: tuple[str, ...] = ()
     finished: str = SUMMARY  # the file that a finished run has
+    inputs: Any = dict[str, Any]  # TypedDict: the inputs that other code reads, and their types
+    # patterns of the files, beside those above, whose digests the record of a finished run has
+    sealed: tuple[str, ...] = ()
 
     def check(self, out: str | Path) -> Path:
         """Return the path of a folder that a run of this kind may be written to, before anything costly is done.
@@ -101,12 +122,12 @@ class RunKind:
                         f"writes; {hint}"
                     )
             return None
-        if (
-            not isinstance(run, dict)
-            or run.get("kind") != self.name
-            or not isinstance(run.get("inputs"), dict)
-        ):
+        if not isinstance(run, dict) or run.get("kind") != self.name:
             raise RunError(f"{path}: not of `{self.command}`; {hint}")
+        check_schema(run, RunRecord, where=str(path), error=RunError, hint=hint)
+        check_schema(run["inputs"], self.inputs, where=f"{path}: inputs", error=RunError, hint=hint)
+        if run.get("format", 1) > _FORMAT:
+            raise RunError(f"{path}: format {run['format']}: a later version of prb_jax wrote it; {hint}")
         return run
 
     def read_finished(self, folder: Path) -> dict[str, Any]:
@@ -119,10 +140,50 @@ class RunKind:
         if run is None:
             raise RunError(f"{folder}: no run of `{self.command}`: it has no {self.file}")
         if not (folder / self.finished).exists():
-            raise RunError(
-                f"{folder}: the run is not finished: repeat its command, {quote(' '.join(run['command']))}"
-            )
+            command = " ".join(run.get("command", ()))
+            raise RunError(f"{folder}: the run is not finished: repeat its command, {quote(command)}")
+        self.check_files(folder, run)
         return run
+
+    def finish(self, folder: Path, summary: Any) -> None:
+        """Write the summary of a run, which makes it a finished one; before it the digests of all files in its record.
+
+        Raises:
+          RunError: a file cannot be written.
+        """
+        data = json_file(summary)
+        patterns = [*self.sealed, *([self.rows.file] if self.rows else [])]
+        files = {**digests_of(folder, patterns), self.finished: digest_of_bytes(data)}
+        write_json(folder / self.file, {**(self.read(folder) or {}), "format": _FORMAT, "files": files})
+        write_file(folder / self.finished, data)
+
+    def reopen(self, folder: Path) -> None:
+        """Make a finished run an unfinished one, before files of it change.
+
+        Raises:
+          RunError: it cannot be written.
+        """
+        with writing(folder / self.finished):
+            (folder / self.finished).unlink(missing_ok=True)
+
+    def check_files(self, folder: Path, run: Mapping[str, Any], *, hint: str = "put the file back") -> None:
+        """Compare the files in a folder with the digests in its record; those of a model are left to loading it.
+
+        Raises:
+          RunError: a file is missing, or is not the one that was written.
+        """
+        path, files = folder / self.file, run.get("files", {})
+        if run.get("format", 1) == _FORMAT:
+            written = [
+                self.finished,
+                *([self.rows.file] if self.rows else []),
+                *matching(folder, self.sealed),
+            ]
+            # What a killed command adds to a finished run lies in sub-folders.
+            if unknown := [name for name in written if name not in files and "/" not in name]:
+                raise RunError(f"{path}: field 'files': expected the digest of {unknown[0]}, found nothing")
+        own = {name: digest for name, digest in files.items() if not name.startswith(f"{MODEL}/")}
+        check_digests(folder, own, record=path, error=RunError, hint=hint)
 
     @contextlib.contextmanager
     def open(
@@ -154,6 +215,9 @@ class RunKind:
         with contextlib.ExitStack() as stack:
             stack.enter_context(held_folder(path))
             recorded, wanted = self.read(path), as_recorded(inputs)
+            if recorded is not None and (path / self.finished).exists():
+                hint = f"put the file back; or remove {self.finished}, and the same command goes on with what is there"
+                self.check_files(path, recorded, hint=hint)
             rows = None if self.rows is None else self.rows.read(path / self.rows.file, cut=True)
             if recorded is not None and recorded["inputs"] != wanted:
                 if rows is not None and not rows:
@@ -203,9 +267,24 @@ class RunKind:
         known = recorded or {**new, "sessions": []}
         if not (folder / self.finished).exists():
             session = {"started": session_now()["started"]} if session is None else session
-            known = {**known, "sessions": [*known["sessions"], session]}
+            known = {**known, "sessions": [*known.get("sessions", ()), session]}
             write_json(folder / self.file, known)
         return known
+
+
+def check_file(path: Path) -> None:
+    """Compare a file of a run of any kind with its digest in the record beside it, where there is one.
+
+    Raises:
+      RunError: it is not the file that was written.
+    """
+    for name in (RUN, TRAIN):
+        record = path.parent / name
+        if record.is_file():
+            run = read_object(record, error=RunError)
+            check_schema(run, RunRecord, where=str(record), error=RunError)
+            known = {path.name: run["files"][path.name]} if path.name in run.get("files", {}) else {}
+            check_digests(path.parent, known, record=record, error=RunError)
 
 
 def session_now() -> dict[str, Any]:

@@ -6,23 +6,38 @@ The batches are those of the whole run, so that every row has the same bytes.
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NotRequired, TypedDict, cast
 from zlib import crc32
 
+from prb_jax.data.digests import check_digests, digests_of
 from prb_jax.data.reading import bounded_lines, parse_json, read_object
+from prb_jax.data.schema import check_schema
 from prb_jax.data.writing import held_folder, whole_file, write_json, writing
 from prb_jax.errors import RunError, quote
 from prb_jax.runs.evaluation import COMPUTED
-from prb_jax.runs.kind import RUN, RunKind, check_same_inputs
+from prb_jax.runs.kind import RUN, RunKind, RunRecord, check_same_inputs
 
 PART: Final = "part.json"
-"""In the folder of a part that is finished: the part, how many rows it has, and the names of its files."""
+"""In the folder of a part that is finished: the part, how many rows it has, and its files with their digests."""
 
 _KEYS = ("id", "sample", "judge")
 """The fields that tell the rows of a file apart, as far as they have them."""
+
+_SUFFIXES = (".jsonl", ".npy", ".cut")  # of files that hold rows
+
+
+class PartFile(TypedDict):
+    """What ``part.json`` holds; parts of an earlier version have no digests, and do not know the whole."""
+
+    part: str
+    rows: int
+    files: list[str]
+    rows_of_all: NotRequired[int]
+    digests: NotRequired[dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -66,37 +81,50 @@ class Skip:
         return self.finished(indices)
 
 
-def finish_part(folder: Path, part: Part, *, rows: int, files: Sequence[str]) -> dict[str, Any]:
+def finish_part(
+    folder: Path, part: Part, *, rows: int, rows_of_all: int, files: Sequence[str]
+) -> dict[str, Any]:
     """Say that a part is finished, and return the summary of it.
 
     Args:
       folder: of the run; a folder in it that holds a `run.json` is a part of a run too.
       part: that it is.
       rows: of the part.
+      rows_of_all: Rows of all parts together.
       files: that hold them, in the folder and in such folders in it.
     """
-    write_json(folder / PART, {"part": str(part), "rows": rows, "files": list(files)})
+    patterns = [pattern for name in files for pattern in (name, f"*/*/{name}")]
+    record: PartFile = {
+        "part": str(part),
+        "rows": rows,
+        "rows_of_all": rows_of_all,
+        "files": list(files),
+        "digests": digests_of(folder, patterns),
+    }
+    write_json(folder / PART, record)
     return {"part": str(part), "n": rows}
 
 
 def merge(parts: Sequence[str | Path], *, out: str | Path) -> Path:
     """Put the rows of all parts of a run into one folder, which the whole run then finishes.
 
-    `prb merge` does both; from Python call what made the parts, :func:`prb_jax.evaluate` for one, with the same
-    arguments, without `part`, and this folder as `out`: nothing is left to compute, and every file has the bytes of a
-    run in one piece.
+    Nothing that the records of the parts name is opened or run. To finish the run, repeat the command or the call of
+    the parts, :func:`prb_jax.evaluate` for one, with the same arguments, without `part`, and this folder as `out`:
+    nothing is left to compute, and every file has the bytes of a run in one piece.
 
     Args:
       parts: folders of `prb evaluate`, `judge`, `sample` or `features` with `--part I/N`, in any order.
       out: the run folder; a merge that was killed is repeated.
 
     Raises:
-      RunError: a part is missing, given twice, not finished, or of another run; or `out` cannot be written.
+      RunError: a part is missing, given twice, not finished, lacks rows, is not what was written, or is of another run;
+        or `out` cannot be written. A folder that was begun is removed.
     """
     places: dict[str, Path] = {}
     for folder in map(Path, parts):
-        record = read_object(folder / RUN, error=RunError) if (folder / RUN).is_file() else {}
-        part = record.get("inputs", {}).get("part")
+        record = read_object(folder / RUN, error=RunError) if (folder / RUN).is_file() else {"inputs": {}}
+        check_schema(record, _PartRun, where=str(folder / RUN), error=RunError)
+        part = record["inputs"].get("part")
         if not isinstance(part, str):
             raise RunError(f"{folder}: holds no part of a run: expected folders of a command with --part I/N")
         if not (folder / PART).exists():
@@ -112,25 +140,60 @@ def merge(parts: Sequence[str | Path], *, out: str | Path) -> Path:
     if odd := sorted(places.keys() - set(order)):
         raise RunError(f"{places[odd[0]]}: holds part {odd[0]}, expected parts of {count}")
     folders, target = [places[part] for part in order], Path(out)
-    names = list(dict.fromkeys(name for folder in folders for name in _files(folder)))
-    for control in sorted(path.parent.relative_to(folders[0]) for path in folders[0].glob(f"*/*/{RUN}")):
-        _merge([folder / control for folder in folders], target / control, names)
-    _merge(folders, target, names)
+    said = [_read_part(folder) for folder in folders]
+    total = said[0].get("rows_of_all")
+    for folder, part in zip(folders, said, strict=True):
+        if part.get("rows_of_all") != total:
+            raise RunError(
+                f"{folder}: is a part of {part.get('rows_of_all')} rows, {folders[0]} is one of {total}"
+            )
+    if total is not None and (found := sum(part["rows"] for part in said)) != total:
+        raise RunError(f"{found:,} of {total:,} rows are in the parts: repeat the command of each part")
+    names = list(dict.fromkeys(name for part in said for name in part["files"]))
+    controls = sorted(path.parent.relative_to(folders[0]) for path in folders[0].glob(f"*/*/{RUN}"))
+    is_new = not target.exists()
+    try:
+        for control in controls:
+            _merge([folder / control for folder in folders], target / control, names)
+        _merge(folders, target, names)
+    except BaseException:
+        if is_new:
+            shutil.rmtree(target, ignore_errors=True)
+        raise
     return target
 
 
-def _files(folder: Path) -> list[str]:
-    """The names of the files that hold the rows of a finished part."""
-    names = read_object(folder / PART, error=RunError).get("files")
-    if not isinstance(names, list) or any(not isinstance(name, str) or "/" in name for name in names):
-        raise RunError(
-            f"{folder / PART}: files: expected names of files in this folder, found {quote(names)}"
-        )
-    return names
+class _PartRun(TypedDict):
+    kind: NotRequired[str]
+    inputs: dict[str, Any]
+    command: NotRequired[list[str]]
+    sessions: NotRequired[list[dict[str, Any]]]
+
+
+def _read_part(folder: Path) -> PartFile:
+    """What a finished part says, after its files were compared with it."""
+    path = folder / PART
+    part = read_object(path, error=RunError)
+    check_schema(part, PartFile, where=str(path), error=RunError)
+    for name in part["files"]:
+        if "/" in name or not name.endswith(_SUFFIXES):
+            expected = f"expected names of files of rows ({', '.join(_SUFFIXES)}) in this folder"
+            raise RunError(f"{path}: files: {expected}, found {quote(name)}")
+    check_digests(folder, part.get("digests", {}), record=path, error=RunError)
+    rows = folder / part["files"][0] if part["files"] else None
+    if rows is not None and rows.suffix == ".jsonl":
+        found = sum(1 for _ in _joined([rows])) if rows.exists() else 0
+        if found != part["rows"]:
+            raise RunError(
+                f"{rows}: part {part['part']} has {found:,} rows, expected {part['rows']:,}: repeat its command"
+            )
+    return cast(PartFile, part)
 
 
 def _merge(folders: Sequence[Path], out: Path, names: Sequence[str]) -> None:
     records = [read_object(folder / RUN, error=RunError) for folder in folders]
+    for folder, record in zip(folders, records, strict=True):
+        check_schema(record, RunRecord, where=str(folder / RUN), error=RunError)
     whole = [
         {name: value for name, value in record["inputs"].items() if name != "part"} for record in records
     ]
@@ -146,12 +209,12 @@ def _merge(folders: Sequence[Path], out: Path, names: Sequence[str]) -> None:
         **records[0],
         "inputs": whole[0],
         "command": whole_command(command, out),
-        "sessions": [{"merged": [session for record in records for session in record["sessions"]]}],
+        "sessions": [{"merged": [session for record in records for session in record.get("sessions", ())]}],
     }
     with held_folder(out):
         if (known := kind.read(out)) is not None:
             check_same_inputs(out, known["inputs"], whole[0])
-            if not any("merged" in session for session in known["sessions"]):
+            if not any("merged" in session for session in known.get("sessions", ())):
                 raise RunError(f"{out} holds this run already, not made of parts; give --out another folder")
             if not known.get("merging"):
                 return
@@ -166,7 +229,7 @@ def _merge(folders: Sequence[Path], out: Path, names: Sequence[str]) -> None:
 
 def _joined(files: Sequence[Path]) -> Iterator[bytes]:
     """The rows of some files, each once; of what is no file of rows, the bytes of all."""
-    known: set[tuple[Any, ...]] = set()
+    known: set[tuple[str, ...]] = set()
     for path in files:
         if path.suffix != ".jsonl" or path.name == COMPUTED:
             yield path.read_bytes()
@@ -176,7 +239,7 @@ def _joined(files: Sequence[Path]) -> Iterator[bytes]:
                 row = parse_json(line, where=f"{path}:{number}: not a row", error=RunError)
                 if not isinstance(row, dict):
                     raise RunError(f"{path}:{number}: not a row: expected an object, found {quote(row)}")
-                key = tuple(row.get(name) for name in _KEYS)
+                key = tuple(str(row.get(name)) for name in _KEYS)
                 if key not in known:
                     yield line
                 known.add(key)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Generic, TypeVar
 
 from prb_jax.data.reading import bounded_lines, parse_json
+from prb_jax.data.schema import check_schema
 from prb_jax.data.writing import json_line, whole_file, writing
 from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.rows import RowView
@@ -40,11 +41,13 @@ class RowKind(Generic[AnyRow]):
     file: str  # its name
     what: str  # a row is of, for messages
     key: Callable[[AnyRow], Hashable]  # tells rows apart
-    fields: Iterable[str]  # that every row has
-    # makes a row of the object of a line; raises ValueError for an object that is no row
+    schema: Any  # TypedDict: the fields that every row has, and their types
+    # makes a row of an object with these fields; raises ValueError with the reason why it is no row
     decode: Callable[[dict[str, Any]], AnyRow] = _same
     encode: Callable[[AnyRow], Row] = _same  # makes an object of a row
     table: Callable[[], MutableMapping[Any, AnyRow]] = dict  # makes what holds the rows by their keys
+    # what the user can do about a line that is no row
+    hint: str = "remove the line, and the same command writes it again"
 
     def read(self, path: Path, *, cut: bool = False) -> MutableMapping[Any, AnyRow]:
         """Return the rows of a file by their keys, in its order.
@@ -57,25 +60,22 @@ class RowKind(Generic[AnyRow]):
           RunError: a whole line that is no such row, or two rows with one key.
         """
         path = path / self.file if path.is_dir() else path
-        rows, hint = self.table(), "remove the line, and the same command writes it again"
-        fields = ", ".join(sorted(self.fields))
+        rows = self.table()
         try:
             with path.open("rb") as file:
                 for number, line in enumerate(_lines(file, path, cut=cut), start=1):
                     where = f"{path}:{number}"
-                    value = parse_json(
-                        line.removesuffix(b"\n"),
-                        where=f"{where}: not a row of {self.what}",
-                        error=RunError,
-                        hint=hint,
-                    )
+                    wrong: dict[str, Any] = {
+                        "where": f"{where}: not a row of {self.what}",
+                        "error": RunError,
+                        "hint": self.hint,
+                    }
+                    value = parse_json(line.removesuffix(b"\n"), **wrong)
+                    check_schema(value, self.schema, **wrong)
                     try:
-                        if not isinstance(value, dict) or not value.keys() >= set(self.fields):
-                            raise ValueError
                         row = self.decode(value)
-                    except ValueError:
-                        expected = f"expected the fields {fields}"
-                        raise RunError(f"{where}: not a row of {self.what}: {expected}; {hint}") from None
+                    except ValueError as error:
+                        raise RunError(f"{wrong['where']}: {error}; {self.hint}") from None
                     if self.key(row) in rows:
                         raise RunError(
                             f"{where}: a second row for {quote(self.key(row))}; remove one of them"

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 NONE, BLIND, SWAP, ALL = CONTROLS
 
-FOLDER: Final = "controls"  # the folder, within that of a run, that holds the run folder of each control
-
 CONTROLS_DEFINITION: Final = (
     "by control, the accuracy of the same model on the same comparisons where it is shown no profile, no user and no "
     "hints of one (blind), or those of another user with a profile of similar length (swap; a fitted method has the "

@@ -22,12 +22,13 @@ from prb_jax.processes.sharing import on_first_process, process_count, process_i
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs import command_line
 from prb_jax.runs.evaluation import COMPUTED, EVALUATION, JUDGEMENTS, SCORES, is_settled
+from prb_jax.runs.finished import CONTROL_RUNS
 from prb_jax.runs.parts import finish_part, parse_part
 from prb_jax.runs.weights_and_biases import log_summary, start_wandb
 from prb_jax.scoring import CONTROLS, HISTORY, TOO_LONG, HasJudgements, ReadsTokens, Served
 from prb_jax.scoring.baselines import PlainScorer
 from prb_jax.scoring.comparison_table import ComparisonTable
-from prb_jax.scoring.controls import FOLDER, choose_controls, control_figures
+from prb_jax.scoring.controls import choose_controls, control_figures
 from prb_jax.scoring.inputs import (
     SPLIT,
     Data,
@@ -310,7 +311,7 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
             on_first_process(lambda: None if run.folder is None else run.folder.settle(decided))
         controlled = []
         for control in controls:
-            place = folder / FOLDER / str(control.control)
+            place = folder / CONTROL_RUNS / str(control.control)
             if isinstance(scorer, HasJudgements):
                 control = replace(control, scorer=scorer.kept_in(place))
             control = replace(control, decided={**decided, "control": control.control})
@@ -320,7 +321,8 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
             check_unchanged(inputs)
             if job.part is not None:
                 files = (SCORES, COMPUTED, JUDGEMENTS)
-                return {"model": job.name, **finish_part(folder, job.part, rows=len(run.rows), files=files)}
+                sizes = {"rows": len(run.rows), "rows_of_all": len(job.table)}
+                return {"model": job.name, **finish_part(folder, job.part, **sizes, files=files)}
             if inputs.prepared is not None and (tokens is None or controls):
                 check_text(inputs.prepared)  # it was read, beside the tokens or in their place
             figures = {

@@ -17,6 +17,7 @@ from prb_jax.data.lines import JsonLines
 from prb_jax.data.records import Records, digest, given_rows, read_records
 from prb_jax.data.writing import json_line, whole_file, writing
 from prb_jax.errors import DataError, PrbWarning, RunError, counted, quote, short_repr
+from prb_jax.runs.evaluation import LEFT_OUT
 from prb_jax.scoring import TOO_LONG
 from prb_jax.sources.large import LargeComparisons, stamp, windows
 from prb_jax.sources.reading import (
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from prb_jax.scoring.reader import Reader
 
 
-LEFT_OUT = "left_out.jsonl"
 LEFT_OUT_DEFINITION = (
     f"comparisons that were not scored, because a response leaves no room for its prompt within the limit, named in "
     f"{LEFT_OUT}: how many, by subset, and by benchmark; they enter no other figure"

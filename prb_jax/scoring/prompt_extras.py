@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from prb_jax.data.comparison import Comparison, RubricAspect
 from prb_jax.data.options import option
@@ -25,7 +25,17 @@ from prb_jax.runs.rows import RowKind
 from prb_jax.scoring.inputs import Data, Inputs, read_inputs
 
 ASPECTS: Final = "aspects.jsonl"
-ASPECT_ROWS: Final = RowKind(ASPECTS, "aspects", key=itemgetter("id"), fields=("id", "asked", "text"))
+
+
+class _AspectLine(TypedDict):
+    id: str
+    asked: str
+    text: str
+    tokens: int | None
+    posts_dropped: int
+
+
+ASPECT_ROWS: Final = RowKind(ASPECTS, "aspects", key=itemgetter("id"), schema=_AspectLine)
 ASPECT_RUNS: Final = RunKind(name="prb_jax aspects", command="prb aspects", rows=ASPECT_ROWS)
 
 PLANNED, ORACLE, NARRATIVE = "planned", "oracle", "narrative"

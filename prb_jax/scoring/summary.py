@@ -18,6 +18,7 @@ from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.summary import summarise
 from prb_jax.runs.clusters import write_clusters
+from prb_jax.runs.evaluation import LEFT_OUT
 from prb_jax.runs.users import USERS, USERS_DEFINITION, write_users
 from prb_jax.scoring import AdaptsToUsers, HasJudgements, ReadsTokens
 from prb_jax.scoring.baselines import (
@@ -30,7 +31,7 @@ from prb_jax.scoring.baselines import (
 )
 from prb_jax.scoring.comparison_table import ComparisonTable, clusters_of
 from prb_jax.scoring.controls import CONTROLS_DEFINITION
-from prb_jax.scoring.inputs import LEFT_OUT, LEFT_OUT_DEFINITION, Inputs
+from prb_jax.scoring.inputs import LEFT_OUT_DEFINITION, Inputs
 from prb_jax.scoring.prompt_extras import HINTS_DEFINITION
 from prb_jax.scoring.run import Job, ScoredRun, check_scores_differ, shown_view
 from prb_jax.sources.large import LargeComparisons

@@ -14,7 +14,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import zipfile
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +23,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from prb_jax.data.arrays import load_arrays
 from prb_jax.data.files import file_digest
 from prb_jax.data.writing import whole_file, write_json, writing
 from prb_jax.errors import DataError, RunError
@@ -144,14 +144,13 @@ def _write_part(
 
 
 def _read_part(file: Path) -> tuple[list[TableRow], list[Tree]]:
+    hint = "remove it, and the same command makes it again"
+    part = load_arrays(file, error=DataError, hint=hint)
     try:
-        with np.load(file, allow_pickle=False) as part:
-            rows, trees = json.loads(part["rows"].tobytes()), part["trees"]
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(
-            f"{file}: not a whole part: {error}; remove it, and the same command makes it again"
-        ) from error
-    return [TableRow(*values) for values in rows], unpacked_trees(trees)
+        rows, trees = json.loads(part["rows"].tobytes()), part["trees"]
+        return [TableRow(*values) for values in rows], unpacked_trees(trees)
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise DataError(f"{file}: not a whole part: {error}; {hint}") from error
 
 
 def _join(job: TokensJob, count: int, path: Path, *, key: Mapping[str, Any], data: Any) -> None:

@@ -19,8 +19,9 @@ from prb_jax.data.field_names import FieldMapper, FieldNames
 from prb_jax.data.files import SUFFIXES, file_digest, has_known_suffix, parquet_rows, read_rows
 from prb_jax.data.lines import JsonLines, Row, is_large, large_digest, unpacked_size
 from prb_jax.data.records import Placed, Records, given_rows, read_records
+from prb_jax.data.schema import check_schema
 from prb_jax.errors import DataError, quote
-from prb_jax.plugins import is_python_value
+from prb_jax.plugins import is_imported, is_python_value
 from prb_jax.sources.large import LargeComparisons, stamp
 from prb_jax.sources.prepared import PreparedComparisons, PreparedSource, is_prepared, metadata, tokens_folder
 from prb_jax.sources.source import FileSource, PythonSource, Source
@@ -200,6 +201,29 @@ def describe_source(
 def large_files(source: str | Path, *, split: str) -> Sequence[Path]:
     """The files of a source that is read by windows; none for any other source. Errors as of ``describe_source``."""
     return _large_files(_resolve(source, split=split), split=split)
+
+
+def recorded_sources(names: Any, *, where: str) -> list[str]:
+    """Return the names of sources that a record of a run has, to open them again.
+
+    Records are data, which strangers may have written: a Python file that one names is not run, unless the user lets it
+    run by `--import`.
+
+    Args:
+      names: What the record says.
+      where: File of the record, for the message.
+
+    Raises:
+      DataError: a name of a Python file, or something else than names.
+    """
+    check_schema(names, list[str], where=f"{where}: data", error=DataError)
+    for name in names:
+        if _resolve(name, split="").kind == PythonSource.kind and not is_imported(name):
+            raise DataError(
+                f"{where}: names the Python file of {name}, which a record cannot run: to run it, name it again, "
+                f"--data {name}"
+            )
+    return names
 
 
 def prepared_tokens(source: str | Path) -> Path | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -332,6 +332,9 @@ def load_personalised(folder: str | Path, *, mesh: str | Mesh | None = None) -> 
         )
     backbone = fitted.facts["backbone"]
     opened = dict(backbone["opened_with"])
+    known = {"responses_alone", "protocol", "max_length", *(item.name for item in fields(LoadOptions))}
+    if odd := opened.keys() - known:
+        raise RunError(f"{folder}: opened_with: {quote(min(odd))}: no option of loading a model")
     alone = bool(opened.pop("responses_alone", False))
     view = ViewOptions(protocol=opened.pop("protocol", None), max_length=opened.pop("max_length", None))
     loading = LoadOptions(**opened, mesh=mesh)

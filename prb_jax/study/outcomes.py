@@ -7,14 +7,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, NotRequired, TypedDict
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from prb_jax.data.arrays import load_arrays
+from prb_jax.data.reading import parse_json
+from prb_jax.data.schema import check_schema
 from prb_jax.data.writing import whole_file, writing
-from prb_jax.errors import RunError
+from prb_jax.errors import RunError, quote
 from prb_jax.personal.few_shot.choices import Choices, UserRows, rows_by_fold
 from prb_jax.personal.few_shot.nearest import judgements
 from prb_jax.personal.few_shot.protocol import (
@@ -72,23 +75,64 @@ class Outcome:
             )
 
 
-def read_outcome(path: Path) -> Outcome:
+class _Ceiling(TypedDict):
+    known: str
+    shots: int
+    split: str
+    n: int
+    accuracy: float
+    log_loss: float
+
+
+class _Figures(TypedDict):
+    """The figures of an outcome that is on the disk; earlier versions had fewer."""
+
+    settings: dict[str, Any]
+    seconds_fit: float
+    seconds_adapt_per_user: float
+    bytes_per_user: int
+    disk_bytes_per_user: NotRequired[int]
+    numbers: NotRequired[dict[str, Any]]
+    controls: NotRequired[dict[str, float]]
+    ceiling: NotRequired[list[_Ceiling]]
+
+
+class _Facts(TypedDict):
+    margins: list[tuple[Literal["", "no user", "shuffled user", "no profile"], int]]
+    figures: _Figures
+
+
+def read_outcome(path: Path, asked: Outcome | None = None) -> Outcome:
     """Read the outcome of a method.
 
+    Args:
+      path: File to read.
+      asked: Another outcome on the same split, whose people and comparisons it must have.
+
     Raises:
-      RunError: the file is damaged.
+      RunError: the file is damaged, or is of other people or comparisons.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        facts = json.loads(arrays["facts"].tobytes())
-        names = [(str(control), int(shots)) for control, shots in facts["margins"]]
-        margins = dict(zip(names, arrays["margins"], strict=True))
-        return Outcome(arrays["places"], arrays["short"], margins, facts["figures"])
-    except (OSError, ValueError, KeyError) as error:
+    hint = "remove it, and the same command makes it again"
+    arrays = load_arrays(path, error=RunError, hint=hint)
+    if lacking := {"facts", "margins", "places", "short"} - arrays.keys():
+        raise RunError(f"{path}: expected an array {quote(min(lacking))} in it, found none; {hint}")
+    # A number that a method chose may be infinite.
+    where = f"{path}: facts"
+    facts = parse_json(arrays["facts"].tobytes(), where=where, error=RunError, hint=hint, finite=False)
+    check_schema(facts, _Facts, where=where, error=RunError, hint=hint)
+    names, margins = [(control, shots) for control, shots in facts["margins"]], arrays["margins"]
+    shape = (len(names), *arrays["places"].shape)
+    if margins.shape != shape or margins.dtype != np.float32 or not np.isfinite(margins).all():
         raise RunError(
-            f"{path}: cannot be read: {error}; remove it, and the same command makes it again"
-        ) from error
+            f"{path}: margins: expected finite float32 {list(shape)}, found {margins.dtype} {list(margins.shape)}; "
+            f"{hint}"
+        )
+    for name in ("places", "short") if asked is not None else ():
+        if not np.array_equal(arrays[name], getattr(asked, name)):
+            raise RunError(f"{path}: {name}: of other people or comparisons than this study asks for; {hint}")
+    return Outcome(
+        arrays["places"], arrays["short"], dict(zip(names, margins, strict=True)), facts["figures"]
+    )
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,12 @@ SUBSETS: Final = "subsets.json"
 PICTURE: Final = "curves.svg"
 OUTCOMES: Final = "outcomes"
 STATES: Final = "states"
-RUNS: Final = RunKind("prb_jax study", "prb personalise", finished=RESULTS)
+RUNS: Final = RunKind(
+    "prb_jax study",
+    "prb personalise",
+    finished=RESULTS,
+    sealed=(SUMMARY, SPLITS, SUBSETS, f"{OUTCOMES}/*.npz"),
+)
 SHOTS: Final = (0, 1, 2, 4, 8, 16)
 PROTOCOL: Final = 2  # of the splits and the outcomes: a study of another one is not continued
 
@@ -174,12 +179,13 @@ def personalise(
             if row["split"] == "unseen" and row["above_offset"] is not None and not row["control"]:
                 above[row["method"]] = above.get(row["method"], False) or row["above_offset"]
         summary["not_above_offset"] = [name for name, beaten in above.items() if not beaten]
+        RUNS.reopen(folder)
         write_json(folder / SUMMARY, summary)
         if by_subset := subset_results(population, splits, outcomes):
             write_json(folder / SUBSETS, by_subset)
         if has_extra("report", PICTURE):
             save_figure(curves_figure(rows), folder / PICTURE)
-        write_json(folder / RESULTS, rows)
+        RUNS.finish(folder, rows)
     return Study(folder, rows, summary)
 
 
@@ -270,7 +276,7 @@ class _StudyRun:
         for name in method_names():  # of an earlier call with the same folder
             paths = [self._file(name, split) for split in splits]
             if name not in outcomes and name not in left_out and all(path.exists() for path in paths):
-                outcomes[name] = [read_outcome(path) for path in paths]
+                outcomes[name] = list(map(read_outcome, paths, outcomes[baselines[0]]))
         figures = {name: [outcome.figures for outcome in of_splits] for name, of_splits in outcomes.items()}
         return outcomes, {
             "users": len(population.users),
@@ -322,7 +328,7 @@ class _StudyRun:
             settings = replace(settings, validation_shots=self.shots)
         recorded = as_recorded({"settings": asdict(settings)})["settings"]
         if path.exists():
-            outcome = read_outcome(path)
+            outcome = read_outcome(path, Outcome.of(part, {}, {}))
             if outcome.figures["settings"] != recorded:
                 raise RunError(
                     f"{path}: of the settings {quote(outcome.figures['settings'])}, asked for {quote(recorded)}; give "

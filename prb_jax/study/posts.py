@@ -9,14 +9,16 @@ from typing import Any, Final
 
 from prb_jax.data.writing import write_json
 from prb_jax.errors import RunError, has_extra
+from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.runs.evaluation import EVALUATION
+from prb_jax.runs.finished import FinishedRun
 from prb_jax.scoring import NO_CONTROLS
 from prb_jax.scoring.comparison_table import clusters_of
 from prb_jax.scoring.evaluate import Evaluation, evaluate
-from prb_jax.scoring.inputs import Data, Inputs, read_inputs
+from prb_jax.scoring.inputs import Data, read_inputs
 from prb_jax.scoring.load import Model, open_scorer
 from prb_jax.sources.large import LargeComparisons
 from prb_jax.study.picture import save_figure
@@ -93,7 +95,11 @@ def evaluate_posts(
         )
         for number in numbers
     }
-    points, title = _points(evaluations, inputs), evaluations[numbers[0]].summary["model"]
+    clusters = None  # comparisons that are read by windows are clustered by their users
+    if not isinstance(inputs.comparisons, LargeComparisons):
+        by_id = {comparison.id: comparison for comparison in inputs.comparisons}
+        clusters = clusters_of([by_id[row.id] for row in evaluations[numbers[0]].rows])
+    points, title = sweep_points(evaluations, clusters), evaluations[numbers[0]].summary["model"]
     if folder is not None:
 
         def finish() -> None:
@@ -105,12 +111,16 @@ def evaluate_posts(
     return PostsSweep(folder, points, evaluations)
 
 
-def _points(evaluations: Mapping[int, Evaluation], inputs: Inputs) -> list[dict[str, Any]]:
+def sweep_points(
+    evaluations: Mapping[int, Evaluation | FinishedRun], clusters: Clusters | None
+) -> list[dict[str, Any]]:
+    """Return the points of a :class:`PostsSweep`.
+
+    Args:
+      evaluations: Runs by their number of posts, in ascending order.
+      clusters: Clusters of the rows of the first run; by their users if not given.
+    """
     first, *_ = evaluations.values()  # of the fewest posts
-    clusters = None  # comparisons that are read by windows are clustered by their users
-    if not isinstance(inputs.comparisons, LargeComparisons):
-        by_id = {comparison.id: comparison for comparison in inputs.comparisons}
-        clusters = clusters_of([by_id[row.id] for row in first.rows])
     points = []
     for number, evaluation in evaluations.items():
         gain: Mapping[str, Any] = {"difference": None, "ci95": None}

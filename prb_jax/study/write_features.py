@@ -6,15 +6,16 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import numpy as np
 
 from prb_jax.data.comparison import Comparison
-from prb_jax.data.writing import whole_file, write_json, writing
+from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import RunError
 from prb_jax.personal.embedder import Advance, Embedded, Embedder, RewardEmbedder
 from prb_jax.personal.features import (
+    FEATURE_RUNS,
     FEATURES,
     FORMAT,
     KEY_BYTES,
@@ -33,14 +34,12 @@ from prb_jax.personal.features import (
     read_post,
     shown_key,
 )
-from prb_jax.runs.kind import RunKind, as_recorded
+from prb_jax.runs.kind import as_recorded
 from prb_jax.runs.parts import Part, finish_part, parse_part
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.inputs import Data, Inputs, check_unchanged, read_inputs
 from prb_jax.scoring.run import computing_versions
 from prb_jax.study.embedder import open_embedder
-
-RUNS: Final = RunKind(KIND, "prb features", finished=FEATURES)
 
 
 def write_features(
@@ -91,7 +90,7 @@ def write_feature_part(
     Without a part all files are written. Other arguments and errors are those of :func:`write_features`, which finishes
     the merged folder.
     """
-    folder, chosen = RUNS.check(out), options or FeatureOptions()
+    folder, chosen = FEATURE_RUNS.check(out), options or FeatureOptions()
     job = None if part is None else parse_part(part)
     inputs = data if isinstance(data, Inputs) else read_inputs(data, subset=subset, limit=limit)
     embedder = (
@@ -114,14 +113,14 @@ def write_feature_part(
         "versions": computing_versions(plain=False),
     }
     notes = {"model": embedder.name, "data": list(inputs.sources)}
-    with RUNS.open(folder, decided, notes=notes, session={}):
+    with FEATURE_RUNS.open(folder, decided, notes=notes, session={}):
         if (folder / FEATURES).is_file():
             return
         texts = _distinct(inputs.comparisons, profile_posts=chosen.profile_posts)
-        files, truncated = _write_files(embedder, texts, folder, chosen, job, progress=progress)
+        files, count, truncated = _write_files(embedder, texts, folder, chosen, job, progress=progress)
         if job is not None:
             check_unchanged(inputs)
-            finish_part(folder, job, rows=len(files), files=files)
+            finish_part(folder, job, rows=len(files), rows_of_all=count, files=files)
             return
         for name, rows in texts.items():
             path = folder / f"{name}.keys.npy"
@@ -148,7 +147,7 @@ def write_feature_part(
             "truncated": truncated,
             "inputs": as_recorded(decided),
         }
-        write_json(folder / FEATURES, facts)
+        FEATURE_RUNS.finish(folder, facts)
         for cut in folder.glob(".*.cut"):
             with writing(cut):
                 cut.unlink(missing_ok=True)
@@ -174,8 +173,9 @@ def _write_files(
     part: Part | None,
     *,
     progress: bool,
-) -> tuple[list[str], dict[str, int]]:
-    """Write the files that are not there; returns the names of all, and how many texts of each table were cut."""
+) -> tuple[list[str], int, dict[str, int]]:
+    """Write the files that are not there; returns the names of those of the part, how many all parts have, and how many
+    texts of each table were cut."""
 
     def shown(comparisons: Sequence[Comparison], *, advance: Advance) -> Embedded:
         source = cast(RewardEmbedder, embedder)
@@ -185,7 +185,7 @@ def _write_files(
     compute: dict[str, Callable[..., Embedded]] = {
         "answers": embedder.answers, "posts": embedder.posts, SHOWN: shown,
     }  # fmt: skip
-    files, truncated = list[str](), dict.fromkeys(texts, 0)
+    files, total, truncated = list[str](), 0, dict.fromkeys(texts, 0)
     turns = itertools.count()  # of the files, which fall to the parts by turns
     count = Count(sum(map(len, texts.values())), unit="texts")
     with show_progress(f"features of {embedder.name}", count, enabled=progress) as display:
@@ -193,12 +193,13 @@ def _write_files(
             rows = list(of_table.values())
             for number, start in enumerate(range(0, len(rows), options.file_rows)):
                 here = rows[start : start + options.file_rows]
-                if part is not None and next(turns) % part.count != part.number - 1:
-                    display.advance(len(here))
-                    continue
                 paths = [folder / part_name(name, number), folder / f".{name}-{number:06}.cut"]
                 if name == "answers" and embedder.gives_rewards:
                     paths.append(folder / part_name(REWARDS, number))
+                total += len(paths)
+                if part is not None and next(turns) % part.count != part.number - 1:
+                    display.advance(len(here))
+                    continue
                 files += [path.name for path in paths]
                 if all(path.exists() for path in paths):
                     display.advance(len(here))
@@ -212,7 +213,7 @@ def _write_files(
                         )
                     _write_file(embedded, *paths, dtype="float32" if name == SHOWN else options.store)
                 truncated[name] += int(paths[1].read_text())
-    return files, truncated
+    return files, total, truncated
 
 
 def _write_file(

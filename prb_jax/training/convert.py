@@ -19,7 +19,7 @@ from prb_jax.personal.prompts import NAMES, TABLE
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import LANGUAGE_MODEL, OpenedModel, open_reward_or_language_model
 from prb_jax.runs.kind import check_same_inputs
-from prb_jax.runs.training import CHECKPOINTS, TRAIN, TRAINING
+from prb_jax.runs.training import CHECKPOINTS, TRAIN, TRAINING, read_training, run_identity
 from prb_jax.sharding import make_mesh, parameter_shardings
 from prb_jax.text.template import PLAIN_RULES
 from prb_jax.text.view import TRAINED_VIEW
@@ -105,10 +105,14 @@ def convert(
 def _convert_run(
     path: Path, target: Path, *, adapter: bool, step: str | int | None, dtype: str | None
 ) -> Path:
-    run = TRAINING.read(path)
-    assert run is not None
+    run = read_training(path).record
+    started = (run.get("sessions") or [{}])[-1].get("settings")
+    if not isinstance(started, dict):
+        raise RunError(
+            f"{path / TRAIN}: field 'sessions': expected the settings of the last start, found none"
+        )
     # What it was started with the last time, on whatever devices are here now.
-    last = {**run["inputs"]["settings"], **run["sessions"][-1]["settings"], "mesh": None, "attention": "auto"}
+    last = {**run["inputs"]["settings"], **started, "mesh": None, "attention": "auto"}
     settings = load_settings(last, complete=False)  # its data may have been records
     # Frozen weights are read as they will be written, so that nothing is rounded twice.
     kept = dtype or settings.exported_dtype
@@ -122,7 +126,7 @@ def _convert_run(
             f"{path}: method=persona_embedding trained soft prompts of its users, which an adapter for PEFT has no "
             "place for; leave out --adapter: a whole model keeps them"
         )
-    checkpoints = Checkpoints(path / CHECKPOINTS, read_only=True)
+    checkpoints = Checkpoints(path / CHECKPOINTS, read_only=True, run=run_identity(path))
     try:
         chosen = _chosen_step(checkpoints, step, path)
         trainer = RewardTrainer(settings, start, mesh=make_mesh(None), data=(), out=path)

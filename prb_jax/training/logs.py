@@ -18,13 +18,13 @@ from prb_jax.data.options import flat_settings
 from prb_jax.data.reading import bounded_lines, parse_json
 from prb_jax.data.writing import json_line, whole_file, writing
 from prb_jax.errors import RunError, need_extra
+from prb_jax.runs.training import METRICS
 from prb_jax.runs.weights_and_biases import start_wandb
 from prb_jax.training.config import RunOptions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 CURVES = "learning_curves.png"
 _HINT = "remove the line to continue the run"

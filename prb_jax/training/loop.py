@@ -15,13 +15,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from prb_jax.data.writing import write_json
 from prb_jax.errors import RunError, listed, quote, short_repr
 from prb_jax.processes.job import stops_at_a_step
 from prb_jax.processes.sharing import on_first_process, process_count, process_index
-from prb_jax.runs.kind import SUMMARY
+from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, Display, Speed, show_progress
-from prb_jax.runs.training import CHECKPOINTS
+from prb_jax.runs.training import CHECKPOINTS, run_identity
 from prb_jax.training.config import RunOptions
 from prb_jax.training.logs import CURVES, MetricsLog, StepFile, plot_curves
 from prb_jax.training.saved_states import Checkpoints
@@ -135,6 +134,7 @@ def open_loop(out: Path, trainer: Trainer, *, progress: bool) -> Iterator[Loop]:
             keep_last=settings.checkpoint.keep_last,
             keep_best=getattr(settings.checkpoint, "keep_best", 0),
             say=messages.append,
+            run=on_first_process(lambda: run_identity(out)),
         )
         stack.callback(checkpoints.close)
         step, facts = trainer.begin(checkpoints)
@@ -236,7 +236,9 @@ class TrainResult:
     __repr__ = short_repr
 
 
-def write_summary(loop: Loop, summarise: Callable[[list[dict[str, Any]]], dict[str, Any]]) -> dict[str, Any]:
+def write_summary(
+    loop: Loop, kind: RunKind, summarise: Callable[[list[dict[str, Any]]], dict[str, Any]]
+) -> dict[str, Any]:
     """Draw the curves of a finished run and write its summary, made of the rows of its metrics; a collective."""
 
     def write() -> dict[str, Any]:
@@ -247,7 +249,7 @@ def write_summary(loop: Loop, summarise: Callable[[list[dict[str, Any]]], dict[s
             except RunError as error:  # the run is whole without the picture
                 loop.say(f"no picture: {error}")
         summary = summarise(loop.log.rows)
-        write_json(loop.out / SUMMARY, summary)
+        kind.finish(loop.out, summary)
         return summary
 
     return on_first_process(write)

@@ -26,7 +26,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from prb_jax.data.options import Effect, flat_settings, options_of
-from prb_jax.data.reading import read_object
 from prb_jax.data.writing import held_folder, writing
 from prb_jax.errors import RunError, quote
 from prb_jax.models.attention.choice import choose_attention, trained_stream_attention
@@ -34,7 +33,7 @@ from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.runs.kind import SUMMARY, RunKind, as_recorded, check_same_inputs, devices_of, session_now
-from prb_jax.runs.training import CHECKPOINTS, MODEL, TRAIN, TRAINING
+from prb_jax.runs.training import CHECKPOINTS, MODEL, TRAIN, TRAINING, read_training
 from prb_jax.runs.weights_and_biases import check_wandb
 from prb_jax.training.config import SCRATCH, RunOptions, TrainSettings
 from prb_jax.training.data import TrainingData
@@ -77,10 +76,9 @@ def run_lengths(out: Path, steps: int) -> list[int]:
     if run is None:
         return [steps]
     inputs = run["inputs"]
-    settings = inputs.get("settings")
-    lengths: Any = inputs.get("lengths") or [settings.get("steps") if isinstance(settings, Mapping) else None]
-    if not isinstance(lengths, list) or not all(type(length) is int for length in lengths):
-        raise RunError(f"{out / TRAIN}: 'lengths': expected numbers of steps, found {quote(lengths)}")
+    lengths: Any = inputs.get("lengths") or [inputs["settings"].get("steps")]
+    if type(lengths[-1]) is not int:
+        raise RunError(f"{out / TRAIN}: 'steps': expected a number of steps, found {quote(lengths[-1])}")
     if steps < lengths[-1]:
         saved = [int(path.name) for path in out.glob(f"{CHECKPOINTS}/*") if path.name.isdigit()]
         raise RunError(
@@ -120,6 +118,8 @@ def open_run(
             stack.enter_context(held_folder(out))
             wanted, recorded = as_recorded(inputs), kind.read(out)
             if recorded is not None:
+                if finished := (out / SUMMARY).is_file():
+                    kind.check_files(out, recorded)
                 old = recorded["inputs"]
                 longer = len(wanted.get("lengths", ())) > len(old.get("lengths", (0,)))
                 if longer:
@@ -127,19 +127,34 @@ def open_run(
                     old = {**old, "settings": lengthened, "lengths": wanted["lengths"]}
                 check_same_inputs(out, old, wanted, file=TRAIN)
                 if longer:
-                    _remove_result(out)
+                    kind.reopen(out)
+                    _remove_model(out)
                     recorded = {**recorded, "inputs": wanted}
+                elif finished:
+                    _reopen_without_model(kind, out)
             kind.record(out, recorded, inputs=wanted, session=session, notes=notes)
-            return read_object(out / SUMMARY, error=RunError) if (out / SUMMARY).is_file() else None
+            summary = read_training(out).summary
+            return None if summary is None else dict(summary)
 
         yield on_first_process(start)
 
 
-def _remove_result(path: Path) -> None:
-    """Makes a finished run an unfinished one; it is called before the new length is written, and may be repeated."""
+def _reopen_without_model(kind: RunKind, path: Path) -> None:
+    """Makes a finished run whose model was deleted an unfinished one, which exports it again from its checkpoints."""
+    if (path / MODEL).is_dir():
+        return
+    if not any(one.name.isdigit() for one in path.glob(f"{CHECKPOINTS}/*")):
+        raise RunError(
+            f"{path}: the run is finished, but its {MODEL} was deleted, and there is no checkpoint to export it from: "
+            "put one of them back, or train again in another folder"
+        )
+    kind.reopen(path)
+
+
+def _remove_model(path: Path) -> None:
+    """Remove the model of a run that is made longer, before the new length is written; it may be repeated."""
     aside = path / f".{MODEL}.old"
     with writing(path):
-        (path / SUMMARY).unlink(missing_ok=True)
         shutil.rmtree(aside, ignore_errors=True)
         with contextlib.suppress(FileNotFoundError):
             (path / MODEL).rename(aside)  # it is there as a whole or not at all

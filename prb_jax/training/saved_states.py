@@ -7,9 +7,7 @@ damaged file from a good one.
 from __future__ import annotations
 
 import contextlib
-import logging
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +18,10 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from prb_jax.checkpoints.array_folder import checksums, quiet_orbax, reason_of
+from prb_jax.data.schema import check_schema
 from prb_jax.errors import RunError
 from prb_jax.processes.sharing import on_first_process
+from prb_jax.runs.training import RunIdentity
 
 _ARRAYS, _FACTS = "arrays", "facts"
 _DAMAGED = "damaged"
@@ -38,6 +38,10 @@ class SavedState:
     facts: dict[str, Any]  # the JSON object saved with it
 
 
+class _OtherRunError(RunError):
+    """A checkpoint is of another run."""
+
+
 class Checkpoints:
     """The checkpoints in a folder, by step. Every process of a run must make the same calls.
 
@@ -47,6 +51,8 @@ class Checkpoints:
       keep_best: how many of the best are kept besides: those with the smallest `value` in their facts.
       say: takes messages for the user.
       read_only: changes nothing in the folder, which another process may be writing to.
+      run: Run that the checkpoints are of. It is saved with them, and those of another run are refused; checkpoints of
+        an earlier version do not name theirs.
     """
 
     def __init__(
@@ -57,16 +63,14 @@ class Checkpoints:
         keep_best: int = 1,
         say: Say = lambda text: None,
         read_only: bool = False,
+        run: RunIdentity | None = None,
     ) -> None:
         self.folder = Path(folder).absolute()
+        self._run = run
         self._say = say
         self._values: dict[int, float] = {}
         self._saving: int | None = None
         quiet_orbax()
-        logging.getLogger("asyncio").addFilter(_not_of_a_failed_write)
-        if sys.unraisablehook is not _without_closed_loops:
-            _hooks.append(sys.unraisablehook)
-            sys.unraisablehook = _without_closed_loops
         options = ocp.CheckpointManagerOptions(
             preservation_policy=_Preserve(self._values, keep_last, keep_best),
             cleanup_tmp_directories=not read_only,
@@ -105,7 +109,7 @@ class Checkpoints:
           RunError: this one, or the one before it, could not be written (a full disk).
         """
         self.wait()
-        stored = {**facts, "step": step, "checksums": checksums(arrays)}
+        stored = {**facts, "step": step, "checksums": checksums(arrays), "run": self._run}
         self._remember(step, stored)
         self._saving = step
         parts = {_ARRAYS: ocp.args.StandardSave(dict(arrays)), _FACTS: ocp.args.JsonSave(stored)}  # pyright: ignore[reportCallIssue]
@@ -132,10 +136,15 @@ class Checkpoints:
         """The newest checkpoint that can be read, onto the shardings of `abstract`; None without one.
 
         A damaged checkpoint is reported, renamed, and passed over.
+
+        Raises:
+          RunError: a checkpoint is of another run.
         """
         for step in reversed(self.steps()):
             try:
                 return self.restore(step, abstract)
+            except _OtherRunError:
+                raise
             except RunError as error:
                 self._put_aside(step, str(error))
         return None
@@ -144,11 +153,15 @@ class Checkpoints:
         """One checkpoint.
 
         Raises:
-          RunError: it cannot be read, holds other arrays, or its checksums do not match.
+          RunError: it cannot be read, is of another run, holds other arrays, or its checksums do not match.
         """
         where = self.folder / str(step)
         try:
             facts = self._facts(step)
+        except Exception as error:
+            raise RunError(f"{where}: cannot be read: {reason_of(error)}") from error
+        self._check_run(where, facts.get("run"))
+        try:
             arrays = dict(self._read(step, _ARRAYS, ocp.args.StandardRestore(dict(abstract))))  # pyright: ignore[reportCallIssue]
         except Exception as error:
             raise RunError(f"{where}: cannot be read: {reason_of(error)}") from error
@@ -170,6 +183,18 @@ class Checkpoints:
         finally:
             with contextlib.suppress(Exception):
                 self._manager.close()
+
+    def _check_run(self, where: Path, saved: Any) -> None:
+        if self._run is None or saved is None:
+            return
+        check_schema(saved, RunIdentity, where=f"{where}: run", error=RunError)
+        # A run that was made longer goes on from checkpoints of its earlier lengths.
+        longer = self._run["lengths"][: len(saved["lengths"])] == saved["lengths"]
+        if saved["inputs"] != self._run["inputs"] or not longer:
+            raise _OtherRunError(
+                f"{where}: is the checkpoint of another run (other settings, data, model or versions): remove it, or "
+                "put back the run that it is of"
+            )
 
     def _facts(self, step: int) -> dict[str, Any]:
         facts = self._read(step, _FACTS, ocp.args.JsonRestore())  # pyright: ignore[reportCallIssue]
@@ -227,24 +252,3 @@ class _Preserve(checkpoint_managers.PreservationPolicy):
         ranked = sorted((step for step in steps if step in self._values), key=lambda s: (self._values[s], s))
         kept = {*steps[-self._keep_last :], *ranked[: self._keep_best]}
         return [checkpoint.step in kept for checkpoint in checkpoints]
-
-
-_hooks: list[Callable[[Any], Any]] = []
-"""What handled exceptions in callbacks before :func:`_without_closed_loops`."""
-
-
-def _without_closed_loops(unraisable: Any) -> None:
-    """Drops what Orbax leaves behind when one of several writes fails: the others find its event loop closed.
-
-    The failure itself is raised by Orbax and reported by us; these would only bury it under tracebacks.
-    """
-    error = unraisable.exc_value
-    if isinstance(error, RuntimeError) and str(error) == "Event loop is closed":
-        return
-    _hooks[-1](unraisable)
-
-
-def _not_of_a_failed_write(record: logging.LogRecord) -> bool:
-    """When several writes of one checkpoint fail, only the first is awaited, and raised by Orbax."""
-    error = record.exc_info[1] if record.exc_info else None
-    return "was never retrieved" not in record.getMessage() or "OCDBT" not in str(error)

@@ -127,7 +127,7 @@ def train(
         if not on_first_process(lambda: (path / MODEL).exists()):
             trainer.export(path / MODEL)
         summary = write_summary(
-            loop, lambda rows: _summary(rows, trainer, read, order, equal, exported=exported)
+            loop, TRAINING, lambda rows: _summary(rows, trainer, read, order, equal, exported=exported)
         )
         return TrainResult(path, settings.steps, path / MODEL, summary)
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from prb_jax.data.arrays import load_array
 from prb_jax.data.files import file_digest
 from prb_jax.data.reading import read_object
 from prb_jax.errors import DataError, quote, short_repr
@@ -151,11 +152,9 @@ def open_store(path: Path) -> TokenStore:
         try:
             if file.stat().st_size != size:
                 raise DataError(f"{file}: expected {size} bytes, found {file.stat().st_size}; {AGAIN}")
-            arrays[name] = np.load(file, mmap_mode="r" if size > _EMPTY else None, allow_pickle=False)
         except OSError as error:
             raise DataError(f"{file}: cannot be read: {error.strerror or error}; {AGAIN}") from error
-        except ValueError as error:
-            raise DataError(f"{file}: not an array: {error}; {AGAIN}") from error
+        arrays[name] = load_array(file, mapped=size > _EMPTY, error=DataError, hint=AGAIN)
         if arrays[name].dtype != np.dtype(kind):
             raise DataError(f"{file}: expected {kind}, found {arrays[name].dtype}; {AGAIN}")
         if name not in CHECKED_BY_TREE and file_digest(file) != f"sha256:{written.get('sha256')}":

@@ -112,6 +112,7 @@ def test_a_planner_on_this_machine_and_a_reward_model_that_reads_it(tmp_path):
     ]
     texts = opened.sample(asked, temperature=0.0, max_new_tokens=4)
     assert [row["text"] for row in rows] == [sample.text.strip() for (sample,) in texts]
+    (plans / "summary.json").unlink()  # as if it had been killed
     write_lines(plans / "aspects.jsonl", rows[:2])
     with (plans / "aspects.jsonl").open("a") as file:
         file.write('{"id"')

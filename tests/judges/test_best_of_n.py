@@ -14,7 +14,7 @@ import prb_jax as prb
 from prb_jax import cli
 from prb_jax.generation.guided import Guide
 from prb_jax.generation.rules import SampleOptions
-from prb_jax.generation.sample import sample_data
+from prb_jax.generation.sample import RUNS, sample_data
 from prb_jax.judges.candidates import read_candidates
 from prb_jax.metrics.best_of import best_of_first, best_of_k
 from prb_jax.rl.rewards import _asks
@@ -42,6 +42,7 @@ def samples(tmp_path_factory) -> Path:
     lines = read_lines(folder / "run" / "samples.jsonl")
     lines[6]["text"] = " \n"
     write_lines(folder / "run" / "samples.jsonl", lines)
+    RUNS.finish(folder / "run", json.loads((folder / "run" / "summary.json").read_text()))
     return folder / "run"
 
 
@@ -236,8 +237,12 @@ def test_a_file_of_anybody_s_texts_is_chosen_from(samples, tmp_path):
     for row, options, message in (
         (("q0", 0, "a"), {}, "name it with --data"),
         (("q9", 0, "a"), {"data": data}, "'q9': no comparison of .* has this id"),
-        (("q0", "0", "a"), {"data": data}, "expected a whole number as 'sample'"),
-        (("q0", 0), {"data": data}, "expected the fields id, sample, text"),
+        (
+            ("q0", "0", "a"),
+            {"data": data},
+            "field 'sample': expected a whole number, found '0'; correct the line",
+        ),
+        (("q0", 0), {"data": data}, "field 'text': expected a string, found nothing"),
     ):
         write_lines(file, [dict(zip(names, row, strict=False))])
         with pytest.raises(prb.PrbError, match=message):

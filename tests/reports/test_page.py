@@ -172,7 +172,8 @@ def test_what_is_no_finished_run_is_refused(runs, tmp_path, prb):
 
 def test_learning_curves_of_a_training_run(tmp_path):
     command = ["prb", "train", "a b.py", "--out", "trained"]
-    write_lines(tmp_path / "train.json", [{"kind": "prb_jax training", "inputs": {}, "command": command}])
+    inputs = {"settings": {}, "model": {}, "data": {}}
+    write_lines(tmp_path / "train.json", [{"kind": "prb_jax training", "inputs": inputs, "command": command}])
     steps = ({"step": n, "loss": 1 / n, "accuracy": 0.5, "margin": 0.1} for n in range(1, 9))
     write_lines(tmp_path / "metrics.jsonl", steps)
     text = report(tmp_path, out=tmp_path / "page.html").read_text(encoding="utf-8")
@@ -312,12 +313,23 @@ def test_a_sweep_of_posts_is_drawn(runs, tmp_path):
     for posts, name in ((0, "length"), (4, "random")):
         shutil.copytree(runs / name, sweep / f"posts-{posts}")
         summary = json.loads((runs / name / "summary.json").read_text())
-        points.append(summary | {"profile_posts": posts, "difference": 0.25 if posts else None})
+        points.append(summary | {"profile_posts": posts, "accuracy": 0.987, "difference": 0.654})
     write_lines(sweep / "posts.json", [{"points": points}])
     page = report(sweep, out=tmp_path / "page.html", data=runs / "pairs.jsonl")
     text = Elements(page).texts["main"]
-    for shown in ("sweep: accuracy by posts shown", "+0.250", "posts-4: baseline:random"):
+    length, random = (json.loads((runs / name / "summary.json").read_text()) for name in ("length", "random"))
+    difference = f"{random['accuracy'] - length['accuracy']:+.3f}"
+    for shown in ("sweep: accuracy by posts shown", difference, "posts-4: baseline:random"):
         assert shown in text
-    (sweep / "posts.json").write_text("{}")
-    with pytest.raises(RunError, match=r"posts\.json: not of `prb evaluate --profile-posts`"):
-        report(sweep, out=tmp_path / "page.html")
+    assert "0.987" not in text  # the figures are those of the rows
+    assert "0.654" not in text
+    for text, message in (
+        ("{}", "field 'points': expected a list, found nothing"),
+        ('{"points": [{"profile_posts": "../x"}]}', "profile_posts': expected a whole number"),
+        ('{"points": [{"profile_posts": 1}, {"profile_posts": 1}]}', "expected two numbers of posts"),
+    ):
+        (sweep / "posts.json").write_text(text)
+        with pytest.raises(
+            RunError, match=rf"posts\.json: not of `prb evaluate --profile-posts`: .*{message}"
+        ):
+            report(sweep, out=tmp_path / "page.html")

@@ -48,7 +48,9 @@ def folder(tmp_path_factory):
     }
     write_lines(trained / "train.json", [record])
     last = {"loss": 0.5, "accuracy": 0.75, "margin": 0.25}
-    write_lines(trained / "summary.json", [{"steps": 7, "exported_step": 7, "last_tenth": last}])
+    counts = ("pairs_seen", "tokens_seen", "parameters", "trained_parameters", "validation_comparisons")
+    summary = dict.fromkeys(counts, 7) | {"steps": 7, "exported_step": 7, "train_comparisons": 9}
+    write_lines(trained / "summary.json", [summary | {"last_tenth": last, "validation": None}])
     pair = {"question": "a | b", "rejected": "so"}
     words = ({"id": str(i), "user_id": f"u{i % 9}", "chosen": "word " * (1 + i % 3)} for i in range(18))
     write_lines(folder / "pairs|.jsonl", (pair | row for row in words))

@@ -208,7 +208,7 @@ from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.runs.evaluation import open_evaluation
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
-with open_evaluation(sys.argv[1], inputs={"model": 1}, session={}, notes={}) as run:
+with open_evaluation(sys.argv[1], inputs={"model": {}}, session={}, notes={}) as run:
     for number in range(1000):
         try:
             run.file.append([ScoredRow(str(number), None, None, [0.5, 1.5], [1, 0])])
@@ -225,7 +225,7 @@ def test_a_real_file_size_limit_leaves_whole_lines(tmp_path):
     data = (tmp_path / "scores.jsonl").read_bytes()
     assert data.endswith(b"\n")
     assert 0 < len(data) <= 4000
-    with opened(tmp_path, {"model": 1}) as run:
+    with opened(tmp_path, {"model": {}}) as run:
         assert len(run.file.rows) == data.count(b"\n")
 
 

@@ -22,7 +22,7 @@ from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.personal.method import Users
 from prb_jax.personal.prompts import save_prompts
-from prb_jax.runs.evaluation import read_finished
+from prb_jax.runs.finished import read_finished
 from prb_jax.scoring.controls import with_other_users, without_users
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.text.view import View

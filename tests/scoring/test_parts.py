@@ -2,6 +2,7 @@
 
 import json
 import random
+import shlex
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 
 import prb_jax as prb
 from prb_jax import RunError, cli, evaluate
-from tests.json_lines import write_lines
+from prb_jax.runs.evaluation import EvaluationFolder
+from tests.json_lines import read_lines, write_lines
 from tests.scoring.records import read_json
 from tests.scoring.slow_scorer import SlowScorer, comparisons
 from tests.sweeps import sweep
@@ -59,7 +61,7 @@ def data(tmp_path_factory):
     return write_lines(tmp_path_factory.mktemp("data") / "pairs.jsonl", rows)
 
 
-def test_four_parts_merged_by_the_command_are_one_run(model, data, tmp_path, capsys):
+def test_four_parts_merged_by_the_command_are_one_run(model, data, tmp_path, capsys, monkeypatch):
     words = ["evaluate", str(model), "--data", data, "--limit", "60", "--batch-tokens", "512"]
     words += ["--dtype", "float32"]
     assert cli.main([*words, "--out", str(tmp_path / "whole")]) == 0
@@ -77,14 +79,21 @@ def test_four_parts_merged_by_the_command_are_one_run(model, data, tmp_path, cap
     assert f"{killed}: part 3/4 is not finished: repeat its command" in capsys.readouterr().err
     assert cli.main([*words, "--part", "3/4", "--out", str(killed)]) == 0
     assert cli.main(merging) == 0
+    finishing = [*words, "--out", str(tmp_path / "merged")]
+    assert shlex.join(["prb", *finishing]) in capsys.readouterr().out
+    computed = []
+    monkeypatch.setattr(EvaluationFolder, "append_computed", lambda self, **batch: computed.append(batch))
+    assert cli.main(finishing) == 0
+    assert not computed
     whole = bytes_of(tmp_path / "whole")
     assert len(whole) >= 5
     assert bytes_of(tmp_path / "merged") == whole
     records = [read_json(tmp_path / name / "run.json") for name in ("whole", "merged")]
     for field in ("inputs", "computed_tokens"):
         assert records[0][field] == records[1][field]
-    assert cli.main(merging) == 0  # once more changes nothing
-    assert bytes_of(tmp_path / "merged") == whole
+    for again in (merging, finishing):  # once more changes nothing
+        assert cli.main(again) == 0
+        assert bytes_of(tmp_path / "merged") == whole
 
 
 def kill(part: Path) -> None:
@@ -159,6 +168,7 @@ def test_parts_of_other_verbs(verb, files, arguments, policy, model, data, tmp_p
     before = {path: path.read_bytes() for part in parts for path in Path(part).glob("*") if path.is_file()}
     for _ in range(2):  # once more changes nothing
         assert cli.main(["merge", *parts[::-1], "--out", str(merged)]) == 0
+        assert cli.main([*words, "--out", str(merged)]) == 0
         for name in (*files, *("controls/blind/scores.jsonl" for _ in range(verb == "judge"))):
             assert (merged / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     assert before == {path: path.read_bytes() for path in before}
@@ -174,14 +184,16 @@ def test_what_is_no_part_is_refused(tmp_path):
 
     p1, p2, foreign = (run(f"p{number}", f"{number}/3") for number in (1, 2, 3))
     whole, other = run("whole"), run("other", "3/3", weights="sha256:1")
-    (foreign / "part.json").write_text('{"part": "3/3", "rows": 1, "files": ["../scores.jsonl"]}')
+    (foreign / "part.json").write_text(
+        '{"part": "3/3", "rows": 1, "rows_of_all": 20, "files": ["../scores.jsonl"]}'
+    )
     for parts, message in (
         ([p1, p2], "part 3/3 is missing: 2 of 3 parts are given"),
         ([p1, shutil.copytree(p1, tmp_path / "copy")], "copy: holds part 1/3, as .*p1 does"),
         ([p1, p2, whole], "whole: holds no part of a run"),
         ([p1, p2, other], "other holds another run; .*weights"),
         ([], "found none"),
-        ([p1, p2, foreign], r"p3/part.json: files: expected names .* found .*../scores.jsonl"),
+        ([p1, p2, foreign], r"p3/part.json: files: expected names .* found '../scores.jsonl"),
     ):
         with pytest.raises(RunError, match=f"(?s){message}"):
             prb.merge(parts, out=tmp_path / "merged")
@@ -192,3 +204,64 @@ def test_what_is_no_part_is_refused(tmp_path):
             run("new", part)
     with pytest.raises(RunError, match="part: needs out"):
         evaluate(SlowScorer(), comparisons(20), part="1/3", progress=False)
+
+
+def test_merging_opens_nothing_and_names_the_part_that_lacks_rows(tmp_path, monkeypatch, capsys):
+    """Not the model, not the data, no endpoint; and what is begun is removed."""
+    monkeypatch.chdir(tmp_path)
+    data = write_lines(Path("pairs.jsonl"), [one.to_row() for one in comparisons(20)])
+    registers = "import prb_jax\nprb_jax.register_plugin('rewards', 'calm', lambda c: [1, 0])\n"
+    (tmp_path / "calm.py").write_text(registers)
+    words = ["evaluate", "plugin:calm", "--data", data, "--import", "calm.py"]
+    for number in (1, 2):
+        assert cli.main([*words, "--part", f"{number}/2", "--out", f"p{number}"]) == 0
+    assert cli.main([*words, "--out", "whole"]) == 0
+    for name in ("calm.py", "pairs.jsonl"):
+        Path(name).rename(f"gone {name}")
+    assert cli.main(["merge", "p1", "p2", "--out", "merged"]) == 0
+    assert shlex.join(["prb", *words, "--out", "merged"]) in capsys.readouterr().out
+    assert {row["id"] for row in read_lines(Path("merged/scores.jsonl"))} == {
+        one.id for one in comparisons(20)
+    }
+    assert not Path("merged/summary.json").exists()
+    for name in ("calm.py", "pairs.jsonl"):
+        Path(f"gone {name}").rename(name)
+    assert cli.main([*words, "--out", "merged"]) == 0
+    assert bytes_of(Path("merged")) == bytes_of(Path("whole"))
+
+    part, scores = read_json(Path("p2/part.json")), Path("p2/scores.jsonl").read_text()
+    earlier = {name: part[name] for name in ("part", "rows", "files")}
+    line = scores.splitlines(keepends=True)[0]
+    capsys.readouterr()
+    for record, text, message in (
+        (part, scores.removeprefix(line), "p2/scores.jsonl: is not the file that the run wrote"),
+        (
+            part | {"digests": {}},
+            scores.removeprefix(line),
+            f"part 2/2 has {part['rows'] - 1} rows, expected",
+        ),
+        (part | {"rows_of_all": 21}, scores, "p2: is a part of 21 rows, p1 is one of 20"),
+        (part | {"rows": "7"}, scores, "p2/part.json: field 'rows': expected a whole number, found '7'"),
+        (part | {"files": ["summary.json"]}, scores, "expected names of files of rows"),
+        (
+            part | {"digests": {}},
+            scores.replace(line, "[1]\n"),
+            "p2/scores.jsonl:1: not a row: expected an object",
+        ),
+        (earlier, scores, "p2: is a part of None rows, p1 is one of 20"),
+    ):
+        Path("p2/part.json").write_text(json.dumps(record))
+        Path("p2/scores.jsonl").write_text(text)
+        assert cli.main(["merge", "p1", "p2", "--out", "broken"]) == 2
+        assert message in capsys.readouterr().err
+        assert not Path("broken").exists()
+    Path("p2/scores.jsonl").write_text(scores)
+    for place in (Path("p1"), Path("p2")):  # parts of an earlier version
+        said = read_json(place / "part.json")
+        (place / "part.json").write_text(json.dumps({name: said[name] for name in earlier}))
+    assert cli.main(["merge", "p1", "p2", "--out", "earlier"]) == 0
+    record = json.loads(Path("p2/run.json").read_text())
+    Path("p2/run.json").write_text(json.dumps(record | {"sessions": 7}))
+    assert cli.main(["merge", "p1", "p2", "--out", "broken"]) == 2
+    assert "p2/run.json: field 'sessions': expected a list, found 7" in capsys.readouterr().err
+    assert not Path("broken").exists()

@@ -102,6 +102,7 @@ def test_urls_stand_in_configs_and_other_verbs_write_to_them(tmp_path, store, mo
     for part in ("1", "2"):
         assert evaluate("gs://b/data/pairs.jsonl", f"gs://b/part{part}", "--part", f"{part}/2") == 0
     assert cli.main(["merge", "gs://b/part1", "gs://b/part2", "--out", "gs://b/whole"]) == 0
+    assert evaluate("gs://b/data/pairs.jsonl", "gs://b/whole") == 0
     assert without_times(below("gs://b/whole")) == without_times(below("gs://b/runs/c"))
     assert not (tmp_path / "gs:").exists()
     with pytest.raises(RunError, match="gs://b/inner: a URL of object storage"):

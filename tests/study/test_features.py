@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import io
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -166,3 +168,53 @@ def test_what_cannot_be(folder: Path, data: str, tmp_path: Path) -> None:
         write(folder, data, out=tmp_path / "x", options=options)
     with pytest.raises(RunError, match="store: expected one of bfloat16, float32"):
         FeatureOptions(store="int8")
+
+
+def test_a_store_that_is_not_what_was_written_is_refused(folder: Path, data: str, tmp_path: Path) -> None:
+    """Rows in another order, flipped bytes, files that are no arrays, and facts of other types."""
+    out = write(folder, data, out=tmp_path / "run").path
+    path, wrong = out / "answers-000000.npy", "is not the file that the run wrote"
+    whole, rows = path.read_bytes(), np.load(path)
+    flipped = whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:]
+    record = json.loads((out / "run.json").read_text())
+    earlier = {name: value for name, value in record.items() if name != "files"} | {"format": 1}
+    for contents in (
+        array_bytes(rows[::-1]),
+        flipped,
+        whole[:-8],
+        b"",
+        b"\x93NUMPY\1\0\xff\xff{'a",
+        b"PK\3\4",
+    ):
+        path.write_bytes(contents)
+        with pytest.raises(RunError, match=rf"answers-000000\.npy: {wrong}"):
+            open_features(out)
+    (out / "run.json").write_text(json.dumps(earlier))
+    for contents in (b"", b"\x93NUMPY\1\0\xff\xff{'a", b"PK\3\4", whole[:-8], array_bytes(rows[:2])):
+        path.write_bytes(contents)
+        with pytest.raises(
+            RunError, match=r"answers-000000\.npy: (cannot be read as an array|expected float32)"
+        ):
+            open_features(out)
+    path.write_bytes(whole)
+    facts = json.loads((out / "features.json").read_text())
+    for change, message in (
+        ({"width": "32"}, "field 'width': expected a whole number, found '32'"),
+        ({"part": 0}, "field 'part': expected 1 or more, found 0"),
+        ({"answers": -1}, "field 'answers': expected 1 or more, found -1"),
+        ({"inputs": []}, "field 'inputs': expected an object"),
+        ({"opened_with": {"dtype": [1]}}, "field 'opened_with.dtype'"),
+        ({"format": 2}, "field 'format': expected 1, found 2"),
+    ):
+        (out / "features.json").write_text(json.dumps(facts | change))
+        with pytest.raises(RunError, match=rf"features\.json: {message}"):
+            open_features(out)
+    (out / "features.json").write_text(json.dumps(facts))
+    assert len(open_features(out).answers) == len(rows)  # of an earlier version
+
+
+def array_bytes(array: np.ndarray) -> bytes:
+    """The bytes of a `.npy` file."""
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()

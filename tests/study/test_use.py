@@ -16,6 +16,7 @@ import pytest
 
 import prb_jax as prb
 from prb_jax import cli
+from prb_jax.checkpoints.array_folder import write_arrays
 from prb_jax.errors import DataError, RunError
 from prb_jax.personal.features import open_features
 from prb_jax.personal.few_shot.choices import Context, Responses
@@ -194,14 +195,22 @@ def test_states_of_another_method_or_fit_are_refused(
         model.load_states(work / "study" / "states" / "pooled")
     folder = shutil.copytree(work / "study" / "states" / "offset", tmp_path / "states")
     facts = json.loads((folder / "states.json").read_text())
-    for change, message in (
-        ({"fitted": "sha256:0"}, "these are states of another fit of offset"),
-        ({"format": 9}, "format: expected 1, found 9"),
-        ({"kind": "x"}, "kind: expected 'prb_jax states', found 'x'"),
+    earlier = {name: value for name, value in facts.items() if name != "facts_digest"} | {"format": 1}
+    for known, change, message in (
+        (facts, {"users": facts["users"][::-1]}, "is not the file that was written: its digest differs"),
+        (earlier, {"fitted": "sha256:0"}, "these are states of another fit of offset"),
+        (earlier, {"users": [7]}, r"field 'users\[0\]': expected a string, found 7"),
+        (facts, {"format": 9}, "format: expected 1 or 2, found 9"),
+        (facts, {"kind": "x"}, "kind: expected 'prb_jax states', found 'x'"),
     ):
-        (folder / "states.json").write_text(json.dumps(facts | change))
+        (folder / "states.json").write_text(json.dumps(known | change))
         with pytest.raises(RunError, match=message):
             model.load_states(folder)
+    (folder / "states.json").write_text(json.dumps(earlier))  # of an earlier version
+    model.load_states(folder)
+    write_arrays(folder / "arrays", {"offset": model.saved.states["offset"][::-1]})
+    with pytest.raises(RunError, match="damaged: the arrays are not those that were saved"):
+        model.load_states(folder)
     (folder / "states.json").unlink()
     with pytest.raises(RunError, match=r"states\.json"):
         model.load_states(folder)
@@ -213,14 +222,28 @@ def test_a_folder_that_does_not_belong_together_is_refused(fitted: Path, tmp_pat
     with pytest.raises(RunError, match="dtype: decided where"):
         prb.load(folder, dtype="bfloat16")
     identity = facts["backbone"]["identity"] | {"dtype": "other"}
-    for change, message in (
-        ({"backbone": facts["backbone"] | {"identity": identity}}, r"another model than .* is now: dtype"),
-        ({"method": "unheard"}, "method 'unheard': expected one of"),
-        ({"format": 1}, "format: expected 2, found 1"),
+    earlier = {name: value for name, value in facts.items() if name != "facts_digest"} | {"format": 2}
+    settings = facts["settings"]
+    for known, change, message in (
+        (
+            facts,
+            {"settings": settings | {"steps": 7}},
+            "is not the file that was written: its digest differs",
+        ),
+        (facts | {"facts_digest": None}, {}, "field 'facts_digest': expected a string, found null"),
+        (earlier, {"settings": settings | {"steps": "7"}}, "settings: steps: expected a whole number"),
+        (earlier, {"settings": settings | {"more": 7}}, "settings: 'more': is not of this version"),
+        (earlier, {"backbone": facts["backbone"] | {"identity": identity}}, r"than .* is now: dtype"),
+        (earlier, {"backbone": facts["backbone"] | {"opened_with": {"x": 1}}}, "opened_with: 'x': no option"),
+        (earlier, {"method": "unheard"}, "method 'unheard': expected one of"),
+        (earlier, {"tree": {}}, "tree: expected 'arrays' in it, found none"),
+        (facts, {"format": 1}, "format: expected 2 or 3, found 1"),
     ):
-        (folder / "personalised.json").write_text(json.dumps(facts | change))
+        (folder / "personalised.json").write_text(json.dumps(known | change))
         with pytest.raises(RunError, match=message):
             prb.load(folder)
+    (folder / "personalised.json").write_text(json.dumps(earlier))  # of an earlier version
+    prb.load(folder)
     (folder / "personalised.json").write_text(json.dumps(facts))
     shutil.rmtree(folder / "arrays" / "d")
     with pytest.raises(RunError, match="arrays: cannot be read"):

@@ -8,6 +8,8 @@ import pytest
 from safetensors.numpy import load_file
 
 import prb_jax as prb
+from prb_jax.checkpoints.locate import check_exported
+from prb_jax.runs.training import read_training
 from prb_jax.training.config import TrainSettings
 from prb_jax.training.train import train
 from tests.tiny_tokenizer import write_tokenizer
@@ -106,6 +108,80 @@ def test_a_finished_run_is_not_run_again(model, data, whole):
     again = train(config(model, data), out=whole.out, progress=False)
     assert again.summary == whole.summary
     assert (whole.out / "train.json").read_bytes() == before
+
+
+def test_what_a_run_wrote_is_compared_when_it_is_read(model, data, whole, tmp_path):
+    """Every file of the model with any byte flipped, and the numbers of the run."""
+    out = shutil.copytree(whole.out, tmp_path / "run")
+    prb.load(out)
+    for name in sorted(path.name for path in (out / "model").iterdir()):
+        path, rng = out / "model" / name, np.random.default_rng(0)
+        before = path.read_bytes()
+        for place in rng.integers(0, len(before), 3).tolist():
+            path.write_bytes(before[:place] + bytes([before[place] ^ 1]) + before[place + 1 :])
+            with pytest.raises(prb.CheckpointError):
+                prb.load(out)
+            with pytest.raises(prb.CheckpointError, match=f"{name}: is not the file that the run wrote"):
+                check_exported(out / "model")
+        path.write_bytes(before)
+    prb.load(out)
+    for name in ("metrics.jsonl", "summary.json"):
+        before = (out / name).read_text()
+        (out / name).write_text(before.replace('"loss": 0.', '"loss": 0.1', 1))
+        for act in (lambda: train(config(model, data), out=out, progress=False), lambda: read_training(out)):
+            with pytest.raises(prb.RunError, match=f"{name}: is not the file that the run wrote"):
+                act()
+        (out / name).write_text(before)
+    record = json.loads((out / "train.json").read_text())
+    del record["files"]
+    (out / "train.json").write_text(json.dumps(record))
+    with pytest.raises(
+        prb.RunError, match=r"field 'files': expected the digest of summary\.json, found nothing"
+    ):
+        read_training(out)
+    (out / "train.json").write_text(json.dumps(record | {"format": 1}))  # as of an earlier version
+    (out / "model" / "README.md").write_text("mine")
+    assert read_training(out).summary == whole.summary
+    prb.load(out)
+
+
+def test_a_model_that_was_deleted_is_exported_again(model, data, whole, tmp_path):
+    out = shutil.copytree(whole.out, tmp_path / "run")
+    shutil.rmtree(out / "model")
+    with pytest.raises(
+        prb.CheckpointError, match="model of this training run was deleted: the same command exports"
+    ):
+        prb.load(out)
+    with pytest.raises(prb.RunError, match=r"settings\.seed: 0 -> 1"):
+        train(config(model, data, seed=1), out=out, progress=False)
+    assert (out / "summary.json").exists()
+    again = train(config(model, data), out=out, progress=False)
+    assert again.model == out / "model"
+    assert again.summary == whole.summary
+    for path in (whole.out / "model").iterdir():
+        assert (out / "model" / path.name).read_bytes() == path.read_bytes()
+    shutil.rmtree(out / "model")
+    shutil.rmtree(out / "checkpoints")
+    with pytest.raises(
+        prb.RunError, match="its model was deleted, and there is no checkpoint to export it from"
+    ):
+        train(config(model, data), out=out, progress=False)
+
+
+def test_a_checkpoint_of_another_run_is_refused(model, data, whole, tmp_path, monkeypatch):
+    out, other = tmp_path / "run", tmp_path / "other"
+    with stopped_at(monkeypatch, 3):
+        train(config(model, data), out=out, progress=False)
+    with stopped_at(monkeypatch, 4):
+        train(config(model, data, seed=1), out=other, progress=False)
+    shutil.copytree(other / "checkpoints" / "4", out / "checkpoints" / "4")
+    with pytest.raises(prb.RunError, match="checkpoints/4: is the checkpoint of another run"):
+        train(config(model, data), out=out, progress=False)
+    shutil.rmtree(out / "checkpoints" / "4")
+    assert train(config(model, data), out=out, progress=False).summary == whole.summary
+    shutil.copytree(other / "checkpoints" / "4", out / "checkpoints" / "5")
+    with pytest.raises(prb.RunError, match=r"checkpoints/5: cannot be read: .*another step"):
+        prb.convert(out, tmp_path / "converted", step=5)
 
 
 def test_a_changed_run_is_refused_with_every_difference(model, data, whole, tmp_path):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Final
+from typing import Final, TypedDict
 
 import numpy as np
 
@@ -27,12 +27,20 @@ BLIND: Final = "blind"
 RUBRIC: Final = "rubric"
 
 _COUNTED: Final = ("tries", "prompt_tokens", "completion_tokens")
-_JUDGEMENTS: Final = RowKind(
-    JUDGEMENTS,
-    "judgements",
-    key=itemgetter("kind", "pair"),
-    fields=("kind", "pair", "id", "verdicts", "replies", *_COUNTED),
-)
+
+
+class _Line(TypedDict):
+    kind: str
+    pair: str
+    id: str
+    verdicts: list[str | None]
+    replies: list[str]
+    tries: list[int]
+    prompt_tokens: list[int | None]
+    completion_tokens: list[int | None]
+
+
+_JUDGEMENTS: Final = RowKind(JUDGEMENTS, "judgements", key=itemgetter("kind", "pair"), schema=_Line)
 _TOGETHER: Final = 32
 _TEMPLATES: Final = {BLIND: prompts.BLIND, RUBRIC: prompts.RUBRIC}
 _SHARES: Final[Mapping[tuple[str | None, ...], float]] = {("A", "B"): 1.0, ("B", "A"): 0.0}

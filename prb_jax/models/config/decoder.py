@@ -158,7 +158,7 @@ def read_raw_config(folder: str | Path) -> dict[str, Any]:
     """
     path = Path(folder) / "config.json"
     hint = "" if path.exists() else "expected a model folder"
-    raw = read_object(path, error=CheckpointError, hint=hint)
+    raw = read_object(path, error=CheckpointError, hint=hint, finite=False)
     fields = FieldReader(raw, str(path))
     fields.architectures()
     if fields.has("model_type"):
