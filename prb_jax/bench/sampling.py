@@ -35,7 +35,7 @@ from prb_jax.models.decoder import Params
 from prb_jax.models.head import LINEAR
 from prb_jax.models.random_params import init_params
 from prb_jax.sharding import mesh_shape, parameter_shardings
-from prb_jax.trees.shapes import round_up
+from prb_jax.trees.stream_tables import round_up
 
 READOUT = "logit"
 

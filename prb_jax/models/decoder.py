@@ -19,8 +19,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
-from prb_jax.models.attention.choice import Attention, attention_over, choose_attention
+from prb_jax.models.attention.blockwise import blockwise_attention
+from prb_jax.models.attention.choice import Attention, attend_streams
 from prb_jax.models.attention.reads import attend_from_reads, attend_from_stream_reads, take_places
+from prb_jax.models.attention.streams import walks
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder_layer import (
     Params,
@@ -34,7 +36,6 @@ from prb_jax.models.decoder_layer import (
 from prb_jax.models.rope import rotary_angles
 from prb_jax.sharding import check_tokens, constrainer
 from prb_jax.trees.batches import Bucket, TreeBatch
-from prb_jax.trees.stream_tables import KeyTable, StepTable
 from prb_jax.trees.streams import StreamBatch
 
 
@@ -94,7 +95,7 @@ def decode_stream(
 
     Args:
         reads_only: [S, M, D], of the read places; the last layer computes queries, attention and mlp there
-            alone, but where gradients go through the kernel for TPUs and several layers. Otherwise [S, N, D], of all
+            alone, but where gradients go through several layers on accelerators. Otherwise [S, N, D], of all
             tokens.
     """
     mesh, layers = options.get("mesh"), options["config"].num_hidden_layers
@@ -105,11 +106,11 @@ def decode_stream(
         tokens=tokens,
         positions=jnp.asarray(batch.positions),
         longest=tokens.shape[1],
-        attend=attention_over(batch, mesh),
+        attend=functools.partial(attend_streams, batch=batch, mesh=mesh),
         attend_from_places=functools.partial(attend_from_stream_reads, batch=batch, mesh=mesh),
-        # Accelerators have no room for the copies of the weights that gradients take, see _decode_trees.
-        apart=layers == 1
-        or not (options.get("differentiated") and isinstance(batch.blocks, StepTable | KeyTable)),
+        # Of several layers the last one, taken out of the stack, would cost a copy of the stack's gradient, for which
+        # accelerators have no room.
+        apart=layers == 1 or not options.get("differentiated") or walks(batch, mesh),
     )
     return _decode(params, rows, places=jnp.asarray(batch.reads) if reads_only else None, **options)[0]
 
@@ -128,7 +129,8 @@ def _decode_trees(
 ) -> tuple[jax.Array, Any]:
     bucket = batch.bucket
     shape = {"bucket": bucket, "prefix_lengths": jnp.asarray(batch.prefix_lengths)}
-    chosen = choose_attention(mesh, dtype).attend if attention is None else attention
+    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    chosen = attention or functools.partial(blockwise_attention, sequential=platform == "cpu")
     rows = _Rows(
         tokens=batch.tokens,
         positions=batch.positions,

@@ -36,13 +36,14 @@ from prb_jax.trees.packing import (
     for_keys,
     pack_streams,
 )
-from prb_jax.trees.shapes import ShapeOptions, Shapes, choose_shapes, round_up
+from prb_jax.trees.shapes import ShapeOptions, Shapes, choose_shapes
 from prb_jax.trees.stream_shapes import choose_stream_shape
-from prb_jax.trees.stream_tables import BLOCK
+from prb_jax.trees.stream_tables import BLOCK, round_up
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import ScoredBatch, Tree
 
 if TYPE_CHECKING:
+    from prb_jax.models.attention.choice import StreamAttention
     from prb_jax.models.config.decoder import DecoderConfig
     from prb_jax.models.config.encoder import EncoderConfig
 
@@ -300,10 +301,8 @@ def batch_sizes(batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return np.shape(batch.tokens), np.shape(batch.reads)
 
 
-def shape_options(
-    config: DecoderConfig | EncoderConfig, mesh: Mesh, batch_tokens: int | None = None
-) -> ShapeOptions:
-    """Return how batches are shaped for a model on these devices; `batch_tokens` takes the place of their own."""
+def shape_options(config: EncoderConfig, mesh: Mesh, batch_tokens: int | None = None) -> ShapeOptions:
+    """Return how batches of an encoder are shaped on these devices; `batch_tokens` takes the place of their own."""
     platform, shards = mesh.devices.flat[0].platform, mesh_shape(mesh).batch_shards
     return ShapeOptions(
         tokens_per_batch=batch_tokens or shards * TOKENS_PER_SHARD.get(platform, 8_192),
@@ -313,16 +312,19 @@ def shape_options(
     )
 
 
-def stream_options(config: DecoderConfig, mesh: Mesh, batch_tokens: int | None = None) -> StreamOptions:
+def stream_options(
+    config: DecoderConfig, mesh: Mesh, attention: StreamAttention, batch_tokens: int | None = None
+) -> StreamOptions:
     """Return how streams are shaped for a decoder on these devices; `batch_tokens` is about the length of a stream, of
     which each part that the mesh splits batches into computes one at a time."""
     platform = mesh.devices.flat[0].platform
-    return StreamOptions(
+    options = StreamOptions(
         tokens=round_up(batch_tokens or TOKENS_PER_SHARD.get(platform, 8_192), BLOCK),
         streams=mesh_shape(mesh).batch_shards,
         window=config.sliding_window,
         program_cost=round(_PROGRAM_FLOPS / matrix_flops_per_token(config)),
     )
+    return attention.shaped(options)
 
 
 def lanes(mesh: Mesh, *, held: float = 0.0) -> int:

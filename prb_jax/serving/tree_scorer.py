@@ -15,9 +15,9 @@ from prb_jax.serving.items import Item, Score, Scores, TreeMaker
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.batches import make_batch
 from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, with_key_layout
-from prb_jax.trees.shapes import Shapes, fixed_shapes, round_up
+from prb_jax.trees.shapes import Shapes, fixed_shapes
 from prb_jax.trees.stream_shapes import READS_STEP
-from prb_jax.trees.stream_tables import KeyLayout
+from prb_jax.trees.stream_tables import KeyLayout, round_up
 from prb_jax.trees.streams import make_stream_batch
 from prb_jax.trees.tree import build_tree
 
@@ -27,7 +27,7 @@ PARTS = (8, 3, 1)
 TOKENS_OF_A_READ = 16  # a stream has room for a response in each so many tokens
 
 BUCKETS = (256, 1024, 4096), (1, 8), (128, 512)
-"""P, K and R of padded trees, where the model is not scored over streams; a longest P is added."""
+"""P, K and R of an encoder's padded trees; a longest P is added."""
 
 LONGEST_PREFIX = 8192
 
@@ -89,8 +89,8 @@ def open_tree_scorer(model: RewardModel, options: ViewOptions, *, batch_tokens: 
         if chosen.keys is not None:
             longest = min(model.reader.limit(view), LONGEST_PREFIX)
             chosen = with_key_layout(chosen, KeyLayout.of(longest, longest))
-        tokens, block = chosen.tokens, chosen.block
-        lengths = sorted({round_up(max(tokens // part, block), block) for part in PARTS})
+        tokens, multiple = chosen.tokens, chosen.multiple
+        lengths = sorted({round_up(max(tokens // part, multiple), multiple) for part in PARTS})
         fixed = [StreamShape(n, round_up(-(-n // TOKENS_OF_A_READ), READS_STEP)) for n in lengths]
         shapes, most = replace(chosen, fixed=tuple(fixed)), fixed[-1].reads
     else:

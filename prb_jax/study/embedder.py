@@ -37,7 +37,7 @@ from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_language_model, open_model
 from prb_jax.readouts.registry import REGISTRY
 from prb_jax.readouts.resolve import is_plain_language_model
-from prb_jax.readouts.score_tree import ScoreFn, StreamFn, make_score_fn, make_stream_fn
+from prb_jax.readouts.score_tree import ScoreFn, make_score_fn
 from prb_jax.readouts.text_encoder import load_text_encoder
 from prb_jax.scoring.batching import stream_scores
 from prb_jax.scoring.reward_model import RewardModel, load_reward_model
@@ -84,10 +84,9 @@ class StateFeatures:
     """
 
     model: RewardModel
-    # gives the states of a :class:`TreeBatch`, float32 [B, K, D]; with the reward behind each, D + 1
-    tree: ScoreFn
-    # of a :class:`StreamBatch`, [S, M, D]; None for an encoder, which reads no streams
-    stream: StreamFn | None
+    states: (
+        ScoreFn  # gives the state at each read place, float32 [..., D]; with the reward behind each, D + 1
+    )
     view: View
     gives_rewards: bool
 
@@ -114,7 +113,7 @@ class StateFeatures:
         for batch in stream_scores(
             comparisons,
             encode=functools.partial(self.model.reader.encode, view=self.view),
-            dispatch=lambda batch: self.model.run(batch, self.tree, self.stream),
+            dispatch=lambda batch: self.model.run(batch, self.states),
             options=self.model.batch_options(),
         ):
             for index, states in zip(batch.indices, batch.scores, strict=True):
@@ -272,14 +271,11 @@ def open_embedder(
     settings: dict[str, Any] = {"mesh": mesh, "dtype": jnp.dtype(loaded.dtype), "readout": None}
     if isinstance(config, EncoderConfig):
         reading, shardings = replace(config, head=head), encoder_shardings(config, mesh)
-        tree, stream = make_score_fn(reading, shardings=shardings, **settings), None
     else:
-        reading = replace(config, head=head)
         params = abstract_params(config, quantize=loaded.quantize)
-        settings["shardings"] = parameter_shardings(params, mesh)
-        tree = make_score_fn(reading, attention=options.attention, **settings)
-        stream = make_stream_fn(reading, **settings)
-    return StateFeatures(loaded, tree, stream, chosen, readout is not None)
+        reading, shardings = replace(config, head=head), parameter_shardings(params, mesh)
+    states = make_score_fn(reading, shardings=shardings, **settings)
+    return StateFeatures(loaded, states, chosen, readout is not None)
 
 
 def _count_cut(batch: ScoredBatch) -> int:

@@ -18,6 +18,7 @@ import numpy as np
 from prb_jax.errors import short_repr
 from prb_jax.trees.batches import Bucket, Sides
 from prb_jax.trees.shape_search import ShapeOptions, refine, split_by_k
+from prb_jax.trees.stream_tables import round_up
 
 STEPS = (*range(16, 160, 8), *range(160, 256, 16), *range(256, 513, 32))
 
@@ -152,8 +153,3 @@ def _coarse(size: int, multiple: int) -> int:
     """Rounded up to a step of an eighth to a quarter of the size."""
     step = round_up(max(multiple, 1 << max(size.bit_length() - 3, 0)), multiple)
     return round_up(max(size, 1), step)
-
-
-def round_up(size: int, multiple: int) -> int:
-    """Return the least multiple that is not below the size."""
-    return -(-size // multiple) * multiple

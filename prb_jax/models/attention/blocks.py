@@ -19,12 +19,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from prb_jax.models.attention.walk import MASKED, divisor
 from prb_jax.models.layers import product, soft_capped
 from prb_jax.trees.batches import Bucket
-
-# A finite stand-in for minus infinity: a query whose keys are all masked (padding) then averages over
-# them instead of giving NaN.
-MASKED = -1e30
 
 Arrays = tuple[jax.Array, ...]
 
@@ -268,11 +265,6 @@ def _after(x: jax.Array, *done: jax.Array) -> jax.Array:
     for other in done:
         x = x + (0 * other.reshape(-1)[0]).astype(x.dtype)
     return x
-
-
-def divisor(number: int, most: int) -> int:
-    """The largest divisor of ``number`` that is at most ``most``, or 1."""
-    return max(d for d in range(1, min(max(1, most), number) + 1) if number % d == 0)
 
 
 def _fold(x: jax.Array, size: int) -> jax.Array:

@@ -12,6 +12,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from prb_jax.models.attention.blocks import BlockPlan, attend_head, attend_head_backward
+from prb_jax.models.attention.walk import ATTENTION_RESULTS
 from prb_jax.trees.batches import Bucket
 
 # Query rows (query positions times query heads per kv head) of one block. On CPUs the block of scores
@@ -20,9 +21,6 @@ BLOCK_ROWS = 512
 BACKWARD_BLOCK_ROWS = 256
 # Accelerators have no such caches, and take a third of a second to compile each product of a block.
 ACCELERATOR_BLOCK_ROWS = 1024
-
-# Names of what a rematerialisation policy may keep of attention.
-ATTENTION_RESULTS = ("attention_out", "attention_log")
 
 
 def blockwise_attention(

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
-from prb_jax.models.attention.blocks import MASKED, divisor
-from prb_jax.models.attention.streams import StreamFacts, attend_blocks, over_mesh
+from prb_jax.models.attention.mesh import over_mesh
+from prb_jax.models.attention.streams import walks
+from prb_jax.models.attention.walk import MASKED, StreamFacts, attend_blocks, divisor
 from prb_jax.models.layers import float32_einsum, soft_capped, without_unit_axes
 from prb_jax.trees.batches import Bucket, TreeMask
-from prb_jax.trees.stream_tables import BLOCK, BlockTable
+from prb_jax.trees.stream_tables import BLOCK
 from prb_jax.trees.streams import StreamBatch
 
 READS = 64  # read places whose scores with all keys of a stream are held at a time
@@ -90,7 +91,7 @@ def attend_from_stream_reads(
     Returns:
         [S, M, heads, H] in q's dtype.
     """
-    if not isinstance(batch.blocks, BlockTable):
+    if not walks(batch, mesh):
         return _attend_to_all_keys(q, k, v, batch=batch, window=window, softcap=softcap)
     streams, reads, *_ = q.shape
     padding = -reads % READS_OF_A_BLOCK
@@ -98,15 +99,16 @@ def attend_from_stream_reads(
     seen = _seen(batch, places, window).reshape(streams, -1, READS_OF_A_BLOCK, k.shape[1] // BLOCK, BLOCK)
     some, every = seen.any(axis=(2, 4)), seen.all(axis=(2, 4))
     # Blocks of keys that are seen wholly stand first, then those seen partly.
-    facts = StreamFacts(
-        keys=jnp.argsort(2 - some.astype(jnp.int32) - every, axis=2),
-        counts=jnp.stack([every.sum(axis=2), (some & ~every).sum(axis=2)], axis=2),
-        until=jnp.asarray(batch.until),
-        positions=jnp.asarray(batch.positions),
-        places=places.reshape(streams, -1, READS_OF_A_BLOCK),
-    )
+    keys = jnp.argsort(2 - some.astype(jnp.int32) - every, axis=2)
+    counts = jnp.stack([every.sum(axis=2), (some & ~every).sum(axis=2)], axis=2)
+    of_queries = (keys, counts, places.reshape(streams, -1, READS_OF_A_BLOCK))
     q = jnp.pad(q, ((0, 0), (0, padding), (0, 0), (0, 0)))
-    return over_mesh(partial(attend_blocks, window, softcap), mesh)(q, k, v, facts)[:, :reads]
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, of_queries: Any, of_keys: Any) -> jax.Array:
+        return attend_blocks(window, softcap, q, k, v, StreamFacts(*of_queries, *of_keys))
+
+    of_keys = (jnp.asarray(batch.until), jnp.asarray(batch.positions))
+    return over_mesh(attend, mesh, split=False)(q, k, v, of_queries, of_keys)[:, :reads]
 
 
 def _attend_to_all_keys(

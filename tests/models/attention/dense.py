@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.special
 
-from prb_jax.models.attention.blocks import MASKED
+from prb_jax.models.attention.walk import MASKED
 from prb_jax.trees.batches import Bucket, TreeMask
 
 
