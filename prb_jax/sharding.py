@@ -346,6 +346,21 @@ def constrainer(mesh: Mesh | None) -> Constrain:
     return constrain
 
 
+def on_any_mesh(function: Callable[..., jax.Array], mesh: Mesh) -> Callable[..., jax.Array]:
+    """Return a function for ``mesh`` as one that programs on any other mesh of the same devices may call.
+
+    Where the caller's mesh has explicit axes, every array of its program is of that mesh, and so is the result.
+    """
+
+    def run(*arguments: Any) -> jax.Array:
+        callers = jax.sharding.get_abstract_mesh()
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            result = function(*arguments)
+        return jax.sharding.reshard(result, PartitionSpec()) if callers.explicit_axes else result
+
+    return run
+
+
 def to_global(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
     """A global array whose rows this process has in full: [B, ...] -> each device takes its part."""
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])

@@ -30,7 +30,6 @@ def encode_tokens(
     lengths: jax.Array,
     config: EncoderConfig,
     dtype: jnp.dtype,
-    starts: jax.Array | None = None,
     token_types: jax.Array | None = None,
     mesh: Mesh | None = None,
 ) -> jax.Array:
@@ -39,22 +38,20 @@ def encode_tokens(
     Args:
       params: nested dict, as :func:`prb_jax.checkpoints.hf_map.leaf_maps` describes it; further entries, as a
         head, are not looked at.
-      tokens: int32 [B, L].
+      tokens: int32 [B, L], padded on the right.
       lengths: int32 [B], tokens of each text; 0 in rows that only fill up a batch.
       config: architecture.
       dtype: of activations; norms, softmax and sums are float32.
-      starts: int32 [B], the column of each text's first token; 0 if not given.
       token_types: int32 [B, L]; all 0 if not given.
       mesh: how activations are split; None for one device.
     """
     constrain = constrainer(mesh)
     columns = jnp.arange(tokens.shape[1])[None]
-    offsets = columns if starts is None else columns - starts[:, None]
     # A row without tokens attends to everything: a softmax over nothing would be NaN.
-    seen = ((offsets >= 0) & (offsets < lengths[:, None])) | (lengths == 0)[:, None]
+    seen = (columns < lengths[:, None]) | (lengths == 0)[:, None]
     x = jnp.take(params["words"], tokens, axis=0).astype(jnp.float32)
     if config.absolute_positions:
-        x = x + _rows(params["positions"], offsets, tokens.shape)
+        x = x + _rows(params["positions"], columns, tokens.shape)
     if config.type_vocab_size:
         kinds = jnp.zeros_like(tokens) if token_types is None else token_types
         x = x + _rows(params["token_types"], kinds, tokens.shape)

@@ -58,7 +58,8 @@ class States:
 
     hidden: jax.Array
     """[B, T, D], before the last norm, in the activations' dtype; [B, K, D] where `at_reads`."""
-    batch: TreeBatch | StreamBatch
+    batch: TreeBatch | StreamBatch | None
+    """None, with `at_reads` only, for the sequences of an encoder."""
     norm: Callable[[jax.Array], jax.Array]
     """The model's last norm, of float32 states."""
     at_reads: bool = False
@@ -66,14 +67,15 @@ class States:
 
     def read(self) -> jax.Array:
         """float32 [B, K, D]: the state at each read place."""
-        return self._at(None if self.at_reads else read_places(self.batch))
+        return self._at(None if self.at_reads else read_places(self._whole))
 
     def at_pattern(self, pattern: tuple[int, ...]) -> jax.Array:
         """float32 [B, K, D]: the state at the first token of the last occurrence of ``pattern``.
 
         It is looked for in each whole conversation; where it does not occur the state is NaN.
         """
-        tokens, previous = jnp.asarray(self.batch.tokens), _previous(self.batch)
+        batch = self._whole
+        tokens, previous = jnp.asarray(batch.tokens), _previous(batch)
         columns = jnp.arange(tokens.shape[1])
         first = jnp.broadcast_to(columns, tokens.shape)
         ends = tokens == pattern[-1]
@@ -81,7 +83,7 @@ class States:
             before = jnp.take_along_axis(previous, first, axis=1)
             first = jnp.maximum(before, 0)
             ends &= (before >= 0) & (jnp.take_along_axis(tokens, first, axis=1) == token)
-        last = jnp.max(jnp.where(_conversations(self.batch) & ends[:, None], columns, -1), axis=2)
+        last = jnp.max(jnp.where(_conversations(batch) & ends[:, None], columns, -1), axis=2)
         states = self._at(jnp.take_along_axis(first, jnp.maximum(last, 0), axis=1))
         return jnp.where(last[:, :, None] >= 0, states, jnp.nan)
 
@@ -96,8 +98,14 @@ class States:
           float32 and bool [B, K, T]; columns of a conversation are in its order.
         """
         values = value(self.norm(self.hidden.astype(jnp.float32)))
-        shown = _conversations(self.batch) & (jnp.asarray(self.batch.tokens) == token)[:, None]
+        batch = self._whole
+        shown = _conversations(batch) & (jnp.asarray(batch.tokens) == token)[:, None]
         return jnp.broadcast_to(values[:, None], shown.shape), shown
+
+    @property
+    def _whole(self) -> TreeBatch | StreamBatch:
+        assert self.batch is not None
+        return self.batch
 
     def _at(self, places: jax.Array | None) -> jax.Array:
         states = self.hidden

@@ -10,22 +10,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
-from prb_jax.checkpoints.load import abstract_params, encoder_shardings
+from prb_jax.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.decoder import Params, decode_stream
 from prb_jax.models.decoder_layer import last_norm
-from prb_jax.models.encoder import encode_tokens
 from prb_jax.models.head import States
 from prb_jax.readouts.heads import read_out
-from prb_jax.sharding import batch_sharding, parameter_shardings, replicated
-from prb_jax.trees.batches import TreeBatch, tree_batch_shardings
+from prb_jax.sharding import batch_sharding, on_any_mesh, parameter_shardings, replicated
 from prb_jax.trees.streams import StreamBatch
 
-ScoreFn = Callable[[Params, Any], jax.Array]
+ScoreFn = Callable[[Params, StreamBatch], jax.Array]
 
 
 def score_stream(
@@ -72,51 +68,6 @@ def score_stream(
     return config.head(params, States(x, batch, norm, at_reads=reads_only))
 
 
-def score_pairs(
-    params: Params,
-    batch: TreeBatch,
-    *,
-    config: EncoderConfig,
-    dtype: jnp.dtype,
-    mesh: Mesh | None = None,
-) -> jax.Array:
-    """Logits float32 [B, K, n] of an encoder, which reads every response together with its prompt, in both directions.
-
-    A tree's prefix cannot be computed once here, as its states depend on what follows. Each response's sequence,
-    prefix and response side by side, is one run of columns, so that batches are those of trees.
-
-    Args:
-      params: nested dict, with the tensors of the head under ``head``.
-      config: architecture, with a head.
-      batch: of trees.
-      dtype, mesh: as of :func:`score_stream`; head and logits are float32.
-    """
-    assert config.head is not None
-    prefix, prefix_lengths = jnp.asarray(batch.prefix), jnp.asarray(batch.prefix_lengths)
-    starts = prefix.shape[1] - prefix_lengths
-
-    def first_state(response: tuple[jax.Array, jax.Array]) -> jax.Array:
-        tokens, lengths = response
-        states = encode_tokens(
-            params,
-            jnp.concatenate([prefix, tokens], axis=1),
-            lengths=prefix_lengths + lengths,
-            starts=starts,
-            config=config,
-            dtype=dtype,
-            mesh=mesh,
-        )
-        return jnp.take_along_axis(states, starts[:, None, None], axis=1)[:, 0]
-
-    # One response after the other: memory does not grow with their number.
-    responses = (
-        jnp.asarray(batch.responses).swapaxes(0, 1),
-        jnp.asarray(batch.response_lengths).swapaxes(0, 1),
-    )
-    first = lax.map(first_state, responses).swapaxes(0, 1)
-    return config.head(params, States(first, batch, lambda x: x, at_reads=True))
-
-
 def is_pointwise(config: DecoderConfig) -> bool:
     """Return whether the head looks at nothing but the read positions: the last layer has less to do, and every
     position can be read."""
@@ -124,7 +75,7 @@ def is_pointwise(config: DecoderConfig) -> bool:
 
 
 def make_score_fn(
-    config: DecoderConfig | EncoderConfig,
+    config: DecoderConfig,
     *,
     mesh: Mesh,
     dtype: jnp.dtype,
@@ -137,35 +88,23 @@ def make_score_fn(
     places. The tables of a batch say which attention computes it.
 
     Args:
-      config: architecture. The scorer of an encoder takes a TreeBatch.
+      config: architecture.
       mesh: devices.
       dtype: of activations.
       readout: see :func:`prb_jax.readouts.heads.choose_readout`; None for all that the head gives, with an axis [n].
       shardings: of the parameters; those of :func:`prb_jax.sharding.parameter_shardings` if not given.
     """
-    options: dict[str, Any] = {"config": config, "dtype": dtype, "mesh": mesh}
-    if isinstance(config, EncoderConfig):
-        values, batches = functools.partial(score_pairs, **options), tree_batch_shardings(mesh)
-        shardings = shardings or encoder_shardings(config, mesh)
-    else:
-        values, batches = functools.partial(score_stream, **options), stream_batch_shardings(mesh)
-        shardings = shardings or parameter_shardings(abstract_params(config), mesh)
 
-    def rewards(params: Params, batch: Any) -> jax.Array:
-        read = values(params, batch)
+    def score(params: Params, batch: StreamBatch) -> jax.Array:
+        read = score_stream(params, batch, config=config, dtype=dtype, mesh=mesh)
         read = read if readout is None else read_out(read, readout)
-        if isinstance(batch, StreamBatch) and batch.places is not None:
+        if batch.places is not None:
             read = jnp.take(read.reshape(-1, *read.shape[2:]), batch.places, axis=0)
         return read
 
-    def score(params: Params, batch: Any) -> jax.Array:
-        callers = jax.sharding.get_abstract_mesh()
-        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            read = rewards(params, batch)
-        # In a program with explicit axes every array is of the caller's mesh.
-        return jax.sharding.reshard(read, PartitionSpec()) if callers.explicit_axes else read
-
-    return jax.jit(score, in_shardings=(shardings, batches), out_shardings=replicated(mesh))
+    shardings = shardings or parameter_shardings(abstract_params(config), mesh)
+    shardings = (shardings, stream_batch_shardings(mesh))
+    return jax.jit(on_any_mesh(score, mesh), in_shardings=shardings, out_shardings=replicated(mesh))
 
 
 def stream_batch_shardings(mesh: Mesh) -> StreamBatch:

@@ -25,9 +25,15 @@ from prb_jax.errors import CheckpointError, DataError, quote
 from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.config.fields import choose_dtype
 from prb_jax.models.encoder import Params, encode_tokens
-from prb_jax.sharding import batch_sharding, make_mesh, mesh_shape, replicated, to_global
+from prb_jax.sharding import batch_sharding, make_mesh, replicated, to_global
 from prb_jax.text.open_tokenizer import added_tokens, open_tokenizer, tokenize
-from prb_jax.trees.shapes import PaddedBatch, ShapeOptions, fixed_shapes, length_steps
+from prb_jax.trees.sequences import (
+    PackedSequences,
+    SequenceBatch,
+    make_sequence_batch,
+    pack_sequences,
+    sequence_options,
+)
 
 PoolingMode = Literal["mean", "cls"]
 
@@ -123,11 +129,7 @@ def pool(states: jax.Array, lengths: jax.Array, pooling: Pooling) -> jax.Array:
     return vectors
 
 
-EmbedFn = Callable[[Params, jax.Array, jax.Array], jax.Array]
-
-# Padded tokens of a batch for each part that the mesh splits it into. On CPUs the scores of long texts should stay
-# in the cache: with twice as many, texts of 256 tokens take half as long again.
-TOKENS_PER_SHARD = {"cpu": 1_024, "gpu": 65_536, "tpu": 32_768}
+EmbedFn = Callable[[Params, SequenceBatch], jax.Array]
 
 IN_FLIGHT = 4  # batches given to the device and not yet read back
 
@@ -154,7 +156,7 @@ class TextEncoder:
     pooling: Pooling  # how states become a vector
     max_length: int  # longest text in tokens, special ones too; what is longer loses its end
     params: Params = field(repr=False)  # weights, a nested dict of arrays split over ``mesh``
-    # pure jitted function of (params, tokens int32 [B, L], lengths int32 [B]): float32 [B, D]
+    # pure jitted function of (params, batch of B sequences): float32 [B, D]
     embed_fn: EmbedFn = field(repr=False)
     tokenizer: Any = field(repr=False)  # the transformers tokenizer
     # added_before, added_after: special tokens around every text
@@ -178,10 +180,13 @@ class TextEncoder:
         distinct = {text: number for number, text in enumerate(dict.fromkeys(texts))}
         ids, truncated = self._tokenise(list(distinct))
         vectors = np.zeros((len(ids), self.config.hidden_size), np.float32)
-        shards = mesh_shape(self.mesh).batch_shards
-        tokens = shards * TOKENS_PER_SHARD.get(self.mesh.devices.flat[0].platform, 1_024)
-        batches = batch_texts([len(row) for row in ids], limit=self.max_length, tokens=tokens, divisor=shards)
-        waiting: deque[tuple[PaddedBatch, jax.Array]] = deque()
+        options = sequence_options(
+            self.mesh, limit=self.max_length, flops_per_token=self.config.flops_per_token
+        )
+        lengths = np.asarray([len(row) for row in ids], np.int64)
+        # The longest first, so that one that exceeds the memory shows at once.
+        batches = pack_sequences(lengths, np.argsort(-lengths, kind="stable").tolist(), options)
+        waiting: deque[tuple[PackedSequences, jax.Array]] = deque()
         for batch in batches:
             waiting.append((batch, self._dispatch(batch, ids)))
             while len(waiting) > (IN_FLIGHT if batch is not batches[-1] else 0):
@@ -190,12 +195,12 @@ class TextEncoder:
                 vectors[members] = np.asarray(embedded)[: len(members)]
                 advance(len(members), sum(len(ids[index]) for index in members))
         places = np.fromiter((distinct[text] for text in texts), np.int64, len(texts))
-        shapes = [(batch.rows, batch.bucket.tokens) for batch in batches]
+        shapes = [(batch.rows, batch.length) for batch in batches]
         return Embeddings(
             vectors[places],
             truncated[places],
             tuple(dict.fromkeys(shapes)),
-            tokens=sum(map(len, ids)),
+            tokens=int(lengths.sum()),
             padded_tokens=sum(rows * length for rows, length in shapes),
         )
 
@@ -218,25 +223,11 @@ class TextEncoder:
             )
         return rows, truncated
 
-    def _dispatch(self, batch: PaddedBatch, ids: Sequence[np.ndarray]) -> jax.Array:
-        tokens = np.zeros((batch.rows, batch.bucket.tokens), np.int32)
-        lengths = np.zeros((batch.rows,), np.int32)
-        for row, index in enumerate(batch.members):
-            tokens[row, : len(ids[index])] = ids[index]
-            lengths[row] = len(ids[index])
-        placed = (to_global(array, batch_sharding(self.mesh, array.ndim)) for array in (tokens, lengths))
-        return self.embed_fn(self.params, *placed)
-
-
-def batch_texts(lengths: Sequence[int], *, limit: int, tokens: int, divisor: int) -> list[PaddedBatch]:
-    """Batches of texts of similar length: trees of one response, none longer than `limit`."""
-    options = ShapeOptions(tokens_per_batch=tokens, divisor=divisor)
-    shapes = fixed_shapes([0], [1], length_steps(limit), options=options, fill=True)
-    # The longest first, so that texts of like length fill up a batch, and one batch at most stays partly empty.
-    longest_first = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
-    table = np.ones((len(lengths), 3), np.int64)
-    table[:, 0], table[:, 2] = 0, np.asarray(lengths)[longest_first]
-    return shapes.batches(table, longest_first.tolist())
+    def _dispatch(self, packed: PackedSequences, ids: Sequence[np.ndarray]) -> jax.Array:
+        batch = jax.tree.map(
+            lambda x: to_global(x, batch_sharding(self.mesh, x.ndim)), make_sequence_batch(ids, packed)
+        )
+        return self.embed_fn(self.params, batch)
 
 
 def load_text_encoder(
@@ -299,11 +290,12 @@ def load_text_encoder(
 
 
 def make_embed_fn(config: EncoderConfig, pooling: Pooling, *, mesh: Mesh, dtype: jnp.dtype) -> EmbedFn:
-    """The jitted (params, tokens [B, L], lengths [B]) -> vectors float32 [B, D], the same on every device."""
+    """The jitted (params, batch of B sequences) -> vectors float32 [B, D], the same on every device."""
 
-    def embed(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+    def embed(params: Params, batch: SequenceBatch) -> jax.Array:
+        tokens, lengths = jnp.asarray(batch.tokens), jnp.asarray(batch.lengths)
         states = encode_tokens(params, tokens, lengths=lengths, config=config, dtype=dtype, mesh=mesh)
         return pool(states, lengths, pooling)
 
-    shardings = (encoder_shardings(config, mesh), batch_sharding(mesh, 2), batch_sharding(mesh, 1))
+    shardings = (encoder_shardings(config, mesh), batch_sharding(mesh, 1))
     return jax.jit(embed, in_shardings=shardings, out_shardings=replicated(mesh))

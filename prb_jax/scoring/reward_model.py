@@ -17,32 +17,37 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.data.records import Records, as_comparisons
 from prb_jax.errors import short_repr
 from prb_jax.models.attention.choice import StreamAttention, choose_attention
+from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.quantization import quantization_form
 from prb_jax.personal.prompts import extend_embedding
 from prb_jax.readouts.open_model import OpenedModel
+from prb_jax.readouts.score_pairs import make_pair_fn
 from prb_jax.readouts.score_tree import make_score_fn
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring import GivesRewards
-from prb_jax.scoring.batching import Batch, batch_sizes, lanes, shape_options, stream_options, stream_scores
+from prb_jax.scoring.batching import (
+    Batch,
+    BatchOptions,
+    batch_sizes,
+    lanes,
+    stream_options,
+    stream_scores,
+)
 from prb_jax.scoring.reader import Reader, open_reader
 from prb_jax.sharding import batch_sharding, check_heads, parameter_shardings, replicated, to_global
 from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import View, ViewOptions
-from prb_jax.trees.batches import Bucket, make_batch
-from prb_jax.trees.packing import StreamOptions, for_keys
-from prb_jax.trees.shapes import ShapeOptions
+from prb_jax.trees.packing import for_keys
+from prb_jax.trees.sequences import SequenceOptions, batch_of_trees, sequence_options
 from prb_jax.trees.stream_shapes import pack_together
-from prb_jax.trees.stream_tables import round_up
 from prb_jax.trees.streams import StreamBatch, make_stream_batch, places_of_trees
 from prb_jax.trees.tree import ScoredBatch, Tree
 
 if TYPE_CHECKING:
     from prb_jax.checkpoints.load import LoadReport
     from prb_jax.models.config.decoder import DecoderConfig
-    from prb_jax.models.config.encoder import EncoderConfig
     from prb_jax.models.decoder import Params
-    from prb_jax.readouts.score_tree import ScoreFn
 
 AnyBatch = TypeVar("AnyBatch", bound=Batch)
 
@@ -79,7 +84,7 @@ class RewardModel(GivesRewards):
 
     reader: Reader
     params: Params = field(repr=False)
-    score_fn: ScoreFn = field(repr=False)
+    score_fn: Callable[[Params, Any], jax.Array] = field(repr=False)
     mesh: Mesh
     dtype: str
     readout: str
@@ -164,7 +169,7 @@ class RewardModel(GivesRewards):
         return self.reader.encode(comparisons, view=self.reader.view(ViewOptions(**view)))
 
     def batch(self, trees: Sequence[Tree]) -> Batch:
-        """Return one batch that holds all the trees, for ``score_fn``: for a decoder packed streams, a StreamBatch.
+        """Return one batch that holds all the trees, for ``score_fn``: packed streams, or sequences for an encoder.
 
         Raises:
           ValueError: no tree.
@@ -172,16 +177,13 @@ class RewardModel(GivesRewards):
         if not trees:
             raise ValueError("a batch needs at least one tree, found none")
         options = self.batch_options()
-        if isinstance(options, StreamOptions):
-            if options.keys is not None:
-                options = for_keys(options, trees, whole=True)
-            packed = pack_together(trees, options)
-            batch = make_stream_batch(trees, packed, options)
-            return self.place(replace(batch, places=places_of_trees(trees, packed)))
-        tops = [max(sizes) for sizes in zip(*(tree.shape for tree in trees), strict=True)]
-        prefix, responses, length = max(tops[0], 1), tops[1], tops[2]
-        bucket = Bucket(round_up(prefix, options.multiple), responses, round_up(length, options.multiple))
-        return self.place(make_batch(trees, bucket, batch=round_up(len(trees), options.divisor)))
+        if isinstance(options, SequenceOptions):
+            return self.place(batch_of_trees(trees, options))
+        if options.keys is not None:
+            options = for_keys(options, trees, whole=True)
+        packed = pack_together(trees, options)
+        batch = make_stream_batch(trees, packed, options)
+        return self.place(replace(batch, places=places_of_trees(trees, packed)))
 
     def stream(
         self,
@@ -209,16 +211,23 @@ class RewardModel(GivesRewards):
         """Start scoring a batch of the host and return its scores, not yet computed."""
         return self.run(batch, self.score_fn)
 
-    def run(self, batch: Batch, program: ScoreFn) -> jax.Array:
+    def run(self, batch: Batch, program: Callable[[Params, Any], jax.Array]) -> jax.Array:
         """As :meth:`dispatch`, with another program of the same parameters."""
         with compiling(program, *batch_sizes(batch)):
             return program(self.params, self.place(batch))
 
-    def batch_options(self, batch_tokens: int | None = None) -> ShapeOptions | StreamOptions:
-        """Return how comparisons are put into batches: for a decoder packed into streams."""
-        if self.streams is None:
-            return shape_options(cast("EncoderConfig", self.config), self.mesh, batch_tokens)
-        return stream_options(self.decoder, self.mesh, self.streams, batch_tokens)
+    def batch_options(self, batch_tokens: int | None = None) -> BatchOptions:
+        """Return how comparisons are put into batches: packed into streams, or as sequences for an encoder."""
+        config = self.config
+        if isinstance(config, EncoderConfig):
+            return sequence_options(
+                self.mesh,
+                limit=config.max_position_embeddings,
+                flops_per_token=config.flops_per_token,
+                batch_tokens=batch_tokens,
+            )
+        assert self.streams is not None
+        return stream_options(config, self.mesh, self.streams, batch_tokens)
 
     def place(self, batch: AnyBatch) -> AnyBatch:
         """Return a batch of the host with its rows, or its streams, dealt over the mesh."""
@@ -261,7 +270,7 @@ def load_reward_model(opened: OpenedModel) -> RewardModel:
     program: dict[str, Any] = {"mesh": mesh, "dtype": dtype, "readout": opened.labels}
     streams = None
     if isinstance(opened.body, EncoderFolder):
-        score_fn = make_score_fn(config, **program)
+        score_fn = make_pair_fn(opened.body.config, **program)
         loaded = load_encoder_params(opened.body, mesh=mesh, dtype=dtype, head_dtype=jnp.float32)
         params = loaded.params
     else:

@@ -41,7 +41,8 @@ BASELINE_ROWS = Mapping[str, Sequence[ScoredRow] | str]
 DEFINITIONS: Final = {
     "readout": "how the model's outputs become one score: --readout",
     "tokens": "of the comparisons, each by itself with its prompt once (alone); computed for them, without padding, "
-    "where those that begin alike share their beginning (computed); the difference (saved)",
+    "where those that begin alike share their beginning, and an encoder computes each distinct pair of prompt and "
+    "response (computed); the difference (saved)",
     "hints": HINTS_DEFINITION,
     "judge": "verdicts of the judge. The paper's way: the share of right ones, where a reply without a verdict counts "
     "as A (accuracy), and its difference between comparisons with the better response in A and in B (position_bias). "

@@ -55,9 +55,9 @@ class Engine:
         self._small, self._large = deque[Job](), deque[Job]()
         self._made: list[WaitingTree] = []  # of large requests, for the first thread
         self._reads_large = False  # the second thread has taken pieces
-        self._running: SimpleQueue[tuple[PlannedBatch, list[WaitingTree], Callable[[], jax.Array]] | None] = (
-            SimpleQueue()
-        )
+        self._running: SimpleQueue[
+            tuple[PlannedBatch, list[WaitingTree], list[Callable[[], jax.Array]]] | None
+        ] = SimpleQueue()
         self._in_flight, self._wake_below, self._ends = 0, self.lanes, False
         # batches since one held the oldest tree, of small requests and of large ones
         self._passed = dict.fromkeys(PATIENCE, 0)
@@ -241,7 +241,7 @@ class Engine:
         """Give a batch to the device."""
         self._count(planned.computed)
         try:
-            scores = self._scores(planned.make())
+            scores = [self._scores(batch) for batch in planned.make()]
         except Exception as error:
             fail_all(trees, error)
             return
@@ -261,7 +261,7 @@ class Engine:
         while (running := self._running.get()) is not None:
             planned, trees, scores = running
             try:
-                rows = planned.take(np.asarray(scores(), np.float32))
+                rows = planned.take([np.asarray(computed(), np.float32) for computed in scores])
                 for ready, row in zip(trees, rows, strict=True):
                     for (job, place), score in zip(ready.owners, ready.made.scores(row), strict=True):
                         job.add(place, score)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -76,6 +76,14 @@ class ItemTree:
     members: tuple[int, ...]
     tree: Tree
 
+    def apart(self) -> list[ItemTree]:
+        """Return a tree of each response alone."""
+        parts = zip(self.members, self.tree.responses, self.tree.read, strict=True)
+        return [
+            ItemTree((member,), replace(self.tree, responses=(response,), read=(read,)))
+            for member, response, read in parts
+        ]
+
     def scores(self, values: np.ndarray) -> Scores:
         """Return the score of each member, from those of the tree."""
         prefix, cut = len(self.tree.prefix), self.tree.truncation.any
@@ -91,7 +99,7 @@ class ItemTree:
 class TreeMaker:
     """Makes trees of items: responses to one prompt, for one user with one profile, become one tree.
 
-    A tree has `most` responses at most.
+    A tree has `most` responses at most, and for an encoder one.
     """
 
     reader: Reader
@@ -139,6 +147,8 @@ class TreeMaker:
                     trees.append(ItemTree((place,), self._read_rendered(item)))
                 except PrbError as error:
                     errors[place] = error
+        if isinstance(self.reader.tokenizer, PairTokenizer):  # each response is computed with its prompt
+            trees = [one for made in trees for one in made.apart()]
         return trees, errors
 
     def _trees(self, groups: Sequence[Sequence[Item]]) -> list[Tree | PrbError]:

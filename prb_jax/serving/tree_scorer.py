@@ -9,13 +9,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from prb_jax.errors import PrbError, PrbWarning
-from prb_jax.scoring.batching import Batch, Batcher, fixed_batcher
+from prb_jax.scoring.batching import Batch, Batcher, BatchOptions, fixed_batcher
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.serving.items import Item, Score, Scores, TreeMaker
 from prb_jax.text.view import ViewOptions
-from prb_jax.trees.batches import make_batch
 from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, with_key_layout
-from prb_jax.trees.shapes import Shapes, fixed_shapes
+from prb_jax.trees.sequences import (
+    STEP,
+    TOKENS_PER_SHARD,
+    PackedSequences,
+    SequenceOptions,
+    make_sequence_batch,
+)
 from prb_jax.trees.stream_shapes import READS_STEP
 from prb_jax.trees.stream_tables import KeyLayout, round_up
 from prb_jax.trees.streams import make_stream_batch
@@ -26,13 +31,15 @@ PARTS = (8, 3, 1)
 
 TOKENS_OF_A_READ = 16  # a stream has room for a response in each so many tokens
 
-BUCKETS = (256, 1024, 4096), (1, 8), (128, 512)
-"""P, K and R of an encoder's padded trees; a longest P is added."""
+LONGEST_USUAL = 8192
+"""Tables of keys have room for conversations of so many tokens; they are widened for longer ones."""
 
-LONGEST_PREFIX = 8192
+PARTS_OF_THE_LIMIT = (4, 2, 1)
+"""Sequences of an encoder are padded to the longest that it reads, or to such a part of it."""
 
 PART_OF_A_BATCH = 4
-"""Padded batches of a server are smaller than those of an evaluation by this factor: an answer comes sooner."""
+"""Batches of an encoder's sequences are smaller than those of an evaluation in a server by this factor: an answer
+comes sooner."""
 
 MOST_RESPONSES = 64
 """Responses of a tree, at most: more of one prompt become several trees, which share their beginning."""
@@ -40,14 +47,14 @@ MOST_RESPONSES = 64
 
 @dataclass(frozen=True)
 class TreeScorer:
-    """Scores items as trees, in shapes of streams or of padded trees that do not depend on what comes.
+    """Scores items as trees, in shapes of streams or sequences that do not depend on what comes.
 
     A full batch has about so many tokens.
     """
 
     model: RewardModel
     maker: TreeMaker
-    shapes: StreamOptions | Shapes
+    shapes: BatchOptions
     tokens: int
 
     @property
@@ -59,8 +66,9 @@ class TreeScorer:
         """Compile the program of each shape."""
         tree, shapes = build_tree([[0, 0]]), self.shapes
         batches: Iterable[Batch]
-        if isinstance(shapes, Shapes):
-            batches = (make_batch([tree], bucket, batch=rows) for bucket, rows in shapes.rows.items())
+        if isinstance(shapes, SequenceOptions):
+            sizes = [(length, rows) for length, some in shapes.fixed.items() for rows in some]
+            batches = (make_sequence_batch([], PackedSequences(rows, length, ())) for length, rows in sizes)
         else:
             packed = (PackedStream(shape, (0,), (0,), tree.tokens) for shape in shapes.fixed)
             batches = (make_stream_batch([tree], (stream,), shapes) for stream in packed)
@@ -72,7 +80,8 @@ class TreeScorer:
         trees, errors = self.maker.make_trees(items)
         scores: dict[int, Score | PrbError] = dict(errors)
         for planned in self.batcher([made.tree for made in trees], range(len(trees))):
-            rows = planned.take(np.asarray(self.model.dispatch(planned.make()), np.float32))
+            scored = [np.asarray(self.model.dispatch(batch), np.float32) for batch in planned.make()]
+            rows = planned.take(scored)
             for member, row in zip(planned.members, rows, strict=True):
                 scores |= dict(zip(trees[member].members, trees[member].scores(row), strict=True))
         return [scores[place] for place in range(len(items))]
@@ -87,22 +96,17 @@ def open_tree_scorer(model: RewardModel, options: ViewOptions, *, batch_tokens: 
     if isinstance(chosen, StreamOptions):
         # tables with room for usual conversations, not for any that fits a stream
         if chosen.keys is not None:
-            longest = min(model.reader.limit(view), LONGEST_PREFIX)
+            longest = min(model.reader.limit(view), LONGEST_USUAL)
             chosen = with_key_layout(chosen, KeyLayout.of(longest, longest))
         tokens, multiple = chosen.tokens, chosen.multiple
         lengths = sorted({round_up(max(tokens // part, multiple), multiple) for part in PARTS})
         fixed = [StreamShape(n, round_up(-(-n // TOKENS_OF_A_READ), READS_STEP)) for n in lengths]
         shapes, most = replace(chosen, fixed=tuple(fixed)), fixed[-1].reads
     else:
-        tokens = chosen.tokens_per_batch // (1 if batch_tokens else PART_OF_A_BATCH)
-        chosen = replace(chosen, tokens_per_batch=tokens)
-        top = round_up(min(model.reader.limit(view), LONGEST_PREFIX), chosen.multiple)
-        prefixes, counts, lengths = BUCKETS
-        shapes = fixed_shapes(
-            [*(length for length in prefixes if length < top), top],
-            counts,
-            [length for length in lengths if length < top] or [top],
-            options=chosen,
-        )
-        most = max(counts)
+        limit, most = model.reader.limit(view), MOST_RESPONSES
+        tokens = batch_tokens or max(chosen.tokens // PART_OF_A_BATCH, TOKENS_PER_SHARD["cpu"])
+        chosen = replace(chosen, tokens=tokens, limit=limit)
+        lengths = {min(round_up(-(-limit // part), STEP), limit) for part in PARTS_OF_THE_LIMIT}
+        rows = {length: {chosen.most_rows(part * length) for part in (1, PARTS[0])} for length in lengths}
+        shapes = replace(chosen, fixed={length: tuple(sorted(some)) for length, some in rows.items()})
     return TreeScorer(model, TreeMaker(model.reader, view, min(most, MOST_RESPONSES)), shapes, tokens)

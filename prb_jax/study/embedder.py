@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.checkpoints.load import abstract_params, encoder_shardings
+from prb_jax.checkpoints.load import abstract_params
 from prb_jax.checkpoints.locate import ModelFolder, describe, locate
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, RunError, quote
@@ -37,6 +37,7 @@ from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_language_model, open_model
 from prb_jax.readouts.registry import REGISTRY
 from prb_jax.readouts.resolve import is_plain_language_model
+from prb_jax.readouts.score_pairs import PairFn, make_pair_fn
 from prb_jax.readouts.score_tree import ScoreFn, make_score_fn
 from prb_jax.readouts.text_encoder import load_text_encoder
 from prb_jax.scoring.batching import stream_scores
@@ -84,9 +85,8 @@ class StateFeatures:
     """
 
     model: RewardModel
-    states: (
-        ScoreFn  # gives the state at each read place, float32 [..., D]; with the reward behind each, D + 1
-    )
+    # gives the state at each read place, or of an encoder's sequences, float32 [..., D]; with the reward behind, D + 1
+    states: ScoreFn | PairFn
     view: View
     gives_rewards: bool
 
@@ -270,11 +270,11 @@ def open_embedder(
     head = ReadStates() if readout is None else ReadStates(config.head, readout)
     settings: dict[str, Any] = {"mesh": mesh, "dtype": jnp.dtype(loaded.dtype), "readout": None}
     if isinstance(config, EncoderConfig):
-        reading, shardings = replace(config, head=head), encoder_shardings(config, mesh)
+        states = make_pair_fn(replace(config, head=head), **settings)
     else:
         params = abstract_params(config, quantize=loaded.quantize)
-        reading, shardings = replace(config, head=head), parameter_shardings(params, mesh)
-    states = make_score_fn(reading, shardings=shardings, **settings)
+        shardings = parameter_shardings(params, mesh)
+        states = make_score_fn(replace(config, head=head), shardings=shardings, **settings)
     return StateFeatures(loaded, states, chosen, readout is not None)
 
 

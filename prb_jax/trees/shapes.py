@@ -1,4 +1,4 @@
-"""Which fixed shapes batches have, and which tree goes into which batch: for scoring, training and encoders.
+"""Which fixed shapes batches have, and which tree goes into which batch: for scoring and training.
 
 The callers ask for :class:`Shapes` once, with :func:`choose_shapes` from the lengths of their data or with
 :func:`fixed_shapes` without any, and then let them put tree after tree into batches. A program is compiled
@@ -19,8 +19,6 @@ from prb_jax.errors import short_repr
 from prb_jax.trees.batches import Bucket, Sides
 from prb_jax.trees.shape_search import ShapeOptions, refine, split_by_k
 from prb_jax.trees.stream_tables import round_up
-
-STEPS = (*range(16, 160, 8), *range(160, 256, 16), *range(256, 513, 32))
 
 
 @dataclass(frozen=True)
@@ -131,18 +129,11 @@ def fixed_shapes(
     lengths: Iterable[int],
     *,
     options: ShapeOptions,
-    fill: bool = False,
 ) -> Shapes:
     """Every combination of these P, K and R, whatever the data: shapes that a server can compile before it serves."""
     buckets = [Bucket(*sides) for sides in itertools.product(prefixes, responses, lengths)]
     rows = {bucket: int(options.most_rows(bucket.tokens)) for bucket in buckets}
-    return Shapes(rows, options, fill)
-
-
-def length_steps(limit: int) -> list[int]:
-    """Return lengths up to `limit` that a text loses little by being padded to: dense at first, then powers of two."""
-    longer = itertools.takewhile(lambda step: step < limit, (1 << n for n in itertools.count(10)))
-    return [*(step for step in STEPS if step < limit), *longer, limit]
+    return Shapes(rows, options)
 
 
 def _largest_first(bucket: Bucket) -> tuple[int, Bucket]:

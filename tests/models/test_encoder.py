@@ -74,22 +74,12 @@ def test_states_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
     expected = reference(model, tokens, lengths, types)
     inside = np.arange(tokens.shape[1])[None] < lengths[:, None]
     run = functools.partial(encode, params, lengths=lengths, config=opened.config)
-    states = run(tokens, starts=np.zeros_like(lengths), token_types=types)
+    states = run(tokens, token_types=types)
     np.testing.assert_allclose(np.asarray(states)[inside], expected[inside], atol=TOLERANCE, rtol=0)
-
-    # The same texts with their padding on the left: positions and distances count from the first token.
-    starts = tokens.shape[1] - lengths
-    moved, moved_types = (
-        np.stack([np.roll(row, start) for row, start in zip(rows, starts, strict=True)])
-        for rows in (tokens, types)
-    )
-    right = np.asarray(run(moved, starts=starts, token_types=moved_types))
-    for row, start in enumerate(starts):
-        np.testing.assert_allclose(right[row, start:], expected[row, : lengths[row]], atol=TOLERANCE, rtol=0)
 
     # An empty row is finite and changes nothing.
     empty = lengths * (np.arange(6) < 5)
-    fewer = np.asarray(run(tokens, starts=np.zeros_like(lengths), token_types=types, lengths=empty))
+    fewer = np.asarray(run(tokens, token_types=types, lengths=empty))
     assert np.isfinite(fewer).all()
     np.testing.assert_array_equal(fewer[:5], states[:5])
 

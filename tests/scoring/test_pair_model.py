@@ -17,6 +17,7 @@ from prb_jax.readouts.resolve import resolve_model
 from prb_jax.scoring import reward_model
 from prb_jax.text.pair_tokenizer import load_pair_tokenizer
 from prb_jax.training.convert import convert
+from prb_jax.trees import sequences
 from tests.scoring.records import TOLERANCE, read_json, score_rows, write_comparisons
 from tests.tiny_encoders import WORDS, configure, write_encoder, write_wordpiece
 
@@ -96,6 +97,7 @@ def test_scores_equal_those_of_transformers(folder, rm: prb.RewardModel) -> None
 def test_batches_side_by_side_give_the_same_bytes(
     rm: prb.RewardModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sequences, "GROUP", 1)
     rows = [comparison(number, 2 + number % 3) for number in range(24)]
 
     def scored(lanes: int) -> list[tuple[Sequence[int], list[bytes]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,23 @@ def test_an_encoder_of_texts(tmp_path: Path) -> None:
         write(tmp_path / "bert", comparisons, out=tmp_path / "x", options=options)
     with pytest.raises(RunError, match="another data: data"):
         store.check_inputs({"data": {"sources": ["other"]}})
+
+
+def test_a_reward_model_on_an_encoder(tmp_path: Path) -> None:
+    """The features are the states of the first token, and equal texts of a window are computed once."""
+    write_encoder(tmp_path, "DebertaV2ForSequenceClassification", num_labels=1)
+    rows = [choice(str(n), None, f"{WORDS[n % 5]} soup", WORDS[n], "when is tea good ?") for n in range(12)]
+    store = write(tmp_path, rows, out=tmp_path / "features")
+    model = prb.load(tmp_path)
+    head = {name: np.asarray(leaf, np.float64) for name, leaf in model.params["head"].items()}
+    for one, scores in zip(rows, model.score(rows, profile_posts=0), strict=True):
+        places = store.answer_rows(one)
+        assert store.rewards is not None
+        np.testing.assert_allclose(store.rewards.read(places)[:, 0], scores, atol=TOLERANCE)
+        hidden = store.answers.read(places) @ head["pooler.dense.weight"] + head["pooler.dense.bias"]
+        activated = hidden * (1 + np.vectorize(math.erf)(hidden / math.sqrt(2))) / 2
+        rewards = activated @ head["classifier.weight"] + head["classifier.bias"]
+        np.testing.assert_allclose(rewards[:, 0], scores, atol=TOLERANCE)
 
 
 def test_what_cannot_be(folder: Path, data: str, tmp_path: Path) -> None:

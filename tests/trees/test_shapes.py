@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from prb_jax.trees.batches import Bucket
 from prb_jax.trees.shape_search import split_by_k
-from prb_jax.trees.shapes import PaddedBatch, ShapeOptions, Shapes, choose_shapes, fixed_shapes, length_steps
+from prb_jax.trees.shapes import PaddedBatch, ShapeOptions, Shapes, choose_shapes, fixed_shapes
 
 OPTIONS = ShapeOptions(tokens_per_batch=16_384)
 Shape = tuple[int, int, int]
@@ -256,10 +256,3 @@ def test_fixed_shapes_hold_what_they_promise() -> None:
     lengths = np.stack([rng.integers(1, most, 200) for most in (513, 17, 65)], axis=1)
     dealt = fixed.batches(lengths, range(200))
     assert {(batch.bucket, batch.rows) for batch in dealt} == set(fixed.rows.items())
-
-
-def test_steps_of_lengths_end_at_the_limit() -> None:
-    assert length_steps(40) == [16, 24, 32, 40]
-    assert length_steps(5) == [5]
-    assert length_steps(512)[-3:] == [448, 480, 512]
-    assert length_steps(3000)[-3:] == [1024, 2048, 3000]

@@ -87,10 +87,10 @@ class EncoderConfig:
         return self.hidden_size // self.num_attention_heads
 
     @property
-    def attention_length(self) -> int:
-        """Context length at which a token's attention costs as many FLOPs as the matrices of its layer."""
-        heads = self.num_attention_heads * self.head_dim
-        return max(1, self.hidden_size * (2 * heads + self.intermediate_size) // heads)
+    def flops_per_token(self) -> float:
+        """Twice the weights of all layers' matrices."""
+        width = self.hidden_size
+        return 4.0 * self.num_hidden_layers * width * (2 * width + self.intermediate_size)
 
 
 def is_encoder(raw: Mapping[str, Any]) -> bool:

@@ -167,7 +167,7 @@ def test_one_program_for_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
         scored: list[int] = []
         for planned in batches(trees, range(len(trees))):
             made += 1
-            rows = planned.take(np.asarray(program(params, planned.make()))[..., 0])
+            rows = planned.take([np.asarray(program(params, batch))[..., 0] for batch in planned.make()])
             scored += planned.members
             for member, row in zip(planned.members, rows, strict=True):
                 np.testing.assert_allclose(row, expected[member, : len(row), 0], atol=1e-5)

@@ -1,0 +1,261 @@
+"""Plain sequences in batches of a few shapes, for encoders.
+
+The states of an encoder depend on everything that follows, so nothing of a sequence can be computed for another one.
+Only equal sequences are computed once. Sequences of like length share a batch. Which shapes batches have is a function
+of the lengths and the options alone, so a continued run forms the same batches and gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from prb_jax.errors import short_repr
+from prb_jax.sharding import mesh_shape
+from prb_jax.trees.stream_tables import round_up
+from prb_jax.trees.tree import Tree
+
+# Padded tokens of a batch for each part that the mesh splits it into. On CPUs the scores of attention should stay in
+# the cache: per token, sequences of 512 take 1.6 times as long in batches of 16,384.
+TOKENS_PER_SHARD = {"cpu": 1_024, "gpu": 65_536, "tpu": 32_768}
+
+# What a device computes while a program is compiled for it.
+PROGRAM_FLOPS = {"cpu": 1e11, "gpu": 5e14, "tpu": 5e14}
+
+STEP = 8  # the lengths of batches are multiples of this
+
+MOST_SAVED = 200
+"""A length of its own must save at least this part of all tokens, however many there are."""
+
+GROUP = 16
+"""Comparisons of about so many batches are finished together: a run that is killed loses a few groups."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SequenceBatch:
+    """S sequences padded on the right to L tokens. A JAX pytree of int32 arrays."""
+
+    tokens: np.ndarray | jax.Array  # [S, L] token ids
+    lengths: np.ndarray | jax.Array  # [S], 0 in rows without a sequence
+    places: np.ndarray | jax.Array | None = None
+    """[B, K], the row of each response of each comparison; a scorer gives [B, K] with it, and [S] without."""
+
+    __repr__ = short_repr
+
+
+@dataclass(frozen=True)
+class SequenceOptions:
+    """How batches of sequences are shaped."""
+
+    tokens: int  # of a batch with its padding, at most, where `divisor` rows allow it
+    limit: int  # tokens of the longest sequence
+    divisor: int = 1  # rows of a batch are a multiple of this: the parts that the mesh splits it into
+    program_cost: float = 0  # what compiling one more program costs, in tokens of the model
+    fixed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """By length the rows that batches may have, in ascending order: a server has compiled these shapes before its first
+    request. Empty: lengths and rows are chosen for what is there."""
+
+    def most_rows(self, length: int) -> int:
+        """Return the rows of a full batch."""
+        return max(self.tokens // length // self.divisor, 1) * self.divisor
+
+    def rows(self, length: int, waiting: int) -> int:
+        """Return the rows of a batch when so many sequences wait for one."""
+        if self.fixed:
+            return next((rows for rows in self.fixed[length] if rows >= waiting), self.fixed[length][-1])
+        most = self.most_rows(length)
+        few = self.divisor << max(-(-waiting // self.divisor) - 1, 0).bit_length()
+        return few if (most - few) * length > self.program_cost else most
+
+
+def sequence_options(
+    mesh: Mesh, *, limit: int, flops_per_token: float, batch_tokens: int | None = None
+) -> SequenceOptions:
+    """Return how sequences of at most `limit` tokens are batched on these devices.
+
+    Args:
+      mesh: devices; rows of a batch are split over ``data`` and ``fsdp``.
+      limit: tokens of the longest sequence.
+      flops_per_token: operations of the model for one token.
+      batch_tokens: takes the place of the devices' own number of tokens in a batch.
+    """
+    platform, shards = mesh.devices.flat[0].platform, mesh_shape(mesh).batch_shards
+    return SequenceOptions(
+        tokens=batch_tokens or shards * TOKENS_PER_SHARD.get(platform, 1_024),
+        limit=limit,
+        divisor=shards,
+        program_cost=PROGRAM_FLOPS.get(platform, 1e11) / flops_per_token,
+    )
+
+
+@dataclass(frozen=True)
+class PackedSequences:
+    """Which sequences make up one batch."""
+
+    rows: int  # S; those beyond `members` are empty
+    length: int  # L
+    members: tuple[int, ...]  # positions in the list of sequences, at most `rows`
+
+    __repr__ = short_repr
+
+
+def pack_sequences(
+    lengths: Sequence[int] | np.ndarray, order: Sequence[int], options: SequenceOptions
+) -> list[PackedSequences]:
+    """Cut sequences, in this order, into batches, of which only the last one may stay partly empty.
+
+    Args:
+      lengths: tokens of each sequence, at most the limit of the options.
+      order: positions of the sequences; those of like length stand side by side.
+      options: how batches are shaped.
+    """
+    sizes = np.maximum(np.asarray(lengths, np.int64)[list(order)], 1)
+    tops = sorted(options.fixed) or choose_lengths(sizes, options)
+
+    def padded(longest: int) -> int:
+        return tops[bisect_left(tops, longest)]
+
+    batches: list[PackedSequences] = []
+    start = 0
+    while start < len(sizes):
+        length = rows = 0
+        longest = sizes[start]
+        while longest > length:
+            length = padded(longest)
+            rows = options.rows(length, len(sizes) - start)
+            longest = sizes[start : start + rows].max()
+        batches.append(PackedSequences(rows, length, tuple(order[start : start + rows])))
+        start += rows
+    return batches
+
+
+def choose_lengths(lengths: np.ndarray, options: SequenceOptions) -> list[int]:
+    """Return the lengths, in ascending order, to which these are padded at the least cost of padding and programs."""
+    if not len(lengths):
+        return []
+    # Steps of a sixteenth to a thirty-second: there are few distinct lengths, whatever the data.
+    steps = np.maximum(STEP, 1 << np.maximum(np.frexp(lengths)[1] - 5, 0))
+    tops, counts = np.unique(np.minimum(-(-lengths // steps) * steps, options.limit), return_counts=True)
+    ends = np.concatenate([[0], np.cumsum(counts)])
+    program = max(options.program_cost, float(lengths.sum()) / MOST_SAVED)
+    # The cheapest way to pad the shortest n lengths, for every n: the last shape holds those from `begins` on.
+    costs, begins = np.zeros(len(tops) + 1), np.zeros(len(tops) + 1, np.int64)
+    for n, top in enumerate(tops, start=1):
+        tried = costs[:n] + (ends[n] - ends[:n]) * top + program
+        begins[n] = tried.argmin()
+        costs[n] = tried[begins[n]]
+    chosen: list[int] = []
+    n = len(tops)
+    while n:
+        chosen.append(int(tops[n - 1]))
+        n = int(begins[n])
+    return chosen[::-1]
+
+
+def make_sequence_batch(sequences: Sequence[np.ndarray], packed: PackedSequences) -> SequenceBatch:
+    """Lay the sequences of a batch out."""
+    tokens, lengths = np.zeros((packed.rows, packed.length), np.int32), np.zeros(packed.rows, np.int32)
+    for row, member in enumerate(packed.members):
+        tokens[row, : len(sequences[member])] = sequences[member]
+        lengths[row] = len(sequences[member])
+    return SequenceBatch(tokens, lengths)
+
+
+@dataclass(frozen=True)
+class DistinctSequences:
+    """The sequences of trees, equal ones once."""
+
+    sequences: list[np.ndarray]  # int32, each a prompt with a response
+    places: list[list[int]]  # for each tree the place of the sequence of each response
+
+    __repr__ = short_repr
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each sequence, int64."""
+        return np.asarray([len(sequence) for sequence in self.sequences], np.int64)
+
+
+def distinct_sequences(trees: Sequence[Tree]) -> DistinctSequences:
+    """Return the sequences of trees."""
+    known: dict[bytes, int] = {}
+    found = DistinctSequences([], [])
+    for tree in trees:
+        own = [tree.sequence(k) for k in range(len(tree.responses))]
+        found.places.append([known.setdefault(sequence.tobytes(), len(known)) for sequence in own])
+        for sequence, place in zip(own, found.places[-1], strict=True):
+            if place == len(found.sequences):
+                found.sequences.append(sequence)
+    return found
+
+
+def batch_of_trees(trees: Sequence[Tree], options: SequenceOptions) -> SequenceBatch:
+    """Return one batch of all sequences of trees, with the place of each response; rows beyond the trees are empty."""
+    found = distinct_sequences(trees)
+    count, longest = len(found.sequences), int(found.lengths.max())
+    whole = PackedSequences(
+        round_up(count, options.divisor), min(round_up(longest, STEP), options.limit), tuple(range(count))
+    )
+    places = np.zeros((round_up(len(trees), options.divisor), max(map(len, found.places))), np.int32)
+    for row, of_tree in enumerate(found.places):
+        places[row, : len(of_tree)] = of_tree
+    return replace(make_sequence_batch(found.sequences, whole), places=places)
+
+
+@dataclass(frozen=True)
+class SequenceGroup:
+    """Comparisons whose scores are known once some batches are computed."""
+
+    members: tuple[int, ...]  # positions in the list of trees
+    batches: tuple[
+        int, ...
+    ]  # all batches that hold a sequence of theirs; some may be those of earlier groups too
+    tokens: int  # of the sequences that no earlier group has
+
+
+@dataclass(frozen=True)
+class SequencePlan:
+    """The batches of a window of trees."""
+
+    found: DistinctSequences
+    batches: list[PackedSequences]
+    groups: list[SequenceGroup]
+
+    __repr__ = short_repr
+
+
+def plan_sequences(trees: Sequence[Tree], options: SequenceOptions) -> SequencePlan:
+    """Put the sequences of trees into batches by length, the longest first, and the trees into groups.
+
+    With fixed shapes each batch is a group, and trees have one response each.
+    """
+    found = distinct_sequences(trees)
+    lengths = found.lengths
+    longest = [lengths[places].max() for places in found.places]
+    owners, group_of = np.full(len(lengths), -1), np.zeros(len(trees), np.int64)
+    begun = 0  # tokens of the groups
+    for tree in np.argsort(-np.asarray(longest), kind="stable"):
+        fresh = [place for place in set(found.places[tree]) if owners[place] < 0]
+        owners[fresh] = group_of[tree] = 0 if options.fixed else begun // (GROUP * options.tokens)
+        begun += int(lengths[fresh].sum())
+    # Every second group begins with its shortest sequence: where groups meet, lengths are alike.
+    order = np.lexsort((np.where(owners % 2, lengths, -lengths), owners)).tolist()
+    batches = pack_sequences(lengths, order, options)
+    batch_of = np.zeros(len(lengths), np.int64)
+    for number, batch in enumerate(batches):
+        batch_of[list(batch.members)] = number
+    if options.fixed:
+        owners, group_of = batch_of, batch_of[[places[0] for places in found.places]]
+    groups = []
+    for number in np.unique(group_of):
+        members = np.flatnonzero(group_of == number).tolist()
+        needed = {int(batch_of[place]) for member in members for place in found.places[member]}
+        tokens = int(lengths[owners == number].sum())
+        groups.append(SequenceGroup(tuple(members), tuple(sorted(needed)), tokens))
+    return SequencePlan(found, batches, groups)
