@@ -85,7 +85,6 @@ def decode_stream(
     batch: StreamBatch,
     *,
     reads_only: bool,
-    soft_prompts: jax.Array | None = None,
     **options: Any,
 ) -> jax.Array:
     """Final hidden states, before the last norm, of the tokens of packed streams, in ``dtype``.
@@ -97,6 +96,23 @@ def decode_stream(
             alone, but where gradients go through the kernel for TPUs and several layers. Otherwise [S, N, D], of all
             tokens.
     """
+    return _decode_streams(params, batch, reads_only=reads_only, **options)[0]
+
+
+def decode_stream_keeping(params: Params, batch: StreamBatch, **options: Any) -> Decoded:
+    """As :func:`decode_stream` of all tokens, with the keys and values of every layer."""
+    states, (keys, values) = _decode_streams(params, batch, reads_only=False, keep=True, **options)
+    return Decoded(states, keys, values)
+
+
+def _decode_streams(
+    params: Params,
+    batch: StreamBatch,
+    *,
+    reads_only: bool,
+    soft_prompts: jax.Array | None = None,
+    **options: Any,
+) -> tuple[jax.Array, Any]:
     mesh, layers = options.get("mesh"), options["config"].num_hidden_layers
     tokens = jnp.asarray(batch.tokens)
     if soft_prompts is not None:
@@ -111,7 +127,7 @@ def decode_stream(
         apart=layers == 1
         or not (options.get("differentiated") and isinstance(batch.blocks, StepTable | KeyTable)),
     )
-    return _decode(params, rows, places=jnp.asarray(batch.reads) if reads_only else None, **options)[0]
+    return _decode(params, rows, places=jnp.asarray(batch.reads) if reads_only else None, **options)
 
 
 def _decode_trees(
