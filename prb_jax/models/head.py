@@ -34,24 +34,6 @@ def read_places(batch: TreeBatch | StreamBatch) -> jax.Array:
     return jnp.asarray(batch.read) + starts[None]
 
 
-def states_before_tokens(states: jax.Array, batch: TreeBatch) -> jax.Array:
-    """Return the state in front of each token of a response, and the one behind the last token.
-
-    The state in front of a token is that of the token before it. For the first token this is the last token of the
-    prefix, which all responses of a tree share.
-
-    Args:
-      states: [B, P + K * R, D], the states of a forward pass over `batch`.
-
-    Returns:
-      [B, K, R + 1, D].
-    """
-    rows, responses, length = batch.responses.shape
-    width, depth = batch.prefix.shape[1], states.shape[-1]
-    first = jnp.broadcast_to(states[:, None, width - 1 : width], (rows, responses, 1, depth))
-    return jnp.concatenate([first, states[:, width:].reshape(rows, responses, length, depth)], axis=2)
-
-
 @dataclass(frozen=True)
 class States:
     """The states of B rows of T columns, K of which are read: trees of K responses, or streams with K read places."""

@@ -13,9 +13,9 @@ from jax.sharding import Mesh
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.errors import MeshError
 from prb_jax.generation.programs import decoding_mesh, make_program, program_shardings, run_program
+from prb_jax.generation.reading import attention_name
 from prb_jax.generation.rules import SampleOptions
 from prb_jax.generation.steps import Stops, empty_prompts, empty_rows
-from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.flops import matrix_flops_per_token
 from prb_jax.models.head import LanguageHead
@@ -122,8 +122,10 @@ def sampling_program(
     shown = placed((prompts, rows), shardings)
     of_prompts, of_rows = (bytes_per_chip((part.cache.keys, part.cache.values)) for part in shown)
     arguments = (placed(weights, parameter_shardings(weights, mesh)), *shown)
-    attention, flops = choose_attention(mesh, kind, config=policy).name, step_flops(policy, shape)
-    program = PlannedProgram(run_program(sampler), arguments, flops, 1.0, attention, named=named)
+    flops = step_flops(policy, shape)
+    program = PlannedProgram(
+        run_program(sampler), arguments, flops, 1.0, attention_name(sampler), named=named
+    )
     return program, (of_prompts, of_rows)
 
 
