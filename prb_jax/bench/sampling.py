@@ -144,7 +144,7 @@ def bench_guidance(options: BenchOptions) -> Figures:
 
     def loop(guided: GuidedTask | None) -> Callable[[], float]:
         programs = make_programs(policy.program, shape, None if guided is None else guidance)
-        task = programs.planned(Task(prompts=ids, options=drawing, stop_ids=(), guided=guided))
+        task = Task(prompts=ids, options=drawing, stop_ids=(), guided=guided)
         held = programs.reader(policy.params, task, places).fill(programs.empty(task)[0], places)
 
         def run() -> float:

@@ -58,7 +58,7 @@ class PolicyCaches:
         self._programs = make_programs(policy.program, shape)
         prompts, self._rows = self._programs.empty(task)
         places = {place: place for place in range(len(task.prompts))}
-        reader = self._programs.reader(policy.params, self._programs.planned(task), places)
+        reader = self._programs.reader(policy.params, task, places)
         self._prompts = reader.fill(prompts, places)
 
     def draw(self, places: Sequence[int], *, size: int, seed: int) -> list[list[Drawn]]:

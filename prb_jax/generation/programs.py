@@ -172,7 +172,7 @@ class GuidedTask:
     params: Params  # of the reward model
     weight: float  # w, of the rewards
     prompts: Sequence[np.ndarray]  # token ids of each prompt, as the reward model is shown it
-    stream: int | None = None  # tokens of the streams in which it reads them; chosen for these if not given
+    stream: int | None = None  # as of :class:`Task`
 
     __repr__ = short_repr
 
@@ -187,9 +187,8 @@ class Task:
     cut: Cut | None = None  # ends samples by their text; None where no text does
     numbers: Sequence[int] | None = None  # of the prompts, for the random keys; their positions if not given
     guided: GuidedTask | None = None  # by a reward model, if one guides the tokens
-    stream: int | None = (
-        None  # tokens of the streams in which prompts are read; chosen for these if not given
-    )
+    # tokens of the streams in which prompts are read; chosen for these prompts if not given
+    stream: int | None = None
 
     __repr__ = short_repr
 
@@ -242,8 +241,9 @@ class Programs:
         return replace(task, guided=guided)
 
     def reader(self, params: Params, task: Task, unit: Iterable[int]) -> Reader:
-        """Return what reads the prompts of a planned task with these numbers."""
-        keys, numbers, guided = task.numbers or range(len(task.prompts)), list(unit), task.guided
+        """Return what reads the prompts of a task with these numbers."""
+        task, numbers = self.planned(task), list(unit)
+        keys, guided = task.numbers or range(len(task.prompts)), task.guided
 
         def put(held: Prompts, streams: StreamCache, moves: Moves, moved: np.ndarray) -> Prompts:
             new = new_prompts(moves, moved, task.prompts, keys)
