@@ -28,11 +28,12 @@ from prb_jax.plan.program import PlannedProgram, check_shape, placed, scoring_pr
 from prb_jax.plan.sampling import sampling_program
 from prb_jax.plan.streams import BatchShape, PlannedStreams, planned_streams, split_rows
 from prb_jax.rl.learner import make_look
-from prb_jax.rl.objective import POLICY, VALUE, Actor, Extras, Reads, Targets, make_policy_step
+from prb_jax.rl.objective import POLICY, VALUE, Actor, Extras, Targets, make_policy_step
 from prb_jax.rl.sections import RolloutBatchSettings, RolloutSettings, ValueSettings
 from prb_jax.rl.settings import PpoSettings
 from prb_jax.sharding import make_mesh, mesh_shape, parameter_shardings
 from prb_jax.training import PASSES, Tuning
+from prb_jax.trees.response_reads import Reads
 from prb_jax.trees.stream_shapes import READS_STEP
 from prb_jax.trees.stream_tables import round_up
 

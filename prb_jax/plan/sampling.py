@@ -122,7 +122,8 @@ def sampling_program(
     shown = placed((prompts, rows), shardings)
     of_prompts, of_rows = (bytes_per_chip((part.cache.keys, part.cache.values)) for part in shown)
     arguments = (placed(weights, parameter_shardings(weights, mesh)), *shown)
-    attention, flops = choose_attention(mesh, kind, config=policy).name, step_flops(policy, shape)
+    attention = choose_attention(mesh, kind, sampler.attention, config=policy).name
+    flops = step_flops(policy, shape)
     program = PlannedProgram(run_program(sampler), arguments, flops, attention=attention, named=named)
     return program, (of_prompts, of_rows)
 

@@ -38,8 +38,7 @@ PARTS_OF_THE_LIMIT = (4, 2, 1)
 """Sequences of an encoder are padded to the longest that it reads, or to such a part of it."""
 
 PART_OF_A_BATCH = 4
-"""Batches of an encoder's sequences are smaller than those of an evaluation in a server by this factor: an answer
-comes sooner."""
+"""A server's batches of sequences are smaller than those of an evaluation by this factor: an answer comes sooner."""
 
 MOST_RESPONSES = 64
 """Responses of a tree, at most: more of one prompt become several trees, which share their beginning."""

@@ -174,6 +174,11 @@ class SortedTrees:
 
     __repr__ = short_repr
 
+    def shared_by(self, place: int, later: int) -> int:
+        """Return how many tokens the trees at two places begin with alike: the least of what neighbours between them
+        share."""
+        return int(self.shared[place + 1 : later + 1].min())
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -321,14 +326,17 @@ def _fit(units: Sequence[Unit], shape: StreamShape) -> bool:
 
 def _packed(trees: SortedTrees, units: Sequence[Unit], shape: StreamShape) -> PackedStream:
     """A stream of these units; units that were cut apart share their beginning again where they meet."""
-    places = [
-        place for unit in sorted(units, key=lambda unit: unit.start) for place in range(unit.start, unit.stop)
-    ]
-    # What two trees share is the least of what neighbours between them share.
-    shared = [int(trees.shared[last + 1 : place + 1].min()) for last, place in itertools.pairwise(places)]
+    ordered = sorted(units, key=lambda unit: unit.start)
+    return packed_stream(trees, [place for unit in ordered for place in range(unit.start, unit.stop)], shape)
+
+
+def packed_stream(trees: SortedTrees, places: Sequence[int], shape: StreamShape) -> PackedStream:
+    """Return a stream of the trees at these places, which are in ascending order; there may be none."""
+    shared = [trees.shared_by(*pair) for pair in itertools.pairwise(places)]
+    chosen = np.asarray(places, np.int64)
     return PackedStream(
         shape,
-        members=tuple(trees.order[places].tolist()),
-        shared=(0, *shared),
-        tokens=int(trees.tokens[places].sum()) - sum(shared),
+        members=tuple(trees.order[chosen].tolist()),
+        shared=(0, *shared)[: len(places)],
+        tokens=int(trees.tokens[chosen].sum()) - sum(shared),
     )

@@ -16,10 +16,8 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError
 from prb_jax.scoring.batching import (
     FIRST_WINDOW,
-    SAMPLE,
     WAITING,
     WINDOW,
-    sample_indices,
     stream_scores,
 )
 from prb_jax.sources.large import windows
@@ -121,17 +119,8 @@ def test_windows_cover_the_input_in_order(count: int) -> None:
         assert all(len(part) == WINDOW for part in parts[1:-1])
 
 
-@pytest.mark.parametrize("count", [1, 2, 100, SAMPLE, SAMPLE + 1, 16_953])
-def test_the_sample_is_spread_over_the_input(count: int) -> None:
-    sample = sample_indices(count)
-    assert sample == sorted(set(sample))
-    assert len(sample) == min(count, SAMPLE)
-    assert (sample[0], sample[-1]) == (0, count - 1)
-    assert max(np.diff([0, *sample])) <= count / min(count, SAMPLE) + 1
-
-
-def test_longer_comparisons_after_the_sample_still_fit() -> None:
-    """One of 1,500 is longer than all that the sample shows."""
+def test_longer_comparisons_than_those_of_the_first_window_still_fit() -> None:
+    """One of 1,500 is longer than all that decide the length of streams."""
     machine = Machine()
     odd = 777
     long = build_tree([[*range(10, 900), 1], [*range(10, 900), 2, 3]])

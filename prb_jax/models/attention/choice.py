@@ -126,8 +126,3 @@ def attend_streams(
     elif isinstance(batch.blocks, KeyTable):
         from prb_jax.models.attention.cudnn import cudnn_stream_attention as attend
     return attend(q, k, v, batch=batch, mesh=mesh, **options)
-
-
-def wanted_attention(mesh: Mesh | None, dtype: jnp.dtype, wanted: str, **options: Any) -> None:
-    """Refuse what :func:`choose_attention` refuses; padded trees are computed block-wise."""
-    choose_attention(mesh, dtype, wanted, **options)

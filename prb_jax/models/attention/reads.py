@@ -13,7 +13,6 @@ from prb_jax.models.attention.mesh import over_mesh
 from prb_jax.models.attention.streams import walks
 from prb_jax.models.attention.walk import MASKED, StreamFacts, attend_blocks, divisor
 from prb_jax.models.layers import float32_einsum, soft_capped, without_unit_axes
-from prb_jax.trees.batches import Bucket, TreeMask
 from prb_jax.trees.stream_tables import BLOCK
 from prb_jax.trees.streams import StreamBatch
 
@@ -24,52 +23,6 @@ READS_OF_A_BLOCK = 16  # read places that walk through the keys of their trees t
 def take_places(x: jax.Array, places: jax.Array) -> jax.Array:
     """x [B, T, D] at places int32 [B, K]: [B, K, D]."""
     return jnp.take_along_axis(x, places[:, :, None], axis=1)
-
-
-def attend_from_reads(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    *,
-    places: jax.Array,
-    bucket: Bucket,
-    prefix_lengths: jax.Array,
-    window: int | None = None,
-    softcap: float | None = None,
-) -> jax.Array:
-    """As :func:`prb_jax.models.attention.blockwise.blockwise_attention`, for one query of each response.
-
-    Args:
-        q: [B, K, N, H], already scaled.
-        k, v, bucket, prefix_lengths, window, softcap: as given there.
-        places: int32 [B, K], where in T the query of each response stands.
-
-    Returns:
-        [B, K, N, H] in q's dtype.
-    """
-    rows, responses, _, head_dim = q.shape
-    kv_heads = k.shape[2]
-    prefix, length = bucket.prefix, bucket.response_length
-    grouped = q.reshape(rows, responses, kv_heads, -1, head_dim)
-    own_k, own_v = (x[:, prefix:].reshape(rows, responses, length, kv_heads, head_dim) for x in (k, v))
-
-    scores = jnp.concatenate(
-        [
-            float32_einsum("bkgnh,bpgh->bkgnp", grouped, k[:, :prefix]),
-            float32_einsum("bkgnh,bkrgh->bkgnr", grouped, own_k),
-        ],
-        axis=-1,
-    )
-    scores = soft_capped(scores, softcap)
-    # The prefix, and each query's own response.
-    own_places = prefix + length * jnp.arange(responses)[:, None] + jnp.arange(length)
-    keys = jnp.concatenate([jnp.broadcast_to(jnp.arange(prefix), (responses, prefix)), own_places], axis=1)
-    visible = TreeMask(bucket, window).sees(places[:, :, None], keys)
-    visible &= keys >= (prefix - prefix_lengths)[:, None, None]
-    weights = jax.nn.softmax(jnp.where(visible[:, :, None, None], scores, MASKED), axis=-1).astype(q.dtype)
-    out = float32_einsum("bkgnp,bpgh->bkgnh", weights[..., :prefix], v[:, :prefix])
-    out = out + float32_einsum("bkgnr,bkrgh->bkgnh", weights[..., prefix:], own_v)
-    return out.astype(q.dtype).reshape(q.shape)
 
 
 def attend_from_stream_reads(

@@ -158,7 +158,7 @@ def test_one_program_for_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
     first, later = people(6, 3, profile=90), [*people(20, 3, seed=7, profile=90), *ODD]
     shaped = StreamOptions(tokens=512, streams=2, window=24)
     options = with_key_layout(shaped, KeyLayout.of(512, 512))
-    batches = choose_batcher(first, options, count=len(first) + len(later), whole=False)
+    batches = choose_batcher(first, options, whole=False)
     program: Any = jax.jit(functools.partial(score_stream, config=config, dtype=jnp.float32))
     alone = jit(functools.partial(read_trees, config=config, dtype=jnp.float32))
     made = 0
