@@ -29,7 +29,7 @@ from prb_jax.models.decoder import Params
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import stream_options
 from prb_jax.sharding import batch_sharding, mesh_shape, partition_spec, to_global
-from prb_jax.trees.in_order import choose_length, fitting, length_step
+from prb_jax.trees.in_order import choose_length, fitting, full_streams, length_step
 from prb_jax.trees.packing import (
     StreamOptions,
     StreamShape,
@@ -41,10 +41,10 @@ from prb_jax.trees.stream_tables import KeyLayout
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree
 
-READ_TOKENS = {"cpu": 2_048, "gpu": 16_384, "tpu": 16_384}
+READ_TOKENS = {"cpu": 8_192, "gpu": 16_384, "tpu": 16_384}
 """Most tokens of a stream of prompts, where the longest prompt fits the half of it."""
 
-_LOOKED_AT = 512  # prompts, about, that decide how long streams are
+_LOOKED_AT = 256  # prompts, about, that decide how long streams are
 
 Held = TypeVar("Held")
 
@@ -107,7 +107,7 @@ class PromptPacker:
       trees: B.
 
     Attributes:
-      order: the numbers of all prompts, those beside each other that begin alike.
+      order: the numbers of all prompts, stream by stream, so that those are neighbours that begin alike.
     """
 
     def __init__(
@@ -118,8 +118,10 @@ class PromptPacker:
         self._in_a_part = trees // self._options.streams
         self._numbers, self._trees = list(prompts), [_tree(ids) for ids in prompts.values()]
         self._sorted = sort_trees(self._trees, self._options)
-        self.order = [self._numbers[index] for index in self._sorted.order]
-        self._place = {number: place for place, number in enumerate(self.order)}
+        numbers = [self._numbers[index] for index in self._sorted.order]
+        self._place = {number: place for place, number in enumerate(numbers)}
+        self.order = [numbers[place] for stream in full_streams(self._sorted, tokens) for place in stream]
+        self._turn = {number: turn for turn, number in enumerate(self.order)}
         self._found: dict[int, _Found] = {}
 
     def pack(self, trees: Mapping[int, int], ahead: Sequence[Sequence[int]] = ()) -> StreamBatch:
@@ -130,12 +132,14 @@ class PromptPacker:
           ahead: the numbers of the prompts that each part is given next.
         """
         wanted: list[list[int]] = [[] for _ in range(self._options.streams)]
-        for tree, number in trees.items():
-            wanted[tree // self._in_a_part].append(self._place[number])
-        wanted = [sorted(places) for places in wanted]
-        for places, numbers in zip(wanted, ahead, strict=False):
-            places += [self._place[number] for number in numbers]
-        chosen = [fitting(self._sorted, places, self._shape.tokens) for places in wanted]
+        for tree in sorted(trees, key=lambda tree: self._turn[trees[tree]]):
+            wanted[tree // self._in_a_part].append(trees[tree])
+        for numbers, following in zip(wanted, ahead, strict=False):
+            numbers += following
+        chosen = [
+            fitting(self._sorted, map(self._place.__getitem__, numbers), self._shape.tokens)
+            for numbers in wanted
+        ]
         streams = tuple(packed_stream(self._sorted, places, self._shape) for places in chosen)
         batch = make_stream_batch(self._trees, streams, self._options)
         until, ends = np.asarray(batch.until), np.asarray(batch.ends)
@@ -205,7 +209,7 @@ class PromptReader(Generic[Held]):
         left = dict(trees)
         while left:
             if not (now := self.packer.ready(left)):
-                batch = self.packer.pack(left, ahead)
+                batch, self._streams = self.packer.pack(left, ahead), None  # there need not be room for both
                 with compiling(self._read, *(x.shape for x in jax.tree.leaves(batch))):
                     self._streams = self._read(self._params, batch)
                 if not (now := self.packer.ready(left)):

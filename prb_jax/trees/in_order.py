@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 
 import numpy as np
 
-from prb_jax.trees.packing import PackedBatch, SortedTrees, StreamOptions, StreamShape, packed_stream
+from prb_jax.trees.packing import (
+    PackedBatch,
+    SortedTrees,
+    StreamOptions,
+    StreamShape,
+    coarse_length,
+    divide,
+    first_fit,
+    packed_stream,
+)
 from prb_jax.trees.stream_tables import round_up
 
 _STREAM_COST = 64  # what starting one more stream costs, in tokens
@@ -45,46 +55,41 @@ def pack_in_order(trees: SortedTrees, options: StreamOptions, *, most: int) -> I
     needed = -(-int(trees.tokens.sum() - trees.shared.sum()) // options.streams)
     tokens = max(int(trees.tokens.max()), min(needed, most))
     shape = StreamShape(length_step(tokens, options.multiple), int(trees.reads.sum()))
-    shares = (_cut(trees, share, shape.tokens) for share in _shares(trees, options))
-    for streams in zip_longest(*shares, fillvalue=()):
-        yield tuple(packed_stream(trees, places, shape) for places in streams)
+    streams: list[list[list[int]]] = [[] for _ in range(options.streams)]
+    for part, share in zip(
+        streams, np.array_split(np.arange(len(trees.order)), options.streams), strict=True
+    ):
+        places = share.tolist()
+        while places:
+            part.append(fitting(trees, places, shape.tokens))
+            places = places[len(part[-1]) :]
+    for batch in zip_longest(*streams, fillvalue=()):
+        yield tuple(packed_stream(trees, places, shape) for places in batch)
 
 
 def choose_length(units: Sequence[SortedTrees], options: StreamOptions, *, largest: int, most: int) -> int:
     """Return the tokens of a stream with which the fewest are computed, padding included.
 
     Args:
-      units: trees that are packed in their order, those of each unit apart.
+      units: trees; those of each unit are packed apart from others.
       options: how streams are shaped.
       largest: tokens of a tree, at most; a stream holds one.
       most: tokens of a stream, if the largest tree does not need more than half of them.
     """
-    length = least = length_step(max(largest, 1), options.multiple)
-    lengths: list[int] = []
+    needed = [int(trees.tokens.sum() - trees.shared.sum()) for trees in units]
+    length = least = coarse_length(max(largest, 1), options.multiple)
+    best, chosen = math.inf, length
     while length <= max(most, 2 * least):
-        lengths.append(length)
-        length = length_step(length + 1, options.multiple)
-    first_shares = [
-        (trees, _shares(trees, options)[0]) for trees in units
-    ]  # others are as large, or smaller by one
-
-    def cost(length: int) -> int:
-        streams = sum(len(_cut(trees, share, length)) for trees, share in first_shares)
-        return streams * (length + _STREAM_COST)
-
-    return min(lengths, key=cost)
+        cost = (length + _STREAM_COST) / options.streams
+        if cost * sum(tokens / length for tokens in needed) < best:  # as it would be without a gap
+            cost *= sum(round_up(len(full_streams(trees, length)), options.streams) for trees in units)
+            best, chosen = min((best, chosen), (cost, length))
+        length = coarse_length(length + 1, options.multiple)
+    return chosen
 
 
-def _shares(trees: SortedTrees, options: StreamOptions) -> list[list[int]]:
-    """The places of trees, a run for each stream of a batch."""
-    return [share.tolist() for share in np.array_split(np.arange(len(trees.order)), options.streams)]
-
-
-def _cut(trees: SortedTrees, places: Sequence[int], tokens: int) -> list[list[int]]:
-    """The places of each stream of so many tokens, in which every tree fits."""
-    streams: list[list[int]] = []
-    start = 0
-    while start < len(places):
-        streams.append(fitting(trees, places[start:], tokens))
-        start += len(streams[-1])
-    return streams
+def full_streams(trees: SortedTrees, tokens: int) -> list[list[int]]:
+    """Return the places of trees that go together into streams of so many tokens, which are about full."""
+    units = divide(trees, most_tokens=tokens, most_reads=tokens)
+    streams = first_fit(units, StreamShape(tokens, tokens))
+    return [[place for unit in units for place in range(unit.start, unit.stop)] for units in streams]

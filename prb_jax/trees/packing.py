@@ -156,8 +156,8 @@ def in_batches(streams: Sequence[PackedStream], options: StreamOptions) -> list[
 
 
 def coarse_length(tokens: int, block: int) -> int:
-    """Round up to a step of a sixteenth to an eighth of the length, and to whole blocks."""
-    return round_up(tokens, max(block, 1 << max(tokens.bit_length() - 4, 0)))
+    """Round up to a step of about a sixteenth to an eighth of the length, and to whole blocks."""
+    return round_up(tokens, block * max(1, (1 << max(tokens.bit_length() - 4, 0)) // block))
 
 
 @dataclass(frozen=True, eq=False)

@@ -62,7 +62,7 @@ def test_one_program_reads_full_streams_in_which_profiles_stand_once(
     shared = sum(map(len, PROMPTS)) - (len(PROMPTS) - 4 * units) * len(PROFILES[0])
     computed = sum(tokens for _, tokens in streams)
     assert computed < 0.75 * sum(map(len, PROMPTS))
-    assert computed < 1.35 * shared
+    assert computed < 1.2 * shared + 128 * units
     # the samples are those of prompts that are read one by one
     for number in (0, 5, 23):
         alone = dataclasses.replace(task, prompts=[PROMPTS[number]], numbers=[number], stream=None)
@@ -84,7 +84,7 @@ def test_a_length_is_chosen_by_what_it_leaves_empty(policy: prb.Policy) -> None:
     prompts = [np.arange(4, 4 + 300) + k for k in range(8)]  # nothing in common
     tokens = reading.prompt_length(policy.program, prompts, together=8, columns=320)
     assert tokens % 128 == 0
-    assert 300 * 8 <= tokens * -(-8 // (tokens // 300)) < 1.2 * 300 * 8
+    assert 300 * 8 <= tokens * -(-8 // (tokens // 300)) < 1.1 * 300 * 8
     alone = reading.prompt_length(policy.program, prompts, together=1, columns=320)
     assert alone == 384
 
