@@ -48,7 +48,7 @@ def test_requests_together_have_the_scores_of_the_model(model: prb.RewardModel) 
     for answer, wanted in zip(answers, [*expected, *expected[:3]], strict=True):
         np.testing.assert_allclose([score.value for score in answer], wanted, atol=1e-5)
     np.testing.assert_allclose(rendered[0].value, expected[0][0], atol=1e-5)
-    assert "reads a prompt and a response as two texts" in str(refused[0])
+    assert "reads a prompt and a response as two texts" in str(refused)
     assert compiled() == programs
 
 
