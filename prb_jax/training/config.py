@@ -138,8 +138,8 @@ class BatchSettings(Options, prefix="batch."):
     )
     max_buckets: int = option(
         4,
-        "the most shapes of batches, and so compiles; where trees are packed into streams (on CPUs, and on "
-        "TPUs and GPUs in bfloat16), two are the most.",
+        "the most shapes of microbatches, and so compiles: one, or two where a second saves more time than it "
+        "takes to compile.",
         least=1,
     )
 
