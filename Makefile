@@ -46,7 +46,7 @@ test-all: install-test
 test-newest: install-check
 	@$(RUN) -m pip list 2>/dev/null | grep -E '^(jax|flax) '
 	$(FAST) $(PYTEST) -m "not slow" -p no:cacheprovider $(PYTEST_ARGS) \
-		$(addprefix tests/models/attention/test_,blockwise.py splash.py stream_kernel.py cudnn.py cudnn_streams.py) tests/models/test_quantization.py \
+		$(addprefix tests/models/attention/test_,streams.py stream_kernel.py cudnn_streams.py) tests/models/test_quantization.py \
 		tests/sharding tests/parity/test_stories260k.py
 
 lint: install-test

@@ -1,8 +1,8 @@
 """Meshes and shardings: one table says which mesh axis holds which logical axis.
 
 Axes of the mesh, always all four: ``data`` (copies of the model), ``fsdp`` (parameters split, gathered
-layer by layer), ``sequence`` (the tokens of a tree split, for long profiles) and ``tensor`` (heads and mlp
-split). Trees are dealt over ``data`` and ``fsdp``.
+layer by layer), ``sequence`` (the tokens of a stream split, for long profiles) and ``tensor`` (heads and mlp
+split). Streams are dealt over ``data`` and ``fsdp``.
 
 Slices of TPUs are joined by a network (DCN) that is much slower than the links within one. One axis crosses it:
 ``data``, over which scoring exchanges nothing but scores, and training one sum of gradients a microbatch; or
@@ -85,7 +85,7 @@ class MeshShape:
 
     @property
     def batch_shards(self) -> int:
-        """Into how many parts a batch of trees is split."""
+        """Into how many parts a batch of streams is split."""
         return self.data * self.fsdp
 
 
@@ -305,15 +305,15 @@ def check_heads(mesh: Mesh, *, heads: int, kv_heads: int) -> None:
 
 
 def check_tokens(mesh: Mesh, tokens: int) -> None:
-    """Every device takes as many tokens of a tree as the others.
+    """Every device takes as many tokens of a stream as the others.
 
     Raises:
         MeshError: the sequence axis does not divide the tokens.
     """
     if tokens % mesh.shape["sequence"]:
         raise MeshError(
-            f"mesh axis sequence={mesh.shape['sequence']} does not divide the {tokens} tokens of a tree: "
-            "take a power of two, or change the lengths"
+            f"mesh axis sequence={mesh.shape['sequence']} does not divide the {tokens} tokens of a stream, "
+            "which was laid out for another mesh"
         )
 
 
@@ -344,6 +344,21 @@ def constrainer(mesh: Mesh | None) -> Constrain:
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, partition_spec(axes)))
 
     return constrain
+
+
+def on_any_mesh(function: Callable[..., jax.Array], mesh: Mesh) -> Callable[..., jax.Array]:
+    """Return a function for ``mesh`` as one that programs on any other mesh of the same devices may call.
+
+    Where the caller's mesh has explicit axes, every array of its program is of that mesh, and so is the result.
+    """
+
+    def run(*arguments: Any) -> jax.Array:
+        callers = jax.sharding.get_abstract_mesh()
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            result = function(*arguments)
+        return jax.sharding.reshard(result, PartitionSpec()) if callers.explicit_axes else result
+
+    return run
 
 
 def to_global(array: np.ndarray, sharding: NamedSharding) -> jax.Array:

@@ -8,7 +8,8 @@ import pytest
 import prb_jax as prb
 from prb_jax.errors import MESSAGE_LENGTH, QUOTED, REPR_LENGTH, quote
 from prb_jax.models.config.decoder import parse_config
-from prb_jax.trees.batches import Bucket, make_batch
+from prb_jax.trees.tree import build_tree
+from tests.packed import packed_batch
 from tests.scoring.records import write_model
 
 LONG = "word " * 100_000
@@ -88,5 +89,5 @@ def test_what_is_quoted_is_there():
 
 
 def test_a_small_batch_shows_its_shapes():
-    tree_batch = make_batch([], Bucket(16, 2, 16), batch=4)
-    assert "prefix=int32[4, 16]" in repr(tree_batch)
+    batch = packed_batch([build_tree([[5, 6], [5, 7]])])
+    assert "tokens=int32[1, 128]" in repr(batch)

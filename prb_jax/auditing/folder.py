@@ -173,7 +173,7 @@ def _read(path: Path) -> AuditFolder | None:
     for field in ("data", "gold"):
         names, sources = record.get(field), (inputs.get(field) or {}).get("sources") or []
         known = known and isinstance(names, list) and len(names) == len(sources)
-        known = known and all(isinstance(name, str) for name in names)
+        known = known and isinstance(names, list) and all(isinstance(name, str) for name in names)
     if not known:
         raise RunError(f"{path / AUDIT}: was changed by hand: put the file of a backup in its place")
     return AuditFolder(path, record["id"], inputs, tuple(record["data"]), tuple(record["gold"]))

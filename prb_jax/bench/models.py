@@ -18,7 +18,7 @@ from prb_jax.checkpoints.load import abstract_params, load_params
 from prb_jax.checkpoints.save import save_params
 from prb_jax.generation.policy import Policy
 from prb_jax.generation.programs import make_program
-from prb_jax.models.attention.choice import choose_attention, stream_attention_name
+from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.config.decoder import DecoderConfig, load_config, parse_config
 from prb_jax.models.config.families import FAMILIES
 from prb_jax.models.decoder import Params
@@ -29,7 +29,7 @@ from prb_jax.models.random_params import init_params
 from prb_jax.readouts.heads import choose_readout
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_language_model
-from prb_jax.readouts.score_tree import make_score_fn, make_stream_fn
+from prb_jax.readouts.score_tree import make_score_fn
 from prb_jax.scoring.reader import Reader
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.sharding import check_heads, make_mesh, parameter_shardings
@@ -74,18 +74,15 @@ def load_for_bench(source: Path | DecoderConfig, options: BenchOptions) -> Rewar
 
         params = jax.jit(make, out_shardings=shardings)()
         params["score"] = params["score"].astype(jnp.float32)
-    shown = stream_attention_name(devices, kind, options.attention, config=config)
-    making: Any = {"mesh": devices, "dtype": kind, "readout": readout, "shardings": shardings}
     return RewardModel(
         reader=Reader(name=name, config=config, tokenizer=cast(Any, None)),
         params=params,
-        score_fn=make_score_fn(config, attention=options.attention, **making),
-        stream_fn=None if shown is None else make_stream_fn(config, **making),
+        score_fn=make_score_fn(config, mesh=devices, dtype=kind, readout=readout, shardings=shardings),
         mesh=devices,
         dtype=chosen,
         readout=readout,
         quantize=quantize,
-        attention=shown or choose_attention(devices, kind, options.attention, config=config).name,
+        streams=choose_attention(devices, kind, options.attention, config=config),
     )
 
 

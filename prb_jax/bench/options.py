@@ -28,7 +28,7 @@ class BenchOptions:
     pairs: int | None = option(None, "", least=1)
     prefix_tokens: int = option(2000, "mean length of the prefix", least=1)
     response_tokens: int = option(130, "mean length of a response", least=1)
-    batch_tokens: int | None = option(None, "padded tokens computed at a time", least=1)
+    batch_tokens: int | None = option(None, "tokens of a stream, about", least=1)
     responses: tuple[int, ...] = option((2,), "of a comparison", "K ...", least=1)
     questions_per_user: tuple[int, ...] = option(
         (1,), "comparisons with the same profile, as in 1,5,15", "N,...", least=1

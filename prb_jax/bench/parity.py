@@ -1,7 +1,7 @@
 """`prb bench parity`: whether this device scores and trains as float32 does, before its speed is believed.
 
-The oracle is a forward in float32 with block-wise attention on the CPU, a conversation at a time: nothing is shared,
-packed or left to a kernel. Beside it stands transformers in float32, where it is asked for and MODEL is a folder.
+The oracle is a forward in float32 by XLA on the CPU, a conversation at a time: nothing is shared, packed or left to a
+kernel. Beside it stands transformers in float32, where it is asked for and MODEL is a folder.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ from prb_jax.bench.scoring import score_pass
 from prb_jax.bench.training import TreeTrainer
 from prb_jax.bench.workload import synthetic_workload
 from prb_jax.errors import RunError
+from prb_jax.models.attention.choice import choose_attention
 from prb_jax.readouts.score_tree import make_score_fn
+from prb_jax.scoring.batching import stream_options
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.sharding import all_devices, make_mesh
-from prb_jax.trees.batches import Bucket, make_batch
-from prb_jax.trees.shapes import round_up
+from prb_jax.trees.packing import StreamShape, pack_streams
+from prb_jax.trees.stream_shapes import READS_STEP
+from prb_jax.trees.stream_tables import BLOCK, round_up
+from prb_jax.trees.streams import make_stream_batch
 from prb_jax.trees.tree import build_tree
 
 _TREES = 4
 _PREFIX, _RESPONSE = 300, 40
 _LONGEST = 1024  # tokens of a conversation
-_MULTIPLE = 64  # of the lengths of padded conversations
 _FLOAT32 = 1e-5
 _OF_PLAIN = 2.0
-"""Times the difference of the dtype itself, that of a conversation at a time, block-wise, on this device."""
+"""Times the difference of the dtype itself, that of a conversation at a time, by XLA, on this device."""
 
 
 def bench_parity(options: BenchOptions) -> Figures:
@@ -64,14 +67,13 @@ def bench_parity(options: BenchOptions) -> Figures:
     expected = _alone(oracle, conversations)
     plain = expected
     if (model.dtype, model.mesh) != (oracle.dtype, oracle.mesh):
-        plain = _alone(replace(model, score_fn=_block_wise(model)), conversations)
+        plain = _alone(model, conversations)
     theirs = loss = None
     if isinstance(source, Path) and options.against:
         rival = TransformersScorer(source, dtype="float32")
         theirs = _rms(rival.run([[ids] for ids in conversations]).scores - ours)
     if options.training:
-        trained = "auto" if options.attention == "streams" else options.attention
-        step = TreeTrainer(model, workload, replace(options, attention=trained)).run()
+        step = TreeTrainer(model, workload, options).run()
         first, second = expected.reshape(-1, 2).T.astype(np.float64)
         loss = abs(step.loss - float(np.logaddexp(0.0, second - first).mean()))
     difference, of_plain = _rms(ours - expected), _rms(plain - expected)
@@ -106,22 +108,21 @@ def _oracle(model: RewardModel) -> RewardModel:
     except RuntimeError:
         device = all_devices()[0]
     params = jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf, np.float32), device), model.params)
-    oracle = replace(model, params=params, mesh=make_mesh(None, devices=[device]), dtype="float32")
-    return replace(oracle, score_fn=_block_wise(oracle))
-
-
-def _block_wise(model: RewardModel):
-    kind = jnp.dtype(model.dtype)
-    return make_score_fn(
-        model.decoder, mesh=model.mesh, dtype=kind, readout=model.readout, attention="blockwise"
-    )
+    mesh = make_mesh(None, devices=[device])
+    score_fn = make_score_fn(model.decoder, mesh=mesh, dtype=jnp.dtype("float32"), readout=model.readout)
+    return replace(model, params=params, mesh=mesh, dtype="float32", score_fn=score_fn)
 
 
 def _alone(model: RewardModel, conversations: Sequence[np.ndarray]) -> np.ndarray:
-    """The score of each conversation, padded but not shared with another: by one program, since a block-wise one takes
-    a GPU half a minute to compile."""
+    """The score of each conversation by the XLA program, in a stream of its own and a batch of its own, of one
+    length."""
     trees = [build_tree([ids]) for ids in conversations]
-    prefix, _, length = (round_up(max(sizes), _MULTIPLE) for sizes in zip(*(tree.shape for tree in trees)))
-    batches = (make_batch([tree], Bucket(prefix, 1, length), batch=1) for tree in trees)
-    model = replace(model, stream_fn=None)
-    return np.concatenate([np.asarray(model.dispatch(batch))[0] for batch in batches])
+    longest = round_up(max(tree.tokens for tree in trees), BLOCK)
+    by_xla = choose_attention(model.mesh, jnp.dtype(model.dtype), "xla", config=model.decoder)
+    options = stream_options(model.decoder, model.mesh, by_xla, longest)
+    shape, scores = StreamShape(options.tokens, READS_STEP), []
+    for tree in trees:
+        (packed,) = pack_streams([tree], shape, options)
+        batch = make_stream_batch([tree], packed, options)
+        scores.append(np.asarray(model.dispatch(batch))[0, :1])
+    return np.concatenate(scores)

@@ -108,13 +108,12 @@ def plan_rows(
     plan.train("train-full", trained, "full", steps, rival="trl")
     plan.train("train-lora", tuned, "lora", steps)
     plan.train("train-head", tuned, "head", steps)
-    for kernel in {"gpu": ("kernel", "blockwise"), "tpu": ("blockwise", "streams")}.get(machine.platform, ()):
-        plan.parity(kernel)
-        plan.score(f"score-k2-{kernel}", scored, 2, pairs[2], attention=kernel)
-        plan.score(f"score-k16-{kernel}", scored, 16, pairs[16], attention=kernel)
-    for kernel in () if on_cpu else ("kernel", "blockwise"):
-        plan.parity(kernel, training=True)
-        plan.train(f"train-full-{kernel}", trained, "full", steps, attention=kernel)
+    if not on_cpu:
+        plan.parity("xla")
+        for count in (2, 16):
+            plan.score(f"score-k{count}-xla", scored, count, pairs[count], attention="xla")
+        plan.parity("xla", training=True)
+        plan.train("train-full-xla", trained, "full", steps, attention="xla")
     for samples in (16, 1):
         plan.sample(f"sample-{samples}", scored, samples)
     plan.train("train-users", trained, "full", 10, users=10, rival="trl")

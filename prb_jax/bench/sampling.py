@@ -35,7 +35,7 @@ from prb_jax.models.decoder import Params
 from prb_jax.models.head import LINEAR
 from prb_jax.models.random_params import init_params
 from prb_jax.sharding import mesh_shape, parameter_shardings
-from prb_jax.trees.shapes import round_up
+from prb_jax.trees.stream_tables import round_up
 
 READOUT = "logit"
 
@@ -145,7 +145,7 @@ def bench_guidance(options: BenchOptions) -> Figures:
     def loop(guided: GuidedTask | None) -> Callable[[], float]:
         programs = make_programs(policy.program, shape, None if guided is None else guidance)
         task = Task(prompts=ids, options=drawing, stop_ids=(), guided=guided)
-        held = programs.read(policy.params, programs.empty(task)[0], places, task)
+        held = programs.reader(policy.params, task, places).fill(programs.empty(task)[0], places)
 
         def run() -> float:
             rows = programs.restart(programs.empty(task)[1], held, every, numbers)
@@ -158,7 +158,10 @@ def bench_guidance(options: BenchOptions) -> Figures:
     of_policy, of_both = loop(None), loop(guided_task)
     read_alone, caches = _reward_loop(reward, new), make_cache_programs(reward, shape)
     before, _ = caches.empty(options.prompt_tokens)
-    before = caches.read(judge, before, dict(enumerate(guided_task.prompts)), rows=trees)
+    sizes = {"longest": options.prompt_tokens}
+    tokens = caches.length(guided_task.prompts, **sizes)
+    reader = caches.reader(judge, dict(enumerate(guided_task.prompts)), tokens=tokens, **sizes)
+    before = reader.fill(before, places)
 
     def of_reward() -> float:
         behind = caches.empty(options.prompt_tokens)[1]

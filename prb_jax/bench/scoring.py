@@ -31,11 +31,9 @@ from prb_jax.bench.rivals.transformers import (
 from prb_jax.bench.workload import Workload, count_pairs, workload_for
 from prb_jax.data.comparison import Comparison
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.flops import measured_peak, stream_flops, tree_flops
-from prb_jax.scoring.batching import Batch, lanes, stream_scores
+from prb_jax.models.flops import measured_peak, stream_flops
+from prb_jax.scoring.batching import lanes, stream_scores
 from prb_jax.scoring.reward_model import RewardModel
-from prb_jax.trees.batches import TreeBatch
-from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import Tree, build_tree
 
 
@@ -57,16 +55,15 @@ def score_pass(model: RewardModel, workload: Workload, *, batch_tokens: int | No
     """Scores all trees through the pipeline of :meth:`RewardModel.stream`."""
     padded = needed = 0
     flops = 0.0
-    program = cast(Any, model.stream_fn or model.score_fn)
+    program = cast(Any, model.score_fn)
     before = program._cache_size()
     counting = threading.Lock()  # batches run side by side
 
     def dispatch(batch: Any) -> jax.Array:
         nonlocal padded, flops
         with counting:
-            padded += padded_tokens(batch)
-            if isinstance(batch, StreamBatch):
-                flops += stream_flops(batch, model.decoder)
+            padded += batch.tokens.size
+            flops += stream_flops(batch, model.decoder)
         return model.dispatch(batch)
 
     # The stream asks only for the comparisons' number and hands them to `encode`: trees will do.
@@ -83,15 +80,7 @@ def score_pass(model: RewardModel, workload: Workload, *, batch_tokens: int | No
         needed += scored.computed or 0
         for index, row in zip(scored.indices, scored.scores, strict=True):
             scores[index] = row
-    if model.stream_fn is None:
-        flops = tree_flops(workload.trees, model.decoder)
     return TreePass(seconds, padded, needed, flops, program._cache_size() - before, scores)
-
-
-def padded_tokens(batch: Batch) -> int:
-    """Return how many tokens of a batch are computed, padding too."""
-    arrays = (batch.prefix, batch.responses) if isinstance(batch, TreeBatch) else (batch.tokens,)
-    return sum(array.size for array in arrays)
 
 
 def bench_scoring(options: BenchOptions) -> Iterator[Figures]:

@@ -19,10 +19,9 @@ from prb_jax.bench.figures import Figures, in_turn, median_ratio
 from prb_jax.bench.models import bench_source, load_for_bench
 from prb_jax.bench.options import BenchOptions
 from prb_jax.bench.rivals.trl import TrlTrainer
-from prb_jax.bench.scoring import padded_tokens
 from prb_jax.bench.workload import OPTIMIZER, STEPS, TimedStep, Workload, count_pairs, workload_for
 from prb_jax.data.comparison import Comparison
-from prb_jax.models.attention.choice import trained_stream_attention
+from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.flops import measured_peak
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.training import PASSES
@@ -49,7 +48,9 @@ class TreeTrainer:
             attention=options.attention,  # pyright: ignore[reportArgumentType]
             optimizer=OPTIMIZER,
         )
-        self.streams = trained_stream_attention(model.mesh, dtype, options.attention, config=model.decoder)
+        self.attention = choose_attention(
+            model.mesh, dtype, options.attention, config=model.decoder, trained=True
+        )
         layout = plan_layout(
             examples.trees,
             [order.step(step) for step in range(STEPS_SIMULATED)],
@@ -57,7 +58,7 @@ class TreeTrainer:
             steps=STEPS,
             config=model.decoder,
             mesh=model.mesh,
-            streams=self.streams,
+            attention=self.attention,
             batch=settings.batch,
             remat=options.remat,
         )
@@ -82,7 +83,7 @@ class TreeTrainer:
         return TimedStep(
             time.perf_counter() - start,
             float(metrics["loss"]),
-            sum(padded_tokens(microbatch.batch) for microbatch in self.microbatches),
+            sum(microbatch.batch.tokens.size for microbatch in self.microbatches),
             sum(microbatch.tokens for microbatch in self.microbatches),
         )
 
@@ -143,7 +144,7 @@ def _bench(model: RewardModel, workload: Workload, options: BenchOptions) -> Fig
     add("speedup", speed, "speed-up", "{:.2f}x")
     add("against_padding_waste", padding, "its padding", "{:.0%}")
     add("loss_difference", difference, "loss difference", "{:.1e}")
-    add("attention", ours.streams or model.attention)
+    add("attention", ours.attention.name)
     add("questions_per_user", workload.questions_per_user)
     figures.line = f"{model.dtype}, {workload.name}: {pairs / seconds:.3f} pairs/s in training"
     figures.line += "" if speed is None else f", {speed:.2f}x of TRL"

@@ -73,13 +73,12 @@ _ALONE = "--train --sweep --attention --questions-per-user"
 _CLASHES = (
     ("--ppo", f"--sample {_ALONE} --quantize", "does not go with --ppo: leave it out"),
     ("--sample", f"{_ALONE} --tuning --remat", "does not go with --sample, a plan of its own: leave it out"),
-    ("--train", "--quantize --questions-per-user", "is for scoring only: leave it out with --train"),
+    ("--train", "--quantize", "is for scoring only: leave it out with --train"),
     ("--sweep", "--mesh", "does not go with --sweep, which tries meshes itself: leave it out"),
 )
 _NEEDS = (
     (("--ppo",), "--reward --value-trunk", "is for policies: it needs --ppo"),
     (("--train", "--ppo"), "--tuning --remat", "is for training only: it needs --train"),
-    (("--train",), "--spread", "is for training only: it needs --train"),
 )
 
 
@@ -94,8 +93,6 @@ def _check(options: argparse.Namespace) -> None:
                 raise RunError(f"{other} {words}")
     if options.ppo and options.tuning == "head":
         raise RunError("--tuning: expected lora or full with --ppo, found head")
-    if options.questions_per_user > 1 and options.attention != "streams":
-        raise RunError("--questions-per-user is for packed streams: it needs --attention streams")
 
 
 def _title(options: argparse.Namespace) -> str:

@@ -37,7 +37,7 @@ from prb_jax.processes.sharing import fetch
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.sharding import batch_sharding, replicated, to_global
-from prb_jax.trees.shapes import round_up
+from prb_jax.trees.stream_tables import round_up
 from prb_jax.trees.tree import Tree, common_run
 
 TAIL: Final = 32
@@ -58,7 +58,8 @@ class PolicyCaches:
         self._programs = make_programs(policy.program, shape)
         prompts, self._rows = self._programs.empty(task)
         places = {place: place for place in range(len(task.prompts))}
-        self._prompts = self._programs.read(policy.params, prompts, places, task)
+        reader = self._programs.reader(policy.params, task, places)
+        self._prompts = reader.fill(prompts, places)
 
     def draw(self, places: Sequence[int], *, size: int, seed: int) -> list[list[Drawn]]:
         """Draw C candidates of at most ``size`` tokens behind each of these texts; no text ends them."""
@@ -110,6 +111,7 @@ class RewardCaches:
         self._program = reward_program(model)
         self._shape = replace(shape, columns=round_up(shape.columns + TAIL, 16))
         self._held: dict[int, _Held] = {}
+        self._longest, self._stream = 0, None  # of prompts, and tokens of the streams in which they are read
         self._prefix: Any = None
         self._suffix: Any = None
 
@@ -149,8 +151,8 @@ class RewardCaches:
         if longest <= before and width <= self._shape.columns:
             return
         self._shape = replace(self._shape, columns=max(self._shape.columns, round_up(width, 16)))
-        longest = max(longest + self._room + TAIL - 1, before)
-        self._prefix, self._suffix = make_cache_programs(self._program, self._shape).empty(longest)
+        self._longest, self._stream = max(longest + self._room + TAIL - 1, before), None
+        self._prefix, self._suffix = make_cache_programs(self._program, self._shape).empty(self._longest)
         self._held = {}
 
     def _bring_up(self, places: Sequence[int], trees: Sequence[Tree]) -> list[list[np.ndarray]]:
@@ -169,9 +171,12 @@ class RewardCaches:
                 self._held[place] = _Held(tree.prefix[:run])
         if counts.any():
             self._prefix = _keep_reward_program(self._program)(self._prefix, self._suffix, which, counts)
-        read = make_cache_programs(self._program, self._shape).read
-        for place, ids in again.items():
-            self._prefix = read(self.model.params, self._prefix, {place: ids}, rows=self._shape.parts)
+        if again:
+            programs = make_cache_programs(self._program, self._shape)
+            self._stream = self._stream or programs.length(list(again.values()), longest=self._longest)
+            sizes = {"longest": self._longest, "tokens": self._stream}
+            reader = programs.reader(self.model.params, again, **sizes)
+            self._prefix = reader.fill(self._prefix, {place: place for place in again})
         return [
             [np.concatenate([tree.prefix[len(self._held[place].ids) :], ids]) for ids in tree.responses]
             for place, tree in zip(places, trees, strict=True)

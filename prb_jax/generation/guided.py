@@ -37,7 +37,7 @@ from prb_jax.generation.token_scores import (
     why_not_token_level,
 )
 from prb_jax.runs.behaviour import reward_identity
-from prb_jax.trees.shapes import round_up
+from prb_jax.trees.stream_tables import round_up
 
 TOGETHER = 16
 """Prompts whose texts are given back together, of texts that grow by chunks."""
@@ -139,11 +139,13 @@ class Guide:
         drawing = replace(options, n=self.candidates, max_new_tokens=chunk)
         shape = policy.shape(prompts, drawing, rows)  # so many texts grow side by side as it has trees
         shape = replace(shape, samples=self.candidates, prompt_columns=columns)
+        planned = make_programs(policy.program, shape).planned(policy.task(prompts, options))
 
         def grow(texts: list[Drawn]) -> list[Drawn]:
             """Draw texts side by side to their ends; one that goes on has no finish."""
             numbers, length = [text.prompt * options.n + text.sample for text in texts], 0
-            task = policy.task([prompts[text.prompt] for text in texts], options, numbers=numbers)
+            of_texts = [planned.prompts[text.prompt] for text in texts]
+            task = replace(planned, prompts=of_texts, numbers=numbers)
             caches = PolicyCaches(policy, shape, task)
             judge = RewardCaches(self.model, shape, room=options.max_new_tokens) if by_token else None
             while growing := [place for place, text in enumerate(texts) if not text.finish]:

@@ -49,7 +49,6 @@ from prb_jax.scoring.controls import with_other_states, with_other_users
 from prb_jax.scoring.inputs import read_inputs
 from prb_jax.scoring.load import open_scorer, read_history, with_history
 from prb_jax.scoring.run import check_same_choices, computing_versions
-from prb_jax.sharding import mesh_shape
 from prb_jax.storage.urls import shown
 
 
@@ -65,6 +64,9 @@ class _Line(TypedDict):
 ROWS = RowKind("rows.jsonl", "policy accuracy", key=itemgetter("scorer", "control", "id"), schema=_Line)
 RUNS = RunKind(name="prb_jax policy accuracy", command="prb policy-accuracy", rows=ROWS, sealed=(BEHAVIOUR,))
 STRENGTHS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
+TOGETHER = 16
+"""Comparisons that are read together."""
+
 _SWAP: Final = "swap"
 
 
@@ -301,11 +303,9 @@ class _Scoring:
     ) -> Iterator[list[Row]]:
         """Yield the rows of a reward model that are missing, some at a time; it is ``shown`` these comparisons."""
         by_token = why_not_token_level(scorer, self.policy) is None
-        shards = mesh_shape(scorer.mesh).batch_shards if by_token else 1
-        step = max(16, shards)
-        for start in range(0, len(shown), step):
+        for start in range(0, len(shown), TOGETHER):
             # parts of the input, whatever is there already: a row does not depend on an interruption
-            part = range(start, min(start + step, len(shown)))
+            part = range(start, min(start + TOGETHER, len(shown)))
             members = [shown[index] for index in part]
             if all((name, control, one.id) in file.rows for one in members):
                 continue
@@ -317,9 +317,8 @@ class _Scoring:
                     whole[place] = np.asarray(scores, np.float64)
             tokens = self._tokens(part)
             facts = [of_policy.facts(rewards) for of_policy, rewards in zip(tokens, whole, strict=True)]
-            for first in range(0, len(part), shards) if by_token else ():
-                some = slice(first, first + shards)
-                facts[some] = read_rewards(scorer, members[some], tokens[some], whole[some])
+            if by_token:
+                facts = read_rewards(scorer, members, tokens, whole)
             yield [
                 {"scorer": name, "control": control, **self._row(name, comparison, known)}
                 for comparison, known in zip(members, facts, strict=True)
@@ -328,18 +327,16 @@ class _Scoring:
 
     def _tokens(self, indices: Sequence[int]) -> list[PolicyTokens]:
         """The policy's tokens of some comparisons."""
-        step = mesh_shape(self.policy.mesh).batch_shards
         missing = [index for index in indices if index not in self.known]
-        for start in range(0, len(missing), step):
-            part = missing[start : start + step]
+        if missing:
             tokens = read_policy(
                 self.policy,
-                [self.comparisons[index] for index in part],
+                [self.comparisons[index] for index in missing],
                 profile_posts=self.profile_posts,
                 candidates=self.candidates,
                 limit=self.limit,
             )
-            self.known.update(zip(part, tokens, strict=True))
+            self.known.update(zip(missing, tokens, strict=True))
         return [self.known[index] for index in indices]
 
     def _row(self, name: str, comparison: Comparison, facts: Sequence[TokenFacts]) -> dict[str, Any]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any
 
 import jax
@@ -16,23 +15,31 @@ from jax.sharding import Mesh, NamedSharding
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.errors import MeshError, short_repr
 from prb_jax.generation import steps
+from prb_jax.generation.reading import PromptPacker, PromptReader, Reader, new_prompts, prompt_length
 from prb_jax.generation.rules import SampleOptions
 from prb_jax.generation.steps import Guidance, Program, Prompts, Rows, Stops
-from prb_jax.models.attention.choice import wanted_attention
-from prb_jax.models.cache import PrefixCache, SuffixCache, empty_prefix, empty_suffix
+from prb_jax.models.attention.choice import choose_attention
+from prb_jax.models.cache import (
+    Moves,
+    PrefixCache,
+    StreamCache,
+    SuffixCache,
+    empty_prefix,
+    empty_suffix,
+    put_prefixes,
+)
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.runs.progress import compiling
 from prb_jax.sharding import MESH_AXES, check_heads, meet, mesh_shape, parameter_shardings, partition_spec
-from prb_jax.trees.shapes import round_up
+from prb_jax.trees.in_order import length_step
+from prb_jax.trees.stream_tables import round_up
+
+TREES_OF_A_UNIT = 8
+"""How often the trees of a batch change in a unit: many, so that few rows wait at its end."""
 
 ROWS = {"cpu": 16, "gpu": 256, "tpu": 256}
 """Rows for each device that has a part of the rows or of their heads, where it is not said."""
-
-READ_TOKENS = {"cpu": 512, "gpu": 16_384, "tpu": 16_384}
-"""Padded tokens of prompts that are read at a time, for each part; a single prompt may have more."""
-
-FILLER = {"cpu": 1, "gpu": 16, "tpu": 128}
 
 
 def decoding_mesh(config: DecoderConfig, mesh: Mesh) -> Mesh:
@@ -96,17 +103,17 @@ def make_program(
     ``attention`` is one of :data:`prb_jax.models.ATTENTIONS`.
 
     Raises:
-      CheckpointError, MeshError: these devices or this dtype have no such attention.
+      CheckpointError: there is no such attention.
     """
-    platform = mesh.devices.flat[0].platform
+    choose_attention(mesh, dtype, attention, config=config)  # refuses, and warns, before anything is read
+    copies = mesh.devices.flat[0].platform == "cpu"
     return Program(
         config=config,
         dtype=dtype,
         mesh=mesh,
-        attention=wanted_attention(mesh, dtype, attention, config=config),
+        attention=attention,
         lora_scale=lora_scale,
-        filler=max(FILLER.get(platform, 1), mesh.shape["sequence"]),
-        copies_layers=platform == "cpu",
+        copies_layers=copies,
     )
 
 
@@ -120,19 +127,16 @@ class Shape:
     prompt_columns: int  # P, for all tokens of a prompt but the last
     columns: int  # M, tokens of a sample
     parts: int = 1  # into how many the mesh splits the trees
-    read_tokens: int = READ_TOKENS["cpu"]  # see :data:`READ_TOKENS`
 
-    def reading(self, length: int) -> tuple[int, int]:
-        """Return the columns in which a prompt of ``length`` tokens is read, and how many are read together."""
-        columns = min(prompt_columns(length), self.prompt_columns)
-        together = max(1, self.read_tokens // columns)
-        return columns, self.parts * min(together, self.trees // self.parts)
+    @property
+    def unit(self) -> int:
+        """How many prompts are drawn for together: see :mod:`prb_jax.generation.schedule`."""
+        return self.trees * TREES_OF_A_UNIT
 
 
 def prompt_columns(length: int) -> int:
     """Return the columns for a prompt of ``length`` tokens, its last one apart: four sizes in each doubling."""
-    real = max(length - 1, 16)
-    return round_up(real, max(16, 1 << (real.bit_length() - 3)))
+    return length_step(max(length - 1, 16), 16)
 
 
 def choose_shape(
@@ -154,7 +158,6 @@ def choose_shape(
         prompt_columns=round_up(prompt_columns(longest), mesh.shape["sequence"]),
         columns=round_up(options.max_new_tokens, 16),
         parts=parts,
-        read_tokens=READ_TOKENS.get(platform, 512),
     )
 
 
@@ -169,6 +172,7 @@ class GuidedTask:
     params: Params  # of the reward model
     weight: float  # w, of the rewards
     prompts: Sequence[np.ndarray]  # token ids of each prompt, as the reward model is shown it
+    stream: int | None = None  # as of :class:`Task`
 
     __repr__ = short_repr
 
@@ -183,6 +187,8 @@ class Task:
     cut: Cut | None = None  # ends samples by their text; None where no text does
     numbers: Sequence[int] | None = None  # of the prompts, for the random keys; their positions if not given
     guided: GuidedTask | None = None  # by a reward model, if one guides the tokens
+    # tokens of the streams in which prompts are read; chosen for these prompts if not given
+    stream: int | None = None
 
     __repr__ = short_repr
 
@@ -206,14 +212,9 @@ class Programs:
                 steps.empty_rows(program, trees=shape.trees, samples=shape.samples, columns=shape.columns),
             )
 
-        def read(
-            params: Params, held: Prompts, tokens: Any, lengths: Any, numbers: Any, trees: Any
-        ) -> Prompts:
-            new = steps.read_prompts(program, params, tokens, lengths, numbers)
-            return steps.put_prompts(held, new, trees)
-
+        self._program = program
         self._make = jax.jit(make, out_shardings=program_shardings(program))
-        self._read = jax.jit(read, donate_argnums=(1,), out_shardings=of_prompts)
+        self._put = jax.jit(steps.put_prompts, donate_argnums=(0,), out_shardings=of_prompts)
         self._run = run_program(program, guidance)
         self._of_reward = None if guidance is None else make_cache_programs(guidance.reward, shape)
         self.restart = jax.jit(steps.restart, donate_argnums=(0,), out_shardings=of_rows)
@@ -227,31 +228,42 @@ class Programs:
         before, behind = self._of_reward.empty(max(map(len, task.guided.prompts)))
         return replace(prompts, reward=before), replace(rows, reward=behind)
 
-    def read(self, params: Params, held: Prompts, places: Mapping[int, int], task: Task) -> Prompts:
-        """Return the prompts with those of a task in these places: the tree, and the number of the prompt.
+    def planned(self, task: Task) -> Task:
+        """Return the task with the lengths of the streams in which its prompts are read, where they are not given."""
+        shape, guided = self.shape, task.guided
+        if task.stream is None:
+            cached = [ids[:-1] for ids in task.prompts]
+            sizes = {"together": shape.unit, "columns": shape.prompt_columns}
+            task = replace(task, stream=prompt_length(self._program, cached, **sizes))
+        if guided is not None and guided.stream is None and self._of_reward is not None:
+            longest = max(map(len, guided.prompts))
+            guided = replace(guided, stream=self._of_reward.length(guided.prompts, longest=longest))
+        return replace(task, guided=guided)
 
-        Prompts that follow each other in the same columns are read in one call.
-        """
+    def reader(self, params: Params, task: Task, unit: Iterable[int]) -> Reader:
+        """Return what reads the prompts of a task with these numbers."""
+        task, numbers = self.planned(task), list(unit)
+        keys, guided = task.numbers or range(len(task.prompts)), task.guided
 
-        def size(item: tuple[int, int]) -> tuple[int, int]:
-            return self.shape.reading(len(task.prompts[item[1]]))
+        def put(held: Prompts, streams: StreamCache, moves: Moves, moved: np.ndarray) -> Prompts:
+            new = new_prompts(moves, moved, task.prompts, keys)
+            with compiling(self._put, new.tokens.shape, streams.keys.shape):
+                return self._put(held, streams, new)
 
-        for (columns, together), group in groupby(places.items(), key=size):
-            members = list(group)
-            for start in range(0, len(members), together):
-                part = dict(members[start : start + together])
-                ids = {place: task.prompts[number] for place, number in part.items()}
-                numbers = np.zeros(together, np.int32)
-                keys = task.numbers or range(len(task.prompts))
-                numbers[: len(part)] = [keys[number] for number in part.values()]
-                tokens, lengths, trees = right_aligned(ids, together, columns + 1, nowhere=self.shape.trees)
-                with compiling(self._read, tokens.shape):
-                    held = self._read(params, held, tokens, lengths, numbers, trees)
-                if task.guided is not None and self._of_reward is not None and held.reward is not None:
-                    shown = {place: task.guided.prompts[number] for place, number in part.items()}
-                    reward = self._of_reward.read(task.guided.params, held.reward, shown, rows=together)
-                    held = replace(held, reward=reward)
-        return held
+        packer = PromptPacker(
+            self._program,
+            {number: task.prompts[number][:-1] for number in numbers},
+            tokens=task.stream or 0,
+            columns=self.shape.prompt_columns,
+            trees=self.shape.trees,
+        )
+        of_policy = PromptReader(self._program, params, packer, put=put)
+        if guided is None or self._of_reward is None:
+            return Reader(of_policy)
+        shown = {number: guided.prompts[number] for number in numbers}
+        longest, tokens = max(map(len, guided.prompts)), guided.stream or 0
+        of_reward = self._of_reward.reader(guided.params, shown, longest=longest, tokens=tokens)
+        return Reader(of_policy, of_reward)
 
     def run(
         self, params: Params, prompts: Prompts, rows: Rows, task: Task, *, most: int, watched: np.ndarray
@@ -284,7 +296,7 @@ class CachePrograms:
     """The compiled functions of a reward model's caches. Get them from :func:`make_cache_programs`."""
 
     def __init__(self, reward: Program, shape: Shape) -> None:
-        self._reward, self._trees = reward, shape.trees
+        self._reward, self._shape = reward, shape
         of_prompts, of_rows = program_shardings(reward)
 
         def make(columns: int) -> tuple[PrefixCache, SuffixCache]:
@@ -294,24 +306,29 @@ class CachePrograms:
                 empty_suffix(config, trees=trees, samples=shape.samples, columns=shape.columns, dtype=dtype),
             )
 
-        def read(params: Params, held: PrefixCache, tokens: Any, lengths: Any, trees: Any) -> PrefixCache:
-            return steps.put_cache(held, reward.fill(params, tokens, lengths), trees)
-
         self._make = jax.jit(make, static_argnums=(0,), out_shardings=(of_prompts.cache, of_rows.cache))
-        self._read = jax.jit(read, donate_argnums=(1,), out_shardings=of_prompts.cache)
+        self._put = jax.jit(put_prefixes, donate_argnums=(0,), out_shardings=of_prompts.cache)
 
     def empty(self, longest: int) -> tuple[PrefixCache, SuffixCache]:
         """Return caches without a token, with room for prompts of so many tokens."""
         return self._make(self._columns(longest))
 
-    def read(
-        self, params: Params, held: PrefixCache, prompts: Mapping[int, np.ndarray], *, rows: int
-    ) -> PrefixCache:
-        """Return the cache with prompts in these places, which are read in so many rows."""
-        columns = min(self._columns(max(map(len, prompts.values()))), held.columns)
-        tokens, lengths, trees = right_aligned(prompts, rows, columns, nowhere=self._trees)
-        with compiling(self._read, tokens.shape):
-            return self._read(params, held, tokens, lengths, trees)
+    def length(self, prompts: Sequence[np.ndarray], *, longest: int) -> int:
+        """Return the tokens of the streams in which such prompts are read, of which one has so many at most."""
+        columns = self._columns(longest)
+        return prompt_length(self._reward, prompts, together=self._shape.unit, columns=columns)
+
+    def reader(
+        self, params: Params, prompts: Mapping[int, np.ndarray], *, longest: int, tokens: int
+    ) -> PromptReader[PrefixCache]:
+        """Return what reads prompts for caches of :meth:`empty`, in streams of so many tokens."""
+
+        def put(held: PrefixCache, streams: StreamCache, moves: Moves, moved: np.ndarray) -> PrefixCache:
+            with compiling(self._put, np.shape(moves.places), streams.keys.shape):
+                return self._put(held, streams, moves)
+
+        sizes = {"tokens": tokens, "columns": self._columns(longest), "trees": self._shape.trees}
+        return PromptReader(self._reward, params, PromptPacker(self._reward, prompts, **sizes), put=put)
 
     def _columns(self, longest: int) -> int:
         return round_up(prompt_columns(longest + 1), self._reward.mesh.shape["sequence"])
@@ -319,21 +336,6 @@ class CachePrograms:
 
 make_cache_programs = functools.lru_cache(maxsize=16)(CachePrograms)
 """Gives the compiled programs of a reward model for a shape: the same ones for equal arguments."""
-
-
-def right_aligned(
-    prompts: Mapping[int, np.ndarray], rows: int, columns: int, *, nowhere: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return prompts by their places as tokens [rows, columns], lengths and places [rows] int32.
-
-    A row without a prompt has one token, and the place ``nowhere``.
-    """
-    tokens, lengths = np.zeros((rows, columns), np.int32), np.ones(rows, np.int32)
-    places = np.full(rows, nowhere, np.int32)
-    for row, (place, ids) in enumerate(prompts.items()):
-        tokens[row, columns - len(ids) :] = ids
-        lengths[row], places[row] = len(ids), place
-    return tokens, lengths, places
 
 
 def run_program(program: Program, guidance: Guidance | None = None) -> Any:

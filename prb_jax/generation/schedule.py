@@ -7,10 +7,11 @@ in the same rows, so it gives the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby, pairwise
 
 import numpy as np
 
@@ -25,10 +26,6 @@ STEPS = 32
 
 STEPS_WITH_TEXTS = 8
 """The same where texts end a sample, which only the host can see."""
-
-TREES_OF_A_UNIT = 8
-"""How often the trees of a batch change in a unit: many, so that few rows wait at its end."""
-
 
 _ARRAYS = ("tokens", "logprobs", "sampled_logprobs")
 
@@ -99,7 +96,7 @@ def draw(
 
     ``skip`` tells of a unit that it is not wanted. The other units stay as they are.
     """
-    count, size = len(task.prompts), programs.shape.trees * TREES_OF_A_UNIT
+    count, size, task = len(task.prompts), programs.shape.unit, programs.planned(task)
     for start in range(0, count, size):
         unit = range(start, min(start + size, count))
         if not skip(unit):
@@ -112,13 +109,31 @@ def collect(batches: Iterable[list[Drawn]]) -> list[list[Drawn]]:
     return [list(samples) for _, samples in groupby(every, key=lambda one: one.prompt)]
 
 
+def deal(order: Sequence[int], free: Sequence[int]) -> list[deque[int]]:
+    """Deal prompts to the parts of a mesh, in their order: a run of neighbours to each.
+
+    Args:
+      order: the prompts.
+      free: how many trees of each part are free: these are filled first, and the rest is dealt in equal shares.
+    """
+    turns = sorted((turn, part) for part, count in enumerate(free) for turn in range(count))[: len(order)]
+    counts = (
+        np.bincount([part for _, part in turns], minlength=len(free)) if turns else np.zeros(len(free), int)
+    )
+    rest = len(order) - len(turns)
+    counts = counts + rest // len(free) + (np.arange(len(free)) < rest % len(free))
+    starts = [0, *np.cumsum(counts).tolist()]
+    return [deque(order[start:stop]) for start, stop in pairwise(starts)]
+
+
 class _Unit:
     """The rows of one unit, and what each of them is drawing."""
 
     def __init__(self, programs: Programs, params: Params, task: Task, unit: range) -> None:
         self.programs, self.params, self.task = programs, params, task
         shape = programs.shape
-        self.waiting = list(unit)[::-1]
+        self.reader = programs.reader(params, task, unit)
+        self.waiting = deal(self.reader.policy.packer.order, [0] * shape.parts)
         self.tree = np.full(shape.trees, -1)  # the prompt of each tree; -1 for none
         self.begun = np.zeros(shape.trees, int)  # samples of it that were begun
         self.row = np.full((shape.trees, shape.samples), -1)  # the sample of each row; -1 for none
@@ -140,7 +155,7 @@ class _Unit:
                 return
             # A row that is done matters where another sample can take it: its tree's next one, or, if it is the last
             # row of its tree, the first one of a waiting prompt. Other rows are waited for.
-            last = bool(self.waiting) & ((self.row >= 0).sum(axis=1) == 1)
+            last = any(self.waiting) & ((self.row >= 0).sum(axis=1) == 1)
             watched = (self._more | last)[:, None] & (self.row >= 0)
             rows = self.programs.run(self.params, prompts, rows, task, most=most, watched=watched)
             drawn, ended = self._finished(DrawnRows(rows, task))
@@ -151,11 +166,21 @@ class _Unit:
 
     def _fill_trees(self, prompts: Prompts) -> Prompts:
         """Put waiting prompts where no row is busy."""
-        free = np.flatnonzero((self.row < 0).all(axis=1) & ~self._more)[: len(self.waiting)]
-        for place in free:
-            self.tree[place], self.begun[place] = self.waiting.pop(), 0
-        places = {int(place): int(self.tree[place]) for place in free}
-        return self.programs.read(self.params, prompts, places, self.task)
+        free = np.flatnonzero((self.row < 0).all(axis=1) & ~self._more)
+        of_part = free // (self.programs.shape.trees // self.programs.shape.parts)
+        trees = [free[of_part == part].tolist() for part in range(len(self.waiting))]
+        if any(len(places) > len(queue) for places, queue in zip(trees, self.waiting, strict=True)):
+            left = set(chain.from_iterable(self.waiting))
+            order = [prompt for prompt in self.reader.policy.packer.order if prompt in left]
+            self.waiting = deal(order, list(map(len, trees)))
+        places = {
+            tree: queue.popleft()
+            for queue, of_queue in zip(self.waiting, trees, strict=True)
+            for tree in of_queue[: len(queue)]
+        }
+        for tree, prompt in places.items():
+            self.tree[tree], self.begun[tree] = prompt, 0
+        return self.reader.fill(prompts, places, [list(queue) for queue in self.waiting])
 
     def _fill_rows(self, prompts: Prompts, rows: Rows) -> Rows:
         """Begin samples in free rows of trees that have some left."""

@@ -22,20 +22,24 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
 from prb_jax.errors import short_repr
 from prb_jax.generation.choose import Chosen, Rules, choose
-from prb_jax.models.attention.choice import Attention
 from prb_jax.models.cache import (
+    Moves,
     PrefixCache,
+    StreamCache,
     SuffixCache,
     empty_prefix,
     empty_suffix,
     extend,
-    fill_prefix,
     layers_of,
+    put_prefixes,
+    put_rows,
+    read_stream,
     take_tried,
     try_tokens,
 )
@@ -44,6 +48,7 @@ from prb_jax.models.decoder import Params
 from prb_jax.models.decoder_layer import last_norm
 from prb_jax.models.head import LanguageHead, States
 from prb_jax.readouts.heads import read_out
+from prb_jax.trees.streams import StreamBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +58,8 @@ class Program:
     config: DecoderConfig  # architecture; of a policy with a :class:`prb_jax.models.head.LanguageHead`
     dtype: jnp.dtype  # of activations and caches
     mesh: Mesh  # devices
-    attention: Attention | None = None  # that reads prompts; None for the machine's own
+    attention: str = "auto"  # that reads prompts, one of :data:`prb_jax.models.ATTENTIONS`
     lora_scale: float = 1.0  # of adapters, where the parameters have any
-    filler: int = 1  # see :func:`prb_jax.models.cache.fill_prefix`
     # cut the layers' weights out of their stacks once for many steps. CPUs would copy them for every token;
     # accelerators read them in place, and have no memory for a second copy.
     copies_layers: bool = True
@@ -76,11 +80,9 @@ class Program:
             "lora_scale": self.lora_scale,
         }
 
-    def fill(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> PrefixCache:
-        """Read prompts; see :func:`prb_jax.models.cache.fill_prefix`."""
-        return fill_prefix(
-            params, tokens, lengths, attention=self.attention, filler=self.filler, **self.settings
-        )
+    def read(self, params: Params, batch: StreamBatch) -> StreamCache:
+        """Read prompts; see :func:`prb_jax.models.cache.read_stream`."""
+        return read_stream(params, batch, **self.settings)
 
     def layers(self, params: Params) -> Callable[[], tuple[Params, ...]]:
         """Return a function that gives the weights of each layer within a loop over tokens."""
@@ -116,6 +118,18 @@ class Prompts:
     numbers: jax.Array  # int32 [B], for the random keys
     seen: jax.Array  # bool [B, V], the tokens that occur in it
     reward: PrefixCache | None = None  # the whole prompts as a guiding reward model reads them
+
+    __repr__ = short_repr
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class NewPrompts:
+    """Prompts that were read in streams, and the trees that they go to: F of each of S streams. int32 arrays."""
+
+    moves: Moves  # of all their tokens but the last one
+    tokens: np.ndarray | jax.Array  # [S, F, P + 1], right-aligned
+    numbers: np.ndarray | jax.Array  # [S, F], for the random keys
 
     __repr__ = short_repr
 
@@ -166,51 +180,19 @@ def empty_rows(program: Program, *, trees: int, samples: int, columns: int) -> R
     )
 
 
-def read_prompts(
-    program: Program, params: Params, tokens: jax.Array, lengths: jax.Array, numbers: jax.Array
-) -> Prompts:
-    """Read prompts: tokens int32 [F, P + 1], right-aligned, ``lengths`` [F] of them real and at least one.
-
-    ``numbers`` int32 [F] are for the random keys.
-    """
-    rows, width = tokens.shape
-    real = jnp.arange(width) >= width - lengths[:, None]
+def put_prompts(held: Prompts, stream: StreamCache, new: NewPrompts) -> Prompts:
+    """Return the prompts held, with new ones, which were read in a stream, in the place of some."""
+    vocab, width = held.seen.shape[1], new.tokens.shape[2]
+    tokens, trees = jnp.asarray(new.tokens), jnp.asarray(new.moves.trees)
+    real = jnp.arange(width) >= width - 1 - jnp.asarray(new.moves.lengths)[..., None]
     # A token beyond the vocabulary is dropped: padding marks nothing.
-    marked = jnp.where(real, tokens, program.config.vocab_size)
-    seen = jnp.zeros((rows, program.config.vocab_size), bool)
-    return Prompts(
-        cache=program.fill(params, tokens[:, :-1], lengths - 1),
-        last=tokens[:, -1],
-        numbers=numbers,
-        seen=seen.at[jnp.arange(rows)[:, None], marked].set(True, mode="drop"),
-    )
-
-
-def put_cache(held: PrefixCache, new: PrefixCache, trees: jax.Array) -> PrefixCache:
-    """Put the caches of new prompts [F] in the place of ``trees`` int32 [F]; a number of B or more drops one."""
-    skipped = held.columns - new.columns
-
-    def put(old: jax.Array, fresh: jax.Array) -> jax.Array:
-        return old.at[trees, :, skipped:].set(fresh, mode="drop")
-
-    lengths = held.lengths.at[trees].set(new.lengths, mode="drop")
-    return PrefixCache(
-        tuple(map(put, held.keys, new.keys)), tuple(map(put, held.values, new.values)), lengths
-    )
-
-
-def put_prompts(held: Prompts, new: Prompts, trees: jax.Array) -> Prompts:
-    """Put new prompts [F] in the place of ``trees`` int32 [F] among those held; a number of B or more drops one."""
-
-    def put(old: jax.Array, fresh: jax.Array) -> jax.Array:
-        return old.at[trees].set(fresh, mode="drop")
-
+    mark = jax.vmap(jax.vmap(lambda ids: jnp.zeros(vocab, bool).at[ids].set(True, mode="drop")))
     return replace(
         held,
-        cache=put_cache(held.cache, new.cache, trees),
-        last=put(held.last, new.last),
-        numbers=put(held.numbers, new.numbers),
-        seen=put(held.seen, new.seen),
+        cache=put_prefixes(held.cache, stream, new.moves),
+        last=put_rows(held.last, tokens[..., -1], trees),
+        numbers=put_rows(held.numbers, jnp.asarray(new.numbers), trees),
+        seen=put_rows(held.seen, mark(jnp.where(real, tokens, vocab)), trees),
     )
 
 

@@ -1,17 +1,19 @@
 """Log-probabilities and rewards of every token of given responses, and of tokens that could have stood there.
 
-One forward pass of the policy over a tree of responses gives the log-probability of each of their tokens and the C most
-likely ones in its place. One forward pass of the reward model gives the reward of every prefix of a response, and its
-keys and values are then the caches on which all candidates are tried at once, as a tree of one-token responses.
+One forward pass of the policy over packed streams gives the log-probability of each token of the responses and the C
+most likely ones in its place. The reward model reads these candidates in the same way: all that could follow the first
+t tokens of a response is a tree of one-token responses, whose prefix the next step's tree continues. So a stream holds
+prompt and responses once, with the candidates as leaves, and one forward pass gives the reward of every one.
 
-Letters: B trees, K responses, R tokens of each, C candidates.
+Letters: S streams of N tokens, M states that are read in each, C candidates, T tokens of a response, V vocabulary.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -22,27 +24,29 @@ from jax import lax
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, quote, short_repr
 from prb_jax.generation.policy import Policy
-from prb_jax.generation.programs import make_program, prompt_columns
+from prb_jax.generation.programs import make_program
 from prb_jax.generation.prompts import comparison_prompts
+from prb_jax.generation.reading import model_streams, place_streams
 from prb_jax.generation.steps import Program, token_rewards
 from prb_jax.metrics.policy_scores import TokenFacts
-from prb_jax.models.cache import PrefixCache, SuffixCache, layers_of, try_tokens
+from prb_jax.models.attention.reads import take_places
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.decoder import Params, decode_tree, decode_tree_keeping
+from prb_jax.models.decoder import Params, decode_stream
 from prb_jax.models.decoder_layer import last_norm
-from prb_jax.models.head import states_before_tokens
 from prb_jax.readouts.score_tree import is_pointwise
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.reward_model import RewardModel
-from prb_jax.sharding import batch_sharding, mesh_shape, replicated, to_global
+from prb_jax.sharding import batch_sharding, replicated, to_global
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import ViewOptions
-from prb_jax.trees.batches import Bucket, TreeBatch, make_batch
-from prb_jax.trees.shapes import round_up
-from prb_jax.trees.tree import Tree
+from prb_jax.trees.in_order import length_step, pack_in_order
+from prb_jax.trees.packing import SortedTrees, StreamOptions, sort_trees
+from prb_jax.trees.response_reads import response_reads
+from prb_jax.trees.streams import StreamBatch, make_stream_batch
+from prb_jax.trees.tree import Tree, common_run
 
-STEPS_TOGETHER = 16
-"""Steps whose candidates are tried in one pass; the length of responses in a batch is a multiple of it."""
+LOGITS_AT_ONCE = 1 << 24
+"""About so many logits are in memory at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +120,8 @@ def read_policy(
     Raises:
       DataError: a response without a token, or with one that the model has no embedding of; a prompt that does not fit.
     """
-    vocab_size, trees = policy.config.vocab_size, []
+    vocab_size = policy.config.vocab_size
+    trees: list[Tree] = []
     for comparison in comparisons:
         responses = tuple(
             np.asarray(ids, np.int32) for ids in policy.tokenizer.tokenize(comparison.responses)
@@ -130,14 +135,24 @@ def read_policy(
         room = limit - max(map(len, responses))
         (prompt,) = policy.encode([comparison], profile_posts=profile_posts, limit=room)
         trees.append(_tree(prompt.ids, responses))
-    batch = _batch(trees, policy.mesh)
-    program = _policy_program(policy.program, candidates)
-    with compiling(program, batch.prefix.shape, batch.responses.shape):
-        arrays = [np.asarray(x) for x in program(policy.params, batch)]
-    return [
-        PolicyTokens(tree.responses, *(_cut(array[row], tree.responses) for array in arrays))
-        for row, tree in enumerate(trees)
-    ]
+    options, program = _options(policy.program, trees), _policy_program(policy.program, candidates)
+    longest = max(tree.shape[2] for tree in trees)
+    found: dict[int, PolicyTokens] = {}
+    for packed in pack_in_order(sort_trees(trees, options), options, most=options.tokens):
+        batch, groups = make_stream_batch(trees, packed, options), [stream.members for stream in packed]
+        of_streams = [[trees[member] for member in members] for members in groups]
+        reads = response_reads(batch, of_streams, columns=longest, room=lambda count: length_step(count, 16))
+        with compiling(program, batch.tokens.shape, reads.places.shape):
+            split = batch_sharding(policy.mesh, 2)
+            where = (to_global(np.asarray(x), split) for x in (reads.places, reads.tokens))
+            arrays = list(map(np.asarray, program(policy.params, place_streams(batch, policy.mesh), *where)))
+        for row, members in enumerate(groups):
+            indices = iter(np.asarray(reads.index)[row])
+            for member in members:
+                ids = trees[member].responses
+                of_each = [index[: len(one)] for one, index in zip(ids, indices, strict=False)]
+                found[member] = PolicyTokens(ids, *(tuple(x[row, at] for at in of_each) for x in arrays))
+    return [found[number] for number in range(len(trees))]
 
 
 def read_rewards(
@@ -153,31 +168,87 @@ def read_rewards(
       comparisons: with the user and the profile that the model is shown.
       tokens, whole: of the same comparisons: what the policy says of them, and the rewards [K] of whole responses.
     """
-    ids, candidates = [of_policy.ids for of_policy in tokens], tokens[0].tried[0].shape[1]
-    batch = _batch(reward_trees(model, comparisons, ids), model.mesh)
-    tried = np.zeros((*batch.responses.shape, candidates), np.int32)
-    for row, of_policy in enumerate(tokens):
-        for k, listed in enumerate(of_policy.tried):
-            tried[row, k, : len(listed)] = listed
-    program = _reward_program(reward_program(model), model.readout)
-    with compiling(program, batch.prefix.shape, tried.shape):
-        placed = to_global(tried, batch_sharding(model.mesh, tried.ndim))
-        start, rewards, of_tried = map(np.asarray, program(model.params, batch, placed))
-    facts = []
-    for row, (of_policy, of_whole) in enumerate(zip(tokens, whole, strict=True)):
+    trees = reward_trees(model, comparisons, [of_policy.ids for of_policy in tokens])
+    steps = [
+        _Step.of(number, k, t, tree, of_policy.tried[k][t])
+        for number, (tree, of_policy) in enumerate(zip(trees, tokens, strict=True))
+        for k, ids in enumerate(tree.responses)
+        for t in range(len(ids))
+        if of_policy.tried[k].size or t == len(ids) - 1
+    ]
+    tried = [[np.zeros(listed.shape, np.float32) for listed in of_policy.tried] for of_policy in tokens]
+    along = [[np.zeros(0, np.float32)] * len(tree.responses) for tree in trees]
+    for step, rewards, path in _read_steps(model, steps):
+        of_step = tried[step.comparison][step.response][step.t]
+        of_step[:] = rewards[: len(of_step)]
+        if step.is_last:
+            along[step.comparison][step.response] = path
+    facts: list[list[TokenFacts]] = []
+    for number, (of_policy, of_whole) in enumerate(zip(tokens, whole, strict=True)):
         facts.append([])
         for k, token_facts in enumerate(of_policy.facts(of_whole)):
-            length = len(token_facts.logprobs)
-            known = replace(token_facts, rewards=rewards[row, k, :length], start=float(start[row]))
-            if candidates:
+            start, *rewards = along[number][k][-len(of_policy.ids[k]) - 1 :]
+            known = replace(token_facts, rewards=np.asarray(rewards, np.float32), start=float(start))
+            if of_policy.tried[k].size:
                 known = replace(
                     known,
                     tried_logprobs=of_policy.tried_logprobs[k],
-                    tried_rewards=of_tried[row, k, :length],
+                    tried_rewards=tried[number][k],
                     listed=(of_policy.tried[k] == of_policy.ids[k][:, None]).any(axis=1),
                 )
             facts[-1].append(known)
     return facts
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The tokens that are tried behind the first t tokens of a response."""
+
+    # comparison, response, t: their numbers
+    comparison: int
+    response: int
+    t: int
+    is_last: bool  # the response's own token is its last one, which is the last of the tree's responses
+    tree: Tree  # a response for each token
+
+    @staticmethod
+    def of(comparison: int, response: int, t: int, tree: Tree, tried: np.ndarray) -> _Step:
+        """Return the step for these candidates; of the last one the response's own token is one more."""
+        ids = tree.responses[response]
+        is_last = t == len(ids) - 1
+        leaves = [tried[c : c + 1] for c in range(len(tried))] + ([ids[t:]] if is_last else [])
+        prefix = np.concatenate([tree.prefix, ids[:t]])
+        return _Step(comparison, response, t, is_last, Tree(prefix, tuple(leaves), (0,) * len(leaves)))
+
+
+def _read_steps(model: RewardModel, steps: Sequence[_Step]) -> Iterator[tuple[_Step, np.ndarray, np.ndarray]]:
+    """Yield every step with the rewards of its tokens, and with those along the conversation of the last of them."""
+    program, trees = reward_program(model), [step.tree for step in steps]
+    run, options = _reward_program(program, model.readout), _options(program, trees)
+    # Those that begin alike are neighbours, the longest first: a response is one run, and the tokens that were tried
+    # behind its beginnings follow it.
+    order = sorted(
+        range(len(trees)), key=lambda index: trees[index].prefix.astype(">i4").tobytes(), reverse=True
+    )
+    shared = [common_run([trees[index].prefix for index in pair]) for pair in pairwise(order)]
+    ordered = SortedTrees(
+        order=np.asarray(order),
+        tokens=np.asarray([trees[index].tokens for index in order]),
+        reads=np.asarray([len(trees[index].responses) for index in order]),
+        shared=np.asarray([0, *shared]),
+    )
+    for packed in pack_in_order(ordered, options, most=options.tokens):
+        batch = make_stream_batch(trees, packed, options)
+        reads, until = np.asarray(batch.reads), np.asarray(batch.until)
+        with compiling(run, batch.tokens.shape):
+            rewards = np.asarray(run(model.params, place_streams(batch, model.mesh)))
+        for row, stream in enumerate(packed):
+            at = 0
+            for member in stream.members:
+                leaves = reads[row, at : at + len(trees[member].responses)]
+                at += len(leaves)
+                path = np.flatnonzero(until[row, : leaves[-1] + 1] > leaves[-1])
+                yield steps[member], rewards[row, leaves], rewards[row, path]
 
 
 def reward_trees(
@@ -212,76 +283,50 @@ def _tree(prompt: np.ndarray, responses: tuple[np.ndarray, ...]) -> Tree:
     return Tree(prompt, responses, tuple(len(ids) - 1 for ids in responses))
 
 
-def _cut(array: np.ndarray, responses: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    """The parts [T, ...] of an array [K, R, ...] that belong to the tokens of the responses."""
-    return tuple(array[k, : len(ids)] for k, ids in enumerate(responses))
-
-
-def _batch(trees: Sequence[Tree], mesh: Any) -> TreeBatch:
-    prefix, responses, length = (max(sizes) for sizes in zip(*(tree.shape for tree in trees), strict=True))
-    multiple = 16 if mesh.devices.flat[0].platform == "cpu" else 128
-    bucket = Bucket(
-        round_up(prompt_columns(prefix + 1), multiple), responses, round_up(max(length, 16), multiple)
+def _options(program: Program, trees: Sequence[Tree]) -> StreamOptions:
+    """How streams of these trees are shaped."""
+    prefix, _, response = (max(sizes) for sizes in zip(*(tree.shape for tree in trees), strict=True))
+    return model_streams(
+        program, longest=length_step(prefix + response, 64), response=length_step(response, 64)
     )
-    batch = make_batch(trees, bucket, batch=round_up(len(trees), mesh_shape(mesh).batch_shards))
-    return jax.tree.map(lambda x: to_global(np.asarray(x), batch_sharding(mesh, x.ndim)), batch)
 
 
 @functools.lru_cache(maxsize=16)
 def _policy_program(program: Program, candidates: int) -> Any:
-    """(params, batch) -> logprobs [B, K, R], candidates [B, K, R, C] and their logprobs."""
+    """(params, batch, places [S, M], tokens [S, M]) -> logprobs [S, M], candidates [S, M, C] and their logprobs."""
 
-    def read(params: Params, batch: TreeBatch) -> tuple[jax.Array, jax.Array, jax.Array]:
-        states = decode_tree(params, batch, attention=program.attention, **program.settings)
-        before = states_before_tokens(states, batch)[:, :, :-1]
+    def read(
+        params: Params, batch: StreamBatch, places: jax.Array, tokens: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        states = take_places(decode_stream(params, batch, reads_only=False, **program.settings), places)
+        streams, count, width = states.shape
+        # A run of states at a time: the logits of all would be [S, M, V].
+        run = max(1, min(count, LOGITS_AT_ONCE // (streams * program.config.vocab_size)))
+        padding = -count % run
 
-        def of_response(response: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-            states, tokens = response
+        def of_run(part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+            states, tokens = part
             normed = last_norm(params, states, program.config).astype(program.dtype)
             logits = program.head.next_token(params, normed)
             logprobs = logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
             best, ids = lax.top_k(logprobs, candidates)
             return jnp.take_along_axis(logprobs, tokens[..., None], axis=-1)[..., 0], ids, best
 
-        responses = (before.swapaxes(0, 1), jnp.asarray(batch.responses).swapaxes(0, 1))
-        arrays = lax.map(of_response, responses)  # one response at a time: the logits are [B, R, V]
-        return tuple(x.swapaxes(0, 1) for x in arrays)  # pyright: ignore[reportReturnType]
+        states = jnp.pad(states, ((0, 0), (0, padding), (0, 0))).reshape(streams, -1, run, width)
+        tokens = jnp.pad(tokens, ((0, 0), (0, padding))).reshape(streams, -1, run)
+        arrays = lax.map(of_run, (states.swapaxes(0, 1), tokens.swapaxes(0, 1)))
+        whole = (x.swapaxes(0, 1).reshape(streams, count + padding, *x.shape[3:]) for x in arrays)
+        return tuple(x[:, :count] for x in whole)  # pyright: ignore[reportReturnType]
 
     return jax.jit(read, out_shardings=replicated(program.mesh))
 
 
 @functools.lru_cache(maxsize=16)
 def _reward_program(program: Program, readout: str) -> Any:
-    """(params, batch, candidates [B, K, R, C]) -> rewards of the prompts [B], prefixes [B, K, R], candidates."""
+    """(params, batch) -> the reward of the conversation up to each token, float32 [S, N]."""
 
-    def read(params: Params, batch: TreeBatch, tried: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        decoded = decode_tree_keeping(params, batch, **program.settings)
-        width = batch.prefix.shape[1]
-        rows, responses, length = batch.responses.shape
-        values = token_rewards(program.config, readout, params, decoded.states[:, width - 1 :])
-        rewards = values[:, 1:].reshape(rows, responses, length)
-        if not tried.size:
-            return values[:, 0], rewards, jnp.zeros(tried.shape, jnp.float32)
-        depth, _, _, kv_heads, head_dim = decoded.keys.shape
-        shape = (depth, rows, responses, length, kv_heads, head_dim)
-        both = (decoded.keys, decoded.values)
-        before = [tuple(x[:, :, :width].transpose(0, 1, 3, 2, 4)) for x in both]
-        of_responses = [tuple(x[:, :, width:].reshape(shape).transpose(0, 1, 2, 4, 3, 5)) for x in both]
-        prefix = PrefixCache(before[0], before[1], jnp.asarray(batch.prefix_lengths))
-        suffix = SuffixCache(of_responses[0], of_responses[1], jnp.full((rows, responses), length, jnp.int32))
-        layers = layers_of(params)
-        candidates, parts = tried.shape[-1], length // STEPS_TOGETHER
-
-        def of_part(ids_and_start: tuple[jax.Array, jax.Array]) -> jax.Array:
-            ids, first = ids_and_start
-            steps = first + jnp.arange(STEPS_TOGETHER)
-            places = jnp.broadcast_to(steps[:, None], ids.shape).reshape(rows, responses, -1)
-            ids = ids.reshape(places.shape)
-            part = try_tokens(params, layers, ids, places, prefix, suffix, **program.settings)
-            return token_rewards(program.config, readout, params, part.states)
-
-        split = tried.reshape(rows, responses, parts, STEPS_TOGETHER, candidates)
-        by_part = lax.map(of_part, (jnp.moveaxis(split, 2, 0), STEPS_TOGETHER * jnp.arange(parts)))
-        return values[:, 0], rewards, jnp.moveaxis(by_part, 0, 2).reshape(tried.shape)
+    def read(params: Params, batch: StreamBatch) -> jax.Array:
+        states = decode_stream(params, batch, reads_only=False, **program.settings)
+        return token_rewards(program.config, readout, params, states)
 
     return jax.jit(read, out_shardings=replicated(program.mesh))

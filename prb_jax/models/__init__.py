@@ -8,11 +8,8 @@ from typing import Literal, get_args
 Dtype = Literal["float32", "bfloat16"]
 """The dtype to compute in."""
 
-AttentionName = Literal["auto", "blockwise", "kernel", "streams"]
-"""See :func:`prb_jax.models.attention.choice.choose_attention`."""
-
-TrainedAttention = Literal["auto", "blockwise", "kernel"]
-"""The attention through which gradients can be taken."""
+AttentionName = Literal["auto", "xla"]
+"""The machine's own choice, or the XLA program: see :func:`prb_jax.models.attention.choice.choose_attention`."""
 
 Remat = Literal["none", "dots", "full"]
 """What the backward pass computes again: see :func:`prb_jax.models.decoder_layer.rematerialised`."""

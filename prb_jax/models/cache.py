@@ -1,14 +1,15 @@
 """Keys and values of tokens already read, and the decoder run one token further.
 
-A *prefix cache* holds the prompt of each tree. It is computed once and only read from then on, by all samples of the
-tree. A *suffix cache* holds what each sample adds, in a fixed number of columns. A new token attends to both: the two
-attentions are merged by their maxima and sums (log-sum-exp), so neither is copied next to the other.
+A *prefix cache* holds the prompt of each tree. It is taken from a packed stream in which the prompt was read, and only
+read from then on, by all samples of the tree. A *suffix cache* holds what each sample adds, in a fixed number of
+columns. A new token attends to both: the two attentions are merged by their maxima and sums (log-sum-exp), so neither
+is copied next to the other.
 
 Caches are kept as one array a layer, and the layers are run one after another instead of by a scan: a scan would copy
 the weights and caches of a layer out of its stack for every token.
 
 Letters: B trees, S samples of each, P prefix columns, M suffix columns, L layers, N heads, G kv heads, H head dim, D
-model.
+model. Of streams: S streams of N tokens, F prompts of each.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
 from prb_jax.errors import short_repr
-from prb_jax.models.attention.choice import Attention
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.decoder import decode_tree_keeping
+from prb_jax.models.decoder import decode_stream_keeping
 from prb_jax.models.decoder_layer import (
     Params,
     decoder_layer,
@@ -37,7 +38,7 @@ from prb_jax.models.decoder_layer import (
 from prb_jax.models.layers import float32_einsum, product, soft_capped
 from prb_jax.models.rope import rotary_angles
 from prb_jax.sharding import Constrain, constrainer
-from prb_jax.trees.batches import TreeBatch
+from prb_jax.trees.streams import StreamBatch
 
 Arrays = tuple[jax.Array, ...]
 
@@ -73,6 +74,33 @@ class SuffixCache:
     __repr__ = short_repr
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class StreamCache:
+    """The tokens of S packed streams of N tokens, where they stand."""
+
+    keys: jax.Array  # [L, S, N, G, H], after the rotary embedding
+    values: jax.Array  # the same shape
+
+    __repr__ = short_repr
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Moves:
+    """Which prompts of S streams go to which of B trees, at most F of each stream. int32 arrays.
+
+    A mesh splits streams and trees into the same parts, and there are as many parts as streams: B / S trees follow each
+    other in one part, and take prompts of their part's stream only.
+    """
+
+    places: np.ndarray | jax.Array  # [S, F, P], of the prompts' tokens, right-aligned; before them any places
+    lengths: np.ndarray | jax.Array  # [S, F], tokens of each prompt
+    trees: np.ndarray | jax.Array  # [S, F], numbers within the part; B / S for no tree
+
+    __repr__ = short_repr
+
+
 def empty_prefix(config: DecoderConfig, *, trees: int, columns: int, dtype: jnp.dtype) -> PrefixCache:
     """Return a cache of B = ``trees`` empty prompts."""
     shape = (trees, config.num_key_value_heads, columns, config.head_dim)
@@ -93,32 +121,42 @@ def _blank(config: DecoderConfig, shape: tuple[int, ...], dtype: jnp.dtype) -> t
     return keys, values
 
 
-def fill_prefix(
+def read_stream(
     params: Params,
-    tokens: jax.Array,
-    lengths: jax.Array,
+    batch: StreamBatch,
     *,
     config: DecoderConfig,
     dtype: jnp.dtype,
-    attention: Attention | None = None,
     mesh: Mesh | None = None,
     lora_scale: float = 1.0,
-    filler: int = 1,
-) -> PrefixCache:
-    """Read prompts: the cache of tokens int32 [B, P], right-aligned, ``lengths`` [B] of them real.
+) -> StreamCache:
+    """Read the prompts that are packed into streams; arguments as :func:`prb_jax.readouts.score_tree.score_stream`."""
+    options = {"config": config, "dtype": dtype, "mesh": mesh, "lora_scale": lora_scale}
+    decoded = decode_stream_keeping(params, batch, **options)
+    return StreamCache(decoded.keys, decoded.values)
 
-    Args:
-      filler: columns behind the prompts, which are computed and left out: kernels want multiples.
-      params, config, dtype, attention, mesh, lora_scale: as of :func:`prb_jax.readouts.score_tree.score_tree`.
-    """
-    rows, columns = tokens.shape
-    zeros = jnp.zeros((rows, 1), jnp.int32)
-    batch = TreeBatch(tokens, lengths, jnp.zeros((rows, 1, filler), jnp.int32), zeros, zeros)
-    decoded = decode_tree_keeping(
-        params, batch, config=config, dtype=dtype, attention=attention, mesh=mesh, lora_scale=lora_scale
+
+def put_prefixes(held: PrefixCache, stream: StreamCache, moves: Moves) -> PrefixCache:
+    """Return the prompts held, with prompts of streams in the place of some."""
+    places, lengths, trees = map(jnp.asarray, (moves.places, moves.lengths, moves.trees))
+
+    def put(old: jax.Array, tokens: jax.Array) -> jax.Array:
+        new = jax.vmap(lambda of_part, places: of_part[places])(tokens, places)
+        return put_rows(old, new.swapaxes(2, 3), trees)
+
+    return PrefixCache(
+        tuple(map(put, held.keys, stream.keys)),
+        tuple(map(put, held.values, stream.values)),
+        put_rows(held.lengths, lengths, trees),
     )
-    keys, values = (x[:, :, :columns].transpose(0, 1, 3, 2, 4) for x in (decoded.keys, decoded.values))
-    return PrefixCache(tuple(keys), tuple(values), lengths)
+
+
+def put_rows(old: jax.Array, new: jax.Array, trees: jax.Array) -> jax.Array:
+    """Return ``old`` [B, ...] with ``new`` [S, F, ...] in the rows of :class:`Moves` with these ``trees`` [S, F]."""
+    of_parts = old.reshape(len(trees), -1, *old.shape[1:])
+    # Mapped over the parts, so that each device writes its own rows and none are gathered.
+    put = jax.vmap(lambda rows, more, places: rows.at[places].set(more, mode="drop"))
+    return put(of_parts, new, trees).reshape(old.shape)
 
 
 def layers_of(params: Params) -> tuple[Params, ...]:
@@ -147,7 +185,7 @@ def extend(
       layers: of :func:`layers_of`.
       tokens: int32 [B, S], the next token of each sample.
       prefix, suffix: what it follows; a full suffix (``lengths`` = M) is not written to.
-      config, dtype, mesh, lora_scale: as of :func:`fill_prefix`.
+      config, dtype, mesh, lora_scale: as of :func:`read_stream`.
 
     Returns:
       Normed states [B, S, D] in ``dtype``, and the suffix with the tokens in it.

@@ -1,17 +1,15 @@
-"""One decoder for every supported family, run by configuration, over batches of trees or packed streams.
+"""One decoder for every supported family, run by configuration, over packed streams.
 
 Pure functions of ``(params, batch)`` under ``jax.jit``; :mod:`prb_jax.models.random_params` makes such parameters.
 All layers are stacked on a leading axis and run by ``jax.lax.scan``, so compile time does not grow with depth.
 
-Letters: B trees, K responses, P prefix tokens, R response tokens, T = P + K * R, L layers, N heads,
-G kv heads, H head dim, D model, F mlp, V vocabulary.
+Letters: S streams of N tokens, M of which are read, L layers, G kv heads, H head dim, D model, F mlp, V vocabulary.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,8 +17,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
-from prb_jax.models.attention.choice import Attention, attention_over, choose_attention
-from prb_jax.models.attention.reads import attend_from_reads, attend_from_stream_reads, take_places
+from prb_jax.models.attention.choice import Attention, attend_streams
+from prb_jax.models.attention.reads import attend_from_stream_reads, take_places
+from prb_jax.models.attention.streams import walks
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder_layer import (
     Params,
@@ -33,8 +32,6 @@ from prb_jax.models.decoder_layer import (
 )
 from prb_jax.models.rope import rotary_angles
 from prb_jax.sharding import check_tokens, constrainer
-from prb_jax.trees.batches import Bucket, TreeBatch
-from prb_jax.trees.stream_tables import KeyTable, StepTable
 from prb_jax.trees.streams import StreamBatch
 
 
@@ -43,41 +40,9 @@ from prb_jax.trees.streams import StreamBatch
 class Decoded:
     """A forward pass with all that later tokens need of it."""
 
-    states: jax.Array  # [B, T, D], final hidden states before the last norm
-    keys: jax.Array  # [L, B, T, G, H] of every layer, after the rotary embedding
+    states: jax.Array  # [S, N, D], final hidden states before the last norm
+    keys: jax.Array  # [L, S, N, G, H] of every layer, after the rotary embedding
     values: jax.Array  # the same shape
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Rows:
-    """Rows of tokens as the layers see them; only attention knows how the tokens of a row hang together."""
-
-    tokens: jax.Array  # int32 [B, T]
-    positions: jax.Array  # int32 [B, T]
-    longest: int  # no two tokens that see each other are this far apart
-    attend: Attention  # of (q, k, v, window, softcap), from all tokens
-    attend_from_places: Attention  # the same from the places that are read
-    apart: bool  # the last layer is computed at those places alone
-
-
-def decode_tree(
-    params: Params, batch: TreeBatch, *, places: jax.Array | None = None, **options: Any
-) -> jax.Array:
-    """Final hidden states, before the last norm, of every token: [B, T, D] in ``dtype``.
-
-    Arguments as of :func:`prb_jax.readouts.score_tree.score_tree`, and
-
-    Args:
-        places: int32 [B, K], one in every response: only their states are returned, [B, K, D]. A model of
-            a single layer then computes queries, attention and mlp at these places only.
-    """
-    return _decode_trees(params, batch, places=places, **options)[0]
-
-
-def decode_tree_keeping(params: Params, batch: TreeBatch, **options: Any) -> Decoded:
-    """As :func:`decode_tree`, with the keys and values of every layer."""
-    states, (keys, values) = _decode_trees(params, batch, keep=True, **options)
-    return Decoded(states, keys, values)
 
 
 def decode_stream(
@@ -85,7 +50,6 @@ def decode_stream(
     batch: StreamBatch,
     *,
     reads_only: bool,
-    soft_prompts: jax.Array | None = None,
     **options: Any,
 ) -> jax.Array:
     """Final hidden states, before the last norm, of the tokens of packed streams, in ``dtype``.
@@ -94,92 +58,56 @@ def decode_stream(
 
     Args:
         reads_only: [S, M, D], of the read places; the last layer computes queries, attention and mlp there
-            alone, but where gradients go through the kernel for TPUs and several layers. Otherwise [S, N, D], of all
+            alone, but where gradients go through several layers on accelerators. Otherwise [S, N, D], of all
             tokens.
     """
-    mesh, layers = options.get("mesh"), options["config"].num_hidden_layers
-    tokens = jnp.asarray(batch.tokens)
-    if soft_prompts is not None:
-        options["change_embedding"] = functools.partial(_with_soft_prompts, prompts=soft_prompts, batch=batch)
-    rows = _Rows(
-        tokens=tokens,
-        positions=jnp.asarray(batch.positions),
-        longest=tokens.shape[1],
-        attend=attention_over(batch, mesh),
-        attend_from_places=functools.partial(attend_from_stream_reads, batch=batch, mesh=mesh),
-        # Accelerators have no room for the copies of the weights that gradients take, see _decode_trees.
-        apart=layers == 1
-        or not (options.get("differentiated") and isinstance(batch.blocks, StepTable | KeyTable)),
-    )
-    return _decode(params, rows, places=jnp.asarray(batch.reads) if reads_only else None, **options)[0]
+    return _decode(params, batch, reads_only=reads_only, **options)[0]
 
 
-def _decode_trees(
-    params: Params,
-    batch: TreeBatch,
-    *,
-    config: DecoderConfig,
-    dtype: jnp.dtype,
-    attention: Attention | None = None,
-    mesh: Mesh | None = None,
-    soft_prompt: jax.Array | None = None,
-    places: jax.Array | None = None,
-    **options: Any,
-) -> tuple[jax.Array, Any]:
-    bucket = batch.bucket
-    shape = {"bucket": bucket, "prefix_lengths": jnp.asarray(batch.prefix_lengths)}
-    chosen = choose_attention(mesh, dtype).attend if attention is None else attention
-    rows = _Rows(
-        tokens=batch.tokens,
-        positions=batch.positions,
-        longest=bucket.prefix + bucket.response_length,
-        attend=functools.partial(chosen, **shape),
-        attend_from_places=functools.partial(attend_from_reads, places=places, **shape),
-        # With more layers the last one, taken out of the stack, would cost a copy of the stack's gradient.
-        apart=config.num_hidden_layers == 1 and attention is None,
-    )
-    if soft_prompt is not None:
-        change = functools.partial(_with_soft_prompt, soft_prompt=soft_prompt, **shape)
-        options["change_embedding"] = change
-    return _decode(params, rows, config=config, dtype=dtype, mesh=mesh, places=places, **options)
+def decode_stream_keeping(params: Params, batch: StreamBatch, **options: Any) -> Decoded:
+    """As :func:`decode_stream` of all tokens, with the keys and values of every layer."""
+    states, (keys, values) = _decode(params, batch, reads_only=False, keep=True, **options)
+    return Decoded(states, keys, values)
 
 
 def _decode(
     params: Params,
-    rows: _Rows,
+    batch: StreamBatch,
     *,
     config: DecoderConfig,
     dtype: jnp.dtype,
+    reads_only: bool,
     mesh: Mesh | None = None,
     lora_scale: float = 1.0,
     remat: str = "none",
-    places: jax.Array | None = None,
-    change_embedding: Callable[[jax.Array], jax.Array] | None = None,
+    soft_prompts: jax.Array | None = None,
     differentiated: bool = False,
     keep: bool = False,
 ) -> tuple[jax.Array, Any]:
+    tokens, positions = jnp.asarray(batch.tokens), jnp.asarray(batch.positions)
+    places = jnp.asarray(batch.reads) if reads_only else None
     if mesh is not None:
-        check_tokens(mesh, rows.tokens.shape[1])
+        check_tokens(mesh, tokens.shape[1])
     constrain, gather, gathers = constrainer(mesh), gatherer(mesh), splits_weights(mesh)
-    x = embedded(params, rows.tokens, dtype)
-    if change_embedding is not None:
-        x = change_embedding(x)
+    x = embedded(params, tokens, dtype)
+    if soft_prompts is not None:
+        x = _with_soft_prompts(x, prompts=soft_prompts, batch=batch)
     x = scaled_embedding(x, config)
     x = constrain(x, ("batch", "tokens", None))
 
     full_rope, sliding_rope = config.rope
-    angles = rotary_angles(rows.positions, full_rope)
-    sliding_angles = angles if sliding_rope is None else rotary_angles(rows.positions, sliding_rope)
+    angles = rotary_angles(positions, full_rope)
+    sliding_angles = angles if sliding_rope is None else rotary_angles(positions, sliding_rope)
     window = config.sliding_window
-    if window is not None and window >= rows.longest:
+    if window is not None and window >= tokens.shape[1]:
         window = None  # no two tokens that see each other are that far apart
     layer = functools.partial(decoder_layer, config=config, constrain=constrain, lora_scale=lora_scale)
     slides = config.layer_windows
     mixed = any(slides) and not all(slides) and (window is not None or sliding_rope is not None)
 
     def run(sliding: bool, x: jax.Array, weights: Params, places: jax.Array | None = None) -> Any:
-        attend = rows.attend if places is None else rows.attend_from_places
-        attend = functools.partial(attend, window=window if sliding else None)
+        attend: Attention = attend_streams if places is None else attend_from_stream_reads
+        attend = functools.partial(attend, batch=batch, mesh=mesh, window=window if sliding else None)
         return layer(x, weights, angles=sliding_angles if sliding else angles, attend=attend, places=places)
 
     def body(x: jax.Array, inputs: tuple[Params, jax.Array]) -> tuple[jax.Array, Any]:
@@ -194,7 +122,10 @@ def _decode(
             return lax.cond(is_sliding, lambda y: kept(True, y), lambda y: kept(False, y), x)
         return kept(any(slides), x)
 
-    if places is None or not rows.apart:
+    # Of several layers the last one, taken out of the stack, would cost a copy of the stack's gradient, for which
+    # accelerators have no room.
+    apart = config.num_hidden_layers == 1 or not differentiated or walks(batch, mesh)
+    if places is None or not apart:
         inputs = (params["layers"], jnp.asarray(slides))
         x, kept = lax.scan(rematerialised(body, remat, gathers=gathers), x, inputs)
         return x if places is None else take_places(x, places), kept
@@ -227,17 +158,3 @@ def _with_soft_prompts(x: jax.Array, *, prompts: jax.Array, batch: StreamBatch) 
     rows = jnp.minimum(jnp.asarray(batch.tokens), prompts.shape[0] - 1)
     prompt_rows = prompts.astype(x.dtype)[rows, within]
     return jnp.where((positions < prompts.shape[1])[:, :, None], prompt_rows, x)
-
-
-def _with_soft_prompt(
-    x: jax.Array, *, soft_prompt: jax.Array, bucket: Bucket, prefix_lengths: jax.Array
-) -> jax.Array:
-    """x [B, T, D] with the first S tokens of every prefix replaced by soft_prompt [B, S, D]."""
-    tokens = soft_prompt.shape[1]
-    index = jnp.arange(bucket.prefix)[None] - (bucket.prefix - prefix_lengths[:, None])
-    prompt_rows = jnp.take_along_axis(
-        soft_prompt.astype(x.dtype), jnp.clip(index, 0, tokens - 1)[:, :, None], axis=1
-    )
-    replaced = ((index >= 0) & (index < tokens))[:, :, None]
-    prefix = jnp.where(replaced, prompt_rows, x[:, : bucket.prefix])
-    return jnp.concatenate([prefix, x[:, bucket.prefix :]], axis=1)

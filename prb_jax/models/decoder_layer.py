@@ -17,9 +17,9 @@ from jax.sharding import Mesh, NamedSharding
 
 from prb_jax.errors import quote
 from prb_jax.models import REMAT_POLICIES
-from prb_jax.models.attention.blockwise import ATTENTION_RESULTS
 from prb_jax.models.attention.choice import Attention
 from prb_jax.models.attention.reads import take_places
+from prb_jax.models.attention.walk import ATTENTION_RESULTS
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.layers import gated, rms_norm, rotate
 from prb_jax.models.lora import PROJECTED, adapted_project

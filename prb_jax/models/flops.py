@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,7 @@ import numpy as np
 
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.layers import product
-from prb_jax.trees.batches import Bucket
 from prb_jax.trees.streams import StreamBatch
-from prb_jax.trees.tree import Tree
 
 
 def matrix_flops_per_token(config: DecoderConfig) -> float:
@@ -24,44 +22,36 @@ def matrix_flops_per_token(config: DecoderConfig) -> float:
     return 2.0 * config.num_hidden_layers * width * (2 * queries + 2 * keys + 3 * config.intermediate_size)
 
 
-def tree_flops(trees: Sequence[Tree], config: DecoderConfig) -> float:
-    """What scoring these trees needs without any padding: matrices, and attention over visible pairs."""
-    total = matrix_flops_per_token(config) * sum(tree.tokens for tree in trees)
-    for tree in trees:
-        prefix = len(tree.prefix)
-        for response in tree.responses:
-            total += attention_flops_of_layers(config, Bucket(prefix, 1, len(response)))
-        shared = attention_flops_of_layers(config, Bucket(prefix, 0, 1))
-        total -= (len(tree.responses) - 1) * shared
-    return total
+def stream_flops(batch: StreamBatch, config: DecoderConfig, *, reads_only: bool = False) -> float:
+    """What scoring these streams needs without their padding: matrices, and attention over the pairs of tokens that see
+    each other.
+
+    Args:
+      reads_only: the last layer computes keys and values of all tokens, and everything else at the read places alone.
+    """
+    until, positions = np.asarray(batch.until), np.asarray(batch.positions)
+    real = positions > 0
+    real[:, :-1] |= until[:, :-1] > np.arange(1, until.shape[1])
+    per_token, tokens = matrix_flops_per_token(config), int(real.sum())
+    attention = _attention_flops(positions[real], config)
+    if not reads_only:
+        return per_token * tokens + sum(attention)
+    places = [np.unique(row[row > 0]) for row in np.asarray(batch.reads)]  # unused ones are 0
+    read = np.concatenate([row[at] for row, at in zip(positions, places, strict=True)])
+    of_last = per_token / config.num_hidden_layers
+    of_keys = 4.0 * config.hidden_size * config.num_key_value_heads * config.head_dim
+    total = (per_token - of_last) * tokens + of_keys * tokens + (of_last - of_keys) * len(read)
+    return total + sum(attention[:-1]) + _attention_flops(read, config)[-1]
 
 
-def stream_flops(batch: StreamBatch, config: DecoderConfig) -> float:
-    """What scoring these streams needs without their padding; all places of the last layer count."""
-    until, positions = np.asarray(batch.until), np.asarray(batch.positions, np.float64)
-    real = (until[:, :-1] > np.arange(1, until.shape[1])) | (positions[:, :-1] > 0)
-    tokens = int(real.sum()) + int((positions[:, -1] > 0).sum())
-    total = matrix_flops_per_token(config) * tokens
-    padding = until.size - tokens
+def _attention_flops(positions: np.ndarray, config: DecoderConfig) -> list[float]:
+    """Of each layer, for tokens at these positions of their conversations."""
+    seen, flops = positions.astype(np.float64) + 1, []
     for slides in config.layer_windows:
         span = config.sliding_window if slides and config.sliding_window is not None else np.inf
-        pairs = float(np.minimum(positions + 1, span).sum()) - padding
-        total += 4.0 * pairs * config.num_attention_heads * config.head_dim
-    return total
-
-
-def attention_flops(bucket: Bucket, *, heads: int, head_dim: int, window: int | None) -> float:
-    """Multiply-adds times two that a tree needs in one layer, padding counted as tokens."""
-    prefix, responses, length = bucket.sides
-    seen = np.minimum(np.arange(1.0, prefix + length + 1), np.inf if window is None else window)
-    return 4.0 * float(seen[:prefix].sum() + responses * seen[prefix:].sum()) * heads * head_dim
-
-
-def attention_flops_of_layers(config: DecoderConfig, bucket: Bucket) -> float:
-    """Attention of all layers over the visible pairs of one tree."""
-    heads = {"heads": config.num_attention_heads, "head_dim": config.head_dim}
-    windows = (config.sliding_window if slides else None for slides in config.layer_windows)
-    return sum(attention_flops(bucket, window=window, **heads) for window in windows)
+        pairs = float(np.minimum(seen, span).sum())
+        flops.append(4.0 * pairs * config.num_attention_heads * config.head_dim)
+    return flops
 
 
 # Dense bfloat16 FLOP/s of a device, from the vendors' data sheets.

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 
 from prb_jax.errors import CheckpointError
 from prb_jax.models.layers import product, soft_capped
-from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.streams import StreamBatch
 
 EMBEDDING_KEY = "model.embed_tokens.weight"
@@ -25,40 +24,13 @@ OUTPUT_EMBEDDING_KEY = "lm_head.weight"
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def read_places(batch: TreeBatch | StreamBatch) -> jax.Array:
-    """int32 [B, K]: the columns that are read; in a row of trees one for each response."""
-    if isinstance(batch, StreamBatch):
-        return jnp.asarray(batch.reads)
-    bucket = batch.bucket
-    starts = bucket.prefix + bucket.response_length * jnp.arange(bucket.responses)
-    return jnp.asarray(batch.read) + starts[None]
-
-
-def states_before_tokens(states: jax.Array, batch: TreeBatch) -> jax.Array:
-    """Return the state in front of each token of a response, and the one behind the last token.
-
-    The state in front of a token is that of the token before it. For the first token this is the last token of the
-    prefix, which all responses of a tree share.
-
-    Args:
-      states: [B, P + K * R, D], the states of a forward pass over `batch`.
-
-    Returns:
-      [B, K, R + 1, D].
-    """
-    rows, responses, length = batch.responses.shape
-    width, depth = batch.prefix.shape[1], states.shape[-1]
-    first = jnp.broadcast_to(states[:, None, width - 1 : width], (rows, responses, 1, depth))
-    return jnp.concatenate([first, states[:, width:].reshape(rows, responses, length, depth)], axis=2)
-
-
 @dataclass(frozen=True)
 class States:
-    """The states of B rows of T columns, K of which are read: trees of K responses, or streams with K read places."""
+    """The states of S streams of N tokens, M of which are read."""
 
     hidden: jax.Array
-    """[B, T, D], before the last norm, in the activations' dtype; [B, K, D] where `at_reads`."""
-    batch: TreeBatch | StreamBatch | None
+    """[S, N, D], before the last norm, in the activations' dtype; [S, M, D] where `at_reads`."""
+    batch: StreamBatch | None
     """None, with `at_reads` only, for the sequences of an encoder."""
     norm: Callable[[jax.Array], jax.Array]
     """The model's last norm, of float32 states."""
@@ -66,16 +38,16 @@ class States:
     """These are the states of the read places alone, and only :meth:`read` can be asked for."""
 
     def read(self) -> jax.Array:
-        """float32 [B, K, D]: the state at each read place."""
-        return self._at(None if self.at_reads else read_places(self._whole))
+        """float32 [S, M, D]: the state at each read place."""
+        return self._at(None if self.at_reads else jnp.asarray(self._whole.reads))
 
     def at_pattern(self, pattern: tuple[int, ...]) -> jax.Array:
-        """float32 [B, K, D]: the state at the first token of the last occurrence of ``pattern``.
+        """float32 [S, M, D]: the state at the first token of the last occurrence of ``pattern``.
 
         It is looked for in each whole conversation; where it does not occur the state is NaN.
         """
         batch = self._whole
-        tokens, previous = jnp.asarray(batch.tokens), _previous(batch)
+        tokens, previous = jnp.asarray(batch.tokens), jnp.asarray(batch.previous)
         columns = jnp.arange(tokens.shape[1])
         first = jnp.broadcast_to(columns, tokens.shape)
         ends = tokens == pattern[-1]
@@ -95,7 +67,7 @@ class States:
           value: float32 states [..., D] to values [...].
 
         Returns:
-          float32 and bool [B, K, T]; columns of a conversation are in its order.
+          float32 and bool [S, M, N]; columns of a conversation are in its order.
         """
         values = value(self.norm(self.hidden.astype(jnp.float32)))
         batch = self._whole
@@ -103,7 +75,7 @@ class States:
         return jnp.broadcast_to(values[:, None], shown.shape), shown
 
     @property
-    def _whole(self) -> TreeBatch | StreamBatch:
+    def _whole(self) -> StreamBatch:
         assert self.batch is not None
         return self.batch
 
@@ -115,31 +87,10 @@ class States:
         return self.norm(states.astype(jnp.float32))
 
 
-def _previous(batch: TreeBatch | StreamBatch) -> jax.Array:
-    """int32 [B, T]: the column of the token before each one in its conversation; -1 for a first one."""
-    if isinstance(batch, StreamBatch):
-        return jnp.asarray(batch.previous)
-    bucket = batch.bucket
-    columns = jnp.arange(bucket.tokens)
-    begins = (columns >= bucket.prefix) & (bucket.inside(columns) == 0)
-    before = jnp.where(begins, bucket.prefix - 1, columns - 1)
-    return jnp.where(batch.positions > 0, before, -1)
-
-
-def _conversations(batch: TreeBatch | StreamBatch) -> jax.Array:
-    """bool [B, K, T]: which tokens belong to the conversation of each read place."""
-    if isinstance(batch, StreamBatch):
-        end = jnp.asarray(batch.ends)[:, :, None]
-        return (jnp.arange(batch.tokens.shape[1]) <= end) & (end < jnp.asarray(batch.until)[:, None])
-    bucket = batch.bucket
-    columns = jnp.arange(bucket.tokens)
-    in_prefix = (columns >= bucket.prefix - jnp.asarray(batch.prefix_lengths)[:, None]) & (
-        columns < bucket.prefix
-    )
-    response = (columns - bucket.prefix) // bucket.response_length
-    same_response = response == jnp.arange(bucket.responses)[:, None]
-    inside = bucket.inside(columns) < jnp.asarray(batch.response_lengths)[:, :, None]
-    return in_prefix[:, None] | (same_response & inside)
+def _conversations(batch: StreamBatch) -> jax.Array:
+    """bool [S, M, N]: which tokens belong to the conversation of each read place."""
+    end = jnp.asarray(batch.ends)[:, :, None]
+    return (jnp.arange(batch.tokens.shape[1]) <= end) & (end < jnp.asarray(batch.until)[:, None])
 
 
 @dataclass(frozen=True, kw_only=True)

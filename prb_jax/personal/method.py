@@ -19,7 +19,6 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from prb_jax.errors import DataError, quote
-from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.tree import Tree
 
 
@@ -162,10 +161,6 @@ class TrainedMethod:
     def for_everyone(self, state: MethodState) -> MethodState:
         """For scoring in training: a state whose rows are those of all users."""
         return state
-
-    def rows_of(self, batch: TreeBatch) -> np.ndarray:
-        """int32 [B]: the row of all users that each encoded tree of a batch of the host belongs to."""
-        return np.zeros(len(batch.prefix_lengths), np.int32)
 
     def kept(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The entries of the state that a checkpoint holds."""

@@ -33,7 +33,6 @@ from prb_jax.personal.method import (
 )
 from prb_jax.personal.prompts import save_prompts
 from prb_jax.sharding import RULES, replicated, shown_axes
-from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.tree import Tree
 
 SAVED = ("table", "mu", "nu", "count")
@@ -135,12 +134,6 @@ class SoftPrompts(TrainedMethod):
 
     def for_everyone(self, state: MethodState) -> MethodState:
         return {**state, "rows": state["table"]}
-
-    def rows_of(self, batch: TreeBatch) -> np.ndarray:
-        prefix, lengths = np.asarray(batch.prefix), np.asarray(batch.prefix_lengths)
-        first = np.minimum(prefix.shape[1] - lengths, prefix.shape[1] - 1)
-        rows = np.where(lengths > 0, np.take_along_axis(prefix, first[:, None], axis=1)[:, 0], 0)
-        return rows.astype(np.int32)
 
     def kept(self, state: Mapping[str, Any]) -> dict[str, Any]:
         return {name: state[name] for name in SAVED}

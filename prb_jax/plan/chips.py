@@ -85,14 +85,14 @@ class PlanOptions:
     response_length: int = option(128, "tokens", "R", least=1)
     questions_per_user: int = option(
         1,
-        "trees in a row with the same profile: the prefix but for a question of 40 tokens; with --attention streams",
+        "trees in a row with the same profile: the prefix but for a question of 40 tokens",
         "Q",
         least=1,
     )
     spread: float = option(
         0.0,
-        "with --train: lengths are log-normal with the medians P and R; S is the standard deviation of the logarithm "
-        "of prefixes, and half of it that of responses; people's profiles have 0.45 (default: 0, all alike)",
+        "lengths are log-normal with the medians P and R; S is the standard deviation of the logarithm of prefixes, "
+        "and half of it that of responses; people's profiles have 0.45 (default: 0, all alike)",
         "S",
     )
     batch: int | None = option(

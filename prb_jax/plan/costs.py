@@ -47,7 +47,7 @@ class Costs:
 
     collectives: Mapping[str, Collective] = field(default_factory=dict)
     memory_bytes: float = 0.0
-    unknown_loops: int = 0  # loops whose trip count the text does not say; their bodies count once
+    unknown_loops: int = 0  # loops whose trip count the text does not say
 
     @property
     def link_bytes(self) -> float:
@@ -61,14 +61,17 @@ class Costs:
             both[kind] = Collective(mine.count + more.count, mine.bytes + more.bytes)
         return Costs(both, self.memory_bytes + other.memory_bytes, self.unknown_loops + other.unknown_loops)
 
-    def times(self, count: int) -> Costs:
+    def times(self, count: float) -> Costs:
         """Return the costs of ``count`` runs."""
-        scaled = {kind: Collective(e.count * count, e.bytes * count) for kind, e in self.collectives.items()}
+        scaled = {
+            kind: Collective(round(e.count * count), e.bytes * count) for kind, e in self.collectives.items()
+        }
         return Costs(scaled, self.memory_bytes * count, self.unknown_loops)
 
 
-def program_costs(module: Module, *, chips: int) -> Costs:
-    """Return the costs of a compiled program that runs on ``chips`` chips."""
+def program_costs(module: Module, *, chips: int, steps: float = 1.0) -> Costs:
+    """Return the costs of a compiled program that runs on ``chips`` chips, whose loops of unknown length take so many
+    steps."""
     known: dict[str, Costs] = {}
 
     def of(name: str) -> Costs:
@@ -86,7 +89,7 @@ def program_costs(module: Module, *, chips: int) -> Costs:
             body = instruction.called("body")
             assert body is not None
             trips = module.trip_count(instruction, inside)
-            inner = of(body).times(1 if trips is None else trips)
+            inner = of(body).times(steps if trips is None else trips)
             return inner + Costs(unknown_loops=int(trips is None))
         if opcode == "conditional":
             branches = map(of, instruction.branches())

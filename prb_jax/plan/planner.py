@@ -45,7 +45,7 @@ class Plan:
     argument_bytes_per_chip: int  # weights, batch and, in training, the whole state
     temp_bytes_per_chip: int
     hbm_bytes_per_chip: int
-    flops: float  # of a step on all chips, on paper: see :func:`prb_jax.plan.program.forward_flops`
+    flops: float  # of a step on all chips, on paper: see :func:`prb_jax.models.flops.stream_flops`
     # of a step, by the roofline of :mod:`prb_jax.plan`; None where it does not fit
     estimated_seconds: float | None
     estimated_mfu: float | None  # ``flops`` over that time and the chips' peak
@@ -56,22 +56,20 @@ class Plan:
     mesh: str = ""
     batch: int = 0
     seconds_by: Mapping[Bound, float] = field(default_factory=dict)
-    unknown_loops: int = 0  # loops whose trip count could not be read; their bodies count once
+    unknown_loops: int = 0  # loops whose trip count could not be read
     # what is missing from the figures, if anything. Where jaxlib is older than libtpu and cannot read its
     # program, those are memory, links and collectives: the sizes hold nevertheless, and the estimate is that
     # of the matrix products alone.
     note: str = ""
     attention: str = ""
-    tokens: int = 0  # of the batch, without padding; 0 where trees are not packed, and so for the following
+    tokens: int = 0  # of the batch, without padding; 0 for a program without one, and so for the following
     computed_tokens: int = 0  # the same with the padding of the streams
-    # the same where trees are padded to the shapes that suit them best, however long compiling takes
-    bucket_tokens: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The figures, without what was planned: JSON-ready."""
         hidden = ("mesh", "batch", "seconds_by", "unknown_loops", "note", "attention")
         if not self.tokens:
-            hidden += ("tokens", "computed_tokens", "bucket_tokens")
+            hidden += ("tokens", "computed_tokens")
         return {name: value for name, value in asdict(self).items() if name not in hidden}
 
 
@@ -87,7 +85,7 @@ def plan(model: str | Path | DecoderConfig, options: PlanOptions) -> Plan:
     Raises:
       RunError: libtpu is missing.
       MeshError: an unknown topology, or a mesh that does not divide the chips, the model or the batch.
-      CheckpointError: a configuration that cannot be used, or an attention that cannot be.
+      CheckpointError: a configuration that cannot be used.
     """
     place, config = slice_of(options), read_model(model)
     _check(options)
@@ -187,14 +185,8 @@ def _check(options: PlanOptions) -> None:
             raise MeshError(f"{name}: expected {' or '.join(known)}, found {quote(value)}")
     if options.train and options.quantize is not None:
         raise MeshError(f"quantize: {options.quantize} is for scoring: leave it out in training")
-    if options.train and options.questions_per_user > 1:
-        raise MeshError(
-            f"questions_per_user: {options.questions_per_user} is for scoring: leave it out in training"
-        )
     if options.spread < 0:
         raise MeshError(f"spread: expected 0 or more, found {options.spread}")
-    if options.spread and not options.train:
-        raise MeshError(f"spread: {options.spread} is for training: leave it out in scoring")
 
 
 def mesh_named(asked: str | None, mesh: Mesh) -> str:
@@ -231,7 +223,6 @@ def compile_program(program: PlannedProgram, place: Slice, *, mesh: str, batch: 
         "attention": program.attention,
         "tokens": program.tokens,
         "computed_tokens": program.computed_tokens,
-        "bucket_tokens": program.bucket_tokens,
     }
     traced = program.function.trace(*program.arguments, **program.named)
     lowered = traced.lower()
@@ -260,9 +251,13 @@ def compile_program(program: PlannedProgram, place: Slice, *, mesh: str, batch: 
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
     peak = memory.argument_size_in_bytes + max(0, results) + memory.temp_size_in_bytes
     try:
-        costs, sides = program_costs(parse_module(compiled.as_text()), chips=chips), get_args(Bound)
+        module, sides = parse_module(compiled.as_text()), get_args(Bound)
+        costs = program_costs(module, chips=chips, steps=program.steps)
         loops = costs.unknown_loops
-        note = f"{loops} loops of unknown length: their bodies count once" if loops else ""
+        note = ""
+        if loops:
+            count = "once" if program.steps == 1 else f"{program.steps:.1f} times, as attention takes steps"
+            note = f"{loops} loops of unknown length: their bodies count {count}"
     except jax.errors.JaxRuntimeError as error:
         costs, sides = Costs(), ("matrix products",)
         note = (
@@ -273,7 +268,7 @@ def compile_program(program: PlannedProgram, place: Slice, *, mesh: str, batch: 
     whole = roofline(
         chip,
         chips=chips,
-        matmul_flops=executed_flops(traced.jaxpr, visited=program.visited, int8=int8),
+        matmul_flops=executed_flops(traced.jaxpr, steps=program.steps, int8=int8),
         memory_bytes=costs.memory_bytes + program.kernel_bytes,
         link_bytes=costs.link_bytes,
     )

@@ -18,32 +18,24 @@ from jax.sharding import Mesh
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.generation.programs import decoding_mesh, make_program, placing_program
 from prb_jax.models import REMAT
-from prb_jax.models.attention.choice import trained_stream_attention
+from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.head import LanguageHead
 from prb_jax.models.named_shapes import read_model
 from prb_jax.plan.chips import PlanOptions, slice_of
 from prb_jax.plan.planner import Plan, bytes_per_chip, compile_program, mesh_named, shape_of
-from prb_jax.plan.program import (
-    PlannedProgram,
-    batch_of,
-    check_shape,
-    forward_flops,
-    placed,
-    scoring_program,
-    visited_steps,
-)
+from prb_jax.plan.program import PlannedProgram, check_shape, placed, scoring_program
 from prb_jax.plan.sampling import sampling_program
-from prb_jax.plan.streams import BatchShape, drawn_trees, split_rows, trained_streams
+from prb_jax.plan.streams import BatchShape, PlannedStreams, planned_streams, split_rows
 from prb_jax.rl.learner import make_look
-from prb_jax.rl.objective import POLICY, VALUE, Actor, Extras, Reads, Targets, make_policy_step
+from prb_jax.rl.objective import POLICY, VALUE, Actor, Extras, Targets, make_policy_step
 from prb_jax.rl.sections import RolloutBatchSettings, RolloutSettings, ValueSettings
 from prb_jax.rl.settings import PpoSettings
-from prb_jax.scoring.batching import Batch
 from prb_jax.sharding import make_mesh, mesh_shape, parameter_shardings
 from prb_jax.training import PASSES, Tuning
-from prb_jax.trees.shapes import round_up
+from prb_jax.trees.response_reads import Reads
 from prb_jax.trees.stream_shapes import READS_STEP
+from prb_jax.trees.stream_tables import round_up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,38 +155,35 @@ def _policy_programs(
         shared[value] = "the policy's trunk"
     elif not full:
         shared[value] = "the policy's frozen weights"
-    batch, extras, visited = _batch(config, settings, shape, mesh)
-    forward, trunks = forward_flops(config, shape), 2 if own_trunk else 1
+    chosen = choose_attention(mesh, kind, config=config, trained=True)
+    streams = planned_streams(config, shape, mesh=mesh, attention=chosen, reads_only=False)
+    extras, trunks = _extras(streams, shape, mesh), 2 if own_trunk else 1
     look = PlannedProgram(
-        make_look(actor, step), (state, frozen, batch, extras[0]), (1 + trunks) * forward, visited
+        make_look(actor, step),
+        (state, frozen, streams.batch, extras[0]),
+        (1 + trunks) * streams.flops,
+        streams.steps,
     )
-    flops = PASSES[settings.tuning] * trunks * forward
-    update = PlannedProgram(step.accumulate, (state, frozen, batch, extras), flops, visited)
+    update = PlannedProgram(
+        step.accumulate,
+        (state, frozen, streams.batch, extras),
+        PASSES[settings.tuning] * trunks * streams.flops,
+        streams.steps,
+    )
     return held, shared, {"look": look, "update": update}
 
 
-def _batch(
-    config: DecoderConfig, settings: PpoSettings, shape: BatchShape, mesh: Mesh
-) -> tuple[Batch, Extras, float]:
-    """Shapes of a microbatch of `prb ppo`, what its loss needs, and how often the steps of a kernel compute."""
-    responses, length = shape.responses, shape.response_length
-    if trained_stream_attention(mesh, jnp.dtype(settings.dtype), config=config) is None:
-        batch, visited = batch_of(shape, mesh), visited_steps(config, shape)
-        rows, room, states = shape.batch, responses, responses * (length + 1)
-    else:
-        trees = drawn_trees(shape, longest=config.max_position_embeddings)
-        streams = trained_streams(config, trees, mesh=mesh)
-        batch, visited = streams.batch, streams.steps
-        rows, room = batch.reads.shape
-        states = round_up(-(-shape.batch // rows) * responses * (length + 1), READS_STEP)
-
+def _extras(streams: PlannedStreams, shape: BatchShape, mesh: Mesh) -> Extras:
+    """Shapes of what the loss of `prb ppo` needs of a microbatch."""
+    (rows, room), length = streams.batch.reads.shape, shape.response_length
+    states = round_up(-(-shape.batch // rows) * shape.responses * (length + 1), READS_STEP)
     places = split_rows(mesh, jnp.int32, rows, states)
     reads = Reads(places, places, split_rows(mesh, jnp.int32, rows, room, length + 1))
     of_tokens, of_states = (split_rows(mesh, jnp.float32, rows, room, size) for size in (length, length + 1))
     tokens: dict[str, Any] = dict.fromkeys(("weights", "counts", "old", "reference", "advantages"), of_tokens)
     read: dict[str, Any] = dict.fromkeys(("value_weights", "values", "returns"), of_states)
     kl = split_rows(mesh, jnp.float32, rows, room)
-    return batch, (reads, Targets(**tokens, **read, kl=kl)), visited
+    return reads, Targets(**tokens, **read, kl=kl)
 
 
 def _drawing_programs(
@@ -209,6 +198,6 @@ def _drawing_programs(
         weights = abstract_params(config, dtype=jnp.dtype("float32") if tuning == "full" else kind)
         weights = placed(weights, parameter_shardings(weights, mesh))
         place = placing_program(make_program(config, mesh=split, dtype=kind), weights)
-        programs = {"place": PlannedProgram(place, (weights,), 0.0, 1.0), **programs}
+        programs = {"place": PlannedProgram(place, (weights,), 0.0), **programs}
         given = {"place": bytes_per_chip(weights), "draw": 0}
     return programs, sum(caches), given

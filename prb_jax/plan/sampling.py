@@ -26,7 +26,7 @@ from prb_jax.plan.planner import Plan, bytes_per_chip, compile_program, mesh_nam
 from prb_jax.plan.program import PlannedProgram, check_shape, placed
 from prb_jax.plan.streams import BatchShape
 from prb_jax.sharding import make_mesh, mesh_shape, parameter_shardings, replicated
-from prb_jax.trees.shapes import round_up
+from prb_jax.trees.stream_tables import round_up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +122,9 @@ def sampling_program(
     shown = placed((prompts, rows), shardings)
     of_prompts, of_rows = (bytes_per_chip((part.cache.keys, part.cache.values)) for part in shown)
     arguments = (placed(weights, parameter_shardings(weights, mesh)), *shown)
-    attention, flops = choose_attention(mesh, kind, config=policy).name, step_flops(policy, shape)
-    program = PlannedProgram(run_program(sampler), arguments, flops, 1.0, attention, named=named)
+    attention = choose_attention(mesh, kind, sampler.attention, config=policy).name
+    flops = step_flops(policy, shape)
+    program = PlannedProgram(run_program(sampler), arguments, flops, attention=attention, named=named)
     return program, (of_prompts, of_rows)
 
 

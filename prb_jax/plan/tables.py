@@ -22,9 +22,8 @@ def plan_table(plan: Plan, *, title: str) -> Group:
         "attention": plan.attention,
     }
     if plan.tokens:
-        facts["tokens of the trees"] = f"{plan.tokens:,}"
+        facts["tokens of the trees"] = f"{plan.tokens:,}, what they share once"
         facts["  computed, in streams"] = _padded(plan.computed_tokens, plan.tokens)
-        facts["  if padded to buckets"] = _padded(plan.bucket_tokens, plan.tokens)
     facts["FLOPs of a step"] = f"{plan.flops:.3g}"
     if plan.estimated_seconds is not None:
         facts["step, at best"] = _seconds(plan)

@@ -28,8 +28,7 @@ class LoadOptions:
     )
     attention: str = option(
         "auto",
-        "the machine's own choice (default), the block-wise XLA program, a kernel (on TPUs the splash kernel), or for "
-        "scoring a kernel over packed streams (streams, on TPUs; GPUs take it by themselves)",
+        "the machine's own choice (default: in bfloat16 a kernel on TPUs and GPUs), or the XLA program",
         choices=ATTENTIONS,
     )
     revision: str | None = option(None, "branch, tag or commit on the hub", "R", effect="contents")

@@ -13,7 +13,7 @@ from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.encoder import Params, encode_tokens
 from prb_jax.models.head import States
 from prb_jax.readouts.heads import read_out
-from prb_jax.sharding import batch_sharding, replicated
+from prb_jax.sharding import batch_sharding, on_any_mesh, replicated
 from prb_jax.trees.sequences import SequenceBatch
 
 PairFn = Callable[[Params, SequenceBatch], jax.Array]
@@ -64,4 +64,4 @@ def make_pair_fn(
         return rewards if batch.places is None else rewards[batch.places]
 
     shardings = (encoder_shardings(config, mesh), batch_sharding(mesh, 1))
-    return jax.jit(score, in_shardings=shardings, out_shardings=replicated(mesh))
+    return jax.jit(on_any_mesh(score, mesh), in_shardings=shardings, out_shardings=replicated(mesh))

@@ -23,7 +23,6 @@ from prb_jax.rl.numbers import token_weights
 from prb_jax.rl.objective import (
     POLICY,
     Actor,
-    Reads,
     Targets,
     make_policy_step,
     token_logprobs,
@@ -33,7 +32,7 @@ from prb_jax.rl.objective import (
 from prb_jax.rl.rollouts import Rollouts
 from prb_jax.rl.settings import PpoSettings
 from prb_jax.runs.progress import compiling
-from prb_jax.scoring.batching import Batch, batch_sizes
+from prb_jax.scoring.batching import batch_sizes
 from prb_jax.sharding import parameter_shardings, replicated
 from prb_jax.training.data import Order, permutation
 from prb_jax.training.export import Write, copy_file
@@ -42,9 +41,10 @@ from prb_jax.training.start import Start, with_pad_token
 from prb_jax.training.step import Microbatch, TrainState, TrainStep
 from prb_jax.training.trainer import Trainer
 from prb_jax.training.weights import merge
-from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.packing import coarse_length
+from prb_jax.trees.response_reads import Reads, response_reads
 from prb_jax.trees.stream_shapes import READS_STEP
+from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import Tree
 
 _STEPS_PACKED = 4
@@ -162,31 +162,17 @@ class Learner(Trainer):
         return parts
 
     def _read(self, part: Microbatch, trees: Sequence[Tree], columns: int) -> Reads:
-        """Where the responses of a microbatch are read."""
+        """Where the responses of a microbatch are read, in as many states as any such stream had so far."""
         batch = part.batch
-        if isinstance(batch, TreeBatch):
-            rows, room, length = batch.responses.shape
-            width = batch.prefix.shape[1]
-            ends = width + length * np.arange(room) + np.asarray(batch.response_lengths) - 1
-            previous, least = np.full((rows, width + room * length), width - 1), room * (length + 1)
-        else:
-            ends, previous, least = np.asarray(batch.ends), np.asarray(batch.previous), 0
-        index = np.zeros((*ends.shape, columns + 1), np.int32)
-        places: list[list[int]] = [[] for _ in ends]
-        tokens: list[list[int]] = [[] for _ in ends]
-        for row, group in enumerate(part.groups):
-            responses = [response for place in group for response in trees[place].responses]
-            for number, response in enumerate(responses):
-                at, count, end = len(places[row]), len(response), int(ends[row, number]) + 1
-                places[row] += [int(previous[row, end - count]), *range(end - count, end)]
-                tokens[row] += [*response.tolist(), 0]
-                index[row, number, : count + 1] = np.arange(at, at + count + 1)[: columns + 1]
-        needed = coarse_length(max(least, *map(len, places)), READS_STEP)
-        most = self._states[previous.shape] = max(self._states.get(previous.shape, 0), needed)
-        padded = np.zeros((2, len(ends), most), np.int32)
-        for row in range(len(ends)):
-            padded[:, row, : len(places[row])] = places[row], tokens[row]
-        return Reads(padded[0], padded[1], index)
+        assert isinstance(batch, StreamBatch)
+
+        def room(states: int) -> int:
+            needed, shape = coarse_length(states, READS_STEP), batch.tokens.shape
+            most = self._states[shape] = max(self._states.get(shape, 0), needed)
+            return most
+
+        of_streams = [[trees[member] for member in group] for group in part.groups]
+        return response_reads(batch, of_streams, columns=columns, room=room)
 
 
 def _views(array: np.ndarray, part: Microbatch, responses: int) -> Iterator[tuple[list[int], np.ndarray]]:
@@ -232,7 +218,7 @@ def make_look(actor: Actor, step: TrainStep) -> Callable[..., Any]:
     """Return (state, frozen, batch, reads) -> log-probabilities, those of the reference, and values."""
     settings = actor.settings
 
-    def look(state: TrainState, frozen: Params, batch: Batch, reads: Reads) -> Any:
+    def look(state: TrainState, frozen: Params, batch: StreamBatch, reads: Reads) -> Any:
         def read(params: Params) -> tuple[jax.Array, jax.Array]:
             states = token_states(actor, params, batch, reads)
             return states, token_logprobs(actor, params, states, reads)[0]

@@ -1,13 +1,12 @@
 """What a policy is trained for: what it says of every token of the responses of a batch, and losses of that.
 
-The state before a token is that of the token in front of it: before the first one it is the last token of the prompt,
-which all responses of a tree share. So there are R + 1 states for R tokens, and the last one has seen all of them.
+Responses are read in packed streams: see :mod:`prb_jax.trees.response_reads`.
 
 The weights of tokens are made once for a whole minibatch and add up to the mean that was asked for, so the sum over
 microbatches is the loss, in however many it is computed.
 
-Letters: B streams or rows of a padded batch, K responses that each has room for, R response tokens, M states that are
-read in each, V vocabulary, D model.
+Letters: B streams, K responses that each has room for, R response tokens, M states that are read in each, V vocabulary,
+D model.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
 import jax
@@ -25,10 +23,9 @@ from jax import lax
 from jax.sharding import Mesh
 
 from prb_jax.checkpoints.load import abstract_params
-from prb_jax.models.attention.choice import Attention, wanted_attention
 from prb_jax.models.attention.reads import take_places
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.decoder import Params, decode_stream, decode_tree
+from prb_jax.models.decoder import Params, decode_stream
 from prb_jax.models.decoder_layer import last_norm
 from prb_jax.models.head import LanguageHead, dense
 from prb_jax.models.layers import without_unit_axes
@@ -42,10 +39,10 @@ from prb_jax.rl.numbers import (
 )
 from prb_jax.rl.sections import LABELLED
 from prb_jax.rl.settings import PpoSettings
-from prb_jax.scoring.batching import Batch
 from prb_jax.sharding import constrainer
 from prb_jax.training.step import ParameterGroup, TrainStep, make_train_step
 from prb_jax.training.weights import Weights, merge, split_params
+from prb_jax.trees.response_reads import Reads
 from prb_jax.trees.streams import StreamBatch
 
 POLICY, VALUE = "policy", "value"
@@ -83,13 +80,6 @@ class Actor:
         labelled = self.settings.algorithm in LABELLED
         return 1.0 if labelled else self.settings.rollout.temperature
 
-    @cached_property
-    def attention(self) -> Attention | None:
-        """An implementation; None for the machine's own."""
-        return wanted_attention(
-            self.mesh, self.dtype, self.settings.attention, config=self.config, trained=True
-        )
-
     def split(self, params: Params) -> tuple[dict[str, Params], Params]:
         """Return the arrays that each group starts with, and those that are not trained: those of the reference.
 
@@ -118,23 +108,6 @@ class Actor:
                 trunk = init_lora(params, settings.lora, seed=settings.seed + 1)
             sources[VALUE] = {**trunk, **head}
         return sources, frozen
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Reads:
-    """Where the responses of a microbatch are read."""
-
-    # int32 [B, M], of the state before each token of each response, and of that behind its last token
-    places: Array
-    tokens: Array  # int32 [B, M], the token after each of these states; 0 behind a last one
-    # int32 [B, K, R + 1], which of the M states are those of each response; 0 at padding
-    index: Array
-
-    def by_response(self, values: jax.Array) -> jax.Array:
-        """Values [B, M] of the states as [B, K, R + 1]."""
-        index = jnp.asarray(self.index)
-        return jnp.take_along_axis(values, index.reshape(len(index), -1), axis=1).reshape(index.shape)
 
 
 @jax.tree_util.register_dataclass
@@ -210,7 +183,7 @@ def make_policy_step(actor: Actor) -> TrainStep:
 
 
 def token_states(
-    actor: Actor, params: Params, batch: Batch, reads: Reads, *, differentiated: bool = False
+    actor: Actor, params: Params, batch: StreamBatch, reads: Reads, *, differentiated: bool = False
 ) -> jax.Array:
     """Return the normed states that are read: float32 [B, M, D]; `differentiated` where gradients are taken."""
     options: dict[str, Any] = {
@@ -221,15 +194,11 @@ def token_states(
         "remat": actor.settings.remat,
     }
     places = jnp.asarray(reads.places)
-    if isinstance(batch, StreamBatch):
-        # The last layer attends from read places to every key of the stream, and block by block from all tokens.
-        apart = FEW_READS * places.shape[1] <= batch.tokens.shape[1]
-        batch = dataclasses.replace(batch, reads=places)
-        x = decode_stream(params, batch, reads_only=apart, differentiated=differentiated, **options)
-        x = x if apart else take_places(x, places)
-    else:
-        x = take_places(decode_tree(params, batch, attention=actor.attention, **options), places)
-    return last_norm(params, x, actor.config)
+    # The last layer attends from read places to every key of the stream, and block by block from all tokens.
+    apart = FEW_READS * places.shape[1] <= batch.tokens.shape[1]
+    batch = dataclasses.replace(batch, reads=places)
+    x = decode_stream(params, batch, reads_only=apart, differentiated=differentiated, **options)
+    return last_norm(params, x if apart else take_places(x, places), actor.config)
 
 
 def token_logprobs(
@@ -284,7 +253,7 @@ def token_values(
     actor: Actor,
     inputs: Mapping[str, Any],
     frozen: Params,
-    batch: Batch,
+    batch: StreamBatch,
     reads: Reads,
     states: jax.Array,
     *,
@@ -298,7 +267,7 @@ def token_values(
 
 
 def read_policy(
-    actor: Actor, inputs: Mapping[str, Any], frozen: Params, batch: Batch, reads: Reads
+    actor: Actor, inputs: Mapping[str, Any], frozen: Params, batch: StreamBatch, reads: Reads
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The states of the policy in training, and log-probability and entropy of each token of its responses."""
     policy = merge(inputs[POLICY], frozen)
@@ -307,7 +276,7 @@ def read_policy(
 
 
 def rollout_loss(
-    actor: Actor, inputs: Mapping[str, Any], frozen: Params, batch: Batch, extras: Extras
+    actor: Actor, inputs: Mapping[str, Any], frozen: Params, batch: StreamBatch, extras: Extras
 ) -> tuple[jax.Array, Sums]:
     """Return the loss of rollouts and its sums."""
     (reads, targets), settings, loss = extras, actor.settings, actor.settings.loss
@@ -357,7 +326,7 @@ def rollout_losses(logprobs: jax.Array, targets: Targets, settings: PpoSettings)
 
 
 def pair_loss(
-    actor: Actor, inputs: Mapping[str, Any], frozen: Params, batch: Batch, extras: Extras
+    actor: Actor, inputs: Mapping[str, Any], frozen: Params, batch: StreamBatch, extras: Extras
 ) -> tuple[jax.Array, Sums]:
     """Return the loss of DPO and its sums."""
     (reads, targets), loss = extras, actor.settings.loss
@@ -376,7 +345,7 @@ def pair_loss(
 
 
 def text_loss(
-    actor: Actor, inputs: Mapping[str, Any], frozen: Params, batch: Batch, extras: Extras
+    actor: Actor, inputs: Mapping[str, Any], frozen: Params, batch: StreamBatch, extras: Extras
 ) -> tuple[jax.Array, Sums]:
     """Return the cross-entropy of preferred responses, the mean over their tokens, and its sums."""
     reads, targets = extras

@@ -16,6 +16,7 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, quote, short_repr
 from prb_jax.generation.policy import Policy
 from prb_jax.generation.programs import Task, choose_shape, make_programs, placing_program
+from prb_jax.generation.reading import prompt_length
 from prb_jax.generation.rules import SampleOptions
 from prb_jax.generation.schedule import collect, draw
 from prb_jax.models.decoder import Params
@@ -113,6 +114,9 @@ class Sampler:
         sizes: dict[str, Any] = {"longest": longest, "prompts": settings.batch.prompts, "rows": asked.rows}
         shape = choose_shape(policy.program, self._options, **sizes)
         self._programs, self._place = make_programs(policy.program, shape), None
+        cached = [prompt.ids[:-1] for prompt in self.prompts]
+        together = min(shape.unit, settings.batch.prompts)
+        self._stream = prompt_length(policy.program, cached, together=together, columns=shape.prompt_columns)
 
     def longest(self) -> list[Tree]:
         """Return the trees of rollouts that are cut, and all different."""
@@ -136,6 +140,7 @@ class Sampler:
             prompts=[self.prompts[member].ids for member in members],
             options=replace(self._options, seed=int(seed)),
             stop_ids=self._stop_ids,
+            stream=self._stream,
         )
         if program.mesh != self.policy.mesh:
             self._place = self._place or placing_program(program, params)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from prb_jax.data.config_files import build_settings, to_config_dict
 from prb_jax.data.options import check_given, check_used, option, same_option, section
 from prb_jax.errors import DataError, RunError
-from prb_jax.models import Dtype, Remat, TrainedAttention
+from prb_jax.models import AttentionName, Dtype, Remat
 from prb_jax.models.lora import LoraConfig
 from prb_jax.rl.sections import (
     DRAWING,
@@ -100,7 +100,7 @@ class PpoSettings(RunOptions):
     tokenizer: str | None = same_option(TrainSettings, "tokenizer")
     chat_template: str | None = same_option(TrainSettings, "chat_template")
     remat: Remat = same_option(TrainSettings, "remat")
-    attention: TrainedAttention = same_option(TrainSettings, "attention")
+    attention: AttentionName = same_option(TrainSettings, "attention")
     export_dtype: Dtype | None = option(None, "type of the weights in `OUT/model`; None for `dtype`.")
     rollout: RolloutSettings = section(RolloutSettings, used_by=DRAWING)
     scoring: ScoringSettings = section(ScoringSettings, used_by=DRAWING)

@@ -1,4 +1,4 @@
-"""Score comparisons: tokenised in windows, packed into streams or padded to a few shapes, ahead of the device.
+"""Score comparisons: tokenised in windows, packed into streams, or as sequences of an encoder, ahead of the device.
 
 A thread tokenises the next window while the device works on this one; batches are handed to the device
 before the results of earlier ones are waited for. CPUs compute several batches side by side. Of several
@@ -27,8 +27,7 @@ from prb_jax.errors import short_repr
 from prb_jax.models.flops import matrix_flops_per_token
 from prb_jax.scoring.reader import Encode, Gather, encode_part
 from prb_jax.sharding import mesh_shape
-from prb_jax.sources.large import LargeComparisons, Window, windows
-from prb_jax.trees.batches import TreeBatch, make_batch
+from prb_jax.sources.large import Window, windows
 from prb_jax.trees.packing import (
     PackedBatch,
     StreamOptions,
@@ -43,31 +42,28 @@ from prb_jax.trees.sequences import (
     make_sequence_batch,
     plan_sequences,
 )
-from prb_jax.trees.shapes import ShapeOptions, Shapes, choose_shapes, round_up
 from prb_jax.trees.stream_shapes import choose_stream_shape
-from prb_jax.trees.stream_tables import BLOCK
+from prb_jax.trees.stream_tables import BLOCK, round_up
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import ScoredBatch, Tree
 
 if TYPE_CHECKING:
+    from prb_jax.models.attention.choice import StreamAttention
     from prb_jax.models.config.decoder import DecoderConfig
 
-Batch = TreeBatch | StreamBatch | SequenceBatch
-BatchOptions = ShapeOptions | StreamOptions | SequenceOptions
+Batch = StreamBatch | SequenceBatch
+BatchOptions = StreamOptions | SequenceOptions
 
 FIRST_WINDOW = 512  # comparisons of the first window: few, so that the device starts early
 
 WINDOW = 4096
 """Comparisons of the later windows: many, so that few batches are left partly filled at their ends."""
 
-SAMPLE = 512  # comparisons whose lengths decide the shapes of buckets
 WAITING = 1  # batches given to the device and not yet read back, besides those that run
 MOST_LANES = 8  # batches side by side; each holds activations of its own
 
-# Padded tokens of a batch for each part that the mesh splits it into. On CPUs larger batches only fall
-# out of the cache; accelerators need some thousand tokens to be busy.
+# Tokens of a stream. On CPUs longer ones only fall out of the cache; accelerators need some thousand tokens to be busy.
 TOKENS_PER_SHARD = {"cpu": 8_192, "gpu": 65_536, "tpu": 32_768}
-MULTIPLE = {"cpu": 16, "gpu": 64, "tpu": 128}
 
 _PROGRAM_FLOPS = 5e11  # what two cores compute while they compile a program, five seconds
 
@@ -105,9 +101,8 @@ def stream_scores(
     """Score every comparison once; a window's batches come the largest shapes first.
 
     Args:
-      dispatch: starts scoring a batch and returns its scores, not yet computed: [B, K] of trees, [S, M] of streams,
-        [S] of sequences.
-      options: how batches are shaped: streams, buckets or sequences.
+      dispatch: starts scoring a batch and returns its scores, not yet computed: [S, M] of streams, [S] of sequences.
+      options: how batches are shaped: streams or sequences.
       skip: tells of a batch's indices that they need no scores. It, or its `window` where it has one, is asked for
         whole windows first, whose comparisons are then not even tokenised.
       divide: of several processes each calls `encode` for its part. Without it each does for everything, which is
@@ -150,17 +145,10 @@ def stream_scores(
         if following is None:
             return
         ahead.append(following)
-        large = isinstance(comparisons, LargeComparisons)
-        if large or not isinstance(options, ShapeOptions):
-            sample, sampled = first.places, first.comparisons
-        else:
-            sample = sample_indices(len(comparisons))
-            sampled = [comparisons[index] for index in sample]
-        trees = tokenise(sampled)()
-        count = first.places.stop if first.last else WINDOW if large else min(len(comparisons), WINDOW)
-        batches = choose_batcher(trees, options, count=count, whole=first.last)
-        known = dict(zip(sample, trees, strict=True))  # need not be tokenised again
-        del first, following, sampled  # their texts are not held
+        trees = tokenise(first.comparisons)()
+        batches = choose_batcher(trees, options, whole=first.last)
+        known = dict(zip(first.places, trees, strict=True))  # need not be tokenised again
+        del first, following  # their texts are not held
         encoded: deque[Future[tuple[range, Gather] | None]] = deque()
 
         def tokenise_next() -> tuple[range, Gather] | None:
@@ -234,32 +222,21 @@ def _finish(
     )
 
 
-def choose_batcher(sample: Sequence[Tree], options: BatchOptions, *, count: int, whole: bool) -> Batcher:
-    """Return a batcher of the shapes that cost least for windows of `count` trees, for which the sample speaks; where
-    `whole`, a window may be all there is."""
+def choose_batcher(sample: Sequence[Tree], options: BatchOptions, *, whole: bool) -> Batcher:
+    """Return a batcher of the shape that costs least for trees for which the sample speaks; where `whole`, it is all
+    there is."""
     if isinstance(options, SequenceOptions):
         return fixed_batcher(options)
-    if isinstance(options, StreamOptions):
-        if options.keys is not None:
-            options = for_keys(options, sample, whole=whole)
-        shape = choose_stream_shape(sample, options, whole=whole)
-        return partial(_stream_batches, shape=shape, options=options)
-    # A sample speaks for the whole, so the number of compiles is weighed against all rows.
-    repeat = max(1, count // len(sample))
-    shapes = choose_shapes(
-        [tree.shape for tree in sample] * repeat,
-        options=options,
-        together=[range(len(sample))] if whole else (),
-    )
-    return partial(_bucket_batches, shapes=shapes)
+    if options.keys is not None:
+        options = for_keys(options, sample, whole=whole)
+    shape = choose_stream_shape(sample, options, whole=whole)
+    return partial(_stream_batches, shape=shape, options=options)
 
 
-def fixed_batcher(options: StreamOptions | Shapes | SequenceOptions) -> Batcher:
-    """Return a batcher that needs no sample: into the `fixed` shapes of the options, or into these buckets."""
+def fixed_batcher(options: BatchOptions) -> Batcher:
+    """Return a batcher that needs no sample: into the `fixed` shapes of the options."""
     if isinstance(options, SequenceOptions):
         return partial(_sequence_batches, options=options)
-    if isinstance(options, Shapes):
-        return partial(_bucket_batches, shapes=options)
     return partial(_stream_batches, shape=options.fixed[-1], options=options)
 
 
@@ -281,24 +258,6 @@ def _stream_batches(
             computed=sum(stream.tokens for stream in packed),
             make=lambda packed=packed: [make_stream_batch(trees, packed, options)],
             take=partial(take, packed),
-        )
-
-
-def _bucket_batches(
-    trees: Sequence[Tree], indices: Sequence[int], *, shapes: Shapes
-) -> Iterator[PlannedBatch]:
-    """Pad trees to a few fixed shapes."""
-
-    def take(rows: Sequence[Tree], scores: list[np.ndarray]) -> list[np.ndarray]:
-        return [scores[0][row, : len(tree.responses)].copy() for row, tree in enumerate(rows)]
-
-    for padded in shapes.batches([tree.shape for tree in trees], range(len(trees))):
-        rows = [trees[member] for member in padded.members]
-        yield PlannedBatch(
-            members=tuple(indices[member] for member in padded.members),
-            computed=sum(tree.tokens for tree in rows),
-            make=lambda rows=rows, padded=padded: [make_batch(rows, padded.bucket, batch=padded.rows)],
-            take=partial(take, rows),
         )
 
 
@@ -329,41 +288,26 @@ def _sequence_batches(
         )
 
 
-def sample_indices(count: int) -> list[int]:
-    """Evenly spaced members of the input, at most :data:`SAMPLE`."""
-    return sorted({int(i) for i in np.linspace(0, count - 1, min(count, SAMPLE)).round()})
-
-
 def batch_sizes(batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the shapes by which the programs of batches are told apart."""
-    if isinstance(batch, TreeBatch):
-        return np.shape(batch.prefix), np.shape(batch.responses)
     return np.shape(batch.tokens), np.shape(
         batch.lengths if isinstance(batch, SequenceBatch) else batch.reads
     )
 
 
-def shape_options(config: DecoderConfig, mesh: Mesh, batch_tokens: int | None = None) -> ShapeOptions:
-    """Return how batches are shaped for a model on these devices; `batch_tokens` takes the place of their own."""
-    platform, shards = mesh.devices.flat[0].platform, mesh_shape(mesh).batch_shards
-    return ShapeOptions(
-        tokens_per_batch=batch_tokens or shards * TOKENS_PER_SHARD.get(platform, 8_192),
-        divisor=shards,
-        multiple=MULTIPLE.get(platform, 16),
-        attention_length=config.attention_length,
-    )
-
-
-def stream_options(config: DecoderConfig, mesh: Mesh, batch_tokens: int | None = None) -> StreamOptions:
+def stream_options(
+    config: DecoderConfig, mesh: Mesh, attention: StreamAttention, batch_tokens: int | None = None
+) -> StreamOptions:
     """Return how streams are shaped for a decoder on these devices; `batch_tokens` is about the length of a stream, of
     which each part that the mesh splits batches into computes one at a time."""
     platform = mesh.devices.flat[0].platform
-    return StreamOptions(
+    options = StreamOptions(
         tokens=round_up(batch_tokens or TOKENS_PER_SHARD.get(platform, 8_192), BLOCK),
         streams=mesh_shape(mesh).batch_shards,
         window=config.sliding_window,
         program_cost=round(_PROGRAM_FLOPS / matrix_flops_per_token(config)),
     )
+    return attention.shaped(options)
 
 
 def lanes(mesh: Mesh, *, held: float = 0.0) -> int:

@@ -131,8 +131,7 @@ def load(
       tokenizer: folder or hub id of the tokenizer, if it is not with the model.
       quantize: "int8", "int8-weights" or "fp8": the layers' matrices in eight bits, as
         :mod:`prb_jax.models.quantization` describes them.
-      attention: "auto", the machine's own choice; "blockwise", the XLA program; "kernel", cuDNN on GPUs and
-        the splash kernel on TPUs, or an error; or "streams", a kernel over packed streams on both: see
+      attention: "auto", the machine's own choice, in bfloat16 a kernel on TPUs and GPUs; or "xla", the XLA program: see
         :func:`prb_jax.models.attention.choice.choose_attention`.
 
     Raises:

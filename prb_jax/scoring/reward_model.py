@@ -17,18 +17,13 @@ from prb_jax.checkpoints.out_of_range import explain_scores
 from prb_jax.data.comparison import Comparison
 from prb_jax.data.records import Records, as_comparisons
 from prb_jax.errors import short_repr
-from prb_jax.models.attention.choice import (
-    CUDNN_STREAM_ATTENTION,
-    KERNEL_STREAM_ATTENTION,
-    choose_attention,
-    stream_attention_name,
-)
+from prb_jax.models.attention.choice import StreamAttention, choose_attention
 from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.quantization import quantization_form
 from prb_jax.personal.prompts import extend_embedding
 from prb_jax.readouts.open_model import OpenedModel
 from prb_jax.readouts.score_pairs import make_pair_fn
-from prb_jax.readouts.score_tree import make_score_fn, make_stream_fn
+from prb_jax.readouts.score_tree import make_score_fn
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring import GivesRewards
 from prb_jax.scoring.batching import (
@@ -36,28 +31,24 @@ from prb_jax.scoring.batching import (
     BatchOptions,
     batch_sizes,
     lanes,
-    shape_options,
     stream_options,
     stream_scores,
 )
 from prb_jax.scoring.reader import Reader, open_reader
-from prb_jax.sharding import batch_sharding, check_heads, parameter_shardings, to_global
+from prb_jax.sharding import batch_sharding, check_heads, parameter_shardings, replicated, to_global
 from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import View, ViewOptions
-from prb_jax.trees.batches import Bucket, TreeBatch, make_batch
-from prb_jax.trees.packing import for_kernel, with_key_layout
-from prb_jax.trees.sequences import SequenceBatch, SequenceOptions, batch_of_trees, sequence_options
-from prb_jax.trees.shapes import ShapeOptions, round_up
-from prb_jax.trees.stream_tables import KeyLayout
-from prb_jax.trees.streams import StreamBatch
+from prb_jax.trees.packing import for_keys
+from prb_jax.trees.sequences import SequenceOptions, batch_of_trees, sequence_options
+from prb_jax.trees.stream_shapes import pack_together
+from prb_jax.trees.streams import StreamBatch, make_stream_batch, places_of_trees
 from prb_jax.trees.tree import ScoredBatch, Tree
 
 if TYPE_CHECKING:
     from prb_jax.checkpoints.load import LoadReport
     from prb_jax.models.config.decoder import DecoderConfig
     from prb_jax.models.decoder import Params
-    from prb_jax.readouts.score_tree import StreamFn
 
 AnyBatch = TypeVar("AnyBatch", bound=Batch)
 
@@ -80,19 +71,14 @@ class RewardModel(GivesRewards):
       reader: turns comparisons into trees of token ids: tokenizer, defaults of what is shown, soft prompts of users.
       params: weights, a nested dict of arrays sharded over ``mesh``; layers stacked on axis 0, matrices
         [in, out]. Soft prompts are further rows of the embedding.
-      score_fn: pure jitted function of (params, batch): rewards float32 [B, K] of a
-        :class:`prb_jax.trees.batches.TreeBatch`, or of an encoder's
-        :class:`prb_jax.trees.sequences.SequenceBatch`; what it gives for absent rows and responses is
-        meaningless. It compiles once for each shape.
-      stream_fn: the same for packed streams, rewards float32 [S, M] of a
-        :class:`prb_jax.trees.streams.StreamBatch`: :meth:`score` and :meth:`stream` use it where there is one, on
-        CPUs, and where the attention "streams" was asked for. It compiles once for each shape (S, N, M).
+      score_fn: pure jitted function of (params, batch): rewards float32 [B, K] of a batch of :meth:`batch`; what it
+        gives for absent responses is meaningless. It compiles once for each shape of a batch.
       mesh: devices.
       dtype: of weights and activations; the head and the rewards are float32.
       readout: how logits become a reward.
       quantize: the form in which the layers' matrices are held, if they are quantised: see
         :mod:`prb_jax.models.quantization`.
-      attention: the implementation of attention in its programs, in words.
+      streams: the implementation of attention over packed streams; None for an encoder.
       report: what was read from the checkpoint.
       source: revision and file fingerprints, for ``run.json``.
     """
@@ -100,12 +86,11 @@ class RewardModel(GivesRewards):
     reader: Reader
     params: Params = field(repr=False)
     score_fn: Callable[[Params, Any], jax.Array] = field(repr=False)
-    stream_fn: StreamFn | None = field(default=None, repr=False)
     mesh: Mesh
     dtype: str
     readout: str
     quantize: str | None = None
-    attention: str | None = None
+    streams: StreamAttention | None = None
     report: LoadReport | None = field(default=None, repr=False)
     source: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
@@ -131,6 +116,11 @@ class RewardModel(GivesRewards):
         if isinstance(self.tokenizer, PairTokenizer):
             raise TypeError(f"{self.name}: expected a decoder, found the encoder {self.config.model_type}")
         return cast("DecoderConfig", self.config)
+
+    @property
+    def attention(self) -> str:
+        """The implementation of attention in its programs, in words."""
+        return "whole, both ways" if self.streams is None else self.streams.name
 
     @property
     def tokenizer(self) -> ChatTokenizer | PairTokenizer:
@@ -179,8 +169,8 @@ class RewardModel(GivesRewards):
         """Return what the model sees of each comparison, as trees of token ids; arguments as of :meth:`score`."""
         return self.reader.encode(comparisons, view=self.reader.view(ViewOptions(**view)))
 
-    def batch(self, trees: Sequence[Tree]) -> TreeBatch | SequenceBatch:
-        """Return one batch that holds all the trees, for ``score_fn``; rows beyond ``len(trees)`` are empty.
+    def batch(self, trees: Sequence[Tree]) -> Batch:
+        """Return one batch that holds all the trees, for ``score_fn``: packed streams, or sequences for an encoder.
 
         Raises:
           ValueError: no tree.
@@ -190,11 +180,11 @@ class RewardModel(GivesRewards):
         options = self.batch_options()
         if isinstance(options, SequenceOptions):
             return self.place(batch_of_trees(trees, options))
-        options = self.shape_options()
-        tops = [max(sizes) for sizes in zip(*(tree.shape for tree in trees), strict=True)]
-        prefix, responses, length = max(tops[0], 1), tops[1], tops[2]
-        bucket = Bucket(round_up(prefix, options.multiple), responses, round_up(length, options.multiple))
-        return self.place(make_batch(trees, bucket, batch=round_up(len(trees), options.divisor)))
+        if options.keys is not None:
+            options = for_keys(options, trees, whole=True)
+        packed = pack_together(trees, options)
+        batch = make_stream_batch(trees, packed, options)
+        return self.place(replace(batch, places=places_of_trees(trees, packed)))
 
     def stream(
         self,
@@ -220,19 +210,15 @@ class RewardModel(GivesRewards):
 
     def dispatch(self, batch: Batch) -> jax.Array:
         """Start scoring a batch of the host and return its scores, not yet computed."""
-        return self.run(batch, self.score_fn, self.stream_fn)
+        return self.run(batch, self.score_fn)
 
-    def run(
-        self, batch: Batch, scorer: Callable[[Params, Any], jax.Array], of_streams: StreamFn | None
-    ) -> jax.Array:
-        """As :meth:`dispatch`, with other programs of the same parameters."""
-        program = cast("Callable[..., jax.Array]", of_streams if isinstance(batch, StreamBatch) else scorer)
+    def run(self, batch: Batch, program: Callable[[Params, Any], jax.Array]) -> jax.Array:
+        """As :meth:`dispatch`, with another program of the same parameters."""
         with compiling(program, *batch_sizes(batch)):
             return program(self.params, self.place(batch))
 
     def batch_options(self, batch_tokens: int | None = None) -> BatchOptions:
-        """Return how comparisons are put into batches: packed into streams where the model has a scorer of them, and of
-        an encoder as sequences."""
+        """Return how comparisons are put into batches: packed into streams, or as sequences for an encoder."""
         config = self.config
         if isinstance(config, EncoderConfig):
             return sequence_options(
@@ -241,21 +227,14 @@ class RewardModel(GivesRewards):
                 flops_per_token=config.flops_per_token,
                 batch_tokens=batch_tokens,
             )
-        if self.stream_fn is None:
-            return self.shape_options(batch_tokens)
-        options = stream_options(self.decoder, self.mesh, batch_tokens)
-        if self.attention == KERNEL_STREAM_ATTENTION:
-            return for_kernel(options)
-        if self.attention == CUDNN_STREAM_ATTENTION:  # with room for any conversation of a stream
-            return with_key_layout(options, KeyLayout.of(options.tokens, options.tokens))
-        return options
-
-    def shape_options(self, batch_tokens: int | None = None) -> ShapeOptions:
-        """Return how batches are shaped for this model on its devices."""
-        return shape_options(self.decoder, self.mesh, batch_tokens)
+        assert self.streams is not None
+        return stream_options(config, self.mesh, self.streams, batch_tokens)
 
     def place(self, batch: AnyBatch) -> AnyBatch:
         """Return a batch of the host with its rows, or its streams, dealt over the mesh."""
+        if isinstance(batch, StreamBatch) and batch.places is not None:
+            whole = to_global(np.asarray(batch.places), replicated(self.mesh))
+            return replace(self.place(replace(batch, places=None)), places=whole)
         return jax.tree.map(lambda x: to_global(np.asarray(x), batch_sharding(self.mesh, x.ndim)), batch)
 
     def identity(self) -> dict[str, Any]:
@@ -294,9 +273,9 @@ def load_reward_model(opened: OpenedModel) -> RewardModel:
     config, mesh, dtype = opened.config, opened.mesh, jnp.dtype(opened.dtype)
     quantize, attention = opened.options.quantize, opened.options.attention
     program: dict[str, Any] = {"mesh": mesh, "dtype": dtype, "readout": opened.labels}
-    stream_fn = None
+    streams = None
     if isinstance(opened.body, EncoderFolder):
-        score_fn, shown_attention = make_pair_fn(opened.body.config, **program), "whole, both ways"
+        score_fn = make_pair_fn(opened.body.config, **program)
         loaded = load_encoder_params(opened.body, mesh=mesh, dtype=dtype, head_dtype=jnp.float32)
         params = loaded.params
     else:
@@ -306,10 +285,8 @@ def load_reward_model(opened: OpenedModel) -> RewardModel:
             quantization_form(quantize, mesh=mesh)
         shardings = parameter_shardings(abstract_params(config, quantize=quantize), mesh)
         program["shardings"] = shardings
-        score_fn = make_score_fn(config, attention=attention, **program)
-        streams = stream_attention_name(mesh, dtype, attention, config=config)
-        if streams is not None:
-            stream_fn = make_stream_fn(config, **program)
+        streams = choose_attention(mesh, dtype, attention, config=config)
+        score_fn = make_score_fn(config, **program)
         loaded = load_params(
             opened.folder.path,
             config,
@@ -319,7 +296,6 @@ def load_reward_model(opened: OpenedModel) -> RewardModel:
             quantize=quantize,
         )
         params = loaded.params
-        shown_attention = streams or choose_attention(mesh, dtype, attention, config=config).name
         if prompts is not None:
             embedding = extend_embedding(params["embed"], prompts.table, sharding=shardings["embed"])
             params = {**params, "embed": embedding}
@@ -327,12 +303,11 @@ def load_reward_model(opened: OpenedModel) -> RewardModel:
         reader=reader,
         params=params,
         score_fn=score_fn,
-        stream_fn=stream_fn,
         mesh=mesh,
         dtype=opened.dtype,
         readout=opened.readout,
         quantize=quantize,
-        attention=shown_attention,
+        streams=streams,
         report=loaded.report,
         source=opened.source,
     )

@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from prb_jax.errors import PrbError, PrbWarning
-from prb_jax.scoring.batching import Batch, Batcher, fixed_batcher
+from prb_jax.scoring.batching import Batch, Batcher, BatchOptions, fixed_batcher
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.serving.items import Item, Score, Scores, TreeMaker
 from prb_jax.text.view import ViewOptions
-from prb_jax.trees.batches import make_batch
 from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape, with_key_layout
 from prb_jax.trees.sequences import (
     STEP,
@@ -22,9 +21,8 @@ from prb_jax.trees.sequences import (
     SequenceOptions,
     make_sequence_batch,
 )
-from prb_jax.trees.shapes import Shapes, fixed_shapes, round_up
 from prb_jax.trees.stream_shapes import READS_STEP
-from prb_jax.trees.stream_tables import KeyLayout
+from prb_jax.trees.stream_tables import KeyLayout, round_up
 from prb_jax.trees.streams import make_stream_batch
 from prb_jax.trees.tree import build_tree
 
@@ -33,16 +31,14 @@ PARTS = (8, 3, 1)
 
 TOKENS_OF_A_READ = 16  # a stream has room for a response in each so many tokens
 
-BUCKETS = (256, 1024, 4096), (1, 8), (128, 512)
-"""P, K and R of padded trees, where the model is not scored over streams; a longest P is added."""
-
-LONGEST_PREFIX = 8192
+LONGEST_USUAL = 8192
+"""Tables of keys have room for conversations of so many tokens; they are widened for longer ones."""
 
 PARTS_OF_THE_LIMIT = (4, 2, 1)
 """Sequences of an encoder are padded to the longest that it reads, or to such a part of it."""
 
 PART_OF_A_BATCH = 4
-"""Padded batches of a server are smaller than those of an evaluation by this factor: an answer comes sooner."""
+"""A server's batches of sequences are smaller than those of an evaluation by this factor: an answer comes sooner."""
 
 MOST_RESPONSES = 64
 """Responses of a tree, at most: more of one prompt become several trees, which share their beginning."""
@@ -50,14 +46,14 @@ MOST_RESPONSES = 64
 
 @dataclass(frozen=True)
 class TreeScorer:
-    """Scores items as trees, in shapes of streams, padded trees or sequences that do not depend on what comes.
+    """Scores items as trees, in shapes of streams or sequences that do not depend on what comes.
 
     A full batch has about so many tokens.
     """
 
     model: RewardModel
     maker: TreeMaker
-    shapes: StreamOptions | Shapes | SequenceOptions
+    shapes: BatchOptions
     tokens: int
 
     @property
@@ -69,9 +65,7 @@ class TreeScorer:
         """Compile the program of each shape."""
         tree, shapes = build_tree([[0, 0]]), self.shapes
         batches: Iterable[Batch]
-        if isinstance(shapes, Shapes):
-            batches = (make_batch([tree], bucket, batch=rows) for bucket, rows in shapes.rows.items())
-        elif isinstance(shapes, SequenceOptions):
+        if isinstance(shapes, SequenceOptions):
             sizes = [(length, rows) for length, some in shapes.fixed.items() for rows in some]
             batches = (make_sequence_batch([], PackedSequences(rows, length, ())) for length, rows in sizes)
         else:
@@ -101,29 +95,17 @@ def open_tree_scorer(model: RewardModel, options: ViewOptions, *, batch_tokens: 
     if isinstance(chosen, StreamOptions):
         # tables with room for usual conversations, not for any that fits a stream
         if chosen.keys is not None:
-            longest = min(model.reader.limit(view), LONGEST_PREFIX)
+            longest = min(model.reader.limit(view), LONGEST_USUAL)
             chosen = with_key_layout(chosen, KeyLayout.of(longest, longest))
-        tokens, block = chosen.tokens, chosen.block
-        lengths = sorted({round_up(max(tokens // part, block), block) for part in PARTS})
+        tokens, multiple = chosen.tokens, chosen.multiple
+        lengths = sorted({round_up(max(tokens // part, multiple), multiple) for part in PARTS})
         fixed = [StreamShape(n, round_up(-(-n // TOKENS_OF_A_READ), READS_STEP)) for n in lengths]
         shapes, most = replace(chosen, fixed=tuple(fixed)), fixed[-1].reads
-    elif isinstance(chosen, SequenceOptions):
+    else:
         limit, most = model.reader.limit(view), MOST_RESPONSES
         tokens = batch_tokens or max(chosen.tokens // PART_OF_A_BATCH, TOKENS_PER_SHARD["cpu"])
         chosen = replace(chosen, tokens=tokens, limit=limit)
         lengths = {min(round_up(-(-limit // part), STEP), limit) for part in PARTS_OF_THE_LIMIT}
         rows = {length: {chosen.most_rows(part * length) for part in (1, PARTS[0])} for length in lengths}
         shapes = replace(chosen, fixed={length: tuple(sorted(some)) for length, some in rows.items()})
-    else:
-        tokens = chosen.tokens_per_batch // (1 if batch_tokens else PART_OF_A_BATCH)
-        chosen = replace(chosen, tokens_per_batch=tokens)
-        top = round_up(min(model.reader.limit(view), LONGEST_PREFIX), chosen.multiple)
-        prefixes, counts, lengths = BUCKETS
-        shapes = fixed_shapes(
-            [*(length for length in prefixes if length < top), top],
-            counts,
-            [length for length in lengths if length < top] or [top],
-            options=chosen,
-        )
-        most = max(counts)
     return TreeScorer(model, TreeMaker(model.reader, view, min(most, MOST_RESPONSES)), shapes, tokens)

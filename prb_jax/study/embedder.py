@@ -38,7 +38,7 @@ from prb_jax.readouts.open_model import open_language_model, open_model
 from prb_jax.readouts.registry import REGISTRY
 from prb_jax.readouts.resolve import is_plain_language_model
 from prb_jax.readouts.score_pairs import PairFn, make_pair_fn
-from prb_jax.readouts.score_tree import ScoreFn, StreamFn, make_score_fn, make_stream_fn
+from prb_jax.readouts.score_tree import ScoreFn, make_score_fn
 from prb_jax.readouts.text_encoder import load_text_encoder
 from prb_jax.scoring.batching import stream_scores
 from prb_jax.scoring.reward_model import RewardModel, load_reward_model
@@ -85,11 +85,8 @@ class StateFeatures:
     """
 
     model: RewardModel
-    # gives the states of padded trees, float32 [B, K, D], or of an encoder's sequences, [S, D]; with the reward
-    # behind each, D + 1
-    read: ScoreFn | PairFn
-    # of a :class:`StreamBatch`, [S, M, D]; None for an encoder, which reads no streams
-    stream: StreamFn | None
+    # gives the state at each read place, or of an encoder's sequences, float32 [..., D]; with the reward behind, D + 1
+    states: ScoreFn | PairFn
     view: View
     gives_rewards: bool
 
@@ -116,7 +113,7 @@ class StateFeatures:
         for batch in stream_scores(
             comparisons,
             encode=functools.partial(self.model.reader.encode, view=self.view),
-            dispatch=lambda batch: self.model.run(batch, self.read, self.stream),
+            dispatch=lambda batch: self.model.run(batch, self.states),
             options=self.model.batch_options(),
         ):
             for index, states in zip(batch.indices, batch.scores, strict=True):
@@ -273,14 +270,12 @@ def open_embedder(
     head = ReadStates() if readout is None else ReadStates(config.head, readout)
     settings: dict[str, Any] = {"mesh": mesh, "dtype": jnp.dtype(loaded.dtype), "readout": None}
     if isinstance(config, EncoderConfig):
-        read, stream = make_pair_fn(replace(config, head=head), **settings), None
+        states = make_pair_fn(replace(config, head=head), **settings)
     else:
-        reading = replace(config, head=head)
         params = abstract_params(config, quantize=loaded.quantize)
-        settings["shardings"] = parameter_shardings(params, mesh)
-        read = make_score_fn(reading, attention=options.attention, **settings)
-        stream = make_stream_fn(reading, **settings)
-    return StateFeatures(loaded, read, stream, chosen, readout is not None)
+        shardings = parameter_shardings(params, mesh)
+        states = make_score_fn(replace(config, head=head), shardings=shardings, **settings)
+    return StateFeatures(loaded, states, chosen, readout is not None)
 
 
 def _count_cut(batch: ScoredBatch) -> int:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from prb_jax.data.config_files import build_settings, to_config_dict
 from prb_jax.data.options import Options, check_given, option, section
-from prb_jax.models import REMAT, Dtype, Remat, TrainedAttention
+from prb_jax.models import REMAT, AttentionName, Dtype, Remat
 from prb_jax.models.lora import LoraConfig
 from prb_jax.text.view import View
 from prb_jax.training import Tuning
@@ -51,7 +51,7 @@ class RunOptions(Options):
     dtype: Dtype
     tuning: Any
     remat: Remat
-    attention: TrainedAttention
+    attention: AttentionName
     lora: LoraConfig
     batch: Any
     checkpoint: Any
@@ -138,8 +138,8 @@ class BatchSettings(Options, prefix="batch."):
     )
     max_buckets: int = option(
         4,
-        "the most shapes of batches, and so compiles; where trees are packed into streams (on CPUs, and on "
-        "TPUs and GPUs in bfloat16), two are the most.",
+        "the most shapes of microbatches, and so compiles: one, or two where a second saves more time than it "
+        "takes to compile.",
         least=1,
     )
 
@@ -305,13 +305,12 @@ class TrainSettings(RunOptions):
     batch_by: Literal["comparison", "user"] = option(
         "comparison",
         "unit by which steps are filled: single comparisons, or whole users, whose profile is then computed"
-        " once a step, where trees are packed into streams.",
+        " once a step.",
     )
     remat: Remat = option(REMAT, "activations that the backward pass computes again instead of keeping them.")
-    attention: TrainedAttention = option(
+    attention: AttentionName = option(
         "auto",
-        'its implementation: the machine\'s own choice ("auto"), the block-wise XLA program, or the '
-        "machine's kernel.",
+        'its implementation: the machine\'s own choice ("auto"), or the XLA program ("xla").',
         effect="none",
     )
     loss: LossSettings = section(LossSettings)

@@ -1,4 +1,4 @@
-"""The microbatches of a step: its trees packed into streams without padding, or padded to a few fixed shapes."""
+"""The microbatches of a step: its trees packed into streams of a few shapes."""
 
 from __future__ import annotations
 
@@ -9,27 +9,23 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.models.attention.choice import CUDNN_STREAM_ATTENTION, KERNEL_STREAM_ATTENTION
+from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.flops import matrix_flops_per_token, stream_flops, tree_flops
-from prb_jax.scoring.batching import shape_options, stream_options
+from prb_jax.models.flops import matrix_flops_per_token, stream_flops
+from prb_jax.scoring.batching import stream_options
 from prb_jax.scoring.reader import Encode
 from prb_jax.training.data import Examples
 from prb_jax.training.objective import Extras
 from prb_jax.training.step import Microbatch
-from prb_jax.trees.batches import TreeBatch, make_batch
-from prb_jax.trees.packing import StreamOptions, StreamShape, for_kernel, for_keys
-from prb_jax.trees.shapes import Shapes, choose_shapes
+from prb_jax.trees.packing import StreamOptions, StreamShape, for_keys
 from prb_jax.trees.stream_shapes import choose_step_shapes, pack_step
+from prb_jax.trees.stream_tables import BLOCK
 from prb_jax.trees.streams import make_stream_batch
 from prb_jax.trees.tree import Tree
 
 STEPS_SIMULATED = 64  # steps at the beginning of a run that speak for all of them
 
 _LOOKED_AT = 1024  # comparisons, about, of these steps whose trees decide the shapes of streams
-
-_ENCODED = 256
-_BATCH_COST = 256  # what starting one more microbatch costs, in tokens
 
 _COMPILE, _COMPILE_OF_ACCELERATOR = 1e12, 1e16
 """Floating-point operations of a CPU, and of one TPU or GPU, in the time of a compile."""
@@ -43,13 +39,10 @@ class TreesOnDemand(Sequence[Tree]):
     Args:
       comparisons: of the data, read when they are asked for.
       encode: comparisons to trees.
-      shapes: int64 [n, 3], (p, K, r) of every tree, where they are known without reading it.
     """
 
-    def __init__(
-        self, comparisons: Sequence[Any], encode: Encode, *, shapes: np.ndarray | None = None
-    ) -> None:
-        self._comparisons, self._encode, self.shapes = comparisons, encode, shapes
+    def __init__(self, comparisons: Sequence[Any], encode: Encode) -> None:
+        self._comparisons, self._encode = comparisons, encode
         self._held: dict[int, Tree] = {}
 
     def __len__(self) -> int:
@@ -85,33 +78,18 @@ class Layout:
 
     config: DecoderConfig  # architecture
     token_bytes: int  # what a backward pass keeps of each token, about
-    padded: Shapes  # of padded batches, which are used where `streams` is None
-    # how trees are packed, so that what several begin with is computed once; None for padded batches
-    streams: StreamOptions | None = None
-    shapes: Sequence[StreamShape] = ()  # of the streams, the smallest first
-    responses: int = 1  # the most of a tree, as far as is known
+    streams: StreamOptions  # how trees are packed, so that what several begin with is computed once
+    shapes: Sequence[StreamShape]  # of the streams, the smallest first
+    responses: int  # the most of a tree, as far as is known
 
     def microbatches(self, trees: Sequence[Tree]) -> Iterator[Microbatch]:
         """Yield the microbatches of the trees of a step."""
-        if self.streams is None:
-            yield from self._padded(trees)
-            return
         for packed in pack_step(trees, self.shapes, self.streams):
             batch = make_stream_batch(trees, packed, self.streams)
             groups = [stream.members for stream in packed]
             tokens = sum(stream.tokens for stream in packed)
             flops, activations = stream_flops(batch, self.config), batch.tokens.size * self.token_bytes
             yield Microbatch(batch, groups, packed[0].shape.reads, tokens, flops, activations)
-
-    def _padded(self, trees: Sequence[Tree]) -> Iterator[Microbatch]:
-        for padded in self.padded.batches([tree.shape for tree in trees], range(len(trees))):
-            chosen = [trees[place] for place in padded.members]
-            batch = make_batch(chosen, padded.bucket, batch=padded.rows)
-            tokens = sum(tree.tokens for tree in chosen)
-            activations = (batch.prefix.size + batch.responses.size) * self.token_bytes
-            flops = tree_flops(chosen, self.config)
-            groups = [[place] for place in padded.members]
-            yield Microbatch(batch, groups, 1, tokens, flops, activations)
 
 
 def plan_layout(
@@ -122,7 +100,7 @@ def plan_layout(
     steps: int,
     config: DecoderConfig,
     mesh: Mesh,
-    streams: str | None,
+    attention: StreamAttention,
     batch: Any,
     remat: str = "none",
 ) -> Layout:
@@ -135,61 +113,31 @@ def plan_layout(
       steps: of the run: the longer it is, the more shapes pay for their compile.
       config: architecture.
       mesh: devices.
-      streams: of :func:`prb_jax.models.attention.choice.trained_stream_attention`: what attends over packed streams;
-        None for padded batches.
+      attention: of the run.
       batch: the section of the settings: how large microbatches are, and the most shapes.
       remat: what is kept for the backward pass.
     """
-    options = shape_options(config, mesh)
-    # A backward pass holds the activations of all layers: less at a time than in scoring.
-    tokens = options.tokens_per_batch // 2 if batch.tokens is None else batch.tokens * options.divisor
-    options = replace(options, tokens_per_batch=tokens, max_buckets=batch.max_buckets)
     token_bytes = _bytes_per_token(config, remat)
-    if streams is None:
-        compile_cost = options.compile_cost * len(trees) / (steps * per_step)
-        options = replace(options, compile_cost=compile_cost, batch_cost=_BATCH_COST)
-        lengths, together = _lengths(trees, together)
-        padded = choose_shapes(lengths, options=options, together=together, fill=True)
-        return Layout(config, token_bytes, padded)
     looked_at = [trees_of(trees, members) for members in together[: max(1, _LOOKED_AT // per_step)]]
     on_demand = isinstance(trees, TreesOnDemand)
     known = [tree for of_step in looked_at for tree in of_step] if on_demand else list(trees)
-    packed = stream_options(config, mesh)
-    fitting = int(_ACTIVATIONS / token_bytes)
-    most = min(max(fitting, packed.tokens // 2), packed.tokens) if batch.tokens is None else batch.tokens
-    packed, compile_cost = replace(packed, tokens=most), _COMPILE
-    if streams == KERNEL_STREAM_ATTENTION:
-        packed, compile_cost = for_kernel(packed), _COMPILE_OF_ACCELERATOR * packed.streams
-    elif streams == CUDNN_STREAM_ATTENTION:
-        packed = for_keys(packed, known, whole=not on_demand)
-        compile_cost = _COMPILE_OF_ACCELERATOR * packed.streams
+    most = batch.tokens
+    if most is None:  # a backward pass holds the activations of all layers
+        usual = stream_options(config, mesh, attention).tokens
+        most = min(max(int(_ACTIVATIONS / token_bytes), usual // 2), usual)
+    options = stream_options(config, mesh, attention, max(most // BLOCK, 1) * BLOCK)
+    if options.keys is not None:
+        options = for_keys(options, known, whole=not on_demand)
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    compile_cost = _COMPILE if on_cpu else _COMPILE_OF_ACCELERATOR * options.streams
     shapes = choose_step_shapes(
         looked_at,
-        packed,
+        options,
         most_shapes=batch.max_buckets,
         compile_cost=compile_cost / (3 * matrix_flops_per_token(config)),
         count=steps,
     )
-    responses = max(len(tree.responses) for tree in known)
-    return Layout(config, token_bytes, Shapes({}, options), packed, shapes, responses)
-
-
-def _lengths(
-    trees: Sequence[Tree], together: Sequence[np.ndarray]
-) -> tuple[np.ndarray, Sequence[np.ndarray]]:
-    """The lengths to plan with, int64 [m, 3], and which of them each step has.
-
-    Where those of all trees are not known, those of these steps speak for all.
-    """
-    if not isinstance(trees, TreesOnDemand):
-        return np.asarray([tree.shape for tree in trees], np.int64), together
-    if trees.shapes is not None:
-        return trees.shapes, together
-    members = np.unique(np.concatenate(together))
-    parts = [members[start : start + _ENCODED] for start in range(0, len(members), _ENCODED)]
-    lengths = [tree.shape for part in parts for tree in trees_of(trees, part)]
-    trees.ahead(members[:0])
-    return np.asarray(lengths, np.int64), [np.searchsorted(members, step) for step in together]
+    return Layout(config, token_bytes, options, shapes, max(len(tree.responses) for tree in known))
 
 
 def _bytes_per_token(config: DecoderConfig, remat: str) -> int:
@@ -218,27 +166,21 @@ def labelled(
       prompt_tokens: of the soft prompt in front of every tree.
     """
     trees = trees_of(examples.trees, members)
-    if prompt_tokens and layout.streams is not None:
-        trees = [_named(tree, slot, prompt_tokens) for tree, slot in zip(trees, slots, strict=True)]
+    if prompt_tokens:
+        trees = [named_tree(tree, slot, prompt_tokens) for tree, slot in zip(trees, slots, strict=True)]
     parts = layout.microbatches(trees)
-    return [replace(part, extras=_extras(part, layout, examples, members, slots)) for part in parts]
+    return [replace(part, extras=_extras(part, layout, examples, members)) for part in parts]
 
 
-def _extras(
-    part: Microbatch, layout: Layout, examples: Examples, members: np.ndarray, slots: np.ndarray
-) -> Extras:
+def _extras(part: Microbatch, layout: Layout, examples: Examples, members: np.ndarray) -> Extras:
     comparisons = [[examples.known[members[place]] for place in group] for group in part.groups]
-    batch, most = part.batch, max(len(one.labels or ()) for group in comparisons for one in group)
-    if isinstance(batch, TreeBatch):
-        groups, responses, _ = batch.responses.shape
-    else:
-        groups, responses = len(batch.tokens), layout.responses
-        while responses < most:
-            responses *= 2
-    labels = np.zeros((groups, part.rows, responses), np.float32)
+    most = max(len(one.labels or ()) for group in comparisons for one in group)
+    streams, responses = len(part.batch.tokens), layout.responses
+    while responses < most:
+        responses *= 2
+    labels = np.zeros((streams, part.rows, responses), np.float32)
     mask, places = np.zeros(labels.shape, bool), np.zeros(labels.shape, np.int32)
-    margin, weights = np.zeros((2, groups, part.rows), np.float32)
-    users = np.zeros(groups, np.int32)
+    margin, weights = np.zeros((2, streams, part.rows), np.float32)
     for number, group in enumerate(part.groups):
         read = 0
         for row, place in enumerate(group):
@@ -249,16 +191,12 @@ def _extras(
             places[number, row, :count] = np.arange(read, read + count)
             margin[number, row] = comparison.margin or 0.0
             weights[number, row] = examples.weights[members[place]]
-            users[number] = slots[place]
             read += count
-    arrays = {"labels": labels, "mask": mask, "margin": margin, "weights": weights}
-    if isinstance(batch, TreeBatch):
-        return Extras(**{name: array[:, 0] for name, array in arrays.items()}, users=users)
-    return Extras(**arrays, users=np.zeros(groups, np.int32), places=places)
+    return Extras(labels=labels, mask=mask, margin=margin, weights=weights, places=places)
 
 
-def _named(tree: Tree, slot: int, prompt_tokens: int) -> Tree:
-    """The tree with the row of its soft prompt in this step in the place of the ids that stand for it."""
+def named_tree(tree: Tree, slot: int, prompt_tokens: int) -> Tree:
+    """Return the tree with the row of its soft prompt in this step in the place of the ids that stand for it."""
     prefix = tree.prefix.copy()
     prefix[:prompt_tokens] = slot
     return replace(tree, prefix=prefix)

@@ -16,14 +16,12 @@ from prb_jax.checkpoints.load import abstract_params
 from prb_jax.data.reading import read_json
 from prb_jax.data.writing import write_json
 from prb_jax.errors import CheckpointError, DataError, RunError
-from prb_jax.models.attention.choice import wanted_attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.personal.method import NULL, OfUser, TrainedMethod, Users
 from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
 from prb_jax.processes.sharing import on_first_process
-from prb_jax.readouts.score_tree import score_stream, score_tree
-from prb_jax.scoring.batching import Batch
+from prb_jax.readouts.score_tree import score_stream
 from prb_jax.sharding import replicated
 from prb_jax.training.config import TrainSettings
 from prb_jax.training.losses import LossParts, comparison_loss
@@ -42,28 +40,24 @@ _TIMES_FASTER = 10.0
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Extras:
-    """What a loss needs of a batch besides its tokens. Rows that only fill up the batch are masked.
+    """What a loss needs of a batch besides its tokens: of S streams with room for C comparisons each. Rows that only
+    fill up a stream are masked."""
 
-    Of packed streams, B is [S, C]: each stream has room for C comparisons.
-    """
-
-    labels: np.ndarray | jax.Array  # float32 [B, K]
-    mask: np.ndarray | jax.Array  # bool [B, K], responses that are present
-    margin: np.ndarray | jax.Array  # float32 [B]
-    weights: np.ndarray | jax.Array  # float32 [B]
-    # int32 [B], of trees, each row's place among the user rows of the step; 0 where no users are trained. In
-    # streams the ids of the trees say it.
-    users: np.ndarray | jax.Array
-    # int32 [S, C, K], of streams, which of the read places of its stream is each response's; None of trees
-    places: np.ndarray | jax.Array | None = None
+    labels: np.ndarray | jax.Array  # float32 [S, C, K]
+    mask: np.ndarray | jax.Array  # bool [S, C, K], responses that are present
+    margin: np.ndarray | jax.Array  # float32 [S, C]
+    weights: np.ndarray | jax.Array  # float32 [S, C]
+    places: (
+        np.ndarray | jax.Array
+    )  # int32 [S, C, K], which of the read places of its stream is each response's
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RewardStep(TrainStep):
     """The compiled functions of a reward model in training. Build with :func:`make_reward_step`."""
 
-    # (state, frozen, batch, extras) -> rewards float32, [B, K] of trees and [S, M] of streams, on every device
-    rewards: Callable[[TrainState, Params, Batch, Extras], jax.Array]
+    # (state, frozen, batch) -> rewards float32 [S, M], on every device
+    rewards: Callable[[TrainState, Params, StreamBatch], jax.Array]
     # (state, ids int32 [M]) -> state whose method trains these rows; the state is donated
     take: Callable[[TrainState, jax.Array | np.ndarray], TrainState]
 
@@ -86,18 +80,16 @@ def make_reward_step(
         method: of personalisation.
 
     Raises:
-        CheckpointError: a head with several labels, or no such attention for these devices or this dtype.
+        CheckpointError: a head with several labels.
         MeshError: a mesh axis does not divide a parameter.
     """
     if config.num_labels != 1:
         raise CheckpointError(
             f"training needs a score head with one label, found num_labels={config.num_labels}"
         )
-    dtype = jnp.dtype(settings.dtype)
-    attention = wanted_attention(mesh, dtype, settings.attention, config=config, trained=True)
     options: dict[str, Any] = {
         "config": config,
-        "dtype": dtype,
+        "dtype": jnp.dtype(settings.dtype),
         "mesh": mesh,
         "lora_scale": settings.lora_scale,
         "remat": settings.remat,
@@ -110,32 +102,19 @@ def make_reward_step(
         return {WEIGHTS: trainable, USER: params["embed"]}, frozen
 
     def rewards_of(
-        inputs: Mapping[str, Any], frozen: Params, batch: Batch, extras: Extras, *, differentiated: bool
+        inputs: Mapping[str, Any], frozen: Params, batch: StreamBatch, *, differentiated: bool
     ) -> jax.Array:
         trained, prompts = inputs[WEIGHTS], method.soft_prompts(inputs[USER])
+        through = differentiated and ("layers" in trained or prompts is not None)
         params = merge(trained, frozen)
-        if isinstance(batch, StreamBatch):
-            through = differentiated and ("layers" in trained or prompts is not None)
-            logits = score_stream(params, batch, soft_prompts=prompts, differentiated=through, **options)
-        else:
-            prompt = None if prompts is None else jnp.take(prompts, jnp.asarray(extras.users), axis=0)
-            logits = score_tree(params, batch, attention=attention, soft_prompt=prompt, **options)
+        logits = score_stream(params, batch, soft_prompts=prompts, differentiated=through, **options)
         return logits[..., 0]
 
     def loss_fn(
-        inputs: Mapping[str, Any], frozen: Params, batch: Batch, extras: Extras
+        inputs: Mapping[str, Any], frozen: Params, batch: StreamBatch, extras: Extras
     ) -> tuple[jax.Array, LossParts]:
-        rewards = rewards_of(inputs, frozen, batch, extras, differentiated=True)
-        if extras.places is not None:
-            rewards, extras = _by_comparison(rewards, extras)
-        parts = comparison_loss(
-            rewards,
-            labels=jnp.asarray(extras.labels),
-            mask=jnp.asarray(extras.mask),
-            margin=jnp.asarray(extras.margin),
-            weights=jnp.asarray(extras.weights),
-            config=settings.loss,
-        )
+        rewards = rewards_of(inputs, frozen, batch, differentiated=True)
+        parts = comparison_loss(**_by_comparison(rewards, extras), config=settings.loss)
         return parts.loss_sum, parts
 
     sources, frozen = jax.eval_shape(split, abstract_params(config))
@@ -152,8 +131,8 @@ def make_reward_step(
         mesh=mesh,
     )
 
-    def rewards(state: TrainState, frozen: Params, batch: Batch, extras: Extras) -> jax.Array:
-        return rewards_of(step.inputs(state), frozen, batch, extras, differentiated=False)
+    def rewards(state: TrainState, frozen: Params, batch: StreamBatch) -> jax.Array:
+        return rewards_of(step.inputs(state), frozen, batch, differentiated=False)
 
     def take(state: TrainState, ids: jax.Array) -> TrainState:
         return {**state, USER: method.take(state[USER], ids)}
@@ -162,22 +141,23 @@ def make_reward_step(
     return RewardStep(
         **vars(step),
         rewards=jax.jit(
-            rewards, in_shardings=(states, step.frozen_shardings, None, None), out_shardings=everywhere
+            rewards, in_shardings=(states, step.frozen_shardings, None), out_shardings=everywhere
         ),
         take=jax.jit(take, in_shardings=(states, everywhere), out_shardings=states, donate_argnums=0),
     )
 
 
-def _by_comparison(rewards: jax.Array, extras: Extras) -> tuple[jax.Array, Extras]:
+def _by_comparison(rewards: jax.Array, extras: Extras) -> dict[str, jax.Array]:
     """Rewards [S, M] of streams as [S * C, K], and what belongs to them."""
     places = jnp.asarray(extras.places)
     streams, rows, responses = places.shape
     by_response = jnp.take_along_axis(rewards, places.reshape(streams, -1), axis=1)
+    shapes = {"labels": (responses,), "mask": (responses,), "margin": (), "weights": ()}
     flat = {
         name: jnp.reshape(jnp.asarray(getattr(extras, name)), (streams * rows, *shape))
-        for name, shape in {"labels": (responses,), "mask": (responses,), "margin": (), "weights": ()}.items()
+        for name, shape in shapes.items()
     }
-    return by_response.reshape(streams * rows, responses), dataclasses.replace(extras, **flat, places=None)
+    return {"rewards": by_response.reshape(streams * rows, responses), **flat}
 
 
 def method_of_run(

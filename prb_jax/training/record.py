@@ -28,7 +28,7 @@ from jax.sharding import Mesh
 from prb_jax.data.options import Effect, flat_settings, options_of
 from prb_jax.data.writing import held_folder, writing
 from prb_jax.errors import RunError, quote
-from prb_jax.models.attention.choice import choose_attention, trained_stream_attention
+from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.processes.agreement import check_agreement
 from prb_jax.processes.sharing import on_first_process
@@ -186,9 +186,7 @@ def train_inputs(
 def session_on(mesh: Mesh, settings: RunOptions, config: DecoderConfig) -> dict[str, Any]:
     """When and on what a run is started, what attends, and the settings that have no effect on the result."""
     dtype = jnp.dtype(settings.dtype)
-    attention = trained_stream_attention(mesh, dtype, settings.attention, config=config)
-    if attention is None:
-        attention = choose_attention(mesh, dtype, settings.attention, config=config, trained=True).name
+    attention = choose_attention(mesh, dtype, settings.attention, config=config, trained=True).name
     return {
         **session_now(),
         "settings": settings_with(settings, "contents", "none"),

@@ -30,7 +30,7 @@ from prb_jax.text.new_tokenizer import train_tokenizer, training_texts
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 from prb_jax.training.config import SCRATCH, TrainSettings
 from prb_jax.training.layouts import as_standard, check_convertible, standard_tokenizer
-from prb_jax.trees.shapes import round_up
+from prb_jax.trees.stream_tables import round_up
 
 _TEXTS_OF = 10_000
 """Comparisons, evenly spaced, of data larger than memory whose texts a new tokenizer is learned from."""

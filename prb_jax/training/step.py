@@ -43,9 +43,8 @@ class Microbatch:
     """The part of a step that is computed at a time, on the host."""
 
     batch: Batch  # the arrays of its tokens
-    # places of its trees in the step: those of each stream, or the one of each row of a padded batch
-    groups: Sequence[Sequence[int]]
-    rows: int  # trees that a group has room for; one in a padded batch
+    groups: Sequence[Sequence[int]]  # places in the step of the trees of each stream
+    rows: int  # trees that a group has room for
     tokens: int  # that are computed, without padding
     flops: float  # of a forward pass on paper, without padding
     activations: float  # bytes that its backward pass keeps, about

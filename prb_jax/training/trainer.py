@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,11 @@ from prb_jax.checkpoints.load import abstract_params
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.accuracy import ScoredRow, outcomes
-from prb_jax.models.attention.choice import STREAM_ATTENTION, trained_stream_attention
+from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.decoder import Params
 from prb_jax.personal.method import OfUser, StepRows
 from prb_jax.runs.progress import compiling
-from prb_jax.scoring.batching import Batch, batch_sizes, lanes, shape_options, stream_options, stream_scores
+from prb_jax.scoring.batching import Batch, batch_sizes, lanes, stream_options, stream_scores
 from prb_jax.scoring.prepared_tokens import StoredComparisons, stored_comparisons
 from prb_jax.scoring.reader import Reader, encode_by_processes
 from prb_jax.sharding import replicated
@@ -32,12 +32,12 @@ from prb_jax.training.data import Examples, Order, user_weights
 from prb_jax.training.export import Write, export_adapter, export_model
 from prb_jax.training.losses import comparison_loss
 from prb_jax.training.microbatches import STEPS_SIMULATED, TreesOnDemand, labelled, plan_layout
-from prb_jax.training.objective import USER, WEIGHTS, Extras, RewardStep, make_reward_step, method_of_run
+from prb_jax.training.objective import USER, WEIGHTS, RewardStep, make_reward_step, method_of_run
 from prb_jax.training.saved_states import Checkpoints, SavedState
 from prb_jax.training.start import Start
 from prb_jax.training.step import Metrics, Microbatch, TrainState, TrainStep, add_gradients
 from prb_jax.training.weights import merge
-from prb_jax.trees.batches import TreeBatch
+from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import Tree
 
 _loss = jax.jit(comparison_loss, static_argnames="config")
@@ -54,15 +54,15 @@ class Trainer:
     Attributes:
       settings, start, program: likewise.
       mesh: devices.
-      streams: what attends over packed streams; None for padded batches.
+      attention: of its programs.
       state: of all that is trained; see :mod:`prb_jax.training.step`.
       frozen: weights that are not trained; None before they are read.
     """
 
     def __init__(self, settings: RunOptions, start: Start, program: TrainStep) -> None:
         self.settings, self.start, self.program, self.mesh = settings, start, program, program.mesh
-        self.streams = trained_stream_attention(
-            program.mesh, jnp.dtype(settings.dtype), settings.attention, config=start.config
+        self.attention = choose_attention(
+            program.mesh, jnp.dtype(settings.dtype), settings.attention, config=start.config, trained=True
         )
         self.state: TrainState = {}
         self.frozen: Params | None = None
@@ -111,7 +111,7 @@ class Trainer:
             steps=steps,
             config=self.start.config,
             mesh=self.mesh,
-            streams=self.streams,
+            attention=self.attention,
             batch=self.settings.batch,
             remat=self.settings.remat,
         )
@@ -243,8 +243,7 @@ class RewardTrainer(Trainer):
         elif isinstance(comparisons, StoredComparisons):
             store, places = comparisons.store, comparisons.places
             self.truncated = int(store.truncated()[places].sum())
-            shapes = store.shapes()[places] + (self.method.tokens, 0, 0)
-            trees = TreesOnDemand(comparisons, self._encode_here, shapes=shapes)
+            trees = TreesOnDemand(comparisons, self._encode_here)
         else:
             self.truncated = None  # not known before all of them are tokenised
             trees = TreesOnDemand(comparisons, self._encode_here)
@@ -319,12 +318,11 @@ class RewardTrainer(Trainer):
             dict(zip(map(id, examples.comparisons), examples.trees, strict=True)) if examples.trees else {}
         )
         scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(examples)
-        shaped = stream_options if self.streams == STREAM_ATTENTION else shape_options
         for batch in stream_scores(
             examples.comparisons,
             encode=(lambda part: [known[id(one)] for one in part]) if known else self._encode_here,
             dispatch=self._dispatch,
-            options=shaped(self.start.config, self.mesh, self.settings.batch.tokens),
+            options=stream_options(self.start.config, self.mesh, self.attention, self.settings.batch.tokens),
             divide=not known,
             lanes=lanes(self.mesh),
         ):
@@ -333,16 +331,12 @@ class RewardTrainer(Trainer):
         return scores
 
     def _dispatch(self, batch: Batch) -> jax.Array:
-        """float32 [B, K] or [S, M] for a batch of the host."""
-        if isinstance(batch, TreeBatch):
-            users, shape = self.method.rows_of(batch), batch.response_lengths.shape
-        else:  # the ids of the trees are the rows of their users
-            users, shape = np.zeros(len(batch.reads), np.int32), batch.reads.shape
-        blank, one = np.zeros(shape, np.float32), np.zeros(len(users), np.float32)
+        """float32 [S, M] for a batch of the host, where the ids of trees are the rows of their users."""
         state = {**self.state, USER: self.method.for_everyone(self.state[USER])}
-        extras = Extras(labels=blank, mask=blank > 0, margin=one, weights=one, users=users)
         with compiling(self.program.rewards, *batch_sizes(batch)):
-            return self.program.rewards(state, self.frozen or {}, *self.program.place(batch, extras))
+            return self.program.rewards(
+                state, self.frozen or {}, self.program.place(cast(StreamBatch, batch), ())[0]
+            )
 
     def _weights(self, comparisons: Sequence[OfUser]) -> np.ndarray:
         """float32 [n]: of each comparison in the loss."""

@@ -1,1 +1,1 @@
-"""Trees (one prefix, K responses), their token-space split, buckets of fixed shapes and batches."""
+"""Trees (one prefix, K responses), their token-space split, packed streams, and sequences."""

@@ -15,12 +15,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from prb_jax.errors import short_repr
-from prb_jax.trees.shapes import round_up
-from prb_jax.trees.stream_tables import BLOCK, KEY_COLUMNS, LANES, STEP_BLOCK, KeyLayout
+from prb_jax.trees.stream_tables import BLOCK, KEY_COLUMNS, LANES, STEP_BLOCK, KeyLayout, round_up
 from prb_jax.trees.tree import Tree, common_run
 
 LEAST_SHARED = 48
@@ -43,7 +43,8 @@ class StreamOptions:
 
     tokens: int  # of a stream, about
     streams: int = 1  # of a batch: one for each part that the mesh splits it into
-    block: int = BLOCK  # a stream's length is a multiple of this
+    block: int = BLOCK  # tokens of a block of queries
+    parts: int = 1  # in which a mesh's axis `sequence` splits the queries of a stream
     window: int | None = None  # of the model's sliding layers, if it has any
     kernel: bool = False  # attention is a kernel that takes steps, see :mod:`prb_jax.trees.stream_tables`
     keys: KeyLayout | None = None
@@ -56,13 +57,22 @@ class StreamOptions:
     """The shapes to be used, the smallest first, and no others but for trees that fit none: those that a server has
     compiled before its first request."""
 
+    @property
+    def multiple(self) -> int:
+        """A stream's length is a multiple of this: each part of it has whole blocks, in two runs if there are
+        several."""
+        return self.block * (1 if self.parts == 1 else 2 * self.parts)
+
+    def of_blocks(self, block: int, **changed: Any) -> StreamOptions:
+        """Return the options with blocks of other sizes; their streams are whole blocks, of one length."""
+        chosen = replace(self, block=block, program_cost=None, **changed)
+        return replace(chosen, tokens=round_up(chosen.tokens, chosen.multiple))
+
 
 def for_kernel(options: StreamOptions) -> StreamOptions:
-    """Return the options with the kernel that takes steps: streams are whole blocks of it, of one length."""
-    block = STEP_BLOCK if options.tokens >= STEP_BLOCK else LANES
-    return replace(
-        options, tokens=round_up(options.tokens, block), block=block, kernel=True, program_cost=None
-    )
+    """Return the options with the kernel that takes steps."""
+    large = replace(options, block=STEP_BLOCK)
+    return large.of_blocks(STEP_BLOCK if options.tokens >= large.multiple else LANES, kernel=True)
 
 
 def for_keys(options: StreamOptions, trees: Sequence[Tree], *, whole: bool) -> StreamOptions:
@@ -83,11 +93,8 @@ def for_keys(options: StreamOptions, trees: Sequence[Tree], *, whole: bool) -> S
 
 
 def with_key_layout(options: StreamOptions, layout: KeyLayout) -> StreamOptions:
-    """Return the options with this layout; their streams are whole blocks of its queries."""
-    block = layout.queries
-    return replace(
-        options, tokens=round_up(options.tokens, block), block=block, keys=layout, program_cost=None
-    )
+    """Return the options with this layout."""
+    return options.of_blocks(layout.queries, keys=layout)
 
 
 @dataclass(frozen=True)
@@ -123,7 +130,7 @@ def pack_streams(trees: Sequence[Tree], shape: StreamShape, options: StreamOptio
             fitting.append(unit)
             continue
         larger = StreamShape(
-            coarse_length(max(unit.tokens, shape.tokens), options.block),
+            coarse_length(max(unit.tokens, shape.tokens), options.multiple),
             max(shape.reads, 1 << (unit.reads - 1).bit_length()),
         )
         by_shape.setdefault(larger, []).append([unit])
@@ -149,8 +156,8 @@ def in_batches(streams: Sequence[PackedStream], options: StreamOptions) -> list[
 
 
 def coarse_length(tokens: int, block: int) -> int:
-    """Round up to a step of a sixteenth to an eighth of the length, and to whole blocks."""
-    return round_up(tokens, max(block, 1 << max(tokens.bit_length() - 4, 0)))
+    """Round up to a step of about a sixteenth to an eighth of the length, and to whole blocks."""
+    return round_up(tokens, block * max(1, (1 << max(tokens.bit_length() - 4, 0)) // block))
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,6 +173,11 @@ class SortedTrees:
     :data:`LEAST_SHARED` and not the whole prefix of both, and at place 0."""
 
     __repr__ = short_repr
+
+    def shared_by(self, place: int, later: int) -> int:
+        """Return how many tokens the trees at two places begin with alike: the least of what neighbours between them
+        share."""
+        return int(self.shared[place + 1 : later + 1].min())
 
 
 @dataclass(frozen=True)
@@ -286,7 +298,7 @@ def _short(bins: list[list[Unit]], shape: StreamShape, options: StreamOptions) -
     """A shorter shape for those of a few streams that fit it, where it saves more tokens than its program costs."""
     if options.program_cost is None or not 1 < len(bins) <= _FEW:
         return ()
-    filled = [round_up(total_tokens(units), options.block) for units in bins]
+    filled = [round_up(total_tokens(units), options.multiple) for units in bins]
     saved = {
         short: sum(shape.tokens - short for tokens in filled if tokens <= short) for short in sorted(filled)
     }
@@ -314,14 +326,17 @@ def _fit(units: Sequence[Unit], shape: StreamShape) -> bool:
 
 def _packed(trees: SortedTrees, units: Sequence[Unit], shape: StreamShape) -> PackedStream:
     """A stream of these units; units that were cut apart share their beginning again where they meet."""
-    places = [
-        place for unit in sorted(units, key=lambda unit: unit.start) for place in range(unit.start, unit.stop)
-    ]
-    # What two trees share is the least of what neighbours between them share.
-    shared = [int(trees.shared[last + 1 : place + 1].min()) for last, place in itertools.pairwise(places)]
+    ordered = sorted(units, key=lambda unit: unit.start)
+    return packed_stream(trees, [place for unit in ordered for place in range(unit.start, unit.stop)], shape)
+
+
+def packed_stream(trees: SortedTrees, places: Sequence[int], shape: StreamShape) -> PackedStream:
+    """Return a stream of the trees at these places, which are in ascending order; there may be none."""
+    shared = [trees.shared_by(*pair) for pair in itertools.pairwise(places)]
+    chosen = np.asarray(places, np.int64)
     return PackedStream(
         shape,
-        members=tuple(trees.order[places].tolist()),
-        shared=(0, *shared),
-        tokens=int(trees.tokens[places].sum()) - sum(shared),
+        members=tuple(trees.order[chosen].tolist()),
+        shared=(0, *shared)[: len(places)],
+        tokens=int(trees.tokens[chosen].sum()) - sum(shared),
     )

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from prb_jax.errors import short_repr
 from prb_jax.sharding import mesh_shape
-from prb_jax.trees.shapes import round_up
+from prb_jax.trees.stream_tables import round_up
 from prb_jax.trees.tree import Tree
 
 # Padded tokens of a batch for each part that the mesh splits it into. On CPUs the scores of attention should stay in

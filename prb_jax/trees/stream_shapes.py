@@ -24,7 +24,7 @@ from prb_jax.trees.packing import (
     total_reads,
     total_tokens,
 )
-from prb_jax.trees.shapes import round_up
+from prb_jax.trees.stream_tables import round_up
 from prb_jax.trees.tree import Tree
 
 READS_STEP = 16  # read places of a stream are a multiple of this
@@ -71,7 +71,7 @@ def choose_stream_shape(trees: Sequence[Tree], options: StreamOptions, *, whole:
             continue  # not even without a gap
         bins = _bins(ordered, length)
         if whole and length >= options.tokens // 2:  # lengths are tried in steps of two blocks there
-            length = _cut_to_fullest([bins], length, options.block)
+            length = _cut_to_fullest([bins], length, options.multiple)
         total = cost(len(bins), length)
         # Also those of the balanced streams, by which the length was cut: some have more places than any before.
         even = balanced(bins, StreamShape(length, length))
@@ -103,7 +103,7 @@ def choose_step_shapes(
       count: steps of the run.
     """
     ordered = [sort_trees(trees, options) for trees in steps]
-    most = max(options.tokens // options.block, 1) * options.block
+    most = max(options.tokens // options.multiple, 1) * options.multiple
     tokens = np.concatenate([trees.tokens for trees in ordered])
     largest = int(tokens[tokens <= most].max(initial=1))
 
@@ -116,13 +116,13 @@ def choose_step_shapes(
 
     best: tuple[float, tuple[int, ...]] | None = None
     reads = 1
-    for tried in _trained_lengths(largest, most, options.block):
+    for tried in _trained_lengths(largest, most, options.multiple):
         bins_of_steps = [_bins(trees, tried) for trees in ordered]
         filled = [np.asarray([total_tokens(units) for units in bins], np.int64) for bins in bins_of_steps]
         reads = max(reads, *(total_reads(units) for bins in bins_of_steps for units in bins), 1)
-        for small in (0, *_trained_lengths(1, tried, options.block)[:-1]) if most_shapes > 1 else (0,):
+        for small in (0, *_trained_lengths(1, tried, options.multiple)[:-1]) if most_shapes > 1 else (0,):
             # Lengths are tried in coarse steps.
-            length = tried if small else _cut_to_fullest(bins_of_steps, tried, options.block)
+            length = tried if small else _cut_to_fullest(bins_of_steps, tried, options.multiple)
             # A stream with little in it is a short one, where there is a shorter shape.
             short = [int((tokens <= small).sum()) for tokens in filled]
             cost = sum(
@@ -137,6 +137,21 @@ def choose_step_shapes(
     assert best is not None
     places = round_up(_SPARE_READS * reads, READS_STEP)
     return tuple(StreamShape(length, min(length, places)) for length in best[1])
+
+
+def pack_together(trees: Sequence[Tree], options: StreamOptions) -> PackedBatch:
+    """Pack trees into one batch, of as many streams as the options say or fewer, about as short as can be."""
+    ordered = sort_trees(trees, options)
+    needed = -(-int((ordered.tokens - ordered.shared).sum()) // options.streams)
+    length, reads = max(needed, int(ordered.tokens.max())), int(ordered.reads.sum())
+    length, batches = round_up(length, options.multiple), []
+    while len(batches) != 1:
+        batches = pack_streams(trees, StreamShape(length, reads), options)
+        length += options.multiple
+    (packed,) = batches
+    most = max(sum(len(trees[member].responses) for member in stream.members) for stream in packed)
+    shape = StreamShape(packed[0].shape.tokens, round_up(most, READS_STEP))
+    return tuple(replace(stream, shape=shape) for stream in packed)
 
 
 def pack_step(
@@ -171,13 +186,13 @@ def _scored_lengths(largest: int, options: StreamOptions) -> list[int]:
     top = 2 * options.tokens
     if largest > options.tokens:  # two or three of the large ones fill a stream better than one does
         top = LARGEST * options.tokens
-    length, tried = options.block, []
+    length, tried = options.multiple, []
     while length < top:
         tried.append(length)
         # Coarse while a single stream holds all, so that calls with little data compile few programs.
         fine = length >= options.tokens // 2
-        length = length + 2 * options.block if fine else coarse_length(length + 1, options.block)
-    return [*tried, round_up(top, options.block)]
+        length = length + 2 * options.multiple if fine else coarse_length(length + 1, options.multiple)
+    return [*tried, round_up(top, options.multiple)]
 
 
 def _trained_lengths(largest: int, most: int, block: int) -> list[int]:

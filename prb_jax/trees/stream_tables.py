@@ -21,7 +21,6 @@ import jax
 import numpy as np
 
 from prb_jax.errors import short_repr
-from prb_jax.trees.shapes import round_up
 
 BLOCK = 128
 """Tokens of a block of queries, and of a block of keys: what two such blocks need fits the caches of a core."""
@@ -38,6 +37,26 @@ FIRST, LAST, PARTLY = 1, 2, 4
 KEY_COLUMNS = 64  # keys come in multiples of it: a mask whose rows are not aligned is slow, or refused
 
 QUERIES = (128, 1024)  # of a block, at least and at most
+
+
+def round_up(size: int, multiple: int) -> int:
+    """Return the least multiple that is not below the size."""
+    return -(-size // multiple) * multiple
+
+
+def query_order(blocks: int, parts: int) -> np.ndarray:
+    """Return which blocks of queries each part of a mesh's axis ``sequence`` computes, int64 [parts, blocks / parts].
+
+    Of twice as many runs of blocks as there are parts each part has one from the front and one from the back: where
+    every token sees all before it, all parts have the same work. A run with an even number comes first: the two
+    halves of a part's own tokens, one of which has an even number, go to different parts as a whole."""
+    if parts == 1:
+        return np.arange(blocks)[None]
+    runs = np.arange(blocks).reshape(2 * parts, -1)
+    return np.stack(
+        [runs[sorted((part, 2 * parts - 1 - part), key=lambda run: run % 2)] for part in range(parts)]
+    ).reshape(parts, -1)
+
 
 _BALANCE = 64
 """A block of Q queries has L columns for keys before it, and computes about Q / 2 pairs a query in vain. On an H100 a
@@ -134,21 +153,29 @@ def _within_window(
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StepTable:
-    """The steps of S streams of N tokens, in blocks of Q queries or keys, with room for C of them: as many as there
-    are where every token sees all before it. int32 arrays."""
+    """The steps of S streams of N tokens, in blocks of Q queries or keys, for each of P parts of the queries, with room
+    for C of them: as many as there are where every token sees all before it. int32 arrays."""
 
     by_query: np.ndarray | jax.Array
-    """[S, 3, C], of each step the number of its block of queries, that of its block of keys, and its flags; 0 behind
-    the last."""
-    by_key: np.ndarray | jax.Array  # the same steps, those of one block of keys together
-    count: np.ndarray | jax.Array  # [S, 1], how many there are
+    """[S, P, 4, C], of each step the number of its block of queries among those of its part (:func:`query_order`),
+    that of its block of keys, its flags, and the number of its block of queries among all; 0 behind the last."""
+    by_key: np.ndarray | jax.Array
+    """The same steps, those of one block of keys together; and a step for each block of keys of which no query of the
+    part sees anything, so that its derivatives are written down."""
+    counts: np.ndarray | jax.Array  # [S, P, 2], how many there are by query, and by key
     block: int = field(metadata={"static": True})  # Q
 
     __repr__ = short_repr
 
 
 def step_table(
-    until: np.ndarray, positions: np.ndarray, used: np.ndarray, *, block: int, window: int | None
+    until: np.ndarray,
+    positions: np.ndarray,
+    used: np.ndarray,
+    *,
+    block: int,
+    window: int | None,
+    parts: int = 1,
 ) -> StepTable:
     """Return the steps of streams.
 
@@ -157,23 +184,32 @@ def step_table(
       used: of each stream how many tokens it has; what follows is padding.
       block: queries, and keys, of a step.
       window: of sliding layers; None for no window.
+      parts: into which the queries of a stream are split; N is a multiple of twice as many blocks, if there are
+          several.
     """
-    blocks = until.shape[1] // block
-    room = blocks * (blocks + 1) // 2
-    by_query, by_key = np.zeros((2, len(until), 3, room), np.int32)
-    count = np.zeros((len(until), 1), np.int32)
+    order = query_order(until.shape[1] // block, parts)
+    blocks = order.size
+    room = int((order + 1).sum(axis=1).max()) + (blocks if parts > 1 else 0)
+    by_query, by_key = np.zeros((2, len(until), parts, 4, room), np.int32)
+    counts = np.zeros((len(until), parts, 2), np.int32)
     for row, stream in enumerate(zip(until, positions, used, strict=True)):
         some, every = meeting_blocks(*stream, block=block, window=window)
         some |= np.eye(blocks, dtype=bool)  # padding sees itself
-        for steps, (outer, inner) in ((by_query, (0, 1)), (by_key, (1, 0))):
-            pairs = np.nonzero(some if outer == 0 else some.T)
-            count[row] = len(pairs[0])
-            new = np.diff(pairs[0], prepend=-1) != 0
-            steps[row, outer, : len(new)], steps[row, inner, : len(new)] = pairs
-            query, key = steps[row, :2, : len(new)]
-            last = np.append(new[1:], True)
-            steps[row, 2, : len(new)] = FIRST * new + LAST * last + PARTLY * ~every[query, key]
-    return StepTable(by_query, by_key, count, block)
+        for part, numbers in enumerate(order):
+            meets = some[numbers]
+            for steps, outer in ((by_query[row, part], 0), (by_key[row, part], 1)):
+                if outer:
+                    meets = meets.copy()
+                    meets[0] |= ~meets.any(axis=0)
+                pairs = np.nonzero(meets if outer == 0 else meets.T)
+                count = counts[row, part, outer] = len(pairs[0])
+                new = np.diff(pairs[0], prepend=-1) != 0
+                steps[outer, :count], steps[1 - outer, :count] = pairs
+                steps[3, :count] = numbers[steps[0, :count]]
+                last = np.append(new[1:], True)
+                partly = ~every[steps[3, :count], steps[1, :count]]
+                steps[2, :count] = FIRST * new + LAST * last + PARTLY * partly
+    return StepTable(by_query, by_key, counts, block)
 
 
 @dataclass(frozen=True)

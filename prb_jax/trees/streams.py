@@ -45,6 +45,9 @@ class StreamBatch:
     """Which blocks meet in attention, for a program, as the steps of a kernel, or as the keys that one is given."""
     window_blocks: BlockTable | StepTable | KeyTable | None
     """The same in layers with a sliding window; None for a model without any too."""
+    places: np.ndarray | jax.Array | None = None
+    """[B, K], of each response of B trees which of the S * M read places is its own; a response that a tree does not
+    have has any. None where scores are wanted of the read places as they lie."""
 
     __repr__ = short_repr
 
@@ -76,13 +79,26 @@ def make_stream_batch(trees: Sequence[Tree], packed: PackedBatch, options: Strea
     def table(window: int | None) -> BlockTable | StepTable | KeyTable:
         until, positions = arrays["until"], arrays["positions"]
         if options.kernel:
-            return step_table(until, positions, used, block=options.block, window=window)
+            sizes = {"block": options.block, "parts": options.parts}
+            return step_table(until, positions, used, window=window, **sizes)
         if options.keys is not None:
             return key_table(until, positions, layout=options.keys, window=window)
         return block_table(until, positions, used, window=window)
 
     in_window = None if options.window is None else table(options.window)
     return StreamBatch(**arrays, blocks=table(None), window_blocks=in_window)
+
+
+def places_of_trees(trees: Sequence[Tree], packed: PackedBatch) -> np.ndarray:
+    """Return :attr:`StreamBatch.places`, int32 [B, K], of the B trees that were packed."""
+    places = np.zeros((len(trees), max(len(tree.responses) for tree in trees)), np.int32)
+    for row, stream in enumerate(packed):
+        read = row * stream.shape.reads
+        for member in stream.members:
+            count = len(trees[member].responses)
+            places[member, :count] = np.arange(read, read + count)
+            read += count
+    return places
 
 
 def _lay(trees: Sequence[Tree], stream: PackedStream) -> tuple[dict[str, np.ndarray], int]:

@@ -109,12 +109,6 @@ class TokenStore:
             truncation=Truncation(*of["cuts"][index].tolist()),
         )
 
-    def shapes(self) -> np.ndarray:
-        """int64 [n, 3]: (p, K, r) of every tree, for planning; no tokens are read."""
-        starts = np.asarray(self.arrays["response_starts"])
-        longest = np.maximum.reduceat(np.asarray(self.arrays["response_lengths"]), starts[:-1])
-        return np.stack([self.arrays["prefix_lengths"], np.diff(starts), longest], axis=1).astype(np.int64)
-
     def tokens(self) -> np.ndarray:
         """int64 [n]: tokens of every tree, the prefix once and every response."""
         starts = np.asarray(self.arrays["response_starts"])

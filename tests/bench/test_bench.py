@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -19,9 +20,10 @@ from prb_jax.bench.workload import synthetic_workload
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.cli import main as prb
 from prb_jax.models.config.decoder import DecoderConfig, load_config, parse_config
-from prb_jax.models.flops import matrix_flops_per_token, measured_peak, tree_flops
+from prb_jax.models.flops import matrix_flops_per_token, measured_peak, stream_flops
 from prb_jax.models.named_shapes import SHAPES, shape_config
 from prb_jax.trees.tree import Tree, build_tree
+from tests.packed import batch_alone, packed_batch
 from tests.sweeps import sweep
 
 SMALL = "--prefix-tokens 60 --response-tokens 12 --pairs 4 --rounds 1"
@@ -186,8 +188,22 @@ def test_flops_of_trees_are_those_of_their_masks(folder: Path) -> None:
         trees.append(build_tree([[*shared, k, *rng.integers(50, 200, n - 1)] for k, n in enumerate(lengths)]))
     config = load_config(folder)
     assert {True, False} == set(config.layer_windows)
-    assert tree_flops(trees, config) == pytest.approx(brute_force_flops(trees, config), rel=1e-12)
+    flops = stream_flops(packed_batch(trees), config)
+    assert flops == pytest.approx(brute_force_flops(trees, config), rel=1e-12)
+    assert stream_flops(batch_alone(trees), config) > flops  # prefixes are computed for each response
     assert matrix_flops_per_token(config) == 2 * layer_weights(config)
+
+
+def test_a_last_layer_at_the_read_places_needs_less(folder: Path) -> None:
+    """Keys and values of all tokens; queries, attention, its output and the mlp of the reads, each counted once."""
+    config = replace(load_config(folder), num_hidden_layers=1, layer_windows=(False,))
+    trees = [build_tree([[5, 6, 7, 8, 9], [5, 6, 10, 11], [5, 6, 10, 11]]), build_tree([[3, 4, 4]])]
+    tokens, reads, seen = 5 + 2 + 3, 3, 5 + 4 + 3
+    width, queries = config.hidden_size, config.num_attention_heads * config.head_dim
+    keys = 2 * width * config.num_key_value_heads * config.head_dim
+    others = 2 * width * queries + 3 * width * config.intermediate_size
+    by_hand = 2 * (keys * tokens + others * reads) + 4 * seen * queries
+    assert stream_flops(packed_batch(trees), config, reads_only=True) == pytest.approx(by_hand, rel=1e-12)
 
 
 @pytest.mark.parametrize(("responses", "prefix"), [(2, 2000), (16, 500), (1, 30)])

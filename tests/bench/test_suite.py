@@ -35,28 +35,26 @@ H100 = machine("gpu", "NVIDIA H100", 79, peak=7e5, torch_device="cuda")
 H200 = machine("gpu", "NVIDIA H200", 140, peak=7e5, torch_device="cuda")
 V5E = machine("tpu", "TPU v5 lite", 15.75, peak=1.9e5)
 
-ON_GPUS, ON_TPUS = {"blockwise", "kernel"}, {"blockwise", "streams"}
-
 
 @pytest.mark.parametrize(
-    ("where", "models", "kernels"),
+    ("where", "models", "without_kernels"),
     [
-        (CPU, {"score-k2": "qwen3-40m", "train-full": "qwen3-40m", "train-lora": "qwen3-40m"}, set()),
-        (H100, {"score-k2": "qwen3-8b", "train-full": "qwen3-1.7b", "train-lora": "qwen3-8b"}, ON_GPUS),
-        (H200, {"score-k2": "qwen3-8b", "train-full": "qwen3-4b", "train-lora": "qwen3-8b"}, ON_GPUS),
-        (V5E, {"score-k2": "qwen3-4b", "train-full": "qwen3-0.6b", "train-lora": "qwen3-1.7b"}, ON_TPUS),
+        (CPU, {"score-k2": "qwen3-40m", "train-full": "qwen3-40m", "train-lora": "qwen3-40m"}, False),
+        (H100, {"score-k2": "qwen3-8b", "train-full": "qwen3-1.7b", "train-lora": "qwen3-8b"}, True),
+        (H200, {"score-k2": "qwen3-8b", "train-full": "qwen3-4b", "train-lora": "qwen3-8b"}, True),
+        (V5E, {"score-k2": "qwen3-4b", "train-full": "qwen3-0.6b", "train-lora": "qwen3-1.7b"}, True),
     ],
     ids=lambda value: value.kind if isinstance(value, Machine) else "",
 )  # fmt: skip
-def test_the_rows_fill_the_device(where: Machine, models: dict[str, str], kernels: set[str]) -> None:
+def test_the_rows_fill_the_device(where: Machine, models: dict[str, str], without_kernels: bool) -> None:
     plan = plan_rows(where, missing=missing_rivals(where))
     rows = {row.id: row for row in plan}
     assert len(rows) == len(plan)
     assert {name: rows[name].model for name in models} == models
     always = "score-k16 score-k64 score-users train-users train-head sample-1 serve ppo"
     assert set(always.split()) <= rows.keys()
-    of_kernels = {f"score-k2-{kernel}" for kernel in ON_GPUS | ON_TPUS}
-    assert rows.keys() & of_kernels == {f"score-k2-{kernel}" for kernel in kernels}
+    by_xla = {name for name in rows if name.endswith("-xla") and "parity" not in name}
+    assert by_xla == ({"score-k2-xla", "score-k16-xla", "train-full-xla"} if without_kernels else set())
     before: set[str] = set()
     for row in plan:
         assert row.verb == "parity" or row.needs in before  # no speed without parity, which comes first

@@ -14,8 +14,11 @@ from prb_jax.generation.guided import Guide
 from prb_jax.generation.rules import SampleOptions
 from prb_jax.generation.token_scores import why_other_tokenizer
 from prb_jax.metrics.texts import corpus_bleu, text_figures
+from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.text.view import ViewOptions
+from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
+from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree
 from tests.json_lines import read_lines
 
@@ -46,13 +49,21 @@ def naive(
     import jax
     import jax.numpy as jnp
 
-    from prb_jax.models.decoder import decode_tree
+    from prb_jax.models.decoder import decode_stream
     from prb_jax.models.decoder_layer import last_norm
     from prb_jax.text.tokenizer import encode_prompts
     from prb_jax.text.visible import visible
 
     view = model.reader.view(ViewOptions())
-    decode = jax.jit(functools.partial(decode_tree, config=policy.config, dtype=jnp.dtype(jnp.float32)))
+    options: dict[str, Any] = {"config": policy.config, "dtype": jnp.dtype(jnp.float32), "reads_only": True}
+    decode = jax.jit(functools.partial(decode_stream, **options))
+    shape = StreamShape(256, 16)
+
+    def packed(trees: list[Tree], model: DecoderConfig) -> StreamBatch:
+        layout = StreamOptions(tokens=shape.tokens, window=model.sliding_window)
+        (streams,) = pack_streams(trees, shape, layout)
+        return make_stream_batch(trees, streams, layout)
+
     texts = []
     for comparison in comparisons:
         prompt = encode_prompts(policy.tokenizer, [comparison.prompt])[0]
@@ -63,15 +74,14 @@ def naive(
         ids: list[int] = []
         for _ in range(TOKENS):
             so_far = np.asarray([*prompt, *ids], np.int32)
-            batch = model.batch([Tree(so_far[:-1], (so_far[-1:],), (0,))])
-            state = decode(policy.params, batch)[0, batch.prefix.shape[1]]
+            batch = packed([Tree(so_far[:-1], (so_far[-1:],), (0,))], policy.config)
+            state = decode(policy.params, batch)[0, 0]
             normed = last_norm(policy.params, state, policy.config)
             logits = np.asarray(policy.program.head.next_token(policy.params, normed))
             best = np.argsort(-logits, kind="stable")[:CANDIDATES]
-            trees = [
-                Tree(np.asarray([*shown, *ids], np.int32), (np.asarray([v], np.int32),), (0,)) for v in best
-            ]
-            rewards = np.asarray(model.score_fn(model.params, model.batch(trees)))[: len(best), 0]
+            tried = tuple(np.asarray([v], np.int32) for v in best)
+            tree = Tree(np.asarray([*shown, *ids], np.int32), tried, (0,) * len(tried))
+            rewards = np.asarray(model.dispatch(packed([tree], model.decoder)))[0, : len(best)]
             logprobs = logits[best] - np.logaddexp.reduce(logits.astype(np.float64))
             ids.append(int(best[np.argmax(logprobs + weight * rewards)]))
         texts.append(ids)

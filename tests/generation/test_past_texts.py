@@ -46,7 +46,10 @@ def test_pairs_of_other_users_and_of_a_policy(tmp_path, capsys):
     # samples of that file are further pairs
     run = tmp_path / "samples"
     run.mkdir()
-    (run / "run.json").write_text(json.dumps({"kind": "prb_jax samples", "inputs": {}, "command": []}))
+    inputs_of_run = {"model": {}, "data": {}, "limit": None, "sampling": {"n": 1}}
+    (run / "run.json").write_text(
+        json.dumps({"kind": "prb_jax samples", "inputs": inputs_of_run, "command": []})
+    )
     (run / "summary.json").write_text("{}")
     row = {"prompt_token_ids": [], "token_ids": [], "logprob": 0, "sampled_logprob": 0, "finish": "stop"}
     texts = {"1": "a sample", "2": "  ", "3": "own text 3", "4": "another"}

@@ -11,8 +11,8 @@ from prb_jax.checkpoints.load import abstract_params
 from prb_jax.errors import PrbError
 from prb_jax.models.layers import project
 from prb_jax.models.lora import TARGETS, LoraConfig, adapted_project, init_lora, merge_lora
-from prb_jax.readouts.score_tree import score_tree
-from tests.training.small_batches import batch_of, initial_params, random_trees, small_config
+from tests.packed import packed_batch, read_trees
+from tests.training.small_batches import initial_params, random_trees, small_config
 
 CONFIG = small_config()
 
@@ -26,8 +26,8 @@ def with_adapters(params: dict, config: LoraConfig, *, trained: bool, seed: int 
 
 
 def scores(params: dict, *, scale: float = 1.0, dtype: str = "float32") -> np.ndarray:
-    run = jax.jit(score_tree, static_argnames=("config", "dtype", "lora_scale"))
-    batch = batch_of(random_trees(3))
+    run = jax.jit(read_trees, static_argnames=("config", "dtype", "lora_scale"))
+    batch = packed_batch(random_trees(3))
     return np.asarray(run(params, batch, config=CONFIG, dtype=jnp.dtype(dtype), lora_scale=scale))
 
 

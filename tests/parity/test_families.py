@@ -1,6 +1,5 @@
 """Every architecture and rope type against transformers: one tree against K separate forwards."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,9 @@ import numpy as np
 import pytest
 
 from prb_jax.checkpoints.load import load_params
-from prb_jax.models.attention.blockwise import blockwise_attention
 from prb_jax.models.config.decoder import load_config
-from prb_jax.readouts.score_tree import score_stream, score_tree
-from prb_jax.trees.batches import Bucket, make_batch
-from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
-from prb_jax.trees.streams import make_stream_batch
 from prb_jax.trees.tree import Tree, build_tree
+from tests.packed import batch_alone, packed_batch, read_trees
 from tests.parity.oracle import transformers_scores
 from tests.sweeps import sweep
 from tests.tiny_models import FAMILIES, write_tiny_model
@@ -34,18 +29,12 @@ def random_tree(prefix: int, lengths: list[int], *, seed: int = 0, vocab: int = 
     )
 
 
-def scores(
-    score: Callable[..., jax.Array], folder: Path, batch: Any, *, dtype: str, **options: Any
-) -> np.ndarray:
+def scores(folder: Path, trees: list[Tree], *, dtype: str = "float32", alone: bool = False) -> np.ndarray:
+    """[B, K, n], of all trees in one stream, or of every conversation alone."""
     config = load_config(folder)
     params = load_params(folder, config, dtype=jnp.dtype(dtype), head_dtype=jnp.float32).params
-    scorer = jax.jit(partial(score, config=config, dtype=jnp.dtype(dtype), **options))
-    return np.asarray(scorer(params, batch))
-
-
-def tree_scores(folder, trees, bucket, *, dtype="float32", batch=None):
-    padded = make_batch(trees, bucket, batch=batch or len(trees))
-    return scores(score_tree, folder, padded, dtype=dtype, attention=blockwise_attention)
+    batch = (batch_alone if alone else packed_batch)(trees, window=config.sliding_window)
+    return np.asarray(jax.jit(partial(read_trees, config=config, dtype=jnp.dtype(dtype)))(params, batch))
 
 
 def oracle(folder, tree: Tree, **options) -> np.ndarray:
@@ -66,28 +55,17 @@ def test_float32_scores_equal_transformers(family, responses, tmp_path):
     folder = write_tiny_model(tmp_path / "model", family, num_labels=1 if responses == 2 else 3)
     lengths = [17, 30, 9, 24][:responses]
     trees = [random_tree(150, lengths, seed=1), random_tree(61, lengths[::-1], seed=2)]
-    ours = tree_scores(folder, trees, Bucket(160, responses, 32), batch=3)
-    packed = packed_scores(folder, trees) if responses == 4 else ours
-    for row, tree in enumerate(trees):
-        expected = oracle(folder, tree)
-        np.testing.assert_allclose(ours[row], expected, atol=FLOAT32_TOLERANCE, rtol=0)
-        np.testing.assert_allclose(packed[row], expected, atol=FLOAT32_TOLERANCE, rtol=0)
-
-
-def packed_scores(folder, trees) -> dict[int, np.ndarray]:
-    options = StreamOptions(tokens=512, window=load_config(folder).sliding_window)
-    (packed,) = pack_streams(trees, StreamShape(512, 16), options)
-    batch, members = make_stream_batch(trees, packed, options), packed[0].members
-    stream = scores(score_stream, folder, batch, dtype="float32")[0]
-    ends = np.cumsum([len(trees[member].responses) for member in members])
-    return dict(zip(members, np.split(stream, ends)))
+    for alone in (False, True) if responses == 4 else (False,):
+        ours = scores(folder, trees, alone=alone)
+        for row, tree in enumerate(trees):
+            np.testing.assert_allclose(ours[row], oracle(folder, tree), atol=FLOAT32_TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("family", families("qwen3"))
 def test_bfloat16_is_as_close_to_the_truth_as_transformers_bfloat16(family, tmp_path):
     folder = write_tiny_model(tmp_path / "model", family, dtype="bfloat16")
     trees = [random_tree(90 + 7 * i, [20, 30, 11, 5], seed=i) for i in range(6)]
-    ours = tree_scores(folder, trees, Bucket(128, 4, 32), dtype="bfloat16")[..., 0]
+    ours = scores(folder, trees, dtype="bfloat16")[..., 0]
     truth = np.stack([oracle(folder, tree, dtype="float32")[:, 0] for tree in trees])
     theirs = np.stack([oracle(folder, tree, dtype="bfloat16")[:, 0] for tree in trees])
     assert np.sqrt(np.mean((ours - truth) ** 2)) <= 1.5 * np.sqrt(np.mean((theirs - truth) ** 2))
@@ -101,5 +79,5 @@ def test_float32_scores_equal_transformers_at_length(family, responses, prefix, 
     folder = write_tiny_model(tmp_path / "model", family)
     lengths = np.random.default_rng(responses).integers(20, 190, responses).tolist()
     tree = random_tree(prefix, lengths, seed=4)
-    ours = tree_scores(folder, [tree], Bucket(max(16, -(-prefix // 16) * 16), responses, 192))
+    ours = scores(folder, [tree])
     np.testing.assert_allclose(ours[0], oracle(folder, tree), atol=FLOAT32_TOLERANCE, rtol=0)

@@ -19,21 +19,24 @@ from prb_jax.models.decoder import Params
 from prb_jax.models.head import Linear
 from prb_jax.readouts.registry import ROWS
 from prb_jax.readouts.resolve import resolve_model
-from prb_jax.readouts.score_tree import score_tree
-from prb_jax.trees.batches import Bucket, TreeBatch, make_batch
+from prb_jax.trees.packing import StreamOptions
+from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import build_tree
+from tests.packed import packed_batch, read_trees
 from tests.parity.reward_models import CASES, TOGETHER, RowCase, sequences, steps, write_case
 
 TOLERANCE = 1e-5
 
 
-def batch_of(conversations: list[list[list[int]]]) -> TreeBatch:
-    return make_batch([build_tree(three) for three in conversations], Bucket(32, 3, 24), batch=3)
+def batch_of(conversations: list[list[list[int]]]) -> StreamBatch:
+    """Of one shape, so that rows share a program."""
+    trees = [build_tree(three) for three in conversations]
+    return packed_batch(trees, options=StreamOptions(tokens=256, block=256))
 
 
 @functools.cache
-def program(config: DecoderConfig) -> Callable[[Params, TreeBatch], jax.Array]:
-    return jax.jit(lambda p, b: score_tree(p, b, config=config, dtype=jnp.dtype("float32")))
+def program(config: DecoderConfig) -> Callable[[Params, StreamBatch], jax.Array]:
+    return jax.jit(lambda p, b: read_trees(p, b, config=config, dtype=jnp.dtype("float32")))
 
 
 def scores(folder: Path, config: DecoderConfig, conversations: list[list[list[int]]]) -> np.ndarray:
@@ -45,7 +48,7 @@ def scores(folder: Path, config: DecoderConfig, conversations: list[list[list[in
     rewards = program(same)(params, batch_of(conversations))
     assert rewards.dtype == jnp.float32
     assert rewards.shape[-1] == 1
-    return np.asarray(rewards)[:2, :, 0]
+    return np.asarray(rewards)[..., 0]
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case.row}-{case.body}-{n}" for n, case in enumerate(CASES)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -15,16 +15,17 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.decoder import decode_tree
+from prb_jax.models.decoder import decode_stream
 from prb_jax.models.decoder_layer import last_norm
 from prb_jax.scoring.reward_model import RewardModel
-from prb_jax.trees.batches import Bucket, make_batch
-from prb_jax.trees.tree import Tree, build_tree
+from prb_jax.trees.packing import StreamOptions
+from prb_jax.trees.tree import build_tree
+from tests.packed import packed_batch
 from tests.parity.oracle import transformers_scores
 from tests.parity.stories260k import BOS, read_pieces, write_model
 
 SOURCE = Path(__file__).resolve().parents[2].parent / "shared" / "weights" / "stories260K"
-TOKENS = 256
+TOKENS, LENGTH = 256, 384
 DIGEST = "30b2ffb07967932a88bfdf5e23b517a6f4cfcf7231db9e537360d3c12a4e4d10"  # of the documented text
 
 
@@ -39,29 +40,28 @@ def model(tmp_path_factory) -> RewardModel:
 def _program(config: DecoderConfig) -> Callable[..., jax.Array]:
     @jax.jit
     def logits(params, batch):
-        hidden = decode_tree(params, batch, config=config, dtype=jnp.float32)[0]
+        hidden = decode_stream(params, batch, config=config, dtype=jnp.float32, reads_only=False)[0]
         normed = last_norm(params, hidden, config=config)
         return jnp.dot(normed, params["embed"].T, precision="highest")  # the output matrix is the embedding
 
     return logits
 
 
-def logits_of(model: RewardModel, tree: Tree, width: int) -> np.ndarray:
-    """float32 [256 + width, V]: of the prefix, which stands at its end, and of the response."""
-    batch = make_batch([tree], Bucket(TOKENS, 1, width), batch=1)
-    return np.asarray(_program(model.config)(model.params, batch))
+def logits_of(model: RewardModel, ids: Sequence[int]) -> np.ndarray:
+    """float32 [tokens, V], of each place of a conversation; all have one shape."""
+    batch = packed_batch([build_tree([ids])], options=StreamOptions(tokens=LENGTH, block=LENGTH))
+    return np.asarray(_program(model.config)(model.params, batch))[: len(ids)]
 
 
 @pytest.fixture(scope="module")
 def greedy(model: RewardModel) -> tuple[list[int], np.ndarray]:
     """256 ids after BOS, and the logits that chose each of them, float32 [256, V].
 
-    The growing sequence is computed anew for every token, all but its last token as the prefix of a tree.
+    The growing sequence is computed anew for every token.
     """
     ids, rows = [BOS], []
     for _ in range(TOKENS):
-        prefix, last = np.asarray(ids[:-1], np.int32), np.asarray(ids[-1:], np.int32)
-        rows.append(logits_of(model, Tree(prefix, (last,), (0,)), 1)[TOKENS])
+        rows.append(logits_of(model, ids)[-1])
         ids.append(int(rows[-1].argmax()))
     return ids[1:], np.stack(rows)
 
@@ -88,10 +88,9 @@ def test_its_logits_are_the_documented_ones(greedy) -> None:
 
 
 def test_one_forward_over_the_whole_text_chooses_the_same(model: RewardModel, greedy) -> None:
-    """The text as a response: every place of a tree at once predicts what came out one by one."""
+    """Every place of a conversation at once predicts what came out one by one."""
     ids, logits = greedy
-    tree = build_tree([[BOS, *ids[:-1]]])
-    at_once = logits_of(model, tree, 16)[TOKENS - len(tree.prefix) : TOKENS + 1]  # and the response's token
+    at_once = logits_of(model, [BOS, *ids[:-1]])
     np.testing.assert_allclose(at_once, logits, atol=2e-4)
     assert at_once.argmax(1).tolist() == ids
 

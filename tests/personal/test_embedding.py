@@ -25,6 +25,7 @@ from prb_jax.errors import DataError, MeshError
 from prb_jax.personal.method import GENERIC, Users, with_prefixes
 from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
 from prb_jax.sharding import make_mesh
+from prb_jax.training.microbatches import named_tree
 from prb_jax.training.objective import USER
 from tests.plain_process import ROOT, plain_environment
 from tests.training.small_batches import (
@@ -33,7 +34,6 @@ from tests.training.small_batches import (
     extras_of,
     initial_params,
     random_trees,
-    rows_of,
     small_config,
 )
 
@@ -192,11 +192,9 @@ def one_step(mesh: Any) -> dict[str, Any]:
     trees = with_prefixes(random_trees(8), [np.zeros(TOKENS, np.int32)] * 8)
     of_users = np.array([7, 7, 0, 9_999, 10_000, 3, 0, 7])
     chosen = method.rows_of_step(of_users, np.arange(len(of_users)), step=0)
-    extras = replace(extras_of(trees), users=chosen.slots)
-    whole = batch_of(trees)
+    trees = [named_tree(tree, slot, TOKENS) for tree, slot in zip(trees, chosen.slots, strict=True)]
     batches = [
-        step.place(jax.tree.map(lambda leaf, rows=rows: leaf[rows], whole), rows_of(extras, rows))
-        for rows in (slice(0, 4), slice(4, 8))
+        step.place(batch_of(some, streams=4), extras_of(some, streams=4)) for some in (trees[:4], trees[4:])
     ]
     before = np.asarray(state[USER]["table"][0])
     programs = {

@@ -17,9 +17,9 @@ import prb_jax as prb
 from prb_jax.errors import CheckpointError, DataError
 from prb_jax.personal.method import Users
 from prb_jax.personal.prompts import extend_embedding, load_prompts, save_prompts
-from prb_jax.readouts.score_tree import score_tree
 from prb_jax.sharding import make_mesh
-from prb_jax.trees.tree import build_tree
+from prb_jax.training.microbatches import named_tree
+from tests.packed import batch_alone, read_trees
 from tests.scoring.records import assert_close, record, write_model
 
 USERS = Users(("ada", "ben"))
@@ -107,11 +107,10 @@ def test_scores_are_those_of_the_users_soft_prompt(model) -> None:
     comparisons = of_users("ada", "ben", "zoe", None, "ada")
     trees = model.encode(comparisons)
     plain = {**model.params, "embed": model.params["embed"][: model.config.vocab_size]}
-    front = np.zeros(TOKENS, np.int32)  # the same trees, with ids in front that have no influence
-    blank = [build_tree([[*front, *tree.sequence(k)[TOKENS:]] for k in range(2)]) for tree in trees]
+    rows = USERS.rows(comparisons)  # the same trees, with the numbers of their rows in front
+    named = [named_tree(tree, row, TOKENS) for tree, row in zip(trees, rows, strict=True)]
     options: Any = {"config": model.config, "dtype": jnp.dtype("float32")}
-    prompts = jnp.asarray(TABLE[USERS.rows(comparisons)])
-    by_hand = score_tree(plain, model.batch(blank), soft_prompt=prompts, **options)[..., 0]
+    by_hand = read_trees(plain, batch_alone(named), soft_prompts=jnp.asarray(TABLE), **options)[..., 0]
     assert_close(model.score(comparisons), list(np.asarray(by_hand)))
     assert {"users.json", "users.safetensors"} <= set(model.identity()["files"])
 

@@ -1,4 +1,4 @@
-"""What is trained on of each token: against transformers, whatever the layout; and streams against padded batches."""
+"""What is trained on of each token: against transformers, and the same in any streams."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 from prb_jax.models.attention import cudnn, stream_kernel
-from prb_jax.models.attention.choice import CUDNN_STREAM_ATTENTION, KERNEL_STREAM_ATTENTION
+from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.decoder import decode_stream
 from prb_jax.rl.credit import credit
 from prb_jax.rl.learner import Learner
 from prb_jax.rl.rollouts import Rollouts
 from prb_jax.rl.settings import load_ppo_settings
-from prb_jax.training import trainer
+from prb_jax.scoring.batching import stream_options
+from prb_jax.training import microbatches, trainer
 from prb_jax.training.data import Order
 from prb_jax.training.saved_states import Checkpoints
 from prb_jax.training.step import add_gradients
-from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import Tree
 from tests.rl.tiny import settings, without_rollouts, write_tiny_policy
 from tests.sweeps import sweep
@@ -78,14 +78,11 @@ def theirs(model: Any, tree: Tree, k: int) -> tuple[np.ndarray, np.ndarray]:
     return logprobs[np.arange(len(response)), response], -(np.exp(logprobs) * logprobs).sum(-1)
 
 
-@pytest.mark.parametrize(
-    ("attention", "tokens", "logits"), [("auto", None, None), ("auto", 64, 5_000), ("blockwise", None, 5_000)]
-)
+@pytest.mark.parametrize(("tokens", "logits"), [(None, None), (64, 5_000)])
 def test_tokens_are_those_of_transformers_at_the_temperature_of_the_draws(
     policy: tuple[Any, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    attention: Any,
     tokens: Any,
     logits: Any,
 ) -> None:
@@ -93,7 +90,7 @@ def test_tokens_are_those_of_transformers_at_the_temperature_of_the_draws(
     model, folder = policy
     if logits is not None:  # several runs of tokens instead of one
         monkeypatch.setattr("prb_jax.rl.objective.LOGITS_AT_ONCE", logits)
-    changes = {**STILL, "attention": attention, "batch.tokens": tokens}
+    changes = {**STILL, "batch.tokens": tokens}
     learner = started(folder, TREES, tmp_path, algorithm="rloo", **changes)
     seen = learner.look(Rollouts(TREES, COLUMNS))
     assert seen.lengths.tolist() == [[5, 1], [2, 3], [9, 4], [6, 6]]
@@ -162,25 +159,30 @@ def _with_scores(batch: Rollouts, learner: Learner) -> Rollouts:
         few=(0,),
     ),
 )
-def test_streams_have_the_losses_and_gradients_of_padded_batches(
+def test_losses_and_gradients_do_not_depend_on_the_streams(
     policy: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str, changes: dict
 ) -> None:
-    """In one stream and in several; by XLA, the kernel for TPUs and cuDNN, whose steps and calls XLA runs here."""
+    """Each tree alone, all in one stream, in several; by the kernel for TPUs and cuDNN, whose calls XLA runs here."""
     by_xla = functools.partial(stream_kernel.kernel_attention, interpret=True)
     monkeypatch.setattr(stream_kernel, "kernel_attention", by_xla)
     by_xla = functools.partial(cudnn.cudnn_stream_attention, implementation="xla")
     monkeypatch.setattr(cudnn, "cudnn_stream_attention", by_xla)
-    kernels = {"kernel": KERNEL_STREAM_ATTENTION, "cudnn": CUDNN_STREAM_ATTENTION}
+    kernels = {"kernel": StreamAttention("kernel", "steps"), "cudnn": StreamAttention("cudnn", "keys")}
     first = [Tree(one.prefix, one.responses[:1], one.read[:1]) for one in TREES]
     trees, made = first if algorithm == "sft" else TREES, []
-    for layout in ("blockwise", "auto", "small", *kernels):
-        attention = "blockwise" if layout == "blockwise" else "auto"
-        tokens = {"small": 64, "kernel": 128, "cudnn": 128}.get(layout)
+    for layout in ("alone", "whole", "several", *kernels):
+        tokens = {"alone": 64, "several": 64, "kernel": 128, "cudnn": 128}.get(layout)
         with monkeypatch.context() as patch:
             if layout in kernels:
-                name = kernels[layout]
-                patch.setattr(trainer, "trained_stream_attention", lambda *_, name=name, **options: name)
-            given = {"attention": attention, "batch.tokens": tokens, **changes}
+                chosen = kernels[layout]
+                patch.setattr(trainer, "choose_attention", lambda *_, chosen=chosen, **options: chosen)
+            if layout == "alone":
+                patch.setattr(
+                    microbatches,
+                    "stream_options",
+                    lambda *model: replace(stream_options(*model), share=False),
+                )
+            given = {"batch.tokens": tokens, **changes}
             learner = started(policy[1], trees, tmp_path / layout, algorithm=algorithm, **given)
         batch = learner.look(Rollouts(trees, COLUMNS))
         if algorithm == "dpo":  # whose margins are zero before the first update, but for rounding
@@ -189,8 +191,7 @@ def test_streams_have_the_losses_and_gradients_of_padded_batches(
         elif algorithm != "sft":
             batch = _with_scores(batch, learner)
         parts = learner.microbatches(batch, np.arange(len(trees)))
-        assert all(isinstance(part.batch, StreamBatch) == (attention == "auto") for part in parts)
-        assert (len(parts) > 1) or layout != "small"
+        assert (len(parts) > 1) or layout not in ("alone", "several")
         state = add_gradients(learner.program, learner.state, learner.frozen or {}, parts)
         made.append((jax.tree.map(np.asarray, state["acc"]), learner.program.update(state)[1], batch))
     (sums, metrics, seen), *others = made

@@ -226,7 +226,7 @@ def test_an_unknown_baseline_and_options_are_refused():
         score_baseline("baseline:best", MANY)
     with pytest.raises(RunError, match="unknown baseline 'baseline:best'"):
         prb.load("baseline:best")
-    options = {"dtype": "float32", "quantize": "int8", "attention": "blockwise"}
+    options = {"dtype": "float32", "quantize": "int8", "attention": "xla"}
     with pytest.raises(RunError, match=f"{', '.join(options)}: baseline:random reads the whole text"):
         prb.load("baseline:random", **options)
 

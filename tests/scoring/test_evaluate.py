@@ -22,7 +22,7 @@ from prb_jax.trees.tree import ScoredBatch, Truncation
 from tests.scoring.records import read_json, score_rows, write_comparisons
 from tests.scoring.slow_scorer import SlowScorer, comparisons
 
-LOADING = {"dtype": "float32", "quantize": "int8", "attention": "blockwise"}  # options of a model by name
+LOADING = {"dtype": "float32", "quantize": "int8", "attention": "xla"}  # options of a model by name
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
-from prb_jax.trees.batches import Bucket, make_batch
+from prb_jax.trees.packing import StreamOptions
 from tests import tiny_tokenizer as tiny
+from tests.packed import batch_alone, packed_batch
 from tests.parity.oracle import transformers_scores
 from tests.scoring.records import assert_close, record, write_model
 from tests.tiny_models import write_tiny_model
@@ -82,12 +83,14 @@ class TestInvariance:
         others = [replace(four, responses=four.responses[order]) for order in orders]
         assert_close(model.score(others), [scores[2][order] for order in orders])
 
-    def test_bucket(self, model, mixed, scores) -> None:
+    def test_layout(self, model, mixed, scores) -> None:
+        """Alone, and packed into streams of other numbers and lengths, whether or not what begins alike is shared."""
         trees = model.encode(mixed)
-        most = max(tree.shape[0] for tree in trees)
-        for bucket, batch in ((Bucket(most, 4, 112), 12), (Bucket(most + 37, 5, 131), 14)):
-            rewards = model.score_fn(model.params, model.place(make_batch(trees, bucket, batch=batch)))
-            assert rewards.shape == (batch, bucket.responses)
+        shards = model.batch_options().streams
+        options = [StreamOptions(tokens=128, streams=n * shards, share=n > 1) for n in (1, 3)]
+        for batch in (batch_alone(trees), *(packed_batch(trees, options=one) for one in options)):
+            rewards = model.score_fn(model.params, model.place(batch))
+            assert rewards.shape == (12, 4)
             assert_close([np.asarray(row[: len(s)]) for row, s in zip(rewards, scores)], scores)
 
     def test_posts_matter_and_private_fields_do_not(self, model, mixed, scores) -> None:

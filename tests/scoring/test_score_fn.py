@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 import prb_jax as prb
-from prb_jax.scoring.batching import stream_scores
-from prb_jax.trees.batches import TreeBatch, make_batch
-from prb_jax.trees.shapes import fixed_shapes
 from tests.scoring.records import TOLERANCE, assert_close, record
 
 
@@ -55,56 +52,60 @@ def test_it_depends_on_its_arguments_alone(model, mixed) -> None:
     np.testing.assert_array_equal(model.score_fn(model.params, batch), first)
 
 
+def test_vectorised_over_weights_and_over_batches(model, mixed) -> None:
+    """Of several heads at once, and of batches of one shape side by side."""
+    batches = [
+        model.batch(model.encode([one, other])) for one, other in zip(mixed[:2], mixed[2:4], strict=True)
+    ]
+    heads = jnp.stack([model.params["score"], 2 * model.params["score"]])
+    first = model.score_fn(model.params, batches[0])
+    several = jax.vmap(lambda score: model.score_fn(model.params | {"score": score}, batches[0]))(heads)
+    np.testing.assert_allclose(several, [first, 2 * first], atol=TOLERANCE)
+    if any(np.shape(a) != np.shape(b) for a, b in zip(*map(jax.tree.leaves, batches), strict=True)):
+        pytest.skip("these batches have other shapes")
+    together = jax.tree.map(lambda *parts: jnp.stack(parts), *batches)
+    side_by_side = jax.vmap(lambda batch: model.score_fn(model.params, batch))(together)
+    for rewards, batch in zip(side_by_side, batches, strict=True):
+        np.testing.assert_allclose(rewards, model.score_fn(model.params, batch), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_in_a_program_on_a_mesh_of_the_callers(model, mixed, scores, kind: AxisType) -> None:
+    """As a trainer with axes of its own calls it, inside its jitted step and under its mesh."""
+    mine = jax.make_mesh((len(jax.devices()),), ("batch",), axis_types=(kind,))
+    batch = model.batch(model.encode(mixed))
+
+    @jax.jit
+    def margins(params, batch):
+        rewards = model.score_fn(params, batch)
+        return rewards[:, 0] - rewards[:, 1]
+
+    with jax.set_mesh(mine):
+        gaps = margins(model.params, batch)
+        gradient = jax.grad(lambda params: margins(params, batch)[0])(model.params)
+    np.testing.assert_allclose(gaps, [row[0] - row[1] for row in scores], atol=2 * TOLERANCE)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+
+
 @pytest.mark.parametrize("count", [40, pytest.param(700, marks=pytest.mark.slow)])
-def test_one_compile_for_each_bucket(folder: Path, count: int) -> None:
+def test_one_compile_whatever_the_data(folder: Path, count: int) -> None:
     """In one window, and in several: 700 comparisons are more than the first holds."""
     model = prb.load(folder)
     comparisons = [record(number, 16 if number % 7 == 0 else 2, longest=8) for number in range(count)]
-    shapes: set[tuple[tuple[int, ...], ...]] = set()
-
-    def scores() -> list[np.ndarray]:
-        rows: dict[int, np.ndarray] = {}
-        encode, options = functools.partial(model.encode, profile_posts=0), model.shape_options(4096)
-        for batch in stream_scores(comparisons, encode=encode, dispatch=dispatch, options=options):
-            rows |= zip(batch.indices, batch.scores, strict=True)
-        return [rows[index] for index in range(count)]
-
-    def dispatch(batch: TreeBatch) -> jax.Array:
-        shapes.add((batch.prefix.shape, batch.responses.shape))
-        return model.score_fn(model.params, model.place(batch))
-
+    first = model.score(comparisons, profile_posts=0, batch_tokens=4096)
     compiled: Any = model.score_fn
-    first = scores()
-    buckets = {(prefix[1:], responses[1:]) for prefix, responses in shapes}
-    assert compiled._cache_size() == len(shapes) == len(buckets)
-    assert 2 <= len(buckets) <= model.shape_options().max_buckets
-    for row, other in zip(first, scores(), strict=True):
+    assert compiled._cache_size() == 1
+    for row, other in zip(first, model.score(comparisons, profile_posts=0, batch_tokens=4096), strict=True):
         np.testing.assert_array_equal(row, other)
-    # Streams are another program, and a single one whatever the data.
-    assert_close(first, model.score(comparisons, profile_posts=0, batch_tokens=4096))
-    assert compiled._cache_size() == len(buckets)
-    of_streams: Any = model.stream_fn
-    assert of_streams is None or of_streams._cache_size() == 1
+    assert compiled._cache_size() == 1
 
 
-def test_a_server_compiles_its_shapes_before_the_first_request(folder: Path) -> None:
-    """No data is needed for them, and no request of up to these lengths compiles anything more."""
-    model = prb.load(folder)
-    options = model.shape_options(512)
-    fixed = fixed_shapes([48, 64], [2, 4], [48], options=options)
-    for bucket, rows in fixed.rows.items():
-        model.score_fn(model.params, model.place(make_batch([], bucket, batch=rows)))
-    compiled: Any = model.score_fn
-    assert compiled._cache_size() == len(fixed.rows) == 4
-
-    comparisons = [record(number, 2 + number % 3, longest=8) for number in range(9)]
-    trees = model.encode(comparisons, profile_posts=0)
-    rows: dict[int, np.ndarray] = {}
-    for request in (range(1), range(1, 9)):
-        for dealt in fixed.batches([trees[number].shape for number in request], request):
-            batch = make_batch([trees[number] for number in dealt.members], dealt.bucket, batch=dealt.rows)
-            scores = model.score_fn(model.params, model.place(batch))
-            for row, number in zip(np.asarray(scores), dealt.members, strict=False):
-                rows[number] = row[: len(trees[number].responses)]
-    assert compiled._cache_size() == len(fixed.rows)
-    assert_close([rows[number] for number in range(9)], model.score(comparisons, profile_posts=0))
+def test_a_batch_of_any_trees_has_a_place_for_each_response(model) -> None:
+    """Trees of one and of many responses, and more than one stream holds."""
+    comparisons = [record(number, 1 + 5 * (number % 3), longest=40) for number in range(20)]
+    trees = model.encode(comparisons)
+    batch = model.batch(trees)
+    assert batch.places.shape == (20, 11)
+    rewards = np.asarray(model.score_fn(model.params, batch))
+    for row, tree, expected in zip(rewards, trees, model.score(comparisons), strict=True):
+        np.testing.assert_allclose(row[: len(tree.responses)], expected, atol=TOLERANCE)

@@ -16,19 +16,16 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError
 from prb_jax.scoring.batching import (
     FIRST_WINDOW,
-    SAMPLE,
     WAITING,
     WINDOW,
-    sample_indices,
     stream_scores,
 )
 from prb_jax.sources.large import windows
-from prb_jax.trees.batches import TreeBatch
 from prb_jax.trees.packing import StreamOptions
-from prb_jax.trees.shapes import ShapeOptions
+from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import ScoredBatch, Tree, Truncation, build_tree
 
-OPTIONS = ShapeOptions(tokens_per_batch=2048)
+OPTIONS = StreamOptions(tokens=1024)
 
 
 def windows_of(count: int) -> list[range]:
@@ -51,6 +48,13 @@ def tree_of(one: Comparison) -> Tree:
     return build_tree(sequences, truncation=Truncation(posts_dropped=number))
 
 
+def sums(batch: StreamBatch) -> Any:
+    """float32 [S, M]: the sum of the tokens that each read place sees."""
+    place, read = np.arange(batch.tokens.shape[1]), batch.reads[:, :, None]
+    seen = (place <= read) & (read < batch.until[:, None])
+    return jnp.asarray((batch.tokens[:, None] * seen).sum(axis=2), jnp.float32)
+
+
 def expected(one: Comparison) -> np.ndarray:
     tree = tree_of(one)
     return np.asarray([tree.sequence(k).sum() for k in range(len(tree.responses))], np.float32)
@@ -71,10 +75,10 @@ class Machine:
         self.events.append(("encode", len(comparisons)))
         return [tree_of(one) for one in comparisons]
 
-    def dispatch(self, batch: TreeBatch) -> Any:
-        self.shapes.add((*batch.prefix.shape, *batch.responses.shape[1:]))
-        self.events.append(("dispatch", len(batch.prefix)))
-        return jnp.asarray(batch.prefix.sum(1)[:, None] + batch.responses.sum(2), jnp.float32)
+    def dispatch(self, batch: StreamBatch) -> Any:
+        self.shapes.add((*batch.tokens.shape, *batch.reads.shape))
+        self.events.append(("dispatch", len(batch.tokens)))
+        return sums(batch)
 
     def stream(self, count: int, **options: Any) -> Generator[ScoredBatch]:
         settings = {"encode": self.encode, "dispatch": self.dispatch, "options": OPTIONS, **options}
@@ -102,7 +106,7 @@ def test_every_comparison_is_scored_and_tokenised_once(count: int) -> None:
     machine = Machine()
     assert_scored(machine.run(count), range(count))
     assert sorted(machine.encoded) == list(range(count))
-    assert len(machine.shapes) <= OPTIONS.max_buckets
+    assert len(machine.shapes) == 1
 
 
 @pytest.mark.parametrize("count", [0, 1, 511, 512, 513, 4608, 4609, 16_953])
@@ -115,17 +119,8 @@ def test_windows_cover_the_input_in_order(count: int) -> None:
         assert all(len(part) == WINDOW for part in parts[1:-1])
 
 
-@pytest.mark.parametrize("count", [1, 2, 100, SAMPLE, SAMPLE + 1, 16_953])
-def test_the_sample_is_spread_over_the_input(count: int) -> None:
-    sample = sample_indices(count)
-    assert sample == sorted(set(sample))
-    assert len(sample) == min(count, SAMPLE)
-    assert (sample[0], sample[-1]) == (0, count - 1)
-    assert max(np.diff([0, *sample])) <= count / min(count, SAMPLE) + 1
-
-
-def test_longer_comparisons_after_the_sample_still_fit() -> None:
-    """One of 1,500 is longer than all that the sample shows."""
+def test_longer_comparisons_than_those_of_the_first_window_still_fit() -> None:
+    """One of 1,500 is longer than all that decide the length of streams."""
     machine = Machine()
     odd = 777
     long = build_tree([[*range(10, 900), 1], [*range(10, 900), 2, 3]])
@@ -155,7 +150,7 @@ def test_lanes_compute_side_by_side_and_keep_the_order() -> None:
     alone = Machine().run(400)
     machine, meeting, names = Machine(), threading.Barrier(2, timeout=300), list[str]()
 
-    def dispatch(batch: TreeBatch) -> Any:
+    def dispatch(batch: StreamBatch) -> Any:
         scores, name = machine.dispatch(batch), threading.current_thread().name
         if name.startswith("compute"):
             names.append(name)
@@ -182,7 +177,7 @@ def test_the_next_window_is_tokenised_while_this_one_is_scored() -> None:
     def encode(comparisons: Sequence[Comparison]) -> list[Tree]:
         nonlocal calls
         calls += 1
-        if calls == 3:  # the sample, the first window, then the second
+        if calls == 3:  # the first window, which decides the shapes, nothing more of it, then the second
             started.set()
             assert go_on.wait(timeout=300)
         return machine.encode(comparisons)
@@ -236,7 +231,7 @@ def test_the_rest_of_a_run_has_the_same_batches() -> None:
 
 
 def test_finished_windows_are_not_tokenised_again() -> None:
-    """But for the sample, on which the shapes of all batches depend."""
+    """But for the first one, on which the shape of all streams depends."""
     count = 10_000
     first = windows_of(count)[:2]
     done = {index for part in first for index in part}
@@ -244,7 +239,7 @@ def test_finished_windows_are_not_tokenised_again() -> None:
     rest = machine.run(count, skip=done.issuperset)
     assert_scored(rest, range(first[-1].stop, count))
     again = [index for index in machine.encoded if index in done]
-    assert len(again) < 300
+    assert again == list(first[0])
     assert len(machine.encoded) == len(set(machine.encoded))
 
 
@@ -260,20 +255,13 @@ def test_streams_score_every_comparison_once_and_share_what_begins_alike() -> No
     shared = list(range(10, 90))
     trees = {n: build_tree([[*shared, 90 + n % 7, n % 11, k] for k in range(2 + n % 2)]) for n in range(1100)}
 
-    def score(batch: Any) -> Any:
-        """The sum of the tokens that each read place sees."""
-        place = np.arange(batch.tokens.shape[1])
-        read = batch.reads[:, :, None]
-        seen = (place <= read) & (read < batch.until[:, None])
-        return jnp.asarray((batch.tokens[:, None] * seen).sum(axis=2), jnp.float32)
-
     def run(skip: Any = lambda indices: False) -> list[ScoredBatch]:
         options = StreamOptions(tokens=1024, streams=2)
 
         def encode(some: Sequence[Comparison]) -> list[Tree]:
             return [trees[int(one.id)] for one in some]
 
-        return Machine().run(1100, encode=encode, dispatch=score, options=options, skip=skip)
+        return Machine().run(1100, encode=encode, dispatch=sums, options=options, skip=skip)
 
     batches = run()
     assert sorted(index for batch in batches for index in batch.indices) == list(range(1100))

@@ -14,8 +14,8 @@ import pytest
 import prb_jax as prb
 from prb_jax import cli
 from prb_jax.scoring.reward_model import RewardModel
-from prb_jax.trees.batches import Bucket, make_batch
 from prb_jax.trees.packing import StreamOptions
+from tests.packed import batch_alone
 from tests.scoring.cudnn_model import over_cudnn_streams
 from tests.scoring.large_process import read_by_windows
 from tests.scoring.records import TOLERANCE, assert_close, score_rows, text, write_comparisons
@@ -41,31 +41,23 @@ def of_people(people: int, questions: int, *, alike: bool = False) -> list[prb.C
 
 
 def alone(model: RewardModel, comparisons: list[prb.Comparison]) -> list[np.ndarray]:
-    """Scores of every comparison as a tree of its own, by the program for padded trees."""
+    """Scores of every comparison, each conversation in a stream of its own."""
     trees = model.encode(comparisons)
     scores = []
     for start in range(0, len(trees), 4):
         some = trees[start : start + 4]
-        batch = model.place(make_batch(some, Bucket(1024, 3, 64), batch=4))
-        rewards = np.asarray(model.score_fn(model.params, batch))
-        scores += [row[: len(tree.responses)] for row, tree in zip(rewards, some, strict=False)]
+        rewards = np.asarray(model.score_fn(model.params, model.place(batch_alone(some))))
+        scores += [row[: len(tree.responses)] for row, tree in zip(rewards, some, strict=True)]
     return scores
 
 
-@pytest.fixture
-def streaming(model: RewardModel) -> RewardModel:
-    if model.stream_fn is None:
-        pytest.skip("about streams, which this machine does not use")
-    return model
-
-
 @pytest.mark.parametrize("alike", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_scores_are_those_of_single_trees(streaming: RewardModel, alike: bool) -> None:
+def test_scores_are_those_of_single_trees(model: RewardModel, alike: bool) -> None:
     """Streams hold two people, or split one."""
     comparisons = of_people(3, 6, alike=alike)
-    expected = alone(streaming, comparisons)
+    expected = alone(model, comparisons)
     for batch_tokens in (None, 1024):
-        assert_close(streaming.score(comparisons, batch_tokens=batch_tokens), expected)
+        assert_close(model.score(comparisons, batch_tokens=batch_tokens), expected)
 
 
 @pytest.mark.slow
@@ -83,35 +75,35 @@ def test_cudnn_over_streams_scores_as_single_trees(
         assert_close(streams.score(comparisons, batch_tokens=batch_tokens), expected)
     computed = sum(batch.computed or 0 for batch in streams.stream(comparisons, batch_tokens=1024))
     assert computed < 0.5 * sum(tree.tokens for tree in streams.encode(comparisons))
-    assert cast(Any, streams.stream_fn)._cache_size() == 2
+    assert cast(Any, streams.score_fn)._cache_size() == 2
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_user_with_many_comparisons_is_split_over_streams(
-    streaming: RewardModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: RewardModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In memory and larger than it: equal bytes, scores of single trees, tokens that grow no faster than data."""
     comparisons = of_people(1, 700)
     data = write_comparisons(tmp_path / "data.jsonl", comparisons)
     options = {"controls": "none", "batch_tokens": 2048, "progress": False}
-    tokens = prb.evaluate(streaming, data, out=tmp_path / "held", **options).summary["tokens"]
-    few = prb.evaluate(streaming, data, limit=175, **options).summary["tokens"]
+    tokens = prb.evaluate(model, data, out=tmp_path / "held", **options).summary["tokens"]
+    few = prb.evaluate(model, data, limit=175, **options).summary["tokens"]
     assert tokens["computed"] < 4.1 * few["computed"] < 0.5 * tokens["alone"]
     seen = read_by_windows(partial(monkeypatch.setattr, raising=False))
-    prb.evaluate(streaming, data, out=tmp_path / "windows", **options)
+    prb.evaluate(model, data, out=tmp_path / "windows", **options)
     assert seen.held <= 600 < len(comparisons)
     bytes_of = [(tmp_path / name / "scores.jsonl").read_bytes() for name in ("held", "windows")]
     assert bytes_of[0] == bytes_of[1]
     some = comparisons[::50]
     scores = {row["id"]: row["scores"] for row in score_rows(tmp_path / "held")}
     assert len(scores) == len(comparisons)
-    for one, expected in zip(some, alone(streaming, some), strict=True):
+    for one, expected in zip(some, alone(model, some), strict=True):
         np.testing.assert_allclose(scores[one.id], expected, atol=TOLERANCE, rtol=0)
 
 
 def test_the_summary_says_what_was_saved_and_a_killed_run_says_the_same(
-    streaming: RewardModel, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: RewardModel, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped once in the middle; the paper's prompt begins with the question and saves nothing."""
     comparisons, killed, stream = of_people(4, 6), tmp_path / "killed", RewardModel.stream
@@ -137,7 +129,7 @@ def test_the_summary_says_what_was_saved_and_a_killed_run_says_the_same(
     for name in ("scores.jsonl", "summary.json"):
         assert (killed / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     rows = score_rows(killed)
-    expected = dict(zip((one.id for one in comparisons), alone(streaming, comparisons), strict=True))
+    expected = dict(zip((one.id for one in comparisons), alone(model, comparisons), strict=True))
     for row in rows:
         np.testing.assert_allclose(row["scores"], expected[row["id"]], atol=TOLERANCE, rtol=0)
     tokens = whole["tokens"]

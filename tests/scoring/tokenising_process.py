@@ -18,8 +18,8 @@ from prb_jax.errors import DataError
 from prb_jax.processes.job import start_job
 from prb_jax.scoring.batching import stream_scores
 from prb_jax.scoring.reader import encode_by_processes
-from prb_jax.trees.batches import TreeBatch
-from prb_jax.trees.shapes import ShapeOptions
+from prb_jax.trees.packing import StreamOptions
+from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import Tree, Truncation, build_tree
 from tests.scoring.slow_scorer import comparisons
 
@@ -48,14 +48,16 @@ class Counting:
 def digest(count: int, encode: Counting) -> str:
     """Of the scores, tokens and cuts of all comparisons, in order."""
 
-    def score(batch: TreeBatch) -> jax.Array:
+    def score(batch: StreamBatch) -> jax.Array:
         # every id, length and read position counts
-        total = batch.prefix.sum(1, keepdims=True) + batch.responses.sum(2) + 7 * batch.read
-        return jax.numpy.asarray(total + 1000 * batch.response_lengths, np.float32)
+        place, end = np.arange(batch.tokens.shape[1]), batch.ends[:, :, None]
+        seen = (place <= end) & (end < batch.until[:, None])
+        total = (batch.tokens[:, None] * seen).sum(axis=2) + 7 * (batch.ends - batch.reads)
+        return jax.numpy.asarray(total + 1000 * seen.sum(axis=2), np.float32)
 
     lines: dict[int, str] = {}
     for batch in stream_scores(
-        comparisons(count), encode=encode, dispatch=score, options=ShapeOptions(tokens_per_batch=4096)
+        comparisons(count), encode=encode, dispatch=score, options=StreamOptions(tokens=4096)
     ):
         for row, index in enumerate(batch.indices):
             lines[index] = f"{batch.scores[row].tolist()} {batch.tokens[row]} {batch.truncation[row]}"

@@ -20,6 +20,8 @@ MESHES = {
 the weights quantised."""
 RECORDED = ("int8@fsdp=2,tensor=2",)
 """Meshes whose eight-bit activations are written too."""
+CALLERS = ("fsdp=2,tensor=2", "fsdp=2,sequence=4")
+"""Meshes of models that are also scored in a program on another mesh."""
 
 
 def comparisons() -> list[Any]:
@@ -78,8 +80,8 @@ def inexact_products(layers: dict[str, Any]) -> dict[str, int]:
 
 def scores_and_codes(model: Any) -> dict[str, Any]:
     """The scores [B][2] of a batch of pairs, and by token a number made of all eight-bit activations that the token
-    has in all layers: [B][2][tokens of the prefix and of the response]. Tokens with the same number have the same
-    codes."""
+    has in all layers: [B][2][tokens of the conversation, and what the read one has in the last layer besides]. Tokens
+    with the same number have the same codes."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -107,20 +109,48 @@ def scores_and_codes(model: Any) -> dict[str, Any]:
     finally:
         quantization.quantize_array = quantize
     assert len(seen) == 7 * model.config.num_hidden_layers
-    numbers, (prefix, length) = sum(seen), (batch.prefix.shape[1], batch.responses.shape[2])
+    sizes = np.shape(batch.tokens), np.shape(batch.reads)
+    of_tokens, of_reads = (sum(codes for codes in seen if codes.shape == size) for size in sizes)
+    until, ends = np.asarray(batch.until), np.asarray(batch.ends)
+
+    def codes(place: int) -> list[int]:
+        """Of the conversation of a read place."""
+        stream, read = divmod(place, sizes[1][1])
+        end = ends[stream, read]
+        path = (np.arange(sizes[0][1]) <= end) & (end < until[stream])
+        return [*of_tokens[stream, path].tolist(), int(of_reads[stream, read])]
+
+    places = np.asarray(batch.places).tolist()
     return {
         "scores": [np.asarray(scores)[row, : len(tree.responses)].tolist() for row, tree in enumerate(trees)],
-        "codes": [
-            [
-                [
-                    *numbers[row, prefix - len(tree.prefix) : prefix].tolist(),
-                    *numbers[row, prefix + k * length :][: len(response)].tolist(),
-                ]
-                for k, response in enumerate(tree.responses)
-            ]
-            for row, tree in enumerate(trees)
-        ],
+        "codes": [[codes(place) for place in row] for row in places],
     }
+
+
+def under_a_mesh_of_the_callers(model: Any) -> list[list[float]]:
+    """Scores of three comparisons in a jitted program on a mesh with explicit axes over the same devices; gradients are
+    finite there."""
+    import jax
+    import jax.numpy as jnp
+
+    batch = model.batch(model.encode(comparisons()[:3]))
+    mine = jax.make_mesh(
+        (model.mesh.size,),
+        ("mine",),
+        axis_types=(jax.sharding.AxisType.Explicit,),
+        devices=model.mesh.devices.flatten(),
+    )
+
+    @jax.jit
+    def run(params: Any, batch: Any) -> Any:
+        scores, pull = jax.vjp(lambda params: model.score_fn(params, batch), params)
+        (gradient,) = pull(jnp.ones_like(scores))
+        return scores + 0.0, jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient)]).all()
+
+    with jax.set_mesh(mine):
+        scores, finite = run(model.params, batch)
+    assert bool(finite)
+    return scores.tolist()
 
 
 def main(folder: str, out: str, *scored: str) -> None:
@@ -151,7 +181,7 @@ def main(folder: str, out: str, *scored: str) -> None:
         by_mesh[spec] = {
             "axes": dict(model.mesh.shape),
             "sha256": sha256_of_layers(model.params),
-            "batch": [list(batch.prefix.shape), list(batch.prefix.addressable_shards[0].data.shape)],
+            "batch": [list(batch.tokens.shape), list(batch.tokens.addressable_shards[0].data.shape)],
             "shards": {
                 "/".join(path): [sorted({str(s.index) for s in leaf.addressable_shards}), list(leaf.shape),
                                  list(leaf.addressable_shards[0].data.shape)]
@@ -163,6 +193,7 @@ def main(folder: str, out: str, *scored: str) -> None:
                 "scores": [row.tolist() for row in model.score(comparisons(), batch_tokens=512)],
                 "inexact": inexact_products(model.params["layers"]) if quantize == "int8" else {},
                 "recorded": scores_and_codes(model) if spec in RECORDED else {},
+                "callers": under_a_mesh_of_the_callers(model) if spec in CALLERS else [],
             }
     Path(out).write_text(json.dumps(by_mesh))
 

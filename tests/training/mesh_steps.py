@@ -19,7 +19,7 @@ def one_step(mesh: Any, *, by: str = "") -> dict[str, Any]:
     import jax
     import numpy as np
 
-    from prb_jax.models.attention import choice
+    from prb_jax.models.attention.choice import StreamAttention
     from prb_jax.training.config import BatchSettings
     from prb_jax.training.data import Examples
     from prb_jax.training.microbatches import labelled, plan_layout
@@ -31,9 +31,10 @@ def one_step(mesh: Any, *, by: str = "") -> dict[str, Any]:
     step, state, frozen = build(config, params=initial_params(config), mesh=mesh, remat="dots")
     comparisons, trees = of_users(12, profile=70)
     count = len(trees)
-    streams = getattr(choice, f"{by.upper()}_STREAM_ATTENTION" if by else "STREAM_ATTENTION")
-    batch = BatchSettings(comparisons=count, tokens=256)
-    options = {"config": config, "mesh": mesh, "streams": streams, "batch": batch}
+    tables: Any = {"": "blocks", "kernel": "steps", "cudnn": "keys"}
+    attention = StreamAttention(by, tables[by], mesh.shape["sequence"])
+    batch = BatchSettings(comparisons=count, tokens=256 * mesh.shape["sequence"])
+    options = {"config": config, "mesh": mesh, "attention": attention, "batch": batch}
     layout = plan_layout(trees, [np.arange(count)], per_step=count, steps=10, **options)
     examples = Examples(comparisons, comparisons, trees=trees)
     batches = labelled(layout, examples, np.arange(count), np.zeros(count, np.int32))

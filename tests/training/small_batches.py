@@ -1,4 +1,4 @@
-"""A small decoder and batches of random trees, for tests of the training step."""
+"""A small decoder and streams of random trees, for tests of the training step."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
 from prb_jax.sharding import make_mesh
 from prb_jax.training.config import LossSettings, OptimizerSettings, TrainSettings
 from prb_jax.training.objective import Extras, RewardStep, make_reward_step
-from prb_jax.trees.batches import Bucket, TreeBatch, make_batch
-from prb_jax.trees.shapes import round_up
+from prb_jax.trees.packing import PackedBatch, StreamOptions, StreamShape, pack_streams
+from prb_jax.trees.stream_shapes import READS_STEP, pack_together
+from prb_jax.trees.stream_tables import BLOCK
+from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree, build_tree
 from tests.training.tiny import CONFIG
 
@@ -63,34 +65,48 @@ def random_trees(count: int, *, responses: int = 2, seed: int = 0, prefix: int =
     return trees
 
 
-def batch_of(trees: Sequence[Tree], *, rows: int | None = None, bucket: Bucket | None = None) -> TreeBatch:
-    """Without a bucket, lengths are rounded up: as many random trees are one shape, and so one program."""
-    if bucket is None:
-        tops = [max(sizes) for sizes in zip(*(tree.shape for tree in trees), strict=True)]
-        bucket = Bucket(round_up(max(tops[0], 1), 8), tops[1], round_up(tops[2], 4))
-    return make_batch(trees, bucket, batch=rows or len(trees))
+def packed_of(trees: Sequence[Tree], *, streams: int = 1, tokens: int | None = None) -> PackedBatch:
+    """One batch of as many streams at most, as short as can be or of so many tokens."""
+    options = StreamOptions(tokens=BLOCK, streams=streams)
+    if tokens is None:
+        return pack_together(trees, options)
+    (packed,) = pack_streams(trees, StreamShape(tokens, READS_STEP), options)
+    return packed
+
+
+def batch_of(trees: Sequence[Tree], *, streams: int = 1, tokens: int | None = None) -> StreamBatch:
+    packed = packed_of(trees, streams=streams, tokens=tokens)
+    return make_stream_batch(trees, packed, StreamOptions(tokens=BLOCK, streams=streams))
 
 
 def extras_of(
-    trees: Sequence[Tree], *, rows: int | None = None, responses: int | None = None, seed: int = 0
+    trees: Sequence[Tree],
+    *,
+    streams: int = 1,
+    tokens: int | None = None,
+    margin: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
+    seed: int = 0,
 ) -> Extras:
-    """Labels fall from the first response to the last; margins and weights are random."""
-    rng = np.random.default_rng(seed)
-    shape = (rows or len(trees), responses or max(len(tree.responses) for tree in trees))
-    mask = np.zeros(shape, bool)
-    for row, tree in enumerate(trees):
-        mask[row, : len(tree.responses)] = True
-    return Extras(
-        labels=np.tile(np.arange(shape[1], 0, -1, dtype=np.float32), (shape[0], 1)),
-        mask=mask,
-        margin=rng.uniform(0, 0.5, shape[0]).astype(np.float32),
-        weights=rng.uniform(0.5, 2.0, shape[0]).astype(np.float32),
-        users=np.zeros(shape[0], np.int32),
-    )
-
-
-def rows_of(extras: Extras, rows: slice) -> Extras:
-    return jax.tree.map(lambda value: value[rows], extras)
+    """Of :func:`batch_of` with room for twice the trees: labels fall from the first response to the last; margins and
+    weights of the trees are random, unless they are given."""
+    rng, rows = np.random.default_rng(seed), 2 * len(trees)
+    of_trees = [rng.uniform(0, 0.5, len(trees)), rng.uniform(0.5, 2.0, len(trees))]
+    given = [
+        one if one is not None else drawn for one, drawn in zip((margin, weights), of_trees, strict=True)
+    ]
+    shape = (streams, rows, max(len(tree.responses) for tree in trees))
+    mask, places = np.zeros(shape, bool), np.zeros(shape, np.int32)
+    margins, weighted = np.zeros((2, *shape[:2]), np.float32)
+    for row, stream in enumerate(packed_of(trees, streams=streams, tokens=tokens)):
+        read = 0
+        for place, member in enumerate(stream.members):
+            count = len(trees[member].responses)
+            mask[row, place, :count], places[row, place, :count] = True, np.arange(read, read + count)
+            margins[row, place], weighted[row, place] = (values[member] for values in given)
+            read += count
+    labels = np.broadcast_to(np.arange(shape[2], 0, -1, dtype=np.float32), shape)
+    return Extras(labels=labels, mask=mask, margin=margins, weights=weighted, places=places)
 
 
 def build(

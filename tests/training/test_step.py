@@ -14,14 +14,13 @@ import pytest
 from prb_jax.errors import CheckpointError, PrbError
 from prb_jax.models.decoder import Params
 from prb_jax.models.lora import TARGETS
-from prb_jax.readouts.score_tree import score_tree
 from prb_jax.training.config import LossSettings
 from prb_jax.training.losses import comparison_loss
+from prb_jax.training.microbatches import named_tree
 from prb_jax.training.objective import USER, WEIGHTS, Extras, RewardStep
 from prb_jax.training.step import sums_of
 from prb_jax.training.weights import merge, split_params
-from prb_jax.trees.shapes import Bucket
-from prb_jax.trees.tree import build_tree
+from tests.packed import batch_alone, read_trees
 from tests.sweeps import sweep
 from tests.training.small_batches import (
     LORA,
@@ -32,7 +31,6 @@ from tests.training.small_batches import (
     fresh,
     initial_params,
     random_trees,
-    rows_of,
     small_config,
     soft_prompts,
 )
@@ -45,8 +43,14 @@ def names(tree: Any) -> set[str]:
     return {"/".join(key.key for key in path) for path, _ in jax.tree.leaves_with_path(tree)}
 
 
-def loss_of(rewards: jax.Array, extras: Extras, config: LossSettings) -> jax.Array:
-    given = {name: jnp.asarray(getattr(extras, name)) for name in ("labels", "mask", "margin", "weights")}
+def loss_of(rewards: jax.Array, config: LossSettings, *, seed: int = 0) -> jax.Array:
+    """Of rewards [B, K], with the margins and weights of `extras_of`."""
+    rng = np.random.default_rng(seed)
+    margin, weights = (
+        jnp.asarray(rng.uniform(*ends, len(rewards)), jnp.float32) for ends in ((0, 0.5), (0.5, 2.0))
+    )
+    labels = jnp.broadcast_to(jnp.arange(rewards.shape[1], 0, -1, dtype=jnp.float32), rewards.shape)
+    given = {"labels": labels, "mask": jnp.ones(rewards.shape, bool), "margin": margin, "weights": weights}
     return comparison_loss(rewards, **given, config=config).means()["loss"]
 
 
@@ -65,16 +69,16 @@ def added(step: RewardStep, state: Any, frozen: Any, trees: Any, extras: Extras 
 
 @pytest.mark.parametrize("tuning", sweep(["head", "lora", "full"], few=(1,)))
 def test_accumulated_microbatches_equal_one_big_batch(tuning: str) -> None:
-    """Also where they have other shapes, and where rows only fill up the batch."""
+    """Also where they have other shapes."""
     trees, step = random_trees(4), built(tuning)
-    extras = extras_of(trees)
+    rng = np.random.default_rng(0)
+    margin, weights = rng.uniform(0, 0.5, 4), rng.uniform(0.5, 2.0, 4)
     (one, frozen), (many, _) = fresh(tuning), fresh(tuning)
-    one = added(step, one, frozen, trees)
-    batch = batch_of(trees[:3], bucket=Bucket(32, 2, 16))
-    many = step.accumulate(many, frozen, *step.place(batch, rows_of(extras, slice(3))))
-    last = extras_of(trees[3:], rows=4)
-    last = replace(last, margin=np.full(4, extras.margin[3]), weights=np.full(4, extras.weights[3]))
-    many = step.accumulate(many, frozen, *step.place(batch_of(trees[3:], rows=4), last))
+    one = added(step, one, frozen, trees, extras_of(trees, margin=margin, weights=weights))
+    for members, tokens in ((slice(3), 384), (slice(3, 4), None)):
+        extras = extras_of(trees[members], tokens=tokens, margin=margin[members], weights=weights[members])
+        batch = batch_of(trees[members], tokens=tokens)
+        many = step.accumulate(many, frozen, *step.place(batch, extras))
     total = float(one["parts"].weight_sum)
     sums = (jax.tree.leaves(state["acc"][WEIGHTS]) for state in (many, one))
     for ours, theirs in zip(*sums, strict=True):
@@ -85,15 +89,14 @@ def test_accumulated_microbatches_equal_one_big_batch(tuning: str) -> None:
 
 
 def test_the_gradient_is_that_of_the_mean_loss_of_every_response_by_itself() -> None:
-    """Against every response as a tree of its own, computed whole, the rewards put side by side."""
+    """Against every conversation in a stream of its own, computed whole, the rewards put side by side."""
     trees = random_trees(4, responses=3)
-    alone = batch_of([build_tree([tree.sequence(k)]) for tree in trees for k in range(3)])
-    extras, params = extras_of(trees), initial_params(CONFIG)
+    alone, params = batch_alone(trees), initial_params(CONFIG)
     config = LossSettings(label_smoothing=0.1, center_rewards_coefficient=0.01)
     step, state, frozen = build(CONFIG, params=params, loss=config)
 
     def mean_loss(params: Params) -> jax.Array:
-        return loss_of(score_tree(params, alone, **OPTIONS)[..., 0].reshape(4, 3), extras, config)
+        return loss_of(read_trees(params, alone, **OPTIONS)[..., 0], config)
 
     value, gradient = jax.jit(jax.value_and_grad(mean_loss))(params)
     state = added(step, state, frozen, trees)
@@ -118,7 +121,7 @@ def test_only_what_is_tuned_has_optimiser_state_changes_and_learns_the_batch(tun
 
     before = jax.tree.map(np.asarray, (state[WEIGHTS]["params"], frozen))
     trees, losses = random_trees(4), []
-    extras = replace(extras_of(trees), margin=np.zeros(4, np.float32))
+    extras = extras_of(trees, margin=np.zeros(4))
     for number in range(15):
         state, metrics = step.update(added(step, state, frozen, trees, extras))
         assert (int(state["step"]), float(metrics["finite"])) == (number + 1, 1.0)
@@ -131,19 +134,19 @@ def test_only_what_is_tuned_has_optimiser_state_changes_and_learns_the_batch(tun
 
 def test_one_compile_for_each_shape_and_one_update() -> None:
     step, state, frozen = build(CONFIG, tuning="lora")
-    shapes = [Bucket(24, 2, 12), Bucket(32, 2, 12)]
     trees = random_trees(3)
     for turn in range(3):
-        for bucket in shapes:
-            placed = step.place(batch_of(trees, bucket=bucket), extras_of(trees, seed=turn))
+        for tokens in (256, 384):
+            extras = extras_of(trees, tokens=tokens, seed=turn)
+            placed = step.place(batch_of(trees, tokens=tokens), extras)
             state = step.accumulate(state, frozen, *placed)
         state, _ = step.update(state)
         assert step.accumulate._cache_size() == 2
         assert step.update._cache_size() == 1
     # Frozen weights are an argument: others need no compile, and matter.
     other = jax.device_put(jax.tree.map(lambda leaf: 2 * leaf, frozen), step.frozen_shardings)
-    placed = step.place(batch_of(trees, bucket=shapes[0]), extras_of(trees))
-    assert not np.allclose(step.rewards(state, frozen, *placed), step.rewards(state, other, *placed))
+    placed = step.place(batch_of(trees, tokens=256), extras_of(trees, tokens=256))
+    assert not np.allclose(step.rewards(state, frozen, placed[0]), step.rewards(state, other, placed[0]))
     assert step.rewards._cache_size() == 1
     step.accumulate(state, other, *placed)
     assert step.accumulate._cache_size() == 2
@@ -172,7 +175,7 @@ def test_a_step_that_is_not_finite_changes_nothing() -> None:
     state, frozen = fresh("lora")
     state, _ = step.update(added(step, state, frozen, trees))
     kept = jax.tree.map(np.asarray, {name: state[name] for name in (WEIGHTS, "step")})
-    bad = replace(extras_of(trees), margin=np.array([np.nan, 0, 0, 0], np.float32))
+    bad = extras_of(trees, margin=np.array([np.nan, 0, 0, 0]))
     state, metrics = step.update(added(step, state, frozen, trees, bad))
     assert float(metrics["finite"]) == 0.0
     assert np.isnan(float(metrics["loss"]))
@@ -212,7 +215,7 @@ def deeper(tuning: str, remat: str = "none") -> tuple[int, int, list[np.ndarray]
     compiled = step.accumulate.lower(*arguments).compile()
     scoring = 0
     if remat == "none":
-        scoring = step.rewards.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+        scoring = step.rewards.lower(*arguments[:3]).compile().memory_analysis().temp_size_in_bytes
     sums = jax.tree.map(np.asarray, compiled(*arguments)["acc"][WEIGHTS])
     products = compiled.as_text().count(" dot(")
     return compiled.memory_analysis().temp_size_in_bytes, scoring, jax.tree.leaves(sums), products
@@ -248,17 +251,24 @@ def test_user_rows_are_trained_through_the_table() -> None:
     step, state, _ = build(CONFIG, tuning="head", params=params, method=method)
     table = np.random.default_rng(0).normal(size=(7, 3, 32)).astype(np.float32)
     state[USER]["table"] = jax.device_put(table, method.shardings["table"])
-    trees = random_trees(3)
-    extras = replace(extras_of(trees), users=np.array([0, 1, 1], np.int32))
+    plain, slots = random_trees(3), (0, 1, 1)
+    trees = [named_tree(tree, slot, 3) for tree, slot in zip(plain, slots, strict=True)]
     state = step.take(state, np.array([4, 2], np.int32))
     np.testing.assert_array_equal(state[USER]["rows"], table[[4, 2]])
-    state = added(step, state, frozen, trees, extras)
+    state = added(step, state, frozen, trees)
     assert state["acc"][USER].shape == (2, 3, 32)
 
     def by_rows(rows: jax.Array) -> jax.Array:
-        prompt = rows[jnp.array([0, 1, 1])]
-        logits = score_tree(merge(trainable, frozen), batch_of(trees), soft_prompt=prompt, **OPTIONS)
-        return loss_of(logits[..., 0], extras, LossSettings(center_rewards_coefficient=0.01))
+        """The rows are further words, which stand in front of the conversations."""
+        everything = merge(trainable, frozen)
+        longer = {**everything, "embed": jnp.concatenate([everything["embed"], rows.reshape(-1, 32)])}
+        words = [len(everything["embed"]) + 3 * slot + np.arange(3) for slot in slots]
+        prompted = [
+            replace(tree, prefix=np.concatenate([ids, tree.prefix[3:]]).astype(np.int32))
+            for tree, ids in zip(plain, words, strict=True)
+        ]
+        logits = read_trees(longer, batch_alone(prompted), **OPTIONS)
+        return loss_of(logits[..., 0], LossSettings(center_rewards_coefficient=0.01))
 
     gradient = jax.jit(jax.grad(by_rows))(jnp.asarray(table[[4, 2]]))
     state, metrics = step.update(state)
@@ -267,7 +277,7 @@ def test_user_rows_are_trained_through_the_table() -> None:
     expected[[4, 2]] -= 0.1 * np.asarray(gradient / (jnp.abs(gradient) + 1.0))  # the first step of Adam
     np.testing.assert_allclose(state[USER]["table"], expected, atol=1e-6)
 
-    bad = replace(extras, weights=np.array([np.inf, 1, 1], np.float32))
+    bad = extras_of(trees, weights=np.array([np.inf, 1, 1]))
     before = np.asarray(state[USER]["table"])
     state, metrics = step.update(added(step, state, frozen, trees, bad))
     assert float(metrics["finite"]) == 0.0

@@ -1,5 +1,5 @@
 """Training over packed streams, by XLA, by the kernel for TPUs and by cuDNN, whose steps and calls XLA runs here: the
-losses and gradients of padded batches, few programs, and steps of whole users."""
+losses and gradients of conversations alone, few programs, and steps of whole users."""
 
 from __future__ import annotations
 
@@ -20,12 +20,10 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.data.comparison import Comparison
-from prb_jax.models.attention import cudnn, stream_kernel
-from prb_jax.models.attention.choice import (
-    CUDNN_STREAM_ATTENTION,
-    KERNEL_STREAM_ATTENTION,
-    STREAM_ATTENTION,
-)
+from prb_jax.models import decoder
+from prb_jax.models.attention import cudnn, reads, stream_kernel
+from prb_jax.models.attention import streams as stream_program
+from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.sharding import make_mesh
 from prb_jax.training import record as training_record
@@ -38,7 +36,7 @@ from prb_jax.training.objective import USER, WEIGHTS
 from prb_jax.training.step import Microbatch, add_gradients, sums_of
 from prb_jax.training.train import train
 from prb_jax.trees.packing import StreamOptions, StreamShape
-from prb_jax.trees.stream_shapes import choose_step_shapes, pack_step
+from prb_jax.trees.stream_shapes import READS_STEP, choose_step_shapes, pack_step
 from prb_jax.trees.stream_tables import StepTable
 from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import Tree, build_tree
@@ -82,42 +80,60 @@ def of_users(count: int, *, profile: int, longest: int = 10) -> tuple[list[Compa
     return comparisons, trees
 
 
+BLOCKS, KERNEL, CUDNN = (
+    StreamAttention("by XLA", "blocks", one_length=False), StreamAttention("kernel", "steps"),
+    StreamAttention("cuDNN", "keys")
+)  # fmt: skip
+
+
 def planned(
-    examples: Examples, model: DecoderConfig, *, streams: str | None, tokens: int, steps: int
+    examples: Examples, model: DecoderConfig, *, attention: StreamAttention, tokens: int, steps: int
 ) -> Layout:
     per_step = len(examples) // steps
     order = Order(len(examples), per_step, seed=0)
     together = [order.step(step) for step in range(STEPS_SIMULATED)]
     batch, mesh = BatchSettings(comparisons=per_step, tokens=tokens), make_mesh(devices=jax.devices()[:1])
-    options = {"config": model, "mesh": mesh, "streams": streams, "batch": batch}
+    options = {"config": model, "mesh": mesh, "attention": attention, "batch": batch}
     return plan_layout(examples.trees, together, per_step=per_step, steps=10, **options)
 
 
+def conversations_alone(layout: Layout) -> Layout:
+    """The same, with every comparison in streams of its own, and nothing shared."""
+    shape = StreamShape(layout.shapes[-1].tokens, READS_STEP)
+    options = replace(layout.streams, share=False, kernel=False, keys=None, block=128, program_cost=None)
+    return replace(layout, streams=options, shapes=(shape,))
+
+
 @pytest.mark.parametrize(
-    ("streams", "tuning", "remat", "changes"),
+    ("attention", "tuning", "remat", "changes"),
     sweep(
         [
-            (STREAM_ATTENTION, "full", "none", {}),
-            (KERNEL_STREAM_ATTENTION, "lora", "dots", {}),
-            (STREAM_ATTENTION, "lora", "none", {}),
-            (KERNEL_STREAM_ATTENTION, "full", "none", WINDOWED),
-            (KERNEL_STREAM_ATTENTION, "full", "full", {}),
-            (KERNEL_STREAM_ATTENTION, "full", "none", {"num_hidden_layers": 1}),
-            (CUDNN_STREAM_ATTENTION, "full", "full", {}),
-            (CUDNN_STREAM_ATTENTION, "lora", "dots", {"sliding_window": 20, "use_sliding_window": True}),
+            (BLOCKS, "full", "none", {}),
+            (KERNEL, "lora", "dots", {}),
+            (BLOCKS, "lora", "none", {}),
+            (KERNEL, "full", "none", WINDOWED),
+            (KERNEL, "full", "full", {}),
+            (KERNEL, "full", "none", {"num_hidden_layers": 1}),
+            (CUDNN, "full", "full", {}),
+            (CUDNN, "lora", "dots", {"sliding_window": 20, "use_sliding_window": True}),
+            (replace(BLOCKS, name="many blocks"), "full", "dots", WINDOWED),
         ],
-        few=(0, 6),
+        few=(0, 6, 8),
     ),
 )
-def test_a_step_over_streams_is_that_of_padded_batches(
-    streams: str, tuning: str, remat: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+def test_a_step_over_streams_is_that_of_comparisons_alone(
+    attention: StreamAttention,
+    tuning: str,
+    remat: str,
+    changes: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With soft prompts, of which some comparisons of a user have another's; sliding windows and soft-caps; in several
     microbatches. On CPUs one, two or three are computed at a time, with the same bits and no program more."""
-    kernel, model = streams != STREAM_ATTENTION, small_config(**changes)
+    on_cpu, model = attention is BLOCKS, small_config(**changes)
     method = soft_prompts(("u0", "u1", "u2"), places=12, generic_share=0.4)
     step, first, frozen = build(model, tuning=tuning, method=method, remat=remat)
-    comparisons, trees = of_users(12, profile=0, longest=100) if kernel else of_users(12, profile=70)
+    comparisons, trees = of_users(12, profile=70) if on_cpu else of_users(12, profile=0, longest=100)
     weights = np.random.default_rng(1).uniform(0.5, 2, len(trees)).astype(np.float32)
     trees, users = method.encode(trees, comparisons), method.rows(comparisons)
     examples = Examples(comparisons, comparisons, trees=trees, weights=weights, rows=users)
@@ -132,35 +148,41 @@ def test_a_step_over_streams_is_that_of_padded_batches(
         monkeypatch.setattr(training_step, "lanes", of_count)
         return add_gradients(step, jax.tree.map(jnp.copy, state), frozen, batches)
 
-    sums, metrics, programs = [], [], []
-    for attention in (None, streams):
+    whole = planned(examples, model, attention=attention, tokens=256 if on_cpu else 512, steps=1)
+    sums, metrics = [], []
+    for layout in (conversations_alone(whole), whole):
         state = jax.tree.map(jnp.copy, first)
         state[USER]["table"] = jax.device_put(table, method.shardings["table"])
         state = step.take(state, step_rows.ids)
-        layout = planned(examples, model, streams=attention, tokens=512 if kernel else 256, steps=1)
-        batches = labelled(layout, examples, members, step_rows.slots, prompt_tokens=3)
-        assert len(batches) > 1
-        assert all(isinstance(part.batch, StreamBatch) == (attention is not None) for part in batches)
-        computed = sum(part.tokens for part in batches)
-        if attention == STREAM_ATTENTION:
+        if attention.name == "many blocks" and layout is whole:
+            for module in (stream_program, reads, decoder):
+                monkeypatch.setattr(module, "walks", lambda batch, mesh: False)
+        if layout is not whole:
+            one_each = [np.asarray([member]) for member in members]
+            batches = [
+                part
+                for one in one_each
+                for part in labelled(layout, examples, one, step_rows.slots[one], prompt_tokens=3)
+            ]
+            assert sum(part.tokens for part in batches) == alone
+        else:
+            batches = labelled(layout, examples, members, step_rows.slots, prompt_tokens=3)
+            assert len(batches) > 1
+        done = [added(batches)]
+        if layout is whole and on_cpu:
             # A profile is computed once, and again for those with the generic prompt.
             assert len(np.unique(step_rows.slots)) == 4
-            assert computed < 0.8 * alone
+            assert sum(part.tokens for part in batches) < 0.8 * alone
             done = [added(batches, count) for count in (1, 2, 3)]
             bits = [[np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(sums_of(one))] for one in done]
             assert bits[0] == bits[1] == bits[2]
             assert step.gradients._cache_size() == len({part.batch.tokens.shape for part in batches})
             assert step.add._cache_size() == 1
-        else:
-            assert computed == alone
-            done = [added(batches)]
-        programs.append(step.accumulate._cache_size())
         sums.append(jax.tree.map(np.asarray, done[-1]["acc"]))
         metrics.append(step.update(done[-1])[1])
-    assert programs[1] == programs[0] + kernel
     assert set(sums[0]) == {WEIGHTS, USER}
     assert np.linalg.norm(sums[0][USER]) > 0.1
-    tolerance = 1e-4 if streams == KERNEL_STREAM_ATTENTION else 1e-5
+    tolerance = 1e-4 if attention.table == "steps" else 1e-5
     for ours, theirs in zip(jax.tree.leaves(sums[1]), jax.tree.leaves(sums[0]), strict=True):
         assert np.linalg.norm(ours - theirs) <= tolerance * np.linalg.norm(theirs)
     for name, value in metrics[0].items():
@@ -171,7 +193,7 @@ def test_a_run_by_the_kernel_has_one_shape_and_what_does_not_fit_has_a_stream_of
     """A tree that is longer than the streams, and one of more responses than they have places."""
     comparisons, trees = of_users(48, profile=0, longest=60)
     usual = Examples(comparisons, comparisons, trees=trees)
-    layout = planned(usual, small_config(), streams=KERNEL_STREAM_ATTENTION, tokens=512, steps=4)
+    layout = planned(usual, small_config(), attention=KERNEL, tokens=512, steps=4)
     (shape,) = layout.shapes
     rng = np.random.default_rng(0)
     trees[4] = build_tree([[k, *rng.integers(10, 64, 400)] for k in range(2)])
@@ -245,10 +267,10 @@ GIVEN = {"steps": 6, "validation__every": 3, "validation__by": "id", "method": "
 
 
 @pytest.mark.slow
-def test_runs_over_streams_and_over_padded_batches_are_alike_and_are_resumed(
+def test_runs_by_the_kernel_and_by_xla_are_alike_and_are_resumed(
     model: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is computed again changes nothing. The record names what attended."""
+    """What is computed again changes nothing. Validation goes through the same attention; the record names it."""
 
     def run(name: str, **changes: Any) -> tuple[Any, ...]:
         out = train(config(model, file, **GIVEN, **changes), out=tmp_path / name, progress=False).out
@@ -256,23 +278,18 @@ def test_runs_over_streams_and_over_padded_batches_are_alike_and_are_resumed(
         attention = record(out)["sessions"][-1]["attention"]
         return steps, np.asarray(curve(out, "validation_loss")), attention
 
-    padded, streams, again = run("padded", attention="blockwise"), run("streams"), run("again", remat="full")
+    by_xla, again = run("streams"), run("again", remat="full")
     for module in (trainer, training_record):
-        monkeypatch.setattr(module, "trained_stream_attention", lambda *_, **__: KERNEL_STREAM_ATTENTION)
+        monkeypatch.setattr(module, "choose_attention", lambda *_, **__: KERNEL)
     kernel = run("kernel")
     with stopped_at(monkeypatch, 2):
         run("stopped")
     for ours, theirs in zip(run("stopped"), kernel, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    for numbers, attention, tolerance in (
-        (streams, STREAM_ATTENTION, 1e-5),
-        (again, STREAM_ATTENTION, 1e-5),
-        (kernel, KERNEL_STREAM_ATTENTION, 1e-4),
-    ):
-        assert numbers[2] == attention
-        for ours, theirs in zip(numbers[:2], padded[:2], strict=True):
+    assert (by_xla[2], kernel[2]) == ("block-wise XLA over packed streams", "kernel")
+    for numbers, tolerance in ((again, 1e-5), (kernel, 1e-4)):
+        for ours, theirs in zip(numbers[:2], by_xla[:2], strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=1e-5)
-    assert padded[2] not in (STREAM_ATTENTION, KERNEL_STREAM_ATTENTION)
 
 
 def test_steps_of_whole_users_are_resumed_and_a_large_user_is_split(
@@ -297,10 +314,13 @@ def test_steps_of_whole_users_are_resumed_and_a_large_user_is_split(
 def test_a_step_is_the_same_on_every_mesh(tmp_path) -> None:
     """Streams over devices, heads and tokens split, and layers that are computed again: one program each. Also with the
     kernel for TPUs and with cuDNN."""
-    meshes = ["data=2,tensor=2", "fsdp=2,sequence=2", "fsdp=2,tensor=2/kernel", "fsdp=2,tensor=2/cudnn"]
+    meshes = [
+        "data=2,tensor=2",
+        *(f"fsdp=2,{axis}=2{by}" for axis in ("tensor", "sequence") for by in ("", "/kernel", "/cudnn")),
+    ]
     command = [sys.executable, "-m", "tests.training.mesh_steps", str(tmp_path / "out.json"), "4", *meshes]
     environment = plain_environment()
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=900)
     assert done.returncode == 0, done.stderr
     steps = json.loads((tmp_path / "out.json").read_text())
     alone = steps.pop("alone")
@@ -309,4 +329,4 @@ def test_a_step_is_the_same_on_every_mesh(tmp_path) -> None:
         assert step["loss"] == pytest.approx(alone["loss"], rel=1e-6)
         np.testing.assert_allclose(step["gradients"], alone["gradients"], atol=1e-5)
         assert step["programs"] == 1
-        assert all(streams == 2 for streams, _ in step["streams"])
+        assert all(count == 2 for count, _ in step["streams"])

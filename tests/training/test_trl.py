@@ -15,13 +15,13 @@ from prb_jax.checkpoints.load import load_params
 from prb_jax.models.config.decoder import load_config
 from prb_jax.models.decoder import Params
 from prb_jax.training.config import LossSettings
-from prb_jax.training.objective import USER, WEIGHTS, Extras
+from prb_jax.training.objective import USER, WEIGHTS
 from prb_jax.training.step import TrainStep
 from prb_jax.trees.tree import Tree, build_tree
 from tests.sweeps import sweep
 from tests.tiny_models import write_tiny_model
 from tests.tiny_tokenizer import write_tokenizer
-from tests.training.small_batches import batch_of, build
+from tests.training.small_batches import batch_of, build, extras_of
 
 torch = pytest.importorskip("torch")
 
@@ -58,13 +58,7 @@ def our_step(
     """The metrics of a step, and its gradients by the tensors' names in the checkpoint."""
     config, trees = load_config(folder), pairs()
     step, params = compiled(folder, center)
-    extras = Extras(
-        labels=np.tile(np.array([1, 0], np.float32), (4, 1)),
-        mask=np.ones((4, 2), bool),
-        margin=MARGINS if margin else np.zeros(4, np.float32),
-        weights=np.ones(4, np.float32),
-        users=np.zeros(4, np.int32),
-    )
+    extras = extras_of(trees, margin=MARGINS if margin else np.zeros(4), weights=np.ones(4))
     state = step.init({WEIGHTS: params, USER: params["embed"]})
     state = step.accumulate(state, {}, *step.place(batch_of(trees), extras))
     sums = flatten(jax.tree.map(lambda leaf: np.asarray(leaf) / 4, state["acc"][WEIGHTS]))

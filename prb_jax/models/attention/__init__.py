@@ -1,1 +1,1 @@
-"""Attention over trees: a reference, a block-wise program, and kernels of TPUs and GPUs."""
+"""Attention over streams: a reference, programs of XLA, and kernels of TPUs and GPUs."""

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
-from prb_jax.models.attention.blocks import MASKED, divisor
-from prb_jax.models.attention.streams import StreamFacts, attend_blocks, over_mesh
+from prb_jax.models.attention.mesh import over_mesh
+from prb_jax.models.attention.streams import walks
+from prb_jax.models.attention.walk import MASKED, StreamFacts, attend_blocks, divisor
 from prb_jax.models.layers import float32_einsum, soft_capped, without_unit_axes
-from prb_jax.trees.batches import Bucket, TreeMask
-from prb_jax.trees.stream_tables import BLOCK, BlockTable
+from prb_jax.trees.stream_tables import BLOCK
 from prb_jax.trees.streams import StreamBatch
 
 READS = 64  # read places whose scores with all keys of a stream are held at a time
@@ -23,52 +23,6 @@ READS_OF_A_BLOCK = 16  # read places that walk through the keys of their trees t
 def take_places(x: jax.Array, places: jax.Array) -> jax.Array:
     """x [B, T, D] at places int32 [B, K]: [B, K, D]."""
     return jnp.take_along_axis(x, places[:, :, None], axis=1)
-
-
-def attend_from_reads(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    *,
-    places: jax.Array,
-    bucket: Bucket,
-    prefix_lengths: jax.Array,
-    window: int | None = None,
-    softcap: float | None = None,
-) -> jax.Array:
-    """As :func:`prb_jax.models.attention.blockwise.blockwise_attention`, for one query of each response.
-
-    Args:
-        q: [B, K, N, H], already scaled.
-        k, v, bucket, prefix_lengths, window, softcap: as given there.
-        places: int32 [B, K], where in T the query of each response stands.
-
-    Returns:
-        [B, K, N, H] in q's dtype.
-    """
-    rows, responses, _, head_dim = q.shape
-    kv_heads = k.shape[2]
-    prefix, length = bucket.prefix, bucket.response_length
-    grouped = q.reshape(rows, responses, kv_heads, -1, head_dim)
-    own_k, own_v = (x[:, prefix:].reshape(rows, responses, length, kv_heads, head_dim) for x in (k, v))
-
-    scores = jnp.concatenate(
-        [
-            float32_einsum("bkgnh,bpgh->bkgnp", grouped, k[:, :prefix]),
-            float32_einsum("bkgnh,bkrgh->bkgnr", grouped, own_k),
-        ],
-        axis=-1,
-    )
-    scores = soft_capped(scores, softcap)
-    # The prefix, and each query's own response.
-    own_places = prefix + length * jnp.arange(responses)[:, None] + jnp.arange(length)
-    keys = jnp.concatenate([jnp.broadcast_to(jnp.arange(prefix), (responses, prefix)), own_places], axis=1)
-    visible = TreeMask(bucket, window).sees(places[:, :, None], keys)
-    visible &= keys >= (prefix - prefix_lengths)[:, None, None]
-    weights = jax.nn.softmax(jnp.where(visible[:, :, None, None], scores, MASKED), axis=-1).astype(q.dtype)
-    out = float32_einsum("bkgnp,bpgh->bkgnh", weights[..., :prefix], v[:, :prefix])
-    out = out + float32_einsum("bkgnr,bkrgh->bkgnh", weights[..., prefix:], own_v)
-    return out.astype(q.dtype).reshape(q.shape)
 
 
 def attend_from_stream_reads(
@@ -90,7 +44,7 @@ def attend_from_stream_reads(
     Returns:
         [S, M, heads, H] in q's dtype.
     """
-    if not isinstance(batch.blocks, BlockTable):
+    if not walks(batch, mesh):
         return _attend_to_all_keys(q, k, v, batch=batch, window=window, softcap=softcap)
     streams, reads, *_ = q.shape
     padding = -reads % READS_OF_A_BLOCK
@@ -98,15 +52,16 @@ def attend_from_stream_reads(
     seen = _seen(batch, places, window).reshape(streams, -1, READS_OF_A_BLOCK, k.shape[1] // BLOCK, BLOCK)
     some, every = seen.any(axis=(2, 4)), seen.all(axis=(2, 4))
     # Blocks of keys that are seen wholly stand first, then those seen partly.
-    facts = StreamFacts(
-        keys=jnp.argsort(2 - some.astype(jnp.int32) - every, axis=2),
-        counts=jnp.stack([every.sum(axis=2), (some & ~every).sum(axis=2)], axis=2),
-        until=jnp.asarray(batch.until),
-        positions=jnp.asarray(batch.positions),
-        places=places.reshape(streams, -1, READS_OF_A_BLOCK),
-    )
+    keys = jnp.argsort(2 - some.astype(jnp.int32) - every, axis=2)
+    counts = jnp.stack([every.sum(axis=2), (some & ~every).sum(axis=2)], axis=2)
+    of_queries = (keys, counts, places.reshape(streams, -1, READS_OF_A_BLOCK))
     q = jnp.pad(q, ((0, 0), (0, padding), (0, 0), (0, 0)))
-    return over_mesh(partial(attend_blocks, window, softcap), mesh)(q, k, v, facts)[:, :reads]
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, of_queries: Any, of_keys: Any) -> jax.Array:
+        return attend_blocks(window, softcap, q, k, v, StreamFacts(*of_queries, *of_keys))
+
+    of_keys = (jnp.asarray(batch.until), jnp.asarray(batch.positions))
+    return over_mesh(attend, mesh, split=False)(q, k, v, of_queries, of_keys)[:, :reads]
 
 
 def _attend_to_all_keys(

@@ -26,9 +26,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 
-from prb_jax.models.attention.blocks import MASKED
-from prb_jax.models.attention.blockwise import ATTENTION_RESULTS
-from prb_jax.models.attention.streams import one_by_one
+from prb_jax.models.attention.mesh import one_by_one, sequence_parts
+from prb_jax.models.attention.walk import ATTENTION_RESULTS, MASKED
 from prb_jax.models.layers import product, soft_capped
 from prb_jax.trees.stream_tables import FIRST, LANES, LAST, PARTLY, StepTable
 from prb_jax.trees.streams import StreamBatch
@@ -46,7 +45,7 @@ class Settings(NamedTuple):
 class KernelFacts(NamedTuple):
     """What a kernel is told of a stream, int32."""
 
-    table: StepTable  # without its axis of streams
+    table: StepTable  # without its axes of streams and parts
     until: jax.Array  # [1, N], see :class:`prb_jax.trees.streams.StreamBatch`
     positions: jax.Array  # [1, N]
 
@@ -76,12 +75,16 @@ def kernel_attention(
         raise ValueError(f"these streams have no table of a kernel's steps for a window of {window}")
     settings = Settings(table.block, window, softcap, interpret)
 
-    def stream(q: jax.Array, k: jax.Array, v: jax.Array, facts: KernelFacts) -> jax.Array:
+    if (parts := table.counts.shape[1]) != sequence_parts(mesh):
+        raise ValueError(f"these streams are for queries in {parts} parts, found {sequence_parts(mesh)}")
+
+    def stream(q: jax.Array, k: jax.Array, v: jax.Array, table: StepTable, of_keys: Any) -> jax.Array:
+        facts = KernelFacts(jax.tree.map(lambda x: x[0], table), *of_keys)
         by_head = [jnp.swapaxes(x, 0, 1) for x in (q, k, v)]
         return jnp.swapaxes(_attend(settings, *by_head, facts), 0, 1)
 
-    facts = KernelFacts(table, jnp.asarray(batch.until)[:, None], jnp.asarray(batch.positions)[:, None])
-    return one_by_one(stream, mesh)(q, k, v, facts)
+    of_keys = [jnp.asarray(x)[:, None] for x in (batch.until, batch.positions)]
+    return one_by_one(stream, mesh)(q, k, v, jax.tree.map(jnp.asarray, table), of_keys)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -179,9 +182,9 @@ def _run(
     """
     block, table = settings.block, facts.table
     steps = table.by_key if walk_queries else table.by_query
-    heads = len(of_queries[0])
+    count, heads = table.counts[1 if walk_queries else 0], len(of_queries[0])
     # With walk_queries the heads that share their keys are the innermost axis: their sums are those of the keys.
-    grid = (heads // group, table.count[0], group) if walk_queries else (heads, table.count[0])
+    grid = (heads // group, count, group) if walk_queries else (heads, count)
 
     def head(place: Sequence[Any], *, shared: bool) -> Any:
         if walk_queries:
@@ -203,7 +206,7 @@ def _run(
     inputs, specs = [facts.until], [of_fact(1)]
     if settings.window is not None:
         inputs += [facts.positions, facts.positions]
-        specs += [of_fact(1), of_fact(0)]
+        specs += [of_fact(1), of_fact(3)]
     for arrays, row in ((of_queries, 0), (of_keys, 1)):
         inputs += arrays
         specs += [spec(row, shared=row == 1, width=x.shape[2]) for x in arrays]
@@ -237,14 +240,14 @@ class _Step:
 
     Args:
         settings: what the kernel is compiled for.
-        steps: [3, C], of all steps.
+        steps: [4, C], of all steps.
         refs: the facts, and behind them the arrays that :attr:`arrays` are.
     """
 
     def __init__(self, settings: Settings, steps: Any, refs: Sequence[Any]) -> None:
         number, facts = pl.program_id(1), 1 if settings.window is None else 3
         self.settings = settings
-        self.query, self.key, self.flags = (steps[row, number] for row in range(3))
+        self.key, self.flags, self.query = (steps[row, number] for row in (1, 2, 3))
         self.facts, self.arrays = refs[:facts], refs[facts:]
 
     def on(self, flag: int, also: Any = True) -> Callable[[Callable[[], None]], None]:

@@ -1,7 +1,7 @@
-"""Attention kernels on eight devices against one: ``python -m tests.models.attention.kernel_on_mesh``.
+"""Attention over streams on eight devices against one: ``python -m tests.models.attention.kernel_on_mesh``.
 
-Prints for each kernel the largest differences of the output and of the three gradients (not of cuDNN's, which only
-scores), how the output is split, and how many calls of cuDNN the program for CUDA has.
+Prints for each implementation and mesh the largest differences of the output and of the three gradients, in units of
+their largest number, and how the output is split; and how many calls of cuDNN the program for CUDA has.
 """
 
 import functools
@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-BY_ROWS = "data=2,fsdp=2,tensor=2"
+TOKENS, WINDOW = 1024, 150
+MESHES = ("data=2,fsdp=2,tensor=2", "data=2,sequence=2,tensor=2", "fsdp=2,sequence=4")
 
 
 def devices(platform: str, sequence: int = 1) -> Any:
@@ -21,116 +22,108 @@ def devices(platform: str, sequence: int = 1) -> Any:
     return SimpleNamespace(devices=np.asarray([device], object), shape=shape, size=1)
 
 
-def inputs(rows: int, tokens: int, head_dim: int) -> list[Any]:
-    """q of four heads, k and v of two."""
+def inputs(tokens: int, head_dim: int) -> list[Any]:
+    """q of four heads, k and v of two, and the gradient that comes back, of four streams."""
     import jax.numpy as jnp
 
     rng = np.random.default_rng(0)
-    return [jnp.asarray(rng.normal(size=(rows, tokens, n, head_dim)), jnp.float32) / 4 for n in (4, 2, 2)]
+    sizes = [(4, tokens, heads, head_dim) for heads in (4, 2, 2, 4)]
+    return [jnp.asarray(rng.normal(size=size), jnp.float32) / 4 for size in sizes]
 
 
-def compared(
-    attend: Any, mesh: Any, arrays: list[Any], facts: Any, *, tokens: str | None = None
-) -> dict[str, Any]:
-    """What ``attend(mesh, facts, *arrays)`` gives on the mesh against one device: the output first.
-
-    Args:
-      facts: arrays whose rows are dealt over the mesh.
-      tokens: the logical axis of the arrays' tokens.
-    """
-    import jax
-
-    from prb_jax.sharding import batch_sharding, partition_spec
-
-    run = jax.jit(attend, static_argnums=0)
-    place = jax.sharding.NamedSharding(mesh, partition_spec(("batch", tokens, "heads", None)))
-    split = run(mesh, jax.device_put(facts, batch_sharding(mesh, 1)), *jax.device_put(arrays, place))
-    pairs = zip(split, run(None, facts, *arrays), strict=True)
-    return {
-        "differences": [float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs],
-        "shard": split[0].addressable_shards[0].data.shape,
-    }
-
-
-def splash() -> dict[str, Any]:
-    import jax
-    import jax.numpy as jnp
-
-    from prb_jax.models.attention.splash import splash_attention
-    from prb_jax.sharding import make_mesh
-    from prb_jax.trees.batches import Bucket
-
-    options: dict[str, Any] = {"bucket": Bucket(192, 2, 96), "window": 120, "block": 128, "interpret": True}
-    arrays = inputs(2, 384, 32)
-    towards = jnp.asarray(np.random.default_rng(1).normal(size=arrays[0].shape), jnp.float32)
-
-    def attend(mesh: Any, lengths: Any, *arrays: Any) -> Any:
-        of_mesh = functools.partial(splash_attention, prefix_lengths=lengths, mesh=mesh, **options)
-        out, pull = jax.vjp(of_mesh, *arrays)
-        return out, *pull(towards)
-
-    mesh = make_mesh("data=2,sequence=2,tensor=2")
-    return compared(attend, mesh, arrays, jnp.asarray([192, 60]), tokens="tokens")
-
-
-def cudnn(arrays: list[Any], facts: Any, function: Any) -> dict[str, Any]:
-    """Of ``function(*arrays, facts, mesh=..., implementation=...)``."""
-    import jax
-    import jax.numpy as jnp
-
-    from prb_jax.sharding import make_mesh, partition_spec
-    from tests.models.compiled import text_for_cuda
-
-    mesh = make_mesh(BY_ROWS)
-
-    def attend(mesh: Any, facts: Any, *arrays: Any) -> Any:
-        return (function(*arrays, facts, mesh=mesh, implementation="xla"),)
-
-    place = jax.sharding.NamedSharding(mesh, partition_spec(("batch", None, "heads", None)))
-    shapes = [jax.ShapeDtypeStruct(x.shape, jnp.bfloat16, sharding=place) for x in arrays]
-    text = text_for_cuda(functools.partial(function, mesh=mesh), *shapes, facts)
-    return compared(attend, mesh, arrays, facts) | {"calls": text.count("custom_call @__cudnn")}
-
-
-def cudnn_of_trees() -> dict[str, Any]:
-    import jax.numpy as jnp
-
-    from prb_jax.models.attention.cudnn import cudnn_attention
-    from prb_jax.trees.batches import Bucket
-
-    def attend(q: Any, k: Any, v: Any, lengths: Any, **options: Any) -> Any:
-        return cudnn_attention(
-            q, k, v, bucket=Bucket(64, 2, 24), prefix_lengths=lengths, window=40, **options
-        )
-
-    return cudnn(inputs(4, 112, 16), jnp.asarray([64, 20, 0, 33]), attend)
-
-
-def cudnn_of_streams() -> dict[str, Any]:
-    from prb_jax.models.attention.cudnn import cudnn_stream_attention
+def batch_for(kind: str, parts: int) -> Any:
+    """Four streams of people and of long conversations, which some parts have nothing of."""
     from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams, with_key_layout
     from prb_jax.trees.stream_tables import KeyLayout
     from prb_jax.trees.streams import make_stream_batch
     from tests.trees.test_streams import people
 
-    options = StreamOptions(tokens=512, streams=4, window=40)
-    options = with_key_layout(options, KeyLayout(longest=300, response=60, queries=128))
-    trees = people(5, 1)
-    (packed,) = pack_streams(trees, StreamShape(512, 32), options)
+    options = StreamOptions(
+        tokens=TOKENS, streams=4, window=WINDOW, parts=parts, block=128, kernel=kind == "kernel"
+    )
+    if kind == "cudnn":
+        options = with_key_layout(options, KeyLayout(longest=300, response=60, queries=128))
+    trees = [*people(3, 2), *people(1, 1, profile=900, seed=3), *people(1, 1, profile=600, seed=4)]
+    (packed,) = pack_streams(trees, StreamShape(TOKENS, 64), options)
+    return make_stream_batch(trees, packed, options)
 
-    def attend(q: Any, k: Any, v: Any, batch: Any, **options: Any) -> Any:
-        return cudnn_stream_attention(q, k, v, batch=batch, window=40, **options)
 
-    return cudnn(inputs(4, 512, 16), make_stream_batch(trees, packed, options), attend)
+def compared(attend: Any, mesh: Any, batch: Any, alone: Any) -> dict[str, Any]:
+    """What ``attend(*arrays, batch, mesh)`` gives on the mesh, and its derivatives, against one device.
 
-
-if __name__ == "__main__":
+    Args:
+      batch, alone: the same streams, with tables for the mesh and for one device.
+    """
     import jax
+    import jax.numpy as jnp
+
+    from prb_jax.sharding import batch_sharding, partition_spec
+
+    *arrays, towards = inputs(TOKENS, 32)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(mesh: Any, batch: Any, towards: Any, *arrays: Any) -> Any:
+        out, pull = jax.vjp(lambda *qkv: attend(*qkv, batch, mesh), *arrays)
+        real = (jnp.asarray(batch.tokens) > 0)[..., None, None]
+        return jnp.where(real, out, 0.0), *pull(jnp.where(real, towards, 0.0))
+
+    place = jax.sharding.NamedSharding(mesh, partition_spec(("batch", "tokens", "heads", None)))
+    arrays = [towards, *arrays]
+    split = run(mesh, jax.device_put(batch, batch_sharding(mesh, 1)), *jax.device_put(arrays, place))
+    pairs = [[np.asarray(x) for x in pair] for pair in zip(split, run(None, alone, *arrays), strict=True)]
+    return {
+        "differences": [float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs],
+        "shard": split[0].addressable_shards[0].data.shape,
+    }
+
+
+def main() -> None:
+    import jax
+    import jax.numpy as jnp
 
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 8)
     from prb_jax.commands.process import enable_compilation_cache
+    from prb_jax.models.attention import reads, streams
+    from prb_jax.models.attention.cudnn import cudnn_stream_attention
+    from prb_jax.models.attention.reads import attend_from_stream_reads
+    from prb_jax.models.attention.stream_kernel import kernel_attention
+    from prb_jax.models.attention.streams import stream_attention
+    from prb_jax.sharding import batch_sharding, make_mesh, partition_spec
+    from tests.models.compiled import text_for_cuda
 
     enable_compilation_cache()
-    kernels = (splash, cudnn_of_trees, cudnn_of_streams)
-    print(json.dumps({kernel.__name__: kernel() for kernel in kernels}))
+
+    def by_xla(q: Any, k: Any, v: Any, batch: Any, mesh: Any) -> Any:
+        """Of all tokens; and of the read places alone, which is added to the first of them."""
+        out = stream_attention(q, k, v, batch=batch, window=WINDOW, softcap=3.0, mesh=mesh)
+        rows = jnp.arange(len(q))[:, None]
+        places = jnp.asarray(batch.reads)
+        at_reads = attend_from_stream_reads(q[rows, places], k, v, batch=batch, window=WINDOW, mesh=mesh)
+        return out.at[:, : places.shape[1]].add(at_reads)
+
+    def kernel(q: Any, k: Any, v: Any, batch: Any, mesh: Any) -> Any:
+        return kernel_attention(q, k, v, batch=batch, window=WINDOW, mesh=mesh, interpret=True)
+
+    def cudnn(q: Any, k: Any, v: Any, batch: Any, mesh: Any, implementation: Any = "xla") -> Any:
+        return cudnn_stream_attention(
+            q, k, v, batch=batch, window=WINDOW, mesh=mesh, implementation=implementation
+        )
+
+    found: dict[str, Any] = {}
+    for text in MESHES:
+        mesh = make_mesh(text)
+        parts = mesh.shape["sequence"]
+        for name, attend in {"walk": by_xla, "batched": by_xla, "kernel": kernel, "cudnn": cudnn}.items():
+            streams.walks = reads.walks = lambda batch, mesh, name=name: name == "walk"
+            found[f"{name} {text}"] = compared(attend, mesh, batch_for(name, parts), batch_for(name, 1))
+        place = jax.sharding.NamedSharding(mesh, partition_spec(("batch", "tokens", "heads", None)))
+        shapes = [jax.ShapeDtypeStruct(x.shape, jnp.bfloat16, sharding=place) for x in inputs(TOKENS, 32)[:3]]
+        batch = jax.device_put(batch_for("cudnn", parts), batch_sharding(mesh, 1))
+        program = functools.partial(cudnn, mesh=mesh, implementation="cudnn")
+        found[f"cudnn {text}"]["calls"] = text_for_cuda(program, *shapes, batch).count("custom_call @__cudnn")
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

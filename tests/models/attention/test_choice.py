@@ -1,39 +1,38 @@
-"""Which attention a program gets, by machine, dtype and wish; which wishes are errors."""
+"""Which attention a program gets, by machine, dtype and wish; how streams are laid out for it; a kernel's first use."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import json
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from prb_jax.errors import CheckpointError, MeshError, PrbWarning
-from prb_jax.models.attention import cudnn
-from prb_jax.models.attention.choice import (
-    choose_attention,
-    stream_attention_name,
-    trained_stream_attention,
-    wanted_attention,
-)
-from prb_jax.models.attention.cudnn import cudnn_attention, cudnn_refusal, cudnn_stream_attention
+from prb_jax.errors import CheckpointError, PrbWarning
+from prb_jax.models.attention import choice, cudnn, first_use
+from prb_jax.models.attention.choice import StreamAttention, attend_streams, choose_attention
+from prb_jax.models.attention.cudnn import cudnn_refusal, cudnn_stream_attention
+from prb_jax.models.attention.first_use import compare, kernel_fault
+from prb_jax.models.attention.stream_kernel import kernel_attention
+from prb_jax.sharding import make_mesh
+from prb_jax.trees.packing import StreamOptions
 from tests.models.attention.kernel_on_mesh import devices
 from tests.models.compiled import with_cudnn
 from tests.training.small_batches import small_config
 
 CONFIG, GPU, BFLOAT16 = small_config(), devices("gpu"), jnp.dtype("bfloat16")
-AT_ONCE, BY_HEAD = "block-wise XLA, all heads at once", "block-wise XLA, head by head"
-CUDNN_STREAMS = "cuDNN over packed streams"
-FOR_TREES = {
-    "cuDNN": "gpu bfloat16 auto, gpu bfloat16 kernel, gpu bfloat16 streams",
-    "splash kernel (Pallas)": "tpu bfloat16 auto, tpu bfloat16 kernel, tpu bfloat16 streams",
-    AT_ONCE: "gpu float32 auto, gpu float32 blockwise, gpu bfloat16 blockwise, tpu float32 auto, tpu float32 blockwise,"
-    " tpu bfloat16 blockwise",
-    BY_HEAD: "cpu float32 auto, cpu float32 blockwise, cpu bfloat16 auto, cpu bfloat16 blockwise",
-}
-"""The implementation for padded trees, and what asks for it where cuDNN takes the model."""
+KERNEL, CUDNN = "kernel (Pallas) over packed streams", "cuDNN over packed streams"
+IN_TURN = "block-wise XLA over packed streams"
+AT_ONCE = f"{IN_TURN}, many blocks at a time"
+
+
+@pytest.fixture(autouse=True)
+def _warnings_come_again() -> None:
+    choice._warn_once.cache_clear()
 
 
 @pytest.fixture
@@ -41,115 +40,191 @@ def cudnn_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cudnn, "_refusal", lambda *sizes: None)
 
 
-@pytest.fixture
-def cudnn_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cudnn, "_refusal", lambda *sizes: "too many numbers")
-
-
-def choose(platform: str, dtype: str, wanted: str, *, sequence: int = 1, trained: bool = False) -> Any:
+def choose(platform: str, dtype: str, wanted: str = "auto", *, sequence: int = 1, **options: Any) -> Any:
     mesh = devices(platform, sequence=sequence)
-    return choose_attention(mesh, jnp.dtype(dtype), wanted, config=CONFIG, trained=trained)
+    return choose_attention(mesh, jnp.dtype(dtype), wanted, config=CONFIG, **options)
 
 
 @pytest.mark.usefixtures("cudnn_takes_it")
-def test_for_padded_trees() -> None:
-    for name, places in FOR_TREES.items():
-        for place in places.split(", "):
-            assert choose(*place.split()).name == name, place
-    assert choose("gpu", "bfloat16", "auto", trained=True).name == "cuDNN"
-    # Before the model is known, nothing is chosen that may refuse it.
-    assert choose_attention(GPU, BFLOAT16).name == AT_ONCE
-    assert choose_attention(None, BFLOAT16).name == (BY_HEAD if jax.default_backend() == "cpu" else AT_ONCE)
-    split = choose("gpu", "bfloat16", "auto", sequence=2)
-    reason = "it has all tokens of a tree on one device, found sequence=2"
-    assert (split.name, split.refused) == (AT_ONCE, reason)
-    for wanted in ("auto", "streams"):
-        function = wanted_attention(GPU, BFLOAT16, wanted, config=CONFIG)
-        assert isinstance(function, functools.partial)
-        assert function.func is cudnn_attention
+@pytest.mark.parametrize("trained", [False, True])
+def test_it_depends_on_machine_and_dtype(trained: bool) -> None:
+    """To score and to train alike, also where the tokens of a stream are split."""
+    for place, name, table in (
+        ("tpu bfloat16", KERNEL, "steps"), ("gpu bfloat16", CUDNN, "keys"),
+        ("tpu bfloat16 xla", AT_ONCE, "blocks"), ("gpu bfloat16 xla", AT_ONCE, "blocks"),
+        ("tpu float32", AT_ONCE, "blocks"), ("gpu float32", AT_ONCE, "blocks"),
+        ("cpu float32", IN_TURN, "blocks"), ("cpu bfloat16", IN_TURN, "blocks"), ("cpu float32 xla", IN_TURN, "blocks"),
+    ):  # fmt: skip
+        for sequence in (1, 4):
+            chosen = choose(*place.split(), sequence=sequence, trained=trained)
+            assert (chosen.name, chosen.table, chosen.parts) == (name, table, sequence), place
+            assert chosen.refused is None
+    here = choose_attention(None, BFLOAT16, config=CONFIG)
+    assert here.name == IN_TURN or jax.default_backend() != "cpu"
 
 
 @pytest.mark.usefixtures("cudnn_takes_it")
-def test_for_packed_streams() -> None:
-    """On GPUs in bfloat16, to score and to train; on TPUs to score where it is asked for; on CPUs always."""
-    for for_streams in (stream_attention_name, trained_stream_attention):
-        assert for_streams(GPU, BFLOAT16, config=CONFIG) == CUDNN_STREAMS
-        for padded in ("kernel", "blockwise"):
-            assert for_streams(GPU, BFLOAT16, padded, config=CONFIG) is None
-        assert for_streams(GPU, jnp.dtype("float32"), config=CONFIG) is None
-        assert for_streams(devices("gpu", sequence=2), BFLOAT16, config=CONFIG) is None
-        assert for_streams(devices("cpu"), BFLOAT16, config=CONFIG) == "block-wise XLA over packed streams"
-    assert stream_attention_name(GPU, BFLOAT16, "streams", config=CONFIG) == CUDNN_STREAMS
-    tpu, kernel = devices("tpu"), "kernel (Pallas) over packed streams"
-    assert stream_attention_name(tpu, BFLOAT16, "streams", config=CONFIG) == kernel
-    assert stream_attention_name(tpu, BFLOAT16, config=CONFIG) is None
-    assert trained_stream_attention(tpu, BFLOAT16, config=CONFIG) == kernel
-    assert trained_stream_attention(tpu, jnp.dtype("float32"), config=CONFIG) is None
-    assert trained_stream_attention(devices("tpu", sequence=2), BFLOAT16, config=CONFIG) is None
+def test_streams_are_shaped_for_it() -> None:
+    """Whole blocks; twice as many as there are parts of the queries. On CPUs some streams may be shorter than
+    others."""
+    usual = StreamOptions(tokens=33_000, program_cost=7)
+    shaped = {
+        (place, parts): choose(*place.split(), sequence=parts).shaped(usual)
+        for place in ("cpu float32", "gpu float32", "gpu bfloat16", "tpu bfloat16")
+        for parts in (1, 4)
+    }
+    found = {where: (one.tokens, one.block, one.program_cost) for where, one in shaped.items()}
+    assert found == {
+        ("cpu float32", 1): (33_024, 128, 7), ("cpu float32", 4): (33_792, 128, 7),
+        ("gpu float32", 1): (33_024, 128, None), ("gpu float32", 4): (33_792, 128, None),
+        ("gpu bfloat16", 1): (33_792, 1024, None), ("gpu bfloat16", 4): (40_960, 1024, None),
+        ("tpu bfloat16", 1): (33_280, 512, None), ("tpu bfloat16", 4): (36_864, 512, None),
+    }  # fmt: skip
 
 
-@pytest.mark.usefixtures("cudnn_refuses_it")
-def test_wishes_that_cannot_be_are_errors() -> None:
-    for place in ("tpu float32", "cpu bfloat16", "cpu float32", "gpu float32"):
-        named = place.replace(" ", " in ")
-        with pytest.raises(CheckpointError, match=f"attention: .* found {named}"):
-            choose(*place.split(), "kernel")
-        with pytest.raises(
-            CheckpointError, match=f"'streams' is for TPUs and GPUs in bfloat16, found {named}"
-        ):
-            choose(*place.split(), "streams")
-    for platform in ("tpu", "gpu"):
-        with pytest.raises(
-            CheckpointError, match="'streams' says how a model is scored; what is trained takes"
-        ):
-            choose(platform, "bfloat16", "streams", trained=True)
-        with pytest.raises(MeshError, match="takes whole streams, found sequence=2"):
-            choose(platform, "bfloat16", "streams", sequence=2)
-    with pytest.raises(CheckpointError, match="expected auto, blockwise, kernel, streams, found 'flash'"):
-        choose("gpu", "bfloat16", "flash")
-    with pytest.raises(CheckpointError, match=r"attention: .* found gpu in bfloat16"):
-        choose_attention(GPU, BFLOAT16, "kernel")
-    for wanted in ("kernel", "streams"):
-        with pytest.raises(
-            CheckpointError, match=r"cuDNN does not take this model \(too many numbers\): use"
-        ):
-            choose("gpu", "bfloat16", wanted)
-    for for_streams in (stream_attention_name, trained_stream_attention):
-        assert for_streams(GPU, BFLOAT16, config=CONFIG) is None
+def test_only_two_names_are_known() -> None:
+    for old in ("blockwise", "kernel", "streams", "flash"):
+        with pytest.raises(CheckpointError, match=f"attention: expected auto or xla, found '{old}'"):
+            choose("gpu", "bfloat16", old)
 
 
-def test_a_refusal_is_one_line() -> None:
-    cudnn._refusal.cache_clear()
-    if jax.default_backend() == "cpu":
-        refused = r"cuDNN does not take this model \(cuDNN is not detected\.\): .*XLA"
-        with pytest.warns(PrbWarning, match=refused) as seen:
-            assert wanted_attention(GPU, BFLOAT16, "auto", config=CONFIG) is None
-        assert len(seen) == 1
-    cudnn._refusal.cache_clear()
-    with with_cudnn():
-        for config, reason in (
-            (small_config(head_dim=36), "multiple of 8, but got 36"),
-            (small_config(head_dim=264), "but got 264"),
-            (dataclasses.replace(CONFIG, attn_logit_softcapping=50.0), "knows no softcap, found 50"),
-        ):
-            assert reason in (cudnn_refusal(config, mesh=GPU, dtype=BFLOAT16) or "")
-    cudnn._refusal.cache_clear()
+def test_a_refusal_is_one_line_and_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cudnn, "_refusal", lambda *sizes: "too many numbers")
+    reason = "cuDNN does not take this model (too many numbers)"
+    with pytest.warns(PrbWarning) as seen:
+        both = [choose("gpu", "bfloat16") for _ in range(2)]
+    assert {(refused.name, refused.refused) for refused in both} == {(AT_ONCE, reason)}
+    assert [str(one.message) for one in seen] == [
+        f"attention: {reason}: it is computed by {AT_ONCE}, which is slower"
+    ]
 
 
 @with_cudnn()
 def test_the_machine_is_asked_with_a_small_program_of_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where they are wanted, with and without a window; what is refused is one line."""
+    """With and without a window; what is refused is one line."""
     asked: list[int | None] = []
 
     def attend(*arrays: Any, window: int | None, **options: Any) -> jax.Array:
         asked.append(window)
         return cudnn_stream_attention(*arrays, window=window, **options)
 
+    cudnn._refusal.cache_clear()
+    for config, reason in (
+        (small_config(head_dim=36), "multiple of 8, but got 36"),
+        (small_config(head_dim=264), "but got 264"),
+        (dataclasses.replace(CONFIG, attn_logit_softcapping=50.0), "knows no softcap, found 50"),
+    ):
+        assert reason in (cudnn_refusal(config, mesh=GPU, dtype=BFLOAT16) or "")
+    cudnn._refusal.cache_clear()
     monkeypatch.setattr(cudnn, "cudnn_stream_attention", attend)
-    refusal = functools.partial(cudnn._refusal.__wrapped__, 4, 2)
-    assert "multiple of 8, but got 36" in (refusal(36, None, True, "bfloat16", True) or "")
-    assert asked == []  # of padded trees already
-    monkeypatch.setattr(cudnn, "cudnn_attention", lambda q, *arrays, **options: q)
-    assert "multiple of 8, but got 36" in (refusal(36, None, True, "bfloat16", True) or "")
-    assert refusal(64, None, True, "bfloat16", False) is None
+    assert "multiple of 8, but got 36" in (cudnn._refusal.__wrapped__(4, 2, 36, None, True, "bfloat16") or "")
     assert asked == [None]
+    monkeypatch.setattr(
+        cudnn, "cudnn_stream_attention", lambda q, *arrays, window, **options: asked.append(window) or q
+    )
+    assert cudnn._refusal.__wrapped__(4, 2, 36, None, True, "bfloat16") is None
+    assert asked == [None, None, 48]
+
+
+def interpreted(wrong: Any = None) -> Any:
+    """The kernel, its steps run by XLA; and with a fault."""
+    calls: list[int | None] = []
+
+    def attend(q: Any, k: Any, v: Any, *, batch: Any, window: int | None = None, **options: Any) -> jax.Array:
+        calls.append(window)
+        q, k, window = (q, k, window) if wrong is None else wrong(q, k, window)
+        return kernel_attention(q, k, v, batch=batch, window=window, interpret=True, **options)
+
+    attend.calls = calls  # pyright: ignore[reportFunctionMemberAccess]
+    return attend
+
+
+FAULTS = {
+    "the window is left out": lambda q, k, window: (q, k, None),
+    "keys are scaled a little": lambda q, k, window: (q, k * 1.05, window),
+    "a tenth of the keys is lost": lambda q, k, window: (q, k.at[:, ::10].set(0), window),
+    "numbers are missing": lambda q, k, window: (q.at[:, 300:310].set(float("nan")), k, window),
+}
+
+
+@pytest.fixture
+def small_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A stream that is interpreted in little time; the folder of compiled programs."""
+    monkeypatch.setattr(first_use, "_TOKENS", 1024)
+    monkeypatch.setattr(first_use, "_LONGEST", 300)
+    monkeypatch.setattr(first_use, "_WINDOW", 100)
+    first_use._agreed.cache_clear()
+    before = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setattr(first_use, "_file", lambda: tmp_path / first_use.FILE)
+    assert before is None or "://" not in before
+    return tmp_path
+
+
+def shaped(options: StreamOptions) -> StreamOptions:
+    return dataclasses.replace(options, kernel=True, block=128)
+
+
+def fault_of(attend: Any) -> str | None:
+    mesh = make_mesh(devices=jax.devices()[:1])
+    return kernel_fault("kernel", attend, shaped, mesh=mesh, group=2, head_dim=32)
+
+
+def test_a_kernel_is_compared_once_and_remembered(small_kernel: Path) -> None:
+    """With a window, a softcap and gradients; a later process reads the answer, and computes nothing."""
+    attend = interpreted()
+    assert fault_of(attend) is None
+    assert attend.calls == [None, 100]
+    ((key, (found, allowed)),) = json.loads((small_kernel / first_use.FILE).read_text()).items()
+    assert key.startswith("kernel, ")
+    assert "jax " in key
+    assert key.endswith("2 heads of 32")
+    assert 1e-3 < float(found) <= float(allowed) < 0.02
+    first_use._agreed.cache_clear()
+    again = interpreted(FAULTS["numbers are missing"])
+    assert fault_of(again) is None
+    assert again.calls == []
+    (small_kernel / first_use.FILE).write_text("{")  # damaged
+    first_use._agreed.cache_clear()
+    assert "gives wrong numbers on this machine" in (fault_of(again) or "")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_kernel_is_found(small_kernel: Path, fault: str) -> None:
+    attend = interpreted(FAULTS[fault])
+    message = fault_of(attend)
+    assert message is not None
+    assert "the kernel gives wrong numbers on this machine: outputs or gradients differ by" in message
+    first_use._agreed.cache_clear()  # remembered, NaN too
+    assert fault_of(interpreted()) == message
+
+
+def test_a_wrong_kernel_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said once; devices that are elsewhere compute nothing, and programs for them have the kernel."""
+    tpu = devices("tpu")
+    assert choose_attention(tpu, BFLOAT16, config=CONFIG).name == KERNEL
+    asked: list[Any] = []
+
+    def fault(*arguments: Any, **options: Any) -> str:
+        asked.append(options)
+        return "the kernel gives wrong numbers"
+
+    monkeypatch.setattr(choice, "kernel_fault", fault)
+    with pytest.warns(
+        PrbWarning, match="attention: the kernel gives wrong numbers: it is computed by"
+    ) as seen:
+        both = [choose_attention(tpu, BFLOAT16, config=CONFIG) for _ in range(2)]
+    assert [refused.name for refused in both] == [AT_ONCE] * 2
+    assert len(seen) == 1
+    assert asked[0]["group"] == 2
+    assert choose_attention(tpu, BFLOAT16, "xla", config=CONFIG).refused is None
+    assert len(asked) == 2
+    assert kernel_fault("kernel", attend_streams, shaped, mesh=GPU, group=1, head_dim=8) is None  # not here
+
+
+def test_cudnns_masks_agree_too(small_kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA computes what cuDNN would; cuDNN takes no softcap."""
+    by_xla = functools.partial(cudnn_stream_attention, implementation="xla")
+    monkeypatch.setattr(cudnn, "cudnn_stream_attention", by_xla)
+    options = StreamAttention(CUDNN, "keys").shaped(StreamOptions(1024, window=100))
+    found, allowed = compare(attend_streams, options, group=2, head_dim=32, softcap=None)
+    assert 0 < found <= allowed

@@ -15,9 +15,8 @@ import pytest
 from prb_jax.models.attention import cudnn
 from prb_jax.models.attention.cudnn import cudnn_stream_attention
 from prb_jax.models.random_params import init_params
-from prb_jax.readouts.score_tree import score_stream, score_tree
+from prb_jax.readouts.score_tree import score_stream
 from prb_jax.scoring.batching import choose_batcher
-from prb_jax.trees.batches import Bucket, make_batch
 from prb_jax.trees.packing import StreamOptions, StreamShape, for_keys, pack_streams, with_key_layout
 from prb_jax.trees.stream_tables import KeyLayout
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
@@ -31,6 +30,7 @@ from tests.models.attention.test_streams import (
 )
 from tests.models.compiled import jit, largest_square, text_for_cuda
 from tests.models.test_decoder import family_config
+from tests.packed import batch_alone, read_trees
 from tests.sweeps import sweep
 from tests.training.small_batches import small_config
 from tests.trees.test_streams import people
@@ -90,7 +90,7 @@ def test_gradients_are_those_of_the_mask_written_out(window: int | None, copied_
 
 
 def test_bfloat16_is_within_its_roundings() -> None:
-    """The bound of padded trees: one softmax, its weights and the output rounded once each."""
+    """One softmax, its weights and the output are rounded once each."""
     tokens = 1024
     batch, _ = keyed_batch([*people(2, 3), *ODD], tokens)
     q, k, v, _ = inputs(tokens, jnp.bfloat16)
@@ -158,12 +158,12 @@ def test_one_program_for_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
     first, later = people(6, 3, profile=90), [*people(20, 3, seed=7, profile=90), *ODD]
     shaped = StreamOptions(tokens=512, streams=2, window=24)
     options = with_key_layout(shaped, KeyLayout.of(512, 512))
-    batches = choose_batcher(first, options, count=len(first) + len(later), whole=False)
+    batches = choose_batcher(first, options, whole=False)
     program: Any = jax.jit(functools.partial(score_stream, config=config, dtype=jnp.float32))
-    alone = jit(functools.partial(score_tree, config=config, dtype=jnp.float32))
+    alone = jit(functools.partial(read_trees, config=config, dtype=jnp.float32))
     made = 0
     for trees in (first, later):
-        expected = alone(params, make_batch(trees, Bucket(256, 9, 48), batch=128))
+        expected = alone(params, batch_alone(trees, window=24))
         scored: list[int] = []
         for planned in batches(trees, range(len(trees))):
             made += 1

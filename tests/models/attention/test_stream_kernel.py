@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from prb_jax.models.attention import stream_kernel
 from prb_jax.models.attention.stream_kernel import kernel_attention
 from prb_jax.plan.chips import describe_slice
 from prb_jax.trees.packing import StreamOptions, StreamShape, for_kernel, pack_streams
-from prb_jax.trees.stream_tables import FIRST, LAST, PARTLY, StepTable
+from prb_jax.trees.stream_tables import FIRST, LAST, PARTLY, StepTable, query_order
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree, build_tree
 from tests.models.attention.test_streams import (
@@ -54,32 +55,40 @@ def uneven_trees() -> list[Tree]:
 
 
 def kernel_batch(
-    trees: list[Tree], tokens: int, *, window: int | None = None, streams: int = 2
+    trees: list[Tree], tokens: int, *, window: int | None = None, streams: int = 2, parts: int = 1
 ) -> StreamBatch:
-    options = StreamOptions(tokens, streams=streams, window=window, kernel=True, block=BLOCK)
+    options = StreamOptions(tokens, streams=streams, window=window, kernel=True, block=BLOCK, parts=parts)
     (packed,) = pack_streams(trees, StreamShape(tokens, 64), options)
     return make_stream_batch(trees, packed, options)
 
 
+@pytest.mark.parametrize("parts", [1, 2, 4])
 @pytest.mark.parametrize("window", [None, 30, 200])
-def test_the_steps_are_the_blocks_that_meet_and_no_others(window: int | None) -> None:
-    """Each pair of blocks in which anything is seen is one step, in both orders, masked unless all is seen."""
-    batch = kernel_batch(uneven_trees(), 1024, window=window)
+def test_the_steps_are_the_blocks_that_meet_and_no_others(window: int | None, parts: int) -> None:
+    """Each pair of blocks in which anything is seen is one step, in both orders, masked unless all is seen. A block
+    of keys of which no query of a part sees anything has one step there, by key."""
+    batch = kernel_batch(uneven_trees(), 1024, window=window, parts=parts)
     table, blocks, seen = batch.table(window), 1024 // BLOCK, who_sees(batch, window)
     assert isinstance(table, StepTable)
-    assert table.by_query.shape == table.by_key.shape == (2, 3, blocks * (blocks + 1) // 2)
-    for row in range(2):
-        sees = seen[row].reshape(blocks, BLOCK, blocks, BLOCK)
+    order = query_order(blocks, parts)
+    assert sorted(order.reshape(-1)) == list(range(blocks))
+    room = blocks * (blocks + 1) // 2 // parts + (blocks if parts > 1 else 0)
+    assert table.by_query.shape == table.by_key.shape == (2, parts, 4, room)
+    for row, part in itertools.product(range(2), range(parts)):
+        sees = seen[row].reshape(blocks, BLOCK, blocks, BLOCK)[order[part]]
         meets, whole = sees.any(axis=(1, 3)), sees.all(axis=(1, 3))
-        count = int(table.count[row, 0])
-        assert count == meets.sum()
-        for steps, outer in ((table.by_query[row], 0), (table.by_key[row], 1)):
-            queries, keys, flags = np.asarray(steps)[:, :count]
+        unseen = int((~meets.any(axis=0)).sum())
+        both = (table.by_query[row, part], 0, 0), (table.by_key[row, part], 1, unseen)
+        for steps, outer, more in both:
+            count = int(table.counts[row, part, outer])
+            assert count == meets.sum() + more
+            queries, keys, flags, places = np.asarray(steps)[:, :count]
+            np.testing.assert_array_equal(places, order[part][queries])
             assert len({*zip(queries.tolist(), keys.tolist(), strict=True)}) == count
-            assert meets[queries, keys].all()
+            assert (~meets[queries, keys]).sum() == more
             np.testing.assert_array_equal((flags & PARTLY) == 0, whole[queries, keys])
             runs = [list(run) for _, run in itertools.groupby(range(count), steps[outer].__getitem__)]
-            assert len(runs) == blocks  # those of one block stand together
+            assert len(runs) == (blocks if outer else blocks // parts)  # those of one block stand together
             np.testing.assert_array_equal(np.flatnonzero(flags & FIRST), [run[0] for run in runs])
             np.testing.assert_array_equal(np.flatnonzero(flags & LAST), [run[-1] for run in runs])
             assert not np.asarray(steps)[:, count:].any()
@@ -120,7 +129,7 @@ def test_one_program_serves_streams_with_any_number_of_steps() -> None:
     rng = np.random.default_rng(0)
     long = [build_tree([rng.integers(1, 9, 1000), rng.integers(1, 9, 20)])]
     batches = [kernel_batch(trees, 1024, streams=1) for trees in (people(1, 2), long)]
-    counts = [int(batch.blocks.count[0, 0]) for batch in batches]
+    counts = [int(batch.blocks.counts[0, 0, 0]) for batch in batches]
     assert counts[1] > 3 * counts[0]
     attend = jax.jit(lambda q, k, v, batch: kernel_attention(q, k, v, batch=batch, interpret=True))
     q, k, v = (jnp.asarray(rng.normal(size=(1, 1024, 2, 32)), jnp.float32) for _ in range(3))
@@ -134,6 +143,10 @@ def test_one_program_serves_streams_with_any_number_of_steps() -> None:
 def test_streams_are_whole_blocks_of_the_kernel() -> None:
     assert for_kernel(StreamOptions(tokens=100)) == StreamOptions(tokens=128, block=128, kernel=True)
     assert for_kernel(StreamOptions(tokens=5000)) == StreamOptions(tokens=5120, block=512, kernel=True)
+    split = StreamOptions(tokens=5000, parts=4)
+    assert for_kernel(split) == replace(split, tokens=8192, block=512, kernel=True)
+    short = replace(split, tokens=4000)
+    assert for_kernel(short) == replace(short, tokens=4096, block=128, kernel=True)
 
 
 @pytest.mark.parametrize("chip", sweep(["v5e", "v6e"], few=(0,)))

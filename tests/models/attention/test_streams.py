@@ -12,21 +12,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prb_jax.models.attention.blocks import MASKED
+from prb_jax.models.attention import batched, reads, streams
 from prb_jax.models.attention.reads import READS, READS_OF_A_BLOCK, attend_from_stream_reads
 from prb_jax.models.attention.streams import stream_attention
+from prb_jax.models.attention.walk import MASKED
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.head import States
 from prb_jax.models.layers import rms_norm
 from prb_jax.models.random_params import init_params
-from prb_jax.readouts.score_tree import score_stream, score_tree
-from prb_jax.trees.batches import Bucket, make_batch
+from prb_jax.readouts.score_tree import score_stream
 from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
 from prb_jax.trees.stream_tables import BLOCK
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import build_tree
 from tests.models.compiled import jit, largest_square
 from tests.models.test_decoder import family_config
+from tests.packed import batch_alone, packed_batch, read_trees
 from tests.sweeps import sweep
 from tests.trees.test_streams import people, who_sees
 
@@ -48,6 +49,16 @@ def dense(q, k, v, batch: StreamBatch, window: int | None, softcap: float | None
     return jnp.einsum("bgrts,bsgh->btgrh", weights, v, precision="highest").reshape(q.shape)
 
 
+@pytest.fixture(params=["walk", "batched"])
+def program(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The program for CPUs, and that for accelerators in rounds of five blocks with a rest."""
+    if request.param == "batched":
+        for module in (streams, reads):
+            monkeypatch.setattr(module, "walks", lambda batch, mesh: False)
+        monkeypatch.setattr(batched, "SCORE_BYTES", 5 * 4 * 8 * batched.WALKED * BLOCK**2)
+    return request.param
+
+
 def inputs(
     tokens: int, dtype=jnp.float32, *, heads: int = 8, kv_heads: int = 2, size: int = 8
 ) -> list[jax.Array]:
@@ -59,6 +70,7 @@ def inputs(
 @pytest.mark.parametrize(
     ("window", "softcap"), sweep(itertools.product((None, 40, 300), (None, 3.0)), few=(0, 3))
 )
+@pytest.mark.usefixtures("program")
 def test_equals_the_oracle(window: int | None, softcap: float | None) -> None:
     trees = [*people(2, 2), *people(1, 1, profile=1400, seed=3)]
     batch, _ = batch_of(trees, StreamShape(1536, 32), window=window)
@@ -69,11 +81,8 @@ def test_equals_the_oracle(window: int | None, softcap: float | None) -> None:
     assert np.isfinite(out).all()
     np.testing.assert_allclose(out[real], expected[real], atol=1e-5)
     rows = np.arange(2)[:, None]
-    for blocks in (batch.blocks, None):  # with their table, and without, as accelerators compute it
-        with_table = options | {"batch": replace(batch, blocks=blocks)}
-        attend = functools.partial(attend_from_stream_reads, **with_table)
-        from_reads = jit(attend)(q[rows, batch.reads], k, v)
-        np.testing.assert_allclose(from_reads, expected[rows, batch.reads], atol=1e-5)
+    from_reads = jit(functools.partial(attend_from_stream_reads, **options))(q[rows, batch.reads], k, v)
+    np.testing.assert_allclose(from_reads, expected[rows, batch.reads], atol=1e-5)
 
 
 def gradients(attend, q, k, v, towards, real) -> list[jax.Array]:
@@ -91,7 +100,9 @@ def off(ours: jax.Array, theirs: jax.Array) -> float:
 
 
 @pytest.mark.parametrize(("window", "softcap"), sweep([(None, None), (40, 3.0), (300, None)], few=(1, 2)))
-def test_gradients_equal_those_of_the_whole_mask(window: int | None, softcap: float | None) -> None:
+def test_gradients_equal_those_of_the_whole_mask(
+    window: int | None, softcap: float | None, program: str
+) -> None:
     """A tree with blocks that are seen wholly, several small ones, padding; of all tokens and of the read places."""
     tokens = 1024
     trees = [*people(2, 2), *people(1, 1, profile=900, seed=3)]
@@ -106,20 +117,19 @@ def test_gradients_equal_those_of_the_whole_mask(window: int | None, softcap: fl
         assert float(jnp.abs(other).max()) > 0.1
         assert off(one, other) < 3e-6
     # Of more read places than are taken at a time, most of which are no real ones.
-    row = jnp.arange(2)[:, None]
-    for blocks, count in ((batch.blocks, 2 * READS_OF_A_BLOCK + 3), (None, 2 * READS)):
-        reads = np.tile(batch.reads, (1, 2 * READS // 32))[:, :count]
-        more = {**options, "batch": replace(batch, reads=reads, blocks=blocks)}
-        at_reads = (towards[:, :count], jnp.ones(reads.shape, bool))
-        at_places = gradients(
-            lambda q, k, v, reads=reads, more=more: attend_from_stream_reads(q[row, reads], k, v, **more),
-            q, k, v, *at_reads,
-        )  # fmt: skip
-        expected = gradients(lambda q, k, v, reads=reads: whole(q, k, v)[row, reads], q, k, v, *at_reads)
-        for one, other in zip(at_places, expected, strict=True):
-            assert off(one, other) < 3e-6
+    row, count = jnp.arange(2)[:, None], 2 * READS_OF_A_BLOCK + 3 if program == "walk" else 2 * READS
+    places = np.tile(batch.reads, (1, 2 * READS // 32))[:, :count]
+    more = {**options, "batch": replace(batch, reads=places)}
+    at_reads = (towards[:, :count], jnp.ones(places.shape, bool))
+    at_places = gradients(
+        lambda q, k, v: attend_from_stream_reads(q[row, places], k, v, **more), q, k, v, *at_reads
+    )
+    expected = gradients(lambda q, k, v: whole(q, k, v)[row, places], q, k, v, *at_reads)
+    for one, other in zip(at_places, expected, strict=True):
+        assert off(one, other) < 3e-6
 
 
+@pytest.mark.usefixtures("program")
 def test_bfloat16_gradients_are_near_those_of_float32() -> None:
     batch, _ = batch_of(people(2, 2), StreamShape(512, 32))
     real = jnp.asarray(batch.tokens > 0)
@@ -139,36 +149,31 @@ def test_a_model_has_the_gradients_of_separate_trees(family: str, remat: str, tm
     config = family_config(family, tmp_path)
     params = init_params(config, seed=1)
     trees = people(2, 2, profile=150)
-    batch, packed = batch_of(trees, StreamShape(768, 32), window=config.sliding_window)
+    window = config.sliding_window
+    batches = (
+        packed_batch(trees, options=StreamOptions(tokens=768, streams=2, window=window)),
+        batch_alone(trees, window=window),
+    )
     rng = np.random.default_rng(0)
-    towards = rng.normal(size=(len(trees), 4))
-    by_read = np.zeros(batch.reads.shape)
-    for row, stream in enumerate(packed):
-        values = [towards[member, : len(trees[member].responses)] for member in stream.members]
-        by_read[row, : sum(map(len, values))] = np.concatenate(values)
-    present = np.arange(4)[None] < np.asarray([len(tree.responses) for tree in trees])[:, None]
+    counts = np.asarray([len(tree.responses) for tree in trees])
+    towards = rng.normal(size=batches[0].places.shape) * (np.arange(counts.max()) < counts[:, None])
 
-    def of_streams(params) -> jax.Array:
-        scores = score_stream(
-            params, batch, config=config, dtype=jnp.float32, remat=remat, differentiated=True
-        )
-        return jnp.sum(scores[..., 0] * by_read)
+    def total(params, batch, **options) -> jax.Array:
+        scores = read_trees(params, batch, config=config, dtype=jnp.float32, **options)
+        return jnp.sum(scores[..., 0] * towards)
 
-    def of_trees(params) -> jax.Array:
-        alone = make_batch(trees, Bucket(320, 4, 48), batch=len(trees))
-        scores = score_tree(params, alone, config=config, dtype=jnp.float32)
-        return jnp.sum(jnp.where(present, scores[..., 0] * towards, 0.0))
-
-    gradients_of_streams, expected = (jit(jax.grad(scores))(params) for scores in (of_streams, of_trees))
-    for one, other in zip(jax.tree.leaves(gradients_of_streams), jax.tree.leaves(expected), strict=True):
+    streams = jit(jax.grad(functools.partial(total, remat=remat, differentiated=True)))(params, batches[0])
+    expected = jit(jax.grad(total))(params, batches[1])
+    for one, other in zip(jax.tree.leaves(streams), jax.tree.leaves(expected), strict=True):
         assert off(one, other) < 1e-4
 
 
 def assert_scores_are_those_of_trees(config: DecoderConfig, trees, batch: StreamBatch, packed) -> None:
+    """Of every conversation alone, by the program for CPUs."""
     params = init_params(config, seed=1)
     in_streams = jit(functools.partial(score_stream, config=config, dtype=jnp.float32))(params, batch)
-    alone = jit(functools.partial(score_tree, config=config, dtype=jnp.float32))
-    scores = alone(params, make_batch(trees, Bucket(320, 4, 48), batch=len(trees)))
+    alone = jit(functools.partial(read_trees, config=config, dtype=jnp.float32))
+    scores = alone(params, batch_alone(trees, window=config.sliding_window))
     for row, stream in zip(np.asarray(in_streams), packed, strict=False):
         expected = np.concatenate(
             [scores[member, : len(trees[member].responses)] for member in stream.members]
@@ -186,8 +191,7 @@ def test_heads_find_patterns_and_markers_as_in_trees() -> None:
         build_tree([[*shared, 10, 11, 7], [*shared, 12]], read=[len(shared), len(shared)]),
         build_tree([[7], [8, 7, 8]]),
     ]
-    batch, streams = batch_of(trees, StreamShape(256, 16), streams=1)
-    packed = make_batch(trees, Bucket(64, 2, 8), batch=3)
+    batches = packed_batch(trees), batch_alone(trees)
     norm = functools.partial(rms_norm, weight=jnp.ones(3), eps=1e-6, plus_one=False, scale_after_cast=False)
 
     def states_of(tokens: Any, positions: Any) -> jax.Array:
@@ -196,24 +200,27 @@ def test_heads_find_patterns_and_markers_as_in_trees() -> None:
             jnp.float32
         )
 
-    ours = States(states_of(batch.tokens, batch.positions), batch, norm)
-    theirs = States(states_of(packed.tokens, packed.positions), packed, norm)
-    (stream,) = streams
+    both = [States(states_of(batch.tokens, batch.positions), batch, norm) for batch in batches]
 
-    def same(of_streams: jax.Array, expected: jax.Array) -> None:
-        wanted = np.concatenate([expected[m, : len(trees[m].responses)] for m in stream.members])
-        np.testing.assert_allclose(of_streams[0, : len(wanted)], wanted, rtol=1e-6)
+    def same(read: Any) -> None:
+        """In the packed batch and in the conversations alone; by hand in test_decoder and tests/readouts."""
+        values = [np.asarray(read(states)) for states in both]
+        ours, theirs = (
+            value.reshape(-1, *value.shape[2:])[batch.places]
+            for value, batch in zip(values, batches, strict=True)
+        )
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
-    same(ours.read(), theirs.read())
+    same(States.read)
     for pattern in ((7,), (7, 8), (7, 8, 3, 7, 8), (8, 7, 8), (99,)):
-        same(ours.at_pattern(pattern), theirs.at_pattern(pattern))
+        same(lambda states, pattern=pattern: states.at_pattern(pattern))
     for token in (7, 8, 99):
 
         def summed(states: States, token: int = token) -> jax.Array:
             values, shown = states.along(token, lambda x: x.sum(axis=-1))
             return jnp.where(shown, values, 0.0).sum(axis=2)
 
-        same(summed(ours), summed(theirs))
+        same(summed)
 
 
 def test_neither_pass_holds_a_square_of_the_stream(tmp_path) -> None:

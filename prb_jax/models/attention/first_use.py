@@ -1,0 +1,200 @@
+"""A kernel is not trusted blindly: a machine that uses one for the first time compares it with the XLA program.
+
+A small stream of packed trees goes through both, without and with a window and a softcap, forward and backward. The
+answer is kept beside the compilation cache, by device, versions and sizes of heads.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from prb_jax.data.reading import read_json
+from prb_jax.data.writing import write_json
+from prb_jax.errors import RunError
+from prb_jax.models.attention.streams import stream_attention
+from prb_jax.processes.sharing import gather_int32
+from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
+from prb_jax.trees.streams import StreamBatch, make_stream_batch
+from prb_jax.trees.tree import build_tree
+from prb_jax.version import versions
+
+FILE = "kernels.json"  # in the folder of compiled programs
+
+_TOKENS, _LONGEST, _WINDOW, _SOFTCAP = 2048, 900, 300, 20.0
+_COMPUTING = ("jax", "jaxlib", "libtpu", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
+_OF_XLA = 2.0  # times the difference of the XLA program in bfloat16 from that in float32
+
+Attend = Callable[..., jax.Array]
+"""Of q, k and v, with a batch, a window and a softcap."""
+
+
+def kernel_fault(
+    name: str,
+    attend: Attend,
+    shaped: Callable[[StreamOptions], StreamOptions],
+    *,
+    mesh: Mesh | None,
+    group: int,
+    head_dim: int,
+    takes_softcap: bool = True,
+) -> str | None:
+    """Return why a kernel is not to be used on the devices of this process, or None where its numbers are right.
+
+    A program that is only compiled for devices that are elsewhere has no devices here, and nothing is computed for it.
+
+    Args:
+        name: of the kernel.
+        attend: computes it on one device.
+        shaped: gives options of streams as it needs them.
+        mesh: devices; None for the process's own.
+        group: query heads of a kv head.
+        head_dim: numbers of a head.
+        takes_softcap: the kernel knows softcaps.
+    """
+    devices = jax.local_devices() if mesh is None else [d for d in mesh.devices.flat if is_here(d)]
+    if not devices:
+        return None
+    options = shaped(StreamOptions(_TOKENS, window=_WINDOW))
+    return _agreed(name, attend, options, devices[0], group, head_dim, _SOFTCAP if takes_softcap else None)
+
+
+def is_here(device: Any) -> bool:
+    """Return whether a device is one of this process, and not only described."""
+    client = getattr(device, "client", None)
+    return client is not None and device in client.local_devices()
+
+
+@functools.cache
+def _agreed(name: str, attend: Attend, options: StreamOptions, device: Any, *sizes: Any) -> str | None:
+    """As :func:`kernel_fault`, the same in all processes; a collective."""
+    group, head_dim, softcap = sizes
+    numbers = [
+        f"{package} {number}" for package, number in versions(_COMPUTING).items() if number is not None
+    ]
+    key = ", ".join([name, device.device_kind, *numbers, f"{group} heads of {head_dim}"])
+    differences = _known(key)
+    if differences is None:
+        with jax.default_device(device):
+            differences = compare(attend, options, group=group, head_dim=head_dim, softcap=softcap)
+        _remember(key, differences)
+    found, allowed = differences
+    fault = None
+    if not found <= allowed:  # NaN is a fault too
+        fault = (
+            f"the {name} gives wrong numbers on this machine: outputs or gradients differ by {found:.1e} of "
+            f"their norm from those in float32, expected at most {allowed:.1e}"
+        )
+    faults = gather_int32(np.asarray([fault is not None], np.int32))
+    return fault or (
+        f"the {name} gives wrong numbers on another process" if np.concatenate(faults).any() else None
+    )
+
+
+def compare(
+    attend: Attend, options: StreamOptions, *, group: int, head_dim: int, softcap: float | None
+) -> tuple[float, float]:
+    """Return the difference of a kernel in bfloat16 from the XLA program in float32, and the most that it may be.
+
+    Both are norms of differences over norms, of the array of which the kernel differs most for what it may: the
+    output, or a gradient.
+    """
+    trees, shape = _trees(), StreamShape(options.tokens, 16)
+
+    def computed(attend: Attend, dtype: Any, options: StreamOptions) -> list[np.ndarray]:
+        (packed,) = pack_streams(trees, shape, options)
+        batch = make_stream_batch(trees, packed, options)
+        return [
+            np.asarray(x, np.float32) for x in _both_passes(attend, dtype, batch, group, head_dim, softcap)
+        ]
+
+    blocks = StreamOptions(options.tokens, window=options.window)
+    exact = computed(stream_attention, jnp.float32, blocks)
+    by_xla = computed(stream_attention, jnp.bfloat16, blocks)
+    ours = computed(attend, jnp.bfloat16, options)
+    pairs = [
+        (_off(one, truth), _OF_XLA * _off(other, truth))
+        for one, other, truth in zip(ours, by_xla, exact, strict=True)
+    ]
+    return max(pairs, key=lambda pair: pair[0] / pair[1] if math.isfinite(pair[0]) else math.inf)
+
+
+def _both_passes(
+    attend: Attend, dtype: Any, batch: StreamBatch, group: int, head_dim: int, softcap: float | None
+) -> Any:
+    """The output without and with a window and a softcap, and the gradients by q, k and v."""
+    rng, tokens = np.random.default_rng(0), batch.tokens.shape[1]
+    heads = (group, 1, 1, group)
+    q, k, v, towards = (jnp.asarray(rng.normal(size=(1, tokens, n, head_dim)), dtype) for n in heads)
+    q = q / jnp.asarray(math.sqrt(head_dim) / 2, dtype)
+
+    @jax.jit
+    def run(batch: StreamBatch, towards: jax.Array, *qkv: jax.Array) -> Any:
+        def outputs(*qkv: jax.Array) -> jax.Array:
+            whole = attend(*qkv, batch=batch)
+            near = attend(*qkv, batch=batch, window=_WINDOW, softcap=softcap)
+            real = (jnp.asarray(batch.until) > jnp.arange(1, tokens + 1)) | (jnp.asarray(batch.positions) > 0)
+            return jnp.where(real[..., None, None], jnp.stack([whole, near]), 0)
+
+        out, pull = jax.vjp(outputs, *qkv)
+        return out, *pull(jnp.stack([towards, towards[::-1]]))
+
+    return run(batch, towards, q, k, v)
+
+
+def _trees() -> list[Any]:
+    """A long conversation with three ends, people with two questions, and short ones: less than a stream."""
+    rng = np.random.default_rng(0)
+
+    def ids(count: int) -> np.ndarray:
+        return rng.integers(3, 1000, count)
+
+    long, profile = ids(_LONGEST), ids(_LONGEST // 4)
+    trees = [build_tree([np.concatenate([long, ids(60)]) for _ in range(3)])]
+    for _ in range(2):
+        question = np.concatenate([profile, ids(30)])
+        trees.append(build_tree([np.concatenate([question, ids(length)]) for length in (20, 45)]))
+    return [*trees, build_tree([ids(40), ids(9)]), build_tree([ids(1)])]
+
+
+def _off(ours: np.ndarray, exact: np.ndarray) -> float:
+    return float(np.linalg.norm((ours - exact).ravel()) / np.linalg.norm(exact.ravel()))
+
+
+def _file() -> Path | None:
+    """Where differences are kept; None without a local folder of compiled programs."""
+    folder = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    return Path(folder) / FILE if folder and "://" not in folder else None
+
+
+def _known(key: str) -> tuple[float, float] | None:
+    """The differences that were found before."""
+    if (path := _file()) is None:
+        return None
+    try:
+        found, allowed = read_json(path, error=RunError, optional=True)[key]
+        return float(found), float(allowed)
+    except (RunError, KeyError, TypeError, ValueError):  # not there, or damaged: computed again
+        return None
+
+
+def _remember(key: str, differences: tuple[float, float]) -> None:
+    """Keep differences for later processes; where that cannot be, they compute them again."""
+    if (path := _file()) is None:
+        return
+    try:
+        kept = read_json(path, error=RunError, optional=True)
+        # As texts, for JSON has no NaN.
+        write_json(
+            path, {**(kept if isinstance(kept, dict) else {}), key: [repr(one) for one in differences]}
+        )
+    except RunError:
+        return

@@ -1,0 +1,263 @@
+"""Attention over packed streams (:mod:`prb_jax.trees.streams`) by XLA, for CPUs: one block after another.
+
+The query heads of a kv head are computed together, a block of queries at a time. All is held the other way round,
+keys by queries, so that the products are plain ones and the maximum and the sum of a softmax run over the leading
+axis, which machines do many at a time. A block of queries walks through the blocks of keys that its table lists
+(:mod:`prb_jax.trees.stream_tables`) and keeps a running maximum, sum and result; only blocks that some query does not
+see wholly are compared with the mask. The loops' bounds are data: one program serves any trees.
+
+The backward pass is written by hand. It keeps the output and, for every query, the logarithm of its softmax's
+denominator, walks through the same blocks, and computes the weights of each again: memory is that of one block.
+
+Letters: S streams of N tokens, G kv heads, H head dim; a row is one token of a block of one of the query heads of a kv
+head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from prb_jax.models.layers import product, soft_capped
+from prb_jax.trees.stream_tables import BLOCK
+
+MASKED = -1e30
+"""A finite stand-in for minus infinity: a query whose keys are all masked (padding) then averages over them instead of
+giving NaN."""
+
+LEAST_TOTAL = 1e-30
+"""Of the weights of a query: one that sees nothing (padding) gets zeros, and no other has less than 1."""
+
+ATTENTION_RESULTS = ("attention_out", "attention_log")
+"""Names of what a rematerialisation policy may keep of attention."""
+
+HEADS = 2
+"""Query heads that share their kv head and are computed together, at most: what more of them need falls out of the
+caches."""
+
+
+class StreamFacts(NamedTuple):
+    """Which token of a stream sees which, int32."""
+
+    # of blocks of queries: the stream's table, see :class:`prb_jax.trees.stream_tables.BlockTable`
+    keys: jax.Array
+    counts: jax.Array
+    places: jax.Array  # [blocks, C], where the C queries of each block stand
+    # of all tokens: [N], see :class:`prb_jax.trees.streams.StreamBatch`
+    until: jax.Array
+    positions: jax.Array
+
+    @property
+    def real(self) -> jax.Array:
+        """How many blocks of queries there are up to the last with keys; blocks of padding have none."""
+        blocks = jnp.arange(1, len(self.counts) + 1)
+        return jnp.max(jnp.where(self.counts.sum(axis=1) > 0, blocks, 0))
+
+    def walk(self, number: jax.Array, step: Callable[..., Any], carry: Any) -> Any:
+        """step(start, masked, carry) for every block of keys of a block of queries."""
+
+        def at(index: jax.Array, carry: Any, *, masked: bool) -> Any:
+            return step(self.keys[number, index] * BLOCK, masked, carry)
+
+        whole, partly = self.counts[number, 0], self.counts[number, 1]
+        carry = lax.fori_loop(0, whole, partial(at, masked=False), carry)
+        return lax.fori_loop(whole, whole + partly, partial(at, masked=True), carry)
+
+    def seen(self, number: jax.Array, rows: int, start: jax.Array, window: int | None) -> jax.Array:
+        """bool [BLOCK, rows]: which keys of the block at ``start`` each row of a block of queries sees."""
+        places = self.places[number]
+        place = jnp.repeat(places, rows // len(places))
+        key = (start + jnp.arange(BLOCK))[:, None]
+        seen = (key <= place) & (place < lax.dynamic_slice_in_dim(self.until, start, BLOCK)[:, None])
+        if window is not None:
+            back = self.positions[place] - lax.dynamic_slice_in_dim(self.positions, start, BLOCK)[:, None]
+            seen &= back < window
+        return seen
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def attend_blocks(
+    window: int | None, softcap: float | None, q: jax.Array, k: jax.Array, v: jax.Array, facts: StreamFacts
+) -> jax.Array:
+    """Return the attention of queries [S, blocks * C, heads, H] whose places, and whose blocks of keys, the facts name,
+    to keys and values [S, N, G, H]."""
+    return _attend_forward(window, softcap, q, k, v, facts)[0]
+
+
+def _attend_forward(
+    window: int | None, softcap: float | None, q: jax.Array, k: jax.Array, v: jax.Array, facts: StreamFacts
+) -> tuple[jax.Array, tuple[Any, ...]]:
+    head, parts = partial(_attend_head, window=window, softcap=softcap), _parts(q, k)
+    keys, values = (jnp.repeat(x, parts, axis=1) for x in (k.transpose(0, 2, 1, 3), v.transpose(0, 2, 3, 1)))
+    out, log = _each_head(head, facts, _blocks(q, k.shape[2] * parts, facts), keys, values)
+    out = _from_blocks(out, q.shape)
+    out, log = (checkpoint_name(x, name) for x, name in zip((out, log), ATTENTION_RESULTS, strict=True))
+    return out, (q, k, v, facts, out, log)
+
+
+def _attend_backward(
+    window: int | None, softcap: float | None, kept: tuple[Any, ...], cotangent: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+    q, k, v, facts, out, log = kept
+    parts = _parts(q, k)
+    runs = k.shape[2] * parts
+    # The softmax's derivative needs of a row only the sum of weight times derivative by weight.
+    inner = jnp.sum(cotangent.astype(jnp.float32) * out.astype(jnp.float32), axis=-1, keepdims=True)
+    to_q, to_k, to_v = _each_head(
+        partial(_attend_head_backward, window=window, softcap=softcap),
+        facts,
+        _blocks(q, runs, facts),
+        _blocks(cotangent, runs, facts),
+        *(jnp.repeat(x.transpose(0, 2, 1, 3), parts, axis=1) for x in (k, v)),
+        log,
+        _blocks(inner, runs, facts)[..., 0, :],
+    )
+
+    def of_keys(x: jax.Array, like: jax.Array) -> jax.Array:
+        """[S, runs, N, H] -> [S, N, G, H]: the sum over the runs of a kv head."""
+        summed = x.reshape(x.shape[0], -1, parts, *x.shape[2:]).sum(axis=2)
+        return summed.transpose(0, 2, 1, 3).astype(like.dtype)
+
+    return _from_blocks(to_q, q.shape), of_keys(to_k, k), of_keys(to_v, v), None
+
+
+attend_blocks.defvjp(_attend_forward, _attend_backward)
+
+
+def _parts(q: jax.Array, k: jax.Array) -> int:
+    """Into how many runs the query heads of a kv head are parted, of at most :data:`HEADS` each."""
+    group = q.shape[2] // k.shape[2]
+    return group // divisor(group, HEADS)
+
+
+def _blocks(x: jax.Array, runs: int, facts: StreamFacts) -> jax.Array:
+    """[S, queries, heads, H] -> [S, runs, blocks, H, C * heads / runs]: the query heads of a run share their keys."""
+    streams, _, heads, size = x.shape
+    blocks = facts.places.shape[1]
+    x = x.reshape(streams, blocks, -1, runs, heads // runs, size)
+    return x.transpose(0, 3, 1, 5, 2, 4).reshape(streams, runs, blocks, size, -1)
+
+
+def _from_blocks(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The way back from :func:`_blocks`."""
+    streams, runs, blocks, size, rows = x.shape
+    heads = shape[2] // runs
+    x = x.reshape(streams, runs, blocks, size, rows // heads, heads)
+    return x.transpose(0, 2, 4, 1, 5, 3).reshape(shape)
+
+
+def _each_head(head: Callable[..., Any], facts: StreamFacts, *arrays: jax.Array) -> Any:
+    """head(facts, ...) for every stream and run of heads, one after the other: the two leading axes of the arrays."""
+
+    def stream(args: tuple[StreamFacts, tuple[jax.Array, ...]]) -> Any:
+        stream_facts, arrays = args
+        return lax.map(lambda of_head: head(stream_facts, *of_head), arrays)
+
+    return lax.map(stream, (facts, arrays))
+
+
+def _attend_head(
+    facts: StreamFacts, q: jax.Array, k: jax.Array, v: jax.Array, *, window: int | None, softcap: float | None
+) -> tuple[jax.Array, jax.Array]:
+    """Output and softmax denominators of the query heads that share a kv head.
+
+    Args:
+        facts: of the stream.
+        q: [blocks, H, rows], already scaled.
+        k: [N, H].
+        v: [H, N].
+        window, softcap: as of :func:`prb_jax.models.attention.streams.stream_attention`.
+
+    Returns:
+        [blocks, H, rows] in q's dtype; float32 [blocks, rows], the logarithm of each softmax's denominator. Blocks of
+        padding hold zeros.
+    """
+    blocks, head_dim, rows = q.shape
+
+    def block(number: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        out, log = carry
+        query = q[number]
+
+        def step(start: jax.Array, masked: bool, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            top, total, result = carry
+            scores = soft_capped(product(lax.dynamic_slice_in_dim(k, start, BLOCK, 0), query), softcap)
+            if masked:
+                scores = jnp.where(facts.seen(number, rows, start, window), scores, MASKED)
+            higher = jnp.maximum(top, scores.max(axis=0))
+            weights, fading = jnp.exp(scores - higher), jnp.exp(top - higher)
+            values = lax.dynamic_slice_in_dim(v, start, BLOCK, 1)
+            result = result * fading + product(values, weights.astype(v.dtype))
+            return higher, total * fading + weights.sum(axis=0), result
+
+        # Above a masked score, so that a row that sees nothing of a block gives it no weight.
+        first = jnp.full(rows, MASKED / 10, jnp.float32)
+        nothing = (jnp.zeros(shape, jnp.float32) for shape in (rows, (head_dim, rows)))
+        top, total, result = facts.walk(number, step, (first, *nothing))
+        total = jnp.maximum(total, LEAST_TOTAL)
+        out = lax.dynamic_update_index_in_dim(out, (result / total).astype(q.dtype), number, 0)
+        return out, lax.dynamic_update_index_in_dim(log, top + jnp.log(total), number, 0)
+
+    empty = jnp.zeros_like(q), jnp.zeros((blocks, rows), jnp.float32)
+    return lax.fori_loop(0, facts.real, block, empty)
+
+
+def _attend_head_backward(
+    facts: StreamFacts, q: jax.Array, pulled: jax.Array, k: jax.Array, v: jax.Array, log: jax.Array, inner: jax.Array,
+    *, window: int | None, softcap: float | None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
+    """Gradients by q [blocks, H, rows] in its dtype, and by k and v, float32 [N, H].
+
+    Args:
+        facts, q, window, softcap: as of :func:`_attend_head`.
+        pulled: [blocks, H, rows], the gradient by its output.
+        k, v: [N, H].
+        log: what it returned.
+        inner: float32 [blocks, rows], the inner product of output and ``pulled``.
+    """
+    _, head_dim, rows = q.shape
+    # Where there is one block, XLA would turn the product instead of its factor, into one that CPUs lack in bfloat16.
+    turned_k = lax.optimization_barrier(k.T)
+
+    def block(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        to_q, to_k, to_v = carry
+        query, towards = q[number], pulled[number]
+        turned_query, turned_towards = query.T, towards.T
+        logs, inners = log[number], inner[number]
+
+        def step(start: jax.Array, masked: bool, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            to_query, to_k, to_v = carry
+            capped = soft_capped(product(lax.dynamic_slice_in_dim(k, start, BLOCK, 0), query), softcap)
+            weights = jnp.exp(capped - logs)
+            if masked:
+                weights = jnp.where(facts.seen(number, rows, start, window), weights, 0.0)
+            gradient = weights * (product(lax.dynamic_slice_in_dim(v, start, BLOCK, 0), towards) - inners)
+            if softcap is not None:
+                gradient = gradient * (1.0 - jnp.square(capped / softcap))
+            weights, gradient = weights.astype(q.dtype), gradient.astype(q.dtype)
+            to_query = to_query + product(lax.dynamic_slice_in_dim(turned_k, start, BLOCK, 1), gradient)
+            to_k = _add_rows(to_k, product(gradient, turned_query), start)
+            return to_query, to_k, _add_rows(to_v, product(weights, turned_towards), start)
+
+        first = jnp.zeros((head_dim, rows), jnp.float32)
+        to_query, to_k, to_v = facts.walk(number, step, (first, to_k, to_v))
+        return lax.dynamic_update_index_in_dim(to_q, to_query.astype(q.dtype), number, 0), to_k, to_v
+
+    nothing = jnp.zeros(k.shape, jnp.float32)
+    return lax.fori_loop(0, facts.real, block, (jnp.zeros_like(q), nothing, nothing))
+
+
+def _add_rows(total: jax.Array, more: jax.Array, start: jax.Array) -> jax.Array:
+    """``total`` [N, H] with ``more`` [size, H] added to the rows from ``start`` on."""
+    rows = lax.dynamic_slice_in_dim(total, start, len(more), 0) + more
+    return lax.dynamic_update_slice_in_dim(total, rows, start, 0)
+
+
+def divisor(number: int, most: int) -> int:
+    """The largest divisor of ``number`` that is at most ``most``, or 1."""
+    return max(d for d in range(1, min(max(1, most), number) + 1) if number % d == 0)
