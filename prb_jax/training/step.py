@@ -28,8 +28,9 @@ from jax.sharding import Mesh
 from prb_jax.errors import short_repr
 from prb_jax.models.decoder import Params
 from prb_jax.runs.progress import compiling
-from prb_jax.scoring.batching import Batch, batch_sizes, lanes
+from prb_jax.scoring.batching import batch_sizes, lanes
 from prb_jax.sharding import batch_sharding, parameter_shardings, replicated, to_global
+from prb_jax.trees.streams import StreamBatch
 
 TrainState = dict[str, Any]
 Metrics = dict[str, jax.Array]
@@ -42,7 +43,7 @@ SUMS = ("acc", "parts")  # what of a state are sums since the last update, which
 class Microbatch:
     """The part of a step that is computed at a time, on the host."""
 
-    batch: Batch  # the arrays of its tokens
+    batch: StreamBatch  # the arrays of its tokens
     groups: Sequence[Sequence[int]]  # places in the step of the trees of each stream
     rows: int  # trees that a group has room for
     tokens: int  # that are computed, without padding
@@ -151,7 +152,7 @@ class TrainStep:
         state = {**groups, "step": kept["step"]}
         return {**state, **self.empty_sums(state)}
 
-    def place(self, batch: Batch, extras: Placed) -> tuple[Batch, Placed]:
+    def place(self, batch: StreamBatch, extras: Placed) -> tuple[StreamBatch, Placed]:
         """A microbatch of the host, its rows dealt over the mesh."""
 
         def put(x: Any) -> jax.Array:
@@ -303,7 +304,7 @@ def add_gradients(
     count = lanes(step.mesh, held=held + max((part.activations for part in batches), default=0.0))
     waiting: deque[Callable[[], TrainState]] = deque()
 
-    def gradients(placed: tuple[Batch, Any]) -> TrainState:
+    def gradients(placed: tuple[StreamBatch, Any]) -> TrainState:
         return jax.block_until_ready(step.gradients(rest, frozen, *placed))
 
     with ThreadPoolExecutor(count, thread_name_prefix="gradients") as computing:
