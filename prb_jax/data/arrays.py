@@ -38,7 +38,7 @@ def load_array(path: Path, *, mapped: bool, error: type[PrbError], hint: str) ->
         if not isinstance(array, np.ndarray):
             raise ValueError("it holds several arrays")
     except _DAMAGED as failed:
-        raise error(f"{path}: cannot be read as an array: {failed}; {hint}") from failed
+        raise error(f"{path}: cannot be read as an array: {_first_sentence(failed)}; {hint}") from failed
     return array
 
 
@@ -48,4 +48,9 @@ def load_arrays(path: Path, *, error: type[PrbError], hint: str) -> dict[str, np
         with open_file(path) as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except (*_DAMAGED, AttributeError) as failed:
-        raise error(f"{path}: cannot be read as arrays: {failed}; {hint}") from failed
+        raise error(f"{path}: cannot be read as arrays: {_first_sentence(failed)}; {hint}") from failed
+
+
+def _first_sentence(failed: Exception) -> str:
+    """What went wrong; a second sentence of NumPy's advises to run the pickle."""
+    return str(failed).split(". ")[0].removesuffix(".")

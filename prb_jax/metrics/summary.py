@@ -261,8 +261,8 @@ def _figures(seen: _Seen, clusters: Clusters, *, undefined: str | None = None) -
 
 
 def _undefined(figures: Mapping[str, Any], reason: str) -> dict[str, Any]:
-    """Return the same entries with nothing but the numbers of comparisons, ties and users, and the reason."""
-    kept = ("n", "ties", "users", "users_derived", "users_testable")
+    """Return the same entries with nothing but the numbers of comparisons and users, and the reason."""
+    kept = ("n", "users", "users_derived", "users_testable")
     return {
         key: value if key in kept else reason if key.endswith("_reason") else None
         for key, value in figures.items()

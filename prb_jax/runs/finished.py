@@ -180,11 +180,13 @@ def read_finished(folder: str | Path) -> FinishedRun:
 def _figures(
     record: Mapping[str, Any], summary: Mapping[str, Any], rows: Sequence[ScoredRow], clusters: Clusters
 ) -> dict[str, Any]:
-    """The figures of the rows; those of a baseline that is not defined on them are null."""
+    """The figures of the rows; null of a baseline that is not defined on them, and of a judge without any verdict."""
     name = record["inputs"].get("model", {}).get("name")
-    undefined = summary["accuracy"] is None and str(name).startswith("baseline:")
-    reason = {name: str(summary.get("ci95_reason"))} if undefined else {}
-    figures = summarise(rows, baselines=reason, clusters=clusters, model=name)
+    figures = summarise(rows, clusters=clusters, model=name)
+    if summary["accuracy"] is None and (
+        str(name).startswith("baseline:") or (summary.get("judge") and figures["ties"] == figures["n"])
+    ):
+        figures = summarise(rows, clusters=clusters, model=name, undefined=str(summary.get("ci95_reason")))
     return {key: value for key, value in figures.items() if key not in ("baselines", "length_baseline")}
 
 

@@ -212,7 +212,7 @@ def test_other_files_that_were_changed_are_refused(audited, tmp_path):
     record = json.loads((audited / "audit.json").read_text())
     for change, message in (
         (record | {"inputs": record["inputs"] | {"margin": 2.0}}, "settings were changed by hand"),
-        (record | {"inputs": {}}, "was changed by hand"),
+        (record | {"inputs": {}}, "field 'data': expected an object, found nothing"),
         (record | {"id": "other"}, "of another audit"),
         (record | {"kind": "x"}, "not of `prb audit`"),
     ):

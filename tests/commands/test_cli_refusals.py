@@ -105,7 +105,7 @@ def rows(*changed: Mapping[str, object]) -> Spoil:
     return written("pairs.jsonl", "".join(json.dumps(row) + "\n" for row in changed).encode())
 
 
-def scored(line: str, run: bytes = b'{"kind": "prb_jax evaluation", "inputs": {}}') -> Spoil:
+def scored(line: str, run: bytes = b'{"kind": "prb_jax evaluation", "inputs": {"model": {}}}') -> Spoil:
     """A run folder with one row."""
     return in_turn(written("run/run.json", run), written("run/scores.jsonl", line.encode() + b"\n"))
 
@@ -180,7 +180,7 @@ REFUSED: dict[str, tuple[Spoil, tuple[str, ...]]] = {
     ),
     "endless shape": (
         header(lambda entries: entries["score.weight"].update(shape=[10**4000] * 9)),
-        ("model.safetensors", "score.weight", "list of sizes"),
+        ("model.safetensors", "header", "more than 300 digits"),
     ),
     "pipe for weights": (piped(WEIGHTS), ("model.safetensors", "found a pipe")),
     "pipe for the tokenizer": (piped("model/tokenizer.json"), ("tokenizer.json", "found a pipe")),

@@ -144,6 +144,7 @@ def test_a_run_says_what_guided_it_and_goes_on(folder, tmp_path):
     assert behaviour["figures"][0]["setting"]["chunk"] == 3
     before = samples.read_bytes()
     samples.write_bytes(before[: before.index(b"\n") + 20])
+    (tmp_path / "run" / "summary.json").unlink()
     assert run()["n"] == 3
     assert samples.read_bytes() == before
     with pytest.raises(DataError, match="chunk: the policy alone has no chunks"):

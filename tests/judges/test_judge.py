@@ -138,7 +138,7 @@ def test_a_judge_that_gives_no_verdict_measures_nothing(protocol, options, tmp_p
     assert texts == [f"m: {reason}: see judgements.jsonl"]
     assert printed.err.count(reason) == 1
     summary = run.summary
-    assert (summary["n"], summary["ties"], summary["ci95_reason"]) == (8, 8, reason)
+    assert (summary["n"], summary["ties"], summary["ci95_reason"]) == (8, None, reason)
     for key in ("accuracy", "user_accuracy", "coverage", "half_credit_accuracy", "mean_margin", "ci95"):
         assert summary[key] is None, key
     assert summary["accuracy_by_subset"] == {"s": None}
@@ -153,7 +153,7 @@ def test_a_judge_that_gives_no_verdict_measures_nothing(protocol, options, tmp_p
     assert not {judge.get(key) for key in ("order_consistent_accuracy", "consistent", "mean_rating")} - {None}
     assert not (out / "users.csv").exists()
     line = next(line for line in printed.out.splitlines() if line.strip().startswith("m "))
-    assert line.split()[1:] == ["–", "–", "–", "8", "–"]
+    assert line.split()[1:] == ["–", "–", "–", "–", "–"]
     assert f"no figure: {reason}" in " ".join(printed.out.split())
     for runs in ((right.out, out), (out, right.out)):
         with pytest.raises(RunError, match=rf"run: its accuracy is not defined on these data \({reason}\)"):
@@ -226,7 +226,7 @@ def test_verdicts_of_logits_are_those_of_transformers(tmp_path):
     with pytest.warns(prb.PrbWarning, match=unread):
         none = judged_here(folder, tmp_path / "none", profile_posts=1)
     judge = none.summary["judge"]
-    assert (judge["unparsable"], judge["low_letter_mass"], none.summary["ties"]) == (3, 3, 3)
+    assert (judge["unparsable"], judge["low_letter_mass"], none.summary["ties"]) == (3, 3, None)
     assert judge["mean_letter_mass"] == pytest.approx(figures["mean_letter_mass"])
 
 

@@ -198,7 +198,10 @@ def test_without_matplotlib_a_page_has_its_figures_and_one_line_says_what_is_mis
     assert f"There is no picture, as it {lacking}" in elements.texts["p"]
     assert elements.texts["td"] == whole.texts["td"]
     assert "comparisons are right (margin above 0)" in elements.texts["p"]
-    write_lines(tmp_path / "train.json", [{"kind": "prb_jax training", "inputs": {}, "command": []}])
+    write_lines(
+        tmp_path / "train.json",
+        [{"kind": "prb_jax training", "inputs": {"settings": {}, "model": {}, "data": {}}, "command": []}],
+    )
     write_lines(tmp_path / "metrics.jsonl", [{"step": 1, "loss": 1, "accuracy": 0.5, "margin": 0.1}])
     with pytest.warns(PrbWarning, match="left out: the pictures of the page"):
         assert "over 1 steps" in report(tmp_path, out=page).read_text(encoding="utf-8")

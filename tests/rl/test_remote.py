@@ -77,7 +77,7 @@ def only_the_first(response: httpx.Response) -> Callable[[dict[str, Any]], httpx
         (httpx.Response(401, text="who?"), r"status 401: .*set PRB_SERVE_TOKEN"),
         (httpx.Response(400, text="what?"), r"status 400: 'what\?'"),
         (httpx.Response(200, json={"data": [{"score": 1.0}]}), r"expected 2 finite numbers"),
-        (httpx.Response(200, text='{"data": [{"score": 1}, {"score": NaN}]}'), r"expected 2 finite numbers"),
+        (httpx.Response(200, text='{"data": [{"score": 1}, {"score": NaN}]}'), r"not valid JSON: NaN"),
         (httpx.Response(200, json=[1, 2]), r"expected an answer of `prb serve`"),
         (httpx.Response(200, text="<html>"), r"http://there: "),
     ],

@@ -77,6 +77,7 @@ def test_an_evaluation_counts_and_names_them(
     for number, part in enumerate(parts, start=1):
         assert cli.main([*command, part, "--part", f"{number}/2"]) == 0
     assert cli.main(["merge", *parts, "--out", str(tmp_path / "merged")]) == 0
+    assert cli.main([*command, str(tmp_path / "merged")]) == 0
     assert (tmp_path / "merged" / "summary.json").read_bytes() == (
         tmp_path / "run" / "summary.json"
     ).read_bytes()

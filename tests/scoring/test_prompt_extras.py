@@ -108,8 +108,8 @@ def test_planned_aspects_belong_to_the_question_and_profile_that_the_planner_saw
     with ASPECT_RUNS.open(tmp_path, {"model": {}}, notes={"model": "p"}):
         pass
     rows = [
-        {"id": "c0", "asked": asked_digest(first), "text": "- short"},
-        {"id": "c1", "asked": asked_digest(second), "text": ""},
+        {"id": "c0", "asked": asked_digest(first), "text": "- short", "tokens": 3, "posts_dropped": 0},
+        {"id": "c1", "asked": asked_digest(second), "text": "", "tokens": 0, "posts_dropped": 0},
     ]
     write_lines(tmp_path / ASPECTS, rows)
     place = f"planned:{tmp_path}"
