@@ -29,7 +29,7 @@ class Tiny(nnx.Module):
         return self.head(self.norm(nnx.gelu(self.dropout(self.hidden(mean)))))[:, 0]
 
 
-def tiny_module(seed: int = 0, **options: Any) -> Tiny:
+def tiny_module(seed: int = 0, **options: Any) -> Any:
     return Tiny(rngs=nnx.Rngs(seed), **options)
 
 

@@ -6,6 +6,7 @@ padded on the right. It runs in evaluation mode: dropout is off, and batch stati
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,7 +23,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 from prb_jax.checkpoints.locate import describe, fingerprint, locate
 from prb_jax.data.options import refuse_given
-from prb_jax.errors import RunError, listed, quote, short_repr
+from prb_jax.errors import PrbWarning, RunError, listed, quote, short_repr
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.score_pairs import PairFn
 from prb_jax.sharding import batch_sharding, make_mesh, on_any_mesh, replicated
@@ -42,7 +43,9 @@ class ModuleConfig:
     architectures: tuple[str]  # its class
     vocab_size: int
     max_position_embeddings: int
+    hidden_size: int | None  # decides the learning rate where none is given
     flops_per_token: float  # about: each parameter is used once
+    token_bytes: int  # what a backward pass keeps of each token, about: what every matrix gives, in float32
     model_type: str = "module"
     num_labels: int = 1
     pad_token_id: int = -1  # no id: the module decides where it reads, so no token is padding
@@ -113,13 +116,24 @@ def open_module(module: Any, options: LoadOptions) -> UserModule:
     graphdef, state = nnx.split(own)
     state = jax.tree.map(jnp.asarray, state)
     tokenizer, described = _open_tokenizer(chosen["tokenizer"], chosen["chat_template"])
-    sizes = [leaf.size for leaf in jax.tree.leaves(nnx.filter_state(state, nnx.Param))]
+    parameters = jax.tree.leaves(nnx.filter_state(state, nnx.Param))
     config = ModuleConfig(
         architectures=(name,),
-        vocab_size=_named_limit(module, "vocab_size", name),
-        max_position_embeddings=_named_limit(module, "max_position_embeddings", name),
-        flops_per_token=2.0 * max(sum(sizes), 1),
+        vocab_size=_named_number(module, "vocab_size", name) or _MOST,
+        max_position_embeddings=_named_number(module, "max_position_embeddings", name) or _MOST,
+        hidden_size=_named_number(module, "hidden_size", name),
+        flops_per_token=2.0 * max(sum(leaf.size for leaf in parameters), 1),
+        token_bytes=4 * max(sum(leaf.size // leaf.shape[-2] for leaf in parameters if leaf.ndim > 1), 1),
     )
+    rows = max((size for leaf in parameters for size in leaf.shape), default=0)
+    if config.vocab_size == _MOST and tokenizer.largest_plain_id >= rows:
+        warnings.warn(
+            f"model {name}: the tokenizer has ids up to {tokenizer.largest_plain_id}, and no parameter has more than "
+            f"{rows} rows: an id without an embedding may be read as another one; an attribute vocab_size of the "
+            "module says which ids it can read",
+            PrbWarning,
+            stacklevel=2,
+        )
     code = "not recorded: a change of the module's code is not seen"
     mesh = chosen["mesh"]
     return UserModule(
@@ -132,8 +146,10 @@ def open_module(module: Any, options: LoadOptions) -> UserModule:
     )
 
 
-def _named_limit(module: Any, attribute: str, name: str) -> int:
-    value = getattr(module, attribute, _MOST)
+def _named_number(module: Any, attribute: str, name: str) -> int | None:
+    value = getattr(module, attribute, None)
+    if value is None:
+        return None
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise RunError(f"model {name}: {attribute}: expected a positive number, found {quote(value)}")
     return int(value)
@@ -185,12 +201,11 @@ def _plain_text(value: Any) -> str | None:
 
 
 def _sharding(leaf: jax.Array, mesh: Mesh) -> NamedSharding:
-    own = getattr(leaf, "sharding", None)
-    is_usable = isinstance(own, NamedSharding) and (
-        set(own.mesh.axis_types) == {AxisType.Auto}
-        and own.mesh.devices.flatten().tolist() == mesh.devices.flatten().tolist()
-    )
-    return own if is_usable else replicated(mesh)
+    own = leaf.sharding
+    if not isinstance(own, NamedSharding) or set(own.mesh.axis_types) != {AxisType.Auto}:
+        return replicated(mesh)
+    theirs, ours = (list(np.asarray(one.devices).flat) for one in (own.mesh, mesh))
+    return own if theirs == ours else replicated(mesh)
 
 
 def score_sequences(graphdef: Any, state: Any, batch: SequenceBatch) -> jax.Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ import prb_jax as prb
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.scoring.load import open_scorer
 from prb_jax.scoring.module_model import ModuleModel
-from tests.plain_process import plain_environment
+from tests.plain_process import ROOT, plain_environment
 from tests.scoring.records import TOLERANCE, read_json, record, score_rows
-from tests.tiny_module import Tiny, by_hand, tiny_module
+from tests.tiny_module import VOCABULARY, Tiny, by_hand, tiny_module
 from tests.tiny_tokenizer import write_tokenizer
 from tests.training.tiny import comparisons, write_model
 
@@ -61,7 +62,7 @@ def test_it_reads_what_a_reward_model_reads(tokenizer: Path, tmp_path: Path) -> 
     module.max_position_embeddings = 512
     ours = opened(module, other.tokenizer.tokenizer)
     rows = [record(number, 2) for number in range(12)]
-    views = ({}, {"profile_posts": 0}, {"max_length": 170}, {"protocol": "paper", "max_length": 60})
+    views: Any = ({}, {"profile_posts": 0}, {"max_length": 170}, {"protocol": "paper", "max_length": 60})
     for view in views:
         for tree, expected in zip(ours.encode(rows, **view), other.encode(rows, **view), strict=True):
             assert [tree.sequence(k).tolist() for k in range(2)] == [
@@ -69,6 +70,18 @@ def test_it_reads_what_a_reward_model_reads(tokenizer: Path, tmp_path: Path) -> 
             ]
             assert tree.truncation == expected.truncation
     assert any(tree.truncation.any for tree in ours.encode(rows, max_length=170))
+
+
+def test_the_module_of_the_docs_scores(tokenizer: Path) -> None:
+    page = (ROOT / "docs" / "import.md").read_text(encoding="utf-8")
+    code = page[page.index("    import jax.numpy as jnp") : page.index("    module = Mine(")]
+    names: dict[str, Any] = {"__name__": "docs"}
+    exec(textwrap.dedent(code), names)
+    module = names["Mine"](VOCABULARY, 16, rngs=nnx.Rngs(0))
+    row, model = record(1, 3), opened(module, tokenizer)
+    (tree,) = model.encode([row])
+    expected = by_hand(module, [tree.sequence(k) for k in range(3)])
+    np.testing.assert_allclose(model.score(row), expected, atol=TOLERANCE, rtol=0)
 
 
 def test_few_programs_are_compiled_and_none_twice(tokenizer: Path) -> None:
@@ -190,7 +203,7 @@ class Drawing(Tiny):
     """Dropout that does not heed the evaluation mode."""
 
     def score_tokens(self, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        noise = jax.random.normal(self.dropout.rngs(), lengths.shape)
+        noise = jax.random.normal(self.dropout.rngs(), lengths.shape)  # pyright: ignore[reportOptionalCall]
         return super().score_tokens(tokens, lengths) + noise
 
 
@@ -231,6 +244,8 @@ def test_limits_that_a_module_names(tokenizer: Path) -> None:
     module.vocab_size = 300
     with pytest.raises(prb.DataError, match=r"token id \d+, but .*Tiny has only 300 embeddings"):
         evaluated(module, tokenizer)
+    with pytest.warns(prb.PrbWarning, match=r"ids up to \d+, and no parameter has more than 300 rows"):
+        opened(tiny_module(vocabulary=300), tokenizer)
     module = tiny_module()
     module.max_position_embeddings = 64
     with pytest.raises(prb.DataError, match=r"max_length 65 is more than the 64 tokens"):
