@@ -52,6 +52,17 @@ class Scorer(Protocol):
         ...
 
 
+class ScoresTokens(Protocol):
+    """A `flax.nnx.Module` of your own: it is evaluated and trained with the tokenizer that you name beside it."""
+
+    def score_tokens(self, tokens: Any, lengths: Any, /) -> Any:
+        """Return the rewards float32 [B] of sequences int32 [B, T], of which the first lengths int32 [B] tokens count.
+
+        Every length is at least 1. The rewards depend on nothing but the parameters and these tokens.
+        """
+        ...
+
+
 @runtime_checkable
 class ReadsTokens(Protocol):
     """A scorer of a model that reads tokens, and so has a length limit, and perhaps a view that it was trained with."""

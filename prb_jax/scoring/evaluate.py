@@ -146,7 +146,7 @@ def evaluate(
     mesh: str | None = None,
     dtype: str | None = None,
     revision: str | None = None,
-    tokenizer: str | None = None,
+    tokenizer: str | Path | Any = None,
     chat_template: str | None = None,
     readout: str | None = None,
     quantize: str | None = None,
@@ -165,7 +165,8 @@ def evaluate(
 
     Args:
       model: a loaded model (`prb_jax.load`), any `Scorer`, what `prb_jax.load` takes (a baseline such as
-        "baseline:length" too), or a function that gives K numbers for a comparison of K responses.
+        "baseline:length" too), a `flax.nnx.Module` with the method of `prb_jax.scoring.ScoresTokens`, or a function
+        that gives K numbers for a comparison of K responses.
       data: comparisons with labels, or records of them (`prb_jax.data.records.Records`); or the name of a file,
         folder, benchmark, hub data set or generated benchmark, or several names. A named file must stay as it is
         until the end. What a benchmark's own rule says is in the summary under "benchmarks"; RewardBench's result
@@ -190,7 +191,8 @@ def evaluate(
       limit: at most so many comparisons, of each named source. For testing only.
       seed: of the resampling of benchmark scores, and of the other users of "swap".
       mesh, dtype, revision, tokenizer, chat_template, readout, quantize, attention: for `prb_jax.load`, where
-        `model` is a name.
+        `model` is a name. A module takes `mesh`, `tokenizer` (a folder, hub id or transformers tokenizer; it needs
+        one) and `chat_template`.
       batch_tokens: tokens computed at a time; chosen from the model and the device if not given.
       progress: shows progress on standard error.
       wandb: a project of Weights & Biases, which gets the summary; `out` names the run there.

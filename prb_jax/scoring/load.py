@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -20,7 +21,7 @@ from prb_jax.personal import PERSONALISED, fitted_methods, holds_states, is_pers
 from prb_jax.plugins import get_plugin, is_python_value, python_value
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.remote import is_class_server, is_url
-from prb_jax.scoring import AdaptsToUsers, DecidesItself, Scorer
+from prb_jax.scoring import AdaptsToUsers, DecidesItself, Scorer, ScoresTokens
 from prb_jax.scoring.baselines import READS_TEXTS, PlainScorer
 from prb_jax.scoring.inputs import Data, read_inputs
 from prb_jax.text.visible import TextProtocol
@@ -37,7 +38,7 @@ PLUGIN: Final = "plugin:"  # before the name of an entry point prb_jax.rewards, 
 ScoreFunction = Callable[[Comparison], Sequence[float]]
 """Gives K finite numbers for the K responses of a comparison; a higher number is better."""
 
-Model = Scorer | ScoreFunction | str | Path
+Model = Scorer | ScoresTokens | ScoreFunction | str | Path
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,11 @@ def load(
 
 
 def _load_by_name(model: str | Path, options: LoadOptions) -> Any:
+    if not isinstance(options.tokenizer, str | Path | None):
+        raise RunError(
+            f"tokenizer: expected a folder or hub id beside the name of a model, found "
+            f"{type(options.tokenizer).__name__}"
+        )
     if (kind := _kind_of(model)) is None:
         from prb_jax.readouts.open_model import open_model  # a baseline starts no JAX
         from prb_jax.scoring.reward_model import load_reward_model
@@ -180,7 +186,7 @@ def open_scorer(
 
     Args:
       model: what :func:`prb_jax.evaluate` takes.
-      options: for a model by name alone.
+      options: for a model by name, or a `flax.nnx.Module`.
       name: of a function.
       recorded: a run folder will tell this scorer from others.
       history: what a fitted method of personalisation knows of the users: see :func:`with_history`.
@@ -195,6 +201,10 @@ def open_scorer(
         return with_history({known_as: scorer}, history)[known_as]
     if isinstance(model, str | Path):
         return _load_by_name(model, options)
+    if is_module(model):
+        from prb_jax.scoring.module_model import load_module
+
+        return load_module(model, options)
     refuse_given(options.given, "decided where the model was loaded")
     if hasattr(model, "stream"):
         return cast(Scorer, model)
@@ -204,6 +214,12 @@ def open_scorer(
     if recorded and name is None and "<lambda>" in scorer.name:
         raise RunError(f"{scorer.name}: a lambda has no name that tells it from others: give name=...")
     return scorer
+
+
+def is_module(model: Any) -> bool:
+    """Tell a `flax.nnx.Module`, or a class of them, without importing Flax."""
+    nnx: Any = sys.modules.get("flax.nnx")
+    return nnx is not None and issubclass(model if isinstance(model, type) else type(model), nnx.Module)
 
 
 def with_history(

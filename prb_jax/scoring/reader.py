@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from prb_jax.models.config.decoder import DecoderConfig
     from prb_jax.models.config.encoder import EncoderConfig
     from prb_jax.readouts.open_model import OpenedModel
+    from prb_jax.readouts.user_module import ModuleConfig
 
 Encode = Callable[[Sequence[Comparison]], list[Tree]]
 Gather = Callable[[], list[Tree]]
@@ -56,7 +57,7 @@ class Reader:
     """How comparisons are read for one model."""
 
     name: str
-    config: DecoderConfig | EncoderConfig
+    config: DecoderConfig | EncoderConfig | ModuleConfig
     # tokenizer and chat template; of an encoder, which reads prompt and response as a pair of texts, the
     # tokenizer of pairs
     tokenizer: ChatTokenizer | PairTokenizer

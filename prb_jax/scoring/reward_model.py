@@ -104,7 +104,7 @@ class RewardModel(GivesRewards):
     @property
     def config(self) -> DecoderConfig | EncoderConfig:
         """The architecture."""
-        return self.reader.config
+        return cast("DecoderConfig | EncoderConfig", self.reader.config)
 
     @property
     def decoder(self) -> DecoderConfig:

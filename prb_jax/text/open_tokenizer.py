@@ -44,6 +44,15 @@ def open_tokenizer(name: str, *, revision: str | None = None) -> Any:
             tokenizer = build_internlm2(folder)
         else:
             tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+    return checked_tokenizer(tokenizer, name)
+
+
+def checked_tokenizer(tokenizer: Any, name: str) -> Any:
+    """Return a transformers tokenizer after it is changed to cut nothing off and pad nothing.
+
+    Raises:
+      CheckpointError: it needs code of its repository, has no vocabulary, or is hostile.
+    """
     vocabulary = tokenizer.get_vocab()
     if set(vocabulary.values()) <= set(tokenizer.all_special_ids):
         # transformers makes up an empty tokenizer for some model types rather than miss the files.

@@ -8,6 +8,7 @@ does that here.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import re
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from prb_jax.errors import CheckpointError, DataError, quote, short_repr
 from prb_jax.text.open_tokenizer import (
     RecentStretches,
     added_tokens,
+    checked_tokenizer,
     independent_tokens,
     open_tokenizer,
     tokenize,
@@ -204,7 +206,7 @@ class RenderError(DataError):
 
 
 def load_tokenizer(
-    path_or_id: str | Path,
+    source: str | Path | Any,
     *,
     revision: str | None = None,
     chat_template: str | None = None,
@@ -213,6 +215,7 @@ def load_tokenizer(
     """Loads a tokenizer and fixes the chat template it is used with.
 
     Args:
+      source: Folder, hub id, or tokenizer of transformers, which is copied.
       chat_template: None for the tokenizer's own, or that of the rules; "plain" for the built-in format; the
         name of one of the rules' templates; a file with a Jinja template, or its text.
       rules: what the model needs beside the template.
@@ -221,8 +224,12 @@ def load_tokenizer(
       CheckpointError: the tokenizer cannot be loaded without running code from its repository, has
         no chat template, or its template fails on a plain exchange or writes BOS twice.
     """
-    name = str(path_or_id)
-    tokenizer = open_tokenizer(name, revision=revision)
+    if isinstance(source, str | Path):
+        name = str(source)
+        tokenizer = open_tokenizer(name, revision=revision)
+    else:
+        name = str(getattr(source, "name_or_path", "") or type(source).__name__)
+        tokenizer = checked_tokenizer(copy.deepcopy(source), name)
     template = choose_template(tokenizer, rules.chat_template(tokenizer, chat_template), where=name)
     chat = ChatTokenizer(
         name=name,

@@ -224,6 +224,7 @@ class TrainResult:
       steps: updates made.
       model: the trained model or policy, a Hugging Face folder; None for a run that was stopped before its end.
       summary: what `summary.json` holds; empty for such a run.
+      module: of a run that trained a `flax.nnx.Module`, the trained one; the module that was given is as it was.
       stopped_by: the signal that stopped it, as "SIGTERM".
     """
 
@@ -232,6 +233,7 @@ class TrainResult:
     model: Path | None = None
     summary: dict[str, Any] = field(default_factory=dict)
     stopped_by: str | None = None
+    module: Any = None
 
     __repr__ = short_repr
 

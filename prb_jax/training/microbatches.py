@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -14,14 +16,26 @@ from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.flops import matrix_flops_per_token, stream_flops
 from prb_jax.scoring.batching import stream_options
 from prb_jax.scoring.reader import Encode
+from prb_jax.sharding import mesh_shape
 from prb_jax.training.data import Examples
 from prb_jax.training.objective import Extras
 from prb_jax.training.step import Microbatch
 from prb_jax.trees.packing import StreamOptions, StreamShape, for_keys
+from prb_jax.trees.sequences import (
+    MOST_SAVED,
+    PackedSequences,
+    SequenceOptions,
+    choose_lengths,
+    make_sequence_batch,
+    sequence_options,
+)
 from prb_jax.trees.stream_shapes import choose_step_shapes, pack_step
-from prb_jax.trees.stream_tables import BLOCK
-from prb_jax.trees.streams import make_stream_batch
+from prb_jax.trees.stream_tables import BLOCK, round_up
+from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree
+
+if TYPE_CHECKING:
+    from prb_jax.readouts.user_module import ModuleConfig
 
 STEPS_SIMULATED = 64  # steps at the beginning of a run that speak for all of them
 
@@ -140,6 +154,85 @@ def plan_layout(
     return Layout(config, token_bytes, options, shapes, max(len(tree.responses) for tree in known))
 
 
+@dataclass(frozen=True, eq=False)
+class SequenceLayout:
+    """How the trees of a step become microbatches of plain sequences in a few shapes. Build with
+    :func:`plan_sequence_layout`."""
+
+    options: SequenceOptions
+    lengths: Sequence[int]  # of the sequences with their padding, ascending
+    responses: int  # the most of a tree, as far as is known
+    per_step: int  # trees of a step, at most
+    flops_per_token: float
+    token_bytes: int  # what a backward pass keeps of each token, about
+
+    def microbatches(self, trees: Sequence[Tree]) -> Iterator[Microbatch]:
+        """Yield the microbatches of the trees of a step, the longest first; a tree is in one of them, as a whole."""
+        longest = np.asarray([max(map(len, tree.responses)) + len(tree.prefix) for tree in trees])
+        waiting = np.argsort(-longest, kind="stable").tolist()
+        while waiting:
+            length = self._length(int(longest[waiting[0]]))
+            rows = self._rows(length, most=max(len(tree.responses) for tree in trees))
+            room, group = rows, list[int]()
+            while waiting and len(trees[waiting[0]].responses) <= room:
+                room -= len(trees[waiting[0]].responses)
+                group.append(waiting.pop(0))
+            sequences = [trees[i].sequence(k) for i in group for k in range(len(trees[i].responses))]
+            packed = PackedSequences(rows, length, tuple(range(len(sequences))))
+            batch, tokens = make_sequence_batch(sequences, packed), sum(map(len, sequences))
+            yield Microbatch(
+                batch, [group], rows, tokens, tokens * self.flops_per_token, rows * length * self.token_bytes
+            )
+
+    def _length(self, longest: int) -> int:
+        """The length for a sequence; one that no plan foresaw is rounded up to a power of two."""
+        place = bisect.bisect_left(self.lengths, longest)
+        return self.lengths[place] if place < len(self.lengths) else 1 << (longest - 1).bit_length()
+
+    def _rows(self, length: int, *, most: int) -> int:
+        """The rows of a batch of this length: full ones, or as many as a whole step needs, and at least one tree."""
+        needed = round_up(self.per_step * self.responses, self.options.divisor)
+        least = round_up(max(most, self.responses), self.options.divisor)
+        return max(min(self.options.most_rows(length), needed), least)
+
+
+def plan_sequence_layout(
+    trees: Sequence[Tree],
+    together: Sequence[np.ndarray],
+    *,
+    per_step: int,
+    steps: int,
+    config: ModuleConfig,
+    mesh: Mesh,
+    batch: Any,
+) -> SequenceLayout:
+    """Choose the lengths of a run, as many as save more padding than their compiles cost; arguments are those of
+    :func:`plan_layout`."""
+    flops, limit, shards = (
+        config.flops_per_token,
+        config.max_position_embeddings,
+        mesh_shape(mesh).batch_shards,
+    )
+    options = sequence_options(mesh, limit=limit, flops_per_token=flops)
+    most = batch.tokens
+    if most is None:
+        usual = options.tokens // shards
+        most = min(max(int(_ACTIVATIONS / config.token_bytes), usual // 2), usual)
+    options = replace(options, tokens=most * shards)
+    if isinstance(trees, TreesOnDemand):
+        looked_at = [trees_of(trees, members) for members in together[: max(1, _LOOKED_AT // per_step)]]
+        trees = [tree for of_step in looked_at for tree in of_step]
+    counts = [len(tree.responses) for tree in trees]
+    longest = np.repeat([max(map(len, tree.responses)) + len(tree.prefix) for tree in trees], counts)
+    # A backward pass takes twice a forward pass, and every tree is seen about so many times.
+    cost = options.program_cost / 3 * len(trees) / (steps * per_step)
+    lengths = choose_lengths(longest, replace(options, program_cost=cost))
+    while len(lengths) > batch.max_buckets:
+        cost = 2 * max(cost, float(longest.sum()) / MOST_SAVED)
+        lengths = choose_lengths(longest, replace(options, program_cost=cost))
+    return SequenceLayout(options, lengths, max(counts), per_step, flops, config.token_bytes)
+
+
 def _bytes_per_token(config: DecoderConfig, remat: str) -> int:
     """About what a backward pass keeps of each token, in float32."""
     queries, keys = (
@@ -154,7 +247,12 @@ def _bytes_per_token(config: DecoderConfig, remat: str) -> int:
 
 
 def labelled(
-    layout: Layout, examples: Examples, members: np.ndarray, slots: np.ndarray, *, prompt_tokens: int = 0
+    layout: Layout | SequenceLayout,
+    examples: Examples,
+    members: np.ndarray,
+    slots: np.ndarray,
+    *,
+    prompt_tokens: int = 0,
 ) -> list[Microbatch]:
     """Return the microbatches of a step with the labels of their comparisons.
 
@@ -172,10 +270,13 @@ def labelled(
     return [replace(part, extras=_extras(part, layout, examples, members)) for part in parts]
 
 
-def _extras(part: Microbatch, layout: Layout, examples: Examples, members: np.ndarray) -> Extras:
+def _extras(
+    part: Microbatch, layout: Layout | SequenceLayout, examples: Examples, members: np.ndarray
+) -> Extras:
     comparisons = [[examples.known[members[place]] for place in group] for group in part.groups]
     most = max(len(one.labels or ()) for group in comparisons for one in group)
-    streams, responses = len(part.batch.tokens), layout.responses
+    is_stream = isinstance(part.batch, StreamBatch)
+    streams, responses = len(part.batch.tokens) if is_stream else 1, layout.responses
     while responses < most:
         responses *= 2
     labels = np.zeros((streams, part.rows, responses), np.float32)
@@ -192,7 +293,8 @@ def _extras(part: Microbatch, layout: Layout, examples: Examples, members: np.nd
             margin[number, row] = comparison.margin or 0.0
             weights[number, row] = examples.weights[members[place]]
             read += count
-    return Extras(labels=labels, mask=mask, margin=margin, weights=weights, places=places)
+    extras = Extras(labels=labels, mask=mask, margin=margin, weights=weights, places=places)
+    return extras if is_stream else jax.tree.map(lambda array: array[0], extras)
 
 
 def named_tree(tree: Tree, slot: int, prompt_tokens: int) -> Tree:

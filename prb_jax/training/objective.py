@@ -22,10 +22,11 @@ from prb_jax.personal.method import NULL, OfUser, TrainedMethod, Users
 from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.score_tree import score_stream
+from prb_jax.scoring.batching import Batch
 from prb_jax.sharding import replicated
-from prb_jax.training.config import TrainSettings
+from prb_jax.training.config import LossSettings, TrainSettings
 from prb_jax.training.losses import LossParts, comparison_loss
-from prb_jax.training.step import ParameterGroup, TrainState, TrainStep, make_train_step
+from prb_jax.training.step import ParameterGroup, Split, TrainState, TrainStep, make_train_step
 from prb_jax.training.weights import Weights, learning_rate, merge, split_params
 from prb_jax.trees.streams import StreamBatch
 
@@ -36,12 +37,14 @@ USERS = "users.json"  # in the run folder: whose row is which
 
 _TIMES_FASTER = 10.0
 
+RewardsOf = Callable[..., jax.Array]
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Extras:
     """What a loss needs of a batch besides its tokens: of S streams with room for C comparisons each. Rows that only
-    fill up a stream are masked."""
+    fill up a stream are masked. A batch of sequences has no axis S."""
 
     labels: np.ndarray | jax.Array  # float32 [S, C, K]
     mask: np.ndarray | jax.Array  # bool [S, C, K], responses that are present
@@ -56,8 +59,8 @@ class Extras:
 class RewardStep(TrainStep):
     """The compiled functions of a reward model in training. Build with :func:`make_reward_step`."""
 
-    # (state, frozen, batch) -> rewards float32 [S, M], on every device
-    rewards: Callable[[TrainState, Params, StreamBatch], jax.Array]
+    # (state, frozen, batch) -> rewards float32 [S, M] of streams, [S] of sequences, on every device
+    rewards: Callable[[TrainState, Params, Any], jax.Array]
     # (state, ids int32 [M]) -> state whose method trains these rows; the state is donated
     take: Callable[[TrainState, jax.Array | np.ndarray], TrainState]
 
@@ -110,16 +113,41 @@ def make_reward_step(
         logits = score_stream(params, batch, soft_prompts=prompts, differentiated=through, **options)
         return logits[..., 0]
 
-    def loss_fn(
-        inputs: Mapping[str, Any], frozen: Params, batch: StreamBatch, extras: Extras
-    ) -> tuple[jax.Array, LossParts]:
-        rewards = rewards_of(inputs, frozen, batch, differentiated=True)
-        parts = comparison_loss(**_by_comparison(rewards, extras), config=settings.loss)
-        return parts.loss_sum, parts
-
     sources, frozen = jax.eval_shape(split, abstract_params(config))
     optimizer = settings.optimizer_of(hidden_size=config.hidden_size)
     weights = Weights(optimizer=optimizer, lengths=lengths, trainable=sources[WEIGHTS], mesh=mesh)
+    return reward_step(rewards_of, settings.loss, split=split, weights=weights, method=method, frozen=frozen)
+
+
+def reward_step(
+    rewards_of: RewardsOf,
+    loss: LossSettings,
+    *,
+    split: Split,
+    weights: Weights,
+    method: TrainedMethod,
+    frozen: Params,
+    frozen_shardings: dict[str, Any] | None = None,
+) -> RewardStep:
+    """Return the compiled step of any model that gives rewards.
+
+    Args:
+        rewards_of: (inputs of the groups by name, frozen, batch, `differentiated`) -> rewards float32, [S, M] of
+            streams or [S] of sequences.
+        loss: what is minimised.
+        split, frozen, frozen_shardings: as of :func:`prb_jax.training.step.make_train_step`.
+        weights: the model's own parameters.
+        method: of personalisation.
+    """
+    mesh = weights.mesh
+
+    def loss_fn(
+        inputs: Mapping[str, Any], frozen: Params, batch: Batch, extras: Extras
+    ) -> tuple[jax.Array, LossParts]:
+        rewards = rewards_of(inputs, frozen, batch, differentiated=True)
+        parts = comparison_loss(**_by_comparison(rewards, extras), config=loss)
+        return parts.loss_sum, parts
+
     groups: dict[str, ParameterGroup] = {WEIGHTS: weights, USER: method}
     step = make_train_step(
         loss_fn,
@@ -129,9 +157,10 @@ def make_reward_step(
         zero=LossParts.zero,
         learning_rate=weights.learning_rate,
         mesh=mesh,
+        frozen_shardings=frozen_shardings,
     )
 
-    def rewards(state: TrainState, frozen: Params, batch: StreamBatch) -> jax.Array:
+    def rewards(state: TrainState, frozen: Params, batch: Batch) -> jax.Array:
         return rewards_of(step.inputs(state), frozen, batch, differentiated=False)
 
     def take(state: TrainState, ids: jax.Array) -> TrainState:
@@ -148,8 +177,11 @@ def make_reward_step(
 
 
 def _by_comparison(rewards: jax.Array, extras: Extras) -> dict[str, jax.Array]:
-    """Rewards [S, M] of streams as [S * C, K], and what belongs to them."""
+    """Rewards [S, M] of streams as [S * C, K], or [S] of sequences as [C, K], and what belongs to them."""
     places = jnp.asarray(extras.places)
+    if places.ndim == 2:
+        of_batch = {name: jnp.asarray(value) for name, value in vars(extras).items() if name != "places"}
+        return {"rewards": rewards[places], **of_batch}
     streams, rows, responses = places.shape
     by_response = jnp.take_along_axis(rewards, places.reshape(streams, -1), axis=1)
     shapes = {"labels": (responses,), "mask": (responses,), "margin": (), "weights": ()}

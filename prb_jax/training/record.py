@@ -20,7 +20,7 @@ import contextlib
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -39,6 +39,9 @@ from prb_jax.training.config import SCRATCH, RunOptions, TrainSettings
 from prb_jax.training.data import TrainingData
 from prb_jax.training.start import Start
 from prb_jax.version import versions
+
+if TYPE_CHECKING:
+    from prb_jax.readouts.user_module import ModuleConfig
 
 _COMPUTING = ("numpy", "jax", "jaxlib", "flax", "optax", "transformers", "tokenizers")
 
@@ -183,10 +186,12 @@ def train_inputs(
     }
 
 
-def session_on(mesh: Mesh, settings: RunOptions, config: DecoderConfig) -> dict[str, Any]:
+def session_on(mesh: Mesh, settings: RunOptions, config: DecoderConfig | ModuleConfig) -> dict[str, Any]:
     """When and on what a run is started, what attends, and the settings that have no effect on the result."""
-    dtype = jnp.dtype(settings.dtype)
-    attention = choose_attention(mesh, dtype, settings.attention, config=config, trained=True).name
+    attention = "the module's own"
+    if isinstance(config, DecoderConfig):
+        dtype = jnp.dtype(settings.dtype)
+        attention = choose_attention(mesh, dtype, settings.attention, config=config, trained=True).name
     return {
         **session_now(),
         "settings": settings_with(settings, "contents", "none"),

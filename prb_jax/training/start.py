@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from prb_jax.checkpoints.load import abstract_params, inspect_checkpoint, load_params
 from prb_jax.checkpoints.locate import describe, locate
 from prb_jax.data.comparison import Comparison
-from prb_jax.errors import CheckpointError, quote
+from prb_jax.errors import CheckpointError, RunError, quote
 from prb_jax.models.config.decoder import STANDARD, DecoderConfig, parse_config
 from prb_jax.models.config.families import FAMILIES
 from prb_jax.models.decoder import Params
@@ -49,6 +49,11 @@ class Start:
     # reads or makes the weights on a mesh. A score head and all weights that are trained are float32.
     load: Callable[[Mesh], Params]
 
+    @property
+    def abstract(self) -> Params:
+        """Shapes and types of the weights."""
+        return abstract_params(self.config)
+
 
 def start_from(settings: TrainSettings, train: Sequence[Comparison], *, out: Path) -> Start:
     """The starting point that the settings name; nothing large is read yet.
@@ -66,7 +71,11 @@ def start_from(settings: TrainSettings, train: Sequence[Comparison], *, out: Pat
         if not isinstance(train, list) and len(train) > _TEXTS_OF:
             train = [train[int(place)] for place in np.linspace(0, len(train) - 1, _TEXTS_OF).round()]
         return _from_scratch(settings, train, out=out)
-    assert settings.model is not None
+    if settings.model is None:
+        raise RunError(
+            f"{out}: trains a flax.nnx.Module, which is no Hugging Face model: expected a run of a named one; the "
+            "module is the `module` of the result of `prb_jax.train`"
+        )
     options = LoadOptions(
         revision=settings.revision, tokenizer=settings.tokenizer, chat_template=settings.chat_template
     )

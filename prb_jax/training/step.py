@@ -28,9 +28,8 @@ from jax.sharding import Mesh
 from prb_jax.errors import short_repr
 from prb_jax.models.decoder import Params
 from prb_jax.runs.progress import compiling
-from prb_jax.scoring.batching import batch_sizes, lanes
+from prb_jax.scoring.batching import Batch, batch_sizes, lanes
 from prb_jax.sharding import batch_sharding, parameter_shardings, replicated, to_global
-from prb_jax.trees.streams import StreamBatch
 
 TrainState = dict[str, Any]
 Metrics = dict[str, jax.Array]
@@ -43,8 +42,10 @@ SUMS = ("acc", "parts")  # what of a state are sums since the last update, which
 class Microbatch:
     """The part of a step that is computed at a time, on the host."""
 
-    batch: StreamBatch  # the arrays of its tokens
-    groups: Sequence[Sequence[int]]  # places in the step of the trees of each stream
+    batch: Batch  # the arrays of its tokens
+    groups: Sequence[
+        Sequence[int]
+    ]  # places in the step of the trees of each stream; one group of all sequences
     rows: int  # trees that a group has room for
     tokens: int  # that are computed, without padding
     flops: float  # of a forward pass on paper, without padding
@@ -152,7 +153,7 @@ class TrainStep:
         state = {**groups, "step": kept["step"]}
         return {**state, **self.empty_sums(state)}
 
-    def place(self, batch: StreamBatch, extras: Placed) -> tuple[StreamBatch, Placed]:
+    def place(self, batch: Batch, extras: Placed) -> tuple[Any, Placed]:
         """A microbatch of the host, its rows dealt over the mesh."""
 
         def put(x: Any) -> jax.Array:
@@ -180,6 +181,7 @@ def make_train_step(
     zero: Callable[[], Parts],
     learning_rate: optax.Schedule,
     mesh: Mesh,
+    frozen_shardings: dict[str, Any] | None = None,
 ) -> TrainStep:
     """Compiled functions for one loss and one mesh.
 
@@ -191,6 +193,7 @@ def make_train_step(
         zero: the parts of no comparison.
         learning_rate: of the first group, to be reported.
         mesh: devices.
+        frozen_shardings: of what is not trained; those of :func:`prb_jax.sharding.parameter_shardings` if not given.
 
     Raises:
         MeshError: a mesh axis does not divide a parameter.
@@ -204,7 +207,8 @@ def make_train_step(
         "acc": {name: group.inputs(group_shardings[name]) for name, group in groups.items()},
         "parts": jax.tree.map(lambda _: everywhere, jax.eval_shape(zero)),
     }
-    frozen_shardings = parameter_shardings(frozen, mesh)
+    if frozen_shardings is None:
+        frozen_shardings = parameter_shardings(frozen, mesh)
 
     def inputs_of(state: TrainState) -> dict[str, Any]:
         return {name: group.inputs(state[name]) for name, group in groups.items()}
@@ -304,7 +308,7 @@ def add_gradients(
     count = lanes(step.mesh, held=held + max((part.activations for part in batches), default=0.0))
     waiting: deque[Callable[[], TrainState]] = deque()
 
-    def gradients(placed: tuple[StreamBatch, Any]) -> TrainState:
+    def gradients(placed: tuple[Any, Any]) -> TrainState:
         return jax.block_until_ready(step.gradients(rest, frozen, *placed))
 
     with ThreadPoolExecutor(count, thread_name_prefix="gradients") as computing:

@@ -11,15 +11,18 @@ from typing import Any
 import numpy as np
 
 from prb_jax.data.records import Records
+from prb_jax.errors import RunError
 from prb_jax.models.flops import device_peak
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.runs.training import MODEL, TRAINING
+from prb_jax.scoring import ScoresTokens
 from prb_jax.sharding import make_mesh
 from prb_jax.text.view import TrainedView
 from prb_jax.training import PASSES
 from prb_jax.training.config import Config, load_settings
 from prb_jax.training.data import Examples, Order, TrainingData, UserOrder, read_training_data
 from prb_jax.training.loop import Loop, TrainResult, open_loop, prepared_ahead, run_steps, write_summary
+from prb_jax.training.modules import ModuleTrainer, start_from_module, trained_module
 from prb_jax.training.record import check_start, open_run, run_lengths, session_on, train_inputs
 from prb_jax.training.start import start_from
 from prb_jax.training.trainer import RewardTrainer, StepBatch
@@ -27,9 +30,12 @@ from prb_jax.trees.tree import EQUAL_SIDES, EqualSides, has_equal_sides
 
 
 def train(
-    config: Config,
+    config: Config | None = None,
     *,
     out: str | Path,
+    model: ScoresTokens | None = None,
+    tokenizer: Any = None,
+    wrt: Any = None,
     data: Records | None = None,
     validation: Records | None = None,
     overrides: Sequence[str] = (),
@@ -44,8 +50,12 @@ def train(
 
     Args:
       config: a config file, a ConfigDict (`prb_jax.training.config.default_config`), a mapping of keys, or
-        settings.
+        settings; None for the defaults.
       out: the run folder; see `prb_jax.training.record`.
+      model: a `flax.nnx.Module` with the method of `prb_jax.scoring.ScoresTokens`, in place of the config's `model`.
+        All its floating-point `nnx.Param` are trained, in evaluation mode. See `prb_jax.training.modules`.
+      wrt: of this module, a filter of `nnx` for what is trained, such as `nnx.LoRAParam`; `nnx.Param` if not given.
+      tokenizer: of this module: a folder, hub id or transformers tokenizer, in place of the config's `tokenizer`.
       data, validation: the records themselves, in place of the config's `data` and `validation.data`, which name
         files and data sets.
       overrides: `key=value`, as on the command line.
@@ -57,13 +67,23 @@ def train(
       DataError: the data cannot be used.
       CheckpointError, MeshError: the model cannot be loaded.
     """
-    settings = load_settings(config, overrides, given=() if data is None else ("data",))
+    objects = {"data": data, "model": model}
+    given = tuple(name for name, value in objects.items() if value is not None)
+    settings = load_settings(config, overrides, given=given)
     path = Path(out)
     check_start(TRAINING, path, settings)
     lengths = tuple(on_first_process(lambda: run_lengths(path, settings.steps)))
     mesh = make_mesh(settings.mesh)
     read = read_training_data(settings, data=data, validation=validation)
-    start = start_from(settings, read.train.comparisons, out=path)
+    if model is None:
+        for name, value in (("tokenizer", tokenizer), ("wrt", wrt)):
+            if value is not None:
+                raise RunError(
+                    f"{name}: is of a module given as model; a named one is described by the config alone"
+                )
+        start = start_from(settings, read.train.comparisons, out=path)
+    else:
+        start = start_from_module(model, settings, tokenizer=tokenizer, wrt=wrt, mesh=mesh)
     inputs = train_inputs(settings, read, start, lengths=lengths)
     notes = {"model": start.name, "view": TrainedView(settings.view, settings.method).to_json()}
     with contextlib.ExitStack() as stack:
@@ -72,9 +92,12 @@ def train(
         )
         summary = stack.enter_context(opened)
         if summary is not None:
-            return TrainResult(path, settings.steps, path / MODEL, summary)
+            return TrainResult(
+                path, settings.steps, path / MODEL, summary, module=trained_module(start, path)
+            )
 
-        trainer = RewardTrainer(settings, start, mesh=mesh, data=read.train.known, out=path, lengths=lengths)
+        kind = RewardTrainer if model is None else ModuleTrainer
+        trainer = kind(settings, start, mesh=mesh, data=read.train.known, out=path, lengths=lengths)
         held_out, examples = trainer.encode_held_out(read.validation), trainer.encode(read.train)
         equal = _equal_sides(examples)
         per_step, seed = settings.batch.comparisons, settings.seed
@@ -129,7 +152,7 @@ def train(
         summary = write_summary(
             loop, TRAINING, lambda rows: _summary(rows, trainer, read, order, equal, exported=exported)
         )
-        return TrainResult(path, settings.steps, path / MODEL, summary)
+        return TrainResult(path, settings.steps, path / MODEL, summary, module=trained_module(start, path))
 
 
 def _equal_sides(examples: Examples) -> EqualSides | None:

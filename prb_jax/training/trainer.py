@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +14,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.checkpoints.array_folder import flat_arrays, from_flat
-from prb_jax.checkpoints.load import abstract_params
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.accuracy import ScoredRow, outcomes
-from prb_jax.models.attention.choice import choose_attention
+from prb_jax.models.attention.choice import StreamAttention, choose_attention
 from prb_jax.models.decoder import Params
 from prb_jax.personal.method import OfUser, StepRows
 from prb_jax.runs.progress import compiling
-from prb_jax.scoring.batching import Batch, batch_sizes, lanes, stream_options, stream_scores
+from prb_jax.scoring.batching import Batch, BatchOptions, batch_sizes, lanes, stream_options, stream_scores
 from prb_jax.scoring.prepared_tokens import StoredComparisons, stored_comparisons
 from prb_jax.scoring.reader import Reader, encode_by_processes
 from prb_jax.sharding import replicated
@@ -37,7 +37,6 @@ from prb_jax.training.saved_states import Checkpoints, SavedState
 from prb_jax.training.start import Start
 from prb_jax.training.step import Metrics, Microbatch, TrainState, TrainStep, add_gradients
 from prb_jax.training.weights import merge
-from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import Tree
 
 _loss = jax.jit(comparison_loss, static_argnames="config")
@@ -54,19 +53,15 @@ class Trainer:
     Attributes:
       settings, start, program: likewise.
       mesh: devices.
-      attention: of its programs.
       state: of all that is trained; see :mod:`prb_jax.training.step`.
       frozen: weights that are not trained; None before they are read.
     """
 
     def __init__(self, settings: RunOptions, start: Start, program: TrainStep) -> None:
         self.settings, self.start, self.program, self.mesh = settings, start, program, program.mesh
-        self.attention = choose_attention(
-            program.mesh, jnp.dtype(settings.dtype), settings.attention, config=start.config, trained=True
-        )
         self.state: TrainState = {}
         self.frozen: Params | None = None
-        shapes = jax.eval_shape(lambda params: program.begin(params)[0], abstract_params(start.config))
+        shapes = jax.eval_shape(lambda params: program.begin(params)[0], start.abstract)
         self._saved = program.kept(
             jax.tree.map(
                 lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
@@ -74,6 +69,12 @@ class Trainer:
                 program.state_shardings,
             )
         )
+
+    @cached_property
+    def attention(self) -> StreamAttention:
+        """The implementation of attention in its programs."""
+        kind, wanted = jnp.dtype(self.settings.dtype), self.settings.attention
+        return choose_attention(self.mesh, kind, wanted, config=self.start.config, trained=True)
 
     def begin(self, checkpoints: Checkpoints) -> tuple[int, dict[str, Any]]:
         """Continues from the newest checkpoint that can be read, or from the starting point.
@@ -203,16 +204,16 @@ class RewardTrainer(Trainer):
         self.lengths = lengths or (settings.steps,)
         width = start.config.hidden_size
         self.method = method_of_run(settings, data, out=out, width=width, lengths=self.lengths, mesh=mesh)
-        program = make_reward_step(
-            settings, start.config, mesh=mesh, lengths=self.lengths, method=self.method
-        )
-        super().__init__(settings, start, program)
+        super().__init__(settings, start, self._make_program(settings, start, mesh))
         self._gather = jax.jit(lambda tree: tree, out_shardings=replicated(mesh))
         self.truncated: int | None = 0
         self.view = TrainedView(settings.view, settings.method)
         self.reader = Reader(
             name=start.name, config=start.config, tokenizer=start.tokenizer, prompts=self.method
         )
+
+    def _make_program(self, settings: TrainSettings, start: Start, mesh: Mesh) -> RewardStep:
+        return make_reward_step(settings, start.config, mesh=mesh, lengths=self.lengths, method=self.method)
 
     def begin_from(self, trained: Params) -> None:
         """Goes to other trained weights of :meth:`trained`, with a new optimiser."""
@@ -322,7 +323,7 @@ class RewardTrainer(Trainer):
             examples.comparisons,
             encode=(lambda part: [known[id(one)] for one in part]) if known else self._encode_here,
             dispatch=self._dispatch,
-            options=stream_options(self.start.config, self.mesh, self.attention, self.settings.batch.tokens),
+            options=self._scoring_options(),
             divide=not known,
             lanes=lanes(self.mesh),
         ):
@@ -330,13 +331,15 @@ class RewardTrainer(Trainer):
                 scores[index] = row
         return scores
 
+    def _scoring_options(self) -> BatchOptions:
+        """How what is held out is put into batches."""
+        return stream_options(self.start.config, self.mesh, self.attention, self.settings.batch.tokens)
+
     def _dispatch(self, batch: Batch) -> jax.Array:
-        """float32 [S, M] for a batch of the host, where the ids of trees are the rows of their users."""
+        """Rewards for a batch of the host, where the ids of trees are the rows of their users."""
         state = {**self.state, USER: self.method.for_everyone(self.state[USER])}
         with compiling(self.program.rewards, *batch_sizes(batch)):
-            return self.program.rewards(
-                state, self.frozen or {}, self.program.place(cast(StreamBatch, batch), ())[0]
-            )
+            return self.program.rewards(state, self.frozen or {}, self.program.place(batch, ())[0])
 
     def _weights(self, comparisons: Sequence[OfUser]) -> np.ndarray:
         """float32 [n]: of each comparison in the loss."""

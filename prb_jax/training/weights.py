@@ -27,6 +27,8 @@ class Weights:
     lengths: Sequence[int]  # of the run: see :func:`learning_rate`
     trainable: Params  # of :func:`split_params`; only shapes are looked at
     mesh: Mesh  # devices
+    # sharding of each of them; that of :func:`prb_jax.sharding.parameter_shardings` if not given
+    placed: Mapping[str, Any] | None = None
 
     @property
     def learning_rate(self) -> optax.Schedule:
@@ -40,7 +42,7 @@ class Weights:
     @property
     def shardings(self) -> dict[str, Any]:
         """Moments are split like their parameter."""
-        weights = parameter_shardings(self.trainable, self.mesh)
+        weights = self.placed or parameter_shardings(self.trainable, self.mesh)
         everywhere = replicated(self.mesh)
         abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), self.trainable)
         transformation = self._transformation
@@ -128,9 +130,10 @@ def make_optimizer(options: OptimizerSettings, *, lengths: Sequence[int]) -> opt
 
 
 def decay_mask(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Which leaves of a nested dict of parameters decay: all but norms and biases."""
+    """Which leaves of a nested dict of parameters decay: matrices, and no norms and biases."""
+    spared = ("norm", "bias", "scale")  # those of stacked layers are matrices too
     return {
-        name: decay_mask(leaf) if isinstance(leaf, Mapping) else not name.endswith(("norm", "bias"))
+        name: decay_mask(leaf) if isinstance(leaf, Mapping) else leaf.ndim > 1 and not name.endswith(spared)
         for name, leaf in tree.items()
     }
 

@@ -1,0 +1,251 @@
+"""Training of a user's own `flax.nnx.Module`: the same run as of any reward model, over plain sequences.
+
+All floating-point `nnx.Param` of the module, or those of a filter, are trained, in float32 and cast to their own types;
+every other variable stays as it is. The module runs in evaluation mode, so dropout is off. Parameters that the user has
+split over the devices of the mesh stay split, and so do their moments; all others are copied to every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from prb_jax.checkpoints.array_folder import flat_arrays
+from prb_jax.data.options import flat_settings
+from prb_jax.errors import CheckpointError, RunError, quote
+from prb_jax.models.decoder import Params
+from prb_jax.personal.method import NULL
+from prb_jax.processes.sharing import on_first_process
+from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.readouts.user_module import ModuleConfig, UserModule, open_module, score_sequences
+from prb_jax.runs.training import MODEL
+from prb_jax.scoring.batching import BatchOptions
+from prb_jax.sharding import mesh_shape
+from prb_jax.training.config import TrainSettings
+from prb_jax.training.export import write_whole
+from prb_jax.training.microbatches import plan_sequence_layout
+from prb_jax.training.objective import USER, WEIGHTS, RewardStep, reward_step
+from prb_jax.training.start import Start
+from prb_jax.training.trainer import RewardTrainer
+from prb_jax.training.weights import Weights
+from prb_jax.trees.sequences import SequenceBatch, sequence_options
+from prb_jax.trees.tree import Tree
+
+PARAMETERS = "parameters.safetensors"
+"""The file in the model's folder with the trained parameters, by their places as "layers/0/kernel"."""
+
+_DECIDED = ("model", "tuning", "dtype", "remat", "attention", "init_head", "revision", "export.dtype")
+_SECTIONS = ("lora.", "user_embedding.", "scratch.")
+
+TRAINED, FROZEN = "trained", "frozen"
+
+
+@dataclass(frozen=True)
+class ModuleStart(Start):
+    """A module where a run starts; its weights are two flat dicts, of what is trained and what is not."""
+
+    given: Any  # the user's module
+    module: UserModule
+    wrt: Any  # filter of `nnx` for what is trained
+
+    @property
+    def abstract(self) -> Params:
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self.parts(self.module.state)
+        )
+
+    def parts(self, tree: Any) -> dict[str, dict[str, Any]]:
+        """Return the leaves of a state, or of a tree like it, by their places."""
+        parameters = nnx.filter_state(self.module.state, self.wrt)
+        trained = {
+            place for place, leaf in _by_place(parameters).items() if jnp.issubdtype(leaf.dtype, jnp.floating)
+        }
+        parts: dict[str, dict[str, Any]] = {TRAINED: {}, FROZEN: {}}
+        for place, leaf in _by_place(tree).items():
+            parts[TRAINED if place in trained else FROZEN][place] = leaf
+        return parts
+
+    def state(self, leaves: Mapping[str, Any]) -> Any:
+        """Return the state with these leaves, each in the type of its variable."""
+        before = _by_place(self.module.state)
+        kinds = {place: leaf.dtype for place, leaf in before.items()}
+        after = [leaves[place] for place in before]
+        after = [
+            leaf if leaf.dtype == kind else leaf.astype(kind) for leaf, kind in zip(after, kinds.values())
+        ]
+        return jax.tree.unflatten(jax.tree.structure(self.module.state), after)
+
+
+def _by_place(tree: Any) -> dict[str, Any]:
+    return {place.removesuffix("/value"): leaf for place, leaf in flat_arrays(tree).items()}
+
+
+def start_from_module(
+    module: Any, settings: TrainSettings, *, tokenizer: Any, wrt: Any = None, mesh: Mesh
+) -> ModuleStart:
+    """Return the starting point of a run that trains a module.
+
+    Args:
+      module: as of :func:`prb_jax.readouts.user_module.open_module`.
+      settings: of the run, which must leave to the module what it decides itself.
+      tokenizer: in place of that of the settings.
+      wrt: filter of `nnx` for what is trained; `nnx.Param` if not given.
+      mesh: devices.
+
+    Raises:
+      RunError: a setting that the module decides, two tokenizers, no learning rate; or as of `open_module`.
+      CheckpointError: the tokenizer cannot be used.
+    """
+    flat, default = flat_settings(settings), flat_settings(TrainSettings())
+    for key, value in flat.items():
+        is_decided = key in _DECIDED or key.startswith(_SECTIONS)
+        if (is_decided and value != default[key]) or (key, value) == ("method", "persona_embedding"):
+            raise RunError(
+                f"config key '{key}': is not used where a module is trained: expected {quote(default[key])}, found "
+                f"{quote(value)}"
+            )
+    if tokenizer is not None and settings.tokenizer is not None:
+        raise RunError(
+            f"config key 'tokenizer': names {quote(settings.tokenizer)}, but a tokenizer is given in its place"
+        )
+    chosen = settings.tokenizer if tokenizer is None else tokenizer
+    opened = open_module(
+        module, LoadOptions(tokenizer=chosen, mesh=mesh, chat_template=settings.chat_template)
+    )
+    if settings.optimizer.learning_rate is None and opened.config.hidden_size is None:
+        raise RunError(
+            "config key 'optimizer.learning_rate': expected a number, found None: the default follows from the width, "
+            f"and {opened.name} has no attribute hidden_size"
+        )
+
+    def load(mesh: Mesh) -> Params:
+        # A copy: the arrays of a state in training are given away in every step.
+        return start.parts(jax.tree.map(_copied, opened.state, opened.shardings))
+
+    start = ModuleStart(
+        name=opened.name,
+        config=cast(Any, opened.config),
+        raw_config={},
+        tokenizer=opened.tokenizer,
+        tokenizer_folder=Path(opened.tokenizer.name),
+        identity={
+            "architecture": opened.name,
+            "dtype": opened.dtype,
+            **opened.source,
+            "template": opened.tokenizer.template_hash,
+        },
+        load=load,
+        given=module,
+        module=opened,
+        wrt=nnx.Param if wrt is None else wrt,
+    )
+    trained = sorted(start.abstract[TRAINED])
+    if not trained:
+        raise RunError(
+            f"model {opened.name}: expected an nnx.Param of floating-point numbers to train, found none"
+        )
+    return start if wrt is None else replace(start, identity={**start.identity, "trained": trained})
+
+
+def _copied(leaf: jax.Array, sharding: Any) -> jax.Array:
+    return jax.device_put(jnp.copy(leaf), sharding)
+
+
+def trained_module(start: Start, out: Path) -> Any:
+    """Return the user's module with the parameters of a finished run; None for a run of another model.
+
+    Raises:
+      CheckpointError: the file of the parameters cannot be read, or is of another module.
+    """
+    if not isinstance(start, ModuleStart):
+        return None
+    from safetensors.flax import load_file
+
+    path = out / MODEL / PARAMETERS
+    try:
+        trained = load_file(path)
+    except Exception as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+    parts = start.parts(start.module.state)
+    if trained.keys() != parts[TRAINED].keys():
+        raise CheckpointError(
+            f"{path}: expected the parameters of {start.name}, found those of another module"
+        )
+    graphdef, _ = nnx.split(start.given)
+    return nnx.merge(graphdef, start.state({**parts[FROZEN], **trained}))
+
+
+class ModuleTrainer(RewardTrainer):
+    """A user's module in training; arguments as of :class:`RewardTrainer`."""
+
+    start: ModuleStart
+
+    def _make_program(self, settings: TrainSettings, start: Start, mesh: Mesh) -> RewardStep:
+        assert isinstance(start, ModuleStart)
+
+        def split(params: Params) -> tuple[dict[str, Any], Params]:
+            return {WEIGHTS: params[TRAINED], USER: {}}, params[FROZEN]
+
+        def rewards_of(
+            inputs: Mapping[str, Any], frozen: Params, batch: SequenceBatch, *, differentiated: bool
+        ) -> jax.Array:
+            state = start.state({**frozen, **inputs[WEIGHTS]})
+            return score_sequences(start.module.graphdef, state, batch)
+
+        abstract, shardings = start.abstract, start.parts(start.module.shardings)
+        weights = Weights(
+            optimizer=settings.optimizer_of(hidden_size=cast(ModuleConfig, start.config).hidden_size or 1),
+            lengths=self.lengths,
+            trainable=abstract[TRAINED],
+            mesh=mesh,
+            placed=shardings[TRAINED],
+        )
+        frozen = {"frozen": abstract[FROZEN], "frozen_shardings": shardings[FROZEN]}
+        return reward_step(rewards_of, settings.loss, split=split, weights=weights, method=NULL, **frozen)
+
+    def _plan(
+        self, trees: Sequence[Tree], together: Sequence[np.ndarray], *, per_step: int, steps: int
+    ) -> None:
+        sizes: dict[str, Any] = {"per_step": per_step, "steps": steps, "batch": self.settings.batch}
+        self._layout = plan_sequence_layout(trees, together, config=self._config, mesh=self.mesh, **sizes)
+
+    def _scoring_options(self) -> BatchOptions:
+        limit, flops = self._config.max_position_embeddings, self._config.flops_per_token
+        tokens = self.settings.batch.tokens
+        given = None if tokens is None else tokens * mesh_shape(self.mesh).batch_shards
+        return sequence_options(self.mesh, limit=limit, flops_per_token=flops, batch_tokens=given)
+
+    def export(self, folder: Path) -> None:
+        """Write the trained parameters of now, each in the type of its variable, and how the data was shown; a
+        collective."""
+        whole = self.trained()
+        kinds = {name: leaf.dtype for name, leaf in self.start.abstract[TRAINED].items()}
+
+        def write(partial: Path) -> None:
+            from safetensors.flax import save_file
+
+            partial.mkdir(parents=True)
+            save_file(
+                {name: jnp.asarray(leaf, kinds[name]) for name, leaf in whole.items()}, partial / PARAMETERS
+            )
+            self.view.save(partial)
+
+        on_first_process(lambda: write_whole(folder, write))
+
+    @property
+    def parameters(self) -> int:
+        """How many parameters the whole module has."""
+        state = nnx.filter_state(self.start.module.state, nnx.Param)
+        return sum(int(leaf.size) for leaf in jax.tree.leaves(state))
+
+    @property
+    def _config(self) -> ModuleConfig:
+        return cast(Any, self.start.config)
