@@ -32,11 +32,17 @@ def stream_flops(batch: StreamBatch, config: DecoderConfig, *, reads_only: bool 
     until, positions = np.asarray(batch.until), np.asarray(batch.positions)
     real = positions > 0
     real[:, :-1] |= until[:, :-1] > np.arange(1, until.shape[1])
+    # A conversation of one token looks like padding, but it ends somewhere. Unused ends are 0.
+    np.put_along_axis(real, np.asarray(batch.ends), values=True, axis=1)
+    real[:, 0] = real[:, 1:].any(axis=1)
     per_token, tokens = matrix_flops_per_token(config), int(real.sum())
     attention = _attention_flops(positions[real], config)
     if not reads_only:
         return per_token * tokens + sum(attention)
-    places = [np.unique(row[row > 0]) for row in np.asarray(batch.reads)]  # unused ones are 0
+    # Unused read places are 0, where only a conversation of one token can be read.
+    alone = real[:, :1] & (until[:, :1] == 1)
+    reads = np.asarray(batch.reads)
+    places = [np.unique(row[used]) for row, used in zip(reads, (reads > 0) | alone, strict=True)]
     read = np.concatenate([row[at] for row, at in zip(positions, places, strict=True)])
     of_last = per_token / config.num_hidden_layers
     of_keys = 4.0 * config.hidden_size * config.num_key_value_heads * config.head_dim

@@ -198,7 +198,8 @@ def test_a_last_layer_at_the_read_places_needs_less(folder: Path) -> None:
     """Keys and values of all tokens; queries, attention, its output and the mlp of the reads, each counted once."""
     config = replace(load_config(folder), num_hidden_layers=1, layer_windows=(False,))
     trees = [build_tree([[5, 6, 7, 8, 9], [5, 6, 10, 11], [5, 6, 10, 11]]), build_tree([[3, 4, 4]])]
-    tokens, reads, seen = 5 + 2 + 3, 3, 5 + 4 + 3
+    trees.append(build_tree([[3], [4], [4]]))
+    tokens, reads, seen = 5 + 2 + 3 + 2, 3 + 2, 5 + 4 + 3 + 2
     width, queries = config.hidden_size, config.num_attention_heads * config.head_dim
     keys = 2 * width * config.num_key_value_heads * config.head_dim
     others = 2 * width * queries + 3 * width * config.intermediate_size

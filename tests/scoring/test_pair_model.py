@@ -212,7 +212,7 @@ def test_what_is_refused(folder, tmp_path: Path) -> None:
         prb.load(tmp_path)
     assert prb.load(tmp_path, readout="deberta-pair").readout == "deberta-pair"
     configure(tmp_path, pooler_hidden_act="silu")
-    with refused(r"'pooler_hidden_act' .*found 'silu'"):
+    with refused(r"'pooler_hidden_act': expected one of .*, found 'silu'"):
         prb.load(tmp_path, readout="deberta-pair")
     assert ROWS["deberta-pair"].models[0] == "OpenAssistant/reward-model-deberta-v3-large"
 

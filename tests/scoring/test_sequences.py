@@ -116,7 +116,9 @@ def test_runs_in_parts_and_killed_runs_have_the_bytes_of_a_whole_run(
         assert cli.main([*command, str(killed)]) == 130
     assert len(score_rows(killed)) < len(MIXED)
     assert cli.main([*command, str(killed)]) == 0
-    assert cli.main(["merge", *parts, "--out", str(tmp_path / "merged")]) == 0
+    merged = str(tmp_path / "merged")
+    assert cli.main(["merge", *parts, "--out", merged]) == 0
+    assert cli.main([*command, merged]) == 0
     for name, other in itertools.product(("scores.jsonl", "summary.json"), ("merged", "killed")):
         assert (tmp_path / other / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     tokens = read_json(tmp_path / "whole" / "summary.json")["tokens"]

@@ -247,12 +247,7 @@ def test_the_order_of_a_profile_is_shown(model: prb.RewardModel) -> None:
     assert [reward(QUESTION, answer, [1], [2], **about) for answer in ANSWERS[:2]] == expected
 
 
-@pytest.mark.parametrize("padded", [False, True])
-def test_a_call_of_which_nothing_can_be_scored(
-    model: prb.RewardModel, padded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if padded:
-        monkeypatch.setattr(type(model), "batch_options", type(model).shape_options)
+def test_a_call_of_which_nothing_can_be_scored(model: prb.RewardModel) -> None:
     reward = prb.reward_fn(model, batch_tokens=512, max_length=64, empty=-10.0)
     assert reward(prompts=[QUESTION] * 2, completions=["", ""]) == [-10.0, -10.0]
     assert reward(prompts=[], completions=[]) == []

@@ -74,9 +74,12 @@ def packed_of(trees: Sequence[Tree], *, streams: int = 1, tokens: int | None = N
     return packed
 
 
-def batch_of(trees: Sequence[Tree], *, streams: int = 1, tokens: int | None = None) -> StreamBatch:
+def batch_of(
+    trees: Sequence[Tree], *, streams: int = 1, tokens: int | None = None, window: int | None = None
+) -> StreamBatch:
+    """The arrays of :func:`packed_of`, for a model whose sliding layers have this window."""
     packed = packed_of(trees, streams=streams, tokens=tokens)
-    return make_stream_batch(trees, packed, StreamOptions(tokens=BLOCK, streams=streams))
+    return make_stream_batch(trees, packed, StreamOptions(tokens=BLOCK, streams=streams, window=window))
 
 
 def extras_of(

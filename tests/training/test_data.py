@@ -1,15 +1,20 @@
 """What is held out, what must not be on both sides, the order of the data, and the shapes a step is computed in."""
 
+from dataclasses import replace
+
+import jax
 import numpy as np
 import pytest
 
 from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, RunError
+from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.sharding import make_mesh
 from prb_jax.training.config import BatchSettings, default_config, load_settings
 from prb_jax.training.data import Examples, Order, UserOrder, permutation, read_training_data, user_weights
 from prb_jax.training.microbatches import Layout, labelled, plan_layout
-from prb_jax.trees.tree import Tree
+from prb_jax.trees.packing import StreamShape
+from prb_jax.trees.tree import Tree, build_tree
 from tests.training.small_batches import small_config
 from tests.training.tiny import comparisons, rows, write_rows
 
@@ -171,52 +176,60 @@ def tree(prefix: int, *responses: int) -> Tree:
 
 
 def layout_of(trees: list[Tree], together: list[np.ndarray], *, steps: int = 1, **batch: int) -> Layout:
-    """How trees are padded."""
-    options = {"config": small_config(), "mesh": make_mesh(), "streams": None}
+    mesh = make_mesh(devices=jax.devices()[:1])
+    attention = StreamAttention("by XLA", "blocks", one_length=False)
+    options = {"config": small_config(), "mesh": mesh, "attention": attention}
     sizes = {"per_step": len(together[0]), "steps": steps, "batch": BatchSettings(**batch)}
     return plan_layout(trees, together, **sizes, **options)
 
 
-def test_dealing_puts_every_member_into_one_row_of_a_shape_that_holds_it():
+def test_every_member_of_a_step_is_in_one_stream_of_a_planned_shape():
     rng = np.random.default_rng(0)
     trees = [tree(int(rng.integers(0, 90)), *(int(n) for n in rng.integers(1, 40, 2))) for _ in range(60)]
     order = Order(60, 16, seed=0)
     together = [order.step(step) for step in range(12)]
     layout = layout_of(trees, together, steps=100, tokens=1024, max_buckets=3)
-    assert 1 <= len(layout.padded.rows) <= 3
-    real = computed = 0
+    assert 1 <= len(layout.shapes) <= 2
+    needed = computed = 0
     for members in together:
         of_step = [trees[member] for member in members]
         parts = list(layout.microbatches(of_step))
-        assert sorted(place for part in parts for (place,) in part.groups) == list(range(16))
+        assert sorted(place for part in parts for group in part.groups for place in group) == list(range(16))
         for part in parts:
-            size = part.batch.prefix.size + part.batch.responses.size
-            assert len(part.batch.prefix) >= len(part.groups)
-            assert size <= 1024 or len(part.batch.prefix) == 1
-            assert part.tokens == sum(of_step[place].tokens for (place,) in part.groups)
-            computed += size
-        real += sum(member.tokens for member in of_step)
-    assert 0 < 1 - real / computed < 0.6
+            assert StreamShape(part.batch.tokens.shape[1], part.rows) in layout.shapes
+            assert part.batch.tokens.size <= 1024
+            needed += part.tokens
+            computed += part.batch.tokens.size
+    assert 0 <= 1 - needed / computed < 0.6
 
 
-def test_a_longer_run_affords_more_shapes():
-    trees, order = [tree(16 * length, 5, 5) for length in range(1, 9)], Order(8, 8, seed=0)
-    few, some, many = (
-        len(layout_of(trees, [order.step(0)], steps=steps, tokens=512).padded.rows)
-        for steps in (1, 10, 100_000)
+def test_a_longer_run_affords_a_second_shape():
+    """Five trees of 900 tokens fill five streams of 1,024; a sixth of 200 tokens wants a shorter one."""
+    rng = np.random.default_rng(0)
+    trees = [build_tree(np.split(rng.integers(3, 60, size), 2)) for size in (900, 900, 900, 900, 900, 200)]
+    few, many = (
+        len(layout_of(trees, [np.arange(6)], steps=steps, tokens=1024).shapes) for steps in (1, 100_000)
     )
-    assert few == 1 <= some < many == 4
+    assert (few, many) == (1, 2)
 
 
 def test_a_batch_masks_what_only_fills_up():
+    """The places of a stream are those of its trees in their order; what the loss has of the others is nothing."""
     pairs, trees = comparisons(3), [tree(4, 3, 2), tree(2, 1, 6), tree(0, 2, 2)]
+    pairs[0] = replace(pairs[0], margin=0.5)
     examples = Examples(pairs, pairs, trees=trees, weights=np.asarray([1.0, 2.0, 3.0], np.float32))
     layout = layout_of(trees, [np.arange(3)])
-    layout.padded.rows.update(dict.fromkeys(layout.padded.rows, 4))  # pyright: ignore
-    (part,) = labelled(layout, examples, np.asarray([2, 0]), np.asarray([0, 1]))
-    assert part.batch.prefix.shape[0] == 4
-    np.testing.assert_array_equal(part.batch.prefix_lengths, [0, 4, 0, 0])
-    np.testing.assert_array_equal(part.extras.mask.sum(axis=1), [2, 2, 0, 0])
-    np.testing.assert_array_equal(part.extras.labels[0, :2], [1, 0])
-    np.testing.assert_array_equal(part.extras.weights, [3, 1, 0, 0])
-    np.testing.assert_array_equal(part.extras.users, [0, 1, 0, 0])
+    members = np.asarray([2, 0])
+    (part,) = labelled(layout, examples, members, np.asarray([0, 1]))
+    (group,), extras = part.groups, part.extras
+    assert sorted(group) == [0, 1]
+    assert extras.mask.shape == (1, part.rows, 2)
+    assert part.rows > 2
+    order = members[list(group)]
+    np.testing.assert_array_equal(extras.mask[0].sum(axis=1), [2, 2] + [0] * (part.rows - 2))
+    np.testing.assert_array_equal(extras.labels[0, :3], [[1, 0], [1, 0], [0, 0]])
+    np.testing.assert_array_equal(extras.weights[0, :3], [*examples.weights[order], 0])
+    np.testing.assert_array_equal(extras.margin[0, :3], [*[0.5 if one == 0 else 0 for one in order], 0])
+    np.testing.assert_array_equal(extras.places[0, :2], [[0, 1], [2, 3]])
+    read = part.batch.tokens[0, part.batch.reads[0, :4]]
+    np.testing.assert_array_equal(read, [len(ids) for one in order for ids in trees[one].responses])

@@ -60,7 +60,8 @@ def our_step(
     step, params = compiled(folder, center)
     extras = extras_of(trees, margin=MARGINS if margin else np.zeros(4), weights=np.ones(4))
     state = step.init({WEIGHTS: params, USER: params["embed"]})
-    state = step.accumulate(state, {}, *step.place(batch_of(trees), extras))
+    batch = batch_of(trees, window=config.sliding_window)
+    state = step.accumulate(state, {}, *step.place(batch, extras))
     sums = flatten(jax.tree.map(lambda leaf: np.asarray(leaf) / 4, state["acc"][WEIGHTS]))
     gradients = {}
     for leaf in leaf_maps(config):
