@@ -89,7 +89,9 @@ def build(
     session = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "relax": list(settings.relax)}
     with RUNS.open(folder, inputs, notes={"data": settings.data}, session=session) as run:
         done = (folder / SUMMARY).exists()
-        relaxed = sorted({name for session in run.record["sessions"] for name in session["relax"]})
+        relaxed = sorted(
+            {name for session in run.record.get("sessions", ()) for name in session.get("relax", ())}
+        )
         if done:
             if further := sorted(set(settings.relax) - set(relaxed)):
                 raise RunError(
@@ -109,9 +111,9 @@ def build(
         gated.warn()
         if not gated.kept:
             raise RunError(f"{folder}: no pair is left of {len(records):,} records; {GATES_FILE} says why")
-        product, command = settings.product, run.record["command"]
+        product, command = settings.product, run.record.get("command")
         if command:  # that repeats the build: the first one, with the gates that were relaxed later
-            later = sorted(set(relaxed) - set(run.record["sessions"][0]["relax"]))
+            later = sorted(set(relaxed) - set(run.record["sessions"][0].get("relax", ())))
             command = [*command, *(word for name in later for word in ("--relax", name))]
         parts = split_parts(
             gated.kept, name=product.name, private_share=product.private_share, seed=settings.seed

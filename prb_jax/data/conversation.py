@@ -13,10 +13,11 @@ ROLES: Final = ("system", "user", "assistant")
 
 MESSAGE_EXTRAS: Final = (
     "tool_calls", "function_call", "tool_call_id", "name", "reasoning_content", "reasoning", "thinking",
+    "images", "videos",
 )  # fmt: skip
 """Fields of a message that chat templates read and this package does not render."""
 
-TEMPLATE_EXTRAS: Final = ("tools", "chat_template_kwargs")
+TEMPLATE_EXTRAS: Final = ("tools", "chat_template_kwargs", "documents", "functions", "images", "videos")
 """Fields of a record or a request that chat templates read and this package does not render."""
 
 

@@ -20,7 +20,7 @@ from prb_jax.errors import DataError, RunError, quote
 from prb_jax.judges.best_of_n import REWARD_ROWS, REWARDS, RUNS
 from prb_jax.judges.candidates import read_candidates
 from prb_jax.runs import command_line
-from prb_jax.runs.kind import as_recorded, check_same_inputs
+from prb_jax.runs.kind import RUN, as_recorded, check_same_inputs
 from prb_jax.storage.urls import localised
 
 PAIRS: Final = "pairs.jsonl"
@@ -93,11 +93,13 @@ def distil(
     record = RUNS.read_finished(folder)
     names = list(record["inputs"]["rewards"])
     expected = f"reward: expected one of those of {folder}: {', '.join(names)}"
-    if reward is None and len(names) > 1:
+    if reward is None and len(names) != 1:
         raise DataError(expected)
     reward = reward or names[0]
     if reward not in names:
         raise DataError(f"{expected}; found {quote(reward)}")
+    if samples is None and "samples" not in record:
+        raise RunError(f"{folder / RUN}: expected the field 'samples', found none; give --samples DIR")
     sampled = Path(localised(samples or record["samples"]))
     drawn = read_candidates(sampled, data)
     check_same_inputs(sampled, record["inputs"]["samples"], as_recorded(drawn.run["inputs"]))

@@ -14,6 +14,8 @@ _THOUGHTS: Final = (
     (r"<reasoning>", r"</reasoning>"),
     (r"<reason>", r"</reason>"),
     (r"<analysis>", r"</analysis>"),
+    (r"<scratchpad>", r"</scratchpad>"),
+    (r"<reflection>", r"</reflection>"),
     (r"<seed:think>", r"</seed:think>"),
     (r"<longcat_think>", r"</longcat_think>"),
     (r"\[THINK\]", r"\[/THINK\]"),
@@ -44,9 +46,21 @@ _TIE = re.compile(
 )
 """Words of a tie, and of comparisons that name the worse answer first."""
 _OTHER = re.compile(rf"\b(?:not|than|over|against|beats|instead of)\s+(?:{_ANSWER}\s+)?[AB]\b")
+_AGAINST = re.compile(
+    r"(?<![\w/'’])[AB]\s+(?:(?:is|was|does|did|do|would|could|can|seems|looks)(?:n['’]t|\s+not)\b|cannot\b|can['’]t\b|"
+    r"(?:is|was|seems|looks)\s+(?:[a-z]+\s+)?(?:worse|worst|weaker|inferior|less)\b|"
+    r"gives less\b|(?:fails?|failed|loses|lost|lacks|misses|missed|ignores|ignored)\b)"
+)
+"""What speaks against the answer of the letter before it, and does not say that the other one is better."""
 _ARTICLE = re.compile(
+    r"\W*A\s+(?:(?!the\b|(?:w|c|sh)ould\b|will\b|can\b|did\b|does\b|may\b|might\b)[a-z]+(?:(?<!s)|(?<=ous))\s+){0,3}"
+    r"(?:edge|lead|preference|advantage|win|victory|nod|vote|point|plus|call|choice|margin|majority)\b"
+)
+"""The A of "a slight edge to B", which is no letter of an answer."""
+_AFTER_A = re.compile(
     r"\W*A\s+(?!(?:is|was|wins|has|and|but|because|since|as|for|by|due|with|though|although|better|fits|gives|does)\b)[a-z]"
 )
+"""An A that may be an article, or the subject of any verb: "A outperforms B" and "A step ahead: B" begin alike."""
 _LETTER = re.compile(
     rf"\b{_ANSWER}\s+(?P<named>[abAB])\b|(?<![\w/'’])(?P<capital>[AB])(?![\w/'’])|"
     r"(?<![\w/'’])(?P<small>[ab])(?=[\s*_`\"'\])}]*(?:[.,;:!?]|$))"
@@ -91,7 +105,7 @@ def read_verdict(reply: str) -> str | None:
 
 
 def _letters(line: str) -> str:
-    """Return the letters that a line names as the better answer, "AB" for a tie."""
+    """Return the letters that a line names as the better answer, "AB" for a tie or where it cannot be told."""
     line = _EITHER.sub(" ", line)
     decided = _DECIDED.match(line)
     if decided and decided["end"] in (".", "!", ";", ""):
@@ -102,5 +116,7 @@ def _letters(line: str) -> str:
         return decided[1].upper()
     if _ARTICLE.match(line):
         line = line.replace("A", "", 1)
+    elif _AFTER_A.match(line) or _AGAINST.search(line):
+        return "AB"
     named = {found[found.lastgroup or 0].upper() for found in _LETTER.finditer(_OTHER.sub(" ", line))}
     return "".join(sorted(named))

@@ -138,7 +138,7 @@ def eval_results(evaluations: Sequence[FinishedRun], *, task_id: str) -> str:
             {
                 "dataset": {"id": sources[0]["repository"], "task_id": task_id},
                 "value": scores[0] if of_benchmark else summary["accuracy"],
-                "date": run.record["sessions"][-1]["started"],
+                "date": (run.record.get("sessions") or [{}])[-1].get("started"),
                 "notes": f"{'score of the benchmark' if of_benchmark else 'accuracy'} by prb_jax {__version__}, "
                 f"split {sources[0].get('split')}, n {summary['n']}, {view}",
             }

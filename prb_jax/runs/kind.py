@@ -66,6 +66,15 @@ class RunFolder:
         self.kind.finish(self.path, summary)
 
 
+class Session(TypedDict, total=False):
+    """One start of a run; the time is missing where parts were merged."""
+
+    started: str
+    relax: list[str]
+    settings: dict[str, Any]
+    merged: list[dict[str, Any]]
+
+
 class RunRecord(TypedDict):
     """What ``run.json`` holds."""
 
@@ -73,8 +82,9 @@ class RunRecord(TypedDict):
     inputs: dict[str, Any]
     format: NotRequired[int]
     command: NotRequired[list[str]]
-    sessions: NotRequired[list[dict[str, Any]]]
+    sessions: NotRequired[list[Session]]
     data: NotRequired[list[str] | str | None]
+    samples: NotRequired[str]
     model: NotRequired[str | None]
     files: NotRequired[dict[str, str]]
 

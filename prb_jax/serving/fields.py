@@ -41,10 +41,13 @@ _SPELLED = {
     "profileorder": "profile_order",
 }
 _MEANT = {wrong: field for name, field in _SPELLED.items() for wrong in _misspelt(name)}
-_MEANT |= {"user": "user_id", "users": "user_id", "history": "profile", "posts": "profile"}
+_MEANT |= dict.fromkeys(
+    ("user", "users", "person", "personid", "persona", "personas", "personaid"), "user_id"
+)
+_MEANT |= dict.fromkeys(("annotator", "annotatorid"), "user_id") | {"history": "profile", "posts": "profile"}
 """Maps near misses, in lower case and without marks between words, to the field that says whose reward it is."""
 
-_WORDS = ("user", "profile", "question", "history", "posts")
+_WORDS = ("user", "profile", "question", "history", "posts", "person", "annotator")
 """Parts of the names of fields that say whose reward it is, and of names close to these."""
 
 

@@ -68,6 +68,8 @@ EXTRAS = {  # of a message, what chat templates read beside role and content
     "reasoning_content": "The user likes tea.",
     "reasoning": "The user likes tea.",
     "thinking": "The user likes tea.",
+    "images": ["tea.png"],
+    "videos": ["tea.mp4"],
 }
 TOOLS = [{"type": "function", "function": {"name": "kettle", "parameters": {"type": "object"}}}]
 
@@ -92,7 +94,13 @@ def test_a_field_of_a_message_that_would_not_be_rendered_is_named(name):
     "kind", ["x.jsonl", "large x.jsonl", "x.json", "x.csv", "x.parquet", "objects", "table"]
 )
 @pytest.mark.parametrize(
-    ("name", "value"), [("tools", TOOLS), ("chat_template_kwargs", {"enable_thinking": False})]
+    ("name", "value"),
+    [
+        ("tools", TOOLS),
+        ("chat_template_kwargs", {"enable_thinking": False}),
+        ("documents", [{"title": "kettle", "text": "Of steel."}]),
+        ("images", ["kettle.png"]),
+    ],
 )
 def test_a_field_of_a_record_that_would_not_be_rendered_is_named(kind, name, value, tmp_path, monkeypatch):
     """In the second row of every kind of data; in the first it is null, or holds nothing but nulls."""

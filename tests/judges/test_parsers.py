@@ -14,6 +14,7 @@ from tests.json_lines import read_lines
 
 THOUGHTS = {
     "<think>": "</think>", "<thinking>": "</thinking>", "<Thought>": "</Thought>", "<reasoning>": "</reasoning>",
+    "<scratchpad>": "</scratchpad>", "<reflection>": "</reflection>",
     "<seed:think>": "</seed:think>", "[THINK]": "[/THINK]", "<|channel>thought\n": "<channel|>",
     "<|channel|>analysis<|message|>": "<|end|><|start|>assistant<|channel|>final<|message|>",
     "◁think▷": "◁/think▷", "<|START_THINKING|>": "<|END_THINKING|>", "analysisWell,": "assistantfinal",
@@ -37,7 +38,12 @@ READ = {
         "My verdict is a.": "A", "**Verdict:**\n\n**B**": "B", "Verdict: [[A]]": "A", "Verdict: Answer B": "B",
         "Verdict: A is better than B.": "A", "Verdict: not A but B": "B", "Verdict: B. Both are kind.": "B",
         "Verdict: B (A is too long)": "B", "Verdict: A\nThis verdict is final.": "A", "verdict: b!": "B",
-        "Verdict: A<|im_end|>": "A",
+        "Verdict: A<|im_end|>": "A", "Verdict: A outperforms B": None, "Verdict: A clearly surpasses B": None,
+        "Verdict: A would beat B": None, "Verdict: A met the needs that B missed": None,
+        "Verdict: A fails where B succeeds": None, "Verdict: A ignores the profile. B": None,
+        "Verdict: A is not better than B": None, "Verdict: B is worse": None, "Verdict: A doesn't fit": None,
+        "Verdict: B is much less helpful": None, "Verdict: A generous vote for B": "B",
+        "Verdict: A close call, but B": "B", "Verdict: B - A ignores the profile": "B",
     },
     without_thoughts: {
         **{f"{opened} A{closed}B": "B" for opened, closed in THOUGHTS.items()},

@@ -96,6 +96,33 @@ def test_python_that_a_record_names_is_not_run(python, tmp_path, capsys):
     assert python.exists()
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("samples", ["a"], r"run\.json: field 'samples': expected a string"),
+        ("samples", None, r"run\.json: expected the field 'samples', found none; give --samples DIR"),
+        ("sessions", [{"started": 3}], r"run\.json: field 'sessions"),
+        ("sessions", [{"settings": 3}], r"run\.json: field 'sessions"),
+        ("inputs.rewards", {}, "reward: expected one of those of"),
+    ],
+)
+def test_fields_that_are_read_of_a_record_have_their_types(field, value, message, tmp_path):
+    samples = write_samples(tmp_path / "samples", write_lines(tmp_path / "pairs.jsonl", PAIRS))
+    best = tmp_path / "best"
+    chosen = {"quality": "baseline:length", "progress": False}
+    best_of_n(samples, ["baseline:length"], out=best, **chosen)
+    unseal(best / "run.json")
+    record = json.loads((best / "run.json").read_text())
+    *above, last = field.split(".")
+    place = record[above[0]] if above else record
+    place.pop(last)
+    if value is not None:
+        place[last] = value
+    (best / "run.json").write_text(json.dumps(record))
+    with pytest.raises((DataError, RunError), match=message):
+        prb.distil(best, out=tmp_path / "pairs")
+
+
 TAMPERED = (
     "accuracy",
     "ci95",

@@ -189,7 +189,8 @@ def test_a_column_that_nearly_says_whose_reward_it_is_is_refused(call: str) -> N
             for name, meant in (
                 ("user", "user_id"), ("userId", "user_id"), ("usr_id", "user_id"), ("user_ids", "user_id"),
                 ("history", "profile"), ("profiles", "profile"), ("profil", "profile"), ("Profile", "profile"),
-                ("profile_ordr", "profile_order"),
+                ("profile_ordr", "profile_order"), ("persona", "user_id"), ("person_id", "user_id"),
+                ("annotator_id", "user_id"),
             ):  # fmt: skip
                 with pytest.raises(
                     prb.DataError, match=f"field '{name}': unknown; expected '{meant}' for whose"
