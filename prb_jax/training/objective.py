@@ -18,6 +18,7 @@ from prb_jax.data.writing import write_json
 from prb_jax.errors import CheckpointError, DataError, RunError
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
+from prb_jax.models.model import parameter_shardings
 from prb_jax.personal.method import NULL, OfUser, TrainedMethod, Users
 from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
 from prb_jax.processes.sharing import on_first_process
@@ -97,7 +98,7 @@ def make_reward_step(
 
     def split(params: Params) -> tuple[dict[str, Any], Params]:
         trainable, frozen = split_params(
-            params, tuning=settings.tuning, lora=settings.lora, seed=settings.seed
+            params, config=config, tuning=settings.tuning, lora=settings.lora, seed=settings.seed
         )
         return {WEIGHTS: trainable, USER: params["embed"]}, frozen
 
@@ -119,13 +120,15 @@ def make_reward_step(
 
     sources, frozen = jax.eval_shape(split, abstract_params(config))
     optimizer = settings.optimizer_of(hidden_size=config.hidden_size)
-    weights = Weights(optimizer=optimizer, lengths=lengths, trainable=sources[WEIGHTS], mesh=mesh)
+    weights = Weights(
+        optimizer=optimizer, lengths=lengths, trainable=sources[WEIGHTS], config=config, mesh=mesh
+    )
     groups: dict[str, ParameterGroup] = {WEIGHTS: weights, USER: method}
     step = make_train_step(
         loss_fn,
         split=split,
         groups=groups,
-        frozen=frozen,
+        frozen_shardings=parameter_shardings(frozen, mesh, config=config),
         zero=LossParts.zero,
         learning_rate=weights.learning_rate,
         mesh=mesh,

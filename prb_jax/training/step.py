@@ -29,7 +29,7 @@ from prb_jax.errors import short_repr
 from prb_jax.models.decoder import Params
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import batch_sizes, lanes
-from prb_jax.sharding import batch_sharding, parameter_shardings, replicated, to_global
+from prb_jax.sharding import batch_sharding, replicated, to_global
 from prb_jax.trees.streams import StreamBatch
 
 TrainState = dict[str, Any]
@@ -176,7 +176,7 @@ def make_train_step(
     *,
     split: Split,
     groups: Mapping[str, ParameterGroup],
-    frozen: Params,
+    frozen_shardings: dict[str, Any],
     zero: Callable[[], Parts],
     learning_rate: optax.Schedule,
     mesh: Mesh,
@@ -187,7 +187,7 @@ def make_train_step(
         loss_fn: what is minimised.
         split: parts the parameters of the model into what each group starts with, and what is not trained.
         groups: what is trained, by name; the first is the model's own.
-        frozen: what is not trained; only shapes are looked at.
+        frozen_shardings: of what is not trained.
         zero: the parts of no comparison.
         learning_rate: of the first group, to be reported.
         mesh: devices.
@@ -204,7 +204,6 @@ def make_train_step(
         "acc": {name: group.inputs(group_shardings[name]) for name, group in groups.items()},
         "parts": jax.tree.map(lambda _: everywhere, jax.eval_shape(zero)),
     }
-    frozen_shardings = parameter_shardings(frozen, mesh)
 
     def inputs_of(state: TrainState) -> dict[str, Any]:
         return {name: group.inputs(state[name]) for name, group in groups.items()}
