@@ -31,7 +31,7 @@ from prb_jax.metrics.prediction import Cells, draw_weights, pooled
 from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.models.config.decoder import parse_config
 from prb_jax.models.head import LanguageHead
-from prb_jax.models.random_params import init_params
+from prb_jax.models.model import init_params
 from prb_jax.quickstart.recipe import (
     Recipe,
     config_json,

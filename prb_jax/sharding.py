@@ -41,33 +41,6 @@ RULES: Mapping[str, tuple[str, ...] | None] = {
     "vocab": ("tensor",),
 }
 
-BOTH_SCALE, WEIGHT_SCALE = "_scale", "_weight_scale"
-SCALE_SUFFIXES = (WEIGHT_SCALE, BOTH_SCALE)
-"""What the names of a quantised matrix's scales end with, the longer first."""
-
-_NORMS = "input_norm post_attention_norm post_mlp_norm mlp_norm q_norm k_norm"
-_LAYER_AXES: Mapping[str, tuple[str | None, ...]] = {
-    "q k v relative_q relative_k": ("model", "heads"),
-    "q_bias k_bias v_bias relative_q_bias relative_k_bias": ("heads",),
-    "o": ("heads", "model"),
-    "gate up": ("model", "mlp"),
-    "gate_bias up_bias": ("mlp",),
-    "down": ("mlp", "model"),
-    "o_bias down_bias post_attention_norm_bias post_mlp_norm_bias": (None,),
-    _NORMS: (None,),
-}
-PARAMETER_AXES: Mapping[str, tuple[str | None, ...]] = {
-    "embed": ("vocab", "model"),
-    "lm_head": ("model", "vocab"),
-    "final_norm": (None,),
-    "score": (None, None),
-    # Of encoders. Their vocabularies divide by little, so that words are split by width alone.
-    **dict.fromkeys(("words", "positions", "token_types", "embed_proj", "relative"), (None, "model")),
-    **dict.fromkeys(("embed_norm", "embed_norm_bias", "relative_norm", "relative_norm_bias"), (None,)),
-    **{f"layers/{name}": (None, *axes) for names, axes in _LAYER_AXES.items() for name in names.split()},
-}
-"""Logical axes of every parameter, by its place in the tree; the first axis of a layer's is that of the layers."""
-
 
 @dataclasses.dataclass(frozen=True)
 class MeshShape:
@@ -254,42 +227,20 @@ def partition_spec(axes: Sequence[str | None]) -> PartitionSpec:
     return PartitionSpec(*(None if axis is None else RULES[axis] for axis in axes))
 
 
-def parameter_axes(place: str) -> tuple[str | None, ...]:
-    """Logical axes of the parameter at ``place``; factors of low-rank adapters follow their matrix, and so
-    do the scales of a quantised one, which have its output axis."""
-    if place in PARAMETER_AXES:
-        return PARAMETER_AXES[place]
-    for suffix in SCALE_SUFFIXES:
-        if place.endswith(suffix):
-            layer, _, outputs = PARAMETER_AXES[place.removesuffix(suffix)]
-            return layer, outputs
-    layer, inputs, outputs = PARAMETER_AXES[place.removesuffix("_lora_a").removesuffix("_lora_b")]
-    # The rank is small.
-    return (layer, inputs, None) if place.endswith("_lora_a") else (layer, None, outputs)
-
-
-def parameter_shardings(abstract: Mapping[str, Any], mesh: Mesh) -> dict[str, Any]:
-    """Return the NamedSharding of every leaf of a nested dict of parameters.
+def sharding_of(shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh, *, name: str) -> NamedSharding:
+    """Return the sharding of the parameter ``name`` with these logical axes.
 
     Raises:
         MeshError: a mesh axis does not divide the dimension that it splits.
     """
-
-    def one(path: Any, leaf: Any) -> NamedSharding:
-        place = jax.tree_util.keystr(path, simple=True, separator="/")
-        # Heads are small: every device has them whole.
-        whole = place.startswith(("head/", "score_bias"))
-        axes = (None,) * len(leaf.shape) if whole else parameter_axes(place)
-        for size, axis in zip(leaf.shape, axes, strict=True):
-            names = (RULES[axis] if axis is not None else None) or ()
-            if size % math.prod(mesh.shape[name] for name in names):
-                raise MeshError(
-                    f"mesh axis {shown_axes(mesh, names)} does not divide {size} ({axis} axis of '{place}', "
-                    f"shape {leaf.shape})"
-                )
-        return NamedSharding(mesh, partition_spec(axes))
-
-    return jax.tree.map_with_path(one, dict(abstract))
+    for size, axis in zip(shape, axes, strict=True):
+        names = (RULES[axis] if axis is not None else None) or ()
+        if size % math.prod(mesh.shape[axis_name] for axis_name in names):
+            raise MeshError(
+                f"mesh axis {shown_axes(mesh, names)} does not divide {size} ({axis} axis of '{name}', "
+                f"shape {tuple(shape)})"
+            )
+    return NamedSharding(mesh, partition_spec(axes))
 
 
 def check_heads(mesh: Mesh, *, heads: int, kv_heads: int) -> None:

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from prb_jax.bench.figures import Figures, median_ratio, timed
 from prb_jax.bench.options import BenchOptions
 from prb_jax.checkpoints.load import LoadedParams, abstract_params, load_params
+from prb_jax.models.model import parameter_shardings
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_model
-from prb_jax.sharding import parameter_shardings
 
 _BLOCK = 1 << 20
 
@@ -43,7 +43,7 @@ def bench_loading(options: BenchOptions) -> list[Figures]:
     folder, config, dtype = opened.folder.path, opened.decoder.config, opened.dtype
 
     def load() -> LoadedParams:
-        shardings = parameter_shardings(abstract_params(config), opened.mesh)
+        shardings = parameter_shardings(abstract_params(config), opened.mesh, config=config)
         kinds: Any = {"dtype": jnp.dtype(dtype), "head_dtype": jnp.float32}
         loaded = load_params(folder, config, shardings=shardings, **kinds)
         jax.block_until_ready(loaded.params)

@@ -23,16 +23,16 @@ from prb_jax.models.config.decoder import DecoderConfig, load_config, parse_conf
 from prb_jax.models.config.families import FAMILIES
 from prb_jax.models.decoder import Params
 from prb_jax.models.head import LanguageHead
+from prb_jax.models.model import init_params, parameter_shardings, quantize_params
 from prb_jax.models.named_shapes import has_no_weights, read_model, shape_config
-from prb_jax.models.quantization import quantization_form, quantize_params
-from prb_jax.models.random_params import init_params
+from prb_jax.models.quantization import quantization_form
 from prb_jax.readouts.heads import choose_readout
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_language_model
 from prb_jax.readouts.score_tree import make_score_fn
 from prb_jax.scoring.reader import Reader
 from prb_jax.scoring.reward_model import RewardModel
-from prb_jax.sharding import check_heads, make_mesh, parameter_shardings
+from prb_jax.sharding import check_heads, make_mesh
 
 _PAD, _UNKNOWN, _END, _USER, _ASSISTANT = "<|pad|>", "<|unknown|>", "<|end|>", "<|user|>", "<|assistant|>"
 _TEMPLATE = (
@@ -58,7 +58,7 @@ def load_for_bench(source: Path | DecoderConfig, options: BenchOptions) -> Rewar
     chosen = options.dtype or config.default_dtype
     kind = jnp.dtype(chosen)
     form = None if quantize is None else quantization_form(quantize, mesh=devices)
-    shardings = parameter_shardings(abstract_params(config, quantize=quantize), devices)
+    shardings = parameter_shardings(abstract_params(config, quantize=quantize), devices, config=config)
     name = config.model_type if isinstance(source, DecoderConfig) else str(source)
     readout = choose_readout(
         None if config.num_labels == 1 else "first-logit", num_labels=config.num_labels, where=name
@@ -70,7 +70,7 @@ def load_for_bench(source: Path | DecoderConfig, options: BenchOptions) -> Rewar
 
         def make() -> Params:
             made = init_params(config, dtype=kind)
-            return made if form is None else quantize_params(made, form)
+            return made if form is None else quantize_params(config, made, form)
 
         params = jax.jit(make, out_shardings=shardings)()
         params["score"] = params["score"].astype(jnp.float32)
@@ -81,6 +81,7 @@ def load_for_bench(source: Path | DecoderConfig, options: BenchOptions) -> Rewar
         mesh=devices,
         dtype=chosen,
         readout=readout,
+        labels=readout,
         quantize=quantize,
         streams=choose_attention(devices, kind, options.attention, config=config),
     )
@@ -97,16 +98,11 @@ def silent_policy(source: Path | DecoderConfig, options: BenchOptions) -> Policy
         devices, chosen = make_mesh(options.mesh), options.dtype or source.default_dtype
     kind = jnp.dtype(chosen)
     check_heads(devices, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
-    shardings = parameter_shardings(abstract_params(config), devices)
+    shardings = parameter_shardings(abstract_params(config), devices, config=config)
     if isinstance(source, Path):
         params = load_params(source, config, dtype=kind, shardings=shardings).params
     else:
-
-        def make() -> Params:
-            made = init_params(config, dtype=kind)
-            return {name: value for name, value in made.items() if name != "score"}
-
-        params = jax.jit(make, out_shardings=shardings)()
+        params = jax.jit(lambda: init_params(config, dtype=kind), out_shardings=shardings)()
     return Policy(
         name=str(source) if isinstance(source, Path) else config.model_type,
         program=make_program(config, mesh=devices, dtype=kind, attention=options.attention),
@@ -137,17 +133,8 @@ def make_model(shape: str, folder: Path, *, policy: bool) -> Path:
         config = parse_config(raw, where=shape)
         config = replace(config, head=LanguageHead(False, config.final_logit_softcapping))
     kind = jnp.dtype(config.default_dtype)
-
-    def make() -> Params:
-        params = init_params(config, dtype=kind)
-        if policy:
-            params.pop("score", None)
-            size = (config.hidden_size, config.vocab_size)
-            output = jax.random.normal(jax.random.key(1), size) / config.hidden_size**0.5
-            params["lm_head"] = output.astype(kind)
-        return params
-
-    return save_params(jax.jit(make)(), config, folder, raw_config=raw)
+    params = jax.jit(lambda: init_params(config, dtype=kind))()
+    return save_params(params, config, folder, raw_config=raw)
 
 
 def _write_tokenizer(folder: Path, *, size: int) -> None:

@@ -33,8 +33,8 @@ from prb_jax.generation.steps import Guidance, Program, token_rewards
 from prb_jax.models.cache import PrefixCache, SuffixCache, take_tried, try_tokens
 from prb_jax.models.decoder import Params
 from prb_jax.models.head import LINEAR
-from prb_jax.models.random_params import init_params
-from prb_jax.sharding import mesh_shape, parameter_shardings
+from prb_jax.models.model import init_params, parameter_shardings
+from prb_jax.sharding import mesh_shape
 from prb_jax.trees.stream_tables import round_up
 
 READOUT = "logit"
@@ -128,7 +128,7 @@ def bench_guidance(options: BenchOptions) -> Figures:
     kind, mesh = jnp.dtype(policy.dtype), policy.mesh
     config = replace(policy.config, head=LINEAR, num_labels=1)
     reward = make_program(config, mesh=mesh, dtype=kind, attention=options.attention)
-    shardings = parameter_shardings(abstract_params(config), mesh)
+    shardings = parameter_shardings(abstract_params(config), mesh, config=config)
     judge: Params = jax.jit(lambda: init_params(config, dtype=kind), out_shardings=shardings)()
     trees = round_up(options.prompts, mesh_shape(mesh).batch_shards)
     drawing = SampleOptions(temperature=0.0, max_new_tokens=new)

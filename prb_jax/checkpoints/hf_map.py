@@ -1,7 +1,7 @@
 """Which tensor of a Hugging Face checkpoint fills which leaf of our parameter tree.
 
-One table for all families: a leaf has a path, a key pattern, a shape, and whether the file holds the
-matrix the other way round. The map is reversible, so the same table serves loading and saving.
+A leaf has a path, a key pattern, a shape, and whether the file holds the matrix the other way round, all computed from
+the abstract module of the model. The map is reversible, so it serves loading and saving.
 
 The parameter tree is a nested dict. Layers are stacked on the first axis (L) and every matrix is
 ``[in, out]``; files hold ``[out, in]``, one tensor a layer.
@@ -12,47 +12,27 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import jax
+from flax import nnx
 
 from prb_jax.models.config.decoder import DecoderConfig, WeightLayout
 from prb_jax.models.config.encoder import EncoderConfig
-from prb_jax.models.head import OUTPUT_EMBEDDING_KEY, Head, LanguageHead, Linear, Vocabulary
+from prb_jax.models.head import OUTPUT_EMBEDDING_KEY
+from prb_jax.models.model import abstract_model
+from prb_jax.models.parameter import Path, parameters
 
-# Our leaf -> module of a checkpoint; inside a layer but for the first two. InternLM2 has q, k and v in one matrix: for
-# each key-value head its queries, then its key, its value.
-_MODULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        "transformers": {
-            "embed": "embed_tokens", "final_norm": "norm", "input_norm": "input_layernorm", "q": "self_attn.q_proj",
-            "k": "self_attn.k_proj", "v": "self_attn.v_proj", "q_norm": "self_attn.q_norm",
-            "k_norm": "self_attn.k_norm", "o": "self_attn.o_proj", "gate": "mlp.gate_proj", "up": "mlp.up_proj",
-            "down": "mlp.down_proj",
-        },
-        "internlm2": {
-            "embed": "tok_embeddings", "final_norm": "norm", "input_norm": "attention_norm", "mlp_norm": "ffn_norm",
-            "q": "attention.wqkv", "k": "attention.wqkv", "v": "attention.wqkv", "o": "attention.wo",
-            "gate": "feed_forward.w1", "up": "feed_forward.w3", "down": "feed_forward.w2",
-        },
-    }
-)  # fmt: skip
-_BERT = {
-    "q": "attention.self.query", "k": "attention.self.key", "v": "attention.self.value",
-    "o": "attention.output.dense", "post_attention_norm": "attention.output.LayerNorm", "up": "intermediate.dense",
-    "down": "output.dense", "post_mlp_norm": "output.LayerNorm",
+# Names of modules in checkpoints of InternLM2, by those of transformers. It has q, k and v in one matrix: for each
+# key-value head its queries, then its key, its value.
+_FUSED = "attention.wqkv"
+_INTERNLM2: Mapping[str, str] = {
+    "embed_tokens": "tok_embeddings", "input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": _FUSED, "self_attn.k_proj": _FUSED, "self_attn.v_proj": _FUSED,
+    "self_attn.o_proj": "attention.wo", "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3",
+    "mlp.down_proj": "feed_forward.w2",
 }  # fmt: skip
-_ENCODER_MODULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        "bert": _BERT,
-        "deberta-v2": {
-            **_BERT,
-            "q": "attention.self.query_proj", "k": "attention.self.key_proj", "v": "attention.self.value_proj",
-            "relative_k": "attention.self.pos_key_proj", "relative_q": "attention.self.pos_query_proj",
-        },
-    }
-)  # fmt: skip
+_OUTSIDE = {"embed": "embed_tokens", "final_norm": "norm"}
 
 # Tensors without a leaf, each with the reason why they may be left aside. Some are values that every program computes
 # from the configuration; older checkpoints stored them.
@@ -86,6 +66,8 @@ class LeafMap:
     """Of a tensor that holds more than this leaf: the rows (start, stop) in the file that, one after the other, are the
     leaf; None for all of them. Such a leaf is transposed."""
     file_rows: int | None = None  # rows of such a tensor
+    is_head: bool = False  # part of the read-out, not of the body
+    quantisable: bool = False  # may be held in eight bits
 
     @property
     def stacked(self) -> bool:
@@ -95,11 +77,6 @@ class LeafMap:
     def name(self) -> str:
         """The path with slashes, for messages."""
         return "/".join(self.path)
-
-    @property
-    def is_head(self) -> bool:
-        """Part of the read-out, not of the body."""
-        return self.path[0] in ("score", "score_bias", "head")
 
     @property
     def file_shape(self) -> tuple[int, ...]:
@@ -118,53 +95,32 @@ class LeafMap:
 
 def leaf_maps(config: DecoderConfig | EncoderConfig) -> tuple[LeafMap, ...]:
     """Every leaf of the parameter tree that ``config`` describes, in the order of the forward pass."""
-    if isinstance(config, EncoderConfig):
-        return (*_encoder_leaves(config), *_head_leaves(config.head))
-    return (*_decoder_leaves(config), *_score_leaves(config), *_head_leaves(config.head))
+    return tuple(_leaf(path, variable, config) for path, variable in parameters(abstract_model(config)))
 
 
-def _leaf(path: str, key: str, *shape: int, **more: Any) -> LeafMap:
-    return LeafMap(path=tuple(path.split("/")), key=key, shape=shape, **more)
-
-
-def _decoder_leaves(config: DecoderConfig) -> list[LeafMap]:
-    depth, width, mlp = config.num_hidden_layers, config.hidden_size, config.intermediate_size
-    queries = config.num_attention_heads * config.head_dim
-    keys = config.num_key_value_heads * config.head_dim
-    layout, leaves = config.layout, list[LeafMap]()
-    modules = dict(_MODULES[layout.style])
-    if layout.style == "transformers" and config.post_norms:
-        modules["post_attention_norm"] = "post_attention_layernorm"
-        modules["mlp_norm"] = "pre_feedforward_layernorm"
-        modules["post_mlp_norm"] = "post_feedforward_layernorm"
-    elif layout.style == "transformers":  # here the same name means the norm before the mlp
-        modules["mlp_norm"] = "post_attention_layernorm"
-
-    def in_layer(name: str, *shape: int, of: str = "", tensor: str = "weight", **more: Any) -> None:
-        key = f"{layout.prefix}layers.{{layer}}.{modules[of or name]}.{tensor}"
-        leaves.append(_leaf(f"layers/{name}", key, depth, *shape, **more))
-
-    def linear(name: str, inputs: int, outputs: int, *, bias: bool) -> None:
-        fused: dict[str, Any] = {}
-        if layout.style == "internlm2" and name in ("q", "k", "v"):
-            fused = {"pieces": _fused_pieces(config, name), "file_rows": queries + 2 * keys}
-        in_layer(name, inputs, outputs, transposed=True, **fused)
-        if bias:
-            in_layer(f"{name}_bias", outputs, of=name, tensor="bias")
-
-    leaves.append(_leaf("embed", f"{module_name(layout, 'embed')}.weight", config.vocab_size, width))
-    in_layer("input_norm", width)
-    for name, size in (("q", queries), ("k", keys), ("v", keys)):
-        linear(name, width, size, bias=config.attention_bias)
-    for name in ("q_norm", "k_norm") if config.qk_norm else ():
-        in_layer(name, config.head_dim)
-    linear("o", queries, width, bias=config.attention_output_bias)
-    for name in ("post_attention_norm", "mlp_norm", "post_mlp_norm") if config.post_norms else ("mlp_norm",):
-        in_layer(name, width)
-    for name, inputs, outputs in (("gate", width, mlp), ("up", width, mlp), ("down", mlp, width)):
-        linear(name, inputs, outputs, bias=config.mlp_bias)
-    leaves.append(_leaf("final_norm", f"{module_name(layout, 'final_norm')}.weight", width))
-    return leaves
+def _leaf(path: Path, variable: nnx.Variable[Any], config: DecoderConfig | EncoderConfig) -> LeafMap:
+    """How the parameter is stored, from its declaration and the names of the checkpoint's code base."""
+    key, pieces, file_rows = (variable.get_metadata(name) for name in ("hf", "pieces", "file_rows"))
+    if variable.get_metadata("in_body"):
+        if isinstance(config, EncoderConfig):
+            prefix, layers = config.prefix, "encoder.layer"
+        else:
+            module, tensor = key.rsplit(".", 1)
+            key, prefix, layers = f"{_module(config.layout, module)}.{tensor}", config.layout.prefix, "layers"
+            if _module(config.layout, module) == _FUSED:
+                pieces = _fused_pieces(config, path[-1])
+                file_rows = sum(stop - start for name in "qkv" for start, stop in _fused_pieces(config, name))
+        key = f"{prefix}{layers}.{{layer}}.{key}" if path[0] == "layers" else f"{prefix}{key}"
+    return LeafMap(
+        path=path,
+        key=key,
+        shape=variable.shape,
+        transposed=variable.get_metadata("turned"),
+        pieces=pieces,
+        file_rows=file_rows,
+        is_head=variable.get_metadata("readout"),
+        quantisable=variable.get_metadata("quantisable"),
+    )
 
 
 def _fused_pieces(config: DecoderConfig, name: str) -> tuple[tuple[int, int], ...]:
@@ -176,86 +132,13 @@ def _fused_pieces(config: DecoderConfig, name: str) -> tuple[tuple[int, int], ..
     return tuple((start, start + count * size) for start in starts)
 
 
-def _encoder_leaves(config: EncoderConfig) -> list[LeafMap]:
-    depth, width, size = config.num_hidden_layers, config.hidden_size, config.embedding_size
-    modules, leaves = _ENCODER_MODULES[config.model_type], list[LeafMap]()
-
-    def outside(path: str, module: str, *shape: int, tensor: str = "weight", **more: Any) -> None:
-        leaves.append(_leaf(path, f"{config.prefix}{module}.{tensor}", *shape, **more))
-
-    def norm(path: str, module: str) -> None:
-        for suffix, tensor in zip(("", "_bias"), config.norm_names, strict=True):
-            outside(f"{path}{suffix}", module, width, tensor=tensor)
-
-    def in_layer(name: str, *shape: int) -> None:
-        module, is_matrix = f"encoder.layer.{{layer}}.{modules[name]}", len(shape) == 2
-        first, second = ("weight", "bias") if is_matrix else config.norm_names
-        outside(f"layers/{name}", module, depth, *shape, tensor=first, transposed=is_matrix)
-        outside(f"layers/{name}_bias", module, depth, shape[-1], tensor=second)
-
-    outside("words", "embeddings.word_embeddings", config.vocab_size, size)
-    if config.absolute_positions:
-        outside("positions", "embeddings.position_embeddings", config.max_position_embeddings, size)
-    if config.type_vocab_size:
-        outside("token_types", "embeddings.token_type_embeddings", config.type_vocab_size, size)
-    if size != width:
-        outside("embed_proj", "embeddings.embed_proj", size, width, transposed=True)
-    norm("embed_norm", "embeddings.LayerNorm")
-    relative = config.relative
-    if relative is not None:
-        outside("relative", "encoder.rel_embeddings", 2 * relative.span, width)
-        if relative.normed:
-            norm("relative_norm", "encoder.LayerNorm")
-    for name in ("q", "k", "v"):
-        in_layer(name, width, width)
-    if relative is not None and not relative.shared:
-        if relative.content_to_position:
-            in_layer("relative_k", width, width)
-        if relative.position_to_content:
-            in_layer("relative_q", width, width)
-    in_layer("o", width, width)
-    in_layer("post_attention_norm", width)
-    in_layer("up", width, config.intermediate_size)
-    in_layer("down", config.intermediate_size, width)
-    in_layer("post_mlp_norm", width)
-    return leaves
-
-
-def _score_leaves(config: DecoderConfig) -> list[LeafMap]:
-    """Those of a head that is a product with one matrix."""
-    head, width = config.head, config.hidden_size
-    if isinstance(head, Linear):
-        bias = [_leaf("score_bias", head.bias_key, config.num_labels)] if head.bias else []
-        return [_leaf("score", head.key, width, config.num_labels, transposed=True), *bias]
-    whole = _leaf("lm_head", OUTPUT_EMBEDDING_KEY, width, config.vocab_size, transposed=True)
-    if isinstance(head, LanguageHead):
-        return [] if head.tied else [whole]
-    if not isinstance(head, Vocabulary):
-        return []
-    rows = {
-        "pieces": tuple((token, token + 1) for token in head.tokens),
-        "file_rows": config.vocab_size,
-    }
-    score = _leaf("score", head.key, width, len(head.tokens), transposed=True, **rows)
-    return [whole, score] if head.with_mass and head.key == OUTPUT_EMBEDDING_KEY else [score]
-
-
-def _head_leaves(head: Head | None) -> list[LeafMap]:
-    """Those of the tensors that a head names."""
-    return [
-        LeafMap(
-            path=("head", tensor.key),
-            key=tensor.key,
-            shape=tensor.shape[::-1] if tensor.transposed else tensor.shape,
-            transposed=tensor.transposed,
-        )
-        for tensor in (() if head is None else head.tensors())
-    ]
-
-
 def module_name(layout: WeightLayout, leaf: str) -> str:
     """Name the module of a leaf of a decoder's body outside the layers."""
-    return layout.prefix + _MODULES[layout.style][leaf]
+    return layout.prefix + _module(layout, _OUTSIDE[leaf])
+
+
+def _module(layout: WeightLayout, name: str) -> str:
+    return _INTERNLM2.get(name, name) if layout.style == "internlm2" else name
 
 
 def ignored_reason(key: str, config: DecoderConfig | EncoderConfig) -> str | None:

@@ -29,8 +29,9 @@ from prb_jax.checkpoints.weight_index import SliceReader, WeightIndex, index_fol
 from prb_jax.errors import CheckpointError, MeshError, short_repr
 from prb_jax.models.config.decoder import DecoderConfig, read_raw_config
 from prb_jax.models.config.encoder import EncoderConfig, parse_encoder_config
-from prb_jax.models.quantization import MATRICES, Form, quantization_form
-from prb_jax.sharding import check_heads, parameter_shardings
+from prb_jax.models.model import parameter_shardings
+from prb_jax.models.quantization import Form, quantization_form
+from prb_jax.sharding import check_heads
 
 _WORDS = "embeddings.word_embeddings.weight"
 _PREFIXES = {"bert": ("", "bert."), "deberta-v2": ("", "deberta.")}
@@ -78,9 +79,7 @@ class _Held:
 
     def form_of(self, leaf: LeafMap) -> Form | None:
         """The form of a matrix that is quantised."""
-        if self.quantize is None or leaf.path[0] != "layers" or leaf.path[-1] not in MATRICES:
-            return None
-        return quantization_form(self.quantize)
+        return quantization_form(self.quantize) if self.quantize is not None and leaf.quantisable else None
 
     def shapes(self, leaves: tuple[LeafMap, ...]) -> dict[tuple[str, ...], tuple[tuple[int, ...], np.dtype]]:
         """Shape and dtype of every array by its path, of the leaves and of the scales of quantised ones.
@@ -300,10 +299,10 @@ def load_encoder_params(
 
 
 def encoder_shardings(config: EncoderConfig, mesh: Mesh) -> dict[str, Any]:
-    """NamedSharding for every parameter, by :data:`prb_jax.sharding.PARAMETER_AXES`.
+    """NamedSharding for every parameter, as they declare it.
 
     Raises:
       MeshError: a mesh axis does not divide what it splits.
     """
     check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_attention_heads)
-    return parameter_shardings(abstract_params(config), mesh)
+    return parameter_shardings(abstract_params(config), mesh, config=config)

@@ -31,10 +31,11 @@ from prb_jax.generation.schedule import Drawn, collect, draw
 from prb_jax.generation.steps import Program
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
+from prb_jax.models.model import parameter_shardings
 from prb_jax.models.quantization import quantization_form
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import OpenedModel, open_language_model
-from prb_jax.sharding import check_heads, parameter_shardings
+from prb_jax.sharding import check_heads
 from prb_jax.text.tokenizer import ChatTokenizer
 
 
@@ -309,7 +310,7 @@ def open_policy(model: str | Path | Policy, options: LoadOptions) -> Policy:
     if quantize is not None:
         quantization_form(quantize, mesh=mesh)
     bare = bare_policy(opened, mesh=mesh, draws_on=mesh)
-    shardings = parameter_shardings(abstract_params(config, quantize=quantize), mesh)
+    shardings = parameter_shardings(abstract_params(config, quantize=quantize), mesh, config=config)
     loaded = load_params(opened.folder.path, config, dtype=dtype, shardings=shardings, quantize=quantize)
     return replace(bare, params=loaded.params, quantize=quantize, report=loaded.report)
 

@@ -30,8 +30,9 @@ from prb_jax.models.cache import (
 )
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
+from prb_jax.models.model import parameter_shardings
 from prb_jax.runs.progress import compiling
-from prb_jax.sharding import MESH_AXES, check_heads, meet, mesh_shape, parameter_shardings, partition_spec
+from prb_jax.sharding import MESH_AXES, check_heads, meet, mesh_shape, partition_spec
 from prb_jax.trees.in_order import length_step
 from prb_jax.trees.stream_tables import round_up
 
@@ -61,7 +62,7 @@ def decoding_mesh(config: DecoderConfig, mesh: Mesh) -> Mesh:
         split = Mesh(mesh.devices.reshape(sizes), MESH_AXES, axis_types=mesh.axis_types)
         try:
             check_heads(split, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
-            parameter_shardings(abstract, split)
+            parameter_shardings(abstract, split, config=config)
         except MeshError:
             continue
         return meet(split)
@@ -78,7 +79,9 @@ def placing_program(program: Program, params: Any) -> Any:
     # First the split goes over from one axis of each matrix to the other, within the devices that share a copy then
     # (an all-to-all), and only then are the parts of a copy gathered: in one step XLA would gather whole matrices.
     halfway = parameter_shardings(
-        params, Mesh(mesh.devices.reshape(sizes), MESH_AXES, axis_types=mesh.axis_types)
+        params,
+        Mesh(mesh.devices.reshape(sizes), MESH_AXES, axis_types=mesh.axis_types),
+        config=program.config,
     )
 
     def place(params: Params) -> Params:
@@ -92,7 +95,7 @@ def placing_program(program: Program, params: Any) -> Any:
         }
         return {**params, **matrices, "layers": layers}
 
-    return jax.jit(place, out_shardings=parameter_shardings(params, mesh))
+    return jax.jit(place, out_shardings=parameter_shardings(params, mesh, config=program.config))
 
 
 def make_program(

@@ -23,6 +23,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax import lax
 from jax.sharding import Mesh
 
@@ -45,8 +46,8 @@ from prb_jax.models.cache import (
 )
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
-from prb_jax.models.decoder_layer import last_norm
 from prb_jax.models.head import LanguageHead, States
+from prb_jax.models.model import bind
 from prb_jax.readouts.heads import read_out
 from prb_jax.trees.streams import StreamBatch
 
@@ -73,21 +74,21 @@ class Program:
     @property
     def settings(self) -> dict[str, Any]:
         """The keywords of all functions of :mod:`prb_jax.models.cache` that run the model."""
-        return {
-            "config": self.config,
-            "dtype": self.dtype,
-            "mesh": self.mesh,
-            "lora_scale": self.lora_scale,
-        }
+        return {"config": self.config, **self.forward}
+
+    @property
+    def forward(self) -> dict[str, Any]:
+        """The keywords of :func:`prb_jax.models.decoder.decode_stream`, whose decoder knows its architecture."""
+        return {"dtype": self.dtype, "mesh": self.mesh, "lora_scale": self.lora_scale}
 
     def read(self, params: Params, batch: StreamBatch) -> StreamCache:
         """Read prompts; see :func:`prb_jax.models.cache.read_stream`."""
         return read_stream(params, batch, **self.settings)
 
-    def layers(self, params: Params) -> Callable[[], tuple[Params, ...]]:
+    def layers(self, params: Params) -> Callable[[], tuple[nnx.State, ...]]:
         """Return a function that gives the weights of each layer within a loop over tokens."""
-        cut = layers_of(params) if self.copies_layers else None
-        return lambda: layers_of(params) if cut is None else cut
+        cut = layers_of(bind(self.config, params)) if self.copies_layers else None
+        return lambda: layers_of(bind(self.config, params)) if cut is None else cut
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,7 +328,7 @@ def token_rewards(config: DecoderConfig, readout: str, params: Params, states: j
     """Return the rewards float32 [B, ...] that a pointwise head reads at states [B, ..., D], before the last norm."""
     assert config.head is not None
     flat = states.reshape(states.shape[0], -1, states.shape[-1])
-    everywhere = _Everywhere(flat, functools.partial(last_norm, params, config=config))
+    everywhere = _Everywhere(flat, bind(config, params).normed)
     return read_out(config.head(params, cast(States, everywhere)), readout).reshape(states.shape[:-1])
 
 

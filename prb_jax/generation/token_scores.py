@@ -32,7 +32,7 @@ from prb_jax.metrics.policy_scores import TokenFacts
 from prb_jax.models.attention.reads import take_places
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params, decode_stream
-from prb_jax.models.decoder_layer import last_norm
+from prb_jax.models.model import bind
 from prb_jax.readouts.score_tree import is_pointwise
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.reward_model import RewardModel
@@ -298,7 +298,8 @@ def _policy_program(program: Program, candidates: int) -> Any:
     def read(
         params: Params, batch: StreamBatch, places: jax.Array, tokens: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        states = take_places(decode_stream(params, batch, reads_only=False, **program.settings), places)
+        decoder = bind(program.config, params)
+        states = take_places(decode_stream(decoder, batch, reads_only=False, **program.forward), places)
         streams, count, width = states.shape
         # A run of states at a time: the logits of all would be [S, M, V].
         run = max(1, min(count, LOGITS_AT_ONCE // (streams * program.config.vocab_size)))
@@ -306,7 +307,7 @@ def _policy_program(program: Program, candidates: int) -> Any:
 
         def of_run(part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
             states, tokens = part
-            normed = last_norm(params, states, program.config).astype(program.dtype)
+            normed = decoder.normed(states).astype(program.dtype)
             logits = program.head.next_token(params, normed)
             logprobs = logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
             best, ids = lax.top_k(logprobs, candidates)
@@ -326,7 +327,8 @@ def _reward_program(program: Program, readout: str) -> Any:
     """(params, batch) -> the reward of the conversation up to each token, float32 [S, N]."""
 
     def read(params: Params, batch: StreamBatch) -> jax.Array:
-        states = decode_stream(params, batch, reads_only=False, **program.settings)
+        decoder = bind(program.config, params)
+        states = decode_stream(decoder, batch, reads_only=False, **program.forward)
         return token_rewards(program.config, readout, params, states)
 
     return jax.jit(read, out_shardings=replicated(program.mesh))

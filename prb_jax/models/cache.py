@@ -21,21 +21,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax import lax
 from jax.sharding import Mesh
 
 from prb_jax.errors import short_repr
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.decoder import decode_stream_keeping
-from prb_jax.models.decoder_layer import (
-    Params,
-    decoder_layer,
-    embedded,
-    gatherer,
-    last_norm,
-    scaled_embedding,
-)
+from prb_jax.models.decoder import Decoder, Params, decode_stream_keeping
+from prb_jax.models.decoder_layer import LayerContext, gatherer
 from prb_jax.models.layers import float32_einsum, product, soft_capped
+from prb_jax.models.model import bind
 from prb_jax.models.rope import rotary_angles
 from prb_jax.sharding import Constrain, constrainer
 from prb_jax.trees.streams import StreamBatch
@@ -131,8 +126,8 @@ def read_stream(
     lora_scale: float = 1.0,
 ) -> StreamCache:
     """Read the prompts that are packed into streams; arguments as :func:`prb_jax.readouts.score_tree.score_stream`."""
-    options = {"config": config, "dtype": dtype, "mesh": mesh, "lora_scale": lora_scale}
-    decoded = decode_stream_keeping(params, batch, **options)
+    decoder = bind(config, params)
+    decoded = decode_stream_keeping(decoder, batch, dtype=dtype, mesh=mesh, lora_scale=lora_scale)
     return StreamCache(decoded.keys, decoded.values)
 
 
@@ -159,16 +154,18 @@ def put_rows(old: jax.Array, new: jax.Array, trees: jax.Array) -> jax.Array:
     return put(of_parts, new, trees).reshape(old.shape)
 
 
-def layers_of(params: Params) -> tuple[Params, ...]:
-    """Return the parameters of each layer, cut out of their stacks: once for many tokens."""
-    stacked = params["layers"]
-    depth = next(iter(stacked.values())).shape[0]
-    return tuple({name: leaf[number] for name, leaf in stacked.items()} for number in range(depth))
+def layers_of(decoder: Decoder) -> tuple[nnx.State, ...]:
+    """Return the state of each layer, cut out of their stack: once for many tokens."""
+    stacked = nnx.state(decoder.layers)
+    return tuple(
+        jax.tree.map(lambda leaf, number=number: leaf[number], stacked)
+        for number in range(decoder.config.num_hidden_layers)
+    )
 
 
 def extend(
     params: Params,
-    layers: tuple[Params, ...],
+    layers: tuple[nnx.State, ...],
     tokens: jax.Array,
     prefix: PrefixCache,
     suffix: SuffixCache,
@@ -194,7 +191,7 @@ def extend(
         params, layers, tokens[..., None], suffix.lengths[..., None], prefix, suffix,
         config=config, dtype=dtype, mesh=mesh, lora_scale=lora_scale,
     )  # fmt: skip
-    states = last_norm(params, tried.states[:, :, 0], config).astype(dtype)
+    states = bind(config, params).normed(tried.states[:, :, 0]).astype(dtype)
     return states, take_tried(suffix, tried, jnp.zeros_like(suffix.lengths))
 
 
@@ -212,7 +209,7 @@ class Tried:
 
 def try_tokens(
     params: Params,
-    layers: tuple[Params, ...],
+    layers: tuple[nnx.State, ...],
     tokens: jax.Array,
     places: jax.Array,
     prefix: PrefixCache,
@@ -238,14 +235,16 @@ def try_tokens(
         # Samples of a tree stay together: the second axis is no axis of tokens here.
         return split(x, [None if axis == "tokens" else axis for axis in axes])
 
+    decoder = bind(config, params)
+    graph = nnx.graphdef(decoder.layers)
     flat = tokens.reshape(shape[0], -1)
-    x = constrain(scaled_embedding(embedded(params, flat, dtype), config), ("batch", None, None))
+    x = constrain(decoder.scaled(decoder.rows(flat, dtype)), ("batch", None, None))
     positions = prefix.lengths[:, None] + places.reshape(flat.shape)
     full_rope, sliding_rope = config.rope
     angles = rotary_angles(positions, full_rope)
     sliding_angles = angles if sliding_rope is None else rotary_angles(positions, sliding_rope)
     keys, values = [], []
-    for number, weights in enumerate(layers):
+    for number, state in enumerate(layers):
         slides = config.layer_windows[number]
         attend = functools.partial(
             _attend,
@@ -254,15 +253,13 @@ def try_tokens(
             window=config.sliding_window if slides else None,
             constrain=constrain,
         )
-        x, (k, v) = decoder_layer(
-            x,
-            gather(weights),
-            config=config,
+        context = LayerContext(
             angles=sliding_angles if slides else angles,
             attend=attend,
             constrain=constrain,
             lora_scale=lora_scale,
         )
+        x, (k, v) = nnx.merge(graph, gather(state))(x, context)
         keys.append(k.reshape(*shape, *k.shape[2:]))
         values.append(v.reshape(*shape, *v.shape[2:]))
     return Tried(x.reshape(*shape, -1), tuple(keys), tuple(values))

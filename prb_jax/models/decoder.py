@@ -1,7 +1,7 @@
 """One decoder for every supported family, run by configuration, over packed streams.
 
-Pure functions of ``(params, batch)`` under ``jax.jit``; :mod:`prb_jax.models.random_params` makes such parameters.
-All layers are stacked on a leading axis and run by ``jax.lax.scan``, so compile time does not grow with depth.
+The body is a module; around it everything is a pure function under ``jax.jit``. All layers are stacked on a leading
+axis and run by ``jax.lax.scan`` with one layer in its body, so compile time does not grow with depth.
 
 Letters: S streams of N tokens, M of which are read, L layers, G kv heads, H head dim, D model, F mlp, V vocabulary.
 """
@@ -14,25 +14,31 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax import lax
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from prb_jax.models.attention.choice import Attention, attend_streams
 from prb_jax.models.attention.reads import attend_from_stream_reads, take_places
 from prb_jax.models.attention.streams import walks
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder_layer import (
-    Params,
-    decoder_layer,
-    embedded,
+    DecoderLayer,
+    LayerContext,
     gatherer,
+    norm_of,
+    norm_weight,
     rematerialised,
-    scaled_embedding,
     splits_weights,
 )
+from prb_jax.models.parameter import Declaring, drawn
 from prb_jax.models.rope import rotary_angles
 from prb_jax.sharding import check_tokens, constrainer
 from prb_jax.trees.streams import StreamBatch
+
+Params = dict[str, Any]
+"""The arrays of a model: its split state as a nested dict."""
 
 
 @jax.tree_util.register_dataclass
@@ -45,8 +51,51 @@ class Decoded:
     values: jax.Array  # the same shape
 
 
+class Decoder(Declaring):
+    """The body of a decoder. The layers are one module whose parameters are stacked on axis 0, matrices [L, in, out].
+
+    Args:
+        config: architecture.
+        rngs: for random weights: matrices have variance 1 / inputs.
+        dtype: of the parameters.
+    """
+
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32) -> None:
+        self.config = config
+        # Scaled embeddings (Gemma) are small so that the residual stream starts at size one everywhere.
+        scale = 1.0 / (config.embedding_scale or 1.0)
+        size = (config.vocab_size, config.hidden_size)
+        self.embed = drawn(
+            rngs, *size, scale=scale, dtype=dtype, axes=("vocab", "model"), hf="embed_tokens.weight"
+        )
+
+        @nnx.split_rngs(splits=config.num_hidden_layers)
+        @nnx.vmap(in_axes=0, out_axes=0)
+        def stacked(rngs: nnx.Rngs) -> DecoderLayer:
+            return DecoderLayer(config, rngs=rngs, dtype=dtype)
+
+        self.layers = stacked(rngs)
+        self.final_norm = norm_weight(config, config.hidden_size, hf="norm", dtype=dtype)
+        self.close()
+
+    def rows(self, tokens: jax.Array, dtype: jnp.dtype) -> jax.Array:
+        """Rows of the embedding for tokens int32 [B, T], before Gemma's factor: [B, T, D] in ``dtype``."""
+        return jnp.take(self.embed[...], tokens, axis=0).astype(dtype)
+
+    def scaled(self, x: jax.Array) -> jax.Array:
+        """x times the factor that Gemma's embeddings have; x itself in other families."""
+        if self.config.embedding_scale is None:
+            return x
+        # The factor is rounded to the activations' dtype, as Gemma was trained.
+        return x * jnp.asarray(self.config.embedding_scale, x.dtype)
+
+    def normed(self, states: jax.Array) -> jax.Array:
+        """Return the states [..., D] after the last norm, float32."""
+        return norm_of(self.config, states.astype(jnp.float32), self.final_norm)
+
+
 def decode_stream(
-    params: Params,
+    decoder: Decoder,
     batch: StreamBatch,
     *,
     reads_only: bool,
@@ -61,20 +110,19 @@ def decode_stream(
             alone, but where gradients go through several layers on accelerators. Otherwise [S, N, D], of all
             tokens.
     """
-    return _decode(params, batch, reads_only=reads_only, **options)[0]
+    return _decode(decoder, batch, reads_only=reads_only, **options)[0]
 
 
-def decode_stream_keeping(params: Params, batch: StreamBatch, **options: Any) -> Decoded:
+def decode_stream_keeping(decoder: Decoder, batch: StreamBatch, **options: Any) -> Decoded:
     """As :func:`decode_stream` of all tokens, with the keys and values of every layer."""
-    states, (keys, values) = _decode(params, batch, reads_only=False, keep=True, **options)
+    states, (keys, values) = _decode(decoder, batch, reads_only=False, keep=True, **options)
     return Decoded(states, keys, values)
 
 
 def _decode(
-    params: Params,
+    decoder: Decoder,
     batch: StreamBatch,
     *,
-    config: DecoderConfig,
     dtype: jnp.dtype,
     reads_only: bool,
     mesh: Mesh | None = None,
@@ -84,15 +132,16 @@ def _decode(
     differentiated: bool = False,
     keep: bool = False,
 ) -> tuple[jax.Array, Any]:
+    config = decoder.config
     tokens, positions = jnp.asarray(batch.tokens), jnp.asarray(batch.positions)
     places = jnp.asarray(batch.reads) if reads_only else None
     if mesh is not None:
         check_tokens(mesh, tokens.shape[1])
     constrain, gather, gathers = constrainer(mesh), gatherer(mesh), splits_weights(mesh)
-    x = embedded(params, tokens, dtype)
+    x = decoder.rows(tokens, dtype)
     if soft_prompts is not None:
         x = _with_soft_prompts(x, prompts=soft_prompts, batch=batch)
-    x = scaled_embedding(x, config)
+    x = decoder.scaled(x)
     x = constrain(x, ("batch", "tokens", None))
 
     full_rope, sliding_rope = config.rope
@@ -101,21 +150,27 @@ def _decode(
     window = config.sliding_window
     if window is not None and window >= tokens.shape[1]:
         window = None  # no two tokens that see each other are that far apart
-    layer = functools.partial(decoder_layer, config=config, constrain=constrain, lora_scale=lora_scale)
+    graph, layers = nnx.split(decoder.layers)
     slides = config.layer_windows
     mixed = any(slides) and not all(slides) and (window is not None or sliding_rope is not None)
 
-    def run(sliding: bool, x: jax.Array, weights: Params, places: jax.Array | None = None) -> Any:
+    def run(sliding: bool, x: jax.Array, state: nnx.State, places: jax.Array | None = None) -> Any:
         attend: Attention = attend_streams if places is None else attend_from_stream_reads
-        attend = functools.partial(attend, batch=batch, mesh=mesh, window=window if sliding else None)
-        return layer(x, weights, angles=sliding_angles if sliding else angles, attend=attend, places=places)
+        context = LayerContext(
+            angles=sliding_angles if sliding else angles,
+            attend=functools.partial(attend, batch=batch, mesh=mesh, window=window if sliding else None),
+            constrain=constrain,
+            lora_scale=lora_scale,
+            places=places,
+        )
+        return nnx.merge(graph, state)(x, context)
 
-    def body(x: jax.Array, inputs: tuple[Params, jax.Array]) -> tuple[jax.Array, Any]:
-        weights, is_sliding = inputs
-        weights = gather(weights)
+    def body(x: jax.Array, inputs: tuple[nnx.State, jax.Array]) -> tuple[jax.Array, Any]:
+        state, is_sliding = inputs
+        state = gather(state)
 
         def kept(sliding: bool, x: jax.Array) -> tuple[jax.Array, Any]:
-            x, keys_and_values = run(sliding, x, weights)
+            x, keys_and_values = run(sliding, x, state)
             return x, keys_and_values if keep else None
 
         if mixed:
@@ -126,14 +181,12 @@ def _decode(
     # accelerators have no room.
     apart = config.num_hidden_layers == 1 or not differentiated or walks(batch, mesh)
     if places is None or not apart:
-        inputs = (params["layers"], jnp.asarray(slides))
+        inputs = (layers, jnp.asarray(slides))
         x, kept = lax.scan(rematerialised(body, remat, gathers=gathers), x, inputs)
         return x if places is None else take_places(x, places), kept
 
-    def at(index: jax.Array | int) -> Params:
-        return jax.tree.map(
-            lambda leaf: lax.dynamic_index_in_dim(leaf, index, keepdims=False), params["layers"]
-        )
+    def at(index: jax.Array | int) -> nnx.State:
+        return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, index, keepdims=False), layers)
 
     def indexed(x: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Any]:
         return body(x, (at(inputs[0]), inputs[1]))
@@ -142,9 +195,7 @@ def _decode(
     if count:
         # Without its last layer the stack would be a copy of it, so that it is read through indices; but gradients
         # by indices would be sums of whole stacks, one for each layer.
-        stack = (
-            jax.tree.map(lambda leaf: leaf[:count], params["layers"]) if differentiated else jnp.arange(count)
-        )
+        stack = jax.tree.map(lambda leaf: leaf[:count], layers) if differentiated else jnp.arange(count)
         run_layer = rematerialised(body if differentiated else indexed, remat, gathers=gathers)
         x, _ = lax.scan(run_layer, x, (stack, jnp.asarray(slides[:count])))
     last = rematerialised(lambda x, w: run(slides[-1], x, gather(w), places)[0], remat, gathers=gathers)

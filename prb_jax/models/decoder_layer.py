@@ -1,4 +1,4 @@
-"""One layer of the decoder as a pure function, and what stands around it in every program that runs layers.
+"""One layer of the decoder as a module, and what stands around it in every program that runs layers.
 
 Letters as in :mod:`prb_jax.models.decoder`.
 """
@@ -8,12 +8,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding
+from jax.typing import DTypeLike
 
 from prb_jax.errors import quote
 from prb_jax.models import REMAT_POLICIES
@@ -23,84 +26,123 @@ from prb_jax.models.attention.walk import ATTENTION_RESULTS
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.layers import gated, rms_norm, rotate
 from prb_jax.models.lora import PROJECTED, adapted_project
-from prb_jax.sharding import RULES, Constrain, parameter_axes, partition_spec
-
-Params = dict[str, Any]
+from prb_jax.models.parameter import Axes, Declaring, drawn, parameter
+from prb_jax.sharding import RULES, Constrain, partition_spec
 
 GATHERED = "gathered_weights"
 """The name of weights brought together for one layer: a backward pass gathers them again, and never keeps them."""
 
 
-def embedded(params: Params, tokens: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Rows of the embedding for tokens int32 [B, T], before Gemma's factor: [B, T, D] in ``dtype``."""
-    return jnp.take(params["embed"], tokens, axis=0).astype(dtype)
-
-
-def scaled_embedding(x: jax.Array, config: DecoderConfig) -> jax.Array:
-    """x times the factor that Gemma's embeddings have; x itself in other families."""
-    if config.embedding_scale is None:
-        return x
-    # The factor is rounded to the activations' dtype, as Gemma was trained.
-    return x * jnp.asarray(config.embedding_scale, x.dtype)
-
-
-def _norm(config: DecoderConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
+def norm_of(config: DecoderConfig, x: jax.Array, weight: nnx.Variable[jax.Array]) -> jax.Array:
+    """Apply a root-mean-square norm as the family has it."""
     kind = {"plus_one": config.norm_plus_one, "scale_after_cast": config.norm_scale_after_cast}
-    return functools.partial(rms_norm, eps=config.rms_norm_eps, **kind)
+    return rms_norm(x, weight[...], eps=config.rms_norm_eps, **kind)
 
 
-def last_norm(params: Params, states: jax.Array, config: DecoderConfig) -> jax.Array:
-    """Return the states [..., D] after the model's last norm, float32."""
-    return _norm(config)(states.astype(jnp.float32), params["final_norm"])
+def norm_weight(config: DecoderConfig, size: int, *, hf: str, dtype: DTypeLike) -> nnx.Param:
+    """Declare the weight of a norm that changes no scale at first."""
+    start = jnp.full((size,), 0.0 if config.norm_plus_one else 1.0, dtype)
+    return parameter(start, axes=(None,), hf=f"{hf}.weight")
 
 
-def decoder_layer(
-    x: jax.Array,
-    w: Params,
-    *,
-    config: DecoderConfig,
-    angles: tuple[jax.Array, jax.Array],
-    attend: Attention,
-    constrain: Constrain,
-    lora_scale: float,
-    places: jax.Array | None = None,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """One layer: x [B, T, D], w its parameters without the layer axis; [B, K, D] where places [B, K] are given.
+@dataclass(frozen=True, kw_only=True)
+class LayerContext:
+    """What a layer needs besides its input."""
 
-    Returns:
-        The states, and the layer's keys and values [B, T, G, H].
+    angles: tuple[jax.Array, jax.Array]  # cosines and sines of the rotary embedding [B, T, H / 2]
+    attend: Attention
+    constrain: Constrain
+    lora_scale: float = 1.0  # multiplies the updates of adapters
+    places: jax.Array | None = None  # [B, K]: queries, attention and mlp are computed at these tokens only
+
+
+class DecoderLayer(Declaring):
+    """Attention and a gated mlp, each behind a norm and beside a residual connection.
+
+    Adapters and the scales of quantised matrices are further attributes:
+    see :mod:`prb_jax.models.lora` and :mod:`prb_jax.models.quantization`.
     """
-    norm = _norm(config)
-    rows, tokens, _ = x.shape
-    line = "tokens" if places is None else None
-    heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
 
-    project = functools.partial(adapted_project, weights=w, scale=lora_scale)
-    y = norm(x, w["input_norm"])
-    k = project(y, name="k").reshape(rows, tokens, kv_heads, head_dim)
-    v = project(y, name="v").reshape(rows, tokens, kv_heads, head_dim)
-    query_angles = angles
-    if places is not None:
-        x, y = take_places(x, places), take_places(y, places)
-        query_angles = tuple(take_places(angle, places) for angle in angles)
-        tokens = places.shape[1]
-    q = project(y, name="q").reshape(rows, tokens, heads, head_dim)
-    if config.qk_norm:  # before rope
-        q, k = norm(q, w["q_norm"]), norm(k, w["k_norm"])
-    q = rotate(q, *query_angles, scale=config.attention_scale)
-    k = rotate(k, *angles)
-    q, k, v = (constrain(z, ("batch", line, "heads", None)) for z in (q, k, v))
-    y = attend(q, k, v, softcap=config.attn_logit_softcapping)
-    y = project(y.reshape(rows, tokens, heads * head_dim), name="o")
-    if config.post_norms:
-        y = norm(y, w["post_attention_norm"])
-    x = constrain(x + y, ("batch", line, None))
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
+        self.config = config
+        width, mlp, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+        queries, keys = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim
+        norm = functools.partial(norm_weight, config, dtype=dtype)
+        uses: Any = {"turned": True, "adaptable": True, "quantisable": True, "dtype": dtype}
 
-    y = norm(x, w["mlp_norm"])
-    y = project(gated(project(y, name="gate"), project(y, name="up"), config.hidden_activation), name="down")
-    if config.post_norms:
-        y = norm(y, w["post_mlp_norm"])
-    return constrain(x + y, ("batch", line, None)), (k, v)
+        def matrix(hf: str, inputs: int, outputs: int, axes: Axes) -> nnx.Param:
+            return drawn(rngs, inputs, outputs, axes=axes, hf=f"{hf}.weight", **uses)
+
+        def bias(hf: str, size: int, axis: str | None) -> nnx.Param:
+            return parameter(jnp.zeros((size,), dtype), axes=(axis,), hf=f"{hf}.bias")
+
+        into, out, up, down = ("model", "heads"), ("heads", "model"), ("model", "mlp"), ("mlp", "model")
+        self.input_norm = norm(width, hf="input_layernorm")
+        for name, size in (("q", queries), ("k", keys), ("v", keys)):
+            setattr(self, name, matrix(f"self_attn.{name}_proj", width, size, into))
+            if config.attention_bias:
+                setattr(self, f"{name}_bias", bias(f"self_attn.{name}_proj", size, "heads"))
+        if config.qk_norm:
+            self.q_norm = norm(head_dim, hf="self_attn.q_norm")
+            self.k_norm = norm(head_dim, hf="self_attn.k_norm")
+        self.o = matrix("self_attn.o_proj", queries, width, out)
+        if config.attention_output_bias:
+            self.o_bias = bias("self_attn.o_proj", width, None)
+        if config.post_norms:
+            self.post_attention_norm = norm(width, hf="post_attention_layernorm")
+            self.mlp_norm = norm(width, hf="pre_feedforward_layernorm")
+            self.post_mlp_norm = norm(width, hf="post_feedforward_layernorm")
+        else:
+            self.mlp_norm = norm(width, hf="post_attention_layernorm")
+        for name, inputs, outputs, axes in (
+            ("gate", width, mlp, up),
+            ("up", width, mlp, up),
+            ("down", mlp, width, down),
+        ):
+            setattr(self, name, matrix(f"mlp.{name}_proj", inputs, outputs, axes))
+            if config.mlp_bias:
+                axis = None if name == "down" else "mlp"
+                setattr(self, f"{name}_bias", bias(f"mlp.{name}_proj", outputs, axis))
+        self.close()
+
+    def __call__(self, x: jax.Array, context: LayerContext) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """Run x [B, T, D] through the layer: [B, T, D], or [B, K, D] at the places of the context.
+
+        Returns:
+            The states, and the layer's keys and values [B, T, G, H].
+        """
+        config, constrain, places = self.config, context.constrain, context.places
+        rows, tokens, _ = x.shape
+        line = "tokens" if places is None else None
+        heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        norm = functools.partial(norm_of, config)
+        project = functools.partial(adapted_project, self, scale=context.lora_scale)
+
+        y = norm(x, self.input_norm)
+        k = project("k", y).reshape(rows, tokens, kv_heads, head_dim)
+        v = project("v", y).reshape(rows, tokens, kv_heads, head_dim)
+        query_angles = context.angles
+        if places is not None:
+            x, y = take_places(x, places), take_places(y, places)
+            query_angles = tuple(take_places(angle, places) for angle in query_angles)
+            tokens = places.shape[1]
+        q = project("q", y).reshape(rows, tokens, heads, head_dim)
+        if config.qk_norm:  # before rope
+            q, k = norm(q, self.q_norm), norm(k, self.k_norm)
+        q = rotate(q, *query_angles, scale=config.attention_scale)
+        k = rotate(k, *context.angles)
+        q, k, v = (constrain(z, ("batch", line, "heads", None)) for z in (q, k, v))
+        y = context.attend(q, k, v, softcap=config.attn_logit_softcapping)
+        y = project("o", y.reshape(rows, tokens, heads * head_dim))
+        if config.post_norms:
+            y = norm(y, self.post_attention_norm)
+        x = constrain(x + y, ("batch", line, None))
+
+        y = norm(x, self.mlp_norm)
+        y = project("down", gated(project("gate", y), project("up", y), config.hidden_activation))
+        if config.post_norms:
+            y = norm(y, self.post_mlp_norm)
+        return constrain(x + y, ("batch", line, None)), (k, v)
 
 
 def rematerialised(body: Callable[..., Any], policy: str, *, gathers: bool) -> Callable[..., Any]:
@@ -133,27 +175,25 @@ def splits_weights(mesh: Mesh | None) -> bool:
     return mesh is not None and math.prod(mesh.shape[name] for name in RULES["model"] or ()) > 1
 
 
-def gatherer(mesh: Mesh | None) -> Callable[[Params], Params]:
-    """A function of one layer's weights that brings their ``model`` axis together on every device.
+def gatherer(mesh: Mesh | None) -> Callable[[nnx.State], nnx.State]:
+    """A function of one layer's state that brings the ``model`` axis of its weights together on every device.
 
     Left to itself the compiler may split a product instead, and then moves the same bytes in many small steps and keeps
     more of them. Gradients go the other way: each device keeps the sum of its own part. Without a mesh, or where
     nothing is split, it changes nothing.
     """
     if mesh is None or not splits_weights(mesh):
-        return lambda weights: weights
+        return lambda state: state
 
-    def gather(weights: Params) -> Params:
-        whole = dict(weights)
-        for name, weight in weights.items():
-            axes = parameter_axes(f"layers/{name}")[1:]  # the first one is that of the layers
-            if "model" in axes:
-                kept = [None if axis == "model" else axis for axis in axes]
-                split, together = (NamedSharding(mesh, partition_spec(of)) for of in (axes, kept))
-                whole[name] = checkpoint_name(_resharded(split, together, weight), GATHERED)
-        return whole
+    def gathered(variable: nnx.Variable[Any]) -> nnx.Variable[Any]:
+        axes: Axes = variable.get_metadata("axes")
+        if "model" not in axes:
+            return variable
+        kept = [None if axis == "model" else axis for axis in axes]
+        split, together = (NamedSharding(mesh, partition_spec(of)) for of in (axes, kept))
+        return variable.replace(checkpoint_name(_resharded(split, together, variable[...]), GATHERED))
 
-    return gather
+    return lambda state: jax.tree.map(gathered, state, is_leaf=lambda node: isinstance(node, nnx.Variable))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -1,34 +1,181 @@
 """One encoder for BERT and DeBERTa-v2/v3, run by configuration.
 
-As in the decoder, layers are stacked on a leading axis and run by ``jax.lax.scan``, and all is a pure function of
-``(params, batch)``.
+As in the decoder, layers are stacked on a leading axis and run by ``jax.lax.scan``.
 
 Letters: B texts, L tokens, N heads, H head dim, D model, E embedding, F mlp.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax import lax
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from prb_jax.models.config.encoder import EncoderConfig, RelativePositions
 from prb_jax.models.layers import activate, float32_einsum, inverse_root_mean_square, project
+from prb_jax.models.parameter import Axes, Declaring, drawn, parameter
 from prb_jax.sharding import Constrain, constrainer
 
-Params = dict[str, Any]
+# Names of the parameters of a layer in a checkpoint.
+_BERT = {
+    "q": "attention.self.query", "k": "attention.self.key", "v": "attention.self.value",
+    "o": "attention.output.dense", "post_attention_norm": "attention.output.LayerNorm", "up": "intermediate.dense",
+    "down": "output.dense", "post_mlp_norm": "output.LayerNorm",
+}  # fmt: skip
+_NAMES: Mapping[str, Mapping[str, str]] = {
+    "bert": _BERT,
+    "deberta-v2": {
+        **_BERT,
+        "q": "attention.self.query_proj", "k": "attention.self.key_proj", "v": "attention.self.value_proj",
+        "relative_k": "attention.self.pos_key_proj", "relative_q": "attention.self.pos_query_proj",
+    },
+}  # fmt: skip
+
+
+def _declare_norm(module: Declaring, name: str, hf: str, config: EncoderConfig, dtype: DTypeLike) -> None:
+    """Declare the layer norm ``name`` of a module: a weight, and the bias ``{name}_bias``."""
+    for suffix, start, tensor in zip(("", "_bias"), (jnp.ones, jnp.zeros), config.norm_names, strict=True):
+        values = start((config.hidden_size,), dtype)
+        setattr(module, f"{name}{suffix}", parameter(values, axes=(None,), hf=f"{hf}.{tensor}"))
+
+
+def _layer_norm(module: nnx.Module, name: str, x: jax.Array, config: EncoderConfig) -> jax.Array:
+    """Layer norm over the last axis, statistics and products in float32."""
+    wide = x.astype(jnp.float32)
+    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    normed = centred * inverse_root_mean_square(centred, eps=config.layer_norm_eps)
+    weight, bias = (getattr(module, f"{name}{suffix}")[...].astype(jnp.float32) for suffix in ("", "_bias"))
+    return (normed * weight + bias).astype(x.dtype)
+
+
+class EncoderLayer(Declaring):
+    """Attention in both directions and an mlp, each beside a residual connection with a norm behind it."""
+
+    def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
+        self.config = config
+        width, mlp, names = config.hidden_size, config.intermediate_size, _NAMES[config.model_type]
+
+        def linear(name: str, inputs: int, outputs: int, axes: Axes) -> None:
+            matrix = drawn(
+                rngs, inputs, outputs, dtype=dtype, axes=axes, hf=f"{names[name]}.weight", turned=True
+            )
+            axis = None if axes[1] == "model" else axes[1]
+            bias = parameter(jnp.zeros((outputs,), dtype), axes=(axis,), hf=f"{names[name]}.bias")
+            setattr(self, name, matrix)
+            setattr(self, f"{name}_bias", bias)
+
+        relative, into = config.relative, ("model", "heads")
+        further = ()
+        if relative is not None and not relative.shared:
+            further = ("relative_k",) * relative.content_to_position + (
+                "relative_q",
+            ) * relative.position_to_content
+        for name in ("q", "k", "v", *further):
+            linear(name, width, width, into)
+        linear("o", width, width, ("heads", "model"))
+        _declare_norm(self, "post_attention_norm", names["post_attention_norm"], config, dtype)
+        linear("up", width, mlp, ("model", "mlp"))
+        linear("down", mlp, width, ("mlp", "model"))
+        _declare_norm(self, "post_mlp_norm", names["post_mlp_norm"], config, dtype)
+        self.close()
+
+    def project(self, name: str, x: jax.Array) -> jax.Array:
+        """x [..., I] through a matrix with its bias: [..., O]."""
+        return project(x, getattr(self, name)[...], getattr(self, f"{name}_bias")[...])
+
+    def __call__(
+        self, x: jax.Array, *, seen: jax.Array, distances: jax.Array | None, constrain: Constrain
+    ) -> jax.Array:
+        """Run x [B, L, D] through the layer.
+
+        Args:
+          x: states.
+          seen: bool [B, L], which tokens are attended to.
+          distances: embeddings of distances [2L - 1, D].
+          constrain: states how activations are split.
+        """
+        config = self.config
+        batch, length, width = x.shape
+        heads = (config.num_attention_heads, config.head_dim)
+
+        def split(y: jax.Array, name: str) -> jax.Array:
+            return self.project(name, y).reshape(*y.shape[:-1], *heads)
+
+        q, k, v = (constrain(split(x, name), ("batch", None, "heads", None)) for name in "qkv")
+        scores = float32_einsum("bqnh,bknh->bnqk", q, k)
+        terms = 1
+        if distances is not None and config.relative is not None:
+            relative = config.relative
+            if relative.content_to_position:
+                terms += 1
+                scores += distance_scores(q, split(distances, "k" if relative.shared else "relative_k"))
+            if relative.position_to_content:
+                terms += 1
+                # The score of (i, j) is key j's product with distance i - j: seen from j, that distance is -(j - i).
+                queries = split(distances[::-1], "q" if relative.shared else "relative_q")
+                scores += distance_scores(k, queries).swapaxes(2, 3)
+        scores = scores * (terms * config.head_dim) ** -0.5
+        weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, -jnp.inf), axis=-1)
+        y = float32_einsum("bnqk,bknh->bqnh", weights.astype(x.dtype), v)
+        y = self.project("o", y.astype(x.dtype).reshape(batch, length, width))
+        x = constrain(_layer_norm(self, "post_attention_norm", x + y, config), ("batch", None, None))
+        y = self.project("down", activate(self.project("up", x), config.hidden_activation))
+        return constrain(_layer_norm(self, "post_mlp_norm", x + y, config), ("batch", None, None))
+
+
+class Encoder(Declaring):
+    """The body of an encoder; the layers are one module whose parameters are stacked on axis 0.
+
+    Args:
+      config: architecture.
+      rngs: for random weights.
+      dtype: of the parameters.
+    """
+
+    def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32) -> None:
+        self.config = config
+        width, size = config.hidden_size, config.embedding_size
+
+        def table(hf: str, rows: int, columns: int, *, turned: bool = False) -> nnx.Param:
+            # Vocabularies divide by little, so that tables are split by width alone.
+            name = f"{hf}.weight"
+            return drawn(
+                rngs, rows, columns, scale=0.02, dtype=dtype, axes=(None, "model"), hf=name, turned=turned
+            )
+
+        self.words = table("embeddings.word_embeddings", config.vocab_size, size)
+        if config.absolute_positions:
+            self.positions = table("embeddings.position_embeddings", config.max_position_embeddings, size)
+        if config.type_vocab_size:
+            self.token_types = table("embeddings.token_type_embeddings", config.type_vocab_size, size)
+        if size != width:
+            self.embed_proj = table("embeddings.embed_proj", size, width, turned=True)
+        _declare_norm(self, "embed_norm", "embeddings.LayerNorm", config, dtype)
+        if config.relative is not None:
+            self.relative = table("encoder.rel_embeddings", 2 * config.relative.span, width)
+            if config.relative.normed:
+                _declare_norm(self, "relative_norm", "encoder.LayerNorm", config, dtype)
+
+        @nnx.split_rngs(splits=config.num_hidden_layers)
+        @nnx.vmap(in_axes=0, out_axes=0)
+        def stacked(rngs: nnx.Rngs) -> EncoderLayer:
+            return EncoderLayer(config, rngs=rngs, dtype=dtype)
+
+        self.layers = stacked(rngs)
+        self.close()
 
 
 def encode_tokens(
-    params: Params,
+    encoder: Encoder,
     tokens: jax.Array,
     *,
     lengths: jax.Array,
-    config: EncoderConfig,
     dtype: jnp.dtype,
     token_types: jax.Array | None = None,
     mesh: Mesh | None = None,
@@ -36,93 +183,45 @@ def encode_tokens(
     """Last hidden states of every token: [B, L, D] in ``dtype``; those of padding are meaningless.
 
     Args:
-      params: nested dict, as :func:`prb_jax.checkpoints.hf_map.leaf_maps` describes it; further entries, as a
-        head, are not looked at.
+      encoder: architecture and weights.
       tokens: int32 [B, L], padded on the right.
       lengths: int32 [B], tokens of each text; 0 in rows that only fill up a batch.
-      config: architecture.
       dtype: of activations; norms, softmax and sums are float32.
       token_types: int32 [B, L]; all 0 if not given.
       mesh: how activations are split; None for one device.
     """
-    constrain = constrainer(mesh)
+    config, constrain = encoder.config, constrainer(mesh)
     columns = jnp.arange(tokens.shape[1])[None]
     # A row without tokens attends to everything: a softmax over nothing would be NaN.
     seen = (columns < lengths[:, None]) | (lengths == 0)[:, None]
-    x = jnp.take(params["words"], tokens, axis=0).astype(jnp.float32)
+    x = jnp.take(encoder.words[...], tokens, axis=0).astype(jnp.float32)
     if config.absolute_positions:
-        x = x + _rows(params["positions"], columns, tokens.shape)
+        x = x + _rows(encoder.positions[...], columns, tokens.shape)
     if config.type_vocab_size:
         kinds = jnp.zeros_like(tokens) if token_types is None else token_types
-        x = x + _rows(params["token_types"], kinds, tokens.shape)
+        x = x + _rows(encoder.token_types[...], kinds, tokens.shape)
     x = x.astype(dtype)
-    if "embed_proj" in params:
-        x = project(x, params["embed_proj"])
-    x = constrain(_layer_norm(x, params, "embed_norm", config), ("batch", None, None))
+    if config.embedding_size != config.hidden_size:
+        x = project(x, encoder.embed_proj[...])
+    x = constrain(_layer_norm(encoder, "embed_norm", x, config), ("batch", None, None))
     distances = None
     if config.relative is not None:
-        distances = params["relative"].astype(dtype)
+        distances = encoder.relative[...].astype(dtype)
         if config.relative.normed:
-            distances = _layer_norm(distances, params, "relative_norm", config)
+            distances = _layer_norm(encoder, "relative_norm", distances, config)
         distances = distances[distance_rows(tokens.shape[1], config.relative)]
+    graph, layers = nnx.split(encoder.layers)
 
-    def body(x: jax.Array, weights: Params) -> tuple[jax.Array, None]:
-        return _layer(x, weights, seen=seen, distances=distances, config=config, constrain=constrain), None
+    def body(x: jax.Array, state: nnx.State) -> tuple[jax.Array, None]:
+        layer = nnx.merge(graph, state)
+        return layer(x, seen=seen, distances=distances, constrain=constrain), None
 
-    return lax.scan(body, x, params["layers"])[0]
+    return lax.scan(body, x, layers)[0]
 
 
 def _rows(table: jax.Array, index: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     rows = jnp.take(table, jnp.clip(index, 0, table.shape[0] - 1), axis=0).astype(jnp.float32)
     return jnp.broadcast_to(rows, (*shape, table.shape[1]))
-
-
-def _layer(
-    x: jax.Array,
-    w: Params,
-    *,
-    seen: jax.Array,
-    distances: jax.Array | None,
-    config: EncoderConfig,
-    constrain: Constrain,
-) -> jax.Array:
-    """One layer: x [B, L, D], w its parameters without the layer axis, distances [2L - 1, D]."""
-    batch, length, width = x.shape
-    heads = (config.num_attention_heads, config.head_dim)
-
-    def split(y: jax.Array, name: str) -> jax.Array:
-        return project(y, w[name], w[f"{name}_bias"]).reshape(*y.shape[:-1], *heads)
-
-    q, k, v = (constrain(split(x, name), ("batch", None, "heads", None)) for name in "qkv")
-    scores = float32_einsum("bqnh,bknh->bnqk", q, k)
-    terms = 1
-    if distances is not None and config.relative is not None:
-        relative = config.relative
-        if relative.content_to_position:
-            terms += 1
-            scores += distance_scores(q, split(distances, "k" if relative.shared else "relative_k"))
-        if relative.position_to_content:
-            terms += 1
-            # The score of (i, j) is key j's product with distance i - j: seen from j, that distance is -(j - i).
-            queries = split(distances[::-1], "q" if relative.shared else "relative_q")
-            scores += distance_scores(k, queries).swapaxes(2, 3)
-    scores = scores * (terms * config.head_dim) ** -0.5
-    weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, -jnp.inf), axis=-1)
-    y = float32_einsum("bnqk,bknh->bqnh", weights.astype(x.dtype), v)
-    y = project(y.astype(x.dtype).reshape(batch, length, width), w["o"], w["o_bias"])
-    x = constrain(_layer_norm(x + y, w, "post_attention_norm", config), ("batch", None, None))
-    y = activate(project(x, w["up"], w["up_bias"]), config.hidden_activation)
-    y = project(y, w["down"], w["down_bias"])
-    return constrain(_layer_norm(x + y, w, "post_mlp_norm", config), ("batch", None, None))
-
-
-def _layer_norm(x: jax.Array, params: Params, name: str, config: EncoderConfig) -> jax.Array:
-    """Layer norm over the last axis, statistics and products in float32."""
-    wide = x.astype(jnp.float32)
-    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
-    normed = centred * inverse_root_mean_square(centred, eps=config.layer_norm_eps)
-    weight, bias = params[name].astype(jnp.float32), params[f"{name}_bias"].astype(jnp.float32)
-    return (normed * weight + bias).astype(x.dtype)
 
 
 def distance_rows(length: int, relative: RelativePositions) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable
 
@@ -12,14 +13,15 @@ import numpy as np
 
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.layers import product
+from prb_jax.models.model import abstract_model
+from prb_jax.models.parameter import parameters
 from prb_jax.trees.streams import StreamBatch
 
 
 def matrix_flops_per_token(config: DecoderConfig) -> float:
     """Twice the weights of all layers' matrices; the embedding and the score head count for nothing."""
-    width, queries = config.hidden_size, config.num_attention_heads * config.head_dim
-    keys = config.num_key_value_heads * config.head_dim
-    return 2.0 * config.num_hidden_layers * width * (2 * queries + 2 * keys + 3 * config.intermediate_size)
+    matrices = (matrix for _, matrix in parameters(abstract_model(config).layers))
+    return 2.0 * sum(math.prod(matrix.shape) for matrix in matrices if matrix.get_metadata("quantisable"))
 
 
 def stream_flops(batch: StreamBatch, config: DecoderConfig, *, reads_only: bool = False) -> float:

@@ -95,11 +95,42 @@ def _conversations(batch: StreamBatch) -> jax.Array:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadTensor:
-    """One tensor of a head: its name, its shape in the file, and whether we keep it the other way round."""
+    """One tensor of a head: its name in the file, its shape there, and whether we keep it the other way round."""
 
     key: str
     shape: tuple[int, ...]
     transposed: bool = False
+    name: str = ""  # of the parameter; if empty, it is held under ``head`` by its key
+    axes: tuple[str | None, ...] | None = (
+        None  # logical axes of the parameter; None: every device has it whole
+    )
+    readout: bool = True  # float32, and trained with the head; an output embedding belongs to the body
+    pieces: tuple[tuple[int, int], ...] | None = None
+    """Rows (start, stop) of a larger tensor of the file, with `file_rows` rows, that are this one."""
+    file_rows: int | None = None
+
+
+class Sizes(Protocol):
+    """Sizes of a model on which the tensors of its head depend."""
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def num_labels(self) -> int: ...
+
+
+def output_embedding(sizes: Sizes) -> HeadTensor:
+    """Return the matrix of a language model that is not tied to its input embedding."""
+    return HeadTensor(
+        key=OUTPUT_EMBEDDING_KEY,
+        shape=(sizes.vocab_size, sizes.hidden_size),
+        transposed=True,
+        name="lm_head",
+        axes=("model", "vocab"),
+        readout=False,
+    )
 
 
 def dense(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
@@ -124,8 +155,8 @@ class Head(Protocol):
         """
         ...
 
-    def tensors(self) -> tuple[HeadTensor, ...]:
-        """The tensors it reads, apart from those of the ``score`` leaf (:class:`Linear`, :class:`Vocabulary`)."""
+    def tensors(self, sizes: Sizes) -> tuple[HeadTensor, ...]:
+        """The tensors it reads, besides the input embedding."""
         ...
 
     @property
@@ -137,7 +168,7 @@ class Head(Protocol):
         """Values float32 [B, K, n]; n is 1 but for a linear head with several labels.
 
         Args:
-          params: the model's parameters; ``score`` [D, n] and ``head`` (tensors by name) are the heads'.
+          params: the arrays of the model as a nested dict; its own are where :meth:`tensors` says.
         """
         ...
 
@@ -149,7 +180,7 @@ class ReadsAnything:
     def needs(self) -> tuple[int, ...]:
         return ()
 
-    def tensors(self) -> tuple[HeadTensor, ...]:
+    def tensors(self, sizes: Sizes) -> tuple[HeadTensor, ...]:
         return ()
 
 
@@ -181,6 +212,12 @@ class Linear(ReadsAnything):
             )
         bound = replace(self, keys=(key,))
         return replace(bound, bias=self.with_bias and bound.bias_key in stored)
+
+    def tensors(self, sizes: Sizes) -> tuple[HeadTensor, ...]:
+        labels = sizes.num_labels
+        matrix = HeadTensor(key=self.key, shape=(labels, sizes.hidden_size), transposed=True, name="score")
+        bias = HeadTensor(key=self.bias_key, shape=(labels,), name="score_bias")
+        return (matrix, bias) if self.bias else (matrix,)
 
     def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
         return dense(states.read(), params["score"], params["score_bias"] if self.bias else None)
@@ -222,6 +259,18 @@ class Vocabulary(ReadsAnything):
             )
         return replace(self, key=key, softcap=config.get("final_logit_softcapping"))
 
+    def tensors(self, sizes: Sizes) -> tuple[HeadTensor, ...]:
+        score = HeadTensor(
+            key=self.key,
+            shape=(len(self.tokens), sizes.hidden_size),
+            transposed=True,
+            name="score",
+            pieces=tuple((token, token + 1) for token in self.tokens),
+            file_rows=sizes.vocab_size,
+        )
+        whole = self.with_mass and self.key == OUTPUT_EMBEDDING_KEY
+        return (output_embedding(sizes), score) if whole else (score,)
+
     def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
         normed = states.read()
         logits = soft_capped(dense(normed, params["score"]), self.softcap)
@@ -255,6 +304,9 @@ class LanguageHead(ReadsAnything):
                 "language model"
             )
         return LanguageHead(tied, config.get("final_logit_softcapping"))
+
+    def tensors(self, sizes: Sizes) -> tuple[HeadTensor, ...]:
+        return () if self.tied else (output_embedding(sizes),)
 
     def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
         return self.logits(params, states.read())

@@ -1,8 +1,8 @@
 """Low-rank adapters (LoRA): y = x W + scale * (x A) B beside any matrix of the layers.
 
-The factors lie next to their matrix in the tree of parameters: ``q_lora_a`` [L, I, r] and ``q_lora_b``
-[L, r, O] beside ``q`` [L, I, O]. A starts as normal / sqrt(I) and B as zeros, so an adapted model starts
-as the model it adapts.
+The factors lie next to their matrix in the layers: ``q_lora_a`` [L, I, r] and ``q_lora_b`` [L, r, O] beside ``q``
+[L, I, O], as variables of the kind ``nnx.LoRAParam``, by which filters choose them. A starts as normal / sqrt(I) and B
+as zeros, so an adapted model starts as the model it adapts.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
@@ -23,9 +24,9 @@ from jax.custom_derivatives import SymbolicZero
 from prb_jax.data.options import Options, option
 from prb_jax.errors import CheckpointError
 from prb_jax.models.layers import matmul, product, project
-from prb_jax.models.quantization import MATRICES, quantized_project, scale_of
+from prb_jax.models.parameter import arrays
+from prb_jax.models.quantization import is_quantised, quantized_project, scale_of
 
-TARGETS: tuple[str, ...] = MATRICES
 FACTOR_A, FACTOR_B = "_lora_a", "_lora_b"
 
 PROJECTED = "projected"
@@ -39,14 +40,17 @@ class LoraConfig(Options, prefix="lora.", error=CheckpointError):
 
     rank: int = option(16, "inner size of each update.", least=1)
     alpha: float = option(32.0, "an update is multiplied by alpha / rank.", above=0)
-    targets: tuple[str, ...] = option(TARGETS, "adapted matrices, among q, k, v, o, gate, up, down.")
+    targets: tuple[str, ...] = option(
+        ("q", "k", "v", "o", "gate", "up", "down"), "adapted matrices, among q, k, v, o, gate, up, down."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        unknown = [name for name in self.targets if name not in TARGETS]
+        every = LoraConfig.targets  # the default
+        unknown = [name for name in self.targets if name not in every]
         if unknown or not self.targets or len(set(self.targets)) != len(self.targets):
             raise CheckpointError(
-                f"lora.targets: expected different names among {', '.join(TARGETS)}, "
+                f"lora.targets: expected different names among {', '.join(every)}, "
                 f"found {', '.join(self.targets) or 'none'}"
             )
 
@@ -56,42 +60,58 @@ class LoraConfig(Options, prefix="lora.", error=CheckpointError):
         return self.alpha / self.rank
 
 
-def init_lora(params: Mapping[str, Any], config: LoraConfig, *, seed: int = 0) -> dict[str, Any]:
-    """Fresh factors, float32, as a nested dict ``{"layers": {"q_lora_a": ..., "q_lora_b": ...}}``.
+def adapt(layers: nnx.Module, config: LoraConfig, *, seed: int = 0) -> None:
+    """Put fresh factors, float32, beside the matrices of stacked layers.
 
-    A pure function of shapes and seed, so it may run under ``jax.jit`` with output shardings; a factor
-    does not depend on which other matrices are adapted.
+    A factor does not depend on which other matrices are adapted.
 
     Args:
-        params: parameters of the decoder, or their shapes.
+        layers: of a decoder.
         config: rank and targets.
         seed: of the A factors.
+
+    Raises:
+        CheckpointError: a target is not an adaptable matrix of these layers.
     """
-    factors: dict[str, Any] = {}
     for name in config.targets:
-        layers, inputs, outputs = params["layers"][name].shape
+        matrix = getattr(layers, name, None)
+        if not isinstance(matrix, nnx.Variable) or not matrix.get_metadata("adaptable"):
+            raise CheckpointError(f"lora.targets: layers/{name} is not a matrix that takes an adapter")
+        depth, inputs, outputs = matrix.shape
         key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()) & 0x7FFFFFFF)
-        noise = jax.random.normal(key, (layers, inputs, config.rank), jnp.float32)
-        factors[f"{name}{FACTOR_A}"] = noise * inputs**-0.5
-        factors[f"{name}{FACTOR_B}"] = jnp.zeros((layers, config.rank, outputs), jnp.float32)
-    return {"layers": factors}
+        a = jax.random.normal(key, (depth, inputs, config.rank), jnp.float32) * inputs**-0.5
+        b = jnp.zeros((depth, config.rank, outputs), jnp.float32)
+        before, after = matrix.get_metadata("axes")  # the rank is small, and not split
+        setattr(layers, f"{name}{FACTOR_A}", nnx.LoRAParam(a, axes=(before, None)))
+        setattr(layers, f"{name}{FACTOR_B}", nnx.LoRAParam(b, axes=(None, after)))
 
 
-def adapted_project(
-    x: jax.Array, weights: Mapping[str, jax.Array], name: str, *, scale: float = 1.0
-) -> jax.Array:
-    """x [..., I] through the matrix ``name`` of one layer, its bias and its adapter: [..., O] in x's dtype.
+def init_lora(layers: nnx.Module, config: LoraConfig, *, seed: int = 0) -> dict[str, Any]:
+    """Adapt stacked layers, and return the factors as a nested dict, e.g. ``{"layers": {"q_lora_a": ...}}``.
 
-    Quantised matrices are known by their scales: see :mod:`prb_jax.models.quantization`.
+    A pure function of shapes and seed, so it may run under ``jax.jit`` with output shardings.
+    Arguments and errors are those of :func:`adapt`.
+    """
+    adapt(layers, config, seed=seed)
+    return {"layers": arrays(nnx.state(layers, nnx.LoRAParam))}
+
+
+def adapted_project(layer: nnx.Module, name: str, x: jax.Array, *, scale: float = 1.0) -> jax.Array:
+    """x [..., I] through the matrix ``name`` of a layer, its bias and its adapter: [..., O] in x's dtype.
 
     Args:
+        layer: holds the matrix, quantised or not, and what belongs to it.
+        name: of the matrix.
         x: input.
-        weights: the layer's parameters, without the layer axis.
-        name: of the matrix, one of :data:`TARGETS`.
         scale: of the adapter's update, see :attr:`LoraConfig.scale`.
     """
-    weight, bias, scales = weights[name], weights.get(f"{name}_bias"), scale_of(weights, name)
-    a, b = (weights.get(f"{name}{factor}") for factor in (FACTOR_A, FACTOR_B))
+
+    def beside(suffix: str) -> jax.Array | None:
+        variable = getattr(layer, f"{name}{suffix}", None)
+        return None if variable is None else variable[...]
+
+    weight: jax.Array = getattr(layer, name)[...]
+    bias, a, b, scales = beside("_bias"), beside(FACTOR_A), beside(FACTOR_B), scale_of(layer, name)
     merges = a is not None and b is not None and scales is None and _merges(x, weight)
     out: jax.Array
     if scales is not None:
@@ -161,7 +181,7 @@ def merge_lora(params: Mapping[str, Any], *, scale: float) -> dict[str, Any]:
         if name.endswith((FACTOR_A, FACTOR_B)):
             continue
         if f"{name}{FACTOR_A}" in given:
-            if scale_of(given, name) is not None:
+            if is_quantised(weight):
                 raise CheckpointError(f"layers/{name}: is quantised: merge its adapter before")
             merge = _merge(getattr(weight, "sharding", None))
             weight = merge(weight, given[f"{name}{FACTOR_A}"], given[f"{name}{FACTOR_B}"], scale)

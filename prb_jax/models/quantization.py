@@ -1,11 +1,11 @@
 """Matrices in eight bits, for scoring with frozen weights: y = s_x s_w (x_q W_q).
 
-A quantised matrix keeps its place in the tree of parameters, in another dtype, and its float32 scales
-lie beside it, one for each output channel: ``q`` int8 [L, I, O] and ``q_scale`` [L, O]. What is quantised
-is read from the tree itself, as with biases and adapters: ``_scale`` means that activations are
-quantised too, a scale for each token, so that the product is one of eight-bit factors; ``_weight_scale``
-means that the matrix alone is, and the product is one of activations in their own dtype. Embedding,
-norms, biases, adapters and the head stay as they are.
+A quantised matrix keeps its place in the layers as a variable of the kind :class:`Narrow`, in another dtype, and its
+float32 scales lie beside it, one for each output channel: ``q`` int8 [L, I, O] and ``q_scale`` [L, O]. ``_scale`` means
+that activations are quantised too, a scale for each token, so that the product is one of eight-bit factors;
+``_weight_scale`` means that the matrix alone is, and the product is one of activations in their own dtype. Which
+matrices can be quantised is said where they are declared; embedding, norms, biases, adapters and the head stay as they
+are.
 
 Symmetric, without calibration data: scale = largest absolute value / largest number of the dtype, so a
 weight is off by half a scale at most in int8. Values of int8 and of float8_e4m3fn are exact in bfloat16.
@@ -14,21 +14,22 @@ weight is off by half a scale at most in int8. Values of int8 and of float8_e4m3
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax import lax
 from jax.sharding import Mesh
 
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.layers import product
-from prb_jax.sharding import BOTH_SCALE, SCALE_SUFFIXES, WEIGHT_SCALE
+from prb_jax.models.parameter import Declaring
 
-MATRICES: tuple[str, ...] = ("q", "k", "v", "o", "gate", "up", "down")
-"""The matrices of a layer, by their names in the tree of parameters."""
+BOTH_SCALE, WEIGHT_SCALE = "_scale", "_weight_scale"
+"""What the names of a quantised matrix's scales end with."""
 
 _INT8, _FP8 = np.dtype(np.int8), np.dtype(jnp.float8_e4m3fn)
 _LIMITS = {_INT8: 127.0, _FP8: 448.0}
@@ -132,26 +133,50 @@ def quantized_project(x: jax.Array, weight: jax.Array, scale: jax.Array, *, acti
     return out.astype(jnp.float32) * token_scale[..., None] * scale
 
 
-def scale_of(weights: Mapping[str, Any], name: str) -> tuple[Any, bool] | None:
+class Narrow(nnx.Variable):
+    """A matrix in eight bits; ``suffix`` is what the name of its scales ends with."""
+
+
+class Scales(nnx.Variable):
+    """The scales of a matrix in eight bits, one for each output channel."""
+
+
+def is_quantised(matrix: Any) -> bool:
+    """Return whether an array is a matrix in eight bits."""
+    return np.dtype(matrix.dtype) in _LIMITS
+
+
+def scale_of(layer: nnx.Module, name: str) -> tuple[jax.Array, bool] | None:
     """The scales of the matrix ``name`` of a layer, and whether activations are quantised too; None if it
     is not quantised."""
-    suffixes = [suffix for suffix in SCALE_SUFFIXES if f"{name}{suffix}" in weights]
-    return (weights[f"{name}{suffixes[0]}"], suffixes[0] == BOTH_SCALE) if suffixes else None
+    matrix = getattr(layer, name)
+    if not isinstance(matrix, Narrow):
+        return None
+    suffix = matrix.get_metadata("suffix")
+    return getattr(layer, f"{name}{suffix}")[...], suffix == BOTH_SCALE
 
 
-def quantize_params(params: Mapping[str, Any], form: Form) -> dict[str, Any]:
-    """All parameters, the layers' matrices quantised. A pure function: it may run under ``jax.jit``.
+def quantise(layers: Declaring, form: Form, *, names: Collection[str] | None = None) -> None:
+    """Replace matrices of stacked layers by quantised ones with their scales. It may run under ``jax.jit``.
 
     Adapters beside a matrix stay as they are, and work on top of it.
 
+    Args:
+        layers: of a decoder.
+        form: how.
+        names: of the matrices; all that can be if not given.
+
     Raises:
-        CheckpointError: they are quantised already.
+        CheckpointError: one is quantised already.
     """
-    layers: dict[str, Any] = dict(params["layers"])
-    for name in MATRICES:
-        if scale_of(layers, name) is not None:
+    for name in layers.order:
+        matrix = getattr(layers, name)
+        if not matrix.get_metadata("quantisable") or (names is not None and name not in names):
+            continue
+        if isinstance(matrix, Narrow):
             raise CheckpointError(f"layers/{name}: is quantised already")
         # A layer at a time: only one layer is ever in memory in float32.
-        narrow, scale = lax.map(lambda w: quantize_array(w, form.dtype, axis=0), layers[name])
-        layers |= {name: narrow, f"{name}{form.suffix}": scale}
-    return {**params, "layers": layers}
+        narrow, scales = lax.map(lambda w: quantize_array(w, form.dtype, axis=0), matrix[...])
+        declared = {key: matrix.get_metadata(key) for key in ("axes", "adaptable", "quantisable")}
+        setattr(layers, name, Narrow(narrow, suffix=form.suffix, **declared))
+        setattr(layers, f"{name}{form.suffix}", Scales(scales, axes=declared["axes"][1:]))

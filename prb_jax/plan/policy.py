@@ -21,6 +21,7 @@ from prb_jax.models import REMAT
 from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.head import LanguageHead
+from prb_jax.models.model import parameter_shardings
 from prb_jax.models.named_shapes import read_model
 from prb_jax.plan.chips import PlanOptions, slice_of
 from prb_jax.plan.planner import Plan, bytes_per_chip, compile_program, mesh_named, shape_of
@@ -31,7 +32,7 @@ from prb_jax.rl.learner import make_look
 from prb_jax.rl.objective import POLICY, VALUE, Actor, Extras, Targets, make_policy_step
 from prb_jax.rl.sections import RolloutBatchSettings, RolloutSettings, ValueSettings
 from prb_jax.rl.settings import PpoSettings
-from prb_jax.sharding import make_mesh, mesh_shape, parameter_shardings
+from prb_jax.sharding import make_mesh, mesh_shape
 from prb_jax.training import PASSES, Tuning
 from prb_jax.trees.response_reads import Reads
 from prb_jax.trees.stream_shapes import READS_STEP
@@ -196,7 +197,7 @@ def _drawing_programs(
     if split != mesh:
         # The copy is beside the weights that are held, and gone when the rollouts are there.
         weights = abstract_params(config, dtype=jnp.dtype("float32") if tuning == "full" else kind)
-        weights = placed(weights, parameter_shardings(weights, mesh))
+        weights = placed(weights, parameter_shardings(weights, mesh, config=config))
         place = placing_program(make_program(config, mesh=split, dtype=kind), weights)
         programs = {"place": PlannedProgram(place, (weights,), 0.0), **programs}
         given = {"place": bytes_per_chip(weights), "draw": 0}

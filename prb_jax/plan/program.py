@@ -17,11 +17,12 @@ from prb_jax.checkpoints.load import abstract_params
 from prb_jax.errors import MeshError
 from prb_jax.models.attention.choice import StreamAttention, choose_attention
 from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.model import parameter_shardings
 from prb_jax.models.quantization import quantization_form
 from prb_jax.plan.streams import BatchShape, PlannedStreams, planned_streams
 from prb_jax.readouts.heads import choose_readout
 from prb_jax.readouts.score_tree import is_pointwise, make_score_fn
-from prb_jax.sharding import check_heads, mesh_shape, parameter_shardings
+from prb_jax.sharding import check_heads, mesh_shape
 from prb_jax.training import PASSES, Tuning
 from prb_jax.training.config import OptimizerSettings, TrainSettings
 from prb_jax.training.objective import make_reward_step
@@ -76,7 +77,7 @@ def scoring_program(
         None if config.num_labels == 1 else "first-logit", num_labels=config.num_labels, where="model"
     )
     weights = abstract_params(config, dtype=kind, head_dtype=jnp.float32, quantize=quantize)
-    shardings = parameter_shardings(weights, mesh)
+    shardings = parameter_shardings(weights, mesh, config=config)
     function = make_score_fn(config, mesh=mesh, dtype=kind, readout=readout, shardings=shardings)
     chosen = choose_attention(mesh, kind, attention, config=config)
     streams = planned_streams(config, shape, mesh=mesh, attention=chosen, reads_only=is_pointwise(config))

@@ -19,13 +19,14 @@ from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.flops import matrix_flops_per_token
 from prb_jax.models.head import LanguageHead
+from prb_jax.models.model import parameter_shardings
 from prb_jax.models.named_shapes import read_model
 from prb_jax.models.quantization import quantization_form
 from prb_jax.plan.chips import PlanOptions, slice_of
 from prb_jax.plan.planner import Plan, bytes_per_chip, compile_program, mesh_named, shape_of
 from prb_jax.plan.program import PlannedProgram, check_shape, placed
 from prb_jax.plan.streams import BatchShape
-from prb_jax.sharding import make_mesh, mesh_shape, parameter_shardings, replicated
+from prb_jax.sharding import make_mesh, mesh_shape, replicated
 from prb_jax.trees.stream_tables import round_up
 
 
@@ -121,7 +122,7 @@ def sampling_program(
     }
     shown = placed((prompts, rows), shardings)
     of_prompts, of_rows = (bytes_per_chip((part.cache.keys, part.cache.values)) for part in shown)
-    arguments = (placed(weights, parameter_shardings(weights, mesh)), *shown)
+    arguments = (placed(weights, parameter_shardings(weights, mesh, config=policy)), *shown)
     attention = choose_attention(mesh, kind, sampler.attention, config=policy).name
     flops = step_flops(policy, shape)
     program = PlannedProgram(run_program(sampler), arguments, flops, attention=attention, named=named)

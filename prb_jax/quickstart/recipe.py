@@ -30,7 +30,7 @@ from prb_jax.data.comparison import Comparison, Post
 from prb_jax.data.writing import write_file
 from prb_jax.models.config.decoder import parse_config
 from prb_jax.models.decoder import Params
-from prb_jax.models.random_params import init_params
+from prb_jax.models.model import init_params
 from prb_jax.sources.personas import serialise
 from prb_jax.text.tokenizer import load_tokenizer
 from prb_jax.text.visible import PROFILE_HEADINGS, QUESTION_HEADING, TextProtocol, visible

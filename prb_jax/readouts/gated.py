@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config.fields import FieldReader
-from prb_jax.models.head import HeadTensor, Shapes, States, dense
+from prb_jax.models.head import HeadTensor, Shapes, Sizes, States, dense
 from prb_jax.readouts.heads import Stack, check_tensor
 
 
@@ -81,7 +81,7 @@ class Gated:
         """The ids at which a bound head's gate reads; empty where it reads at the read position."""
         return self.gate_at[0][1] if self.gate_at else ()
 
-    def tensors(self) -> tuple[HeadTensor, ...]:
+    def tensors(self, sizes: Sizes) -> tuple[HeadTensor, ...]:
         tensors = list(self.objectives.tensors())
         k = self.objectives.outputs // int(self.per_objective)
         if self.gate is not None:

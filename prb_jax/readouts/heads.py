@@ -18,7 +18,7 @@ from jax import lax
 
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.config.fields import FieldReader
-from prb_jax.models.head import HeadTensor, ReadsAnything, Shapes, States, dense
+from prb_jax.models.head import HeadTensor, ReadsAnything, Shapes, Sizes, States, dense
 from prb_jax.models.layers import ACTIVATIONS, EncoderActivation, activate
 
 READOUTS = ("logit", "first-logit", "last-softmax")
@@ -202,7 +202,7 @@ class _OneStack(ReadsAnything):
         sizes = {"width": config["hidden_size"], "outputs": self.outputs}
         return replace(self, stack=self.stack.bound(stored, where=where, what=what, **sizes))
 
-    def tensors(self) -> tuple[HeadTensor, ...]:
+    def tensors(self, sizes: Sizes) -> tuple[HeadTensor, ...]:
         return self.stack.tensors()
 
 
@@ -252,7 +252,7 @@ class Pooled(ReadsAnything):
             check_tensor(stored, tensor.key, tensor.shape, where=where, what=what)
         return bound
 
-    def tensors(self) -> tuple[HeadTensor, ...]:
+    def tensors(self, sizes: Sizes | None = None) -> tuple[HeadTensor, ...]:
         return tuple(
             tensor
             for name, size in ((self.pooler, self.width), (self.classifier, self.labels))

@@ -255,9 +255,9 @@ def _with_what_is_missing(error: CheckpointError, stored: _Stored) -> Checkpoint
 def _with_new_head(row: ModelRow, stored: _Stored, head: Head | None, *, where: str) -> ResolvedModel:
     """The body of a row with a new head; the tensors of the checkpoint's own one, if it is known, are left aside."""
     config, layout = _body(row, stored, where=where)
-    of_head = [] if head is None else [tensor.key for tensor in head.tensors()]
+    of_head = [] if head is None else [tensor.key for tensor in head.tensors(config)]
     if isinstance(head, Linear):
-        of_head += [head.key, head.bias_key]
+        of_head.append(head.bias_key)
     ignored = (*layout.ignored, *((re.escape(name), "replaced by a new head") for name in of_head))
     return ResolvedModel(replace(config, layout=replace(layout, ignored=ignored)), row, new_head=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -10,8 +11,10 @@ from jax.sharding import Mesh
 
 from prb_jax.checkpoints.load import encoder_shardings
 from prb_jax.models.config.encoder import EncoderConfig
-from prb_jax.models.encoder import Params, encode_tokens
+from prb_jax.models.decoder import Params
+from prb_jax.models.encoder import encode_tokens
 from prb_jax.models.head import States
+from prb_jax.models.model import bind_encoder
 from prb_jax.readouts.heads import read_out
 from prb_jax.sharding import batch_sharding, on_any_mesh, replicated
 from prb_jax.trees.sequences import SequenceBatch
@@ -38,8 +41,23 @@ def score_pairs(
     """
     assert config.head is not None
     tokens, lengths = jnp.asarray(batch.tokens), jnp.asarray(batch.lengths)
-    states = encode_tokens(params, tokens, lengths=lengths, config=config, dtype=dtype, mesh=mesh)
+    states = encode_tokens(bind_encoder(config, params), tokens, lengths=lengths, dtype=dtype, mesh=mesh)
     return config.head(params, States(states[:, :1], None, lambda x: x, at_reads=True))[:, 0]
+
+
+def pair_rewards(
+    params: Params,
+    batch: SequenceBatch,
+    *,
+    config: EncoderConfig,
+    mesh: Mesh,
+    dtype: jnp.dtype,
+    readout: str | None,
+) -> jax.Array:
+    """Return the rewards of a batch; see :func:`make_pair_fn`."""
+    values = score_pairs(params, batch, config=config, dtype=dtype, mesh=mesh)
+    rewards = values if readout is None else read_out(values, readout)
+    return rewards if batch.places is None else rewards[batch.places]
 
 
 def make_pair_fn(
@@ -58,10 +76,6 @@ def make_pair_fn(
       readout: see :func:`prb_jax.readouts.heads.choose_readout`; None for all that the head gives, with n as last axis.
     """
 
-    def score(params: Params, batch: SequenceBatch) -> jax.Array:
-        values = score_pairs(params, batch, config=config, dtype=dtype, mesh=mesh)
-        rewards = values if readout is None else read_out(values, readout)
-        return rewards if batch.places is None else rewards[batch.places]
-
+    score = functools.partial(pair_rewards, config=config, dtype=dtype, mesh=mesh, readout=readout)
     shardings = (encoder_shardings(config, mesh), batch_sharding(mesh, 1))
     return jax.jit(on_any_mesh(score, mesh), in_shardings=shardings, out_shardings=replicated(mesh))

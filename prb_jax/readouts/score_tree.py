@@ -15,10 +15,10 @@ from jax.sharding import Mesh
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params, decode_stream
-from prb_jax.models.decoder_layer import last_norm
 from prb_jax.models.head import States
+from prb_jax.models.model import bind, parameter_shardings
 from prb_jax.readouts.heads import read_out
-from prb_jax.sharding import batch_sharding, on_any_mesh, parameter_shardings, replicated
+from prb_jax.sharding import batch_sharding, on_any_mesh, replicated
 from prb_jax.trees.streams import StreamBatch
 
 ScoreFn = Callable[[Params, StreamBatch], jax.Array]
@@ -51,11 +51,12 @@ def score_stream(
         the place of their rows of the embedding (before Gemma's factor).
       differentiated: gradients are taken through the layers.
     """
-    reads_only = is_pointwise(config)
+    decoder = bind(config, params)
+    # Where every token is read, nothing is saved by reading places apart.
+    reads_only = is_pointwise(config) and batch.reads.shape[1] < batch.tokens.shape[1]
     x = decode_stream(
-        params,
+        decoder,
         batch,
-        config=config,
         dtype=dtype,
         mesh=mesh,
         lora_scale=lora_scale,
@@ -64,14 +65,30 @@ def score_stream(
         differentiated=differentiated,
         reads_only=reads_only,
     )
-    norm = functools.partial(last_norm, params, config=config)
-    return config.head(params, States(x, batch, norm, at_reads=reads_only))
+    return config.head(params, States(x, batch, decoder.normed, at_reads=reads_only))
 
 
 def is_pointwise(config: DecoderConfig) -> bool:
     """Return whether the head looks at nothing but the read positions: the last layer has less to do, and every
     position can be read."""
     return not config.head.needs
+
+
+def stream_rewards(
+    params: Params,
+    batch: StreamBatch,
+    *,
+    config: DecoderConfig,
+    mesh: Mesh,
+    dtype: jnp.dtype,
+    readout: str | None,
+) -> jax.Array:
+    """Return the rewards of a batch; see :func:`make_score_fn`."""
+    read = score_stream(params, batch, config=config, dtype=dtype, mesh=mesh)
+    read = read if readout is None else read_out(read, readout)
+    if batch.places is not None:
+        read = jnp.take(read.reshape(-1, *read.shape[2:]), batch.places, axis=0)
+    return read
 
 
 def make_score_fn(
@@ -92,17 +109,11 @@ def make_score_fn(
       mesh: devices.
       dtype: of activations.
       readout: see :func:`prb_jax.readouts.heads.choose_readout`; None for all that the head gives, with an axis [n].
-      shardings: of the parameters; those of :func:`prb_jax.sharding.parameter_shardings` if not given.
+      shardings: of the parameters; those of :func:`prb_jax.models.model.parameter_shardings` if not given.
     """
 
-    def score(params: Params, batch: StreamBatch) -> jax.Array:
-        read = score_stream(params, batch, config=config, dtype=dtype, mesh=mesh)
-        read = read if readout is None else read_out(read, readout)
-        if batch.places is not None:
-            read = jnp.take(read.reshape(-1, *read.shape[2:]), batch.places, axis=0)
-        return read
-
-    shardings = shardings or parameter_shardings(abstract_params(config), mesh)
+    score = functools.partial(stream_rewards, config=config, dtype=dtype, mesh=mesh, readout=readout)
+    shardings = shardings or parameter_shardings(abstract_params(config), mesh, config=config)
     of_inputs = (shardings, stream_batch_shardings(mesh))
     return jax.jit(on_any_mesh(score, mesh), in_shardings=of_inputs, out_shardings=replicated(mesh))
 

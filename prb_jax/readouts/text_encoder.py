@@ -25,7 +25,9 @@ from prb_jax.data.reading import read_json, read_object
 from prb_jax.errors import CheckpointError, DataError, quote
 from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.config.fields import choose_dtype
-from prb_jax.models.encoder import Params, encode_tokens
+from prb_jax.models.decoder import Params
+from prb_jax.models.encoder import encode_tokens
+from prb_jax.models.model import bind_encoder
 from prb_jax.sharding import batch_sharding, make_mesh, replicated, to_global
 from prb_jax.text.open_tokenizer import added_tokens, open_tokenizer, tokenize
 from prb_jax.trees.sequences import (
@@ -300,7 +302,7 @@ def make_embed_fn(config: EncoderConfig, pooling: Pooling, *, mesh: Mesh, dtype:
 
     def embed(params: Params, batch: SequenceBatch) -> jax.Array:
         tokens, lengths = jnp.asarray(batch.tokens), jnp.asarray(batch.lengths)
-        states = encode_tokens(params, tokens, lengths=lengths, config=config, dtype=dtype, mesh=mesh)
+        states = encode_tokens(bind_encoder(config, params), tokens, lengths=lengths, dtype=dtype, mesh=mesh)
         return pool(states, lengths, pooling)
 
     shardings = (encoder_shardings(config, mesh), batch_sharding(mesh, 1))

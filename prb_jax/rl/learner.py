@@ -17,6 +17,7 @@ from prb_jax.checkpoints.load import abstract_params, load_params
 from prb_jax.generation.policy import bare_policy
 from prb_jax.generation.programs import decoding_mesh
 from prb_jax.models.decoder import Params
+from prb_jax.models.model import parameter_shardings
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_language_model
 from prb_jax.rl.numbers import token_weights
@@ -33,7 +34,7 @@ from prb_jax.rl.rollouts import Rollouts
 from prb_jax.rl.settings import PpoSettings
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import batch_sizes
-from prb_jax.sharding import parameter_shardings, replicated
+from prb_jax.sharding import replicated
 from prb_jax.training.data import Order, permutation
 from prb_jax.training.export import Write, copy_file
 from prb_jax.training.microbatches import STEPS_SIMULATED
@@ -104,7 +105,7 @@ class Learner(Trainer):
     def _read_weights(self, mesh: Mesh) -> Params:
         config = self.actor.config
         dtype = jnp.dtype("float32") if self.settings.tuning == "full" else self.actor.dtype
-        shardings = parameter_shardings(abstract_params(config), mesh)
+        shardings = parameter_shardings(abstract_params(config), mesh, config=config)
         return load_params(self._opened.folder.path, config, dtype=dtype, shardings=shardings).params
 
     def _side_files(self, *, adapter: bool = False) -> Write:

@@ -26,10 +26,10 @@ from prb_jax.checkpoints.load import abstract_params
 from prb_jax.models.attention.reads import take_places
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params, decode_stream
-from prb_jax.models.decoder_layer import last_norm
-from prb_jax.models.head import LanguageHead, dense
+from prb_jax.models.head import LINEAR, LanguageHead, dense
 from prb_jax.models.layers import without_unit_axes
 from prb_jax.models.lora import init_lora
+from prb_jax.models.model import bind, parameter_shardings
 from prb_jax.rl.numbers import (
     clipped_policy_loss,
     clipped_value_loss,
@@ -80,6 +80,11 @@ class Actor:
         labelled = self.settings.algorithm in LABELLED
         return 1.0 if labelled else self.settings.rollout.temperature
 
+    @property
+    def critic(self) -> DecoderConfig:
+        """The architecture of the value function: one value of each state."""
+        return dataclasses.replace(self.config, head=LINEAR, num_labels=1)
+
     def split(self, params: Params) -> tuple[dict[str, Params], Params]:
         """Return the arrays that each group starts with, and those that are not trained: those of the reference.
 
@@ -88,7 +93,7 @@ class Actor:
         """
         settings = self.settings
         trainable, frozen = split_params(
-            params, tuning=settings.tuning, lora=settings.lora, seed=settings.seed
+            params, config=self.config, tuning=settings.tuning, lora=settings.lora, seed=settings.seed
         )
         if settings.tuning == "full" and settings.algorithm != "sft":
             # Rounded only where a forward pass rounds them anyway: the matrices of the layers.
@@ -99,13 +104,14 @@ class Actor:
             frozen = {**params, "layers": layers}
         sources = {POLICY: trainable}
         if settings.with_values:
-            head = {"score": jnp.zeros((params["embed"].shape[1], 1), jnp.float32)}
+            value = abstract_params(self.critic)["score"]
+            head = {"score": jnp.zeros(value.shape, jnp.float32)}
             if settings.value.trunk == "shared":
                 trunk: Params = {}
             elif settings.tuning == "full":
                 trunk = {name: leaf for name, leaf in params.items() if name != "lm_head"}
             else:
-                trunk = init_lora(params, settings.lora, seed=settings.seed + 1)
+                trunk = init_lora(bind(self.config, params).layers, settings.lora, seed=settings.seed + 1)
             sources[VALUE] = {**trunk, **head}
         return sources, frozen
 
@@ -165,7 +171,13 @@ def make_policy_step(actor: Actor) -> TrainStep:
     value = policy if given is None else dataclasses.replace(policy, learning_rate=given)
     weights = {
         name: Weights(
-            optimizer=value if name == VALUE else policy, lengths=lengths, trainable=source, mesh=actor.mesh
+            optimizer=value if name == VALUE else policy,
+            lengths=lengths,
+            trainable=source,
+            placed=parameter_shardings(
+                source, actor.mesh, config=actor.critic if name == VALUE else actor.config
+            ),
+            mesh=actor.mesh,
         )
         for name, source in sources.items()
     }
@@ -175,7 +187,7 @@ def make_policy_step(actor: Actor) -> TrainStep:
         functools.partial(loss, actor),
         split=actor.split,
         groups=groups,
-        frozen=frozen,
+        frozen_shardings=parameter_shardings(frozen, actor.mesh, config=actor.config),
         zero=lambda: Sums({name: jnp.zeros((), jnp.float32) for name in names}),
         learning_rate=weights[POLICY].learning_rate,
         mesh=actor.mesh,
@@ -187,7 +199,6 @@ def token_states(
 ) -> jax.Array:
     """Return the normed states that are read: float32 [B, M, D]; `differentiated` where gradients are taken."""
     options: dict[str, Any] = {
-        "config": actor.config,
         "dtype": actor.dtype,
         "mesh": actor.mesh,
         "lora_scale": actor.settings.lora_scale,
@@ -197,8 +208,9 @@ def token_states(
     # The last layer attends from read places to every key of the stream, and block by block from all tokens.
     apart = FEW_READS * places.shape[1] <= batch.tokens.shape[1]
     batch = dataclasses.replace(batch, reads=places)
-    x = decode_stream(params, batch, reads_only=apart, differentiated=differentiated, **options)
-    return last_norm(params, x if apart else take_places(x, places), actor.config)
+    decoder = bind(actor.config, params)
+    x = decode_stream(decoder, batch, reads_only=apart, differentiated=differentiated, **options)
+    return decoder.normed(x if apart else take_places(x, places))
 
 
 def token_logprobs(

@@ -19,8 +19,10 @@ from prb_jax.data.records import Records, as_comparisons
 from prb_jax.errors import short_repr
 from prb_jax.models.attention.choice import StreamAttention, choose_attention
 from prb_jax.models.config.encoder import EncoderConfig
+from prb_jax.models.model import parameter_shardings
 from prb_jax.models.quantization import quantization_form
 from prb_jax.personal.prompts import extend_embedding
+from prb_jax.readouts.module import PairRewardModule, Program, RewardModule, reward_module
 from prb_jax.readouts.open_model import OpenedModel
 from prb_jax.readouts.score_pairs import make_pair_fn
 from prb_jax.readouts.score_tree import make_score_fn
@@ -35,7 +37,7 @@ from prb_jax.scoring.batching import (
     stream_scores,
 )
 from prb_jax.scoring.reader import Reader, open_reader
-from prb_jax.sharding import batch_sharding, check_heads, parameter_shardings, replicated, to_global
+from prb_jax.sharding import batch_sharding, check_heads, replicated, to_global
 from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import View, ViewOptions
@@ -75,7 +77,8 @@ class RewardModel(GivesRewards):
         gives for absent responses is meaningless. It compiles once for each shape of a batch.
       mesh: devices.
       dtype: of weights and activations; the head and the rewards are float32.
-      readout: how logits become a reward.
+      readout: how logits become a reward; with a head of the table of reward models, the name of its row.
+      labels: the rule of :func:`prb_jax.readouts.heads.read_out` for the head's values.
       quantize: the form in which the layers' matrices are held, if they are quantised: see
         :mod:`prb_jax.models.quantization`.
       streams: the implementation of attention over packed streams; None for an encoder.
@@ -89,12 +92,25 @@ class RewardModel(GivesRewards):
     mesh: Mesh
     dtype: str
     readout: str
+    labels: str = "logit"
     quantize: str | None = None
     streams: StreamAttention | None = None
     report: LoadReport | None = field(default=None, repr=False)
     source: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     __repr__ = short_repr
+
+    @functools.cached_property
+    def module(self) -> RewardModule | PairRewardModule:
+        """The model as a `flax.nnx` module around the same arrays: ``module(batch)`` gives what ``score_fn`` does, and
+        ``module.score_tokens(tokens, lengths)`` the rewards of plain sequences. Run it under `nnx.jit`.
+
+        What changes the module, such as `nnx.Optimizer`, leaves this model as it was loaded.
+        """
+        program = Program(
+            mesh=self.mesh, dtype=jnp.dtype(self.dtype), readout=self.labels, attention=self.streams
+        )
+        return reward_module(self.config, self.params, program)
 
     @property
     def name(self) -> str:
@@ -283,7 +299,7 @@ def load_reward_model(opened: OpenedModel) -> RewardModel:
         check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
         if quantize is not None:
             quantization_form(quantize, mesh=mesh)
-        shardings = parameter_shardings(abstract_params(config, quantize=quantize), mesh)
+        shardings = parameter_shardings(abstract_params(config, quantize=quantize), mesh, config=config)
         program["shardings"] = shardings
         streams = choose_attention(mesh, dtype, attention, config=config)
         score_fn = make_score_fn(config, **program)
@@ -306,6 +322,7 @@ def load_reward_model(opened: OpenedModel) -> RewardModel:
         mesh=mesh,
         dtype=opened.dtype,
         readout=opened.readout,
+        labels=opened.labels,
         quantize=quantize,
         streams=streams,
         report=loaded.report,

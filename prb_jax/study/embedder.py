@@ -25,8 +25,9 @@ from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.models.config.decoder import read_raw_config
 from prb_jax.models.config.encoder import EncoderConfig, is_encoder
-from prb_jax.models.head import Head, HeadTensor, Shapes, States
+from prb_jax.models.head import Head, HeadTensor, Shapes, Sizes, States
 from prb_jax.models.lora import merge_lora
+from prb_jax.models.model import parameter_shardings
 from prb_jax.personal.embedder import Advance, Embedded, Embedder, TextFeatures
 from prb_jax.personal.few_shot.choices import Adapter
 from prb_jax.personal.model import PersonalisedModel
@@ -42,7 +43,6 @@ from prb_jax.readouts.score_tree import ScoreFn, make_score_fn
 from prb_jax.readouts.text_encoder import load_text_encoder
 from prb_jax.scoring.batching import stream_scores
 from prb_jax.scoring.reward_model import RewardModel, load_reward_model
-from prb_jax.sharding import parameter_shardings
 from prb_jax.text.view import View, ViewOptions
 from prb_jax.text.visible import TextProtocol
 from prb_jax.trees.shorten import TooLongError
@@ -64,8 +64,8 @@ class ReadStates:
         head = None if self.head is None else self.head.bound(stored, config, where=where, what=what)
         return replace(self, head=head)
 
-    def tensors(self) -> tuple[HeadTensor, ...]:
-        return () if self.head is None else self.head.tensors()
+    def tensors(self, sizes: Sizes) -> tuple[HeadTensor, ...]:
+        return () if self.head is None else self.head.tensors(sizes)
 
     @property
     def needs(self) -> tuple[int, ...]:
@@ -273,7 +273,7 @@ def open_embedder(
         states = make_pair_fn(replace(config, head=head), **settings)
     else:
         params = abstract_params(config, quantize=loaded.quantize)
-        shardings = parameter_shardings(params, mesh)
+        shardings = parameter_shardings(params, mesh, config=config)
         states = make_score_fn(replace(config, head=head), shardings=shardings, **settings)
     return StateFeatures(loaded, states, chosen, readout is not None)
 

@@ -15,12 +15,13 @@ from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, RunError, quote
 from prb_jax.models import DTYPES
 from prb_jax.models.head import Linear, Vocabulary
+from prb_jax.models.model import parameter_shardings
 from prb_jax.personal.prompts import NAMES, TABLE
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import LANGUAGE_MODEL, OpenedModel, open_reward_or_language_model
 from prb_jax.runs.kind import check_same_inputs
 from prb_jax.runs.training import CHECKPOINTS, TRAIN, TRAINING, read_training, run_identity
-from prb_jax.sharding import make_mesh, parameter_shardings
+from prb_jax.sharding import make_mesh
 from prb_jax.text.template import PLAIN_RULES
 from prb_jax.text.view import TRAINED_VIEW
 from prb_jax.training import LAYOUTS
@@ -166,7 +167,7 @@ def _convert_checkpoint(opened: OpenedModel, target: Path, *, drop_bias: bool, l
         config,
         dtype=jnp.dtype(opened.options.dtype or stored or "float32"),
         head_dtype=FLOAT_DTYPES.get(head.dtype) if head is not None else None,
-        shardings=parameter_shardings(abstract_params(config), opened.mesh),
+        shardings=parameter_shardings(abstract_params(config), opened.mesh, config=config),
     ).params
     if language:
         model = ConvertedModel(config, params)

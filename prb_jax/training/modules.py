@@ -208,8 +208,14 @@ class ModuleTrainer(RewardTrainer):
             mesh=mesh,
             placed=shardings[TRAINED],
         )
-        frozen = {"frozen": abstract[FROZEN], "frozen_shardings": shardings[FROZEN]}
-        return reward_step(rewards_of, settings.loss, split=split, weights=weights, method=NULL, **frozen)
+        return reward_step(
+            rewards_of,
+            settings.loss,
+            split=split,
+            weights=weights,
+            method=NULL,
+            frozen_shardings=shardings[FROZEN],
+        )
 
     def _plan(
         self, trees: Sequence[Tree], together: Sequence[np.ndarray], *, per_step: int, steps: int

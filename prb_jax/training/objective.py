@@ -18,6 +18,7 @@ from prb_jax.data.writing import write_json
 from prb_jax.errors import CheckpointError, DataError, RunError
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
+from prb_jax.models.model import parameter_shardings
 from prb_jax.personal.method import NULL, OfUser, TrainedMethod, Users
 from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
 from prb_jax.processes.sharing import on_first_process
@@ -100,7 +101,7 @@ def make_reward_step(
 
     def split(params: Params) -> tuple[dict[str, Any], Params]:
         trainable, frozen = split_params(
-            params, tuning=settings.tuning, lora=settings.lora, seed=settings.seed
+            params, config=config, tuning=settings.tuning, lora=settings.lora, seed=settings.seed
         )
         return {WEIGHTS: trainable, USER: params["embed"]}, frozen
 
@@ -115,8 +116,21 @@ def make_reward_step(
 
     sources, frozen = jax.eval_shape(split, abstract_params(config))
     optimizer = settings.optimizer_of(hidden_size=config.hidden_size)
-    weights = Weights(optimizer=optimizer, lengths=lengths, trainable=sources[WEIGHTS], mesh=mesh)
-    return reward_step(rewards_of, settings.loss, split=split, weights=weights, method=method, frozen=frozen)
+    weights = Weights(
+        optimizer=optimizer,
+        lengths=lengths,
+        trainable=sources[WEIGHTS],
+        placed=parameter_shardings(sources[WEIGHTS], mesh, config=config),
+        mesh=mesh,
+    )
+    return reward_step(
+        rewards_of,
+        settings.loss,
+        split=split,
+        weights=weights,
+        method=method,
+        frozen_shardings=parameter_shardings(frozen, mesh, config=config),
+    )
 
 
 def reward_step(
@@ -126,8 +140,7 @@ def reward_step(
     split: Split,
     weights: Weights,
     method: TrainedMethod,
-    frozen: Params,
-    frozen_shardings: dict[str, Any] | None = None,
+    frozen_shardings: dict[str, Any],
 ) -> RewardStep:
     """Return the compiled step of any model that gives rewards.
 
@@ -135,7 +148,7 @@ def reward_step(
         rewards_of: (inputs of the groups by name, frozen, batch, `differentiated`) -> rewards float32, [S, M] of
             streams or [S] of sequences.
         loss: what is minimised.
-        split, frozen, frozen_shardings: as of :func:`prb_jax.training.step.make_train_step`.
+        split, frozen_shardings: as of :func:`prb_jax.training.step.make_train_step`.
         weights: the model's own parameters.
         method: of personalisation.
     """
@@ -153,11 +166,10 @@ def reward_step(
         loss_fn,
         split=split,
         groups=groups,
-        frozen=frozen,
+        frozen_shardings=frozen_shardings,
         zero=LossParts.zero,
         learning_rate=weights.learning_rate,
         mesh=mesh,
-        frozen_shardings=frozen_shardings,
     )
 
     def rewards(state: TrainState, frozen: Params, batch: Batch) -> jax.Array:

@@ -20,12 +20,12 @@ from prb_jax.models.config.decoder import STANDARD, DecoderConfig, parse_config
 from prb_jax.models.config.families import FAMILIES
 from prb_jax.models.decoder import Params
 from prb_jax.models.head import LINEAR
-from prb_jax.models.random_params import init_params
+from prb_jax.models.model import init_params, parameter_shardings
 from prb_jax.personal.prompts import NAMES, TABLE
 from prb_jax.processes.sharing import on_first_process
 from prb_jax.readouts.load_options import LoadOptions
 from prb_jax.readouts.open_model import open_model
-from prb_jax.sharding import check_heads, parameter_shardings
+from prb_jax.sharding import check_heads
 from prb_jax.text.new_tokenizer import train_tokenizer, training_texts
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 from prb_jax.training.config import SCRATCH, TrainSettings
@@ -196,7 +196,7 @@ def _from_scratch(settings: TrainSettings, train: Sequence[Comparison], *, out: 
 
 def _shardings(config: DecoderConfig, mesh: Mesh) -> dict[str, Any]:
     check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
-    return parameter_shardings(abstract_params(config), mesh)
+    return parameter_shardings(abstract_params(config), mesh, config=config)
 
 
 def _weights_dtype(settings: TrainSettings) -> Any:

@@ -29,7 +29,7 @@ from prb_jax.errors import short_repr
 from prb_jax.models.decoder import Params
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import Batch, batch_sizes, lanes
-from prb_jax.sharding import batch_sharding, parameter_shardings, replicated, to_global
+from prb_jax.sharding import batch_sharding, replicated, to_global
 
 TrainState = dict[str, Any]
 Metrics = dict[str, jax.Array]
@@ -177,11 +177,10 @@ def make_train_step(
     *,
     split: Split,
     groups: Mapping[str, ParameterGroup],
-    frozen: Params,
+    frozen_shardings: dict[str, Any],
     zero: Callable[[], Parts],
     learning_rate: optax.Schedule,
     mesh: Mesh,
-    frozen_shardings: dict[str, Any] | None = None,
 ) -> TrainStep:
     """Compiled functions for one loss and one mesh.
 
@@ -189,11 +188,10 @@ def make_train_step(
         loss_fn: what is minimised.
         split: parts the parameters of the model into what each group starts with, and what is not trained.
         groups: what is trained, by name; the first is the model's own.
-        frozen: what is not trained; only shapes are looked at.
+        frozen_shardings: of what is not trained.
         zero: the parts of no comparison.
         learning_rate: of the first group, to be reported.
         mesh: devices.
-        frozen_shardings: of what is not trained; those of :func:`prb_jax.sharding.parameter_shardings` if not given.
 
     Raises:
         MeshError: a mesh axis does not divide a parameter.
@@ -207,8 +205,6 @@ def make_train_step(
         "acc": {name: group.inputs(group_shardings[name]) for name, group in groups.items()},
         "parts": jax.tree.map(lambda _: everywhere, jax.eval_shape(zero)),
     }
-    if frozen_shardings is None:
-        frozen_shardings = parameter_shardings(frozen, mesh)
 
     def inputs_of(state: TrainState) -> dict[str, Any]:
         return {name: group.inputs(state[name]) for name, group in groups.items()}

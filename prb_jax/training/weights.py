@@ -12,9 +12,11 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 
 from prb_jax.errors import quote
+from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.models.lora import LoraConfig, init_lora
-from prb_jax.sharding import parameter_shardings, replicated
+from prb_jax.models.model import bind
+from prb_jax.sharding import replicated
 from prb_jax.training import TUNINGS, Tuning
 from prb_jax.training.config import OptimizerSettings
 
@@ -26,9 +28,8 @@ class Weights:
     optimizer: OptimizerSettings  # how they are trained, with a `learning_rate`
     lengths: Sequence[int]  # of the run: see :func:`learning_rate`
     trainable: Params  # of :func:`split_params`; only shapes are looked at
+    placed: dict[str, Any]  # sharding of each of them
     mesh: Mesh  # devices
-    # sharding of each of them; that of :func:`prb_jax.sharding.parameter_shardings` if not given
-    placed: Mapping[str, Any] | None = None
 
     @property
     def learning_rate(self) -> optax.Schedule:
@@ -42,7 +43,7 @@ class Weights:
     @property
     def shardings(self) -> dict[str, Any]:
         """Moments are split like their parameter."""
-        weights = self.placed or parameter_shardings(self.trainable, self.mesh)
+        weights = self.placed
         everywhere = replicated(self.mesh)
         abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), self.trainable)
         transformation = self._transformation
@@ -138,11 +139,14 @@ def decay_mask(tree: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def split_params(params: Params, *, tuning: Tuning, lora: LoraConfig, seed: int) -> tuple[Params, Params]:
+def split_params(
+    params: Params, *, config: DecoderConfig, tuning: Tuning, lora: LoraConfig, seed: int
+) -> tuple[Params, Params]:
     """(trainable, frozen): two nested dicts that :func:`merge` puts together again.
 
     Args:
         params: of the decoder, without adapters.
+        config: architecture.
         tuning: ``head`` trains the score head, ``lora`` the head and new adapters, ``full`` everything.
         lora: rank and targets of adapters.
         seed: of adapters.
@@ -154,7 +158,7 @@ def split_params(params: Params, *, tuning: Tuning, lora: LoraConfig, seed: int)
     if tuning == "head":
         return head, frozen
     if tuning == "lora":
-        return {**init_lora(params, lora, seed=seed), **head}, frozen
+        return {**init_lora(bind(config, params).layers, lora, seed=seed), **head}, frozen
     raise ValueError(f"tuning: expected one of {', '.join(TUNINGS)}, found {quote(tuning)}")
 
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from prb_jax.checkpoints.hf_map import leaf_maps
 from prb_jax.models.config.decoder import load_config
-from prb_jax.models.quantization import MATRICES
+from prb_jax.models.lora import LoraConfig
 from tests.plain_process import free_port
 from tests.sweeps import sweep
 from tests.tiny_models import write_tiny_model
@@ -161,7 +161,7 @@ def test_quantised_shards_over_two_processes(tiny: Path) -> None:
     form = ["--quantize", "int8", "--dtype", "float32"]
     seen = load_together(tiny, 2, *form, "--mesh", "1,4,1", "--devices", "2")
     alone = load(tiny, *form, "--mesh", "1,1,1", "--devices", "1")
-    split = {"['embed']", *(f"['layers']['{matrix}']" for matrix in MATRICES)}
+    split = {"['embed']", *(f"['layers']['{matrix}']" for matrix in LoraConfig.targets)}
     totals = {name: sum(one["sums"][name] for one in seen) for name in alone["sums"]}
     means = {name: total / (1 if name in split else 2) for name, total in totals.items()}
     assert_sums(means, alone["sums"])

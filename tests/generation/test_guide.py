@@ -50,13 +50,13 @@ def naive(
     import jax.numpy as jnp
 
     from prb_jax.models.decoder import decode_stream
-    from prb_jax.models.decoder_layer import last_norm
+    from prb_jax.models.model import bind
     from prb_jax.text.tokenizer import encode_prompts
     from prb_jax.text.visible import visible
 
     view = model.reader.view(ViewOptions())
-    options: dict[str, Any] = {"config": policy.config, "dtype": jnp.dtype(jnp.float32), "reads_only": True}
-    decode = jax.jit(functools.partial(decode_stream, **options))
+    options: dict[str, Any] = {"dtype": jnp.dtype(jnp.float32), "reads_only": True}
+    decode, decoder = jax.jit(functools.partial(decode_stream, **options)), bind(policy.config, policy.params)
     shape = StreamShape(256, 16)
 
     def packed(trees: list[Tree], model: DecoderConfig) -> StreamBatch:
@@ -75,8 +75,8 @@ def naive(
         for _ in range(TOKENS):
             so_far = np.asarray([*prompt, *ids], np.int32)
             batch = packed([Tree(so_far[:-1], (so_far[-1:],), (0,))], policy.config)
-            state = decode(policy.params, batch)[0, 0]
-            normed = last_norm(policy.params, state, policy.config)
+            state = decode(decoder, batch)[0, 0]
+            normed = decoder.normed(state)
             logits = np.asarray(policy.program.head.next_token(policy.params, normed))
             best = np.argsort(-logits, kind="stable")[:CANDIDATES]
             tried = tuple(np.asarray([v], np.int32) for v in best)

@@ -14,8 +14,8 @@ from prb_jax.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig, load_config
 from prb_jax.models.decoder import decode_stream
 from prb_jax.models.head import LanguageHead
-from prb_jax.models.random_params import init_params
-from prb_jax.sharding import PARAMETER_AXES
+from prb_jax.models.model import abstract_model, bind, init_params
+from prb_jax.models.parameter import parameters
 from prb_jax.training.microbatches import named_tree
 from prb_jax.trees.packing import StreamOptions
 from prb_jax.trees.tree import build_tree
@@ -54,10 +54,11 @@ def test_the_module_and_the_checkpoint_have_one_tree(family: str, tmp_path) -> N
     ours = jax.eval_shape(lambda: init_params(config, dtype=jnp.bfloat16))
     file = abstract_params(config, dtype=jnp.bfloat16)
     assert jax.tree.structure(ours) == jax.tree.structure(file)
+    declared = dict(parameters(abstract_model(config)))
     for (path, leaf), other in zip(jax.tree.leaves_with_path(ours), jax.tree.leaves(file), strict=True):
         assert (leaf.shape, leaf.dtype) == (other.shape, other.dtype), path
-        axes = PARAMETER_AXES["/".join(key.key for key in path)]
-        assert len(axes) == len(leaf.shape)
+        place = tuple(key.key for key in path)
+        assert len(declared[place].get_metadata("axes")) + (place[0] == "layers") == len(leaf.shape)
 
 
 @pytest.mark.parametrize("family", ["llama-yarn", "qwen2", "gemma3"])
@@ -87,8 +88,8 @@ def test_random_parameters_have_useful_sizes(family: str, tmp_path) -> None:
 def test_scores_are_float32_logits_at_the_read_position() -> None:
     """The last norm and a head, linear or of a language, by hand, at the token that `read` names."""
     params = init_params(SMALL)
-    decode = functools.partial(decode_stream, config=SMALL, dtype=jnp.float32, reads_only=False)
-    hidden = jit(decode)(params, BATCH)
+    decode = functools.partial(decode_stream, dtype=jnp.float32, reads_only=False)
+    hidden = jit(lambda params, batch: decode(bind(SMALL, params), batch))(params, BATCH)
     assert hidden.shape == (1, 128, 32)
     assert np.isfinite(hidden).all()  # of padding too
     for reads in (BATCH.reads, np.maximum(BATCH.reads - 1, 0)):

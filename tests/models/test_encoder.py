@@ -18,12 +18,18 @@ from prb_jax.checkpoints.load import abstract_params, load_encoder_params, open_
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config.encoder import RelativePositions, parse_encoder_config
 from prb_jax.models.encoder import distance_rows, encode_tokens
-from prb_jax.sharding import PARAMETER_AXES, make_mesh
+from prb_jax.models.model import bind_encoder, parameter_shardings
+from prb_jax.sharding import make_mesh
 from tests.models.compiled import jit
 from tests.tiny_encoders import BERT, DEBERTA, configure, random_model, write_encoder
 
 TOLERANCE = 1e-5
-encode = functools.partial(jit(encode_tokens, static_argnames=("config", "dtype")), dtype=jnp.float32)
+
+
+@functools.partial(jit, static_argnames="config")
+def encode(params, tokens, *, config, **inputs):
+    return encode_tokens(bind_encoder(config, params), tokens, dtype=jnp.float32, **inputs)
+
 
 OWN = {"share_att_key": False}
 CASES = {
@@ -105,8 +111,11 @@ def test_rows_of_distances_are_those_of_transformers(buckets: int, distance: int
 def test_every_parameter_has_its_axes(case: str) -> None:
     class_name, changes = CASES[case]
     config = parse_encoder_config(random_model(class_name, **changes).config.to_dict(), where="test")
-    for path, leaf in flatten(abstract_params(config)).items():
-        assert len(PARAMETER_AXES["/".join(path)]) == len(leaf.shape)
+    abstract = flatten(abstract_params(config))
+    shardings = flatten(parameter_shardings(abstract_params(config), make_mesh("data=1"), config=config))
+    assert {path: len(leaf.shape) for path, leaf in abstract.items()} == {
+        path: len(sharding.spec) for path, sharding in shardings.items()
+    }
 
 
 def test_tensors_of_older_files(tmp_path: Path) -> None:

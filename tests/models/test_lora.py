@@ -10,7 +10,9 @@ import pytest
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.errors import PrbError
 from prb_jax.models.layers import project
-from prb_jax.models.lora import TARGETS, LoraConfig, adapted_project, init_lora, merge_lora
+from prb_jax.models.lora import LoraConfig, adapted_project, init_lora, merge_lora
+from prb_jax.models.model import bind
+from tests.models.one_layer import layer_of
 from tests.packed import packed_batch, read_trees
 from tests.training.small_batches import initial_params, random_trees, small_config
 
@@ -19,7 +21,10 @@ CONFIG = small_config()
 
 def with_adapters(params: dict, config: LoraConfig, *, trained: bool, seed: int = 0) -> dict:
     """Adapters as they start, or with a B that is not zero."""
-    factors, rng = init_lora(params, config, seed=seed)["layers"], np.random.default_rng(seed)
+    factors, rng = (
+        init_lora(bind(CONFIG, params).layers, config, seed=seed)["layers"],
+        np.random.default_rng(seed),
+    )
     for name in [name for name in factors if trained and name.endswith("_b")]:
         factors[name] = jnp.asarray(rng.normal(size=factors[name].shape, scale=0.2), jnp.float32)
     return {**params, "layers": {**params["layers"], **factors}}
@@ -32,7 +37,9 @@ def scores(params: dict, *, scale: float = 1.0, dtype: str = "float32") -> np.nd
 
 
 def test_factors_have_their_shapes_and_sizes() -> None:
-    factors = init_lora(abstract_params(CONFIG), LoraConfig(rank=5, targets=("q", "down")))["layers"]
+    factors = init_lora(
+        bind(CONFIG, abstract_params(CONFIG)).layers, LoraConfig(rank=5, targets=("q", "down"))
+    )["layers"]
     assert {name: leaf.shape for name, leaf in factors.items()} == {
         "q_lora_a": (2, 32, 5), "q_lora_b": (2, 5, 64), "down_lora_a": (2, 48, 5), "down_lora_b": (2, 5, 32),
     }  # fmt: skip
@@ -44,13 +51,13 @@ def test_factors_have_their_shapes_and_sizes() -> None:
 
 def test_factors_depend_on_seed_and_name_alone() -> None:
     params = abstract_params(CONFIG)
-    few = init_lora(params, LoraConfig(rank=5, targets=("k",)), seed=3)["layers"]
-    all_of_them = init_lora(params, LoraConfig(rank=5), seed=3)["layers"]
+    few = init_lora(bind(CONFIG, params).layers, LoraConfig(rank=5, targets=("k",)), seed=3)["layers"]
+    all_of_them = init_lora(bind(CONFIG, params).layers, LoraConfig(rank=5), seed=3)["layers"]
     np.testing.assert_array_equal(few["k_lora_a"], all_of_them["k_lora_a"])
     assert (np.asarray(all_of_them["k_lora_a"]) != np.asarray(all_of_them["v_lora_a"])).all()
-    other = init_lora(params, LoraConfig(rank=5), seed=4)["layers"]
+    other = init_lora(bind(CONFIG, params).layers, LoraConfig(rank=5), seed=4)["layers"]
     assert (np.asarray(all_of_them["k_lora_a"]) != np.asarray(other["k_lora_a"])).all()
-    compiled = jax.jit(lambda: init_lora(params, LoraConfig(rank=5), seed=3))()["layers"]
+    compiled = jax.jit(lambda: init_lora(bind(CONFIG, params).layers, LoraConfig(rank=5), seed=3))()["layers"]
     np.testing.assert_allclose(compiled["up_lora_a"], all_of_them["up_lora_a"], rtol=1e-6)
 
 
@@ -68,12 +75,12 @@ def test_an_adapter_adds_a_scaled_product() -> None:
     expected = x @ weights["q"] + weights["q_bias"] + 0.5 * (x @ weights["q_lora_a"]) @ weights["q_lora_b"]
     arrays = {name: jnp.asarray(value, jnp.float32) for name, value in weights.items()}
     for dtype, tolerance in ((jnp.float32, 1e-5), (jnp.bfloat16, 0.15)):
-        out = adapted_project(jnp.asarray(x, dtype), arrays, "q", scale=0.5)
+        out = adapted_project(layer_of(arrays), "q", jnp.asarray(x, dtype), scale=0.5)
         assert out.dtype == dtype
         np.testing.assert_allclose(out.astype(jnp.float32), expected, atol=tolerance)
 
 
-@pytest.mark.parametrize("targets", [TARGETS, ("q", "v"), ("down",)])
+@pytest.mark.parametrize("targets", [LoraConfig.targets, ("q", "v"), ("down",)])
 def test_a_merged_model_gives_the_same_scores(targets: tuple[str, ...]) -> None:
     params = initial_params(CONFIG)
     config = LoraConfig(rank=4, alpha=6.0, targets=targets)
@@ -129,7 +136,8 @@ def test_gradients_of_an_adapted_product_and_how_many_products_they_take(tokens:
 
     def loss(trained, frozen):
         everything = {**frozen, **trained}
-        out = adapted_project(everything.pop("x"), everything, "q", scale=0.5)
+        x = everything.pop("x")
+        out = adapted_project(layer_of(everything), "q", x, scale=0.5)
         return jnp.sum(out * towards.astype(np.float32))
 
     x, w, a, b = (

@@ -15,16 +15,16 @@ from prb_jax.checkpoints.load import load_params
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config.decoder import load_config
 from prb_jax.models.lora import LoraConfig, adapted_project, init_lora, merge_lora
+from prb_jax.models.model import bind, quantize_params
 from prb_jax.models.quantization import (
     FORMS,
-    MATRICES,
     quantization_form,
     quantize_array,
-    quantize_params,
     quantized_project,
 )
 from prb_jax.readouts.score_tree import make_score_fn
 from prb_jax.sharding import make_mesh
+from tests.models.one_layer import layer_of
 from tests.packed import packed_batch, read_trees
 from tests.sweeps import sweep
 from tests.tiny_models import write_tiny_model
@@ -103,7 +103,7 @@ def test_biases_and_adapters_are_added_to_it() -> None:
     weights = {"q": narrow, "q_scale": scale, "q_bias": bias, "q_lora_a": a, "q_lora_b": b}
     arrays = {name: jnp.asarray(v, v.dtype if name == "q" else jnp.float32) for name, v in weights.items()}
     expected = rounded(x, INT8, -1) @ rounded(w, INT8, 0) + bias + 0.5 * (x @ a) @ b
-    out = adapted_project(jnp.asarray(x), arrays, "q", scale=0.5)
+    out = adapted_project(layer_of(arrays), "q", jnp.asarray(x), scale=0.5)
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max(axis=-1).min())
     assert out.dtype == jnp.float32
 
@@ -116,7 +116,7 @@ def scores(params: dict[str, Any], config: Any) -> np.ndarray:
 
 def dequantised(params: dict[str, Any]) -> dict[str, Any]:
     layers = dict(params["layers"])
-    for name in MATRICES:
+    for name in LoraConfig.targets:
         scale = layers.pop(f"{name}_weight_scale")
         layers[name] = np.asarray(layers[name], np.float32) * np.asarray(scale)[:, None, :]
     return {**params, "layers": layers}
@@ -144,7 +144,7 @@ def test_the_program_multiplies_eight_bit_factors(form: str, kinds: str) -> None
     """All seven products of a layer, the factors in the same dtype and the sums wide; of the layers that are scanned
     and of the last one, which is computed at the read places."""
     config = small_config()
-    params = jax.eval_shape(lambda p: quantize_params(p, FORMS[form]), initial_params(config))
+    params = jax.eval_shape(lambda p: quantize_params(config, p, FORMS[form]), initial_params(config))
     run = make_score_fn(config, mesh=make_mesh(devices=jax.devices()[:1]), dtype=jnp.dtype(jnp.bfloat16),
                         shardings=jax.tree.map(lambda _: None, params))  # fmt: skip
     text = jax.jit(run).lower(params, packed_batch(random_trees(3))).as_text()
@@ -158,24 +158,24 @@ def test_the_program_multiplies_eight_bit_factors(form: str, kinds: str) -> None
 def test_the_tree_is_quantised_in_place() -> None:
     config = small_config()
     params = initial_params(config)
-    narrow = jax.jit(lambda p: quantize_params(p, FORMS["int8"]))(params)
-    assert set(narrow["layers"]) - set(params["layers"]) == {f"{name}_scale" for name in MATRICES}
-    for name in MATRICES:
+    narrow = jax.jit(lambda p: quantize_params(config, p, FORMS["int8"]))(params)
+    assert set(narrow["layers"]) - set(params["layers"]) == {f"{name}_scale" for name in LoraConfig.targets}
+    for name in LoraConfig.targets:
         expected, scale = quantize_array(np.asarray(params["layers"][name]), INT8, axis=1)
         np.testing.assert_array_equal(narrow["layers"][name], expected)
         np.testing.assert_array_equal(narrow["layers"][f"{name}_scale"], scale)
     np.testing.assert_array_equal(narrow["embed"], params["embed"])
     with pytest.raises(CheckpointError, match="layers/q: is quantised already"):
-        quantize_params(narrow, FORMS["fp8"])
+        quantize_params(config, narrow, FORMS["fp8"])
 
 
 def test_adapters_stay_as_they_are_and_cannot_be_merged() -> None:
     config = small_config()
     params = initial_params(config)
-    lora = init_lora(params, LoraConfig(rank=2, targets=("q",)))["layers"]
+    lora = init_lora(bind(config, params).layers, LoraConfig(rank=2, targets=("q",)))["layers"]
     adapted = {**params, "layers": {**params["layers"], **lora}}
-    narrow = quantize_params(adapted, FORMS["int8"])
-    plain = scores(quantize_params(params, FORMS["int8"]), config)
+    narrow = quantize_params(config, adapted, FORMS["int8"])
+    plain = scores(quantize_params(config, params, FORMS["int8"]), config)
     np.testing.assert_allclose(scores(narrow, config), plain, atol=1e-6, rtol=0)
     with pytest.raises(CheckpointError, match="layers/q: is quantised: merge its adapter before"):
         merge_lora(narrow, scale=1.0)

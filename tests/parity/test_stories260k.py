@@ -16,7 +16,7 @@ import pytest
 import prb_jax as prb
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import decode_stream
-from prb_jax.models.decoder_layer import last_norm
+from prb_jax.models.model import bind
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.trees.packing import StreamOptions
 from prb_jax.trees.tree import build_tree
@@ -40,8 +40,8 @@ def model(tmp_path_factory) -> RewardModel:
 def _program(config: DecoderConfig) -> Callable[..., jax.Array]:
     @jax.jit
     def logits(params, batch):
-        hidden = decode_stream(params, batch, config=config, dtype=jnp.float32, reads_only=False)[0]
-        normed = last_norm(params, hidden, config=config)
+        decoder = bind(config, params)
+        normed = decoder.normed(decode_stream(decoder, batch, dtype=jnp.float32, reads_only=False)[0])
         return jnp.dot(normed, params["embed"].T, precision="highest")  # the output matrix is the embedding
 
     return logits

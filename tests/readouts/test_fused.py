@@ -14,7 +14,8 @@ from prb_jax.checkpoints.fill import reads_of_shard
 from prb_jax.checkpoints.hf_map import leaf_maps
 from prb_jax.checkpoints.load import load_params
 from prb_jax.checkpoints.weight_index import SliceReader, index_folder
-from prb_jax.models.quantization import FORMS, quantize_params
+from prb_jax.models.model import quantize_params
+from prb_jax.models.quantization import FORMS
 from prb_jax.readouts.resolve import resolve_model
 from tests.parity.reward_models import write_case
 from tests.readouts.checkpoints import case_of
@@ -55,7 +56,7 @@ def test_fused_matrices_are_quantised_one_by_one(tmp_path: Path) -> None:
     folder, _ = write_case(case_of("internlm2"), tmp_path)
     config = resolve_model(folder).config
     narrow = load_params(folder, config, quantize="int8").params
-    expected = quantize_params(load_params(folder, config).params, FORMS["int8"])
+    expected = quantize_params(config, load_params(folder, config).params, FORMS["int8"])
     assert narrow["layers"]["k"].dtype == np.int8
     jax.tree.map(np.testing.assert_array_equal, narrow, expected)
 

@@ -37,6 +37,15 @@ def record(number: int, responses: int = 2, *, longest: int = 25) -> prb.Compari
     )
 
 
+def ragged(rows: int, length: int, *, vocabulary: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Sequences padded on the right with anything, one of one token and one without padding."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(5, vocabulary, (rows, length)).astype(np.int32)
+    lengths = rng.integers(1, length + 1, rows).astype(np.int32)
+    lengths[:2] = length, 1
+    return tokens, lengths
+
+
 def write_model(
     folder: Path, family: str, *, template: str = tiny.CHAT, bos: bool = False, **options: Any
 ) -> Path:

@@ -17,7 +17,8 @@ import pytest
 import prb_jax as prb
 from prb_jax import cli
 from prb_jax.errors import CheckpointError, RunError
-from prb_jax.models.quantization import FORMS, MATRICES
+from prb_jax.models.lora import LoraConfig
+from prb_jax.models.quantization import FORMS
 from prb_jax.readouts.open_model import OpenedModel
 from prb_jax.scoring import reward_model
 from prb_jax.scoring.reward_model import RewardModel
@@ -98,7 +99,7 @@ def test_each_is_the_run_of_that_model_alone(
 
 def test_its_bytes_are_counted(finished: Command, folder: Path, model: RewardModel) -> None:
     narrow = prb.load(folder, dtype="bfloat16", quantize="int8")
-    layers = [model.params["layers"][name] for name in MATRICES]
+    layers = [model.params["layers"][name] for name in LoraConfig.targets]
     matrices = sum(matrix.size for matrix in layers)
     channels = sum(matrix.shape[0] * matrix.shape[2] for matrix in layers)
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(narrow.params))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
@@ -11,20 +14,21 @@ from prb_jax.checkpoints.hf_map import flatten
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.errors import MeshError
 from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.config.encoder import parse_encoder_config
+from prb_jax.models.head import LanguageHead
+from prb_jax.models.model import parameter_shardings
 from prb_jax.sharding import (
     MESH_AXES,
-    PARAMETER_AXES,
     MeshShape,
     check_heads,
     constrainer,
     make_mesh,
     mesh_shape,
-    parameter_axes,
-    parameter_shardings,
     parse_mesh,
     partition_spec,
 )
-from tests.training.small_batches import small_config
+from tests.tiny_encoders import BERT, DEBERTA
+from tests.training.small_batches import WINDOWED, small_config
 
 GOLDEN = {
     "tensor, fsdp+sequence": "embed",
@@ -55,10 +59,24 @@ def mesh_of(**sizes: int) -> AbstractMesh:
 
 
 def test_the_golden_table() -> None:
+    own = {"share_att_key": False, "embedding_size": 16, "type_vocab_size": 2, "position_biased_input": True}
+    encoders = [
+        {**BERT, "model_type": "bert", "architectures": ["BertModel"]},
+        {**DEBERTA, **own, "model_type": "deberta-v2", "architectures": ["DebertaV2Model"]},
+    ]
+    every = [
+        replace(config(), head=LanguageHead()),
+        config(model_type="qwen3", architectures=["Qwen3ForSequenceClassification"]),
+        config(**WINDOWED),
+        *(parse_encoder_config(raw, where="test") for raw in encoders),
+    ]
     names_by_axes: dict[str, set[str]] = {}
-    for name, axes in PARAMETER_AXES.items():
-        shown = (axis if isinstance(axis, str) else "+".join(axis or "-") for axis in partition_spec(axes))
-        names_by_axes.setdefault(", ".join(shown), set()).add(name)
+    for one in every:
+        for path, sharding in flatten(
+            parameter_shardings(abstract_params(one), mesh_of(), config=one)
+        ).items():
+            shown = (axis if isinstance(axis, str) else "+".join(axis or "-") for axis in sharding.spec)
+            names_by_axes.setdefault(", ".join(shown), set()).add("/".join(path))
     assert names_by_axes == {axes: set(names.split()) for axes, names in GOLDEN.items()}
 
 
@@ -68,11 +86,17 @@ def test_the_golden_table() -> None:
 )
 def test_adapters_and_scales_follow_their_matrix(matrix: str, inputs: str, outputs: str) -> None:
     """The rank of an adapter is small; scales are those of outputs."""
-    assert parameter_axes(f"layers/{matrix}") == (None, inputs, outputs)
-    assert parameter_axes(f"layers/{matrix}_lora_a") == (None, inputs, None)
-    assert parameter_axes(f"layers/{matrix}_lora_b") == (None, None, outputs)
-    for suffix in ("scale", "weight_scale"):
-        assert parameter_axes(f"layers/{matrix}_{suffix}") == (None, outputs)
+    shape, sizes = (2, 48, 48), {"": 3, "_lora_a": 3, "_lora_b": 3}
+    for scales in ("_scale", "_weight_scale"):
+        layers = {
+            f"{matrix}{suffix}": jax.ShapeDtypeStruct(shape[:size], jnp.float32)
+            for suffix, size in (sizes | {scales: 2}).items()
+        }
+        found = parameter_shardings({"layers": layers}, mesh_of(), config=config())["layers"]
+        assert found[matrix].spec == partition_spec((None, inputs, outputs))
+        assert found[f"{matrix}_lora_a"].spec == partition_spec((None, inputs, None))
+        assert found[f"{matrix}_lora_b"].spec == partition_spec((None, None, outputs))
+        assert found[f"{matrix}{scales}"].spec == partition_spec((None, outputs))
 
 
 def test_trees_are_dealt_over_data_and_fsdp() -> None:
@@ -81,7 +105,7 @@ def test_trees_are_dealt_over_data_and_fsdp() -> None:
 
 def test_shardings_of_a_model_follow_the_table() -> None:
     abstract = abstract_params(config())
-    shardings = flatten(parameter_shardings(abstract, mesh_of(fsdp=4, tensor=2)))
+    shardings = flatten(parameter_shardings(abstract, mesh_of(fsdp=4, tensor=2), config=config()))
     leaves = flatten(abstract).items()
     shapes = {"/".join(path): shardings[path].shard_shape(leaf.shape) for path, leaf in leaves}
     expected = {
@@ -150,8 +174,9 @@ def test_a_mesh_always_has_all_axes() -> None:
     ],
 )  # fmt: skip
 def test_a_mesh_that_does_not_divide_a_parameter(changes: dict, sizes: dict, message: str) -> None:
+    one = config(**changes)
     with pytest.raises(MeshError) as error:
-        parameter_shardings(abstract_params(config(**changes)), mesh_of(**sizes))
+        parameter_shardings(abstract_params(one), mesh_of(**sizes), config=one)
     assert message in str(error.value)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from prb_jax.models.config.decoder import DecoderConfig, parse_config
 from prb_jax.models.decoder import Params
 from prb_jax.models.lora import LoraConfig
-from prb_jax.models.random_params import init_params
+from prb_jax.models.model import init_params
 from prb_jax.personal.method import NULL, TrainedMethod, Users
 from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
 from prb_jax.sharding import make_mesh

@@ -12,6 +12,7 @@ import pytest
 
 from prb_jax.checkpoints.load import abstract_params
 from prb_jax.models.lora import LoraConfig, init_lora
+from prb_jax.models.model import bind
 from prb_jax.training.config import OptimizerSettings
 from prb_jax.training.weights import decay_mask, learning_rate, make_optimizer
 from tests.training.small_batches import WINDOWED, small_config
@@ -87,8 +88,9 @@ def test_updates_equal_those_of_torch(decay: float, clip: float | None, eps: flo
 
 
 def test_matrices_decay_and_norms_and_biases_do_not() -> None:
-    params = abstract_params(small_config(**WINDOWED, attention_bias=True))
-    params["layers"] |= init_lora(params, LoraConfig(rank=2))["layers"]
+    config = small_config(**WINDOWED, attention_bias=True)
+    params = abstract_params(config)
+    params["layers"] |= init_lora(bind(config, params).layers, LoraConfig(rank=2))["layers"]
     mask = decay_mask(params)
     assert jax.tree.structure(mask) == jax.tree.structure(params)
     decays = {name for name, value in mask["layers"].items() if value}

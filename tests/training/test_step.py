@@ -13,7 +13,7 @@ import pytest
 
 from prb_jax.errors import CheckpointError, PrbError
 from prb_jax.models.decoder import Params
-from prb_jax.models.lora import TARGETS
+from prb_jax.models.lora import LoraConfig
 from prb_jax.training.config import LossSettings
 from prb_jax.training.losses import comparison_loss
 from prb_jax.training.microbatches import named_tree
@@ -112,7 +112,7 @@ def test_only_what_is_tuned_has_optimiser_state_changes_and_learns_the_batch(tun
     params, step = initial_params(CONFIG), built(tuning)
     state, frozen = fresh(tuning)
     trained = names(state[WEIGHTS]["params"])
-    factors = {f"layers/{name}_lora_{part}" for name in TARGETS for part in "ab"}
+    factors = {f"layers/{name}_lora_{part}" for name in LoraConfig.targets for part in "ab"}
     assert trained == {"head": {"score"}, "lora": {"score"} | factors, "full": names(params)}[tuning]
     assert names(frozen) == names(params) - trained
     # Two moments for each trainable number, and a counter or two.
@@ -247,7 +247,7 @@ def test_frozen_layers_keep_nothing_for_a_backward_pass() -> None:
 def test_user_rows_are_trained_through_the_table() -> None:
     """Only this step's rows have a gradient; the table takes them; a step that is not finite leaves it."""
     method, params = soft_prompts("abcdef", places=2, generic_share=0.0, eps=1.0), initial_params(CONFIG)
-    trainable, frozen = split_params(params, tuning="head", lora=LORA, seed=0)
+    trainable, frozen = split_params(params, config=CONFIG, tuning="head", lora=LORA, seed=0)
     step, state, _ = build(CONFIG, tuning="head", params=params, method=method)
     table = np.random.default_rng(0).normal(size=(7, 3, 32)).astype(np.float32)
     state[USER]["table"] = jax.device_put(table, method.shardings["table"])
@@ -293,4 +293,4 @@ def test_a_head_with_several_labels_cannot_be_trained() -> None:
 
 def test_other_parts_cannot_be_tuned() -> None:
     with pytest.raises(ValueError, match="tuning: expected one of head, lora, full, found 'all'"):
-        split_params({}, tuning="all", lora=LORA, seed=0)  # pyright: ignore[reportArgumentType]
+        split_params({}, config=CONFIG, tuning="all", lora=LORA, seed=0)  # pyright: ignore[reportArgumentType]

@@ -13,7 +13,7 @@ import pytest
 from prb_jax.models import decoder
 from prb_jax.models.attention.reads import take_places
 from prb_jax.models.decoder import decode_stream
-from prb_jax.models.random_params import init_params
+from prb_jax.models.model import bind, init_params
 from prb_jax.trees.tree import build_tree
 from tests.models.attention.test_streams import dense
 from tests.models.compiled import jit
@@ -64,6 +64,7 @@ def test_a_model_of_one_layer_gives_the_scores_and_gradients_of_the_whole_layer(
 def test_the_states_of_the_read_places_are_those_of_the_whole(layers: int, tmp_path) -> None:
     config = family_config("qwen3", tmp_path, num_hidden_layers=layers)
     params, batch = init_params(config), packed_batch([build_tree([[5, 6, 7, 8], [5, 6, 9]])])
-    run = functools.partial(decode_stream, config=config, dtype=jnp.float32)
-    some, whole = (jit(functools.partial(run, reads_only=only))(params, batch) for only in (True, False))
+    run = functools.partial(decode_stream, dtype=jnp.float32)
+    decoder = bind(config, params)
+    some, whole = (jit(functools.partial(run, reads_only=only))(decoder, batch) for only in (True, False))
     np.testing.assert_allclose(some, take_places(whole, jnp.asarray(batch.reads)), rtol=1e-5, atol=1e-6)

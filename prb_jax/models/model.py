@@ -1,0 +1,159 @@
+"""The module of a configuration: abstract, made from random values, or around given arrays.
+
+Everything that must know the parameters of a model reads them from the abstract module. Nothing is allocated for it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+from jax.typing import DTypeLike
+
+from prb_jax.errors import CheckpointError
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.config.encoder import EncoderConfig
+from prb_jax.models.decoder import Decoder, Params
+from prb_jax.models.encoder import Encoder
+from prb_jax.models.head import Head, Sizes
+from prb_jax.models.lora import FACTOR_A, LoraConfig, adapt
+from prb_jax.models.parameter import Axes, Declaring, HeadTensors, Path, arrays, of_head
+from prb_jax.models.quantization import FORMS, Form, quantise
+from prb_jax.sharding import sharding_of
+
+Config = DecoderConfig | EncoderConfig
+
+
+class HeadedDecoder(Decoder):
+    """A decoder with the tensors of its head; arguments are those of :class:`Decoder`."""
+
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32) -> None:
+        super().__init__(config, rngs=rngs, dtype=dtype)
+        _add_head(self, config.head, config, rngs=rngs, dtype=dtype)
+
+
+class HeadedEncoder(Encoder):
+    """An encoder with the tensors of its head, if it has one; arguments are those of :class:`Encoder`."""
+
+    def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32) -> None:
+        super().__init__(config, rngs=rngs, dtype=dtype)
+        if config.head is not None:
+            _add_head(self, config.head, config, rngs=rngs, dtype=dtype)
+
+
+def _add_head(model: Declaring, head: Head, sizes: Sizes, *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
+    tensors = head.tensors(sizes)
+    for tensor in tensors:
+        if tensor.name:
+            setattr(model, tensor.name, of_head(tensor, rngs=rngs, dtype=dtype))
+    if unnamed := tuple(tensor for tensor in tensors if not tensor.name):
+        setattr(model, "head", HeadTensors(unnamed, rngs=rngs, dtype=dtype))  # noqa: B010 - of no base class
+    model.close()
+
+
+def abstract_model(config: Config, *, layers: Sequence[str] = ()) -> HeadedDecoder | HeadedEncoder:
+    """Return the module of a configuration with shapes in the place of arrays. It is shared: change nothing in it.
+
+    Args:
+      config: architecture and head.
+      layers: names of arrays of the layers; those of adapters and of scales tell what is adapted and quantised.
+    """
+    kind = HeadedEncoder if isinstance(config, EncoderConfig) else HeadedDecoder
+    return _abstract(kind, config, frozenset(layers))
+
+
+def bind(config: DecoderConfig, params: Mapping[str, Any]) -> Decoder:
+    """Return the body of a decoder with these arrays, under any trace; further entries, such as a head, are left out.
+
+    Adapters and quantised matrices are known by the names of their arrays.
+    """
+    names = ("embed", "layers", "final_norm")
+    graph = _graph(Decoder, config, frozenset(params["layers"]))
+    return nnx.merge(graph, {name: params[name] for name in names})
+
+
+def bind_encoder(config: EncoderConfig, params: Mapping[str, Any]) -> Encoder:
+    """Return the body of an encoder with these arrays; further entries, such as a head, are left out."""
+    module = _abstract(Encoder, config, frozenset())
+    return nnx.merge(nnx.graphdef(module), {name: params[name] for name in module.order})
+
+
+@functools.cache
+def _graph(kind: type[Any], config: Config, layers: frozenset[str]) -> Any:
+    return nnx.graphdef(_abstract(kind, config, layers))
+
+
+@functools.cache
+def _abstract(kind: type[Any], config: Config, layers: frozenset[str]) -> Any:
+    def make() -> Declaring:
+        model = kind(config, rngs=nnx.Rngs(0))
+        add_beside(model.layers, layers)
+        return model
+
+    return nnx.eval_shape(make)
+
+
+def add_beside(layers: Declaring, names: frozenset[str]) -> None:
+    """Quantise and adapt matrices of stacked layers so that arrays with these names have a place.
+
+    Raises:
+      CheckpointError: a name that belongs to nothing.
+    """
+    for form in {form.suffix: form for form in FORMS.values()}.values():
+        suffix = form.suffix
+        matrices = {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
+        matrices &= vars(layers).keys()  # one suffix ends with the other
+        if matrices:
+            quantise(layers, form, names=matrices)
+    adapted = tuple(sorted(name.removesuffix(FACTOR_A) for name in names if name.endswith(FACTOR_A)))
+    if adapted:
+        adapt(layers, LoraConfig(rank=1, targets=adapted))
+    if unknown := sorted(names - vars(layers).keys()):
+        raise CheckpointError(f"layers/{unknown[0]}: these layers have no such parameter")
+
+
+def init_params(config: Config, *, seed: int = 0, dtype: DTypeLike = jnp.float32) -> Params:
+    """Random parameters of a model as a nested dict, for training from scratch and for benchmarks."""
+    kind: Any = HeadedEncoder if isinstance(config, EncoderConfig) else HeadedDecoder
+    return arrays(kind(config, rngs=nnx.Rngs(seed), dtype=dtype))
+
+
+def quantize_params(config: DecoderConfig, params: Mapping[str, Any], form: Form) -> Params:
+    """Return all arrays of a decoder, the layers' matrices quantised; errors are those of :func:`quantise`."""
+    decoder = bind(config, params)
+    quantise(decoder.layers, form)
+    return {**params, **arrays(decoder)}
+
+
+def parameter_shardings(params: Mapping[str, Any], mesh: Mesh, *, config: Config) -> dict[str, Any]:
+    """Return the NamedSharding of every leaf of a nested dict of parameters, as they declare it.
+
+    Args:
+      params: arrays or shapes, of the whole model or of a part.
+      mesh: devices.
+      config: of the model.
+
+    Raises:
+      MeshError: a mesh axis does not divide the dimension that it splits.
+    """
+    axes = _axes(config, frozenset(params.get("layers", ())))
+
+    def one(path: Any, leaf: Any) -> Any:
+        place = tuple(step.key for step in path)
+        return sharding_of(leaf.shape, axes[place], mesh, name="/".join(place))
+
+    return jax.tree.map_with_path(one, dict(params))
+
+
+@functools.cache
+def _axes(config: Config, layers: frozenset[str]) -> Mapping[Path, Axes]:
+    """Logical axes of every parameter; the first axis of those of layers is that of the layers."""
+    flat = nnx.to_flat_state(nnx.state(abstract_model(config, layers=tuple(layers))))
+    return {
+        path: ((None,) * (path[0] == "layers")) + variable.get_metadata("axes") for path, variable in flat
+    }
