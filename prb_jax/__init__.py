@@ -9,8 +9,6 @@ nor a tokenizer library.
 """
 
 import logging
-import sys
-import warnings
 from importlib import import_module
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -148,16 +146,8 @@ __all__ = [
     "write_features",
 ]  # fmt: skip
 
-_RENAMED: dict[str, tuple[str, str]] = {}
-"""Deprecated public names: the new name, and the version without the old one (the rule is in CONTRIBUTING.md)."""
-
 
 def __getattr__(name: str) -> Any:
-    if name in _RENAMED:
-        new, version = _RENAMED[name]
-        text = f"prb_jax.{name} is now prb_jax.{new}; the old name goes in version {version}"
-        warnings.warn(text, FutureWarning, stacklevel=2)
-        return getattr(sys.modules[__name__], new)
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -67,14 +67,6 @@ def test_an_unknown_name_is_an_attribute_error():
         _ = prb_jax.Comparision
 
 
-def test_a_renamed_public_name_works_and_warns(monkeypatch):
-    monkeypatch.setitem(prb_jax._RENAMED, "RewardScorer", ("RewardModel", "0.3"))
-    with pytest.warns(
-        FutureWarning, match=r"prb_jax.RewardScorer is now prb_jax.RewardModel; .* version 0.3"
-    ):
-        assert prb_jax.RewardScorer is prb_jax.RewardModel
-
-
 def test_the_version_is_that_of_the_project():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["version"] == prb_jax.__version__

@@ -45,10 +45,6 @@ _WIDE = re.compile(r"[0-9]{4}|[*{]")
 _SPEC = re.compile(r"%[^%a-zA-Z]*")
 
 
-class TemplateError(jinja2.TemplateError):
-    """A template that takes more than its budget, or asks for an operation that could."""
-
-
 @functools.lru_cache(maxsize=8)
 def compile_template(text: str) -> Callable[..., str]:
     """The function that renders a template with the given variables.
@@ -58,7 +54,7 @@ def compile_template(text: str) -> Callable[..., str]:
         other exception, for what a template does wrong.
     """
     if len(text) > _LONGEST_TEMPLATE:
-        raise TemplateError(f"expected at most {_LONGEST_TEMPLATE:,} characters, found {len(text):,}")
+        raise jinja2.TemplateError(f"expected at most {_LONGEST_TEMPLATE:,} characters, found {len(text):,}")
     environment = _Environment()
     template = environment.from_string(text)
 
@@ -95,7 +91,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     def step(self, cost: int = 1) -> None:
         self.left -= cost
         if self.left < 0:
-            raise TemplateError(f"the template takes more than {_MOST_STEPS:,} steps")
+            raise jinja2.TemplateError(f"the template takes more than {_MOST_STEPS:,} steps")
 
     def spend(self, value: Any) -> Any:
         """The value itself, after paying for its size."""
@@ -131,7 +127,7 @@ class _Environment(ImmutableSandboxedEnvironment):
                 total += item.bit_length() // 8
             self.step(1 + len(elements))
             if total + len(elements) > _LARGEST:
-                raise TemplateError(f"the template makes a value of more than {_LARGEST:,} characters")
+                raise jinja2.TemplateError(f"the template makes a value of more than {_LARGEST:,} characters")
             waiting.extend(elements)
         return total
 
@@ -151,7 +147,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         sizes = self.size(left) + self.size(right)
         for one, other in ((left, right), (right, left)):
             if isinstance(one, int) and one.bit_length() > _LONGEST_NUMBER:
-                raise TemplateError(f"the template computes with numbers of more than {_LONGEST_NUMBER} bits")
+                raise jinja2.TemplateError(
+                    f"the template computes with numbers of more than {_LONGEST_NUMBER} bits"
+                )
             if operator == "*" and isinstance(one, int) and isinstance(other, str | list | tuple):
                 self._refuse(self.size(other) * max(one, 1))
         if operator == "**" and isinstance(left, int) and isinstance(right, int):
@@ -180,12 +178,12 @@ class _Environment(ImmutableSandboxedEnvironment):
         if name in _GROWING:
             numbers = sum(abs(value) for value in given if isinstance(value, int))
             if name == "round" and numbers > 100:
-                raise TemplateError("the template rounds to more than 100 digits")
+                raise jinja2.TemplateError("the template rounds to more than 100 digits")
             self._refuse(length * (1 + numbers + others))
         elif name == "replace" and isinstance(subject, str) and given and isinstance(given[0], str):
             self._refuse(length + subject.count(given[0]) * others)
         elif name == "translate":
-            raise TemplateError("the template calls 'translate', which is not offered")
+            raise jinja2.TemplateError("the template calls 'translate', which is not offered")
         elif name in ("format", "format_map") and isinstance(subject, str):
             fields = [
                 field or "" for _, place, field, _ in string.Formatter().parse(subject) if place is not None
@@ -195,12 +193,12 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def _check_format(self, text: str, specs: Sequence[str], size: int) -> None:
         if any(_WIDE.search(spec) for spec in specs):
-            raise TemplateError("the template formats a value with a width of more than 999")
+            raise jinja2.TemplateError("the template formats a value with a width of more than 999")
         self._refuse(len(text) + len(specs) * (1000 + size))
 
     def _refuse(self, size: int, *, most: int = _LARGEST) -> None:
         if size > most:
-            raise TemplateError(f"the template makes a value of more than {most:,} characters or bits")
+            raise jinja2.TemplateError(f"the template makes a value of more than {most:,} characters or bits")
 
 
 class _Metering(NodeTransformer):

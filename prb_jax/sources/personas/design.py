@@ -108,9 +108,6 @@ class Ceilings:
     # the Bayes-optimal user-blind accuracy under the generating distribution: each majority is known, the
     # slips are not
     user_blind_expected: float
-    # the best that a rule can do which sees only which poles the two answers show, fitted to these records.
-    # It is what popular taste alone is worth on new topics
-    user_blind_by_style: float
     # accuracy of one who knows the tastes of every person and reads the answers perfectly; what is missing
     # are the slips
     persona_aware: float
@@ -135,16 +132,10 @@ def measure_ceilings(
     majority = [max(len(g.first), len(g.second)) for g in groups]
     minority = [min(len(g.first), len(g.second)) for g in groups]
     expected = sum(majority) * (1 - SLIP_SHARE) + sum(minority) * SLIP_SHARE
-    styles: dict[tuple[int, ...], Counter[bool]] = {}
-    for comparison in comparisons:
-        chosen = levels[comparison.id]
-        opposite = tuple(-level for level in chosen)
-        styles.setdefault(max(chosen, opposite), Counter())[chosen > opposite] += 1
     return Ceilings(
         records=len(comparisons),
         user_blind=best_user_blind_accuracy(comparisons),
         user_blind_expected=expected / (sum(majority) + sum(minority)),
-        user_blind_by_style=sum(max(votes.values()) for votes in styles.values()) / len(comparisons),
         persona_aware=aware / len(comparisons),
     )
 
