@@ -111,7 +111,7 @@ def build(
         gated.warn()
         if not gated.kept:
             raise RunError(f"{folder}: no pair is left of {len(records):,} records; {GATES_FILE} says why")
-        product, command = settings.product, run.record.get("command")
+        product, command = settings.product, run.record.get("command") or []
         if command:  # that repeats the build: the first one, with the gates that were relaxed later
             later = sorted(set(relaxed) - set(run.record["sessions"][0].get("relax", ())))
             command = [*command, *(word for name in later for word in ("--relax", name))]
