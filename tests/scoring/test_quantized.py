@@ -121,7 +121,7 @@ def test_it_compiles_as_often_as_there_are_shapes(folder: Path, labelled: list[p
     inner = narrow.score_fn
 
     def counted(params: Any, batch: Any) -> jax.Array:
-        shapes.add((batch.prefix.shape, batch.responses.shape))
+        shapes.add((batch.tokens.shape, batch.reads.shape))
         return inner(params, batch)
 
     dataclasses.replace(narrow, score_fn=counted).score(labelled, batch_tokens=512)
