@@ -154,6 +154,5 @@ def parameter_shardings(params: Mapping[str, Any], mesh: Mesh, *, config: Config
 def _axes(config: Config, layers: frozenset[str]) -> Mapping[Path, Axes]:
     """Logical axes of every parameter; the first axis of those of layers is that of the layers."""
     flat = nnx.to_flat_state(nnx.state(abstract_model(config, layers=tuple(layers))))
-    return {
-        path: ((None,) * (path[0] == "layers")) + variable.get_metadata("axes") for path, variable in flat
-    }
+    stacked = {path: ((None,) if path[0] == "layers" else ()) for path, _ in flat}
+    return {tuple(map(str, path)): stacked[path] + variable.get_metadata("axes") for path, variable in flat}
