@@ -64,6 +64,11 @@ RUNS: dict[str, tuple[str | dict[str, Any], ...]] = {
         "personalise --data {pairs} --backbone {out}/features --shots 0,1,2 --seeds 1"
         " --methods pooled,offset,individual,attention",
     ),
+    "personalise_networks": (
+        "personalise --data {pairs} --backbone {out}/features --shots 0,2 --seeds 1"
+        " --methods vpl,gpo,pal,user_embedding,user_clusters --set vpl.steps=20 gpo.steps=20 pal.steps=10,20"
+        " user_embedding.steps=10,20 user_clusters.steps=10,20",
+    ),
     "rank_profiles": ("rank-profiles --encoder bm25 --data {pairs}",),
     "sample": ("sample {policy} --data {tastes} --n 3 --temperature 0.8 --max-new-tokens 8",),
     "best_of_n": ("best-of-n --samples {out}/sample --rewards {model} baseline:length",),

@@ -14,17 +14,17 @@ pooled direction, so that the transformer learns what is personal. A mask tells 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Context, Responses
 from prb_jax.personal.few_shot.episodes import EpisodeSettings, fit_episodes
 from prb_jax.personal.few_shot.fitting import FitData, define
-from prb_jax.personal.few_shot.networks import attend, init_linear, init_mlp, linear, mlp
+from prb_jax.personal.few_shot.networks import MLP, Linear, Network, arrays_of, attend
 from prb_jax.personal.few_shot.protocol import Fitted, State
 
 
@@ -42,20 +42,68 @@ class GPOSettings(EpisodeSettings):
         self.check("heads", self.width % self.heads == 0, f"a divisor of width={self.width}")
 
 
+class Layer(nnx.Module):
+    """Attention to the context and a feed-forward, each beside a residual connection."""
+
+    def __init__(self, settings: GPOSettings, rng: np.random.Generator) -> None:
+        self.heads = settings.heads
+        self.query, self.key, self.value, self.out, self.up, self.down = (
+            Linear(settings.width, settings.width, rng=rng) for _ in range(6)
+        )
+
+    def __call__(self, x: Array, context: Array, mask: Array) -> jax.Array:
+        """Tokens [T, w] after they attend to the context [C, w]."""
+
+        def split(y: Array) -> jax.Array:
+            return y.reshape(len(y), self.heads, -1).swapaxes(0, 1)
+
+        queries = split(self.query(_norm(x)))
+        keys, values = (split(project(_norm(context))) for project in (self.key, self.value))
+        x = x + self.out(attend(queries, keys, values, mask).swapaxes(0, 1).reshape(x.shape))
+        return x + self.down(jax.nn.relu(self.up(_norm(x))))
+
+
+class Transformer(Network):
+    """It reads comparisons as tokens, and gives a response its reward beside them."""
+
+    def __init__(self, direction: np.ndarray, settings: GPOSettings, rng: np.random.Generator) -> None:
+        super().__init__(direction, settings, rng)
+        width, features = settings.width, len(direction)
+        self.scale = nnx.Param(np.float32(1))  # of the features
+        self.embed = MLP([features + 1, *[width] * settings.embedding], jax.nn.relu, rng=rng)
+        self.null = nnx.Param(rng.normal(0, 1, width).astype(np.float32))
+        self.layers = nnx.List(Layer(settings, rng) for _ in range(settings.layers))
+        self.head = Linear(width, features, rng=rng, gain=0.0)  # the fit before training is pooled
+
+    def tokens(self, features: Array, labels: Array) -> jax.Array:
+        """Tokens [T, w] of features [T, D] with labels [T]."""
+        return self.embed(jnp.concatenate([features * self.scale[...], labels[:, None]], axis=1))
+
+    def read(self, deltas: Array, mask: Array) -> State:
+        """The comparisons [k, D] as every layer sees them."""
+        ones = jnp.ones(len(deltas))
+        both = [self.tokens(deltas, ones), self.tokens(-deltas, -ones)]
+        tokens, states = jnp.concatenate([self.null[...][None], *both]), []
+        mask = jnp.concatenate([jnp.ones(1, bool), mask, mask])
+        for layer in self.layers:
+            states.append(tokens)
+            tokens = layer(tokens, tokens, mask)
+        return {"tokens": jnp.stack(states), "mask": mask}
+
+    def __call__(self, state: State, features: Array) -> jax.Array:
+        """(v + H t(e)).e, float32 [K], of features [K, D]."""
+        tokens = self.tokens(features, jnp.zeros(len(features)))
+        for layer, context in zip(self.layers, state["tokens"], strict=True):
+            tokens = layer(tokens, context, state["mask"])
+        direction = self.head(_norm(tokens)) * self.scale[...]
+        return jnp.sum((self.direction[...] + direction) * features, axis=1)
+
+
 def fit(data: FitData) -> Fitted:
     """Train by episodes, each a person with random context and queries."""
     pooled, l2 = data.pooled()
-    rng, settings = data.rng(), data.settings
-    width, features = settings.width, len(pooled)
-    names = ("query", "key", "value", "out", "up", "down")
-    arrays = {
-        "direction": pooled,
-        "scale": np.float32(1 / np.sqrt(data.seen.mean_square / features)),
-        "embed": init_mlp(rng, [features + 1, *[width] * settings.embedding]),
-        "null": rng.normal(0, 1, width).astype(np.float32),
-        "layers": [{name: init_linear(rng, width, width) for name in names} for _ in range(settings.layers)],
-        "head": init_linear(rng, width, features, gain=0.0),  # the fit before training is pooled
-    }
+    arrays = arrays_of(Transformer(pooled, data.settings, data.rng()))
+    arrays["scale"] = np.float32(1 / np.sqrt(data.seen.mean_square / len(pooled)))
     return fit_episodes(data, data.fitted(arrays, {"l2": l2}))
 
 
@@ -64,58 +112,24 @@ def _norm(x: Array) -> jax.Array:
     return centred / jnp.sqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + 1e-5)
 
 
-def _embed(fitted: Fitted, features: Array, labels: Array) -> jax.Array:
-    rows = jnp.concatenate([features * fitted.arrays["scale"], labels[:, None]], axis=1)
-    return mlp(fitted.arrays["embed"], rows, jax.nn.relu)
-
-
-def _layer(layer: Any, x: Array, context: Array, mask: Array, heads: int) -> jax.Array:
-    """Tokens [T, w] after one layer in which they attend to the context [C, w]."""
-
-    def split(y: Array) -> jax.Array:
-        return y.reshape(len(y), heads, -1).swapaxes(0, 1)
-
-    queries = split(linear(layer["query"], _norm(x)))
-    keys, values = (split(linear(layer[name], _norm(context))) for name in ("key", "value"))
-    attended = attend(queries, keys, values, mask).swapaxes(0, 1).reshape(x.shape)
-    x = x + linear(layer["out"], attended)
-    return x + linear(layer["down"], jax.nn.relu(linear(layer["up"], _norm(x))))
-
-
-def _read(fitted: Fitted, deltas: Array, mask: Array) -> State:
-    tokens = jnp.concatenate(
-        [
-            fitted.arrays["null"][None],
-            _embed(fitted, deltas, jnp.ones(len(deltas))),
-            _embed(fitted, -deltas, -jnp.ones(len(deltas))),
-        ]
-    )
-    mask = jnp.concatenate([jnp.ones(1, bool), mask, mask])
-    states = []
-    for layer in fitted.arrays["layers"]:
-        states.append(tokens)
-        tokens = _layer(layer, tokens, tokens, mask, fitted.settings.heads)
-    return {"tokens": jnp.stack(states), "mask": mask}
+def _network(fitted: Fitted) -> Transformer:
+    return Transformer.of(fitted.arrays, fitted.settings)
 
 
 def empty_state(fitted: Fitted) -> State:
     """Return the null token alone, as every layer sees it."""
     nothing = jnp.zeros((0, len(fitted.arrays["direction"])), jnp.float32)
-    return _read(fitted, nothing, jnp.zeros(0, bool))
+    return _network(fitted).read(nothing, jnp.zeros(0, bool))
 
 
 def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
     """Return the context as every layer sees it: tokens float32 [layers, 2 k + 1, w], mask bool [2 k + 1]."""
-    return _read(fitted, context.deltas, context.mask)
+    return _network(fitted).read(context.deltas, context.mask)
 
 
 def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     """Return (v + H t(e)).e, float32 [K]."""
-    tokens = _embed(fitted, responses.features, jnp.zeros(len(responses.features)))
-    for index, layer in enumerate(fitted.arrays["layers"]):
-        tokens = _layer(layer, tokens, state["tokens"][index], state["mask"], fitted.settings.heads)
-    direction = linear(fitted.arrays["head"], _norm(tokens)) * fitted.arrays["scale"]
-    return jnp.sum((fitted.arrays["direction"] + direction) * responses.features, axis=1)
+    return _network(fitted)(state, responses.features)
 
 
 METHOD = define("gpo", GPOSettings, fit, adapt, score, empty_state)

@@ -1,51 +1,101 @@
-"""Small networks as plain trees of arrays, and their training together with parameters of the seen people."""
+"""Small networks as flax modules, and their training together with parameters of the seen people.
+
+A module is made for its first draws, and around arrays wherever it is run: what is trained, kept in
+:class:`~prb_jax.personal.few_shot.protocol.Fitted` and saved is a plain tree of arrays.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import nnx
 
+from prb_jax.checkpoints.array_folder import flat_arrays, from_flat
 from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Context, Responses
 from prb_jax.personal.few_shot.fitting import FitData
 from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, Ints
 
 
-def init_linear(
-    rng: np.random.Generator, inputs: int, outputs: int, *, gain: float = 1.0
-) -> dict[str, np.ndarray]:
-    """Return a linear map: w float32 [inputs, outputs] of variance gain^2 / inputs, b zero."""
-    weight = rng.normal(0, gain / np.sqrt(inputs), (inputs, outputs)).astype(np.float32)
-    return {"w": weight, "b": np.zeros(outputs, np.float32)}
+class Linear(nnx.Module):
+    """x w + b: w float32 [inputs, outputs] of variance gain^2 / inputs, b zero."""
+
+    def __init__(self, inputs: int, outputs: int, *, rng: np.random.Generator, gain: float = 1.0) -> None:
+        drawn = rng.normal(0, gain / np.sqrt(inputs), (inputs, outputs))
+        self.w = nnx.Param(drawn.astype(np.float32))
+        self.b = nnx.Param(np.zeros(outputs, np.float32))
+
+    def __call__(self, x: Array) -> jax.Array:
+        return x @ self.w[...] + self.b[...]
 
 
-def linear(params: Any, x: Array) -> jax.Array:
-    """Return x w + b."""
-    return x @ params["w"] + params["b"]
+class MLP(nnx.List[Linear]):
+    """Linear maps between layers of these sizes; the last layer has no activation, and ``last`` is its gain."""
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        activation: Callable[[Array], Array],
+        *,
+        rng: np.random.Generator,
+        last: float = 1.0,
+    ) -> None:
+        gains = [*[1.0] * (len(sizes) - 2), last]
+        pairs = zip(itertools.pairwise(sizes), gains, strict=True)
+        super().__init__(Linear(*ends, rng=rng, gain=gain) for ends, gain in pairs)
+        self.activation = activation
+
+    def __call__(self, x: Array) -> jax.Array:
+        for layer in self[:-1]:
+            x = self.activation(layer(x))
+        return self[-1](x)
 
 
-def init_mlp(
-    rng: np.random.Generator, sizes: Sequence[int], *, last: float = 1.0
-) -> list[dict[str, np.ndarray]]:
-    """Return the linear maps between layers of these sizes; ``last`` is the gain of the last one."""
-    gains = [*[1.0] * (len(sizes) - 2), last]
-    pairs = zip(itertools.pairwise(sizes), gains, strict=True)
-    return [init_linear(rng, *ends, gain=gain) for ends, gain in pairs]
+class Network(nnx.Module):
+    """What a method trains: the pooled direction beside layers, each parameter declared once, and drawn there.
+
+    Args:
+      direction: float32 [D].
+      settings: of the method; frozen.
+      rng: of the parameters, in the order in which they are declared.
+    """
+
+    def __init__(self, direction: np.ndarray, settings: Any, rng: np.random.Generator) -> None:
+        self.direction = nnx.Param(direction)
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, Any], settings: Any) -> Self:
+        """Return the network with these arrays, as of `arrays_of`, under any trace; further entries are left out."""
+        graph, places = _layout(cls, len(arrays["direction"]), settings)
+        return nnx.merge(graph, from_flat(places, flat_arrays(arrays)))
 
 
-def mlp(params: Any, x: Array, activation: Callable[[Array], Array]) -> jax.Array:
-    """Return the last layer, which has no activation."""
-    for layer in params[:-1]:
-        x = activation(linear(layer, x))
-    return linear(params[-1], x)
+@cache
+def _layout(kind: type[Network], width: int, settings: Any) -> tuple[Any, Any]:
+    """The network without its arrays, and a tree of their places."""
+    graph, state = nnx.split(kind(np.zeros(width, np.float32), settings, np.random.default_rng(0)))
+    return graph, jax.tree.map(lambda _: 0, nnx.to_pure_dict(state))
+
+
+def arrays_of(network: Network) -> dict[str, Any]:
+    """Return the arrays of a network as they are trained and saved: nested dicts, and a list of the layers of an
+    `MLP`."""
+
+    def plain(tree: Any) -> Any:
+        if not isinstance(tree, dict):
+            return tree
+        below = {name: plain(part) for name, part in tree.items()}
+        return [below[place] for place in range(len(below))] if 0 in below else below
+
+    return plain(nnx.to_pure_dict(nnx.state(network)))
 
 
 def attend(queries: Array, keys: Array, values: Array, mask: Array) -> jax.Array:

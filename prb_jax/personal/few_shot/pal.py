@@ -16,12 +16,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from prb_jax.data.options import option
 from prb_jax.errors import DataError
 from prb_jax.personal.few_shot.choices import Array, Context, Responses
 from prb_jax.personal.few_shot.fitting import FitData, define, mean_state
-from prb_jax.personal.few_shot.networks import JointSettings, adapt_by_descent, fit_jointly, init_mlp, mlp
+from prb_jax.personal.few_shot.networks import (
+    MLP,
+    JointSettings,
+    Network,
+    adapt_by_descent,
+    arrays_of,
+    fit_jointly,
+)
 from prb_jax.personal.few_shot.protocol import Fitted, State
 
 
@@ -38,22 +46,49 @@ class PALSettings(JointSettings):
     scale: float = option(5.0, "exp(s) at the start", above=0, most=100)
 
 
+class IdealPoints(Network):
+    """The map of responses and the prototypes."""
+
+    def __init__(self, direction: np.ndarray, settings: PALSettings, rng: np.random.Generator) -> None:
+        super().__init__(direction, settings, rng)
+        self.settings = settings
+        features, count, width = len(direction), settings.prototypes, settings.width
+        points = rng.normal(0, 1, (count, width)).astype(np.float32)
+        if settings.of_prompt:
+            self.prototypes = MLP([features, settings.hidden, count * width], jax.nn.gelu, rng=rng)
+        else:
+            self.prototypes = nnx.Param(points)
+        self.map = MLP([features, settings.hidden, width], jax.nn.gelu, rng=rng)
+        self.log_scale = nnx.Param(np.float32(np.log(settings.scale)))
+
+    def points(self, responses: Responses) -> jax.Array:
+        """The prototypes, float32 [..., K, w]."""
+        if isinstance(self.prototypes, nnx.Param):
+            return self.prototypes[...]
+        if responses.prompts is None:
+            raise DataError("pal with of_prompt needs the states of the questions alone (`prompts`)")
+        points = self.prototypes(responses.prompts)
+        return points.reshape(*points.shape[:-1], self.settings.prototypes, self.settings.width)
+
+    def __call__(self, responses: Responses, weights: Array) -> jax.Array:
+        """float32 [...] of responses [...], under weights [..., K] before the softmax."""
+        share = jax.nn.softmax(weights, axis=-1)
+        ideal = jnp.sum(share[..., None] * self.points(responses), axis=-2)
+        point = self.map(responses.features)
+        scale = jnp.exp(jnp.minimum(self.log_scale[...], np.log(100.0)))
+        common = responses.features @ self.direction[...]
+        return common + scale * jnp.sum(_unit(point) * _unit(ideal), axis=-1)
+
+
 def fit(data: FitData) -> Fitted:
     """Train f, the prototypes, the scale and the weights of the seen people; the mean of these is kept."""
     seen, settings, rng = data.seen, data.settings, data.rng()
-    features, count, width = seen.features.shape[1], settings.prototypes, settings.width
-    prototypes: Any = rng.normal(0, 1, (count, width)).astype(np.float32)
     if settings.of_prompt:
         for part in (seen, data.validation):
             part.require("pal with of_prompt", ("prompts",))
-        prototypes = init_mlp(rng, [features, settings.hidden, count * width])
     pooled, l2 = data.pooled()
-    shared = {
-        "direction": pooled,
-        "map": init_mlp(rng, [features, settings.hidden, width]),
-        "prototypes": prototypes,
-    }
-    people = rng.normal(0, 0.5, (seen.people, count)).astype(np.float32)
+    arrays = arrays_of(IdealPoints(pooled, settings, rng))
+    people = rng.normal(0, 0.5, (seen.people, settings.prototypes)).astype(np.float32)
 
     def log_mean_share(people: np.ndarray) -> dict[str, np.ndarray]:
         share = np.exp(people - people.max(axis=1, keepdims=True))
@@ -62,9 +97,13 @@ def fit(data: FitData) -> Fitted:
 
     return fit_jointly(
         data,
-        {**shared, "log_scale": np.float32(np.log(settings.scale)), "people": people},
+        {**arrays, "people": people},
         _loss,
-        nobody={**shared, "log_scale": np.float32(-200), "mean": np.zeros(count, np.float32)},
+        nobody={
+            **arrays,
+            "log_scale": np.float32(-200),
+            "mean": np.zeros(settings.prototypes, np.float32),
+        },
         l2=l2,
         mean=log_mean_share,
     )
@@ -74,50 +113,27 @@ def _unit(x: Array) -> jax.Array:
     return x / jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-12)
 
 
-def _prototypes(arrays: Any, responses: Responses, settings: PALSettings) -> jax.Array:
-    """float32 [..., K, w]."""
-    if not settings.of_prompt:
-        return arrays["prototypes"]
-    if responses.prompts is None:
-        raise DataError("pal with of_prompt needs the states of the questions alone (`prompts`)")
-    points = mlp(arrays["prototypes"], responses.prompts, jax.nn.gelu)
-    return points.reshape(*points.shape[:-1], settings.prototypes, settings.width)
-
-
-def _rewards(arrays: Any, responses: Responses, weights: Array, settings: PALSettings) -> jax.Array:
-    """float32 [...] of responses [...], under weights [..., K] before the softmax."""
-    share = jax.nn.softmax(weights, axis=-1)
-    ideal = jnp.sum(share[..., None] * _prototypes(arrays, responses, settings), axis=-2)
-    point = mlp(arrays["map"], responses.features, jax.nn.gelu)
-    scale = jnp.exp(jnp.minimum(arrays["log_scale"], np.log(100.0)))
-    common = responses.features @ arrays["direction"]
-    return common + scale * jnp.sum(_unit(point) * _unit(ideal), axis=-1)
-
-
 def _loss(params: Any, pairs: Responses, users: Array, settings: PALSettings) -> jax.Array:
     # The pooled direction stays: trained beside f it would learn again, without its penalty, what f already says.
     fixed = {**params, "direction": jax.lax.stop_gradient(params["direction"])}
-    rewards = _rewards(fixed, pairs, params["people"][users][:, None], settings)
+    rewards = IdealPoints.of(fixed, settings)(pairs, params["people"][users][:, None])
     penalty = 1e-3 * jnp.mean(jnp.sum(params["people"] ** 2, axis=1))
     return jnp.mean(jax.nn.softplus(rewards[:, 1] - rewards[:, 0])) + penalty
 
 
 def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
     """Return w float32 [K] (before the softmax) after ``adapt_steps`` of Adam from the mean."""
+    network = IdealPoints.of(fitted.arrays, fitted.settings)
 
     def margins(weights: Array) -> jax.Array:
-        chosen, rejected = (
-            _rewards(fitted.arrays, side, weights, fitted.settings)
-            for side in (context.chosen, context.rejected)
-        )
-        return chosen - rejected
+        return network(context.chosen, weights) - network(context.rejected, weights)
 
     return {"weights": adapt_by_descent(fitted, context, jnp.asarray(fitted.arrays["mean"]), margins)}
 
 
 def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     """Return v.e + exp(s) cos(f(e), a_u), float32 [K]."""
-    return _rewards(fitted.arrays, responses, state["weights"], fitted.settings)
+    return IdealPoints.of(fitted.arrays, fitted.settings)(responses, state["weights"])
 
 
 METHOD = define("pal", PALSettings, fit, adapt, score, mean_state)

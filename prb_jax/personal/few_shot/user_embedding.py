@@ -19,11 +19,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Context, Responses
 from prb_jax.personal.few_shot.fitting import FitData, define
-from prb_jax.personal.few_shot.networks import JointSettings, adapt_by_descent, fit_jointly, init_mlp, mlp
+from prb_jax.personal.few_shot.networks import (
+    MLP,
+    JointSettings,
+    Network,
+    adapt_by_descent,
+    arrays_of,
+    fit_jointly,
+)
 from prb_jax.personal.few_shot.protocol import Fitted, State
 
 
@@ -46,52 +54,68 @@ class UserClustersSettings(UserEmbeddingSettings):
     clusters: int = option(10, "K", least=2)
 
 
+class Conditioned(Network):
+    """The network that an embedding conditions, the embedding E_0, and where they are mixed those of the clusters."""
+
+    clusters: nnx.Param[Any] | None = None
+
+    def __init__(
+        self, direction: np.ndarray, settings: UserEmbeddingSettings, rng: np.random.Generator
+    ) -> None:
+        super().__init__(direction, settings, rng)
+        width, hidden = settings.width, settings.hidden
+        self.generic = nnx.Param(np.zeros(width, np.float32))
+        self.network = MLP([len(direction) + width, hidden, hidden, 1], jnp.tanh, rng=rng)
+        if isinstance(settings, UserClustersSettings):
+            self.clusters = nnx.Param(np.zeros((settings.clusters, width), np.float32))
+
+    def embedding(self, parameters: Array) -> jax.Array:
+        """E of w where there are clusters, otherwise of O, [..., own]."""
+        if self.clusters is not None:
+            return jax.nn.softmax(parameters, axis=-1) @ self.clusters[...]
+        return self.generic[...] + parameters
+
+    def __call__(self, features: Array, embedding: Array) -> jax.Array:
+        """float32 [...] of features [..., D] under E [..., T], broadcast."""
+        embedding = jnp.broadcast_to(embedding, (*features.shape[:-1], embedding.shape[-1]))
+        rows = jnp.concatenate([features, embedding], axis=-1)
+        return features @ self.direction[...] + self.network(rows)[..., 0]
+
+
 def fit(data: FitData) -> Fitted:
     """Train the network, the embeddings and the parameters of the seen people; of clusters their mean is kept."""
     seen, settings, rng, width = data.seen, data.settings, data.rng(), data.settings.width
     pooled, l2 = data.pooled()
     mixes = isinstance(settings, UserClustersSettings)
     size = settings.clusters if mixes else width
-    network = init_mlp(rng, [len(pooled) + width, settings.hidden, settings.hidden, 1])
+    arrays = arrays_of(Conditioned(pooled, settings, rng))
     people = rng.normal(0, 0.3, (seen.people, size)).astype(np.float32)
-    shared = {"direction": pooled, "generic": np.zeros(width, np.float32)}
     if mixes:
-        shared["clusters"] = rng.normal(0, 1, (size, width)).astype(np.float32)
+        arrays["clusters"] = rng.normal(0, 1, (size, width)).astype(np.float32)
 
     def mean(people: np.ndarray) -> dict[str, np.ndarray]:
         return {"mean": people.mean(axis=0)} if mixes else {}
 
-    silent = [*network[:-1], jax.tree.map(np.zeros_like, network[-1])]  # the reward is pooled
+    *layers, last = arrays["network"]
+    silent = [*layers, jax.tree.map(np.zeros_like, last)]  # the reward is pooled
     return fit_jointly(
         data,
-        {**shared, "network": network, "people": people},
+        {**arrays, "people": people},
         _loss,
-        nobody={**shared, "network": silent, **mean(people)},
+        nobody={**arrays, "network": silent, **mean(people)},
         l2=l2,
         mean=mean,
     )
 
 
-def _embedding(arrays: Any, parameters: Array) -> jax.Array:
-    """E of w where there are clusters, otherwise of O, [..., own]."""
-    if "clusters" in arrays:
-        return jax.nn.softmax(parameters, axis=-1) @ arrays["clusters"]
-    return arrays["generic"] + parameters
-
-
-def _rewards(arrays: Any, features: Array, embedding: Array) -> jax.Array:
-    """float32 [...] of features [..., D] under E [..., T], broadcast."""
-    embedding = jnp.broadcast_to(embedding, (*features.shape[:-1], embedding.shape[-1]))
-    rows = jnp.concatenate([features, embedding], axis=-1)
-    return features @ arrays["direction"] + mlp(arrays["network"], rows, jnp.tanh)[..., 0]
-
-
 def _loss(params: Any, pairs: Responses, users: Array, settings: UserEmbeddingSettings) -> jax.Array:
+    network = Conditioned.of(params, settings)
+
     def mean(embedding: Array) -> jax.Array:
-        rewards = _rewards(params, pairs.features, embedding)
+        rewards = network(pairs.features, embedding)
         return jnp.mean(jax.nn.softplus(rewards[:, 1] - rewards[:, 0]))
 
-    personal = mean(_embedding(params, params["people"][users])[:, None])
+    personal = mean(network.embedding(params["people"][users])[:, None])
     generic = mean(params["generic"])
     penalty = settings.offset_penalty * jnp.mean(jnp.sum(params["people"] ** 2, axis=1))
     return settings.alpha * personal + (1 - settings.alpha) * generic + penalty
@@ -104,23 +128,20 @@ def empty_state(fitted: Fitted) -> State:
 
 def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
     """Return E, float32 [T], of w or O_u after ``adapt_steps`` of Adam; E_0 at k = 0."""
-    arrays = fitted.arrays
+    arrays, network = fitted.arrays, Conditioned.of(fitted.arrays, fitted.settings)
     start = jnp.asarray(arrays["mean"]) if "mean" in arrays else jnp.zeros_like(arrays["generic"])
 
     def margins(parameters: Array) -> jax.Array:
-        embedding = _embedding(arrays, parameters)
-        chosen, rejected = (
-            _rewards(arrays, side.features, embedding) for side in (context.chosen, context.rejected)
-        )
-        return chosen - rejected
+        embedding = network.embedding(parameters)
+        return network(context.chosen.features, embedding) - network(context.rejected.features, embedding)
 
-    embedding = _embedding(arrays, adapt_by_descent(fitted, context, start, margins))
+    embedding = network.embedding(adapt_by_descent(fitted, context, start, margins))
     return {"embedding": jnp.where(jnp.any(context.mask), embedding, arrays["generic"])}
 
 
 def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     """Return v.e + MLP[e; E], float32 [K]."""
-    return _rewards(fitted.arrays, responses.features, state["embedding"])
+    return Conditioned.of(fitted.arrays, fitted.settings)(responses.features, state["embedding"])
 
 
 INDIVIDUAL = define("user_embedding", UserEmbeddingSettings, fit, adapt, score, empty_state)

@@ -25,7 +25,7 @@ from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses, UserRows
 from prb_jax.personal.few_shot.episodes import Episode, EpisodeSettings, fit_episodes, query_losses
 from prb_jax.personal.few_shot.fitting import FitData, define
-from prb_jax.personal.few_shot.networks import attend, init_linear, init_mlp, linear, mlp
+from prb_jax.personal.few_shot.networks import MLP, Linear, Network, arrays_of, attend
 from prb_jax.personal.few_shot.protocol import (
     Fitted,
     Method,
@@ -49,18 +49,40 @@ class VPLSettings(EpisodeSettings):
     floor: float = option(0.1, "the least of the annealing", least=0)
 
 
+class Variational(Network):
+    """The encoder of comparisons and the reward."""
+
+    def __init__(self, direction: np.ndarray, settings: VPLSettings, rng: np.random.Generator) -> None:
+        super().__init__(direction, settings, rng)
+        width, latent, hidden = len(direction), settings.latent, settings.hidden
+        self.encoder = MLP([2 * width, hidden, hidden, latent], _leaky, rng=rng)
+        self.query, self.key, self.value, self.mean, self.logvar = (
+            Linear(latent, latent, rng=rng) for _ in range(5)
+        )
+        self.reward = MLP([width + latent, hidden, hidden, 1], _leaky, rng=rng, last=0.0)
+
+    def posterior(self, context: Context) -> dict[str, jax.Array]:
+        """Mean and logvar of a person's latent variable, float32 [dz]; both zero without comparisons."""
+        mask = context.mask
+        hidden = self.encoder(jnp.concatenate([context.chosen.features, context.rejected.features], axis=1))
+        some = jnp.any(mask)
+        allowed = mask | ~some  # at least one key, so that no gradient is undefined
+        attended = attend(self.query(hidden), self.key(hidden), self.value(hidden), allowed)
+        pooled = jnp.sum(attended * mask[:, None], axis=0) / jnp.maximum(jnp.sum(mask), 1)
+        both = {"mean": self.mean(pooled), "logvar": self.logvar(pooled)}
+        return {name: jnp.where(some, jnp.clip(value, -1, 1), 0.0) for name, value in both.items()}
+
+    def __call__(self, features: Array, z: Array) -> jax.Array:
+        """r(e | z), float32 [K], of features [K, D]."""
+        rows = jnp.concatenate([features, jnp.broadcast_to(z, (len(features), len(z)))], axis=1)
+        return features @ self.direction[...] + self.reward(rows)[:, 0]
+
+
 def fit(data: FitData) -> Fitted:
     """Train encoder and reward together by episodes."""
-    rng, width = data.rng(), data.seen.features.shape[1]
-    latent, hidden = data.settings.latent, data.settings.hidden
     pooled, l2 = data.pooled()
-    arrays = {
-        "encoder": init_mlp(rng, [2 * width, hidden, hidden, latent]),
-        **{name: init_linear(rng, latent, latent) for name in ("query", "key", "value", "mean", "logvar")},
-        "reward": init_mlp(rng, [width + latent, hidden, hidden, 1], last=0.0),
-        "direction": pooled,
-    }
-    return fit_episodes(data, data.fitted(arrays, {"l2": l2}), loss=_loss)
+    network = Variational(pooled, data.settings, data.rng())
+    return fit_episodes(data, data.fitted(arrays_of(network), {"l2": l2}), loss=_loss)
 
 
 def _leaky(x: Array) -> jax.Array:
@@ -69,19 +91,7 @@ def _leaky(x: Array) -> jax.Array:
 
 def posterior(fitted: Fitted, context: Context) -> dict[str, jax.Array]:
     """Return mean and logvar of a person's latent variable, float32 [dz]; both zero without comparisons."""
-    arrays, mask = fitted.arrays, context.mask
-    pairs = jnp.concatenate([context.chosen.features, context.rejected.features], axis=1)
-    hidden = mlp(arrays["encoder"], pairs, _leaky)
-    some = jnp.any(mask)
-    attended = attend(
-        linear(arrays["query"], hidden),
-        linear(arrays["key"], hidden),
-        linear(arrays["value"], hidden),
-        mask | ~some,  # at least one key, so that no gradient is undefined
-    )
-    pooled = jnp.sum(attended * mask[:, None], axis=0) / jnp.maximum(jnp.sum(mask), 1)
-    both = {name: jnp.clip(linear(arrays[name], pooled), -1, 1) for name in ("mean", "logvar")}
-    return {name: jnp.where(some, value, 0.0) for name, value in both.items()}
+    return Variational.of(fitted.arrays, fitted.settings).posterior(context)
 
 
 def _kl(mean: Array, logvar: Array) -> jax.Array:
@@ -112,9 +122,7 @@ def adapt(fitted: Fitted, context: Context, key: jax.Array) -> State:
 
 def score(fitted: Fitted, state: State, responses: Responses) -> jax.Array:
     """Return r(e | z), float32 [K]."""
-    z = jnp.broadcast_to(state["z"], (len(responses.features), len(state["z"])))
-    personal = mlp(fitted.arrays["reward"], jnp.concatenate([responses.features, z], axis=1), _leaky)[:, 0]
-    return responses.features @ fitted.arrays["direction"] + personal
+    return Variational.of(fitted.arrays, fitted.settings)(responses.features, state["z"])
 
 
 def controls(

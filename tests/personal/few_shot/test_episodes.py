@@ -10,7 +10,7 @@ import pytest
 from prb_jax.personal.few_shot import gpo
 from prb_jax.personal.few_shot.choices import Context, Responses
 from prb_jax.personal.few_shot.episodes import draw, people_of
-from prb_jax.personal.few_shot.networks import init_linear, init_mlp
+from prb_jax.personal.few_shot.networks import arrays_of
 from prb_jax.personal.few_shot.protocol import Fitted
 from tests.personal.few_shot.planted import choices_of
 
@@ -53,16 +53,10 @@ def test_queries_do_not_meet_the_context(shared_texts):
 
 def test_gpo_reads_every_comparison_from_both_sides_and_in_any_order():
     rng, width, count = np.random.default_rng(0), 8, 3
-    names = ("query", "key", "value", "out", "up", "down")
-    arrays = {
-        "direction": rng.normal(size=4).astype(np.float32),
-        "scale": np.float32(1),
-        "embed": init_mlp(rng, [5, width, width]),
-        "null": rng.normal(size=width).astype(np.float32),
-        "layers": [{name: init_linear(rng, width, width) for name in names}],
-        "head": init_linear(rng, width, 4),
-    }
-    fitted = Fitted(arrays, {}, gpo.GPOSettings(width=width, layers=1, heads=2))
+    settings = gpo.GPOSettings(width=width, layers=1, heads=2)
+    arrays = arrays_of(gpo.Transformer(rng.normal(size=4).astype(np.float32), settings, rng))
+    arrays["head"]["w"] = rng.normal(0, 1 / np.sqrt(width), (width, 4)).astype(np.float32)
+    fitted = Fitted(arrays, {}, settings)
     chosen, rejected, asked = rng.normal(size=(3, count, 4)).astype(np.float32)
 
     def scores(first: np.ndarray, second: np.ndarray) -> np.ndarray:
