@@ -198,10 +198,10 @@ for words in {}:
             HELP.format("[[name] for names in cli.VERBS.values() for name in names]"),
             {"jax", "flax", "optax", "transformers", "torch", "datasets"},
         ),
-        # a model is scored without these; its tokenizer needs transformers
+        # a model is scored without these; its tokenizer needs transformers, and flax, of which it is a module, optax
         (
             "import prb_jax.scoring.reward_model, prb_jax.scoring.evaluate",
-            {"flax", "optax", "httpx", "transformers", "torch", "datasets"},
+            {"httpx", "transformers", "torch", "datasets"},
         ),
         (
             "cli.main(['evaluate', 'baseline:length', '--data', 'DATA', '--out', 'DATA.run'])",

@@ -318,9 +318,9 @@ def test_pages_of_other_sites_are_refused_without_a_token(headers: dict[str, str
 
 def test_fields_that_change_nothing_are_named_and_near_misses_refused() -> None:
     with TestClient(app_with(scores)) as client:
-        odd = {"model": "m", "r\u00e9ponse": 1, "a\r\nX-Evil: 1": 2, "documents": ["b"], "user": None}
+        odd = {"model": "m", "r\u00e9ponse": 1, "a\r\nX-Evil: 1": 2, "texts": ["b"], "user": None}
         answer = client.post("/score", json=GOOD | odd)
-        ignored = "model, documents, user, and 2 more"
+        ignored = "model, texts, user, and 2 more"
         assert (answer.status_code, answer.headers["X-PRB-Ignored"]) == (200, ignored)
         answer = client.post("/score", json=GOOD | {"user_id": "u", "profile": []})
         assert "X-PRB-Ignored" not in answer.headers
