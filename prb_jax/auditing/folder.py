@@ -172,8 +172,12 @@ def _read(path: Path) -> AuditFolder | None:
     known = inputs.keys() == {"data", "gold", *DEFAULTS} and isinstance(record.get("id"), str)
     for field in ("data", "gold"):
         names, sources = record.get(field), (inputs.get(field) or {}).get("sources") or []
-        known = known and isinstance(names, list) and len(names) == len(sources)
-        known = known and isinstance(names, list) and all(isinstance(name, str) for name in names)
+        known = (
+            known
+            and isinstance(names, list)
+            and len(names) == len(sources)
+            and all(isinstance(name, str) for name in names)
+        )
     if not known:
         raise RunError(f"{path / AUDIT}: was changed by hand: put the file of a backup in its place")
     return AuditFolder(path, record["id"], inputs, tuple(record["data"]), tuple(record["gold"]))

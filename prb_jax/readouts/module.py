@@ -137,10 +137,7 @@ class RewardModule(HeadedDecoder):
     def _plain(self, tokens: jax.Array, *, every: bool) -> StreamBatch:
         """Streams of one conversation each, which is as long as the stream; `every` token is read, or the first."""
         attention, (rows, length) = self.program.attention, tokens.shape
-        if length > self.config.max_position_embeddings:
-            raise ValueError(
-                f"tokens: expected at most {self.config.max_position_embeddings} a row, found {length}"
-            )
+        _check_length(self.config, length)
         assert attention is not None
         streams = round_up(rows, mesh_shape(self.program.mesh).batch_shards)
         options = StreamOptions(
@@ -186,14 +183,16 @@ class PairRewardModule(HeadedEncoder):
     def score_tokens(self, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
         """Return the rewards float32 [B] of pairs of prompt and response, as :meth:`RewardModule.score_tokens`."""
         tokens, lengths = jnp.asarray(tokens), jnp.asarray(lengths)
-        if tokens.shape[1] > self.config.max_position_embeddings:
-            raise ValueError(
-                f"tokens: expected at most {self.config.max_position_embeddings} a row, found {tokens.shape[1]}"
-            )
+        _check_length(self.config, tokens.shape[1])
         more = -len(lengths) % mesh_shape(self.program.mesh).batch_shards
         padded = SequenceBatch(jnp.pad(tokens, ((0, more), (0, 0))), jnp.pad(lengths, (0, more)))
         rewards = self(padded)[: len(lengths)]
         return jnp.where((lengths >= 1) & (lengths <= tokens.shape[1]), rewards, jnp.nan)
+
+
+def _check_length(config: DecoderConfig | EncoderConfig, length: int) -> None:
+    if length > config.max_position_embeddings:
+        raise ValueError(f"tokens: expected at most {config.max_position_embeddings} a row, found {length}")
 
 
 def reward_module(
