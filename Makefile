@@ -33,7 +33,7 @@ test: install-test
 	$(FAST) $(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 # For the inner loop: what starts no process and compiles little, less than four minutes on two quiet cores.
-FAST_ROOMS := benchmarks checkpoints commands data golden inspection metrics readouts reports runs sources text trees
+FAST_ROOMS := commands golden metrics models/checkpoints models/readouts records reports runs text trees
 test-fast: install-test
 	$(FAST) $(PYTEST) -m "not slow" --fast $(addprefix tests/,$(FAST_ROOMS)) tests/test_*.py $(PYTEST_ARGS)
 
@@ -47,7 +47,7 @@ test-newest: install-check
 	@$(RUN) -m pip list 2>/dev/null | grep -E '^(jax|flax) '
 	$(FAST) $(PYTEST) -m "not slow" -p no:cacheprovider $(PYTEST_ARGS) \
 		$(addprefix tests/models/attention/test_,streams.py stream_kernel.py cudnn_streams.py) tests/models/test_quantization.py \
-		tests/sharding tests/parity/test_stories260k.py
+		tests/platform/sharding tests/parity/test_stories260k.py
 
 lint: install-test
 	$(RUN) -m ruff check .

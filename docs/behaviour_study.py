@@ -24,23 +24,23 @@ from typing import Any
 
 import numpy as np
 
-from prb_jax.checkpoints.save import save_params
-from prb_jax.data.comparison import Comparison
-from prb_jax.data.writing import json_line
-from prb_jax.metrics.prediction import Cells, draw_weights, pooled
-from prb_jax.metrics.uncertainty import mean_interval
-from prb_jax.models.config.decoder import parse_config
-from prb_jax.models.head import LanguageHead
-from prb_jax.models.model import init_params
-from prb_jax.quickstart.recipe import (
+from prb_jax.commands.quickstart.recipe import (
     Recipe,
     config_json,
     make_start,
     train_word_tokenizer,
     training_pairs,
 )
+from prb_jax.metrics.prediction import Cells, draw_weights, pooled
+from prb_jax.metrics.uncertainty import mean_interval
+from prb_jax.models.checkpoints.save import save_params
+from prb_jax.models.config.decoder import parse_config
+from prb_jax.models.head import LanguageHead
+from prb_jax.models.model import init_params
+from prb_jax.records.comparison import Comparison
+from prb_jax.records.sources import personas
+from prb_jax.records.writing import json_line
 from prb_jax.runs.behaviour import Figure, pool, read_behaviour, reward_identity
-from prb_jax.sources import personas
 from prb_jax.text.tokenizer import load_tokenizer
 
 TRUTH = "baseline:persona-truth"

@@ -28,8 +28,8 @@ from prb_jax.personal.features import open_features
 from prb_jax.personal.few_shot import bayes
 from prb_jax.personal.few_shot.fitting import minimise
 from prb_jax.personal.few_shot.protocol import Fitted
+from prb_jax.records.sources import personas
 from prb_jax.scoring.inputs import read_inputs
-from prb_jax.sources import personas
 from prb_jax.study.outcomes import PLAIN, SplitData, make_part, read_outcome, run_method, standardised
 from prb_jax.study.population import read_population
 from prb_jax.study.results import subset_results

@@ -21,52 +21,52 @@ logging.getLogger("transformers").addFilter(
 )
 
 if TYPE_CHECKING:
-    from prb_jax.auditing.audit import audit
-    from prb_jax.auditing.judgements import audit_export
-    from prb_jax.auditing.report import audit_report
+    from prb_jax.behaviour.generation.guide import guide
+    from prb_jax.behaviour.generation.policy import Policy, Sample, load_policy
+    from prb_jax.behaviour.generation.policy_accuracy import PolicyAccuracy, policy_accuracy
+    from prb_jax.behaviour.generation.rules import SampleOptions
+    from prb_jax.behaviour.generation.sample import SampleRun, sample_data
+    from prb_jax.behaviour.judges.aspects import plan_aspects
+    from prb_jax.behaviour.judges.best_of_n import BestOfN, best_of_n
+    from prb_jax.behaviour.judges.distil import Distilled, distil
+    from prb_jax.behaviour.judges.judge import judge
+    from prb_jax.behaviour.judges.options import JudgeOptions
+    from prb_jax.behaviour.rl.ppo import PpoResult, ppo
+    from prb_jax.behaviour.rl.settings import PpoSettings
+    from prb_jax.building.auditing.audit import audit
+    from prb_jax.building.auditing.judgements import audit_export
+    from prb_jax.building.auditing.report import audit_report
     from prb_jax.building.build import Build, build
     from prb_jax.building.settings import BuildSettings
-    from prb_jax.data.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
-    from prb_jax.generation.guide import guide
-    from prb_jax.generation.policy import Policy, Sample, load_policy
-    from prb_jax.generation.policy_accuracy import PolicyAccuracy, policy_accuracy
-    from prb_jax.generation.rules import SampleOptions
-    from prb_jax.generation.sample import SampleRun, sample_data
-    from prb_jax.inspection.inspect import inspect
-    from prb_jax.judges.aspects import plan_aspects
-    from prb_jax.judges.best_of_n import BestOfN, best_of_n
-    from prb_jax.judges.distil import Distilled, distil
-    from prb_jax.judges.judge import judge
-    from prb_jax.judges.options import JudgeOptions
+    from prb_jax.models.readouts.load_options import LoadOptions
     from prb_jax.personal.features import FeatureOptions, FeatureStore
     from prb_jax.personal.model import PersonalisedModel
-    from prb_jax.plugins import register_plugin
-    from prb_jax.readouts.load_options import LoadOptions
-    from prb_jax.remote.options import EndpointOptions
+    from prb_jax.records.comparison import Comparison, Message, Post, RubricAspect
+    from prb_jax.records.sources.prepare import Prepared, prepare
+    from prb_jax.records.sources.reading import read_comparisons
+    from prb_jax.records.sources.split import Split, split
     from prb_jax.reports.comparison import compare
     from prb_jax.reports.correlation import correlate
+    from prb_jax.reports.inspection.inspect import inspect
     from prb_jax.reports.leaderboard import leaderboard
     from prb_jax.reports.push import push
     from prb_jax.reports.report import report
-    from prb_jax.retrieval.rank_profiles import Ranked, rank_profiles
-    from prb_jax.rl.ppo import PpoResult, ppo
-    from prb_jax.rl.settings import PpoSettings
     from prb_jax.runs.parts import merge
     from prb_jax.scoring.baselines import PlainScorer
     from prb_jax.scoring.evaluate import Evaluation, evaluate
     from prb_jax.scoring.load import load
     from prb_jax.scoring.prompt_extras import PromptExtras
+    from prb_jax.scoring.remote.options import EndpointOptions
     from prb_jax.scoring.reward_model import RewardModel
+    from prb_jax.seams import register_plugin
     from prb_jax.serving.options import Limits, ServeOptions
     from prb_jax.serving.reward_fn import reward_fn
     from prb_jax.serving.serve import serve
-    from prb_jax.sources.prepare import Prepared, prepare
-    from prb_jax.sources.reading import read_comparisons
-    from prb_jax.sources.split import Split, split
     from prb_jax.study.ask import Question, ask
     from prb_jax.study.personalise import Study, personalise
     from prb_jax.study.posts import PostsSweep, evaluate_posts
+    from prb_jax.study.retrieval.rank_profiles import Ranked, rank_profiles
     from prb_jax.study.write_features import write_features
     from prb_jax.text.view import ViewOptions
     from prb_jax.training.config import TrainSettings
@@ -76,37 +76,37 @@ if TYPE_CHECKING:
 _HOMES = {
     name: f"prb_jax.{module}"
     for module, names in {
-        "auditing.audit": "audit",
-        "auditing.judgements": "audit_export",
-        "auditing.report": "audit_report",
+        "building.auditing.audit": "audit",
+        "building.auditing.judgements": "audit_export",
+        "building.auditing.report": "audit_report",
         "building.build": "Build build",
         "building.settings": "BuildSettings",
-        "data.comparison": "Comparison Message Post RubricAspect",
+        "records.comparison": "Comparison Message Post RubricAspect",
         "errors": "CheckpointError DataError MeshError PrbError PrbWarning RunError",
-        "generation.guide": "guide",
-        "generation.policy": "Policy Sample load_policy",
-        "generation.policy_accuracy": "PolicyAccuracy policy_accuracy",
-        "generation.rules": "SampleOptions",
-        "generation.sample": "SampleRun sample_data",
-        "inspection.inspect": "inspect",
-        "judges.aspects": "plan_aspects",
-        "judges.best_of_n": "BestOfN best_of_n",
-        "judges.distil": "Distilled distil",
-        "judges.judge": "judge",
-        "judges.options": "JudgeOptions",
+        "behaviour.generation.guide": "guide",
+        "behaviour.generation.policy": "Policy Sample load_policy",
+        "behaviour.generation.policy_accuracy": "PolicyAccuracy policy_accuracy",
+        "behaviour.generation.rules": "SampleOptions",
+        "behaviour.generation.sample": "SampleRun sample_data",
+        "reports.inspection.inspect": "inspect",
+        "behaviour.judges.aspects": "plan_aspects",
+        "behaviour.judges.best_of_n": "BestOfN best_of_n",
+        "behaviour.judges.distil": "Distilled distil",
+        "behaviour.judges.judge": "judge",
+        "behaviour.judges.options": "JudgeOptions",
         "personal.features": "FeatureOptions FeatureStore",
         "personal.model": "PersonalisedModel",
-        "plugins": "register_plugin",
-        "readouts.load_options": "LoadOptions",
-        "remote.options": "EndpointOptions",
+        "seams": "register_plugin",
+        "models.readouts.load_options": "LoadOptions",
+        "scoring.remote.options": "EndpointOptions",
         "reports.comparison": "compare",
         "reports.correlation": "correlate",
         "reports.leaderboard": "leaderboard",
         "reports.report": "report",
         "reports.push": "push",
-        "retrieval.rank_profiles": "Ranked rank_profiles",
-        "rl.ppo": "PpoResult ppo",
-        "rl.settings": "PpoSettings",
+        "study.retrieval.rank_profiles": "Ranked rank_profiles",
+        "behaviour.rl.ppo": "PpoResult ppo",
+        "behaviour.rl.settings": "PpoSettings",
         "runs.parts": "merge",
         "scoring.evaluate": "Evaluation evaluate",
         "scoring.load": "load",
@@ -116,9 +116,9 @@ _HOMES = {
         "serving.options": "Limits ServeOptions",
         "serving.reward_fn": "reward_fn",
         "serving.serve": "serve",
-        "sources.prepare": "Prepared prepare",
-        "sources.reading": "read_comparisons",
-        "sources.split": "Split split",
+        "records.sources.prepare": "Prepared prepare",
+        "records.sources.reading": "read_comparisons",
+        "records.sources.split": "Split split",
         "study.ask": "Question ask",
         "study.personalise": "Study personalise",
         "study.posts": "PostsSweep evaluate_posts",
@@ -153,7 +153,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(home), name)
     if isinstance(value, FunctionType):
-        from prb_jax.storage.urls import accepts_urls
+        from prb_jax.platform.storage.urls import accepts_urls
 
         value = accepts_urls(value, name)
     globals()[name] = value

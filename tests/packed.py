@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from prb_jax.models.decoder import Params
-from prb_jax.readouts.score_tree import score_stream
+from prb_jax.models.readouts.score_tree import score_stream
 from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape
 from prb_jax.trees.stream_shapes import READS_STEP, pack_together
 from prb_jax.trees.stream_tables import BLOCK, round_up

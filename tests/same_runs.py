@@ -84,7 +84,7 @@ RUNS: dict[str, tuple[str | dict[str, Any], ...]] = {
 
 def write_inputs(folder: Path) -> None:
     """Write the models and the data of all runs."""
-    from tests.rl import tiny as policies
+    from tests.behaviour.rl import tiny as policies
     from tests.training import tiny
 
     folder.mkdir(parents=True)

@@ -18,9 +18,9 @@ import pytest
 
 import prb_jax as prb
 from prb_jax import cli
+from prb_jax.behaviour.rl.settings import PpoSettings
 from prb_jax.building.settings import BuildSettings
-from prb_jax.data.options import flat_settings
-from prb_jax.rl.settings import PpoSettings
+from prb_jax.records.options import flat_settings
 from prb_jax.training.config import TrainSettings
 from tests.test_rooms import ORDER
 from tests.tiny_models import write_model_without_torch

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from prb_jax import RunError, cli, evaluate, load, read_comparisons
-from prb_jax.quickstart import Recipe, Schedule, quickstart, quickstart_table
-from prb_jax.quickstart.command import PENALTY, fit_persona_words
-from prb_jax.quickstart.recipe import training_pairs
-from prb_jax.sources.personas import load as load_part
+from prb_jax.commands.quickstart import Recipe, Schedule, quickstart, quickstart_table
+from prb_jax.commands.quickstart.command import PENALTY, fit_persona_words
+from prb_jax.commands.quickstart.recipe import training_pairs
+from prb_jax.records.sources.personas import load as load_part
 from prb_jax.training.config import load_settings
 from tests.scoring.records import read_json, score_rows
 
@@ -174,7 +174,7 @@ def test_another_run_is_not_overwritten(result, tmp_path):
 
 def test_from_the_command_line(result, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("prb_jax.quickstart.command.Recipe", lambda: TINY)
+    monkeypatch.setattr("prb_jax.commands.quickstart.command.Recipe", lambda: TINY)
     assert cli.main(["quickstart", "--out", str(result.out)]) == 0
     shown = capsys.readouterr().out
     named = ("profile-overlap", "unseen", "wording", "best, user known", "summary.json", "report.md")

@@ -15,37 +15,23 @@ PACKAGE = "prb_jax"
 
 # A room imports from itself, from its own line and from the lines above it.
 ORDER = (
-    ("errors", "version", "plugins"),
-    ("sharding",),
-    ("processes",),
-    ("storage",),
-    ("data",),
+    ("errors", "version", "seams"),
+    ("platform",),
     ("metrics",),
+    ("records",),
     ("text",),
     ("trees",),
-    ("benchmarks",),
-    ("sources",),
     ("models",),
-    ("checkpoints",),
-    ("readouts",),
     ("runs",),
-    ("remote",),
     ("personal",),
     ("scoring",),
-    ("retrieval",),
     ("training",),
     ("study",),
-    ("generation",),
-    ("judges",),
-    ("rl",),
+    ("behaviour",),
+    ("reports",),
     ("serving",),
     ("building",),
-    ("auditing",),
-    ("reports",),
-    ("inspection",),
-    ("plan",),
-    ("bench",),
-    ("quickstart",),
+    ("measure",),
     ("commands",),
     ("cli",),
     ("__main__",),
@@ -192,16 +178,16 @@ def test_violations_are_found(tmp_path):
         "__init__": "from prb_jax.cli import main",
         "errors": "",
         "version": "",
-        "sharding": "import prb_jax.errors\nfrom prb_jax import __version__",
-        "data.__init__": "",
-        "data.record": "def late():\n    from prb_jax.text.template import render",
-        "data.files": "from . import record\nfrom .record import Record",
+        "platform": "import prb_jax.errors\nfrom prb_jax import __version__",
+        "records.__init__": "",
+        "records.record": "def late():\n    from prb_jax.text.template import render",
+        "records.files": "from . import record\nfrom .record import Record",
         "text.__init__": "TABLE = {'render': 'prb_jax.models.decoder', 'prb_jax.models': 1}",
         "text.template": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import prb_jax.cli",
         "models.__init__": '"""It says prb_jax.cli, and imports nothing."""',
         "models.decoder": "from prb_jax.models import layers",
         "models.layers": "from ..models.decoder import Decoder\nimport numpy",
-        "cli": "import prb_jax\nfrom prb_jax.data import record, files",
+        "cli": "import prb_jax\nfrom prb_jax.records import record, files",
         "extra": "",
     }
     for name, text in files.items():
@@ -211,7 +197,7 @@ def test_violations_are_found(tmp_path):
 
     assert upward(tmp_path) == [
         "prb_jax/cli:1 imports prb_jax (cli before the public names)",
-        "prb_jax/data/record:2 imports prb_jax.text.template (data before text)",
+        "prb_jax/records/record:2 imports prb_jax.text.template (records before text)",
         "prb_jax/text:1 imports prb_jax.models (text before models)",
         "prb_jax/text:1 imports prb_jax.models.decoder (text before models)",
         "prb_jax/text/template:3 imports prb_jax.cli (for types) (text before cli)",
@@ -219,7 +205,7 @@ def test_violations_are_found(tmp_path):
     layers, decoder = "prb_jax.models.layers", "prb_jax.models.decoder"
     assert circles_between_modules(tmp_path) == [[decoder, layers, decoder]]
     assert circles_on_a_line(tmp_path) == []
-    assert {"prb_jax.extra is in no room", "room bench has no module"} <= set(without_room(tmp_path))
+    assert {"prb_jax.extra is in no room", "room measure has no module"} <= set(without_room(tmp_path))
     assert circles({("a", "b"), ("b", "c"), ("c", "a"), ("c", "d")}) == [["a", "b", "c", "a"]]
 
 

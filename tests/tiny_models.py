@@ -157,8 +157,8 @@ def write_model_without_torch(folder: Path, family: str, *, seed: int = 0, **con
     import jax
     import numpy as np
 
-    from prb_jax.checkpoints.load import abstract_params
-    from prb_jax.checkpoints.save import save_params
+    from prb_jax.models.checkpoints.load import abstract_params
+    from prb_jax.models.checkpoints.save import save_params
     from prb_jax.models.config.decoder import parse_config
 
     tiny = TINY_FAMILIES[family]

@@ -8,7 +8,7 @@ accuracy on the pairs of a step rises above a half within an epoch; it says noth
 
 from ml_collections import ConfigDict
 
-from prb_jax.rl.settings import default_config
+from prb_jax.behaviour.rl.settings import default_config
 
 
 def get_config() -> ConfigDict:

@@ -12,7 +12,7 @@ instead), and a long response is not cut before it is scored (`scoring.protocol=
 
 from ml_collections import ConfigDict
 
-from prb_jax.rl.settings import default_config
+from prb_jax.behaviour.rl.settings import default_config
 
 
 def get_config() -> ConfigDict:

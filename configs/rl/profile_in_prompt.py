@@ -10,7 +10,7 @@ rollouts.
 
 from ml_collections import ConfigDict
 
-from prb_jax.rl.settings import default_config
+from prb_jax.behaviour.rl.settings import default_config
 
 
 def get_config() -> ConfigDict:

@@ -9,7 +9,7 @@ token that ends each of them, in float32; prompt and profile are read and not le
 
 from ml_collections import ConfigDict
 
-from prb_jax.rl.settings import default_config
+from prb_jax.behaviour.rl.settings import default_config
 
 
 def get_config() -> ConfigDict:

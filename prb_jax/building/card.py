@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from prb_jax.behaviour.generation.policy import Policy
+from prb_jax.behaviour.judges.chat import InWords
 from prb_jax.building.gates.judged import read_judgements
 from prb_jax.building.gating import GatedPairs, figure_in_words
 from prb_jax.building.models import EndpointWriter, Writer
@@ -16,15 +18,13 @@ from prb_jax.building.prompts import prompt_digests
 from prb_jax.building.records import Record
 from prb_jax.building.settings import BuildSettings, ChatModelSettings
 from prb_jax.building.writing import total
-from prb_jax.data.options import flat_settings
-from prb_jax.data.records import digest
-from prb_jax.generation.policy import Policy
-from prb_jax.judges.chat import InWords
 from prb_jax.metrics.clusters import OVER_USERS
-from prb_jax.plugins import get_plugin
+from prb_jax.records.intake import digest
+from prb_jax.records.options import flat_settings
 from prb_jax.runs.rows import Row
 from prb_jax.scoring.comparison_table import clusters_of
 from prb_jax.scoring.run import computing_versions
+from prb_jax.seams import get_plugin
 from prb_jax.version import __version__
 
 _NOT_COMPARED: Final = ("data", "relax", "cache")

@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from prb_jax.behaviour.judges.chat import InWords
 from prb_jax.building.gates import faults, judged, surface
 from prb_jax.building.gates.gate import CANNOT_TELL, GateFigure, GateResult, Leak, Pair, share_found
 from prb_jax.building.settings import DEFINITIONS, BuildSettings
 from prb_jax.errors import PrbWarning, RunError, short_repr
-from prb_jax.judges.chat import InWords
-from prb_jax.plugins import get_plugin
 from prb_jax.runs.progress import Count, show_progress
+from prb_jax.seams import get_plugin
 
 REWARDS: Final = "reward_models"
 """In the folder of a build: the evaluations of reward models that are shown no user."""

@@ -10,14 +10,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from prb_jax.behaviour.generation.policy import Policy
+from prb_jax.behaviour.judges.chat import InWords
+from prb_jax.behaviour.judges.pairs import LETTER_TOKENS
 from prb_jax.building.settings import ChatModelSettings
-from prb_jax.data.comparison import Message
 from prb_jax.errors import DataError
-from prb_jax.generation.policy import Policy
-from prb_jax.judges.chat import InWords
-from prb_jax.judges.pairs import LETTER_TOKENS
-from prb_jax.remote.endpoint import Endpoint, NoReplyError, Reply
-from prb_jax.remote.options import KEY, EndpointOptions
+from prb_jax.records.comparison import Message
+from prb_jax.scoring.remote.endpoint import Endpoint, NoReplyError, Reply
+from prb_jax.scoring.remote.options import KEY, EndpointOptions
 
 Conversation = Sequence[Message]
 
@@ -96,7 +96,7 @@ def open_judge(settings: ChatModelSettings, *, cache: Path) -> InWords:
 def _open(settings: ChatModelSettings, cache: Path) -> Endpoint | Policy:
     """The endpoint of settings, with the key of the environment; or the model on this machine."""
     if settings.endpoint is None:
-        from prb_jax.generation.policy import load_policy
+        from prb_jax.behaviour.generation.policy import load_policy
 
         assert settings.model is not None
         names = ("mesh", "dtype", "revision", "tokenizer", "chat_template")

@@ -15,12 +15,12 @@ from typing import Any, Final
 
 from prb_jax.building.gates.faults import NearTexts
 from prb_jax.building.gates.gate import Pair
-from prb_jax.data.writing import whole_file, write_file, writing
 from prb_jax.errors import short_repr
 from prb_jax.metrics.clusters import Components
+from prb_jax.records.sources.folders import README
+from prb_jax.records.sources.prepare import prepare
+from prb_jax.records.writing import whole_file, write_file, writing
 from prb_jax.scoring.comparison_table import clusters_of
-from prb_jax.sources.folders import README
-from prb_jax.sources.prepare import prepare
 
 PAIRS: Final = "pairs.jsonl"
 DROPPED: Final = "dropped.jsonl"

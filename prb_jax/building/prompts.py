@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from prb_jax.building.settings import WritingSettings
-from prb_jax.data.comparison import Comparison, Message, RubricAspect
+from prb_jax.records.comparison import Comparison, Message, RubricAspect
 from prb_jax.text.visible import render_profile
 
 WRITER: Final = "You help to build a benchmark of answers to people's questions. Do exactly as you are told."

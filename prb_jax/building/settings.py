@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from ml_collections import ConfigDict
 
-from prb_jax.data.config_files import build_settings, to_config_dict
-from prb_jax.data.options import Options, option, section
 from prb_jax.errors import RunError, quote
 from prb_jax.models import Dtype
+from prb_jax.records.config_files import build_settings, to_config_dict
+from prb_jax.records.options import Options, option, section
 
 FORMATS: Final = ("parquet", "array_record")
 
@@ -236,7 +236,7 @@ def load_build_settings(
     """Return the checked settings of a config with overrides applied.
 
     Args:
-      config, overrides: as of :func:`prb_jax.data.config_files.build_settings`, or settings.
+      config, overrides: as of :func:`prb_jax.records.config_files.build_settings`, or settings.
       relax: gates that may fail, beside those of the config.
       complete: data and a generator must be given.
 

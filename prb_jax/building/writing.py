@@ -18,10 +18,10 @@ from prb_jax.building.models import Conversation, Writer
 from prb_jax.building.prompts import CONTRADICTION, answer_messages, derive_messages, plan_messages
 from prb_jax.building.records import Record, contradiction
 from prb_jax.building.settings import SIDES, BuildSettings
-from prb_jax.data.comparison import RubricAspect
 from prb_jax.metrics.texts import count_words, surface_features
-from prb_jax.remote.endpoint import NoReplyError, Reply
+from prb_jax.records.comparison import RubricAspect
 from prb_jax.runs.rows import Row
+from prb_jax.scoring.remote.endpoint import NoReplyError, Reply
 
 PLANS: Final = ("content", "follow", "avoid")
 _PLAN_OF: Final[Mapping[str, str]] = {"chosen": "follow", "rejected": "avoid"}

@@ -10,8 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
-from prb_jax.data.options import Option, from_flat, options_of
 from prb_jax.errors import printable
+from prb_jax.records.options import Option, from_flat, options_of
 from prb_jax.scoring import HISTORY
 
 Options = TypeVar("Options")
@@ -88,7 +88,7 @@ class Parser(argparse.ArgumentParser):
           names: of the options, with blanks between them; all if not given.
           without: names of options that get no flag.
           make: the parameter to which `call` passes the dataclass that the flags make.
-          changes: by name, attributes of :class:`prb_jax.data.options.Option` that this verb has otherwise.
+          changes: by name, attributes of :class:`prb_jax.records.options.Option` that this verb has otherwise.
         """
         known = {key.rpartition(".")[2]: option for key, option in options_of(kind).items()}
         for name in names.split() or [name for name in known if name not in without.split()]:
@@ -140,7 +140,7 @@ class Parser(argparse.ArgumentParser):
 
     def endpoint(self) -> None:
         """Add the options of a language model behind an endpoint, which `call` passes as `endpoint`."""
-        from prb_jax.remote.options import EndpointOptions, endpoint_options
+        from prb_jax.scoring.remote.options import EndpointOptions, endpoint_options
 
         self.fields(EndpointOptions, "url model concurrency prices length_field no_temperature")
         names = ("price", "concurrency", "length_field", "no_temperature")
@@ -302,5 +302,5 @@ def given_flags(options: argparse.Namespace) -> set[str]:
 
 
 def with_columns(source: str, columns: Sequence[str] | None) -> str:
-    """Return the name of a source with its columns, as `prb_jax.sources.reading` takes it."""
+    """Return the name of a source with its columns, as `prb_jax.records.sources.reading` takes it."""
     return f"{source}?{'&'.join(columns)}" if columns else source

@@ -9,12 +9,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from prb_jax.bench.options import BenchOptions
 from prb_jax.commands.arguments import Parser, call, chosen, given_flags, number_type
 from prb_jax.commands.process import prepare_jax, print_table
-from prb_jax.data.options import Option, options_of
-from prb_jax.data.writing import write_file
 from prb_jax.errors import RunError
+from prb_jax.measure.bench.options import BenchOptions
+from prb_jax.records.options import Option, options_of
+from prb_jax.records.writing import write_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class _Verb:
     """A verb of `prb bench` that measures something."""
 
     about: str  # its help
-    measure: tuple[str, str]  # file and function of `prb_jax/bench/`
+    measure: tuple[str, str]  # file and function of `prb_jax/measure/bench/`
     options: str = ""  # names of fields of `BenchOptions`, which it takes beside model, dtype and mesh
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # what its options say otherwise
     against: tuple[tuple[str, ...], str] = ((), "")  # what it can be timed beside, and the help of that
@@ -175,8 +175,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(title: str, results: list[Any], options: argparse.Namespace) -> None:
-    from prb_jax.bench.figures import bench_table
-    from prb_jax.bench.machine import peak_memory
+    from prb_jax.measure.bench.figures import bench_table
+    from prb_jax.measure.bench.machine import peak_memory
 
     print_table(bench_table(title, results))
     if options.json:
@@ -186,7 +186,7 @@ def _show(title: str, results: list[Any], options: argparse.Namespace) -> None:
 
 def _run_machine(options: argparse.Namespace) -> int:
     prepare_jax()
-    from prb_jax.bench.machine import bench_machine
+    from prb_jax.measure.bench.machine import bench_machine
 
     _show("machine", [bench_machine()], options)
     return 0
@@ -197,7 +197,7 @@ def _run_all(options: argparse.Namespace) -> int:
     import jax
 
     jax.config.update("jax_platforms", "cpu")
-    from prb_jax.bench.suite import bench_all, failures
+    from prb_jax.measure.bench.suite import bench_all, failures
 
     bench = call(bench_all, options)
     print(f"{options.out}: bench.json, bench.md, bench.html")
@@ -210,7 +210,7 @@ def _run_all(options: argparse.Namespace) -> int:
 
 def _run_compare(options: argparse.Namespace) -> int:
     """Show the ratios of two machines, and what could not be compared."""
-    from prb_jax.bench.suite_tables import compare_benches
+    from prb_jax.measure.bench.suite_tables import compare_benches
 
     comparison = compare_benches(options.first, options.second)
     print_table(comparison)

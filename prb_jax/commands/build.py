@@ -95,16 +95,16 @@ def run_audit(options: argparse.Namespace) -> None:
         if extra := given_flags(options) - {"--report", "--export"}:
             options.parser.error(f"{min(extra)}: has no effect with {flag}")
     if options.export is not None:
-        from prb_jax.auditing.judgements import audit_export
+        from prb_jax.building.auditing.judgements import audit_export
 
         count = audit_export(options.folder, out=options.export)
         print(f"{count} judgements written to {options.export}")
     elif options.report:
-        from prb_jax.auditing.report import audit_report
+        from prb_jax.building.auditing.report import audit_report
         from prb_jax.reports.audit import render_audit
 
         print_table(render_audit(audit_report(options.folder)))
     else:
-        from prb_jax.auditing.audit import INVITATION, audit
+        from prb_jax.building.auditing.audit import INVITATION, audit
 
         call(audit, options, out=options.folder, invitation=os.environ.get(INVITATION) or None)

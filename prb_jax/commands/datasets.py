@@ -15,7 +15,7 @@ from prb_jax.commands.arguments import (
 from prb_jax.commands.process import start
 from prb_jax.errors import RunError
 from prb_jax.models import DTYPES
-from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.text.view import ViewOptions
 from prb_jax.text.visible import PROTOCOLS
 
@@ -26,7 +26,7 @@ def add_personas(sub: Parser) -> None:
 
 def run_personas(options: argparse.Namespace) -> None:
     """Write the parts, and print where they are."""
-    from prb_jax.sources import personas
+    from prb_jax.records.sources import personas
 
     for part, path in personas.write(options.out).items():
         print(f"{path}: {len(personas.load(part)):,} comparisons")
@@ -41,7 +41,7 @@ def add_past_texts(sub: Parser) -> None:
 
 def run_past_texts(options: argparse.Namespace) -> None:
     """Write the pairs, and print how many there are."""
-    from prb_jax.generation.past_texts import past_texts
+    from prb_jax.behaviour.generation.past_texts import past_texts
 
     written = call(past_texts, options)
     print(f"{written.path}: {sum(written.counts.values()):,} pairs of {written.users:,} users")
@@ -73,7 +73,7 @@ def add_prepare(sub: Parser) -> None:
 
 def run_prepare(options: argparse.Namespace) -> None:
     """Write the data set and the tokens, and print how much is in it."""
-    from prb_jax.sources.prepare import prepare
+    from prb_jax.records.sources.prepare import prepare
 
     others = given_flags(options) - {"--data", "--columns", "--split", "--out"}
     if options.model is None and others:
@@ -117,7 +117,7 @@ def _share(text: str) -> tuple[str, float]:
 
 def run_split(options: argparse.Namespace) -> None:
     """Split, and print how much is in each part."""
-    from prb_jax.sources.split import PARTS, split
+    from prb_jax.records.sources.split import PARTS, split
 
     given = options.parts or list(PARTS.items())
     if len(dict(given)) < len(given):
@@ -154,7 +154,7 @@ def add_rank_profiles(sub: Parser) -> None:
 
 def run_rank_profiles(options: argparse.Namespace) -> None:
     """Order each user's posts by their relevance to the question, and print how much was ranked."""
-    from prb_jax.retrieval.rank_profiles import RANKERS, rank_profiles
+    from prb_jax.study.retrieval.rank_profiles import RANKERS, rank_profiles
 
     if options.encoder not in RANKERS:
         start(options)

@@ -5,13 +5,13 @@ import shlex
 from importlib import import_module
 from typing import Any, Final
 
-from prb_jax.benchmarks import NAMES
 from prb_jax.commands.arguments import Parser, call, keywords, not_negative, with_columns
 from prb_jax.commands.configs import with_config
 from prb_jax.commands.process import print_table, start
-from prb_jax.data.options import options_of
 from prb_jax.errors import RunError, printable
-from prb_jax.processes.sharing import on_first_process, process_index
+from prb_jax.platform.processes.sharing import on_first_process, process_index
+from prb_jax.records.benchmarks import NAMES
+from prb_jax.records.options import options_of
 
 _POSTS: Final = "prb_jax.study.posts"
 _COMPARISON: Final = "prb_jax.reports.comparison"
@@ -119,7 +119,7 @@ def add_merge(sub: Parser) -> None:
 
 def run_merge(options: argparse.Namespace) -> None:
     """Merge the rows, and print the command that finishes the run."""
-    from prb_jax.data.reading import read_object
+    from prb_jax.records.reading import read_object
     from prb_jax.runs.kind import RUN
     from prb_jax.runs.parts import merge
 

@@ -4,12 +4,12 @@ import argparse
 
 from prb_jax.commands.arguments import Parser, call, not_negative, positive
 from prb_jax.commands.process import print_table, start
-from prb_jax.processes.sharing import process_index
-from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.platform.processes.sharing import process_index
 
 
 def add(sub: Parser) -> None:
-    from prb_jax.judges.options import JudgeOptions
+    from prb_jax.behaviour.judges.options import JudgeOptions
 
     sub.option("[MODEL]", "folder or hub id of a causal language model", dest="judge")
     sub.endpoint()
@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> None:
     """Judge, and print the summary."""
     if options.endpoint is None:
         start(options)
-    from prb_jax.judges.judge import judge
+    from prb_jax.behaviour.judges.judge import judge
     from prb_jax.reports.summary import render_summary
 
     result = call(judge, options, model=options.judge)
@@ -57,7 +57,7 @@ def run_aspects(options: argparse.Namespace) -> None:
     """Write what each user wants from an answer, and print how many texts there are."""
     if options.endpoint is None:
         start(options)
-    from prb_jax.judges.aspects import plan_aspects
+    from prb_jax.behaviour.judges.aspects import plan_aspects
 
     result = call(plan_aspects, options, model=options.planner)
     print(f"texts: {result.summary['n']}, of these without a word: {result.summary['empty']}")

@@ -6,7 +6,7 @@ import os
 from prb_jax.commands.arguments import REWARD_MODEL, Parser, call, chosen, not_negative, positive
 from prb_jax.commands.process import hide_torch, print_table, start
 from prb_jax.models import DTYPES
-from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.text.visible import PROTOCOLS
 from prb_jax.training import LAYOUTS
 
@@ -39,7 +39,7 @@ def add_inspect(sub: Parser) -> None:
 def run_inspect(options: argparse.Namespace) -> None:
     """Check a checkpoint without reading its weights, and print the facts."""
     hide_torch(options)
-    from prb_jax.inspection.inspect import inspect
+    from prb_jax.reports.inspection.inspect import inspect
     from prb_jax.reports.table import facts_table
 
     print_table(facts_table(call(inspect, options).items()))
@@ -87,8 +87,8 @@ def add_serve(sub: Parser) -> None:
 def run_serve(options: argparse.Namespace) -> None:
     """Serve until SIGTERM or Ctrl-C."""
     start(options)
-    from prb_jax.judges.options import JudgeOptions
-    from prb_jax.remote.score_server import TOKEN
+    from prb_jax.behaviour.judges.options import JudgeOptions
+    from prb_jax.scoring.remote.score_server import TOKEN
     from prb_jax.serving.options import ServeOptions
     from prb_jax.serving.serve import serve
 

@@ -16,7 +16,7 @@ from prb_jax.commands.arguments import (
     several,
 )
 from prb_jax.commands.process import print_table, start
-from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.text.view import ViewOptions
 
 
@@ -156,7 +156,7 @@ def add_ask(sub: Parser) -> None:
 def run_ask(options: argparse.Namespace) -> None:
     """Rank the questions, and print the first ones."""
     start(options)
-    from prb_jax.data.writing import json_file, write_once
+    from prb_jax.records.writing import json_file, write_once
     from prb_jax.reports.study import render_questions
     from prb_jax.study.ask import ask
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from prb_jax.commands.arguments import Parser, chosen, given_flags
 from prb_jax.commands.process import print_table
 from prb_jax.errors import RunError
-from prb_jax.plan.chips import PlanOptions
+from prb_jax.measure.plan.chips import PlanOptions
 
 if TYPE_CHECKING:
-    from prb_jax.plan.planner import Plan
+    from prb_jax.measure.plan.planner import Plan
 
 
 def add(sub: Parser) -> None:
@@ -36,10 +36,10 @@ def run(options: argparse.Namespace) -> None:
     _check(options)
     # No device is used: a program for TPUs is compiled on the CPU.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    from prb_jax.plan import tables
-    from prb_jax.plan.planner import plan, sweep
-    from prb_jax.plan.policy import plan_policy
-    from prb_jax.plan.sampling import plan_sampling
+    from prb_jax.measure.plan import tables
+    from prb_jax.measure.plan.planner import plan, sweep
+    from prb_jax.measure.plan.policy import plan_policy
+    from prb_jax.measure.plan.sampling import plan_sampling
 
     def report(planned: "Plan") -> None:
         said = f"prb: {planned.mesh} batch {planned.batch}: {tables.verdict(planned)}"

@@ -27,9 +27,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from prb_jax.errors import PrbWarning, printable
-from prb_jax.processes.job import INTERRUPTED, start_job
-from prb_jax.processes.sharing import process_index
-from prb_jax.storage.urls import with_styles
+from prb_jax.platform.processes.job import INTERRUPTED, start_job
+from prb_jax.platform.processes.sharing import process_index
+from prb_jax.platform.storage.urls import with_styles
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
@@ -81,7 +81,7 @@ def prepare_jax(*, distributed: bool = False, after_interrupt: str = "") -> None
     enable_compilation_cache()
     if distributed:
         start_job(after_interrupt=after_interrupt)
-    from prb_jax.sharding import all_devices
+    from prb_jax.platform.sharding import all_devices
 
     all_devices()  # fails here, before anything is read, on a machine without devices
 

@@ -9,15 +9,15 @@ from typing import Any
 
 from prb_jax.commands.arguments import Parser, call, chosen, not_negative, number_type, positive, several
 from prb_jax.commands.process import print_table, start
-from prb_jax.data.options import Option
 from prb_jax.errors import counted
-from prb_jax.processes.sharing import process_index
-from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.platform.processes.sharing import process_index
+from prb_jax.records.options import Option
 from prb_jax.text.view import ViewOptions
 
 
 def add(sub: Parser) -> None:
-    from prb_jax.generation.rules import SampleOptions
+    from prb_jax.behaviour.generation.rules import SampleOptions
 
     about = "folder (also at gs:// or s3://) or hub id of a causal language model"
     sub.option("[MODEL]", about, dest="policy")
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> None:
     """Sample, and print how much was drawn."""
     if options.endpoint is None:
         start(options)
-    from prb_jax.generation.sample import sample_data
+    from prb_jax.behaviour.generation.sample import sample_data
 
     result = call(sample_data, options, model=options.policy)
     if process_index() > 0:
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def add_guide(sub: Parser) -> None:
-    from prb_jax.generation.rules import SampleOptions
+    from prb_jax.behaviour.generation.rules import SampleOptions
 
     sub.option("POLICY", "folder or hub id of a causal language model")
     sub.option("--reward MODEL", "a reward model with the policy's tokenizer (default: the policy alone)")
@@ -86,7 +86,7 @@ def add_guide(sub: Parser) -> None:
 def run_guide(options: argparse.Namespace) -> None:
     """Draw guided texts, and print the figures."""
     start(options)
-    from prb_jax.generation.guide import guide
+    from prb_jax.behaviour.generation.guide import guide
     from prb_jax.metrics.texts import TEXT_LABELS
     from prb_jax.reports.table import facts_table, interval
 
@@ -137,7 +137,7 @@ def add_policy_accuracy(sub: Parser) -> None:
 def run_policy_accuracy(options: argparse.Namespace) -> None:
     """Score, and print the figures and the curves."""
     start(options)
-    from prb_jax.generation.policy_accuracy import policy_accuracy
+    from prb_jax.behaviour.generation.policy_accuracy import policy_accuracy
 
     loading = chosen(options, LoadOptions).devices
     result = call(policy_accuracy, options, strengths=options.lambdas, loading=loading)
@@ -225,8 +225,8 @@ def add_best_of_n(sub: Parser) -> None:
 def run_best_of_n(options: argparse.Namespace) -> None:
     """Score, and print the curves."""
     start(options)
-    from prb_jax.judges.best_of_n import best_of_n, quality_label
-    from prb_jax.judges.options import JudgeOptions
+    from prb_jax.behaviour.judges.best_of_n import best_of_n, quality_label
+    from prb_jax.behaviour.judges.options import JudgeOptions
     from prb_jax.reports.table import ResultsTable, interval
 
     asked = JudgeOptions(prompts=options.prompts, template=options.template)
@@ -264,7 +264,7 @@ def add_distil(sub: Parser) -> None:
 
 def run_distil(options: argparse.Namespace) -> None:
     """Write the best samples against worse ones, and print how many pairs there are."""
-    from prb_jax.judges.distil import distil
+    from prb_jax.behaviour.judges.distil import distil
 
     result = call(distil, options, run=options.run_folder)
     summary = result.summary

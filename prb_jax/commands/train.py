@@ -8,7 +8,7 @@ from typing import Any, Final
 from prb_jax.commands.arguments import Parser, call
 from prb_jax.commands.configs import add_configured, given_config, show_config
 from prb_jax.commands.process import print_table, start, status_of_stop
-from prb_jax.processes.sharing import process_index
+from prb_jax.platform.processes.sharing import process_index
 
 _KEPT: Final = "the checkpoints are kept: the same command continues the run"
 
@@ -45,7 +45,9 @@ def run_ppo(options: argparse.Namespace) -> int:
             print(f"{name.replace('_', ' '):>20}  {before:10.4g} -> {result.summary['last_tenth'][name]:.4g}")
         print(f"written to {result.out}; `prb sample {result.out} --data ... --out ...` draws texts from it")
 
-    return _run(options, "prb_jax.rl.settings.load_ppo_settings", "prb_jax.rl.ppo.ppo", tell)
+    return _run(
+        options, "prb_jax.behaviour.rl.settings.load_ppo_settings", "prb_jax.behaviour.rl.ppo.ppo", tell
+    )
 
 
 def _run(options: argparse.Namespace, settings: str, train: str, tell: Callable[[Any], None]) -> int:

@@ -32,7 +32,7 @@ from prb_jax.models.decoder_layer import LayerContext, gatherer
 from prb_jax.models.layers import float32_einsum, product, soft_capped
 from prb_jax.models.model import bind
 from prb_jax.models.rope import rotary_angles
-from prb_jax.sharding import Constrain, constrainer
+from prb_jax.platform.sharding import Constrain, constrainer
 from prb_jax.trees.streams import StreamBatch
 
 Arrays = tuple[jax.Array, ...]
@@ -125,7 +125,7 @@ def read_stream(
     mesh: Mesh | None = None,
     lora_scale: float = 1.0,
 ) -> StreamCache:
-    """Read the prompts that are packed into streams; arguments as :func:`prb_jax.readouts.score_tree.score_stream`."""
+    """Read the prompts that are packed into streams; as :func:`prb_jax.models.readouts.score_tree.score_stream`."""
     decoder = bind(config, params)
     decoded = decode_stream_keeping(decoder, batch, dtype=dtype, mesh=mesh, lora_scale=lora_scale)
     return StreamCache(decoded.keys, decoded.values)

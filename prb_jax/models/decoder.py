@@ -34,7 +34,7 @@ from prb_jax.models.decoder_layer import (
 )
 from prb_jax.models.parameter import Declaring, drawn
 from prb_jax.models.rope import rotary_angles
-from prb_jax.sharding import check_tokens, constrainer
+from prb_jax.platform.sharding import check_tokens, constrainer
 from prb_jax.trees.streams import StreamBatch
 
 Params = dict[str, Any]
@@ -103,7 +103,7 @@ def decode_stream(
 ) -> jax.Array:
     """Final hidden states, before the last norm, of the tokens of packed streams, in ``dtype``.
 
-    Arguments as of :func:`prb_jax.readouts.score_tree.score_stream`, and
+    Arguments as of :func:`prb_jax.models.readouts.score_tree.score_stream`, and
 
     Args:
         reads_only: [S, M, D], of the read places; the last layer computes queries, attention and mlp there

@@ -27,7 +27,7 @@ from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.layers import gated, rms_norm, rotate
 from prb_jax.models.lora import PROJECTED, adapted_project
 from prb_jax.models.parameter import Axes, Declaring, drawn, parameter
-from prb_jax.sharding import RULES, Constrain, partition_spec
+from prb_jax.platform.sharding import RULES, Constrain, partition_spec
 
 GATHERED = "gathered_weights"
 """The name of weights brought together for one layer: a backward pass gathers them again, and never keeps them."""

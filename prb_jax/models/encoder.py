@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 from prb_jax.models.config.encoder import EncoderConfig, RelativePositions
 from prb_jax.models.layers import activate, float32_einsum, inverse_root_mean_square, project
 from prb_jax.models.parameter import Axes, Declaring, drawn, parameter
-from prb_jax.sharding import Constrain, constrainer
+from prb_jax.platform.sharding import Constrain, constrainer
 
 # Names of the parameters of a layer in a checkpoint.
 _BERT = {

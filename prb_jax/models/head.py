@@ -1,7 +1,7 @@
 """The head of a model: what a head sees of a forward pass, what every head does, and those that transformers has.
 
 A head names its tensors and computes float32 values [B, K, n] from `States`, the hidden states where it reads them. The
-heads of other open reward models are in :mod:`prb_jax.readouts.heads` and :mod:`prb_jax.readouts.gated`.
+heads of other open reward models are in :mod:`prb_jax.models.readouts.heads` and :mod:`prb_jax.models.readouts.gated`.
 """
 
 from __future__ import annotations

@@ -21,11 +21,11 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 
-from prb_jax.data.options import Options, option
 from prb_jax.errors import CheckpointError
 from prb_jax.models.layers import matmul, product, project
 from prb_jax.models.parameter import arrays
 from prb_jax.models.quantization import is_quantised, quantized_project, scale_of
+from prb_jax.records.options import Options, option
 
 FACTOR_A, FACTOR_B = "_lora_a", "_lora_b"
 

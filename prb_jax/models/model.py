@@ -24,7 +24,7 @@ from prb_jax.models.head import Head, Sizes
 from prb_jax.models.lora import FACTOR_A, LoraConfig, adapt
 from prb_jax.models.parameter import Axes, Declaring, HeadTensors, Path, arrays, of_head
 from prb_jax.models.quantization import FORMS, Form, quantise
-from prb_jax.sharding import sharding_of
+from prb_jax.platform.sharding import sharding_of
 
 Config = DecoderConfig | EncoderConfig
 

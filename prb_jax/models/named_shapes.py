@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError
 from prb_jax.models.config.decoder import DecoderConfig, load_config, parse_config
+from prb_jax.records.reading import read_object
 
 QUESTION_TOKENS = 40
 """Of a made-up prefix, its question, where a person has several; what stands before it is the person's profile."""

@@ -53,14 +53,14 @@ def parameter(
 
     Args:
       value: initial values, without an axis of layers.
-      axes: logical axis of each dimension, see :data:`prb_jax.sharding.RULES`.
+      axes: logical axis of each dimension, see :data:`prb_jax.platform.sharding.RULES`.
       hf: name of the tensor in a checkpoint of transformers, after the prefix of the body or of the layer.
       turned: the file holds the last two axes the other way round.
       adaptable: low-rank adapters may be put beside it.
       quantisable: it may be held in eight bits.
       in_body: the name in the file starts with the prefix of the body.
       readout: it is part of the head that gives rewards: float32, and trained with ``tuning="head"``.
-      pieces, file_rows: see :class:`prb_jax.checkpoints.hf_map.LeafMap`.
+      pieces, file_rows: see :class:`prb_jax.models.checkpoints.hf_map.LeafMap`.
     """
     return nnx.Param(
         value, axes=axes, hf=hf, turned=turned, adaptable=adaptable, quantisable=quantisable, in_body=in_body,

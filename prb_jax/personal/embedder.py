@@ -8,12 +8,12 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from prb_jax.data.comparison import Comparison, Post
+from prb_jax.models.readouts.text_encoder import TextEncoder
 from prb_jax.personal.features import answer_key, post_key, read_post
 from prb_jax.personal.few_shot.choices import Context, Posts, Responses
 from prb_jax.personal.few_shot.protocol import next_power
 from prb_jax.personal.history import preferred_pairs
-from prb_jax.readouts.text_encoder import TextEncoder
+from prb_jax.records.comparison import Comparison, Post
 from prb_jax.text.visible import TextProtocol, visible
 
 Advance = Callable[[int, int], object]

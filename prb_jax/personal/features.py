@@ -18,14 +18,14 @@ from typing import Any, Final, Literal, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
-from prb_jax.data.arrays import load_array
-from prb_jax.data.comparison import Comparison, Message, Post
-from prb_jax.data.options import Options, option, section
-from prb_jax.data.reading import read_object
-from prb_jax.data.schema import check_schema
 from prb_jax.errors import DataError, RunError, quote, short_repr
-from prb_jax.processes.agreement import differences
-from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.platform.processes.agreement import differences
+from prb_jax.records.arrays import load_array
+from prb_jax.records.comparison import Comparison, Message, Post
+from prb_jax.records.options import Options, option, section
+from prb_jax.records.reading import read_object
+from prb_jax.records.schema import check_schema
 from prb_jax.runs.kind import RunKind
 from prb_jax.text.view import ViewOptions
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, quote
+from prb_jax.records.comparison import Comparison
 
 IDENTICAL: Final[str] = "identical responses"
 CONTRADICTED: Final[str] = "a pair that the same user judged both ways"

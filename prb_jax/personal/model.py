@@ -12,10 +12,6 @@ from typing import Any, ClassVar, Final, TypedDict
 import jax
 import numpy as np
 
-from prb_jax.data.comparison import Comparison, Post
-from prb_jax.data.reading import read_object
-from prb_jax.data.records import Records, as_comparisons, digest
-from prb_jax.data.schema import check_schema
 from prb_jax.errors import DataError, RunError, quote, short_repr
 from prb_jax.personal import SPLITS
 from prb_jax.personal.embedder import EmbeddedTexts, Embedder
@@ -28,8 +24,12 @@ from prb_jax.personal.history import (
     without_shared_responses,
 )
 from prb_jax.personal.saved import FittedMethod, UserStates, read_states, save_states
+from prb_jax.platform.storage.urls import shown
+from prb_jax.records.comparison import Comparison, Post
+from prb_jax.records.intake import Records, as_comparisons, digest
+from prb_jax.records.reading import read_object
+from prb_jax.records.schema import check_schema
 from prb_jax.runs.kind import check_file
-from prb_jax.storage.urls import shown
 from prb_jax.trees.tree import ScoredBatch, Truncation
 
 MOST: Final = 64  # comparisons that a person is adapted on, the latest ones

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.personal.method import OfUser, Users, with_prefixes
+from prb_jax.records.reading import read_object
 from prb_jax.trees.tree import Tree
 
 TABLE, NAMES = "users.safetensors", "users.json"

@@ -13,16 +13,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from prb_jax.checkpoints.array_folder import bytes_on_disk, flat_arrays, read_arrays, write_arrays
-from prb_jax.data.reading import read_object
-from prb_jax.data.schema import check_schema
-from prb_jax.data.writing import write_json, writing
 from prb_jax.errors import DataError, RunError, quote, short_repr
+from prb_jax.models.checkpoints.array_folder import bytes_on_disk, flat_arrays, read_arrays, write_arrays
 from prb_jax.personal import PERSONALISED, STATES
 from prb_jax.personal.few_shot.protocol import Fitted, Method
 from prb_jax.personal.few_shot.registry import method_named, method_names
-from prb_jax.sharding import batch_sharding, mesh_shape, replicated
-from prb_jax.storage.urls import shown
+from prb_jax.platform.sharding import batch_sharding, mesh_shape, replicated
+from prb_jax.platform.storage.urls import shown
+from prb_jax.records.reading import read_object
+from prb_jax.records.schema import check_schema
+from prb_jax.records.writing import write_json, writing
 
 ARRAYS: Final = "arrays"
 FITTED_FORMAT: Final = {"kind": "prb_jax personalised", "format": 3}

@@ -32,7 +32,7 @@ from prb_jax.personal.method import (
     with_prefixes,
 )
 from prb_jax.personal.prompts import save_prompts
-from prb_jax.sharding import RULES, replicated, shown_axes
+from prb_jax.platform.sharding import RULES, replicated, shown_axes
 from prb_jax.trees.tree import Tree
 
 SAVED = ("table", "mu", "nu", "count")

@@ -22,7 +22,7 @@ _EQUIVALENT = {None: NONE, True: "yes", False: "not shown"}
 
 
 def render_audit(report: Mapping[str, Any]) -> Group:
-    """Return tables of what `prb_jax.auditing.report.audit_report` gives, and the sentence for a paper."""
+    """Return tables of what `prb_jax.building.auditing.report.audit_report` gives, and the sentence for a paper."""
     from rich.console import Group
     from rich.text import Text
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from prb_jax.data.writing import refuse_file, write_json
 from prb_jax.errors import RunError, counted, listed
 from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, compare_rows
 from prb_jax.metrics.uncertainty import LEAST_CLUSTERS
-from prb_jax.processes.agreement import differences
+from prb_jax.platform.processes.agreement import differences
+from prb_jax.records.writing import refuse_file, write_json
 from prb_jax.reports.table import Table, bounded, change, field, number
 from prb_jax.runs.finished import FinishedRun
 from prb_jax.runs.harness_logs import read_run

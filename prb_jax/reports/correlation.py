@@ -10,8 +10,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from prb_jax.data.reading import read_object
-from prb_jax.data.writing import refuse_file, write_json
 from prb_jax.errors import DataError, RunError, has_extra, quote, short_repr
 from prb_jax.metrics.accuracy import outcomes
 from prb_jax.metrics.prediction import (
@@ -30,6 +28,8 @@ from prb_jax.metrics.prediction import (
     tau_error,
 )
 from prb_jax.metrics.uncertainty import LEAST_CLUSTERS, accuracy_interval
+from prb_jax.records.reading import read_object
+from prb_jax.records.writing import refuse_file, write_json
 from prb_jax.reports.comparison import check_comparable, named_runs
 from prb_jax.reports.correlation_power import POWER_DEFINITIONS, RANDOM, behaviour_cells, gate, is_upper_bound
 from prb_jax.reports.correlation_power import plan as plan_study

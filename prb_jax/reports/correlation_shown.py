@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from prb_jax.data.writing import whole_file, writing
+from prb_jax.records.writing import whole_file, writing
 from prb_jax.reports.table import NONE, Table, bounded, change, field, number, signed
 
 if TYPE_CHECKING:

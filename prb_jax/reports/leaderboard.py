@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from prb_jax.benchmarks.benchmark import AGGREGATES, organisation_and_name
-from prb_jax.data.reading import read_json, read_object
-from prb_jax.data.schema import check_schema
 from prb_jax.errors import RunError, counted, quote
+from prb_jax.records.benchmarks.benchmark import AGGREGATES, organisation_and_name
+from prb_jax.records.reading import read_json, read_object
+from prb_jax.records.schema import check_schema
 from prb_jax.reports.table import NONE, Getter, Table, bounded, change, field
 from prb_jax.runs.evaluation import EVALUATION, SCORES
 from prb_jax.runs.finished import read_finished

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, listed, short_repr
 from prb_jax.metrics.accuracy import ScoredRow, outcomes
+from prb_jax.records.comparison import Comparison
+from prb_jax.records.sources.reading import recorded_sources
 from prb_jax.reports.page import Block, PairList, Paragraph, clipped
 from prb_jax.reports.table import Table, number
 from prb_jax.runs.finished import FinishedRun
 from prb_jax.runs.kind import RUN
 from prb_jax.scoring.inputs import read_inputs
-from prb_jax.sources.reading import recorded_sources
 
 MOST_PAIRS = 300
 _WORST = 100  # of all, before those of subsets and users have their turn

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prb_jax.checkpoints.locate import check_exported, fingerprint, locate
 from prb_jax.errors import CheckpointError, RunError, first_line, quote
+from prb_jax.models.checkpoints.locate import check_exported, fingerprint, locate
+from prb_jax.platform.storage.urls import localised
 from prb_jax.reports.page import visible
 from prb_jax.reports.summary import gains, headline, scorers
 from prb_jax.reports.training import last_figures
@@ -19,7 +20,6 @@ from prb_jax.runs.finished import FinishedRun, read_finished
 from prb_jax.runs.kind import RUN, SUMMARY
 from prb_jax.runs.training import MODEL, TRAIN, TRAINING, TrainingRun, read_training
 from prb_jax.scoring.prompt_extras import told_of
-from prb_jax.storage.urls import localised
 from prb_jax.version import __version__
 
 CARD = "README.md"

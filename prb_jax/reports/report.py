@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
-from prb_jax.data.reading import read_json
-from prb_jax.data.schema import check_schema
-from prb_jax.data.writing import write_once
 from prb_jax.errors import RunError, has_extra
 from prb_jax.metrics.paired import COMPARISON_DEFINITIONS, compare_rows
+from prb_jax.records.reading import read_json
+from prb_jax.records.schema import check_schema
+from prb_jax.records.writing import write_once
 from prb_jax.reports.comparison import RANKS, named_runs, what_differs
 from prb_jax.reports.drawings import draw_points
 from prb_jax.reports.evaluation import evaluation_chapter, model_name

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NotRequired, TypedDict
 
-from prb_jax.data.reading import read_json
-from prb_jax.data.schema import check_schema
 from prb_jax.errors import RunError
+from prb_jax.records.reading import read_json
+from prb_jax.records.schema import check_schema
 from prb_jax.reports.drawings import drawing
 from prb_jax.reports.page import Chapter, Listing, Section
 from prb_jax.reports.table import Table, bounded, change, field, number

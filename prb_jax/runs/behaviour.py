@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict
 
-from prb_jax.data.reading import read_object
-from prb_jax.data.schema import check_schema
-from prb_jax.data.writing import write_json
 from prb_jax.errors import RunError, quote, short_repr
+from prb_jax.records.reading import read_object
+from prb_jax.records.schema import check_schema
+from prb_jax.records.writing import write_json
 from prb_jax.runs.kind import check_file
 
 BEHAVIOUR: Final = "behaviour.json"

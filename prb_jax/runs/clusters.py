@@ -11,10 +11,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TypedDict
 
-from prb_jax.data.writing import json_line, whole_file, writing
 from prb_jax.errors import RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters
+from prb_jax.records.writing import json_line, whole_file, writing
 from prb_jax.runs.rows import RowKind
 
 CLUSTERS = "clusters.jsonl"

@@ -20,11 +20,11 @@ from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, Final, NotRequired, TypedDict
 
-from prb_jax.benchmarks.benchmark import AGGREGATES
-from prb_jax.data.writing import write_json, writing
 from prb_jax.errors import RunError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowTable
+from prb_jax.records.benchmarks.benchmark import AGGREGATES
+from prb_jax.records.writing import write_json, writing
 from prb_jax.runs.clusters import CLUSTERS
 from prb_jax.runs.kind import RUN, RunFolder, RunKind, as_recorded, check_same_inputs
 from prb_jax.runs.rows import Row, RowFile, RowKind

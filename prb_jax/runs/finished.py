@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NotRequired, TypedDict
 
-from prb_jax.benchmarks import NAMES, get_benchmark
-from prb_jax.data.reading import read_object
-from prb_jax.data.schema import check_schema
 from prb_jax.errors import DataError, RunError, quote, short_repr
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.summary import summarise
 from prb_jax.metrics.uncertainty import paired_difference
+from prb_jax.records.benchmarks import NAMES, get_benchmark
+from prb_jax.records.reading import read_object
+from prb_jax.records.schema import check_schema
 from prb_jax.runs.clusters import read_clusters
 from prb_jax.runs.evaluation import EVALUATION, SCORE_ROWS, SCORES
 from prb_jax.runs.kind import RUN, SUMMARY

@@ -19,17 +19,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NotRequired, TypedDict, cast
 
-from prb_jax.checkpoints.locate import MODEL, TRAIN
-from prb_jax.data.digests import check_digests, digest_of_bytes, digests_of, matching
-from prb_jax.data.reading import read_json, read_object
-from prb_jax.data.schema import check_schema
-from prb_jax.data.writing import held_folder, json_file, refuse_file, write_file, write_json, writing
 from prb_jax.errors import RunError, quote
-from prb_jax.processes.agreement import differences
-from prb_jax.processes.sharing import entered_on_first_process, on_first_process, process_count
+from prb_jax.models.checkpoints.locate import MODEL, TRAIN
+from prb_jax.platform.processes.agreement import differences
+from prb_jax.platform.processes.sharing import entered_on_first_process, on_first_process, process_count
+from prb_jax.platform.storage.urls import shown
+from prb_jax.records.digests import check_digests, digest_of_bytes, digests_of, matching
+from prb_jax.records.reading import read_json, read_object
+from prb_jax.records.schema import check_schema
+from prb_jax.records.writing import held_folder, json_file, refuse_file, write_file, write_json, writing
 from prb_jax.runs import command_line
 from prb_jax.runs.rows import RowFile, RowKind, share_rows
-from prb_jax.storage.urls import shown
 
 RUN = "run.json"
 SUMMARY = "summary.json"

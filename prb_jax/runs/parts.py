@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Final, NotRequired, TypedDict, cast
 from zlib import crc32
 
-from prb_jax.data.digests import check_digests, digests_of
-from prb_jax.data.reading import bounded_lines, parse_json, read_object
-from prb_jax.data.schema import check_schema
-from prb_jax.data.writing import held_folder, whole_file, write_json, writing
 from prb_jax.errors import RunError, quote
+from prb_jax.records.digests import check_digests, digests_of
+from prb_jax.records.reading import bounded_lines, parse_json, read_object
+from prb_jax.records.schema import check_schema
+from prb_jax.records.writing import held_folder, whole_file, write_json, writing
 from prb_jax.runs.evaluation import COMPUTED
 from prb_jax.runs.kind import RUN, RunKind, RunRecord, check_same_inputs
 

@@ -14,12 +14,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Generic, TypeVar
 
-from prb_jax.data.reading import bounded_lines, parse_json
-from prb_jax.data.schema import check_schema
-from prb_jax.data.writing import json_line, whole_file, writing
 from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.rows import RowView
-from prb_jax.processes.sharing import entered_on_first_process, process_count, share_json
+from prb_jax.platform.processes.sharing import entered_on_first_process, process_count, share_json
+from prb_jax.records.reading import bounded_lines, parse_json
+from prb_jax.records.schema import check_schema
+from prb_jax.records.writing import json_line, whole_file, writing
 
 Row = Mapping[str, Any]
 AnyRow = TypeVar("AnyRow")

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NotRequired, TypedDict
 
-from prb_jax.checkpoints.locate import MODEL, TRAIN
-from prb_jax.data.reading import read_json
-from prb_jax.data.schema import check_schema
 from prb_jax.errors import RunError, short_repr
+from prb_jax.models.checkpoints.locate import MODEL, TRAIN
+from prb_jax.records.reading import read_json
+from prb_jax.records.schema import check_schema
 from prb_jax.runs.behaviour import BEHAVIOUR
 from prb_jax.runs.kind import RUN, SUMMARY, RunKind
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from prb_jax.data.writing import write_file
 from prb_jax.metrics.accuracy import ScoredRow, outcomes
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.uncertainty import clustered_interval
+from prb_jax.records.writing import write_file
 
 USERS = "users.csv"
 COLUMNS = ("user", "comparisons", "wins", "ties", "accuracy", "ci95_low", "ci95_high", "known")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from prb_jax.data.comparison import Comparison
+    from prb_jax.records.comparison import Comparison
     from prb_jax.scoring.reader import Reader
     from prb_jax.text.view import View
     from prb_jax.trees.tree import ScoredBatch
@@ -157,7 +157,7 @@ class GivesRewards:
           profile, user_id: as of a `Comparison`.
           options: as of `score`.
         """
-        from prb_jax.data.comparison import Comparison
+        from prb_jax.records.comparison import Comparison
 
         comparison = Comparison(
             id="reward", prompt=prompt, responses=[response], profile=profile, user_id=user_id

@@ -20,12 +20,12 @@ from typing import Any, ClassVar, Final, Literal, get_args, overload
 
 import numpy as np
 
-from prb_jax.data.comparison import Comparison, Post
-from prb_jax.data.records import Records, as_comparisons
 from prb_jax.errors import CheckpointError, DataError, RunError, quote
+from prb_jax.records.comparison import Comparison, Post
+from prb_jax.records.intake import Records, as_comparisons
+from prb_jax.records.sources.large import windows
 from prb_jax.scoring import GivesRewards
 from prb_jax.scoring.prompt_extras import UPPER_BOUND
-from prb_jax.sources.large import windows
 from prb_jax.trees.tree import ScoredBatch, Truncation
 
 BaselineName = Literal[
@@ -185,7 +185,7 @@ def score_baseline(name: str, comparisons: Sequence[Comparison]) -> list[np.ndar
     * ``baseline:popularity`` and ``baseline:nearest-users``: votes of other users on the same prompt and responses
       among ``comparisons`` (`prb_jax.scoring.baselines`); where there are none every response scores 0, a tie.
     * ``baseline:persona-truth``: how much the response pleases the generated person, by the person's tastes, which no
-      model could know (`prb_jax.sources.personas.satisfaction`): an upper bound.
+      model could know (`prb_jax.records.sources.personas.satisfaction`): an upper bound.
 
     Raises:
       CheckpointError: there is no such baseline.
@@ -212,7 +212,7 @@ def _persona_truth(comparison: Comparison) -> Iterable[float]:
             f"comparison {quote(comparison.id)}: {PERSONA_TRUTH} knows the tastes of generated people alone; "
             "expected the user_id of one, found none"
         )
-    personas = import_module("prb_jax.sources.personas")  # which makes the whole benchmark
+    personas = import_module("prb_jax.records.sources.personas")  # which makes the whole benchmark
     return [personas.satisfaction(comparison.user_id, text) for text in comparison.responses]
 
 

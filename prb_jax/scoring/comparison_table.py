@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from prb_jax.data.comparison import Comparison, Post
-from prb_jax.data.records import Placed, RenderedPrompts, tell_alike, tell_equal
 from prb_jax.errors import DataError, quote
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters, Components, crossed_keys, shared_rows
 from prb_jax.metrics.rows import Lists, Names
-from prb_jax.processes.sharing import process_index
+from prb_jax.platform.processes.sharing import process_index
+from prb_jax.records.comparison import Comparison, Post
+from prb_jax.records.intake import Placed, RenderedPrompts, tell_alike, tell_equal
+from prb_jax.records.sources.large import LargeComparisons
 from prb_jax.scoring.baselines import BASELINES, score_baseline
-from prb_jax.sources.large import LargeComparisons
 
 _LEAST_SHARED = 0.01
 """Share of the comparisons with a response that another user judges too, from which the data are crossed."""

@@ -15,12 +15,12 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from prb_jax.data.comparison import Comparison
 from prb_jax.errors import RunError, quote
 from prb_jax.metrics.uncertainty import paired_difference
+from prb_jax.records.comparison import Comparison
+from prb_jax.records.sources.large import LargeComparisons
 from prb_jax.scoring import CONTROLS, AdaptsToUsers, HasJudgements, ReadsTokens
 from prb_jax.scoring.comparison_table import clusters_of, derived_users
-from prb_jax.sources.large import LargeComparisons
 from prb_jax.text.view import View
 
 if TYPE_CHECKING:

@@ -12,14 +12,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
-from prb_jax.data.comparison import Comparison
-from prb_jax.data.options import flat_settings, from_flat, option, options_of, same_option, section
-from prb_jax.data.writing import refuse_file
 from prb_jax.errors import DataError, RunError, printable, quote
 from prb_jax.metrics.accuracy import ScoredRow
-from prb_jax.processes.agreement import check_agreement
-from prb_jax.processes.sharing import on_first_process, process_count, process_index
-from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.platform.processes.agreement import check_agreement
+from prb_jax.platform.processes.sharing import on_first_process, process_count, process_index
+from prb_jax.records.comparison import Comparison
+from prb_jax.records.options import flat_settings, from_flat, option, options_of, same_option, section
+from prb_jax.records.sources.prepared import check_text
+from prb_jax.records.writing import refuse_file
 from prb_jax.runs import command_line
 from prb_jax.runs.evaluation import COMPUTED, EVALUATION, JUDGEMENTS, SCORES, is_settled
 from prb_jax.runs.finished import CONTROL_RUNS
@@ -51,7 +52,6 @@ from prb_jax.scoring.run import (
     shown_view,
 )
 from prb_jax.scoring.summary import all_baselines, check_benchmarks, finish_run
-from prb_jax.sources.prepared import check_text
 from prb_jax.text.view import ViewOptions, choose_view, served_view
 from prb_jax.trees.shorten import TooLongError
 
@@ -167,7 +167,7 @@ def evaluate(
       model: a loaded model (`prb_jax.load`), any `Scorer`, what `prb_jax.load` takes (a baseline such as
         "baseline:length" too), a `flax.nnx.Module` with the method of `prb_jax.scoring.ScoresTokens`, or a function
         that gives K numbers for a comparison of K responses.
-      data: comparisons with labels, or records of them (`prb_jax.data.records.Records`); or the name of a file,
+      data: comparisons with labels, or records of them (`prb_jax.records.intake.Records`); or the name of a file,
         folder, benchmark, hub data set or generated benchmark, or several names. A named file must stay as it is
         until the end. What a benchmark's own rule says is in the summary under "benchmarks"; RewardBench's result
         files are written beside it.

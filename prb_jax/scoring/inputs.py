@@ -12,21 +12,21 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from prb_jax.data.comparison import Comparison
-from prb_jax.data.lines import JsonLines
-from prb_jax.data.records import Records, digest, given_rows, read_records
-from prb_jax.data.writing import json_line, whole_file, writing
 from prb_jax.errors import DataError, PrbWarning, RunError, counted, quote, short_repr
-from prb_jax.runs.evaluation import LEFT_OUT
-from prb_jax.scoring import TOO_LONG
-from prb_jax.sources.large import LargeComparisons, stamp, windows
-from prb_jax.sources.reading import (
+from prb_jax.records.comparison import Comparison
+from prb_jax.records.intake import Records, digest, given_rows, read_records
+from prb_jax.records.lines import JsonLines
+from prb_jax.records.sources.large import LargeComparisons, stamp, windows
+from prb_jax.records.sources.reading import (
     benchmark_of,
     describe_source,
     large_files,
     open_comparisons,
     prepared_tokens,
 )
+from prb_jax.records.writing import json_line, whole_file, writing
+from prb_jax.runs.evaluation import LEFT_OUT
+from prb_jax.scoring import TOO_LONG
 from prb_jax.text.view import View
 from prb_jax.trees.shorten import TooLongError
 

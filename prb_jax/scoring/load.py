@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, Final, cast, overload
 
 import numpy as np
 
-from prb_jax.checkpoints.locate import describe, locate
-from prb_jax.data.comparison import Comparison
-from prb_jax.data.files import file_digest
-from prb_jax.data.options import from_flat, refuse_given
 from prb_jax.errors import RunError, quote
+from prb_jax.models.checkpoints.locate import describe, locate
+from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.personal import PERSONALISED, fitted_methods, holds_states, is_personalised
-from prb_jax.plugins import get_plugin, is_python_value, python_value
-from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.remote import is_class_server, is_url
+from prb_jax.records.comparison import Comparison
+from prb_jax.records.files import file_digest
+from prb_jax.records.options import from_flat, refuse_given
 from prb_jax.scoring import AdaptsToUsers, DecidesItself, Scorer, ScoresTokens
 from prb_jax.scoring.baselines import READS_TEXTS, PlainScorer
 from prb_jax.scoring.inputs import Data, read_inputs
+from prb_jax.scoring.remote import is_class_server, is_url
+from prb_jax.seams import get_plugin, is_python_value, python_value
 from prb_jax.text.visible import TextProtocol
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ _WITHOUT_WEIGHTS: Final = (
 )
 _KINDS: Final = (
     *_WITHOUT_WEIGHTS,
-    _Kind(is_class_server, "remote.score_server:open_class_server", _SERVED, _OF_TOKENIZER),
-    _Kind(is_url, "remote.score_server:open_remote", _SERVED),
+    _Kind(is_class_server, "scoring.remote.score_server:open_class_server", _SERVED, _OF_TOKENIZER),
+    _Kind(is_url, "scoring.remote.score_server:open_remote", _SERVED),
     _Kind(
         is_personalised,
         "study.embedder:load_personalised",
@@ -119,15 +119,15 @@ def load(
         that `prb personalise` wrote for a method gives a
         :class:`prb_jax.personal.model.PersonalisedModel`, which takes ``mesh`` alone.
       mesh: sizes of the mesh axes, as in "fsdp=4,tensor=2" (-1: all devices that are left), or a mesh
-        of :func:`prb_jax.sharding.make_mesh`; parameters split over all devices if not given.
+        of :func:`prb_jax.platform.sharding.make_mesh`; parameters split over all devices if not given.
       dtype: "float32" or "bfloat16", of weights and activations; that of the checkpoint if not given
         (bfloat16 for float16 ones).
       revision: branch, tag or commit of a hub id.
       chat_template: "plain", a Jinja file, or its text, instead of the tokenizer's own template.
-      readout: a row of :data:`prb_jax.readouts.registry.REGISTRY`, if the files do not say which one, or
+      readout: a row of :data:`prb_jax.models.readouts.registry.REGISTRY`, if the files do not say which one, or
         ``vocabulary:ID`` for a logit of a language model; ``ROW:min`` (``product``, ``mean``, ``last``), how the
         steps of a process model become one reward; or which logit is the reward, for heads with several
-        labels: see :func:`prb_jax.readouts.heads.choose_readout`; not named, such a head is scored by the paper
+        labels: see :func:`prb_jax.models.readouts.heads.choose_readout`; not named, such a head is scored by the paper
         protocol alone, which has a rule.
       tokenizer: folder or hub id of the tokenizer, if it is not with the model.
       quantize: "int8", "int8-weights" or "fp8": the layers' matrices in eight bits, as
@@ -149,7 +149,7 @@ def _load_by_name(model: str | Path, options: LoadOptions) -> Any:
             f"{type(options.tokenizer).__name__}"
         )
     if (kind := _kind_of(model)) is None:
-        from prb_jax.readouts.open_model import open_model  # a baseline starts no JAX
+        from prb_jax.models.readouts.open_model import open_model  # a baseline starts no JAX
         from prb_jax.scoring.reward_model import load_reward_model
 
         return load_reward_model(open_model(model, options))

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.readouts.user_module import METHOD, ModuleConfig, make_module_fn, open_module
+from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.models.readouts.user_module import METHOD, ModuleConfig, make_module_fn, open_module
 from prb_jax.scoring.batching import BatchOptions
 from prb_jax.scoring.reader import Reader
 from prb_jax.scoring.reward_model import RewardModel
@@ -43,7 +43,7 @@ class ModuleModel(RewardModel):
 
 def load_module(module: Any, options: LoadOptions) -> ModuleModel:
     """Return a module as a scorer, its state on the devices of the mesh; arguments and errors as of
-    :func:`prb_jax.readouts.user_module.open_module`."""
+    :func:`prb_jax.models.readouts.user_module.open_module`."""
     opened = open_module(module, options)
     return ModuleModel(
         reader=Reader(name=opened.name, config=opened.config, tokenizer=opened.tokenizer),

@@ -10,11 +10,11 @@ from typing import Any, overload
 
 import numpy as np
 
-from prb_jax.benchmarks.prb import same_subset
 from prb_jax.errors import DataError, quote
+from prb_jax.records.benchmarks.prb import same_subset
+from prb_jax.records.sources.prepared import prepared_sources, tokens_folder
 from prb_jax.scoring.comparison_table import ComparisonTable
 from prb_jax.scoring.reader import Reader
-from prb_jax.sources.prepared import prepared_sources, tokens_folder
 from prb_jax.text.view import View
 from prb_jax.text.visible import TextProtocol
 from prb_jax.trees.token_store import (
@@ -148,7 +148,7 @@ def stored_comparisons(
       reader, view: of the model.
       split: of the folder.
       places: int64, which of its comparisons they are; if not given, the first of a subset.
-      subset, limit: as of `prb_jax.sources.reading.read_comparisons`.
+      subset, limit: as of `prb_jax.records.sources.reading.read_comparisons`.
 
     Raises:
       DataError: as `find_store`.

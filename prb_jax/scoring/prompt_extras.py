@@ -15,11 +15,11 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, TypedDict
 
-from prb_jax.data.comparison import Comparison, RubricAspect
-from prb_jax.data.options import option
-from prb_jax.data.reading import bounded_lines, parse_json
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.personal.history import by_user, chosen_before
+from prb_jax.records.comparison import Comparison, RubricAspect
+from prb_jax.records.options import option
+from prb_jax.records.reading import bounded_lines, parse_json
 from prb_jax.runs.kind import RunKind
 from prb_jax.runs.rows import RowKind
 from prb_jax.scoring.inputs import Data, Inputs, read_inputs

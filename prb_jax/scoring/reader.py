@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from prb_jax import errors
-from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, PrbError, quote, short_repr
+from prb_jax.models.readouts.heads import choose_readout
 from prb_jax.personal.method import OfUser, UserTokens
 from prb_jax.personal.prompts import SavedPrompts, UserPrompts, load_prompts
-from prb_jax.processes.sharing import gather_int32, parts_of, process_count, process_index
-from prb_jax.readouts.heads import choose_readout
+from prb_jax.platform.processes.sharing import gather_int32, parts_of, process_count, process_index
+from prb_jax.records.comparison import Comparison
 from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.template import PLACEHOLDERS
 from prb_jax.text.tokenizer import ChatTokenizer
@@ -37,8 +37,8 @@ from prb_jax.trees.tree import Tree, Truncation, build_tree
 if TYPE_CHECKING:
     from prb_jax.models.config.decoder import DecoderConfig
     from prb_jax.models.config.encoder import EncoderConfig
-    from prb_jax.readouts.open_model import OpenedModel
-    from prb_jax.readouts.user_module import ModuleConfig
+    from prb_jax.models.readouts.open_model import OpenedModel
+    from prb_jax.models.readouts.user_module import ModuleConfig
 
 Encode = Callable[[Sequence[Comparison]], list[Tree]]
 Gather = Callable[[], list[Tree]]

@@ -12,20 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.checkpoints.load import EncoderFolder, abstract_params, load_encoder_params, load_params
-from prb_jax.checkpoints.out_of_range import explain_scores
-from prb_jax.data.comparison import Comparison
-from prb_jax.data.records import Records, as_comparisons
 from prb_jax.errors import short_repr
 from prb_jax.models.attention.choice import StreamAttention, choose_attention
+from prb_jax.models.checkpoints.load import EncoderFolder, abstract_params, load_encoder_params, load_params
+from prb_jax.models.checkpoints.out_of_range import explain_scores
 from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.model import parameter_shardings
 from prb_jax.models.quantization import quantization_form
+from prb_jax.models.readouts.module import PairRewardModule, Program, RewardModule, reward_module
+from prb_jax.models.readouts.open_model import OpenedModel
+from prb_jax.models.readouts.score_pairs import make_pair_fn
+from prb_jax.models.readouts.score_tree import make_score_fn
 from prb_jax.personal.prompts import extend_embedding
-from prb_jax.readouts.module import PairRewardModule, Program, RewardModule, reward_module
-from prb_jax.readouts.open_model import OpenedModel
-from prb_jax.readouts.score_pairs import make_pair_fn
-from prb_jax.readouts.score_tree import make_score_fn
+from prb_jax.platform.sharding import batch_sharding, check_heads, replicated, to_global
+from prb_jax.records.comparison import Comparison
+from prb_jax.records.intake import Records, as_comparisons
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring import GivesRewards
 from prb_jax.scoring.batching import (
@@ -37,7 +38,6 @@ from prb_jax.scoring.batching import (
     stream_scores,
 )
 from prb_jax.scoring.reader import Reader, open_reader
-from prb_jax.sharding import batch_sharding, check_heads, replicated, to_global
 from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import View, ViewOptions
@@ -48,7 +48,7 @@ from prb_jax.trees.streams import StreamBatch, make_stream_batch, places_of_tree
 from prb_jax.trees.tree import ScoredBatch, Tree
 
 if TYPE_CHECKING:
-    from prb_jax.checkpoints.load import LoadReport
+    from prb_jax.models.checkpoints.load import LoadReport
     from prb_jax.models.config.decoder import DecoderConfig
     from prb_jax.models.decoder import Params
 
@@ -78,7 +78,7 @@ class RewardModel(GivesRewards):
       mesh: devices.
       dtype: of weights and activations; the head and the rewards are float32.
       readout: how logits become a reward; with a head of the table of reward models, the name of its row.
-      labels: the rule of :func:`prb_jax.readouts.heads.read_out` for the head's values.
+      labels: the rule of :func:`prb_jax.models.readouts.heads.read_out` for the head's values.
       quantize: the form in which the layers' matrices are held, if they are quantised: see
         :mod:`prb_jax.models.quantization`.
       streams: the implementation of attention over packed streams; None for an encoder.
@@ -161,7 +161,7 @@ class RewardModel(GivesRewards):
         """Return the rewards of every response: one float32 array [K] a comparison, in the order given.
 
         Args:
-          comparisons: several comparisons or records (`prb_jax.data.records.Records`), or a single one, of which
+          comparisons: several comparisons or records (`prb_jax.records.intake.Records`), or a single one, of which
             its array [K] is returned; labels are not looked at.
           profile_posts: at most this many posts of each profile are shown; 0 shows none. If not given, as many
             as in training; of a model whose files do not say that, 10, and 0 for the paper protocol.

@@ -12,15 +12,15 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from prb_jax.data.comparison import Comparison
-from prb_jax.data.options import options_of
 from prb_jax.errors import PrbWarning, RunError, quote, short_repr
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowTable, RowView
-from prb_jax.processes.agreement import check_agreement
-from prb_jax.processes.sharing import entered_on_first_process, process_count, refuse_together
-from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.remote import is_url
+from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.platform.processes.agreement import check_agreement
+from prb_jax.platform.processes.sharing import entered_on_first_process, process_count, refuse_together
+from prb_jax.records.comparison import Comparison
+from prb_jax.records.options import options_of
+from prb_jax.records.sources.large import LargeComparisons
 from prb_jax.runs.evaluation import SCORE_ROWS, EvaluationFolder, open_evaluation
 from prb_jax.runs.kind import devices_of, session_now
 from prb_jax.runs.parts import Part, Skip
@@ -30,7 +30,7 @@ from prb_jax.scoring import ReadsTokens, Scorer
 from prb_jax.scoring.comparison_table import ComparisonTable
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.scoring.load import Model, model_contents
-from prb_jax.sources.large import LargeComparisons
+from prb_jax.scoring.remote import is_url
 from prb_jax.text.view import View
 from prb_jax.trees.tree import has_equal_sides
 from prb_jax.version import versions

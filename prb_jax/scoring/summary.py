@@ -9,14 +9,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from prb_jax.benchmarks import get_benchmark
-from prb_jax.benchmarks.benchmark import RESAMPLES, result_files, score_intervals
-from prb_jax.data.comparison import Message
-from prb_jax.data.writing import write_json
 from prb_jax.errors import DataError
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.summary import summarise
+from prb_jax.records.benchmarks import get_benchmark
+from prb_jax.records.benchmarks.benchmark import RESAMPLES, result_files, score_intervals
+from prb_jax.records.comparison import Message
+from prb_jax.records.sources.large import LargeComparisons
+from prb_jax.records.writing import write_json
 from prb_jax.runs.clusters import write_clusters
 from prb_jax.runs.evaluation import LEFT_OUT
 from prb_jax.runs.users import USERS, USERS_DEFINITION, write_users
@@ -34,7 +35,6 @@ from prb_jax.scoring.controls import CONTROLS_DEFINITION
 from prb_jax.scoring.inputs import LEFT_OUT_DEFINITION, Inputs
 from prb_jax.scoring.prompt_extras import HINTS_DEFINITION
 from prb_jax.scoring.run import Job, ScoredRun, check_scores_differ, shown_view
-from prb_jax.sources.large import LargeComparisons
 from prb_jax.text.visible import visible
 from prb_jax.trees.tree import EQUAL_SIDES
 

@@ -23,16 +23,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from prb_jax.data.arrays import load_arrays
-from prb_jax.data.files import file_digest
-from prb_jax.data.writing import whole_file, write_json, writing
 from prb_jax.errors import DataError, RunError
-from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.readouts.open_model import open_model
+from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.models.readouts.open_model import open_model
+from prb_jax.records.arrays import load_arrays
+from prb_jax.records.files import file_digest
+from prb_jax.records.sources.prepared import TOKENS, PreparedComparisons, prepared_sources
+from prb_jax.records.writing import whole_file, write_json, writing
 from prb_jax.scoring.comparison_table import ComparisonTable, TableRow
 from prb_jax.scoring.prepared_tokens import store_folder, store_key
 from prb_jax.scoring.reader import Reader, open_reader, packed_trees, unpacked_trees
-from prb_jax.sources.prepared import TOKENS, PreparedComparisons, prepared_sources
 from prb_jax.text.view import View, ViewOptions
 from prb_jax.trees.shorten import TooLongError
 from prb_jax.trees.token_store import COLUMNS, FORMAT, KIND, PAGE, STORE, open_store, split_pages

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from prb_jax.data import fields
-from prb_jax.data.comparison import Message, Post, read_profile
-from prb_jax.data.conversation import MESSAGE_EXTRAS, ROLES, TEMPLATE_EXTRAS, refuse_extras
-from prb_jax.data.reading import parse_json
-from prb_jax.data.template_marks import template_mark
 from prb_jax.errors import DataError, quote
+from prb_jax.records import fields
+from prb_jax.records.comparison import Message, Post, read_profile
+from prb_jax.records.conversation import MESSAGE_EXTRAS, ROLES, TEMPLATE_EXTRAS, refuse_extras
+from prb_jax.records.reading import parse_json
+from prb_jax.records.template_marks import template_mark
 from prb_jax.serving.sizes import PARTS, UNLIMITED, Sizes, TooLargeError
 
 Value = TypeVar("Value")

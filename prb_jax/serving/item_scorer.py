@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prb_jax.data.comparison import Comparison
+from prb_jax.behaviour.judges.scorer import JudgeScorer
 from prb_jax.errors import PrbError, RunError
-from prb_jax.judges.scorer import JudgeScorer
-from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.remote.score_server import RemoteScorer, ScoreClient
+from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.records.comparison import Comparison
 from prb_jax.scoring import AdaptsToUsers, ReadsTokens, Scorer
 from prb_jax.scoring.baselines import PlainScorer
 from prb_jax.scoring.load import Model, open_scorer
+from prb_jax.scoring.remote.score_server import RemoteScorer, ScoreClient
 from prb_jax.scoring.run import shown_view
 from prb_jax.serving.items import ChatItem, NotFiniteError, Score, Scores, alike, as_comparison
 from prb_jax.text.view import View, ViewOptions, choose_view
 
 if TYPE_CHECKING:
-    from prb_jax.judges.options import JudgeOptions
+    from prb_jax.behaviour.judges.options import JudgeOptions
 
 JUDGED_AT_ONCE = 32  # requests to the endpoint of a judge at a time
 
@@ -47,13 +47,13 @@ def open_reward(
     Raises:
       RunError: a judge that needs the true rubric, which no request has; or as :func:`prb_jax.evaluate`.
     """
-    from prb_jax.judges.options import RUBRIC, is_judge, parse_judge
+    from prb_jax.behaviour.judges.options import RUBRIC, is_judge, parse_judge
 
     if not is_judge(model):
         if judge is not None:
             raise RunError(f"{model}: is no judge (judge:MODEL): leave out how one is asked")
         return open_scorer(model, loading, history=history)
-    from prb_jax.judges.judge import open_named_judge
+    from prb_jax.behaviour.judges.judge import open_named_judge
 
     if parse_judge(str(model)).protocol == RUBRIC:
         raise RunError(f"{model}: rates aspects of the true rubric, which no request holds: give judge:MODEL")

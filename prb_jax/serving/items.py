@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prb_jax.data.comparison import Comparison, Message, Post
 from prb_jax.errors import DataError, PrbError
+from prb_jax.records.comparison import Comparison, Message, Post
 from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.view import View
 from prb_jax.trees.shorten import TooLongError

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prb_jax.data.options import option, section
-from prb_jax.judges.options import JudgeOptions
-from prb_jax.remote.score_server import TOKEN
+from prb_jax.behaviour.judges.options import JudgeOptions
+from prb_jax.records.options import option, section
 from prb_jax.scoring import HISTORY
 from prb_jax.scoring.inputs import Data
+from prb_jax.scoring.remote.score_server import TOKEN
 from prb_jax.text.view import ViewOptions
 
 

@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import IO, Final
 
-from prb_jax.data.reading import parse_json
 from prb_jax.errors import DataError
+from prb_jax.records.reading import parse_json
 from prb_jax.serving.fields import WHERE, Body
 from prb_jax.serving.routes import ROUTES, ScoreRequest
 from prb_jax.serving.sizes import UNLIMITED, Sizes

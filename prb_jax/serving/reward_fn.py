@@ -7,14 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from prb_jax.data import fields as checks
-from prb_jax.data.comparison import Comparison, Message, read_profile
-from prb_jax.data.template_marks import template_mark, without_end_marks
 from prb_jax.errors import DataError, PrbError, quote
-from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.remote import is_url
-from prb_jax.remote.score_server import ScoreClient
+from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.records import fields as checks
+from prb_jax.records.comparison import Comparison, Message, read_profile
+from prb_jax.records.template_marks import template_mark, without_end_marks
 from prb_jax.scoring.load import open_scorer
+from prb_jax.scoring.remote import is_url
+from prb_jax.scoring.remote.score_server import ScoreClient
 from prb_jax.serving import fields
 from prb_jax.serving.item_scorer import ItemScorer, open_item_scorer
 from prb_jax.serving.items import ChatItem, Score
@@ -22,7 +22,7 @@ from prb_jax.serving.routes import get_reward
 from prb_jax.text.view import ViewOptions
 
 if TYPE_CHECKING:
-    from prb_jax.judges.options import JudgeOptions
+    from prb_jax.behaviour.judges.options import JudgeOptions
     from prb_jax.scoring.load import Model
 
 WHERE: Final = "reward_fn"

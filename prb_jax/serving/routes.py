@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from prb_jax.data import fields as checks
-from prb_jax.data.conversation import Messages
-from prb_jax.data.template_marks import without_end_marks
 from prb_jax.errors import quote
+from prb_jax.records import fields as checks
+from prb_jax.records.conversation import Messages
+from prb_jax.records.template_marks import without_end_marks
 from prb_jax.serving import fields
 from prb_jax.serving.fields import WHERE, Body
 from prb_jax.serving.items import ChatItem, Item, RenderedItem, Score

@@ -8,12 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prb_jax.behaviour.judges.scorer import JudgeScorer
 from prb_jax.errors import RunError, need_extra
-from prb_jax.judges.scorer import JudgeScorer
-from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.remote.score_server import TOKEN, ScoreClient
+from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.scoring import ReadsTokens, Scorer
 from prb_jax.scoring.load import read_history
+from prb_jax.scoring.remote.score_server import TOKEN, ScoreClient
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.serving.engine import Engine
 from prb_jax.serving.item_scorer import JUDGED_AT_ONCE, comparison_scores, open_reward, sees_all

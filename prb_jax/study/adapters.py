@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.data.comparison import Comparison
 from prb_jax.errors import RunError
 from prb_jax.models.head import is_one_row
 from prb_jax.models.lora import LoraConfig
+from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.personal.few_shot.choices import Adapter, AdapterTrainer
 from prb_jax.personal.few_shot.lora import AdapterSettings
-from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.records.comparison import Comparison
 from prb_jax.study.embedder import AdaptedRewards, StateFeatures, check_trainable, open_embedder
 from prb_jax.text.view import ViewOptions
 from prb_jax.training.config import BatchSettings, OptimizerSettings, TrainSettings

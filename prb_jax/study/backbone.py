@@ -8,15 +8,15 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
-from prb_jax.checkpoints.locate import locate
-from prb_jax.data.comparison import Comparison
-from prb_jax.data.reading import read_object
 from prb_jax.errors import RunError
+from prb_jax.models.checkpoints.locate import locate
 from prb_jax.models.config.decoder import read_raw_config
 from prb_jax.models.config.encoder import is_encoder
 from prb_jax.personal.features import FEATURES, KIND, FeatureOptions, FeatureStore, open_features
 from prb_jax.personal.few_shot.choices import Backbone
 from prb_jax.personal.few_shot.protocol import Method
+from prb_jax.records.comparison import Comparison
+from prb_jax.records.reading import read_object
 from prb_jax.runs.kind import RUN, as_recorded
 from prb_jax.scoring.inputs import Inputs
 from prb_jax.study.population import Population

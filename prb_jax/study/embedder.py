@@ -19,28 +19,28 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.checkpoints.load import abstract_params
-from prb_jax.checkpoints.locate import ModelFolder, describe, locate
-from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, RunError, quote
+from prb_jax.models.checkpoints.load import abstract_params
+from prb_jax.models.checkpoints.locate import ModelFolder, describe, locate
 from prb_jax.models.config.decoder import read_raw_config
 from prb_jax.models.config.encoder import EncoderConfig, is_encoder
 from prb_jax.models.head import Head, HeadTensor, Shapes, Sizes, States
 from prb_jax.models.lora import merge_lora
 from prb_jax.models.model import parameter_shardings
+from prb_jax.models.readouts.heads import Pooled, read_out
+from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.models.readouts.open_model import open_language_model, open_model
+from prb_jax.models.readouts.registry import REGISTRY
+from prb_jax.models.readouts.resolve import is_plain_language_model
+from prb_jax.models.readouts.score_pairs import PairFn, make_pair_fn
+from prb_jax.models.readouts.score_tree import ScoreFn, make_score_fn
+from prb_jax.models.readouts.text_encoder import load_text_encoder
 from prb_jax.personal.embedder import Advance, Embedded, Embedder, TextFeatures
 from prb_jax.personal.few_shot.choices import Adapter
 from prb_jax.personal.model import PersonalisedModel
 from prb_jax.personal.saved import read_fitted
-from prb_jax.processes.agreement import differences
-from prb_jax.readouts.heads import Pooled, read_out
-from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.readouts.open_model import open_language_model, open_model
-from prb_jax.readouts.registry import REGISTRY
-from prb_jax.readouts.resolve import is_plain_language_model
-from prb_jax.readouts.score_pairs import PairFn, make_pair_fn
-from prb_jax.readouts.score_tree import ScoreFn, make_score_fn
-from prb_jax.readouts.text_encoder import load_text_encoder
+from prb_jax.platform.processes.agreement import differences
+from prb_jax.records.comparison import Comparison
 from prb_jax.scoring.batching import stream_scores
 from prb_jax.scoring.reward_model import RewardModel, load_reward_model
 from prb_jax.text.view import View, ViewOptions

@@ -13,10 +13,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.data.arrays import load_arrays
-from prb_jax.data.reading import parse_json
-from prb_jax.data.schema import check_schema
-from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import RunError, quote
 from prb_jax.personal.few_shot.choices import Choices, UserRows, rows_by_fold
 from prb_jax.personal.few_shot.nearest import judgements
@@ -29,6 +25,10 @@ from prb_jax.personal.few_shot.protocol import (
     score_users,
 )
 from prb_jax.personal.saved import Standard
+from prb_jax.records.arrays import load_arrays
+from prb_jax.records.reading import parse_json
+from prb_jax.records.schema import check_schema
+from prb_jax.records.writing import whole_file, writing
 from prb_jax.study.population import Population
 from prb_jax.study.splits import SEEN_PART, UNSEEN_PART, VALIDATION_PART, StudySplit
 

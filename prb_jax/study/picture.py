@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import need_extra
+from prb_jax.records.writing import whole_file, writing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

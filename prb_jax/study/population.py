@@ -9,13 +9,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import DataError, short_repr
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.personal.embedder import pad_posts
 from prb_jax.personal.features import FeatureStore, post_key
 from prb_jax.personal.few_shot.choices import Choices, Posts
 from prb_jax.personal.history import CONTRADICTED, IDENTICAL, preferred_pairs
+from prb_jax.records.comparison import Comparison, Message
 from prb_jax.scoring.comparison_table import clusters_of
 
 NO_USER: Final[str] = "comparisons without a user"

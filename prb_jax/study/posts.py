@@ -7,12 +7,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from prb_jax.data.writing import write_json
 from prb_jax.errors import RunError, has_extra
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.uncertainty import paired_difference
-from prb_jax.processes.sharing import on_first_process
-from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.platform.processes.sharing import on_first_process
+from prb_jax.records.sources.large import LargeComparisons
+from prb_jax.records.writing import write_json
 from prb_jax.runs.evaluation import EVALUATION
 from prb_jax.runs.finished import FinishedRun
 from prb_jax.scoring import NO_CONTROLS
@@ -20,7 +21,6 @@ from prb_jax.scoring.comparison_table import clusters_of
 from prb_jax.scoring.evaluate import Evaluation, evaluate
 from prb_jax.scoring.inputs import Data, read_inputs
 from prb_jax.scoring.load import Model, open_scorer
-from prb_jax.sources.large import LargeComparisons
 from prb_jax.study.picture import save_figure
 
 POSTS: Final = "posts.json"

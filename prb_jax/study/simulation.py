@@ -15,7 +15,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.data.writing import held_folder, refuse_file, write_json
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.personal.few_shot.bayes import METHOD, pooled_margins
@@ -23,9 +22,10 @@ from prb_jax.personal.few_shot.choices import Choices, UserRows, group
 from prb_jax.personal.few_shot.protocol import Fitted, adapt_users, repeated, score_users
 from prb_jax.personal.few_shot.registry import POOLED, method_named
 from prb_jax.personal.few_shot.taste_prior import judgements_of
+from prb_jax.platform.sharding import make_mesh
+from prb_jax.records.writing import held_folder, refuse_file, write_json
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.scoring.inputs import Data, read_inputs
-from prb_jax.sharding import make_mesh
 from prb_jax.study.backbone import features_of
 from prb_jax.study.outcomes import NO_USER, PLAIN, SplitData, fit_method, make_part, run_method, standardised
 from prb_jax.study.population import Population, read_population

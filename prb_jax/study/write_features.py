@@ -10,8 +10,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from prb_jax.data.comparison import Comparison
-from prb_jax.data.writing import whole_file, writing
 from prb_jax.errors import RunError
 from prb_jax.personal.embedder import Advance, Embedded, Embedder, RewardEmbedder
 from prb_jax.personal.features import (
@@ -34,6 +32,8 @@ from prb_jax.personal.features import (
     read_post,
     shown_key,
 )
+from prb_jax.records.comparison import Comparison
+from prb_jax.records.writing import whole_file, writing
 from prb_jax.runs.kind import as_recorded
 from prb_jax.runs.parts import Part, finish_part, parse_part
 from prb_jax.runs.progress import Count, show_progress

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from prb_jax.data.reading import read_json
 from prb_jax.errors import CheckpointError
+from prb_jax.records.reading import read_json
 
 CLASSES = ("InternLM2Tokenizer", "InternLM2TokenizerFast")
 CONFIG, MODEL = "tokenizer_config.json", "tokenizer.model"

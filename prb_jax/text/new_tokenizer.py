@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from prb_jax.data.comparison import Comparison
+from prb_jax.records.comparison import Comparison
 
 PAD, START, END = "<|pad|>", "<|start|>", "<|end|>"
 

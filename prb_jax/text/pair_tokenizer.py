@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError
+from prb_jax.records.comparison import Message
 from prb_jax.text.open_tokenizer import open_tokenizer, place_of, tokenize
 from prb_jax.text.tokenizer import TokenizerIds
 

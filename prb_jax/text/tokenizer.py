@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError, DataError, quote, short_repr
+from prb_jax.records.comparison import Message
 from prb_jax.text.open_tokenizer import (
     RecentStretches,
     added_tokens,

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from prb_jax.data.options import option
-from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, DataError, PrbWarning, quote
+from prb_jax.records.options import option
+from prb_jax.records.reading import read_object
 from prb_jax.text.visible import PROTOCOLS, OrderClaim, TextProtocol, parse_protocol
 
 TRAINED_VIEW = "prb_view.json"  # beside the `config.json` of a model that was trained here

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from prb_jax.data.comparison import Comparison, Message, Post
 from prb_jax.errors import DataError, quote
+from prb_jax.records.comparison import Comparison, Message, Post
 
 RECENCY = "recency"  # the order of a profile with the newest post first
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from prb_jax.data.config_files import build_settings, to_config_dict
-from prb_jax.data.options import Options, check_given, option, section
 from prb_jax.models import REMAT, AttentionName, Dtype, Remat
 from prb_jax.models.lora import LoraConfig
+from prb_jax.records.config_files import build_settings, to_config_dict
+from prb_jax.records.options import Options, check_given, option, section
 from prb_jax.text.view import View
 from prb_jax.training import Tuning
 
@@ -365,7 +365,7 @@ def load_settings(
     """Return the checked settings of a config with overrides applied.
 
     Args:
-      config, overrides: as of :func:`prb_jax.data.config_files.build_settings`.
+      config, overrides: as of :func:`prb_jax.records.config_files.build_settings`.
       complete: a model and data must be given.
       given: keys whose values the caller has, so that the settings need not name any: "data".
 

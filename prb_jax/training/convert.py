@@ -7,21 +7,21 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from prb_jax.checkpoints.load import abstract_params, load_params
-from prb_jax.checkpoints.save import save_params
-from prb_jax.checkpoints.weight_file import FLOAT_DTYPES
-from prb_jax.checkpoints.weight_index import index_folder
-from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, RunError, quote
 from prb_jax.models import DTYPES
+from prb_jax.models.checkpoints.load import abstract_params, load_params
+from prb_jax.models.checkpoints.save import save_params
+from prb_jax.models.checkpoints.weight_file import FLOAT_DTYPES
+from prb_jax.models.checkpoints.weight_index import index_folder
 from prb_jax.models.head import Linear, Vocabulary
 from prb_jax.models.model import parameter_shardings
+from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.models.readouts.open_model import LANGUAGE_MODEL, OpenedModel, open_reward_or_language_model
 from prb_jax.personal.prompts import NAMES, TABLE
-from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.readouts.open_model import LANGUAGE_MODEL, OpenedModel, open_reward_or_language_model
+from prb_jax.platform.sharding import make_mesh
+from prb_jax.records.reading import read_object
 from prb_jax.runs.kind import check_same_inputs
 from prb_jax.runs.training import CHECKPOINTS, TRAIN, TRAINING, read_training, run_identity
-from prb_jax.sharding import make_mesh
 from prb_jax.text.template import PLAIN_RULES
 from prb_jax.text.view import TRAINED_VIEW
 from prb_jax.training import LAYOUTS

@@ -13,15 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from prb_jax.data.comparison import Comparison
-from prb_jax.data.records import Records, digest
 from prb_jax.errors import DataError, RunError, listed, quote
 from prb_jax.personal.method import OfUser
+from prb_jax.records.comparison import Comparison
+from prb_jax.records.intake import Records, digest
+from prb_jax.records.sources.large import Joined
+from prb_jax.records.sources.prepared import PreparedComparisons
+from prb_jax.records.sources.reading import (
+    describe_source,
+    find_comparisons,
+    prepared_tokens,
+    read_comparisons,
+)
 from prb_jax.scoring.comparison_table import ComparisonTable, TableRow
 from prb_jax.scoring.prepared_tokens import places_of, stored_table
-from prb_jax.sources.large import Joined
-from prb_jax.sources.prepared import PreparedComparisons
-from prb_jax.sources.reading import describe_source, find_comparisons, prepared_tokens, read_comparisons
 from prb_jax.training.config import TrainSettings, ValidationSettings
 from prb_jax.trees.tree import Tree
 

@@ -14,15 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.checkpoints.hf_map import leaf_maps
-from prb_jax.checkpoints.save import save_params
-from prb_jax.data.writing import say_finished
 from prb_jax.errors import CheckpointError, RunError
+from prb_jax.models.checkpoints.hf_map import leaf_maps
+from prb_jax.models.checkpoints.save import save_params
 from prb_jax.models.decoder import Params
 from prb_jax.models.head import HEAD_KEY
 from prb_jax.models.lora import FACTOR_A, FACTOR_B, merge_lora
-from prb_jax.processes.sharing import on_first_process, process_count, process_index
-from prb_jax.sharding import replicated
+from prb_jax.platform.processes.sharing import on_first_process, process_count, process_index
+from prb_jax.platform.sharding import replicated
+from prb_jax.records.writing import say_finished
 from prb_jax.text.internlm2_tokenizer import is_internlm2
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.training.config import RunOptions

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prb_jax.data.options import flat_settings
-from prb_jax.data.reading import bounded_lines, parse_json
-from prb_jax.data.writing import json_line, whole_file, writing
 from prb_jax.errors import RunError, need_extra
+from prb_jax.records.options import flat_settings
+from prb_jax.records.reading import bounded_lines, parse_json
+from prb_jax.records.writing import json_line, whole_file, writing
 from prb_jax.runs.training import METRICS
 from prb_jax.runs.weights_and_biases import start_wandb
 from prb_jax.training.config import RunOptions

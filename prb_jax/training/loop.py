@@ -16,8 +16,8 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from prb_jax.errors import RunError, listed, quote, short_repr
-from prb_jax.processes.job import stops_at_a_step
-from prb_jax.processes.sharing import on_first_process, process_count, process_index
+from prb_jax.platform.processes.job import stops_at_a_step
+from prb_jax.platform.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.runs.kind import RunKind
 from prb_jax.runs.progress import Count, Display, Speed, show_progress
 from prb_jax.runs.training import CHECKPOINTS, run_identity

@@ -14,9 +14,9 @@ from jax.sharding import Mesh
 from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.flops import matrix_flops_per_token, stream_flops
+from prb_jax.platform.sharding import mesh_shape
 from prb_jax.scoring.batching import stream_options
 from prb_jax.scoring.reader import Encode
-from prb_jax.sharding import mesh_shape
 from prb_jax.training.data import Examples
 from prb_jax.training.objective import Extras
 from prb_jax.training.step import Microbatch
@@ -35,7 +35,7 @@ from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import Tree
 
 if TYPE_CHECKING:
-    from prb_jax.readouts.user_module import ModuleConfig
+    from prb_jax.models.readouts.user_module import ModuleConfig
 
 STEPS_SIMULATED = 64  # steps at the beginning of a run that speak for all of them
 

@@ -18,17 +18,17 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from prb_jax.checkpoints.array_folder import flat_arrays
-from prb_jax.data.options import flat_settings
 from prb_jax.errors import CheckpointError, RunError, quote
+from prb_jax.models.checkpoints.array_folder import flat_arrays
 from prb_jax.models.decoder import Params
+from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.models.readouts.user_module import ModuleConfig, UserModule, open_module, score_sequences
 from prb_jax.personal.method import NULL
-from prb_jax.processes.sharing import on_first_process
-from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.readouts.user_module import ModuleConfig, UserModule, open_module, score_sequences
+from prb_jax.platform.processes.sharing import on_first_process
+from prb_jax.platform.sharding import mesh_shape
+from prb_jax.records.options import flat_settings
 from prb_jax.runs.training import MODEL
 from prb_jax.scoring.batching import BatchOptions
-from prb_jax.sharding import mesh_shape
 from prb_jax.training.config import TrainSettings
 from prb_jax.training.export import write_whole
 from prb_jax.training.microbatches import plan_sequence_layout
@@ -94,7 +94,7 @@ def start_from_module(
     """Return the starting point of a run that trains a module.
 
     Args:
-      module: as of :func:`prb_jax.readouts.user_module.open_module`.
+      module: as of :func:`prb_jax.models.readouts.user_module.open_module`.
       settings: of the run, which must leave to the module what it decides itself.
       tokenizer: in place of that of the settings.
       wrt: filter of `nnx` for what is trained; `nnx.Param` if not given.

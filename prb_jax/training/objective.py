@@ -12,19 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.checkpoints.load import abstract_params
-from prb_jax.data.reading import read_json
-from prb_jax.data.writing import write_json
 from prb_jax.errors import CheckpointError, DataError, RunError
+from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.models.model import parameter_shardings
+from prb_jax.models.readouts.score_tree import score_stream
 from prb_jax.personal.method import NULL, OfUser, TrainedMethod, Users
 from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
-from prb_jax.processes.sharing import on_first_process
-from prb_jax.readouts.score_tree import score_stream
+from prb_jax.platform.processes.sharing import on_first_process
+from prb_jax.platform.sharding import replicated
+from prb_jax.records.reading import read_json
+from prb_jax.records.writing import write_json
 from prb_jax.scoring.batching import Batch
-from prb_jax.sharding import replicated
 from prb_jax.training.config import LossSettings, TrainSettings
 from prb_jax.training.losses import LossParts, comparison_loss
 from prb_jax.training.step import ParameterGroup, Split, TrainState, TrainStep, make_train_step

@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from prb_jax.data.options import Effect, flat_settings, options_of
-from prb_jax.data.writing import held_folder, writing
 from prb_jax.errors import RunError, quote
 from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.processes.agreement import check_agreement
-from prb_jax.processes.sharing import on_first_process
+from prb_jax.platform.processes.agreement import check_agreement
+from prb_jax.platform.processes.sharing import on_first_process
+from prb_jax.records.options import Effect, flat_settings, options_of
+from prb_jax.records.writing import held_folder, writing
 from prb_jax.runs.kind import SUMMARY, RunKind, as_recorded, check_same_inputs, devices_of, session_now
 from prb_jax.runs.training import CHECKPOINTS, MODEL, TRAIN, TRAINING, read_training
 from prb_jax.runs.weights_and_biases import check_wandb
@@ -41,7 +41,7 @@ from prb_jax.training.start import Start
 from prb_jax.version import versions
 
 if TYPE_CHECKING:
-    from prb_jax.readouts.user_module import ModuleConfig
+    from prb_jax.models.readouts.user_module import ModuleConfig
 
 _COMPUTING = ("numpy", "jax", "jaxlib", "flax", "optax", "transformers", "tokenizers")
 

@@ -17,10 +17,10 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
-from prb_jax.checkpoints.array_folder import checksums, quiet_orbax, reason_of
-from prb_jax.data.schema import check_schema
 from prb_jax.errors import RunError
-from prb_jax.processes.sharing import on_first_process
+from prb_jax.models.checkpoints.array_folder import checksums, quiet_orbax, reason_of
+from prb_jax.platform.processes.sharing import on_first_process
+from prb_jax.records.schema import check_schema
 from prb_jax.runs.training import RunIdentity
 
 _ARRAYS, _FACTS = "arrays", "facts"

@@ -12,20 +12,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.checkpoints.load import abstract_params, inspect_checkpoint, load_params
-from prb_jax.checkpoints.locate import describe, locate
-from prb_jax.data.comparison import Comparison
 from prb_jax.errors import CheckpointError, RunError, quote
+from prb_jax.models.checkpoints.load import abstract_params, inspect_checkpoint, load_params
+from prb_jax.models.checkpoints.locate import describe, locate
 from prb_jax.models.config.decoder import STANDARD, DecoderConfig, parse_config
 from prb_jax.models.config.families import FAMILIES
 from prb_jax.models.decoder import Params
 from prb_jax.models.head import LINEAR
 from prb_jax.models.model import init_params, parameter_shardings
+from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.models.readouts.open_model import open_model
 from prb_jax.personal.prompts import NAMES, TABLE
-from prb_jax.processes.sharing import on_first_process
-from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.readouts.open_model import open_model
-from prb_jax.sharding import check_heads
+from prb_jax.platform.processes.sharing import on_first_process
+from prb_jax.platform.sharding import check_heads
+from prb_jax.records.comparison import Comparison
 from prb_jax.text.new_tokenizer import train_tokenizer, training_texts
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 from prb_jax.training.config import SCRATCH, TrainSettings

@@ -27,9 +27,9 @@ from jax.sharding import Mesh
 
 from prb_jax.errors import short_repr
 from prb_jax.models.decoder import Params
+from prb_jax.platform.sharding import batch_sharding, replicated, to_global
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import Batch, batch_sizes, lanes
-from prb_jax.sharding import batch_sharding, replicated, to_global
 
 TrainState = dict[str, Any]
 Metrics = dict[str, jax.Array]

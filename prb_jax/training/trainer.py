@@ -13,19 +13,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.checkpoints.array_folder import flat_arrays, from_flat
-from prb_jax.data.comparison import Comparison
 from prb_jax.errors import RunError, quote, short_repr
 from prb_jax.metrics.accuracy import ScoredRow, outcomes
 from prb_jax.models.attention.choice import StreamAttention, choose_attention
+from prb_jax.models.checkpoints.array_folder import flat_arrays, from_flat
 from prb_jax.models.decoder import Params
 from prb_jax.personal.method import OfUser, StepRows
+from prb_jax.platform.sharding import replicated
+from prb_jax.records.comparison import Comparison
+from prb_jax.records.sources.large import Joined
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import Batch, BatchOptions, batch_sizes, lanes, stream_options, stream_scores
 from prb_jax.scoring.prepared_tokens import StoredComparisons, stored_comparisons
 from prb_jax.scoring.reader import Reader, encode_by_processes
-from prb_jax.sharding import replicated
-from prb_jax.sources.large import Joined
 from prb_jax.text.view import TrainedView
 from prb_jax.training.config import RunOptions, TrainSettings
 from prb_jax.training.data import Examples, Order, user_weights

@@ -16,7 +16,7 @@ from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Params
 from prb_jax.models.lora import LoraConfig, init_lora
 from prb_jax.models.model import bind
-from prb_jax.sharding import replicated
+from prb_jax.platform.sharding import replicated
 from prb_jax.training import TUNINGS, Tuning
 from prb_jax.training.config import OptimizerSettings
 

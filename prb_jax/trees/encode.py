@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import DataError, quote
+from prb_jax.records.comparison import Comparison, Message
 from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.tokenizer import ChatTokenizer, RenderError
 from prb_jax.text.view import View

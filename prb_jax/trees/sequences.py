@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.errors import short_repr
-from prb_jax.sharding import mesh_shape
+from prb_jax.platform.sharding import mesh_shape
 from prb_jax.trees.stream_tables import round_up
 from prb_jax.trees.tree import Tree
 

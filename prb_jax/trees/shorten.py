@@ -6,8 +6,8 @@ import bisect
 import re
 from collections.abc import Callable, Sequence
 
-from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import DataError, quote
+from prb_jax.records.comparison import Comparison, Message
 
 Fits = Callable[[Sequence[Message]], bool]
 

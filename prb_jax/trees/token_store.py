@@ -18,10 +18,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from prb_jax.data.arrays import load_array
-from prb_jax.data.files import file_digest
-from prb_jax.data.reading import read_object
 from prb_jax.errors import DataError, quote, short_repr
+from prb_jax.records.arrays import load_array
+from prb_jax.records.files import file_digest
+from prb_jax.records.reading import read_object
 from prb_jax.trees.tree import Tree, Truncation
 
 _EMPTY: Final = 128  # bytes of a file without numbers, which cannot be mapped
@@ -65,7 +65,7 @@ CHECKED_BY_TREE: Final = ("pages", "tokens")
 class TokenisedComparison:
     """A comparison by its tokens, in place of its text."""
 
-    id: str  # this and the user as of `prb_jax.data.comparison.Comparison`
+    id: str  # this and the user as of `prb_jax.records.comparison.Comparison`
     user_id: str | None
     tree: Tree
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from tests.judges.stand_in import StandIn, stand_in
+from tests.behaviour.judges.stand_in import StandIn, stand_in
 
 WORDS = {"short": "brisk", "cheap": "thrifty", "classic": "vintage", "bold": "daring"}
 OPPOSITES = {"brisk": "leisurely", "thrifty": "lavish", "vintage": "modern", "daring": "careful"}

@@ -16,10 +16,10 @@ import pytest
 import prb_jax as prb
 from prb_jax import cli
 from prb_jax.errors import DataError, PrbWarning, RunError
+from tests.behaviour.judges.stand_in import Answer, StandIn, completion, stand_in
 from tests.building.engine import WORDS, engine, record, served
 from tests.json_lines import read_lines as lines
 from tests.json_lines import write_lines
-from tests.judges.stand_in import Answer, StandIn, completion, stand_in
 
 COUNT = 24
 RELAXED = ("overlap", "blind-reward")

@@ -35,9 +35,9 @@ from prb_jax.building.gates.surface import measure_histogram, measure_length, me
 from prb_jax.building.gating import run_gates
 from prb_jax.building.product import split_parts
 from prb_jax.building.settings import GATES, BuildSettings, GateSettings
-from prb_jax.data.comparison import Message, RubricAspect
-from prb_jax.remote.endpoint import Reply
-from prb_jax.sources import personas
+from prb_jax.records.comparison import Message, RubricAspect
+from prb_jax.records.sources import personas
+from prb_jax.scoring.remote.endpoint import Reply
 from tests.json_lines import write_lines
 
 SETTINGS = GateSettings()

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from prb_jax.cli import main
 from tests.commands.conftest import killed
 from tests.plain_process import ROOT, plain_environment, prb_command
-from tests.processes.jobs import ended, job, wait_for
+from tests.platform.processes.jobs import ended, job, wait_for
 from tests.training.tiny import curve, rows, write_rows
 
 STEPS = 12

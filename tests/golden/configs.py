@@ -18,8 +18,8 @@ def config_files() -> list[Path]:
 
 def flat(config: Path) -> dict[str, object]:
     """The settings of a config; what it leaves for the command line stands as PATH and FILE."""
-    from prb_jax.data.config_files import read_config
-    from prb_jax.data.options import flat_settings
+    from prb_jax.records.config_files import read_config
+    from prb_jax.records.options import flat_settings
     from prb_jax.training.config import load_settings
 
     read = read_config(config)
@@ -31,8 +31,8 @@ def flat(config: Path) -> dict[str, object]:
 
 def dump() -> str:
     """`a.b.c: value` lines below the name of each config, but for what is as by default."""
-    from prb_jax.data.config_files import value_text
-    from prb_jax.data.options import flat_settings
+    from prb_jax.records.config_files import value_text
+    from prb_jax.records.options import flat_settings
     from prb_jax.training.config import TrainSettings
 
     defaults = flat_settings(TrainSettings())

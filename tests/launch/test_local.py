@@ -32,7 +32,7 @@ def test_two_processes_are_one_job(stubs: Stubs):
     program = """
 from prb_jax.commands.process import prepare_jax
 prepare_jax(distributed=True)
-from prb_jax.processes.sharing import process_count, process_index, share_json
+from prb_jax.platform.processes.sharing import process_count, process_index, share_json
 print(process_index(), process_count(), share_json(["from", process_index()]), flush=True)
 """
     words = ("--cpu", "--processes", "2", "--log-dir", "logs", "--", sys.executable, "-c", program)

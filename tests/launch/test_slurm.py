@@ -112,7 +112,7 @@ def test_signals(cluster: Stubs, number: int, restarts: str, requeued: list[list
 def test_jax_finds_the_other_processes(cluster: Stubs):
     program = (
         "from prb_jax.commands.process import prepare_jax; prepare_jax(distributed=True); "
-        "from prb_jax.processes.sharing import process_count, process_index; "
+        "from prb_jax.platform.processes.sharing import process_count, process_index; "
         "import os; os.write(1, f'{process_index()} {process_count()}\\n'.encode())"
     )
     words = ("--device", "cpu", "--", sys.executable, "-c", program)

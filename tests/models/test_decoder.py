@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prb_jax.checkpoints.load import abstract_params
+from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.config.decoder import DecoderConfig, load_config
 from prb_jax.models.decoder import decode_stream
 from prb_jax.models.head import LanguageHead

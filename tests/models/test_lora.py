@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prb_jax.checkpoints.load import abstract_params
 from prb_jax.errors import PrbError
+from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.layers import project
 from prb_jax.models.lora import LoraConfig, adapted_project, init_lora, merge_lora
 from prb_jax.models.model import bind

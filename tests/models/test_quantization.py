@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prb_jax.checkpoints.load import load_params
 from prb_jax.errors import CheckpointError
+from prb_jax.models.checkpoints.load import load_params
 from prb_jax.models.config.decoder import load_config
 from prb_jax.models.lora import LoraConfig, adapted_project, init_lora, merge_lora
 from prb_jax.models.model import bind, quantize_params
@@ -22,8 +22,8 @@ from prb_jax.models.quantization import (
     quantize_array,
     quantized_project,
 )
-from prb_jax.readouts.score_tree import make_score_fn
-from prb_jax.sharding import make_mesh
+from prb_jax.models.readouts.score_tree import make_score_fn
+from prb_jax.platform.sharding import make_mesh
 from tests.models.one_layer import layer_of
 from tests.packed import packed_batch, read_trees
 from tests.sweeps import sweep

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prb_jax.checkpoints.load import load_params
+from prb_jax.models.checkpoints.load import load_params
 from prb_jax.models.config.decoder import load_config
 from prb_jax.trees.tree import Tree, build_tree
 from tests.packed import batch_alone, packed_batch, read_trees

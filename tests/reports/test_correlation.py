@@ -13,7 +13,7 @@ import scipy.stats
 
 import prb_jax
 from prb_jax.errors import DataError, RunError
-from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.runs.behaviour import Figure, cluster_of, figure_of, write_behaviour
 from prb_jax.scoring.load import open_scorer
 from tests.json_lines import write_lines

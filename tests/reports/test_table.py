@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 import prb_jax
+from prb_jax.commands.quickstart.tables import KEYS, quickstart_table
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.summary import summarise
-from prb_jax.quickstart.tables import KEYS, quickstart_table
 from prb_jax.reports.summary import render_summary
 from prb_jax.reports.table import ResultsTable, facts_table, interval
 from tests.reports.conftest import printed

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prb_jax.data.writing import write_json
 from prb_jax.errors import RunError
 from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.records.writing import write_json
 from prb_jax.runs.evaluation import open_evaluation
 
 INPUTS = {"model": {"name": "m", "files": {"w": "sha256:1"}}, "profile_posts": 10, "protocol": "default"}

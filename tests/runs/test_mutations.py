@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 import prb_jax as prb
-from prb_jax.auditing.folder import open_folder, read_folder
+from prb_jax.behaviour.judges.best_of_n import best_of_n
+from prb_jax.behaviour.judges.candidates import read_candidates
+from prb_jax.building.auditing.folder import open_folder, read_folder
 from prb_jax.errors import PrbError
-from prb_jax.judges.best_of_n import best_of_n
-from prb_jax.judges.candidates import read_candidates
 from prb_jax.personal.features import FeatureOptions, open_features
 from prb_jax.personal.few_shot.registry import read_settings
 from prb_jax.personal.saved import read_fitted, read_states

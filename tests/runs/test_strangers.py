@@ -8,9 +8,9 @@ import pytest
 
 import prb_jax as prb
 from prb_jax import DataError, RunError, cli
-from prb_jax.auditing.folder import open_folder
-from prb_jax.generation.sample import RUNS as SAMPLES
-from prb_jax.judges.best_of_n import best_of_n
+from prb_jax.behaviour.generation.sample import RUNS as SAMPLES
+from prb_jax.behaviour.judges.best_of_n import best_of_n
+from prb_jax.building.auditing.folder import open_folder
 from prb_jax.runs.kind import as_recorded
 from prb_jax.scoring.inputs import read_inputs
 from tests.json_lines import read_lines, write_lines

@@ -11,7 +11,7 @@ import pytest
 
 from prb_jax.models.attention import cudnn
 from prb_jax.models.attention.choice import StreamAttention
-from prb_jax.readouts.score_tree import make_score_fn
+from prb_jax.models.readouts.score_tree import make_score_fn
 from prb_jax.scoring.reward_model import RewardModel
 
 

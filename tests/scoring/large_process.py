@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from prb_jax import cli
-from prb_jax.data import lines
-from prb_jax.data.comparison import Comparison
-from prb_jax.data.lines import JsonLines
-from prb_jax.data.records import Placed
-from prb_jax.sources.large import LargeComparisons
+from prb_jax.records import lines
+from prb_jax.records.comparison import Comparison
+from prb_jax.records.intake import Placed
+from prb_jax.records.lines import JsonLines
+from prb_jax.records.sources.large import LargeComparisons
 
 
 @dataclass

@@ -16,9 +16,9 @@ def main(out: str) -> None:
     jax.config.update("jax_num_cpu_devices", 4)
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from prb_jax.readouts.load_options import LoadOptions
+    from prb_jax.models.readouts.load_options import LoadOptions
+    from prb_jax.platform.sharding import make_mesh
     from prb_jax.scoring.module_model import load_module
-    from prb_jax.sharding import make_mesh
     from tests.scoring.records import record
     from tests.tiny_module import tiny_module
     from tests.tiny_tokenizer import write_tokenizer

@@ -11,6 +11,7 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.errors import CheckpointError, RunError
+from prb_jax.records.sources.reading import read_comparisons
 from prb_jax.scoring.baselines import (
     BASELINE_NAMES,
     BASELINES,
@@ -20,7 +21,6 @@ from prb_jax.scoring.baselines import (
     profile_overlap,
     score_baseline,
 )
-from prb_jax.sources.reading import read_comparisons
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,7 +16,7 @@ import pytest
 from datasets import Dataset
 
 from prb_jax import Comparison, DataError, RunError, evaluate
-from prb_jax.data.files import file_digest
+from prb_jax.records.files import file_digest
 from prb_jax.text.view import DEFAULT_PROFILE_POSTS
 from prb_jax.trees.tree import ScoredBatch, Truncation
 from tests.scoring.records import read_json, score_rows, write_comparisons

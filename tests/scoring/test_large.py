@@ -19,7 +19,7 @@ import pytest
 from prb_jax import cli, evaluate
 from prb_jax.scoring.reward_model import RewardModel
 from tests.json_lines import write_lines
-from tests.processes.jobs import ended, job
+from tests.platform.processes.jobs import ended, job
 from tests.scoring.large_process import Counts, read_by_windows
 from tests.scoring.records import read_json, record
 

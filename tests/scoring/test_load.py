@@ -30,7 +30,7 @@ def test_loading_and_scoring_import_no_optimiser_and_no_training(folder: Path) -
     score, scored, modules = json.loads(done.stdout.splitlines()[-1])
     assert isinstance(score, float)
     assert scored == 1
-    assert {"prb_jax.scoring.load", "prb_jax.readouts.open_model"} <= modules.keys()
+    assert {"prb_jax.scoring.load", "prb_jax.models.readouts.open_model"} <= modules.keys()
     assert not [name for name in modules if name.startswith(("orbax", "prb_jax.training"))]
     # flax imports optax for itself; no file of the project that is loaded does.
     loaded = [Path(file) for name, file in modules.items() if name.startswith("prb_jax.")]

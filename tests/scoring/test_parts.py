@@ -147,7 +147,7 @@ def test_parts_from_python_are_finished_by_the_same_call(tmp_path):
 )
 def test_parts_of_other_verbs(verb, files, arguments, policy, model, data, tmp_path, monkeypatch):
     """The merged folder has the files of a run in one piece, nothing is computed twice, and a kill costs nothing."""
-    monkeypatch.setattr("prb_jax.judges.scorer.TOGETHER", 8)
+    monkeypatch.setattr("prb_jax.behaviour.judges.scorer.TOGETHER", 8)
     files, opened = files.split(), str(model if verb == "features" else policy)
     words = [verb, opened, "--data", data, "--limit", "36", "--dtype", "float32", "--no-progress"]
     words += arguments.split()

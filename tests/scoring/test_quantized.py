@@ -19,7 +19,7 @@ from prb_jax import cli
 from prb_jax.errors import CheckpointError, RunError
 from prb_jax.models.lora import LoraConfig
 from prb_jax.models.quantization import FORMS
-from prb_jax.readouts.open_model import OpenedModel
+from prb_jax.models.readouts.open_model import OpenedModel
 from prb_jax.scoring import reward_model
 from prb_jax.scoring.reward_model import RewardModel
 from tests.scoring.records import read_json, record, score_rows, write_comparisons

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from prb_jax import DataError, PrbWarning, RunError, evaluate
-from prb_jax.data import lines as json_lines
+from prb_jax.records import lines as json_lines
+from prb_jax.records.sources.prepare import prepare
 from prb_jax.runs.evaluation import BLOCKS, SCORES
 from prb_jax.runs.rows import RowFile
 from prb_jax.scoring import baselines
-from prb_jax.sources.prepare import prepare
 from tests.json_lines import write_lines
 from tests.scoring.large_process import Counts, read_by_windows
 from tests.scoring.records import read_json

@@ -9,7 +9,7 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.cli import main
-from prb_jax.inspection.inspect import inspect
+from prb_jax.reports.inspection.inspect import inspect
 from tests import tiny_tokenizer as tiny
 from tests.json_lines import write_lines
 from tests.parity.oracle import transformers_scores

@@ -12,15 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError
+from prb_jax.records.comparison import Comparison
+from prb_jax.records.sources.large import windows
 from prb_jax.scoring.batching import (
     FIRST_WINDOW,
     WAITING,
     WINDOW,
     stream_scores,
 )
-from prb_jax.sources.large import windows
 from prb_jax.trees.packing import StreamOptions
 from prb_jax.trees.streams import StreamBatch
 from prb_jax.trees.tree import ScoredBatch, Tree, Truncation, build_tree

@@ -12,11 +12,11 @@ import pytest
 
 from prb_jax import DataError, RunError, evaluate
 from prb_jax.cli import main
-from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.records.sources.prepare import prepare
 from prb_jax.scoring import write_tokens as writing
 from prb_jax.scoring.reader import Reader
 from prb_jax.scoring.write_tokens import TokensJob, write_store
-from prb_jax.sources.prepare import prepare
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.token_store import COLUMNS, PAGE, open_store
 from tests.json_lines import write_lines
@@ -80,7 +80,7 @@ def test_scores_are_those_of_the_text_and_no_text_is_read(model, data, prepared,
         raise AssertionError("text was tokenised")
 
     monkeypatch.setattr(Reader, "encode_text", never)
-    monkeypatch.setattr("prb_jax.sources.prepared.to_row", never)
+    monkeypatch.setattr("prb_jax.records.sources.prepared.to_row", never)
     from_tokens = evaluate(model, str(prepared), out=tmp_path / "tokens", **options)
     text, tokens = ((tmp_path / name / "scores.jsonl").read_bytes() for name in ("text", "tokens"))
     assert text == tokens

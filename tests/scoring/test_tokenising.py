@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from prb_jax.scoring.reader import encode_by_processes, encode_part, packed_trees, unpacked_trees
-from tests.processes.jobs import ended, job
+from tests.platform.processes.jobs import ended, job
 from tests.scoring.slow_scorer import comparisons
 from tests.scoring.tokenising_process import Counting, digest
 

@@ -16,7 +16,7 @@ from flax import nnx
 from transformers import AutoTokenizer
 
 import prb_jax as prb
-from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.scoring.load import open_scorer
 from prb_jax.scoring.module_model import ModuleModel
 from tests.plain_process import ROOT, plain_environment

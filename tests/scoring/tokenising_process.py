@@ -15,7 +15,7 @@ import numpy as np
 
 from prb_jax import Comparison
 from prb_jax.errors import DataError
-from prb_jax.processes.job import start_job
+from prb_jax.platform.processes.job import start_job
 from prb_jax.scoring.batching import stream_scores
 from prb_jax.scoring.reader import encode_by_processes
 from prb_jax.trees.packing import StreamOptions

@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import prb_jax as prb
+from tests.behaviour.rl.tiny import write_tiny_policy
 from tests.json_lines import read_lines, write_lines
-from tests.rl.tiny import write_tiny_policy
 from tests.scoring.records import write_model
 from tests.serving.local_server import serving
 

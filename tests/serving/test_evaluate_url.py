@@ -16,9 +16,9 @@ import pytest
 
 import prb_jax as prb
 from prb_jax import cli
-from prb_jax.rl.rewards import check_scoring, open_reward
-from prb_jax.rl.sections import ScoringSettings
-from prb_jax.rl.settings import PpoSettings
+from prb_jax.behaviour.rl.rewards import check_scoring, open_reward
+from prb_jax.behaviour.rl.sections import ScoringSettings
+from prb_jax.behaviour.rl.settings import PpoSettings
 from tests.json_lines import read_lines, write_lines
 from tests.scoring.records import record
 from tests.serving.local_server import serving

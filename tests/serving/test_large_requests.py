@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
-from prb_jax.data import comparison as comparison_module
-from prb_jax.data import fields as checks
-from prb_jax.data.comparison import Post
 from prb_jax.errors import DataError
-from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.records import comparison as comparison_module
+from prb_jax.records import fields as checks
+from prb_jax.records.comparison import Post
 from prb_jax.scoring.load import open_scorer
 from prb_jax.serving import request_reader
 from prb_jax.serving.engine import Engine

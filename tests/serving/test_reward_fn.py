@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
-from prb_jax.data.comparison import Message
-from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.records.comparison import Message
 from prb_jax.serving.item_scorer import open_reward
 from prb_jax.serving.items import ChatItem
 from prb_jax.serving.tree_scorer import open_tree_scorer
 from prb_jax.text.view import ViewOptions
 from prb_jax.trees.shorten import TooLongError
-from tests.judges.stand_in import stand_in
+from tests.behaviour.judges.stand_in import stand_in
 from tests.serving.local_server import serving
 
 QUESTION, ANSWERS = "Tea or coffee?", ["Tea, of course.", "Coffee.", "Tea, of course."]

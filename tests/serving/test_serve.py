@@ -23,12 +23,12 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
-from prb_jax.remote.score_server import open_remote
 from prb_jax.runs.behaviour import reward_identity
 from prb_jax.runs.kind import as_recorded
+from prb_jax.scoring.remote.score_server import open_remote
 from prb_jax.text.tokenizer import ChatTokenizer
+from tests.behaviour.rl.tiny import BANDIT, comparisons, settings, write_tiny_policy
 from tests.json_lines import read_lines
-from tests.rl.tiny import BANDIT, comparisons, settings, write_tiny_policy
 from tests.scoring.records import write_model
 
 QUESTION, ANSWERS = "Tea or coffee?", ["Tea, of course.", "Coffee.", "Neither of the two."]

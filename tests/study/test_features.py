@@ -17,9 +17,9 @@ import pytest
 import prb_jax as prb
 from prb_jax import cli
 from prb_jax.errors import RunError
+from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.models.readouts.text_encoder import load_text_encoder
 from prb_jax.personal.features import FeatureOptions, open_features
-from prb_jax.readouts.load_options import LoadOptions
-from prb_jax.readouts.text_encoder import load_text_encoder
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.study.embedder import POST_PROMPT, StateFeatures, open_embedder
 from prb_jax.study.write_features import write_features

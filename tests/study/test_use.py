@@ -16,16 +16,16 @@ import pytest
 
 import prb_jax as prb
 from prb_jax import cli
-from prb_jax.checkpoints.array_folder import write_arrays
+from prb_jax.behaviour.rl.rewards import open_reward
+from prb_jax.behaviour.rl.sections import ScoringSettings
+from prb_jax.behaviour.rl.settings import PpoSettings
 from prb_jax.errors import DataError, RunError
+from prb_jax.models.checkpoints.array_folder import write_arrays
 from prb_jax.personal.features import open_features
 from prb_jax.personal.few_shot.choices import Context, Responses
 from prb_jax.personal.history import CONTRADICTED, IDENTICAL
 from prb_jax.personal.model import PersonalisedModel
 from prb_jax.reports.summary import render_summary
-from prb_jax.rl.rewards import open_reward
-from prb_jax.rl.sections import ScoringSettings
-from prb_jax.rl.settings import PpoSettings
 from tests.json_lines import write_lines
 from tests.reports.conftest import printed
 from tests.tiny_encoders import WORDS, write_encoder

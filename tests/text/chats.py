@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from prb_jax.data.comparison import Message
+from prb_jax.records.comparison import Message
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 from tests import tiny_tokenizer as tiny
 

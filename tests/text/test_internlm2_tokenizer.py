@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError
+from prb_jax.records.comparison import Message
 from prb_jax.text.internlm2_tokenizer import CONFIG, MODEL
 from prb_jax.text.template import TextRules
 from prb_jax.text.tokenizer import load_tokenizer
@@ -112,7 +112,7 @@ def test_converted_it_needs_no_code(tmp_path: Path) -> None:
 
     from prb_jax import load
     from prb_jax.training.convert import convert
-    from tests.readouts.checkpoints import write_row
+    from tests.models.readouts.checkpoints import write_row
     from tests.scoring.records import record
 
     source, _ = write_row("internlm2", tmp_path, config={"reward_token_id": 3})

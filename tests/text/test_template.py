@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError
+from prb_jax.records.comparison import Message
 from prb_jax.text.template import fix_clock
 from prb_jax.text.tokenizer import load_tokenizer
 from tests import tiny_tokenizer as tiny

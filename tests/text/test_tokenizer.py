@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prb_jax.data.comparison import Message
 from prb_jax.errors import CheckpointError, PrbWarning
+from prb_jax.records.comparison import Message
 from prb_jax.text.open_tokenizer import independent_tokens
 from prb_jax.text.template import choose_template
 from prb_jax.text.tokenizer import ChatTokenizer, RenderError, load_tokenizer

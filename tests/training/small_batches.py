@@ -15,7 +15,7 @@ from prb_jax.models.lora import LoraConfig
 from prb_jax.models.model import init_params
 from prb_jax.personal.method import NULL, TrainedMethod, Users
 from prb_jax.personal.soft_prompts import RowAdam, SoftPrompts
-from prb_jax.sharding import make_mesh
+from prb_jax.platform.sharding import make_mesh
 from prb_jax.training.config import LossSettings, OptimizerSettings, TrainSettings
 from prb_jax.training.objective import Extras, RewardStep, make_reward_step
 from prb_jax.trees.packing import PackedBatch, StreamOptions, StreamShape, pack_streams

@@ -4,11 +4,11 @@ import re
 
 import pytest
 
+from prb_jax.behaviour.rl.settings import PpoSettings
 from prb_jax.building.settings import BuildSettings
-from prb_jax.data.config_files import explained_settings, read_config
-from prb_jax.data.options import flat_settings, options_of
 from prb_jax.errors import DataError, RunError
-from prb_jax.rl.settings import PpoSettings
+from prb_jax.records.config_files import explained_settings, read_config
+from prb_jax.records.options import flat_settings, options_of
 from prb_jax.training.config import (
     LossSettings,
     OptimizerSettings,

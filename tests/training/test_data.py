@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from prb_jax.data.comparison import Comparison
 from prb_jax.errors import DataError, RunError
 from prb_jax.models.attention.choice import StreamAttention
-from prb_jax.sharding import make_mesh
+from prb_jax.platform.sharding import make_mesh
+from prb_jax.records.comparison import Comparison
 from prb_jax.training.config import BatchSettings, default_config, load_settings
 from prb_jax.training.data import Examples, Order, UserOrder, permutation, read_training_data, user_weights
 from prb_jax.training.microbatches import Layout, labelled, plan_layout

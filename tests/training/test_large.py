@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import prb_jax as prb
-from prb_jax.data import lines
-from prb_jax.readouts.load_options import LoadOptions
+from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.records import lines
+from prb_jax.records.sources.prepare import prepare
+from prb_jax.records.sources.prepared import PreparedComparisons
 from prb_jax.scoring.reader import Reader
 from prb_jax.scoring.write_tokens import TokensJob, write_store
-from prb_jax.sources.prepare import prepare
-from prb_jax.sources.prepared import PreparedComparisons
 from prb_jax.text.view import ViewOptions
 from prb_jax.training.config import default_config, load_settings
 from prb_jax.training.data import read_training_data

@@ -76,7 +76,7 @@ def several() -> list[prb.Comparison]:
 
 def loop_by_hand(module: Tiny, tokenizer: Path, data: list[prb.Comparison]) -> dict[str, Any]:
     """The parameters after the same steps of AdamW in plain optax, one comparison after another."""
-    from prb_jax.readouts.load_options import LoadOptions
+    from prb_jax.models.readouts.load_options import LoadOptions
     from prb_jax.scoring.module_model import load_module
 
     trees = load_module(module, LoadOptions(tokenizer=tokenizer, mesh="data=1")).encode(data, profile_posts=0)

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from prb_jax.checkpoints.load import abstract_params
+from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.lora import LoraConfig, init_lora
 from prb_jax.models.model import bind
 from prb_jax.training.config import OptimizerSettings

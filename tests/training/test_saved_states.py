@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prb_jax.checkpoints.array_folder import checksums, flat_arrays, from_flat
 from prb_jax.errors import RunError
+from prb_jax.models.checkpoints.array_folder import checksums, flat_arrays, from_flat
 from prb_jax.training.saved_states import Checkpoints
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import prb_jax as prb
 from tests import tiny_tokenizer as tiny
-from tests.readouts.checkpoints import write_row
+from tests.models.readouts.checkpoints import write_row
 from tests.scoring.records import record
 from tests.training.tiny import config
 

@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 
 import prb_jax as prb
-from prb_jax.data.comparison import Comparison
 from prb_jax.models import decoder
 from prb_jax.models.attention import cudnn, reads, stream_kernel
 from prb_jax.models.attention import streams as stream_program
 from prb_jax.models.attention.choice import StreamAttention
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.sharding import make_mesh
+from prb_jax.platform.sharding import make_mesh
+from prb_jax.records.comparison import Comparison
 from prb_jax.training import record as training_record
 from prb_jax.training import step as training_step
 from prb_jax.training import trainer

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from prb_jax.checkpoints.hf_map import flatten, leaf_maps
-from prb_jax.checkpoints.load import load_params
+from prb_jax.models.checkpoints.hf_map import flatten, leaf_maps
+from prb_jax.models.checkpoints.load import load_params
 from prb_jax.models.config.decoder import load_config
 from prb_jax.models.decoder import Params
 from prb_jax.training.config import LossSettings

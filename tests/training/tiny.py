@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from prb_jax.data.comparison import Comparison
+from prb_jax.records.comparison import Comparison
 from tests.json_lines import read_lines, write_lines
 from tests.tiny_tokenizer import write_tokenizer
 
@@ -29,8 +29,8 @@ def write_model(folder: Path, **changes: Any) -> Path:
     """A reward model with random weights and a tokenizer."""
     import jax
 
-    from prb_jax.checkpoints.load import abstract_params
-    from prb_jax.checkpoints.save import save_params
+    from prb_jax.models.checkpoints.load import abstract_params
+    from prb_jax.models.checkpoints.save import save_params
     from prb_jax.models.config.decoder import parse_config
 
     raw = CONFIG | changes

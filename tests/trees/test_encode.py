@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prb_jax.data.comparison import Comparison, Message
 from prb_jax.errors import DataError
+from prb_jax.records.comparison import Comparison, Message
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 from prb_jax.text.view import View
 from prb_jax.text.visible import TextProtocol, visible

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from prb_jax.data.comparison import Message
+from prb_jax.records.comparison import Message
 from prb_jax.trees.shorten import cut_places, shorten_prompt
 
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from prb_jax.models.head import Vocabulary
+from prb_jax.models.readouts.registry import ModelRow
 from prb_jax.personal.few_shot.choices import Choices, Context, Responses
 from prb_jax.personal.few_shot.protocol import Fitted, Method, State
-from prb_jax.readouts.registry import ModelRow
 
 # The logit of token 7 behind the response is the reward: `--readout last-logit`.
 LAST_LOGIT = ModelRow(name="last-logit", models=(), head=Vocabulary(tokens=(7,)), by_name=True)

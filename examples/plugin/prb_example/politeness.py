@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prb_jax.benchmarks.benchmark import Benchmark, BenchmarkScore, Place, pair_scores
 from prb_jax.metrics.accuracy import ScoredRow
+from prb_jax.records.benchmarks.benchmark import Benchmark, BenchmarkScore, Place, pair_scores
 
 
 def record(row: Mapping[str, Any], place: Place) -> Mapping[str, Any]:

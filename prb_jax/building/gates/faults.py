@@ -16,9 +16,9 @@ from typing import Final
 
 from prb_jax.building.gates.gate import Pair
 from prb_jax.building.settings import SIDES
-from prb_jax.data.comparison import Comparison, RubricAspect
 from prb_jax.errors import DataError, need_extra, quote
-from prb_jax.sources.reading import each_row
+from prb_jax.records.comparison import Comparison, RubricAspect
+from prb_jax.records.sources.reading import each_row
 
 _DOING: Final = (
     "help|assist|provide|answer|comply|fulfil|fulfill|do that|write|create|generate|give|discuss|respond|continue|"

@@ -9,11 +9,11 @@ from typing import Any, Final
 import numpy as np
 
 from prb_jax.building.settings import GateSettings
-from prb_jax.data.comparison import Comparison
 from prb_jax.errors import short_repr
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.paired import smallest_shift, tost
 from prb_jax.metrics.uncertainty import difference_interval
+from prb_jax.records.comparison import Comparison
 from prb_jax.scoring.comparison_table import clusters_of
 
 LEAK_FOUND: Final = "leak found"

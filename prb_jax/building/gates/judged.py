@@ -15,11 +15,11 @@ from typing import Final, TypedDict
 
 import numpy as np
 
+from prb_jax.behaviour.judges.chat import InWords
+from prb_jax.behaviour.judges.replies import read_verdict
 from prb_jax.building import prompts
 from prb_jax.building.gates.gate import GateFigure, Pair, chance_figure
 from prb_jax.building.settings import GateSettings
-from prb_jax.judges.chat import InWords
-from prb_jax.judges.replies import read_verdict
 from prb_jax.runs.rows import Row, RowKind
 
 JUDGEMENTS: Final = "judgements.jsonl"

@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.data.reading import read_json
-from prb_jax.data.writing import write_json
 from prb_jax.errors import RunError
 from prb_jax.models.attention.streams import stream_attention
-from prb_jax.processes.sharing import gather_int32
+from prb_jax.platform.processes.sharing import gather_int32
+from prb_jax.records.reading import read_json
+from prb_jax.records.writing import write_json
 from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
 from prb_jax.trees.streams import StreamBatch, make_stream_batch
 from prb_jax.trees.tree import build_tree

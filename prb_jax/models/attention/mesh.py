@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from prb_jax.sharding import RULES
+from prb_jax.platform.sharding import RULES
 from prb_jax.trees.stream_tables import query_order
 
 _SEQUENCE = "sequence"

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from prb_jax.data.reading import read_object
 from prb_jax.errors import CheckpointError, short_repr
 from prb_jax.models.config.families import FAMILIES, Family
 from prb_jax.models.config.fields import (
@@ -26,6 +25,7 @@ from prb_jax.models.config.fields import (
 from prb_jax.models.head import LINEAR, Head
 from prb_jax.models.layers import Activation
 from prb_jax.models.rope import RopeConfig, parse_ropes
+from prb_jax.records.reading import read_object
 from prb_jax.text.template import PLACEHOLDERS
 
 _ACTIVATIONS: Mapping[str, Activation] = {
@@ -101,7 +101,7 @@ class DecoderConfig:
     original: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # the raw JSON object
     head: Head = LINEAR
     """The read-out; as parsed, the linear one of ``*ForSequenceClassification``
-    (:func:`prb_jax.readouts.resolve.resolve_model` finds others)."""
+    (:func:`prb_jax.models.readouts.resolve.resolve_model` finds others)."""
     layout: WeightLayout = STANDARD
 
     __repr__ = short_repr

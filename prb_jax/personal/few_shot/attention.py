@@ -24,12 +24,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prb_jax.data.options import option, same_option
 from prb_jax.personal.few_shot.choices import Array, Context, Responses
 from prb_jax.personal.few_shot.episodes import EpisodeSettings, People, draw, fit_episodes, people_of
 from prb_jax.personal.few_shot.fitting import FitData, define, mean_loss, minimise
 from prb_jax.personal.few_shot.pooled import PooledSettings
 from prb_jax.personal.few_shot.protocol import Fitted, Floats, State
+from prb_jax.records.options import option, same_option
 
 OWN_WORDS, VOTE, COMPARISON = range(KINDS := 3)
 MOST_DRAWS = 32

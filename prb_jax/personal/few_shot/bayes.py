@@ -33,7 +33,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Posts, Responses, group
 from prb_jax.personal.few_shot.fitting import (
     ChoicePairs,
@@ -48,6 +47,7 @@ from prb_jax.personal.few_shot.fitting import (
 from prb_jax.personal.few_shot.offset import precision_of
 from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, Ints, State, adapt_users
 from prb_jax.personal.few_shot.taste_prior import Judgements, judgements_of, taste_covariance, text_tastes
+from prb_jax.records.options import option
 
 NUMBERS = (
     "item_precision", "counted", "typical", "rank", "scale", "rest", "basis_l2", "text_rank", "text_scale", "spread",

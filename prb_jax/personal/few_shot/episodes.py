@@ -19,10 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Posts, Responses, group
 from prb_jax.personal.few_shot.fitting import FitData
 from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, Method
+from prb_jax.records.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,12 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Context, Responses
 from prb_jax.personal.few_shot.episodes import EpisodeSettings, fit_episodes
 from prb_jax.personal.few_shot.fitting import FitData, define
 from prb_jax.personal.few_shot.networks import MLP, Linear, Network, arrays_of, attend
 from prb_jax.personal.few_shot.protocol import Fitted, State
+from prb_jax.records.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

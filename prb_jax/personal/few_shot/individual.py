@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Context, Responses
 from prb_jax.personal.few_shot.fitting import FitData, define, most_probable
 from prb_jax.personal.few_shot.offset import precision_of
 from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, State
+from prb_jax.records.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

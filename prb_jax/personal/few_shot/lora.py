@@ -26,12 +26,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prb_jax.data.options import option
 from prb_jax.errors import DataError
 from prb_jax.personal.few_shot import offset
 from prb_jax.personal.few_shot.choices import Adapter, Backbone, Choices, Context, Responses, group
 from prb_jax.personal.few_shot.fitting import FitData, define
 from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, Ints, State, adapt_users
+from prb_jax.records.options import option
 
 _MOST = 64  # comparisons of a person that decide the first group
 

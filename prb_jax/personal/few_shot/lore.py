@@ -25,7 +25,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prb_jax.data.options import option
 from prb_jax.errors import DataError
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
 from prb_jax.personal.few_shot.fitting import (
@@ -40,6 +39,7 @@ from prb_jax.personal.few_shot.fitting import (
 )
 from prb_jax.personal.few_shot.networks import adapt_by_descent
 from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, Ints, Method, State
+from prb_jax.records.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

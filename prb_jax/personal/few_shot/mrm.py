@@ -21,11 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses, UserRows
 from prb_jax.personal.few_shot.episodes import Episode, EpisodeSettings, fit_episodes, query_losses
 from prb_jax.personal.few_shot.fitting import FitData, define
 from prb_jax.personal.few_shot.protocol import Fitted, Method, State, accuracy_of, adapt_users, without_user
+from prb_jax.records.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,11 +18,11 @@ import numpy as np
 import optax
 from flax import nnx
 
-from prb_jax.checkpoints.array_folder import flat_arrays, from_flat
-from prb_jax.data.options import option
+from prb_jax.models.checkpoints.array_folder import flat_arrays, from_flat
 from prb_jax.personal.few_shot.choices import Array, Context, Responses
 from prb_jax.personal.few_shot.fitting import FitData
 from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, Ints
+from prb_jax.records.options import option
 
 
 class Linear(nnx.Module):

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
 from prb_jax.personal.few_shot.fitting import (
     IMMOVABLE,
@@ -30,6 +29,7 @@ from prb_jax.personal.few_shot.fitting import (
     pairs_of,
 )
 from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, State
+from prb_jax.records.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

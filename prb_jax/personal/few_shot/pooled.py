@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import jax
 
-from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Context, Responses
 from prb_jax.personal.few_shot.fitting import FitData, define
 from prb_jax.personal.few_shot.protocol import Fitted, Floats, MethodSettings, State
+from prb_jax.records.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

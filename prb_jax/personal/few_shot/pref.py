@@ -27,7 +27,6 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.linalg import svds
 
-from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
 from prb_jax.personal.few_shot.fitting import (
     FitData,
@@ -39,6 +38,7 @@ from prb_jax.personal.few_shot.fitting import (
     pairs_of,
 )
 from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, State
+from prb_jax.records.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from prb_jax.data.options import option
 from prb_jax.errors import DataError
 from prb_jax.personal.few_shot.choices import Responses
 from prb_jax.personal.few_shot.fitting import FitData, define, two_weights
 from prb_jax.personal.few_shot.pooled import PooledSettings, adapt
 from prb_jax.personal.few_shot.protocol import Fitted, State
+from prb_jax.records.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

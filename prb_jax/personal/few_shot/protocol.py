@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from prb_jax.data.options import Options, choices_of, option, options_of
 from prb_jax.errors import DataError
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Posts, Responses, UserRows
-from prb_jax.sharding import batch_sharding, mesh_shape, replicated, to_global
+from prb_jax.platform.sharding import batch_sharding, mesh_shape, replicated, to_global
+from prb_jax.records.options import Options, choices_of, option, options_of
 
 Floats = tuple[float, ...]
 Ints = tuple[int, ...]  # types of settings with several values, of which the validation part chooses one

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from prb_jax.errors import DataError, RunError, quote
-from prb_jax.plugins import get_plugin, guarded, plugin_names, usable_plugins
+from prb_jax.seams import get_plugin, guarded, plugin_names, usable_plugins
 
 if TYPE_CHECKING:
     from prb_jax.personal.few_shot.protocol import Method

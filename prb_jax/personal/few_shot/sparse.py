@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses
 from prb_jax.personal.few_shot.fitting import (
     ChoicePairs,
@@ -32,6 +31,7 @@ from prb_jax.personal.few_shot.fitting import (
 )
 from prb_jax.personal.few_shot.networks import train
 from prb_jax.personal.few_shot.protocol import FewShotSettings, Fitted, Floats, State
+from prb_jax.records.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

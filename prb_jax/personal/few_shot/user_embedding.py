@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Context, Responses
 from prb_jax.personal.few_shot.fitting import FitData, define
 from prb_jax.personal.few_shot.networks import (
@@ -33,6 +32,7 @@ from prb_jax.personal.few_shot.networks import (
     fit_jointly,
 )
 from prb_jax.personal.few_shot.protocol import Fitted, State
+from prb_jax.records.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prb_jax.data.options import option
 from prb_jax.personal.few_shot.choices import Array, Choices, Context, Responses, UserRows
 from prb_jax.personal.few_shot.episodes import Episode, EpisodeSettings, fit_episodes, query_losses
 from prb_jax.personal.few_shot.fitting import FitData, define
@@ -36,6 +35,7 @@ from prb_jax.personal.few_shot.protocol import (
     swapped_labels,
     without_user,
 )
+from prb_jax.records.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

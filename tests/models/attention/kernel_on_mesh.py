@@ -57,7 +57,7 @@ def compared(attend: Any, mesh: Any, batch: Any, alone: Any) -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
 
-    from prb_jax.sharding import batch_sharding, partition_spec
+    from prb_jax.platform.sharding import batch_sharding, partition_spec
 
     *arrays, towards = inputs(TOKENS, 32)
 
@@ -89,7 +89,7 @@ def main() -> None:
     from prb_jax.models.attention.reads import attend_from_stream_reads
     from prb_jax.models.attention.stream_kernel import kernel_attention
     from prb_jax.models.attention.streams import stream_attention
-    from prb_jax.sharding import batch_sharding, make_mesh, partition_spec
+    from prb_jax.platform.sharding import batch_sharding, make_mesh, partition_spec
     from tests.models.compiled import text_for_cuda
 
     enable_compilation_cache()

@@ -15,7 +15,7 @@ import pytest
 from prb_jax.models.attention import cudnn
 from prb_jax.models.attention.cudnn import cudnn_stream_attention
 from prb_jax.models.model import init_params
-from prb_jax.readouts.score_tree import score_stream
+from prb_jax.models.readouts.score_tree import score_stream
 from prb_jax.scoring.batching import choose_batcher
 from prb_jax.trees.packing import StreamOptions, StreamShape, for_keys, pack_streams, with_key_layout
 from prb_jax.trees.stream_tables import KeyLayout

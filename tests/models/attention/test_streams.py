@@ -20,7 +20,7 @@ from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.head import States
 from prb_jax.models.layers import rms_norm
 from prb_jax.models.model import init_params
-from prb_jax.readouts.score_tree import score_stream
+from prb_jax.models.readouts.score_tree import score_stream
 from prb_jax.trees.packing import StreamOptions, StreamShape, pack_streams
 from prb_jax.trees.stream_tables import BLOCK
 from prb_jax.trees.streams import StreamBatch, make_stream_batch

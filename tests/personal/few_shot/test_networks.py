@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from prb_jax.checkpoints.array_folder import flat_arrays
+from prb_jax.models.checkpoints.array_folder import flat_arrays
 from prb_jax.personal.few_shot import gpo, pal, user_embedding, vpl
 from prb_jax.personal.few_shot.networks import MLP, Network, arrays_of
 

@@ -1,0 +1,235 @@
+"""A reward model that guides a policy, token by token or chunk by chunk.
+
+Token by token (ARGS, Khanov et al. 2024) a token is chosen by the policy's log-probability plus a weight w times the
+reward of the text with it; the steps on the device are those of :func:`prb_jax.behaviour.generation.steps.run_steps`.
+
+Chunk by chunk the guided policy is p(c | x, y) = π(c | x, y) exp(w r(x, y c)) / Z over chunks c of L tokens. C of them
+are drawn from π, and one of these is drawn with probability proportional to exp(w r): importance resampling, which
+becomes best-of-C chunk by chunk (blockwise controlled decoding, Mudgal et al. 2024) where the weight is large. The
+reward is that of the text so far, as `prb evaluate` reads a response, so that any reward model takes part, with any
+tokenizer and head. The caches of both models grow with the text (:mod:`prb_jax.behaviour.generation.chunk_caches`); a
+reward model that cannot read token by token reads prompt and text again for every chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from prb_jax.behaviour.generation.choose import Rules
+from prb_jax.behaviour.generation.chunk_caches import PolicyCaches, RewardCaches
+from prb_jax.behaviour.generation.policy import Policy
+from prb_jax.behaviour.generation.programs import GuidedTask, Task, make_programs, prompt_columns
+from prb_jax.behaviour.generation.prompts import Prompt
+from prb_jax.behaviour.generation.rules import SampleOptions
+from prb_jax.behaviour.generation.schedule import Drawn, draw
+from prb_jax.behaviour.generation.steps import Guidance
+from prb_jax.behaviour.generation.token_scores import (
+    reward_program,
+    reward_trees,
+    why_not_by_token,
+    why_not_token_level,
+)
+from prb_jax.errors import DataError, quote
+from prb_jax.records.comparison import Comparison
+from prb_jax.runs.behaviour import reward_identity
+from prb_jax.trees.stream_tables import round_up
+
+TOGETHER = 16
+"""Prompts whose texts are given back together, of texts that grow by chunks."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Guide:
+    """A reward model that guides a policy."""
+
+    model: Any  # the reward model; of chunks also a baseline or a fitted method of personalisation
+    weight: float  # w; 0 is the policy alone, whose tokens are then drawn from the whole vocabulary
+    candidates: int  # C, most likely tokens of each step that are tried, or chunks that are drawn each time
+    chunk: int | None = None  # L, most tokens of a chunk; None guides every token
+
+    def checked(self, policy: Policy) -> Guide:
+        """Return the guide, which suits the policy.
+
+        Raises:
+          DataError: a number out of range, or a reward model that cannot read this policy's tokens one by one.
+        """
+        tokens = policy.config.vocab_size
+        if not np.isfinite(self.weight):
+            raise DataError(f"weight: expected a finite number, found {self.weight}")
+        if self.chunk is not None:
+            for name in ("candidates", "chunk"):
+                if getattr(self, name) < 1:
+                    raise DataError(f"{name}: expected 1 or more, found {getattr(self, name)}")
+        elif not 1 <= self.candidates <= tokens:
+            raise DataError(
+                f"candidates: expected 1 to {tokens}, the policy's tokens, found {self.candidates}"
+            )
+        elif why := why_not_token_level(self.model, policy):
+            name = getattr(self.model, "name", type(self.model).__name__)
+            raise DataError(f"{name}: cannot guide {policy.name} token by token: {why}")
+        return self
+
+    def identity(self) -> dict[str, Any]:
+        """Return everything that decides how texts are guided, JSON-ready."""
+        model = reward_identity(self.model.identity())
+        chunk = {} if self.chunk is None else {"chunk": self.chunk}
+        return {"reward_model": model, "weight": self.weight, "candidates": self.candidates, **chunk}
+
+    def draw(
+        self,
+        policy: Policy,
+        comparisons: Sequence[Comparison],
+        prompts: Sequence[Prompt],
+        options: SampleOptions,
+        *,
+        rows: int | None = None,
+        skip: Callable[[range], bool] = lambda unit: False,
+    ) -> Iterator[list[Drawn]]:
+        """Draw guided samples, as :meth:`prb_jax.behaviour.generation.policy.Policy.draw` draws plain ones.
+
+        ``comparisons`` are those of the prompts, as the reward model is shown them.
+
+        Raises:
+          DataError: options that do not suit the guide, a prompt that does not fit into the reward model's context, or
+            a reward that is not finite.
+        """
+        if self.chunk is None and replace(options.rules, temperature=1.0) != Rules():
+            raise DataError(
+                "guided tokens are chosen among the candidates: expected no rule beside the temperature"
+            )
+        if self.weight == 0:
+            yield from policy.draw(prompts, options, rows=rows, skip=skip)
+        elif self.chunk is not None and options.temperature == 0:
+            raise DataError(
+                "temperature: expected more than 0 with chunks, for those of temperature 0 are all the same"
+            )
+        elif not prompts:
+            return
+        elif self.chunk is None:
+            no_response = [(np.zeros(1, np.int32),)] * len(comparisons)
+            shown = reward_trees(self.model, comparisons, no_response, room=options.max_new_tokens)
+            guided = GuidedTask(self.model.params, self.weight, [tree.prefix for tree in shown])
+            task = policy.task(prompts, options, guided=guided)
+            guidance = Guidance(
+                reward=reward_program(self.model), readout=self.model.readout, candidates=self.candidates
+            )
+            programs = make_programs(policy.program, policy.shape(prompts, options, rows), guidance)
+            yield from draw(programs, policy.params, task, skip=skip)
+        else:
+            yield from self._draw_chunks(policy, comparisons, prompts, options, rows, skip)
+
+    def _draw_chunks(
+        self,
+        policy: Policy,
+        comparisons: Sequence[Comparison],
+        prompts: Sequence[Prompt],
+        options: SampleOptions,
+        rows: int | None,
+        skip: Callable[[range], bool],
+    ) -> Iterator[list[Drawn]]:
+        """Draw texts chunk by chunk; a text depends on its prompt, its number and the seed alone."""
+        chunk, by_token = self.chunk or 1, why_not_by_token(self.model) is None
+        longest = max(len(prompt.ids) for prompt in prompts) + options.max_new_tokens
+        columns = round_up(prompt_columns(longest), policy.mesh.shape["sequence"])
+        drawing = replace(options, n=self.candidates, max_new_tokens=chunk)
+        shape = policy.shape(prompts, drawing, rows)  # so many texts grow side by side as it has trees
+        shape = replace(shape, samples=self.candidates, prompt_columns=columns)
+        planned = make_programs(policy.program, shape).planned(policy.task(prompts, options))
+
+        def grow(texts: list[Drawn]) -> list[Drawn]:
+            """Draw texts side by side to their ends; one that goes on has no finish."""
+            numbers, length = [text.prompt * options.n + text.sample for text in texts], 0
+            of_texts = [planned.prompts[text.prompt] for text in texts]
+            task = replace(planned, prompts=of_texts, numbers=numbers)
+            caches = PolicyCaches(policy, shape, task)
+            judge = RewardCaches(self.model, shape, room=options.max_new_tokens) if by_token else None
+            while growing := [place for place, text in enumerate(texts) if not text.finish]:
+                size = min(chunk, options.max_new_tokens - length)
+                seed = np.random.SeedSequence([options.seed, length // chunk]).generate_state(1)[0] >> 1
+                drawn, length = caches.draw(growing, size=size, seed=int(seed)), length + size
+                tried = [
+                    [
+                        _joined(texts[place], more, task, last=length >= options.max_new_tokens)
+                        for more in chunks
+                    ]
+                    for place, chunks in zip(growing, drawn, strict=True)
+                ]
+                shown = [
+                    _shown(policy, comparisons[texts[place].prompt], candidates)
+                    for place, candidates in zip(growing, tried, strict=True)
+                ]
+                rewards, kept = self._rewards(growing, shown, judge), dict[int, int]()
+                for place, candidates, (_, same), values in zip(growing, tried, shown, rewards, strict=True):
+                    draws = np.random.default_rng([options.seed, numbers[place], length])
+                    best = self.best(values, draws.gumbel(size=len(values)))
+                    texts[place] = candidates[best]
+                    if texts[place].finish:
+                        continue
+                    kept[place] = best
+                    if judge is not None:
+                        judge.keep(
+                            place, next((row for row, texts_of in enumerate(same) if best in texts_of), None)
+                        )
+                if kept:
+                    caches.keep(kept)
+            return texts
+
+        nothing = np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.float32)
+        for start in range(0, len(prompts), TOGETHER):
+            unit = range(start, min(start + TOGETHER, len(prompts)))
+            if not skip(unit):
+                texts = [Drawn(prompt, k, *nothing, "") for prompt in unit for k in range(options.n)]
+                parts = range(0, len(texts), shape.trees)
+                yield [text for first in parts for text in grow(texts[first : first + shape.trees])]
+
+    def best(self, rewards: np.ndarray, noise: np.ndarray) -> int:
+        """Return which candidate is kept, by rewards and Gumbel noise float64 [C]; none whose reward is -inf."""
+        return int(np.argmax(np.where(np.isfinite(rewards), self.weight * rewards + noise, -np.inf)))
+
+    def _rewards(
+        self,
+        places: Sequence[int],
+        shown: Sequence[tuple[Comparison, list[list[int]]]],
+        judge: RewardCaches | None,
+    ) -> list[np.ndarray]:
+        """The rewards float64 [C] of each text with each candidate; -inf for one without a word, of which no reward is
+        known, unless all are so."""
+        rewards = [np.full(self.candidates, -np.inf if worded else 0.0) for _, worded in shown]
+        which = [number for number, (_, worded) in enumerate(shown) if worded]
+        asked, at = [shown[number][0] for number in which], [places[number] for number in which]
+        score = self.model.score if judge is None else partial(judge.score, places=at)
+        for number, scores in zip(which, score(asked) if asked else (), strict=True):
+            comparison, worded = shown[number]
+            if not np.isfinite(scores).all():
+                name = quote(comparison.id)
+                raise DataError(f"comparison {name}: a reward is {scores.tolist()}; expected finite numbers")
+            for score_of, candidates in zip(scores, worded, strict=True):
+                rewards[number][candidates] = float(score_of)
+        return rewards
+
+
+def _joined(text: Drawn, chunk: Drawn, task: Task, *, last: bool) -> Drawn:
+    """A text with a chunk behind it, up to the text that ends it, if there is one."""
+    longer = text.followed_by(chunk)
+    if task.cut is not None and (at := task.cut(longer.tokens)) is not None:
+        return longer.cut(at, finish="text")
+    return longer if last or longer.finish == "stop" else replace(longer, finish="")
+
+
+def _shown(
+    policy: Policy, comparison: Comparison, texts: Sequence[Drawn]
+) -> tuple[Comparison, list[list[int]]]:
+    """A comparison with the texts that have a word as the reward model is shown them, and who has each of them."""
+    worded: dict[str, list[int]] = {}
+    for place, text in enumerate(texts):
+        response = policy.decode(text.tokens)
+        if response.strip():
+            worded.setdefault(response, []).append(place)
+    if worded:
+        comparison = replace(comparison, responses=list(worded), labels=None)
+    return comparison, list(worded.values())

@@ -1,0 +1,334 @@
+"""Log-probabilities and rewards of every token of given responses, and of tokens that could have stood there.
+
+One forward pass of the policy over packed streams gives the log-probability of each token of the responses and the C
+most likely ones in its place. The reward model reads these candidates in the same way: all that could follow the first
+t tokens of a response is a tree of one-token responses, whose prefix the next step's tree continues. So a stream holds
+prompt and responses once, with the candidates as leaves, and one forward pass gives the reward of every one.
+
+Letters: S streams of N tokens, M states that are read in each, C candidates, T tokens of a response, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from prb_jax.behaviour.generation.policy import Policy
+from prb_jax.behaviour.generation.programs import make_program
+from prb_jax.behaviour.generation.prompts import comparison_prompts
+from prb_jax.behaviour.generation.reading import model_streams, place_streams
+from prb_jax.behaviour.generation.steps import Program, token_rewards
+from prb_jax.errors import DataError, quote, short_repr
+from prb_jax.metrics.policy_scores import TokenFacts
+from prb_jax.models.attention.reads import take_places
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.decoder import Params, decode_stream
+from prb_jax.models.model import bind
+from prb_jax.models.readouts.score_tree import is_pointwise
+from prb_jax.platform.sharding import batch_sharding, replicated, to_global
+from prb_jax.records.comparison import Comparison
+from prb_jax.runs.progress import compiling
+from prb_jax.scoring.reward_model import RewardModel
+from prb_jax.text.tokenizer import ChatTokenizer
+from prb_jax.text.view import ViewOptions
+from prb_jax.trees.in_order import length_step, pack_in_order
+from prb_jax.trees.packing import SortedTrees, StreamOptions, sort_trees
+from prb_jax.trees.response_reads import response_reads
+from prb_jax.trees.streams import StreamBatch, make_stream_batch
+from prb_jax.trees.tree import Tree, common_run
+
+LOGITS_AT_ONCE = 1 << 24
+"""About so many logits are in memory at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyTokens:
+    """Log-probabilities of a policy for the tokens of K responses."""
+
+    ids: tuple[np.ndarray, ...]  # int32 [T] of each response
+    logprobs: tuple[np.ndarray, ...]  # float32 [T] of each
+    tried: tuple[np.ndarray, ...]  # int32 [T, C] of each, the most likely tokens
+    tried_logprobs: tuple[np.ndarray, ...]  # float32 [T, C] of each
+
+    __repr__ = short_repr
+
+    def facts(self, whole: Sequence[float] | np.ndarray) -> list[TokenFacts]:
+        """Return what is known of each response beside its reward ``whole`` where no prefix has a reward."""
+        rewards = map(float, whole)
+        return [
+            TokenFacts(of_response, reward)
+            for of_response, reward in zip(self.logprobs, rewards, strict=True)
+        ]
+
+
+def reward_program(model: RewardModel) -> Program:
+    """Return the static settings of a reward model that is run token by token."""
+    return make_program(model.decoder, mesh=model.mesh, dtype=jnp.dtype(model.dtype))
+
+
+def why_not_by_token(reward: Any) -> str | None:
+    """Return why a scorer gives no rewards of the prefixes of a response; None where it does."""
+    if not isinstance(reward, RewardModel):
+        return "it is no reward model with weights"
+    if not isinstance(reward.tokenizer, ChatTokenizer) or not isinstance(reward.config, DecoderConfig):
+        return "it is an encoder: it reads whole responses alone"
+    if not is_pointwise(reward.config):
+        return "its head looks at more than one token: it reads whole responses alone"
+    return None
+
+
+def why_not_token_level(reward: Any, policy: Policy) -> str | None:
+    """Return why a scorer gives no rewards of prefixes for this policy's tokens; None where it does."""
+    return why_not_by_token(reward) or why_other_tokenizer(policy.tokenizer, reward.tokenizer)
+
+
+def why_other_tokenizer(policy: ChatTokenizer, reward: ChatTokenizer) -> str | None:
+    """Return the first difference between two tokenizers' vocabularies; None where they are the same."""
+    ours, theirs = policy.tokenizer.get_vocab(), reward.tokenizer.get_vocab()
+    if ours == theirs:
+        return None
+    token = min(
+        (token for token in {**ours, **theirs} if ours.get(token) != theirs.get(token)),
+        key=lambda token: (ours.get(token, 1 << 40), token),
+    )
+    return (
+        f"its tokenizer is another one than the policy's ({policy.name}): token {quote(token)} is {theirs.get(token)}, "
+        f"expected {ours.get(token)}"
+    )
+
+
+def read_policy(
+    policy: Policy, comparisons: Sequence[Comparison], *, profile_posts: int, candidates: int, limit: int
+) -> list[PolicyTokens]:
+    """Return the policy's log-probabilities of the responses of some comparisons.
+
+    Args:
+      policy: read with its own prompts, as `prb sample` shows them.
+      comparisons: their responses are read as the continuation of the prompt, without a token that ends a text.
+      profile_posts: at most this many posts are shown.
+      candidates: C, 0 for none.
+      limit: most tokens of prompt and response.
+
+    Raises:
+      DataError: a response without a token, or with one that the model has no embedding of; a prompt that does not fit.
+    """
+    vocab_size = policy.config.vocab_size
+    trees: list[Tree] = []
+    for comparison in comparisons:
+        responses = tuple(
+            np.asarray(ids, np.int32) for ids in policy.tokenizer.tokenize(comparison.responses)
+        )
+        for number, ids in enumerate(responses):
+            if not len(ids) or ids.max() >= vocab_size:
+                raise DataError(
+                    f"comparison {quote(comparison.id)}: response {number}: expected at least one token, all below "
+                    f"{vocab_size}, found {len(ids)} tokens"
+                )
+        room = limit - max(map(len, responses))
+        (prompt,) = policy.encode([comparison], profile_posts=profile_posts, limit=room)
+        trees.append(_tree(prompt.ids, responses))
+    options, program = _options(policy.program, trees), _policy_program(policy.program, candidates)
+    longest = max(tree.shape[2] for tree in trees)
+    found: dict[int, PolicyTokens] = {}
+    for packed in pack_in_order(sort_trees(trees, options), options, most=options.tokens):
+        batch, groups = make_stream_batch(trees, packed, options), [stream.members for stream in packed]
+        of_streams = [[trees[member] for member in members] for members in groups]
+        reads = response_reads(batch, of_streams, columns=longest, room=lambda count: length_step(count, 16))
+        with compiling(program, batch.tokens.shape, reads.places.shape):
+            split = batch_sharding(policy.mesh, 2)
+            where = (to_global(np.asarray(x), split) for x in (reads.places, reads.tokens))
+            arrays = list(map(np.asarray, program(policy.params, place_streams(batch, policy.mesh), *where)))
+        for row, members in enumerate(groups):
+            indices = iter(np.asarray(reads.index)[row])
+            for member in members:
+                ids = trees[member].responses
+                of_each = [index[: len(one)] for one, index in zip(ids, indices, strict=False)]
+                found[member] = PolicyTokens(ids, *(tuple(x[row, at] for at in of_each) for x in arrays))
+    return [found[number] for number in range(len(trees))]
+
+
+def read_rewards(
+    model: RewardModel,
+    comparisons: Sequence[Comparison],
+    tokens: Sequence[PolicyTokens],
+    whole: Sequence[np.ndarray],
+) -> list[list[TokenFacts]]:
+    """Return all that is known of the responses, with the rewards of every prefix and of the candidates after each.
+
+    Args:
+      model: with a head that reads one token, and the policy's tokenizer.
+      comparisons: with the user and the profile that the model is shown.
+      tokens, whole: of the same comparisons: what the policy says of them, and the rewards [K] of whole responses.
+    """
+    trees = reward_trees(model, comparisons, [of_policy.ids for of_policy in tokens])
+    steps = [
+        _Step.of(number, k, t, tree, of_policy.tried[k][t])
+        for number, (tree, of_policy) in enumerate(zip(trees, tokens, strict=True))
+        for k, ids in enumerate(tree.responses)
+        for t in range(len(ids))
+        if of_policy.tried[k].size or t == len(ids) - 1
+    ]
+    tried = [[np.zeros(listed.shape, np.float32) for listed in of_policy.tried] for of_policy in tokens]
+    along = [[np.zeros(0, np.float32)] * len(tree.responses) for tree in trees]
+    for step, rewards, path in _read_steps(model, steps):
+        of_step = tried[step.comparison][step.response][step.t]
+        of_step[:] = rewards[: len(of_step)]
+        if step.is_last:
+            along[step.comparison][step.response] = path
+    facts: list[list[TokenFacts]] = []
+    for number, (of_policy, of_whole) in enumerate(zip(tokens, whole, strict=True)):
+        facts.append([])
+        for k, token_facts in enumerate(of_policy.facts(of_whole)):
+            start, *rewards = along[number][k][-len(of_policy.ids[k]) - 1 :]
+            known = replace(token_facts, rewards=np.asarray(rewards, np.float32), start=float(start))
+            if of_policy.tried[k].size:
+                known = replace(
+                    known,
+                    tried_logprobs=of_policy.tried_logprobs[k],
+                    tried_rewards=tried[number][k],
+                    listed=(of_policy.tried[k] == of_policy.ids[k][:, None]).any(axis=1),
+                )
+            facts[-1].append(known)
+    return facts
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The tokens that are tried behind the first t tokens of a response."""
+
+    # comparison, response, t: their numbers
+    comparison: int
+    response: int
+    t: int
+    is_last: bool  # the response's own token is its last one, which is the last of the tree's responses
+    tree: Tree  # a response for each token
+
+    @staticmethod
+    def of(comparison: int, response: int, t: int, tree: Tree, tried: np.ndarray) -> _Step:
+        """Return the step for these candidates; of the last one the response's own token is one more."""
+        ids = tree.responses[response]
+        is_last = t == len(ids) - 1
+        leaves = [tried[c : c + 1] for c in range(len(tried))] + ([ids[t:]] if is_last else [])
+        prefix = np.concatenate([tree.prefix, ids[:t]])
+        return _Step(comparison, response, t, is_last, Tree(prefix, tuple(leaves), (0,) * len(leaves)))
+
+
+def _read_steps(model: RewardModel, steps: Sequence[_Step]) -> Iterator[tuple[_Step, np.ndarray, np.ndarray]]:
+    """Yield every step with the rewards of its tokens, and with those along the conversation of the last of them."""
+    program, trees = reward_program(model), [step.tree for step in steps]
+    run, options = _reward_program(program, model.readout), _options(program, trees)
+    # Those that begin alike are neighbours, the longest first: a response is one run, and the tokens that were tried
+    # behind its beginnings follow it.
+    order = sorted(
+        range(len(trees)), key=lambda index: trees[index].prefix.astype(">i4").tobytes(), reverse=True
+    )
+    shared = [common_run([trees[index].prefix for index in pair]) for pair in pairwise(order)]
+    ordered = SortedTrees(
+        order=np.asarray(order),
+        tokens=np.asarray([trees[index].tokens for index in order]),
+        reads=np.asarray([len(trees[index].responses) for index in order]),
+        shared=np.asarray([0, *shared]),
+    )
+    for packed in pack_in_order(ordered, options, most=options.tokens):
+        batch = make_stream_batch(trees, packed, options)
+        reads, until = np.asarray(batch.reads), np.asarray(batch.until)
+        with compiling(run, batch.tokens.shape):
+            rewards = np.asarray(run(model.params, place_streams(batch, model.mesh)))
+        for row, stream in enumerate(packed):
+            at = 0
+            for member in stream.members:
+                leaves = reads[row, at : at + len(trees[member].responses)]
+                at += len(leaves)
+                path = np.flatnonzero(until[row, : leaves[-1] + 1] > leaves[-1])
+                yield steps[member], rewards[row, leaves], rewards[row, path]
+
+
+def reward_trees(
+    model: RewardModel,
+    comparisons: Sequence[Comparison],
+    ids: Sequence[tuple[np.ndarray, ...]],
+    *,
+    room: int | None = None,
+) -> list[Tree]:
+    """Return the trees of a reward model: its own prompt with the assistant's turn opened, then given token ids.
+
+    ``room`` is for the tokens that responses may have; that of the longest one if not given.
+
+    Raises:
+      DataError: a prompt that does not fit beside them.
+    """
+    assert isinstance(model.tokenizer, ChatTokenizer)
+    view, trees = model.reader.view(ViewOptions()), []
+    for comparison, responses in zip(comparisons, ids, strict=True):
+        (prompt,) = comparison_prompts(
+            [comparison],
+            model.tokenizer,
+            profile_posts=view.profile_posts,
+            limit=model.reader.limit(view) - (max(map(len, responses)) if room is None else room),
+            order_claim=view.order_claim,
+        )
+        trees.append(_tree(prompt.ids, responses))
+    return trees if model.reader.prompts is None else model.reader.prompts.encode(trees, comparisons)
+
+
+def _tree(prompt: np.ndarray, responses: tuple[np.ndarray, ...]) -> Tree:
+    return Tree(prompt, responses, tuple(len(ids) - 1 for ids in responses))
+
+
+def _options(program: Program, trees: Sequence[Tree]) -> StreamOptions:
+    """How streams of these trees are shaped."""
+    prefix, _, response = (max(sizes) for sizes in zip(*(tree.shape for tree in trees), strict=True))
+    return model_streams(
+        program, longest=length_step(prefix + response, 64), response=length_step(response, 64)
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _policy_program(program: Program, candidates: int) -> Any:
+    """(params, batch, places [S, M], tokens [S, M]) -> logprobs [S, M], candidates [S, M, C] and their logprobs."""
+
+    def read(
+        params: Params, batch: StreamBatch, places: jax.Array, tokens: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        decoder = bind(program.config, params)
+        states = take_places(decode_stream(decoder, batch, reads_only=False, **program.forward), places)
+        streams, count, width = states.shape
+        # A run of states at a time: the logits of all would be [S, M, V].
+        run = max(1, min(count, LOGITS_AT_ONCE // (streams * program.config.vocab_size)))
+        padding = -count % run
+
+        def of_run(part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+            states, tokens = part
+            normed = decoder.normed(states).astype(program.dtype)
+            logits = program.head.next_token(params, normed)
+            logprobs = logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+            best, ids = lax.top_k(logprobs, candidates)
+            return jnp.take_along_axis(logprobs, tokens[..., None], axis=-1)[..., 0], ids, best
+
+        states = jnp.pad(states, ((0, 0), (0, padding), (0, 0))).reshape(streams, -1, run, width)
+        tokens = jnp.pad(tokens, ((0, 0), (0, padding))).reshape(streams, -1, run)
+        arrays = lax.map(of_run, (states.swapaxes(0, 1), tokens.swapaxes(0, 1)))
+        whole = (x.swapaxes(0, 1).reshape(streams, count + padding, *x.shape[3:]) for x in arrays)
+        return tuple(x[:, :count] for x in whole)  # pyright: ignore[reportReturnType]
+
+    return jax.jit(read, out_shardings=replicated(program.mesh))
+
+
+@functools.lru_cache(maxsize=16)
+def _reward_program(program: Program, readout: str) -> Any:
+    """(params, batch) -> the reward of the conversation up to each token, float32 [S, N]."""
+
+    def read(params: Params, batch: StreamBatch) -> jax.Array:
+        decoder = bind(program.config, params)
+        states = decode_stream(decoder, batch, reads_only=False, **program.forward)
+        return token_rewards(program.config, readout, params, states)
+
+    return jax.jit(read, out_shardings=replicated(program.mesh))

@@ -1,0 +1,217 @@
+"""Language models that answer conversations: in words, on this machine or behind an endpoint, or by logits.
+
+A model that is read at its logits samples nothing: the conversations about a comparison are one tree, and each is read
+where its reply would begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from prb_jax.behaviour.generation.policy import Policy, Sample, open_policy
+from prb_jax.behaviour.generation.prompts import fit_posts
+from prb_jax.behaviour.generation.rules import SampleOptions
+from prb_jax.behaviour.judges.replies import has_thoughts
+from prb_jax.behaviour.judges.scorer import Answer, Conversation
+from prb_jax.errors import CheckpointError, DataError, RunError, quote
+from prb_jax.models.head import Vocabulary
+from prb_jax.models.readouts.heads import ALL_VALUES
+from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.models.readouts.open_model import open_language_model, open_model
+from prb_jax.records.comparison import Comparison, Message
+from prb_jax.scoring.batching import stream_scores
+from prb_jax.scoring.reader import IdsTooLongError
+from prb_jax.scoring.remote.endpoint import Endpoint, Reply
+from prb_jax.scoring.remote.options import EndpointOptions
+from prb_jax.scoring.reward_model import RewardModel, load_reward_model
+from prb_jax.text.tokenizer import ChatTokenizer, encode_prompts, prompt_texts
+from prb_jax.text.view import ViewOptions
+from prb_jax.trees.tree import Tree
+
+Ask = Callable[[int], Sequence[Conversation]]
+"""Gives the conversations about a comparison with so many posts of its profile."""
+
+
+ChatModel = Policy | Endpoint
+"""A language model that replies to conversations: on this machine, or the endpoint that is asked for its replies."""
+
+
+def open_chat(
+    model: str | Path | None,
+    *,
+    endpoint: EndpointOptions | None,
+    loading: LoadOptions,
+    cache: Path | None,
+    verb: str,
+) -> ChatModel:
+    """Return a model on this machine, or one behind an endpoint whose replies are kept in ``cache``, if given.
+
+    Raises:
+      RunError: both or neither of model and endpoint; names the verb.
+      CheckpointError: the model cannot be loaded, or nothing could end a reply.
+    """
+    if endpoint is not None and model is None:
+        return Endpoint(endpoint, cache=cache)
+    if endpoint is not None or model is None:
+        raise RunError(f"{verb}: expected either a MODEL, or --endpoint URL and --model NAME")
+    policy = open_policy(model, loading)
+    if not policy.stop_ids:
+        raise CheckpointError(
+            f"{policy.name}: no stop token, and no reply would end: expected eos_token_id in generation_config.json, "
+            "config.json or the tokenizer's files"
+        )
+    return policy
+
+
+@dataclass(frozen=True)
+class InWords:
+    """A model that answers each conversation with its most probable reply: that of temperature 0."""
+
+    model: ChatModel
+    max_new_tokens: int  # of a reply
+    alternatives: int | None = None  # most probable tokens that an endpoint tells of each place, if any
+
+    def identity(self) -> Mapping[str, Any]:
+        """Everything that decides its replies, JSON-ready."""
+        if isinstance(self.model, Policy):
+            return self.model.identity()
+        options = self.model.options
+        return {"name": options.model, "endpoint": options.url, "model": options.model}
+
+    def replies(self, conversations: Sequence[Conversation]) -> list[Reply]:
+        """Return the reply to each conversation."""
+        limits: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": self.max_new_tokens}
+        if isinstance(self.model, Endpoint):
+            return self.model.ask_all(conversations, **limits, alternatives=self.alternatives)
+        assert self.alternatives is None  # a model on this machine is read at its logits
+        prompts = [[asdict(message) for message in messages] for messages in conversations]
+        drawn = [sample for (sample,) in self.model.sample(prompts, **limits)]
+        return [Reply(_text(self.model, one), len(one.prompt_token_ids), len(one.token_ids)) for one in drawn]
+
+    def answers(self, comparisons: Sequence[Comparison], asks: Sequence[Ask], *, posts: int) -> list[Answer]:
+        """Return the answer about each comparison, with as many posts of its profile as fit, at most ``posts``.
+
+        Raises:
+          DataError: conversations that are too long without any post, or that the chat template refuses; names the
+            comparison.
+          RunError: an endpoint refuses, is down, or answers with something malformed.
+        """
+
+        def read(name: str, ask: Ask, count: int) -> Sequence[Conversation]:
+            asked = ask(count)
+            if isinstance(self.model, Policy):  # of an endpoint no length is known
+                limit = self.model.limit(SampleOptions(max_new_tokens=self.max_new_tokens))
+                longest = max(len(ids) for ids in encode_prompts(self.model.tokenizer, asked))
+                if longest > limit:
+                    raise IdsTooLongError(
+                        f"comparison {quote(name)}: {longest:,} tokens without any post, more than the {limit:,} "
+                        "beside which a reply fits"
+                    )
+            return asked
+
+        fitting = [
+            fit_posts(comparison, posts, partial(read, comparison.id, ask))
+            for comparison, ask in zip(comparisons, asks, strict=True)
+        ]
+        every = iter(self.replies([conversation for asked, _ in fitting for conversation in asked]))
+        answers: list[Answer] = []
+        for asked, dropped in fitting:
+            replies = [next(every) for _ in asked]
+            tokens = sum((reply.prompt_tokens or 0) + (reply.completion_tokens or 0) for reply in replies)
+            answers.append(Answer(tokens, dropped, replies=replies))
+        return answers
+
+
+def _text(model: Policy, sample: Sample) -> str:
+    """Return the text of a sample, with its special tokens where these mark thoughts."""
+    whole = model.decode(sample.token_ids, special_tokens=True)
+    return whole if has_thoughts(whole) else sample.text
+
+
+@dataclass(frozen=True)
+class ByLogits:
+    """A model that is read where its replies would begin; its answers are asked for as those of `InWords`."""
+
+    # of two values: that of a read-out of some tokens, and the probability of these among all tokens
+    model: RewardModel
+    max_length: int | None = None  # longest conversation in tokens; the model's own limit if not given
+
+    def identity(self) -> Mapping[str, Any]:
+        return self.model.identity()
+
+    def answers(self, comparisons: Sequence[Comparison], asks: Sequence[Ask], *, posts: int) -> list[Answer]:
+        reader = self.model.reader
+        chat = cast(ChatTokenizer, reader.tokenizer)
+        view = reader.view(ViewOptions(profile_posts=0, max_length=self.max_length))
+
+        def read(name: str, ask: Ask, count: int) -> Tree:
+            ids = encode_prompts(chat, ask(count))
+            return reader.encode_ids(ids, view=view, name=f"comparison {quote(name)}")
+
+        trees = [
+            fit_posts(comparison, posts, partial(read, comparison.id, ask))
+            for comparison, ask in zip(comparisons, asks, strict=True)
+        ]
+        values: list[np.ndarray] = [np.zeros(0)] * len(trees)
+        for batch in stream_scores(
+            cast(Sequence[Comparison], [tree for tree, _ in trees]),
+            encode=lambda part: list(cast(Sequence[Tree], part)),
+            dispatch=self.model.dispatch,
+            options=self.model.batch_options(),
+            divide=False,
+        ):
+            for index, row in zip(batch.indices, batch.scores, strict=True):
+                values[index] = row
+        for comparison, row in zip(comparisons, values, strict=True):
+            if not np.isfinite(row).all():
+                raise DataError(
+                    f"comparison {quote(comparison.id)}: the judge's values are {row[:, 0].tolist()}, with the "
+                    f"probabilities {row[:, 1].tolist()} of their tokens"
+                )
+        return [
+            Answer(tree.tokens, dropped, values=row[:, 0].tolist(), masses=row[:, 1].tolist())
+            for (tree, dropped), row in zip(trees, values, strict=True)
+        ]
+
+
+def load_by_logits(
+    model: str | Path,
+    options: LoadOptions,
+    texts: Sequence[str],
+    *,
+    readout: Callable[[Mapping[str, int]], str],
+    instead: str,
+    max_length: int | None,
+) -> ByLogits:
+    """Load a causal language model that is read at the logits of some texts.
+
+    Args:
+      texts: each of which must be a single token at the start of a reply.
+      readout: gives the read-out of their token ids.
+      instead: what a user can do where there is no such token.
+      max_length: longest conversation in tokens.
+
+    Raises:
+      CheckpointError: the model is no causal language model, or cannot be loaded; or a text is no single token.
+    """
+    chat = open_language_model(model, options).chat()
+    (prompt,) = prompt_texts(chat, [(Message("user", "A or B?"),)])
+    before, *after = chat.tokenize([prompt, *(prompt + text for text in texts)])
+    tokens: dict[str, int] = {}
+    for text, ids in zip(texts, after, strict=True):
+        if len(ids) != len(before) + 1 or not np.array_equal(ids[:-1], before):
+            raise CheckpointError(
+                f"{model}: the tokenizer has no single token for {text} at the start of a reply: {instead}"
+            )
+        tokens[text] = int(ids[-1])
+    opened = open_model(model, replace(options, readout=readout(tokens)))
+    config = opened.decoder.config
+    config = replace(config, head=replace(cast(Vocabulary, config.head), with_mass=True))
+    body = replace(opened.decoder, config=config)
+    return ByLogits(load_reward_model(replace(opened, body=body, labels=ALL_VALUES)), max_length)

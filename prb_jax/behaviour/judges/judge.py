@@ -1,0 +1,174 @@
+"""Judges as options or the name of a reward ask for them; `prb judge`: comparisons judged by a language model."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+from prb_jax.behaviour.judges.chat import InWords, open_chat
+from prb_jax.behaviour.judges.options import PAPERS, RUBRIC, RUBRICS, SCORE, JudgeOptions, parse_judge
+from prb_jax.behaviour.judges.pairs import LETTER_TOKENS, MIN_MASS, REASON_TOKENS, PairJudge, load_letters
+from prb_jax.behaviour.judges.paper import open_paper_judge
+from prb_jax.behaviour.judges.ratings import RUBRIC_SCALE, Ratings, Scale, load_numbers, read_template
+from prb_jax.behaviour.judges.scorer import JudgeProtocol, JudgeScorer
+from prb_jax.errors import PrbWarning
+from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.platform.processes.sharing import refuse_together
+from prb_jax.scoring.evaluate import Evaluation, evaluate
+from prb_jax.scoring.inputs import Data, Inputs, read_inputs
+from prb_jax.scoring.prompt_extras import ORACLE, UPPER_BOUND, add_prompt_extras
+from prb_jax.scoring.remote.endpoint import REPLIES, Endpoint
+from prb_jax.scoring.remote.options import KEY, EndpointOptions
+from prb_jax.scoring.run import check_same_choices
+from prb_jax.text.visible import TextProtocol
+
+
+def open_judge(
+    model: str | Path | None,
+    options: JudgeOptions,
+    *,
+    endpoint: EndpointOptions | None = None,
+    loading: LoadOptions | None = None,
+    cache: Path | None,
+) -> JudgeScorer:
+    """Open a judge, a model on this machine or one behind an endpoint, whose replies are kept in ``cache``, if given.
+
+    Raises:
+      RunError: both or neither of model and endpoint, options that do not go together, or a file of them that cannot be
+        read.
+      CheckpointError, MeshError: the model cannot be loaded, or be read in this way.
+    """
+    loading, local = loading or LoadOptions(), endpoint is None
+    options.check(local=local)
+    chat = None
+    if not local or options.protocol in PAPERS or options.reason or model is None:
+        chat = open_chat(model, endpoint=endpoint, loading=loading, cache=cache, verb="judge")
+    length, most = options.max_length, REASON_TOKENS if options.reason else LETTER_TOKENS
+    if options.protocol in PAPERS:
+        assert chat is not None
+        assert options.prompts is not None
+        protocol: JudgeProtocol = open_paper_judge(
+            chat, options.protocol, prompts=options.prompts, template=options.template
+        )
+    elif options.protocol in (SCORE, RUBRIC):
+        rubric = options.protocol == RUBRIC
+        template = read_template(
+            options.template, reason=options.reason, system=options.system, rubric=rubric
+        )
+        scale = Scale(*RUBRIC_SCALE) if rubric else Scale(*options.scale or ())
+        if chat is not None:
+            reader = InWords(chat, most, options.top_logprobs)
+        else:
+            assert model is not None
+            reader = load_numbers(model, loading, scale, max_length=length)
+        protocol = Ratings(reader, template, scale, options.reason)
+    elif chat is not None:
+        protocol = PairJudge(InWords(chat, most), options.reason)
+    else:
+        assert model is not None
+        letters = load_letters(model, loading, max_length=length)
+        protocol = PairJudge(letters, min_mass=MIN_MASS if options.min_mass is None else options.min_mass)
+    asked = chat if isinstance(chat, Endpoint) else None
+    return JudgeScorer(protocol=protocol, posts=options.posts, endpoint=asked)
+
+
+def open_named_judge(
+    name: str,
+    options: JudgeOptions | None = None,
+    *,
+    loading: LoadOptions | None = None,
+    cache: Path | None,
+    concurrency: int = 8,
+) -> JudgeScorer:
+    """Open a judge that is named as a reward, for example `judge:MODEL`; an endpoint's key is in PRB_ENDPOINT_KEY.
+
+    Args:
+      name: of the judge.
+      options: how it is asked; the protocol is that of the name, or the paper's where the options have its prompts.
+      loading: of a model on this machine.
+      cache: folder for the replies of an endpoint, which is asked nothing twice; None keeps none.
+      concurrency: requests at a time.
+
+    Raises:
+      RunError: a name of no model, or options that do not go together.
+      CheckpointError, MeshError: the model cannot be loaded, or be read in this way.
+    """
+    judge, options = parse_judge(name), options or JudgeOptions()
+    protocol = judge.protocol if options.prompts is None else f"paper-{judge.protocol}"
+    endpoint = None
+    if judge.url is not None:
+        key = os.environ.get(KEY) or None
+        endpoint = EndpointOptions(url=judge.url, model=judge.model, key=key, concurrency=concurrency)
+    return open_judge(
+        judge.model if endpoint is None else None,
+        replace(options, protocol=protocol),
+        endpoint=endpoint,
+        loading=loading,
+        cache=cache,
+    )
+
+
+def judge(
+    model: str | Path | None,
+    data: Data,
+    *,
+    out: str | Path,
+    options: JudgeOptions | None = None,
+    endpoint: EndpointOptions | None = None,
+    loading: LoadOptions | None = None,
+    subset: str | None = None,
+    limit: int | None = None,
+    name: str | None = None,
+    part: str | None = None,
+    progress: bool = True,
+) -> Evaluation:
+    """Judge comparisons, and write a run folder as `prb_jax.evaluate` does, with the judgements beside the scores.
+
+    Several processes judge together with a model on this machine, and process 0 writes.
+
+    Args:
+      model: folder or hub id of a causal language model; None for an endpoint.
+      data, out, subset, limit, name, part, progress: as of `prb_jax.evaluate`.
+      options: how they are judged.
+      endpoint: asked instead of a model on this machine.
+      loading: how a model on this machine is opened.
+
+    Raises:
+      RunError: both or neither of model and endpoint; options that do not go together; an endpoint that refuses, is
+        down or lies; and what `prb_jax.evaluate` raises.
+      DataError: a comparison that is no pair (but for "score"), or too long.
+    """
+    options, folder = options or JudgeOptions(), Path(out)
+    refuse_together(endpoint=endpoint, part=part)
+    if model is not None:
+        asked = {"protocol": options.protocol, "reason": options.reason, "posts": options.posts}
+        check_same_choices("judge", {"model": (model, loading)}, asked)
+    scorer = open_judge(model, options, endpoint=endpoint, loading=loading, cache=folder / REPLIES)
+    result = evaluate(
+        replace(scorer, folder=folder, name=name),
+        _with_hints(read_inputs(data, subset=subset, limit=limit), options),
+        out=out,
+        profile_posts=options.posts,
+        protocol=TextProtocol.PAPER if options.protocol in PAPERS else TextProtocol.DEFAULT,
+        limit=limit,
+        controls=options.controls,
+        seed=options.seed,
+        part=part,
+        progress=progress,
+    )
+    judged = result.summary.get("judge", {})  # the summary of a part has no such entry
+    if "warning" in judged:
+        warnings.warn(f"{result.summary['model']}: {judged['warning']}", PrbWarning, stacklevel=2)
+    return result
+
+
+def _with_hints(inputs: Inputs, options: JudgeOptions) -> Inputs:
+    """The inputs with all that the judge is told of the users; a rubric judge knows more than any model could."""
+    told = add_prompt_extras(inputs, options.hints)
+    if options.protocol not in RUBRICS:
+        return told
+    hints = dict(told.hints)
+    bounds = [*hints.get(UPPER_BOUND, ()), "rubric"]
+    return replace(told, hints={**hints, "rubric": {"kind": ORACLE, "without": 0}, UPPER_BOUND: bounds})

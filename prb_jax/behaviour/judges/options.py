@@ -1,0 +1,162 @@
+"""How a judge is asked: the options of users, and the names of judges as rewards. No JAX is imported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from prb_jax.errors import RunError, quote
+from prb_jax.records.options import option, section
+from prb_jax.scoring import CONTROLS, NO_CONTROLS
+from prb_jax.scoring.prompt_extras import PromptExtras
+from prb_jax.text.visible import TextProtocol
+
+SCORE: Final = "score"
+RUBRIC: Final = "rubric"
+PAPER_SCORE, PAPER_RUBRIC = "paper-score", "paper-rubric"
+JUDGE_PROTOCOLS = (*map(str, TextProtocol), SCORE, RUBRIC, PAPER_SCORE, PAPER_RUBRIC)
+"""How a judge can be asked."""
+PAPERS = (str(TextProtocol.PAPER), PAPER_SCORE, PAPER_RUBRIC)
+"""Those of the paper's scripts, which decide all that is asked."""
+RUBRICS = (RUBRIC, PAPER_RUBRIC)  # those that show the true rubric of the data: upper bounds
+PREFIXES: Final = {"judge:": SCORE, "rubric:": RUBRIC}  # before the name of a judge: how it is asked
+
+_WITHOUT_POSTS = (str(TextProtocol.PAPER), RUBRIC, PAPER_RUBRIC)  # unless a user asks for some
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeOptions:
+    """How comparisons are judged."""
+
+    protocol: str = option(
+        str(TextProtocol.DEFAULT),
+        "default: both orders; paper: one order by a seeded coin, a reply without a verdict counts as A; score: a "
+        "number for each response by itself; rubric: 0, 1 or 2 for each aspect of the true rubric (an upper bound); "
+        "paper-score, paper-rubric: these two as the scripts of Personalised RewardBench ask",
+        choices=JUDGE_PROTOCOLS,
+    )
+    template: str | None = option(
+        None,
+        "with --protocol score: the text that asks for the number, with the places {prompt} and {answer}; with "
+        "rubric {answer} and {aspect}, with paper-score {question}, {profile} and {answer}",
+        "FILE",
+    )
+    system: str | None = option(None, "with --protocol score or rubric: the text of a system turn", "FILE")
+    scale: tuple[int, int] | None = option(
+        None, "with --protocol score: the numbers (default: 1 9)", "LOW HIGH"
+    )
+    top_logprobs: int | None = option(
+        None,
+        "with --protocol score or rubric and --endpoint: the expected number of the N most probable tokens, instead "
+        "of the number in the reply",
+        least=1,
+    )
+    min_mass: float | None = option(
+        None,
+        "with --protocol default and a MODEL without --reason: no verdict where A and B together are less probable "
+        "than this among all tokens (default: 0.1)",
+        "P",
+    )
+    prompts: str | None = option(
+        None, "with the paper's protocols: the prompts in a checkout of its scripts", "DIR"
+    )
+    reason: bool = option(False, "the judge thinks in words first (default: one letter or number)")
+    profile_posts: int | None = option(
+        None,
+        "posts of the user that the judge sees (default: 10, and 0 for paper, rubric and paper-rubric)",
+        least=0,
+    )
+    hints: PromptExtras = section(PromptExtras)
+    controls: str = option(
+        NO_CONTROLS,
+        "ask again without anything of the user (blind), with another user's (swap), both (all), or not (default)",
+        choices=CONTROLS,
+    )
+    seed: int = option(0, "of --controls swap", least=0)
+    max_length: int | None = option(None, "longest conversation in tokens, of a MODEL", "L", least=1)
+
+    @property
+    def posts(self) -> int:
+        """The most posts that are shown, given or not."""
+        if self.profile_posts is not None:
+            return self.profile_posts
+        return 0 if self.protocol in _WITHOUT_POSTS else 10
+
+    def check(self, *, local: bool) -> None:
+        """Raise RunError for options that do not go together; ``local`` for a judge that is a model on this machine."""
+        if self.protocol not in JUDGE_PROTOCOLS:
+            known = ", ".join(JUDGE_PROTOCOLS)
+            raise RunError(f"--protocol: expected one of {known}, found {quote(self.protocol)}")
+        paper = self.protocol in PAPERS
+        if (self.prompts is None) == paper:
+            raise RunError(
+                "--prompts DIR: the paper's protocols need it, and the others have their own prompts"
+            )
+        if paper and self.hints.given:
+            names = ", ".join(f"--{name}" for name in self.hints.given)
+            raise RunError(f"{names}: the paper's prompts have no place for them: leave it out")
+        if self.reason and paper:
+            raise RunError("--reason: the paper's prompts say how the judge replies: leave it out")
+        if self.protocol in RUBRICS and self.controls != NO_CONTROLS:
+            raise RunError(
+                "--controls: a rubric judge is told what the user wants, without a user too: leave it out"
+            )
+        for flag, value, protocols in (
+            ("--template", self.template, (SCORE, RUBRIC, PAPER_SCORE)),
+            ("--system", self.system, (SCORE, RUBRIC)),
+            ("--scale", self.scale, (SCORE,)),
+            ("--top-logprobs", self.top_logprobs, (SCORE, RUBRIC)),
+        ):
+            if value is not None and self.protocol not in protocols:
+                raise RunError(f"{flag}: belongs to --protocol {' or '.join(protocols)}: leave it out")
+        if self.top_logprobs is not None and local:
+            raise RunError("--top-logprobs: a MODEL on this machine tells all probabilities: leave it out")
+        if self.top_logprobs is not None and self.top_logprobs < 1:
+            raise RunError(f"--top-logprobs: expected a number above 0, found {self.top_logprobs}")
+        if self.min_mass is not None:
+            if not local or self.reason or self.protocol != TextProtocol.DEFAULT:
+                raise RunError(
+                    "--min-mass: belongs to a MODEL that is read at the logits of A and B (--protocol default without "
+                    "--reason): leave it out"
+                )
+            if not 0 <= self.min_mass <= 1:
+                raise RunError(f"--min-mass: expected a probability of 0 to 1, found {self.min_mass}")
+        if self.max_length is not None and not local:
+            raise RunError("--max-length: an endpoint has its own limit: leave it out")
+        if self.max_length is not None and (paper or self.reason):
+            raise RunError(
+                "--max-length: a judge that replies in words has the model's own limit: leave it out"
+            )
+
+
+@dataclass(frozen=True)
+class JudgeName:
+    """The parts of the name of a judge: `judge:MODEL` rates from 1 to 9 how well a response serves its user, and
+    `rubric:MODEL` how well it does each aspect of the true rubric (0, 1 or 2; the mean)."""
+
+    protocol: str  # "score" or "rubric"
+    # folder or hub id of a causal language model; at an endpoint (`judge:URL#NAME`) the model's name there
+    model: str
+    url: str | None = None  # of the endpoint; None for a model on this machine
+
+
+def is_judge(name: object) -> bool:
+    """Tell whether a reward is named as a judge."""
+    return isinstance(name, str) and name.startswith(tuple(PREFIXES))
+
+
+def parse_judge(name: str) -> JudgeName:
+    """Return the parts of a name.
+
+    Raises:
+      RunError: it names no model.
+    """
+    prefix = next(prefix for prefix in PREFIXES if name.startswith(prefix))
+    url, model = None, name.removeprefix(prefix)
+    expected = f"{prefix}MODEL, a folder or hub id, or {prefix}URL#NAME"
+    if model.startswith(("http://", "https://")):
+        url, _, model = model.partition("#")
+        expected = f"{prefix}URL#NAME, where NAME is the model's name at the endpoint"
+    if not model:
+        raise RunError(f"{quote(name)}: expected {expected}")
+    return JudgeName(PREFIXES[prefix], model, url)

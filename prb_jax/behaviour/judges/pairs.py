@@ -1,0 +1,167 @@
+"""The default protocol: which of two responses is better, in both orders, in words or by the logits of A and B."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prb_jax.behaviour.judges.chat import ByLogits, InWords, load_by_logits
+from prb_jax.behaviour.judges.replies import read_verdict
+from prb_jax.behaviour.judges.scorer import (
+    Answer,
+    Conversation,
+    JudgeProtocol,
+    VerdictLine,
+    nothing_read,
+    shown_texts,
+)
+from prb_jax.errors import DataError, quote
+from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.records.comparison import Comparison, Message
+from prb_jax.runs.rows import Row
+
+ONE_LETTER = "Which answer does this user prefer? Reply with one letter, A or B, and nothing else."
+AFTER_REASONING = (
+    "Which answer does this user prefer? Think about what the user wants, then end your reply with a line that says "
+    '"Verdict: A" or "Verdict: B".'
+)
+LETTER_TOKENS = 16
+REASON_TOKENS = 1024
+MIN_MASS = 0.1  # least probability of A and B together that makes a verdict, where it is not said
+ONE_LETTER_SHARE, FEWEST_VERDICTS = 0.9, 8
+"""A judge is warned of that names one letter in this share of its verdicts, of which there are at least so many."""
+
+
+def pair_messages(comparison: Comparison, first: int, *, profile_posts: int, reason: bool) -> Conversation:
+    """Return the conversation that shows the response `first` as A, behind the user's posts and the prompt."""
+    prompt, responses = shown_texts(comparison, profile_posts=profile_posts)
+    a, b = responses[first], responses[1 - first]
+    question = AFTER_REASONING if reason else ONE_LETTER
+    text = f"{prompt}\n\nTwo answers were given.\n\nAnswer A:\n{a}\n\nAnswer B:\n{b}\n\n{question}"
+    return (Message("user", text),)
+
+
+def better_response(comparison: Comparison) -> int:
+    """Return which of two responses is labelled the better one.
+
+    Raises:
+      DataError: not two responses, or no labels.
+    """
+    if len(comparison.responses) != 2:
+        raise DataError(
+            f"comparison {quote(comparison.id)}: a judge of pairs reads 2 responses, found {len(comparison.responses)}"
+        )
+    if comparison.labels is None:
+        raise DataError(f"comparison {quote(comparison.id)}: has no labels")
+    return int(comparison.labels[1] > comparison.labels[0])
+
+
+@dataclass(frozen=True)
+class PairJudge(JudgeProtocol):
+    """Asks twice, with each response as A once.
+
+    In words a response that is preferred in both orders wins. By logits its score is the mean of its probabilities in
+    the two orders; where A and B together are less probable than ``min_mass`` in one of them, the model would reply
+    with something else: no verdict is given, and the pair counts as a tie.
+    """
+
+    model: InWords | ByLogits
+    line = VerdictLine
+    reason: bool = False  # whether it thinks in words before it names its verdict
+    min_mass: float = MIN_MASS  # least probability of A and B together that makes a verdict
+
+    def identity(self) -> Mapping[str, Any]:
+        identity = {**self.model.identity(), "judge": "default"}
+        if isinstance(self.model, InWords):
+            return identity | {"way": "reason" if self.reason else "letter"}
+        return identity | {"way": "logits", "min_mass": self.min_mass}
+
+    def check(self, comparison: Comparison) -> None:
+        better_response(comparison)
+
+    def ask(self, comparison: Comparison, first: int, posts: int) -> list[Conversation]:
+        orders = (first, 1 - first)
+        return [pair_messages(comparison, one, profile_posts=posts, reason=self.reason) for one in orders]
+
+    def read(self, comparison: Comparison, first: int, answer: Answer) -> tuple[Any, dict[str, Any]]:
+        if answer.replies:
+            verdicts = [read_verdict(reply.text) for reply in answer.replies]
+            share = 1.0 if verdicts == ["A", "B"] else 0.0 if verdicts == ["B", "A"] else 0.5
+            return (share, 1 - share), {"first": first, "verdicts": verdicts}
+        letters = [
+            None if mass < self.min_mass or of_a == 0.5 else "A" if of_a > 0.5 else "B"
+            for of_a, mass in zip(answer.values, answer.masses, strict=True)
+        ]
+        of_first, of_second = np.asarray(answer.values, np.float32)
+        share = (of_first + (1 - of_second)) / 2 if min(answer.masses) >= self.min_mass else np.float32(0.5)
+        details = {"probability_of_a": answer.values, "letter_mass": answer.masses}
+        return (share, 1 - share), {"first": first, "verdicts": letters, **details}
+
+    def figures(self, rows: Sequence[Row], comparisons: Sequence[Comparison]) -> dict[str, Any]:
+        """Return the figures of verdicts: the first order shows response 0 as A, the second response 1."""
+        verdicts = [tuple(row["verdicts"]) for row in rows]
+        preferred = [{("A", "B"): 0, ("B", "A"): 1}.get(pair) for pair in verdicts]
+        letters = [letter for pair in verdicts for letter in pair if letter is not None]
+        right = sum(
+            response == better_response(comparison)
+            for response, comparison in zip(preferred, comparisons, strict=True)
+        )
+        a, b = letters.count("A"), letters.count("B")
+        unparsable = sum(None in pair for pair in verdicts)
+        judged = len(rows) if unparsable < len(rows) else 0
+        figures = {
+            **warn_of_one_letter(a, b),
+            "n": len(rows),
+            "order_consistent_accuracy": right / judged if judged else None,
+            "consistent": sum(response is not None for response in preferred) / judged if judged else None,
+            "position_bias": abs(2 * a / len(letters) - 1) if letters else None,
+            "said_a": a,
+            "said_b": b,
+            "unparsable": unparsable,
+            "unparsable_verdicts": 2 * len(rows) - len(letters),
+        }
+        if isinstance(self.model, ByLogits):
+            masses = [row["letter_mass"] for row in rows]
+            figures["mean_letter_mass"] = float(np.mean(masses))
+            figures["low_letter_mass"] = sum(min(pair) < self.min_mass for pair in masses)
+        if judged:
+            return figures
+        if figures.get("low_letter_mass") == len(rows):
+            return figures | nothing_read(
+                "the model would reply with neither A nor B, whose probability is "
+                f"{figures['mean_letter_mass']:.2g} in the mean (--min-mass, --reason)",
+                undefined=True,
+            )
+        return figures | nothing_read(undefined=True)
+
+
+def load_letters(model: str | Path, options: LoadOptions, *, max_length: int | None) -> ByLogits:
+    """Load a causal language model that is read at the logits of A and B; errors as of `load_by_logits`."""
+    return load_by_logits(
+        model,
+        options,
+        "AB",
+        readout=lambda tokens: f"vocabulary:{tokens['A']},{tokens['B']}",
+        instead="judge with --reason, which reads the reply as text",
+        max_length=max_length,
+    )
+
+
+def warn_of_one_letter(a: int, b: int) -> dict[str, Any]:
+    """Return a warning about a judge that names nearly always one letter, whatever is shown under it; else nothing.
+
+    Args:
+      a, b: how often each letter was named.
+    """
+    often, total = max(a, b), a + b
+    if total < FEWEST_VERDICTS or often < ONE_LETTER_SHARE * total:
+        return {}
+    letter = "A" if a > b else "B"
+    return {
+        "warning": f"{letter} was named in {often:,} of {total:,} verdicts, whatever was shown as {letter}: the "
+        "accuracy says where the better responses stood, and nothing of the judge's taste"
+    }

@@ -1,0 +1,353 @@
+"""The protocols "score" and "rubric": a number for one response at a time, in words or by the logits of a scale."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from prb_jax.behaviour.judges.chat import ByLogits, InWords, load_by_logits
+from prb_jax.behaviour.judges.replies import answer_start, without_thoughts
+from prb_jax.behaviour.judges.scorer import Answer, Conversation, JudgeProtocol, nothing_read, shown_texts
+from prb_jax.errors import DataError, RunError, quote
+from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.records.comparison import Comparison, Message
+from prb_jax.runs.rows import Row
+from prb_jax.scoring.prompt_extras import aspect_text
+from prb_jax.scoring.remote.endpoint import Reply
+
+_ANSWER = "{prompt}\n\nAn answer was given.\n\nAnswer:\n{answer}\n\n"
+_WISHES = _ANSWER + "How well does this answer give this user what the user wants? "
+_ASPECT = (
+    _ANSWER + "This user wants the following of an answer.\n\n{aspect}\n\nHow well does this answer do it? "
+)
+ONE_NUMBER = _WISHES + (
+    "Reply with one number from {low} (not at all) to {high} (in every respect), and nothing else."
+)
+NUMBER_AFTER_REASONING = _WISHES + (
+    'Think about what the user wants, then end your reply with a line that says "Score: N", where N is a number from '
+    "{low} (not at all) to {high} (in every respect)."
+)
+ONE_ASPECT = _ASPECT + (
+    "Reply with one number, {low} (not at all), 1 (partly) or {high} (very well), and nothing else."
+)
+ASPECT_AFTER_REASONING = _ASPECT + (
+    'Think about it, then end your reply with a line that says "Score: N", where N is {low} (not at all), 1 (partly) '
+    "or {high} (very well)."
+)
+RUBRIC_SCALE: Final = (0, 2)  # absent, partly there, and there in every respect
+
+PLACE = re.compile(r"\{([A-Za-z_]+)\}")
+_DECIMAL: Final = (
+    r"[-+]?\d+(?:\.\d+|,\d{1,2})?(?![.,]?\w)"  # behind a decimal comma one or two digits: 1,000 is neither
+)
+_NUMBER = re.compile(rf"(?<![\w.,]){_DECIMAL}")
+_SCORE = re.compile(rf"(?:score|rating)\W{{0,6}}?({_DECIMAL})(?:\s*/\s*(\d+))?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Whole numbers that a judge rates with, from the worst to the best one.
+
+    Raises:
+      RunError: not two numbers in this order.
+    """
+
+    low: int = 1
+    high: int = 9
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high:
+            raise RunError(f"--scale: expected LOW below HIGH, found {self.low} and {self.high}")
+
+    @property
+    def numbers(self) -> range:
+        """All of them."""
+        return range(self.low, self.high + 1)
+
+    @property
+    def middle(self) -> float:
+        """The score of every response of a comparison with a reply that cannot be read: a tie, which is no win."""
+        return (self.low + self.high) / 2
+
+    def read(self, reply: str) -> float | None:
+        """Return the number in a reply; None where it names none of the scale, or several.
+
+        It is the last one after "score" or "rating", or else the only one. A thought that is not closed has none.
+        """
+        answer = without_thoughts(reply)
+        if answer is None:
+            return None
+        if scores := _SCORE.findall(answer):
+            number, of = scores[-1]
+            if of and int(of) != self.high:
+                return None
+        else:
+            answer = re.sub(rf"(?:/|\bout of)\s*{self.high}\b", "", answer)  # "7/9", "7 out of 9"
+            numbers = _NUMBER.findall(answer)
+            if len(numbers) != 1:
+                return None
+            number = numbers[0]
+        value = float(number.replace(",", "."))
+        return value if self.low <= value <= self.high else None
+
+    def expected(self, alternatives: Sequence[tuple[str, float]]) -> tuple[float, float] | None:
+        """Return the expected number of tokens and their log-probabilities, and the probability of all numbers.
+
+        None where none of the tokens is a number of the scale.
+        """
+        known = {str(number): number for number in self.numbers}
+        masses: dict[int, float] = {}
+        for token, logprob in alternatives:
+            if (number := known.get(token.strip())) is not None:
+                masses[number] = masses.get(number, 0.0) + math.exp(logprob)
+        total = sum(masses.values())
+        if not total:
+            return None
+        return sum(number * mass for number, mass in masses.items()) / total, total
+
+
+@dataclass(frozen=True)
+class RatingTemplate:
+    """The text that asks for a number.
+
+    Raises:
+      RunError: a place is missing, or unknown.
+    """
+
+    # with the place {answer}, and {prompt} or, for a rubric, {aspect}; perhaps with {low} and {high}, the
+    # ends of the scale
+    text: str
+    where: str = "template"  # it is from, for messages
+    system: str | None = None  # text of a system turn before it; None for no such turn
+    rubric: bool = False  # asks for a number of each aspect of the true rubric; else for one of each response
+
+    def __post_init__(self) -> None:
+        needed = ("answer", "aspect") if self.rubric else ("prompt", "answer")
+        places = ("prompt", "answer", "low", "high", *(("aspect",) if self.rubric else ()))
+        check_places(self.text, self.where, needed=needed, places=places)
+
+    @property
+    def digest(self) -> str:
+        """The beginning of the sha256 of the text, and of the system turn's."""
+        parts = [self.text] if self.system is None else [self.system, self.text]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+    def questions(self, comparison: Comparison) -> int:
+        """Return how many numbers are asked for of each response; its score is their mean.
+
+        Raises:
+          DataError: there is no aspect where each is asked for.
+        """
+        if self.rubric:
+            check_rubric(comparison)
+        return len(comparison.rubric_aspects) if self.rubric else 1
+
+    def conversations(
+        self, comparison: Comparison, scale: Scale, *, profile_posts: int
+    ) -> list[Conversation]:
+        """Return the conversations about the first response, one for each question, then those about the next one."""
+        prompt, responses = shown_texts(comparison, profile_posts=profile_posts)
+        texts = {"prompt": prompt, "low": str(scale.low), "high": str(scale.high)}
+        asked = (
+            [{"aspect": aspect_text(aspect)} for aspect in comparison.rubric_aspects] if self.rubric else [{}]
+        )
+        before = () if self.system is None else (Message("system", self.system),)
+        return [
+            (*before, Message("user", fill_places(self.text, {**texts, "answer": answer, **aspect})))
+            for answer in responses
+            for aspect in asked
+        ]
+
+
+def check_rubric(comparison: Comparison) -> None:
+    """Raise DataError for a comparison without a rubric."""
+    if not comparison.rubric_aspects:
+        raise DataError(
+            f"comparison {quote(comparison.id)}: has no rubric_aspects, by which responses could be rated"
+        )
+
+
+def fill_places(template: str, texts: Mapping[str, str]) -> str:
+    """Return a template with texts in all places {name} at once.
+
+    A place within a text stays as it is, so that a response that contains ``{Response_B}`` is not given the other one.
+    The paper's scripts put in one text after another, and replace such a place too: this quirk is not copied.
+    """
+    return PLACE.sub(lambda place: texts.get(place[1], place[0]), template)
+
+
+def check_places(text: str, where: str, *, needed: Sequence[str], places: Sequence[str]) -> None:
+    """Raise RunError for a template without a place that is needed, or with one that is not known."""
+    places_in_text = set(PLACE.findall(text))
+    for name in needed:
+        if name not in places_in_text:
+            raise RunError(f"{where}: expected a place {{{name}}}: the rating would not depend on the {name}")
+    if unknown := sorted(places_in_text - set(places)):
+        known = ", ".join(f"{{{name}}}" for name in places)
+        raise RunError(f"{where}: unknown place {{{unknown[0]}}}: expected {known}")
+
+
+def read_text(path: str | Path, option: str) -> str:
+    """Return the text of a file of an option, without blanks around it.
+
+    Raises:
+      RunError: it cannot be read, or is empty; names the option.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: cannot be read: {error}: {option} takes a text file") from error
+    if not text:
+        raise RunError(f"{path}: is empty: {option} takes a text file")
+    return text
+
+
+def read_template(
+    path: str | Path | None, *, reason: bool, system: str | Path | None = None, rubric: bool = False
+) -> RatingTemplate:
+    """Return the template in a file, or the project's own one.
+
+    Args:
+      reason: whether the project's own one asks for reasons first.
+      system: a file with the text of a system turn, if there is one.
+      rubric: whether it asks for a number of each aspect.
+
+    Raises:
+      RunError: a file cannot be read, or is no template.
+    """
+    before = None if system is None else read_text(system, "--system")
+    if path is not None:
+        return RatingTemplate(read_text(path, "--template"), str(path), before, rubric)
+    formats = (ONE_ASPECT, ASPECT_AFTER_REASONING) if rubric else (ONE_NUMBER, NUMBER_AFTER_REASONING)
+    return RatingTemplate(formats[reason], system=before, rubric=rubric)
+
+
+@dataclass(frozen=True)
+class Ratings(JudgeProtocol):
+    """Asks for a number for every response.
+
+    In words it is read from the reply, or it is the expected number of the most probable tokens that an endpoint tells.
+    By logits it is the expected number where the reply would begin, by the probabilities of the scale's tokens among
+    one another. A comparison with a reply that cannot be read is a tie, which is no win.
+
+    Raises:
+      RunError: alternatives of a scale whose numbers are no single digits, of which one may begin another.
+    """
+
+    model: InWords | ByLogits
+    template: RatingTemplate  # the text that asks
+    scale: Scale
+    reason: bool = False  # whether the model thinks in words before it names the number
+
+    def __post_init__(self) -> None:
+        if self._alternatives is not None and not 0 <= self.scale.low < self.scale.high <= 9:
+            raise RunError(
+                f"--scale {self.scale.low} {self.scale.high}: with --top-logprobs expected numbers of one digit"
+            )
+
+    @property
+    def _alternatives(self) -> int | None:
+        return self.model.alternatives if isinstance(self.model, InWords) else None
+
+    def identity(self) -> Mapping[str, Any]:
+        in_words = isinstance(self.model, InWords)
+        way = "reason" if self.reason else "number" if in_words else "logits"
+        return {
+            **self.model.identity(),
+            "judge": "rubric" if self.template.rubric else "score",
+            "way": way if self._alternatives is None else f"{way}, top {self._alternatives}",
+            "scale": [self.scale.low, self.scale.high],
+            # of a model on this machine "template" is the digest of the chat template
+            ("template" if in_words else "rating_template"): self.template.digest,
+        }
+
+    def check(self, comparison: Comparison) -> None:
+        super().check(comparison)
+        self.template.questions(comparison)
+
+    def ask(self, comparison: Comparison, first: int, posts: int) -> list[Conversation]:
+        self.template.questions(comparison)
+        return self.template.conversations(comparison, self.scale, profile_posts=posts)
+
+    def read(self, comparison: Comparison, first: int, answer: Answer) -> tuple[Any, dict[str, Any]]:
+        numbers: list[tuple[float | None, float | None]] = [self._read(reply) for reply in answer.replies]
+        numbers = numbers or list(zip(answer.values, answer.masses, strict=True))
+        questions = self.template.questions(comparison)
+        values = [number for number, _ in numbers]
+        groups = [values[start : start + questions] for start in range(0, len(values), questions)]
+        details: dict[str, Any] = {"ratings": values}
+        if questions > 1:
+            details["ratings"] = [None if None in group else float(np.mean(group)) for group in groups]  # pyright: ignore[reportArgumentType, reportCallIssue]
+            details["numbers"] = groups
+        if self._alternatives is not None or not answer.replies:
+            details["number_mass"] = [mass for _, mass in numbers]
+        unread = None in details["ratings"]
+        return [self.scale.middle] * len(groups) if unread else details["ratings"], details
+
+    def _read(self, reply: Reply) -> tuple[float | None, float | None]:
+        """The number of a reply, and the probability of all numbers where it stands."""
+        if self._alternatives is None:
+            return self.scale.read(reply.text), None
+        assert reply.alternatives is not None
+        start = answer_start("".join(token for token, _ in reply.alternatives))
+        if start is None:
+            return None, None
+        ends = itertools.accumulate(len(token) for token, _ in reply.alternatives)
+        places = [place for place, end in zip(reply.alternatives, ends, strict=True) if end > start]
+        # With reasons before it, the number is the last one that is named; else the first.
+        places = reversed(places) if self.reason else places
+        numbers = {str(number) for number in self.scale.numbers}
+        for token, others in places:
+            if token.strip() in numbers and (expected := self.scale.expected(others)) is not None:
+                return expected
+        return None, None
+
+    def figures(self, rows: Sequence[Row], comparisons: Sequence[Comparison]) -> dict[str, Any]:
+        better: list[float] = []
+        others: list[float] = []
+        for row, comparison in zip(rows, comparisons, strict=True):
+            labels = comparison.labels or ()
+            for number, label in zip(row["ratings"], labels, strict=True):
+                if number is not None:
+                    (better if label == max(labels) else others).append(number)
+        ratings = [number for row in rows for number in row["ratings"]]
+        masses = [mass for row in rows for mass in row.get("number_mass", ()) if mass is not None]
+        return {
+            "n": len(rows),
+            "scale": [self.scale.low, self.scale.high],
+            "mean_rating": _mean(better + others),
+            "mean_rating_of_better": _mean(better),
+            "mean_rating_of_others": _mean(others),
+            "ratings": len(ratings),
+            "unparsable": sum(None in row["ratings"] for row in rows),
+            "unparsable_ratings": ratings.count(None),
+            **({"mean_number_mass": _mean(masses)} if masses else {}),
+            **(nothing_read(undefined=True) if all(None in row["ratings"] for row in rows) else {}),
+        }
+
+
+def load_numbers(
+    model: str | Path, options: LoadOptions, scale: Scale, *, max_length: int | None
+) -> ByLogits:
+    """Load a causal language model that is read at the logits of numbers; errors as of `load_by_logits`."""
+    texts = [str(number) for number in scale.numbers]
+    return load_by_logits(
+        model,
+        options,
+        texts,
+        readout=lambda tokens: "vocabulary:" + ",".join(f"{tokens[text]}={text}" for text in texts),
+        instead="choose a --scale of numbers that have one (1 9), or --reason, which reads the reply as text",
+        max_length=max_length,
+    )
+
+
+def _mean(numbers: Sequence[float]) -> float | None:
+    return float(np.mean(numbers)) if numbers else None

@@ -1,0 +1,378 @@
+"""What a policy is trained for: what it says of every token of the responses of a batch, and losses of that.
+
+Responses are read in packed streams: see :mod:`prb_jax.trees.response_reads`.
+
+The weights of tokens are made once for a whole minibatch and add up to the mean that was asked for, so the sum over
+microbatches is the loss, in however many it is computed.
+
+Letters: B streams, K responses that each has room for, R response tokens, M states that are read in each, V vocabulary,
+D model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh
+
+from prb_jax.behaviour.rl.numbers import (
+    clipped_policy_loss,
+    clipped_value_loss,
+    dpo_loss,
+    kl_estimate,
+    log_ratio,
+)
+from prb_jax.behaviour.rl.sections import LABELLED
+from prb_jax.behaviour.rl.settings import PpoSettings
+from prb_jax.models.attention.reads import take_places
+from prb_jax.models.checkpoints.load import abstract_params
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.decoder import Params, decode_stream
+from prb_jax.models.head import LINEAR, LanguageHead, dense
+from prb_jax.models.layers import without_unit_axes
+from prb_jax.models.lora import init_lora
+from prb_jax.models.model import bind, parameter_shardings
+from prb_jax.platform.sharding import constrainer
+from prb_jax.training.step import ParameterGroup, TrainStep, make_train_step
+from prb_jax.training.weights import Weights, merge, split_params
+from prb_jax.trees.response_reads import Reads
+from prb_jax.trees.streams import StreamBatch
+
+POLICY, VALUE = "policy", "value"
+"""The groups of parameters: those of the policy, and those of the value function, where there is one."""
+
+FEW_READS = 4
+"""The last layer computes the read places alone where they are at most one in so many of the tokens of a stream."""
+
+LOGITS_AT_ONCE = 1 << 24
+"""About so many logits are in memory at a time: the tokens of a response are taken in runs."""
+
+LOGITS_IN_CACHE, LEAST_RUN = 1 << 20, 128
+"""On CPUs so many, which stay in the cache between the passes over them; but no run is so short that most of its time
+goes to reading the matrix of the head."""
+
+Array = np.ndarray | jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Actor:
+    """All that is static of a policy in training."""
+
+    settings: PpoSettings  # of the run
+    config: DecoderConfig  # architecture, with a :class:`prb_jax.models.head.LanguageHead`
+    mesh: Mesh  # devices
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Of activations."""
+        return jnp.dtype(self.settings.dtype)
+
+    @property
+    def temperature(self) -> float:
+        """At which tokens are drawn."""
+        labelled = self.settings.algorithm in LABELLED
+        return 1.0 if labelled else self.settings.rollout.temperature
+
+    @property
+    def critic(self) -> DecoderConfig:
+        """The architecture of the value function: one value of each state."""
+        return dataclasses.replace(self.config, head=LINEAR, num_labels=1)
+
+    def split(self, params: Params) -> tuple[dict[str, Params], Params]:
+        """Return the arrays that each group starts with, and those that are not trained: those of the reference.
+
+        The reference is the model as it is, so a value function with a trunk of its own shares the frozen weights too.
+        Where everything is trained, the frozen weights are a copy of all; sft needs none.
+        """
+        settings = self.settings
+        trainable, frozen = split_params(
+            params, config=self.config, tuning=settings.tuning, lora=settings.lora, seed=settings.seed
+        )
+        if settings.tuning == "full" and settings.algorithm != "sft":
+            # Rounded only where a forward pass rounds them anyway: the matrices of the layers.
+            layers = {
+                name: leaf.astype(self.dtype) if leaf.ndim == 3 else leaf
+                for name, leaf in params["layers"].items()
+            }
+            frozen = {**params, "layers": layers}
+        sources = {POLICY: trainable}
+        if settings.with_values:
+            value = abstract_params(self.critic)["score"]
+            head = {"score": jnp.zeros(value.shape, jnp.float32)}
+            if settings.value.trunk == "shared":
+                trunk: Params = {}
+            elif settings.tuning == "full":
+                trunk = {name: leaf for name, leaf in params.items() if name != "lm_head"}
+            else:
+                trunk = init_lora(bind(self.config, params).layers, settings.lora, seed=settings.seed + 1)
+            sources[VALUE] = {**trunk, **head}
+        return sources, frozen
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Targets:
+    """What a loss needs of a microbatch besides its tokens: 0 at padding, None for what the loss does not use."""
+
+    # float32 [B, K, R], of the losses of tokens: `prb_jax.behaviour.rl.numbers.token_weights`; [B, 2] of pairs. They
+    # add up to 1 over the minibatch.
+    weights: Array
+    # float32 [B, K, R], the same for numbers that are only reported: the mean over tokens
+    counts: Array | None = None
+    # float32 [B, 2, R], of pairs, in each of which the first response is the chosen one
+    mask: Array | None = None
+    old: Array | None = None  # float32 [B, K, R], log-probabilities when the tokens were drawn
+    reference: Array | None = None  # float32 [B, K, R], under the reference
+    advantages: Array | None = None  # float32 [B, K, R]
+    kl: Array | None = None  # float32 [B, K], the coefficient of the KL in the loss
+    value_weights: Array | None = None  # float32 [B, K, R + 1]
+    # values, returns: float32 [B, K, R + 1], as they were, and as they should have been
+    values: Array | None = None
+    returns: Array | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sums:
+    """Sums over microbatches; their weights add up to 1 over a minibatch."""
+
+    values: dict[str, jax.Array]
+
+    @property
+    def weight_sum(self) -> jax.Array:
+        """Gradients are sums that are means already."""
+        return jnp.ones((), jnp.float32)
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums({name: value + other.values[name] for name, value in self.values.items()})
+
+    def means(self) -> dict[str, jax.Array]:
+        """Return the sums by name."""
+        return dict(self.values)
+
+
+Extras = tuple[Reads, Targets]
+"""What a loss is given beside a batch."""
+
+
+def make_policy_step(actor: Actor) -> TrainStep:
+    """Return the compiled functions of an update, of policy and value function together."""
+    settings = actor.settings
+    sources, frozen = jax.eval_shape(actor.split, abstract_params(actor.config))
+    lengths, policy = (settings.steps * settings.batch.updates,), settings.optimizer
+    given = settings.value.learning_rate
+    value = policy if given is None else dataclasses.replace(policy, learning_rate=given)
+    weights = {
+        name: Weights(
+            optimizer=value if name == VALUE else policy,
+            lengths=lengths,
+            trainable=source,
+            placed=parameter_shardings(
+                source, actor.mesh, config=actor.critic if name == VALUE else actor.config
+            ),
+            mesh=actor.mesh,
+        )
+        for name, source in sources.items()
+    }
+    groups: dict[str, ParameterGroup] = {**weights}
+    loss, names = _LOSSES.get(settings.algorithm, _LOSS_OF_ROLLOUTS)
+    return make_train_step(
+        functools.partial(loss, actor),
+        split=actor.split,
+        groups=groups,
+        frozen_shardings=parameter_shardings(frozen, actor.mesh, config=actor.config),
+        zero=lambda: Sums({name: jnp.zeros((), jnp.float32) for name in names}),
+        learning_rate=weights[POLICY].learning_rate,
+        mesh=actor.mesh,
+    )
+
+
+def token_states(
+    actor: Actor, params: Params, batch: StreamBatch, reads: Reads, *, differentiated: bool = False
+) -> jax.Array:
+    """Return the normed states that are read: float32 [B, M, D]; `differentiated` where gradients are taken."""
+    options: dict[str, Any] = {
+        "dtype": actor.dtype,
+        "mesh": actor.mesh,
+        "lora_scale": actor.settings.lora_scale,
+        "remat": actor.settings.remat,
+    }
+    places = jnp.asarray(reads.places)
+    # The last layer attends from read places to every key of the stream, and block by block from all tokens.
+    apart = FEW_READS * places.shape[1] <= batch.tokens.shape[1]
+    batch = dataclasses.replace(batch, reads=places)
+    decoder = bind(actor.config, params)
+    x = decode_stream(decoder, batch, reads_only=apart, differentiated=differentiated, **options)
+    return decoder.normed(x if apart else take_places(x, places))
+
+
+def token_logprobs(
+    actor: Actor, params: Params, states: jax.Array, reads: Reads
+) -> tuple[jax.Array, jax.Array]:
+    """Return the log-probability of each token, and the entropy of the distribution that it was drawn from.
+
+    Both are float32 [B, K, R] and at the temperature of the actor. The logits of a run of tokens are computed, used and
+    let go, in the backward pass once more.
+
+    Args:
+      actor: of the policy.
+      params: its parameters.
+      states: float32 [B, M, D].
+      reads: what is read where.
+    """
+    head = actor.config.head
+    assert isinstance(head, LanguageHead)
+    rows, length, _ = states.shape
+    of_token = rows * actor.config.vocab_size
+    run = LOGITS_AT_ONCE // of_token
+    if actor.mesh.devices.flat[0].platform == "cpu":
+        run = min(run, max(LOGITS_IN_CACHE // of_token, LEAST_RUN))
+    run = max(1, min(length, run))
+    runs = -(-length // run)
+    constrain = constrainer(actor.mesh)
+
+    def divided(x: jax.Array) -> jax.Array:
+        x = jnp.pad(x, [(0, 0), (0, runs * run - length), *[(0, 0)] * (x.ndim - 2)])
+        return jnp.moveaxis(x.reshape(rows, runs, run, *x.shape[2:]), 1, 0)
+
+    @jax.checkpoint
+    def one(part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        x, drawn = part
+        logits = constrain(head.logits(params, x) / actor.temperature, ("batch", None, "vocab"))
+        logprobs = jax.nn.log_softmax(without_unit_axes(logits), axis=-1)
+        # A sum over a mask has a gradient that joins that of the softmax; that of an index would be written apart.
+        is_drawn = lax.broadcasted_iota(drawn.dtype, logprobs.shape, logprobs.ndim - 1) == without_unit_axes(
+            drawn[..., None]
+        )
+        of_drawn = jnp.where(is_drawn, logprobs, 0.0).sum(axis=-1)
+        spread = logprobs if actor.settings.loss.entropy_coefficient else lax.stop_gradient(logprobs)
+        entropy = -(jnp.exp(spread) * spread).sum(axis=-1)
+        return of_drawn.reshape(drawn.shape), entropy.reshape(drawn.shape)
+
+    by_run = lax.map(one, (divided(states), divided(jnp.asarray(reads.tokens))))
+    logprobs, entropy = (jnp.moveaxis(x, 0, 1).reshape(rows, -1)[:, :length] for x in by_run)
+    return reads.by_response(logprobs)[:, :, :-1], reads.by_response(entropy)[:, :, :-1]
+
+
+def token_values(
+    actor: Actor,
+    inputs: Mapping[str, Any],
+    frozen: Params,
+    batch: StreamBatch,
+    reads: Reads,
+    states: jax.Array,
+    *,
+    differentiated: bool = False,
+) -> jax.Array:
+    """Return what the value function says of each state, float32 [B, K, R + 1]; `states` are those of the policy."""
+    if actor.settings.value.trunk == "own":
+        trunk = merge(inputs[VALUE], frozen)
+        states = token_states(actor, trunk, batch, reads, differentiated=differentiated)
+    return reads.by_response(dense(states, inputs[VALUE]["score"])[..., 0])
+
+
+def read_policy(
+    actor: Actor, inputs: Mapping[str, Any], frozen: Params, batch: StreamBatch, reads: Reads
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The states of the policy in training, and log-probability and entropy of each token of its responses."""
+    policy = merge(inputs[POLICY], frozen)
+    states = token_states(actor, policy, batch, reads, differentiated=True)
+    return states, *token_logprobs(actor, policy, states, reads)
+
+
+def rollout_loss(
+    actor: Actor, inputs: Mapping[str, Any], frozen: Params, batch: StreamBatch, extras: Extras
+) -> tuple[jax.Array, Sums]:
+    """Return the loss of rollouts and its sums."""
+    (reads, targets), settings, loss = extras, actor.settings, actor.settings.loss
+    states, logprobs, entropy = read_policy(actor, inputs, frozen, batch, reads)
+    losses = rollout_losses(logprobs, targets, settings)
+    sums = {**losses, "entropy": (entropy * jnp.asarray(targets.counts)).sum(), "value_loss": jnp.zeros(())}
+    total = sums["policy_loss"] + sums["kl_loss"]
+    if loss.entropy_coefficient:
+        total = total - loss.entropy_coefficient * (entropy * targets.weights).sum()
+    if settings.with_values:
+        values = token_values(actor, inputs, frozen, batch, reads, states, differentiated=True)
+        errors = clipped_value_loss(
+            values, jnp.asarray(targets.values), jnp.asarray(targets.returns), clip=loss.value_clip
+        )
+        sums["value_loss"] = (errors * jnp.asarray(targets.value_weights)).sum()
+        total = total + loss.value_coefficient * sums["value_loss"]
+    return total, Sums({"loss": total, **sums})
+
+
+def rollout_losses(logprobs: jax.Array, targets: Targets, settings: PpoSettings) -> dict[str, jax.Array]:
+    """Return the policy's losses and what is reported of them, each summed up by its weights.
+
+    The KL of a token stands beside the clipped loss and is multiplied by no ratio: times one of a whole response it
+    would have a gradient that is not its own.
+
+    Args:
+      logprobs: float32 [B, K, R], of the tokens under the policy of now.
+      targets: of the microbatch.
+      settings: of the run.
+    """
+    weights, counts = jnp.asarray(targets.weights), jnp.asarray(targets.counts)
+    real = counts > 0
+    old, advantages = jnp.asarray(targets.old), jnp.asarray(targets.advantages)
+    ratios = log_ratio(logprobs, old, real, level=settings.loss.ratio)
+    policy, clipped = clipped_policy_loss(ratios, advantages, clip=settings.loss.clip)
+    kl_loss = jnp.zeros((), jnp.float32)
+    if not settings.kl_in_reward:
+        kl = kl_estimate(logprobs, jnp.asarray(targets.reference), settings.kl_estimator)
+        kl_loss = (jnp.where(real, kl, 0.0) * weights * jnp.asarray(targets.kl)[:, :, None]).sum()
+    moved = kl_estimate(old, logprobs, "k1")
+    return {
+        "policy_loss": (jnp.where(real, policy, 0.0) * weights).sum(),
+        "kl_loss": kl_loss,
+        "clip_share": (clipped * counts).sum(),
+        "old_kl": (jnp.where(real, moved, 0.0) * counts).sum(),
+    }
+
+
+def pair_loss(
+    actor: Actor, inputs: Mapping[str, Any], frozen: Params, batch: StreamBatch, extras: Extras
+) -> tuple[jax.Array, Sums]:
+    """Return the loss of DPO and its sums."""
+    (reads, targets), loss = extras, actor.settings.loss
+    _, logprobs, _ = read_policy(actor, inputs, frozen, batch, reads)
+    mask, weights = jnp.asarray(targets.mask), jnp.asarray(targets.weights).reshape(-1, 2)[:, 0]
+    ratios = (jnp.where(mask > 0, logprobs - jnp.asarray(targets.reference), 0.0)).sum(axis=-1)
+    chosen, rejected = ratios.reshape(-1, 2).T
+    losses = dpo_loss(chosen, rejected, beta=loss.dpo_beta, label_smoothing=loss.label_smoothing)
+    total = (losses * weights).sum()
+    sums = {
+        "loss": total,
+        "accuracy": ((chosen > rejected) * weights).sum(),
+        "margin": (loss.dpo_beta * (chosen - rejected) * weights).sum(),
+    }
+    return total, Sums(sums)
+
+
+def text_loss(
+    actor: Actor, inputs: Mapping[str, Any], frozen: Params, batch: StreamBatch, extras: Extras
+) -> tuple[jax.Array, Sums]:
+    """Return the cross-entropy of preferred responses, the mean over their tokens, and its sums."""
+    reads, targets = extras
+    _, logprobs, entropy = read_policy(actor, inputs, frozen, batch, reads)
+    weights = jnp.asarray(targets.weights)
+    total = -(logprobs * weights).sum()
+    return total, Sums({"loss": total, "entropy": (entropy * weights).sum()})
+
+
+_LOSSES = {
+    "dpo": (pair_loss, ("loss", "accuracy", "margin")),
+    "sft": (text_loss, ("loss", "entropy")),
+}
+_LOSS_OF_ROLLOUTS = (
+    rollout_loss,
+    ("loss", "policy_loss", "value_loss", "kl_loss", "entropy", "clip_share", "old_kl"),
+)
+"""What an algorithm minimises, and the names of its sums; of all others the second."""

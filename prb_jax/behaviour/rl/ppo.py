@@ -1,0 +1,321 @@
+"""`prb ppo`: train a policy by a reward, and leave it as a model; resumable.
+
+Beside the files of every training run (:mod:`prb_jax.training.record`) its folder has
+
+``rollouts.jsonl``  some rollouts of some steps.
+``gold.jsonl``      gold beside the reward, where a second reward is measured; ``overoptimisation.png`` shows them, and
+                    ``behaviour.json`` has the gold at the end for `prb correlate`.
+``adapter/``        with LoRA, the policy as PEFT loads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from prb_jax.behaviour.rl.credit import credit
+from prb_jax.behaviour.rl.learner import Learner
+from prb_jax.behaviour.rl.numbers import adapted_coefficient
+from prb_jax.behaviour.rl.rewards import Reward, check_scoring, open_reward
+from prb_jax.behaviour.rl.rollouts import Rollouts, Sampler, encode_pairs, encode_preferred
+from prb_jax.behaviour.rl.sections import LABELLED
+from prb_jax.behaviour.rl.settings import PpoSettings, load_ppo_settings
+from prb_jax.behaviour.rl.watch import (
+    GoldWatch,
+    Rows,
+    check_held_out,
+    held_out_summary,
+    reason_to_stop,
+    write_held_out,
+)
+from prb_jax.errors import listed
+from prb_jax.platform.processes.sharing import on_first_process
+from prb_jax.records.comparison import Comparison
+from prb_jax.records.intake import Records
+from prb_jax.runs.training import MODEL, POLICY_RUN, ROLLOUTS
+from prb_jax.scoring.inputs import Inputs, read_inputs
+from prb_jax.scoring.load import Model
+from prb_jax.training.config import TrainSettings, ValidationSettings
+from prb_jax.training.data import Order, TrainingData, read_training_data
+from prb_jax.training.logs import StepFile
+from prb_jax.training.loop import TrainResult, open_loop, run_steps, write_summary
+from prb_jax.training.record import (
+    check_start,
+    computing_versions,
+    open_run,
+    session_on,
+    settings_with,
+)
+
+ADAPTER = "adapter"
+
+_SUMMED_UP = (
+    "reward", "score", "kl", "entropy", "clip_share", "length", "ended_share", "explained_variance", "loss", "accuracy",
+    "margin",
+)  # fmt: skip
+
+_DEFINITIONS = {
+    "reward": "the reward's score of a rollout, scaled: its mean",
+    "score": "the same after the rules for rollouts that are cut or long",
+    "kl": "log p(policy) - log p(reference) summed over a rollout: its mean, at the temperature of the rollouts",
+    "entropy": "of the distribution of a token, in nats: the mean over tokens",
+    "clip_share": "share of tokens whose gradient the clip takes away",
+    "old_kl": "log p(when drawn) - log p(now) of a token: the mean over tokens and updates",
+    "explained_variance": "1 - var(returns - values) / var(returns)",
+    "equal_groups": "prompts whose rollouts all have the same score, which group advantages learn nothing from",
+    "gold": "the score of the second reward, which is not trained on: the mean",
+    "distinct_1": "share of different words among all words of the rollouts of a step; distinct_2 of pairs of words",
+    "held_out": "means over the trained policy's texts for watch.data: all, and by subset; 95 % t intervals over users",
+    "ended_share": "share of rollouts that end by a stop token",
+    "sampler_difference": "largest difference of a token's log-probability between the sampler and the training pass",
+}
+
+
+class PpoResult(TrainResult):
+    """What `ppo` leaves; its `model` is the policy."""
+
+
+def ppo(
+    config: Any,
+    *,
+    out: str | Path,
+    data: Records | None = None,
+    reward: Model | None = None,
+    gold: Model | None = None,
+    overrides: Sequence[str] = (),
+    progress: bool = True,
+) -> PpoResult:
+    """Train a policy by a reward and write it to `out`; the same call continues a run that was killed.
+
+    It is refused where anything that decides the result differs from what `out` was started with. The mesh, the
+    devices, `batch.tokens`, and what is kept and logged may differ.
+
+    Args:
+      config: a config file, a ConfigDict (`prb_jax.behaviour.rl.settings.default_config`), a mapping, or settings.
+      out: the run folder.
+      data: the records themselves, in place of the config's `data`, which names files and data sets.
+      reward: a loaded model, or a function that gives K numbers for a comparison of K rollouts, in place of the
+        config's `reward`, which names one.
+      gold: a second reward, in place of the config's `watch.gold`: it is measured and never trained on.
+      overrides: `key=value`, as on the command line.
+      progress: shows progress on standard error.
+
+    Raises:
+      RunError: a config that cannot be; `out` cannot be used, is full, or holds another run; a reward that fails
+        (naming the comparison); a loss that is not finite.
+      DataError: the data cannot be used.
+      CheckpointError, MeshError: a model cannot be loaded.
+    """
+    path, objects = Path(out), {"data": data, "reward": reward, "watch.gold": gold}
+    given = [key for key, value in objects.items() if value is not None]
+    settings = load_ppo_settings(config, overrides, given=given)
+    check_start(POLICY_RUN, path, settings)
+    read = _read_data(settings, data)
+    comparisons = list(read.train.comparisons)
+    settings = settings.with_steps(len(comparisons))
+    held_out = None if settings.watch.data is None else read_inputs(settings.watch.data.split(","))
+    if held_out is not None:
+        check_held_out(held_out.comparisons, comparisons)
+    learner = Learner(settings)
+    wanted = {
+        "reward": settings.reward if reward is None else reward,
+        "gold": settings.watch.gold if gold is None else gold,
+    }
+    rewards = {
+        name: open_reward(settings, model, out=path) for name, model in wanted.items() if model is not None
+    }
+    opened, measured = rewards.get("reward"), rewards.get("gold")
+    check_scoring(settings.scoring, list(rewards.values()))
+    inputs = _inputs(settings, read, learner, rewards, held_out)
+    notes = {"model": learner.start.name, "reward": None if opened is None else opened.name}
+    with contextlib.ExitStack() as stack:
+        session = session_on(learner.mesh, settings, learner.actor.config)
+        folder = open_run(POLICY_RUN, path, inputs=inputs, session=session, notes=notes)
+        summary = stack.enter_context(folder)
+        if summary is not None:
+            return PpoResult(path, int(summary["steps"]), path / MODEL, summary)
+
+        order = Order(len(comparisons), settings.batch.prompts, settings.seed)
+        labelled, sampler = None, None
+        if settings.algorithm in LABELLED:
+            encode = encode_pairs if settings.algorithm == "dpo" else encode_preferred
+            posts, longest = settings.profile_posts, settings.max_length
+            labelled = list(encode(comparisons, learner.policy, profile_posts=posts, max_length=longest))
+            planned, columns = labelled, max(tree.shape[2] for tree in labelled)
+        else:
+            sampler = Sampler(learner.policy, comparisons, settings)
+            planned, columns = sampler.longest(), settings.rollout.max_new_tokens
+        learner.plan(planned, order)
+        loop = stack.enter_context(open_loop(path, learner, progress=progress))
+        if opened is not None:
+            read_as = "rollouts" if sampler else "texts for watch.data"
+            loop.say(f"reward: {opened.name}, which reads the {read_as} as text")
+            if unknown := opened.unknown(comparisons):
+                loop.say(
+                    f"reward: knows nothing of {len(unknown)} users, who are scored as anybody: "
+                    f"{listed(sorted(unknown))}"
+                )
+        watch = GoldWatch(path, step=loop.step, settings=settings.watch, gold=measured if sampler else None)
+        kept = None if loop.log is None else StepFile(path / ROLLOUTS, step=loop.step)
+        loop.files += [rows for rows in (kept, watch.rows) if rows is not None]
+        coefficient = float(loop.facts.get("kl_coefficient", settings.kl.coefficient))
+
+        def update(batch: Rollouts, asked: Sequence[Comparison], step: int) -> dict[str, float]:
+            """Make the updates of a step; the means of their numbers."""
+            made: list[dict[str, float]] = []
+            for rows, metrics in learner.updates(batch, step=step):
+                remedy = "A lower optimizer.learning_rate or dtype=float32 may help"
+                loop.check_finite(metrics, [asked[row].id for row in rows], step=step + 1, remedy=remedy)
+                made.append(metrics)
+            means = {name: float(np.mean([metrics[name] for metrics in made])) for name in made[0]}
+            return {**means, "learning_rate": made[-1]["learning_rate"]}
+
+        def learn_from_labels(step: int, members: Sequence[int]) -> dict[str, float]:
+            assert labelled is not None
+            start = time.perf_counter()
+            batch = Rollouts([labelled[member] for member in members], columns)
+            if settings.algorithm == "dpo":
+                batch = learner.look(batch)
+            updates = update(batch, [comparisons[member] for member in members], step)
+            tokens, seconds = sum(tree.tokens for tree in batch.trees), time.perf_counter() - start
+            return {**updates, "tokens": tokens, "update_seconds": seconds, **loop.rates(tokens=tokens)}
+
+        def learn_from_rollouts(step: int, members: Sequence[int]) -> dict[str, float]:
+            nonlocal coefficient
+            assert sampler is not None
+            assert opened is not None
+            number, asked = step + 1, [comparisons[member] for member in members]
+            times = [time.perf_counter()]
+            batch = sampler.draw(learner.params(), members, step=step, columns=columns)
+            times.append(time.perf_counter())
+            scored = opened.score(asked, batch.texts, step=number)
+            times.append(time.perf_counter())
+            batch = learner.look(replace(batch, scores=scored.values))
+            arrays = (batch.scores, batch.ended, batch.lengths, batch.logprobs, batch.reference, batch.values)
+            credited = credit(*map(jnp.asarray, arrays), jnp.float32(coefficient), settings=settings)
+            batch = replace(batch, credit=credited, kl=0.0 if settings.kl_in_reward else coefficient)
+            updates = update(batch, asked, step)
+            times.append(time.perf_counter())
+            if kept is not None and (number == 1 or number % settings.rollouts_every == 0):
+                kept.write(*batch.rows(number, asked, settings.rollout.keep))
+            tokens = int(batch.mask.sum())
+            row = {
+                **updates,
+                **{name: float(np.asarray(value)) for name, value in credited.numbers.items()},
+                "kl_coefficient": coefficient,
+                "empty": scored.empty,
+                "failed": scored.failed,
+                "sampler_difference": float(np.abs((batch.logprobs - batch.sampled) * batch.mask).max()),
+                "tokens": tokens,
+                "rollout_seconds": times[1] - times[0],
+                "reward_seconds": times[2] - times[1],
+                "update_seconds": times[3] - times[2],
+                **loop.rates(tokens=tokens),
+            }
+            row |= watch.measure(number, asked, batch, kl=row["kl"])
+            if settings.kl.target is not None:
+                coefficient = adapted_coefficient(
+                    coefficient,
+                    kl=row["kl"],
+                    target=settings.kl.target,
+                    horizon=settings.kl.horizon,
+                    samples=len(members) * settings.rollout.n,
+                )
+            return row
+
+        def step_fn(step: int, members: Sequence[int]) -> Callable[[], Mapping[str, float]]:
+            learn = learn_from_rollouts if sampler else learn_from_labels
+            row = learn(step, members)
+            row = {"step": step + 1, "epoch": order.epoch_of(step + 1), **row}
+            return lambda: row
+
+        def reason() -> str | None:
+            rows = [] if loop.log is None else loop.log.rows
+            return on_first_process(lambda: reason_to_stop(rows, settings.watch))
+
+        stops = settings.watch.most_kl is not None or settings.watch.window is not None
+        run_steps(
+            loop,
+            (order.step(step).tolist() for step in range(loop.step, settings.steps)),
+            step_fn,
+            facts=lambda step: {"kl_coefficient": coefficient},
+            reason_to_end=reason if stops else None,
+        )
+        if loop.stopped_by is not None:
+            return PpoResult(path, loop.step, stopped_by=loop.stopped_by)
+        if loop.reason is not None:
+            loop.say(f"ended at step {loop.step} of {settings.steps}: {loop.reason}")
+        there = on_first_process(lambda: [(path / name).exists() for name in (MODEL, ADAPTER)])
+        if not there[0]:
+            learner.export(path / MODEL)
+        if settings.tuning == "lora" and not there[1]:
+            learner.export_adapter(path / ADAPTER)
+        texts: Rows = []
+        if held_out is not None and measured is not None:
+            texts = write_held_out(path, learner, held_out.comparisons, rewards)
+
+        def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+            watch.finish(
+                inputs, algorithm=settings.algorithm, reward=opened, held_out=texts, plot=settings.log.plot
+            )
+            return {
+                "algorithm": settings.algorithm,
+                "reward": None if opened is None else opened.name,
+                "steps": len(rows),
+                **({} if loop.reason is None else {"ended_by_watch": loop.reason}),
+                "prompts": len(comparisons),
+                "prompts_seen": len(rows) * settings.batch.prompts,
+                "tokens_seen": int(sum(row["tokens"] for row in rows)),
+                "first": _means(rows[:1]),
+                "last_tenth": _means(rows[-max(1, len(rows) // 10) :]),
+                **({"held_out": held_out_summary(texts)} if texts else {}),
+                "definitions": _DEFINITIONS,
+            }
+
+        return PpoResult(path, loop.step, path / MODEL, write_summary(loop, POLICY_RUN, summarise))
+
+
+def _means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    names = [name for name in _SUMMED_UP if name in rows[0]]
+    return {name: float(np.mean([row[name] for row in rows])) for name in names}
+
+
+def _inputs(
+    settings: PpoSettings,
+    data: TrainingData,
+    learner: Learner,
+    rewards: Mapping[str, Reward],
+    held_out: Inputs | None,
+) -> dict[str, Any]:
+    """Everything that decides the result, JSON-ready."""
+    chosen = settings_with(settings, "result") | {
+        "kl.place": "reward" if settings.kl_in_reward else "loss",
+        "kl.estimator": settings.kl_estimator,
+        "scoring.no_end_value": settings.scoring.value_of_no_end,
+    }
+    return {
+        "settings": chosen,
+        "model": dict(learner.start.identity),
+        **{name: rewards[name].identity() if name in rewards else None for name in ("reward", "gold")},
+        "data": {"sources": dict(data.sources), "train": len(data.train)},
+        **({} if held_out is None else {"held_out": held_out.to_json()}),
+        "versions": computing_versions(),
+    }
+
+
+def _read_data(settings: PpoSettings, data: Records | None) -> TrainingData:
+    """The comparisons, of sources with splits those of "train"."""
+    read = TrainSettings(
+        data=settings.data,
+        subset=settings.subset,
+        limit=settings.limit,
+        validation=ValidationSettings(fraction=0.0),
+    )
+    return read_training_data(read, data=data)

@@ -1,0 +1,264 @@
+"""What rollouts are worth: the reward's scores of their texts, a number for each or an error that names the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from prb_jax.behaviour.judges.judge import open_named_judge
+from prb_jax.behaviour.judges.options import RUBRIC, JudgeOptions, is_judge, parse_judge
+from prb_jax.behaviour.judges.scorer import JudgeScorer
+from prb_jax.behaviour.rl.sections import ScoringSettings
+from prb_jax.behaviour.rl.settings import PpoSettings
+from prb_jax.errors import PrbError, RunError, quote
+from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.personal import is_personalised
+from prb_jax.personal.model import PersonalisedModel
+from prb_jax.platform.processes.sharing import on_first_process
+from prb_jax.records.comparison import Comparison
+from prb_jax.records.options import flat_settings, options_of
+from prb_jax.runs.behaviour import reward_identity
+from prb_jax.scoring import AdaptsToUsers, Scorer
+from prb_jax.scoring.baselines import PlainScorer
+from prb_jax.scoring.load import Model, has_no_weights, open_scorer, read_history
+from prb_jax.scoring.remote import is_class_server, is_url
+from prb_jax.scoring.remote.endpoint import REPLIES
+from prb_jax.scoring.remote.score_server import ClassServer, RemoteScorer, open_remote
+
+_VIEW = ("profile_posts", "protocol", "max_length")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of the rollouts of some prompts."""
+
+    values: np.ndarray  # float32 [prompts, n], scaled
+    empty: int  # rollouts without a letter
+    failed: int  # rollouts whose reward failed
+
+
+class _Ask(NamedTuple):
+    """Texts of one prompt that the reward reads as one tree, and the rollouts that each of them stands for."""
+
+    prompt: int
+    comparison: Comparison
+    rollouts: Sequence[list[int]]
+
+
+class Reward:
+    """The reward of a run, by name or as it is given. Build with :func:`open_reward`."""
+
+    def __init__(
+        self, scorer: Scorer, settings: ScoringSettings, facts: Mapping[str, Any], *, by_name: bool = True
+    ) -> None:
+        self.scorer, self.settings, self._facts, self.by_name = scorer, settings, facts, by_name
+        self._view = {name: getattr(settings, name) for name in _VIEW}
+
+    @property
+    def name(self) -> str:
+        """The scorer's name."""
+        return str(self.scorer.identity()["name"])
+
+    @property
+    def kinds(self) -> set[str]:
+        """What the options of `scoring` call a reward as this one, for they say which rewards use them.
+
+        `prb serve`, a function and a baseline decide all of it themselves; a fitted method was fitted with its view;
+        of a class server the template is known here at most.
+        """
+        scorer, kinds = self.scorer, set[str]()
+        if isinstance(scorer, RemoteScorer | PlainScorer):
+            return kinds
+        if isinstance(scorer, ClassServer):
+            return {"class server"}
+        if isinstance(scorer, JudgeScorer):
+            kinds |= {"judge", "judge elsewhere" if scorer.endpoint else "judge here"}
+            kinds |= set() if scorer.identity()["judge"] == RUBRIC else {"judge with a scale"}
+            return kinds | ({"cut judge"} if scorer.endpoint is None and scorer.has_max_length else set())
+        fitted = isinstance(scorer, PersonalisedModel)
+        kinds |= set() if fitted else {"model"}
+        kinds |= {"adapts"} if fitted or isinstance(scorer, AdaptsToUsers) else set()
+        return kinds | ({"fitted" if fitted else "loaded"} if self.by_name else set())
+
+    def unknown(self, comparisons: Sequence[Comparison]) -> set[str]:
+        """Return the users of whom it knows nothing; of a reward that learns no users nobody."""
+        return self.scorer.unknown(comparisons) if isinstance(self.scorer, AdaptsToUsers) else set()
+
+    def identity(self) -> dict[str, Any]:
+        """Return all that decides the scores, JSON-ready, without a name where there is more."""
+        identity = {**self.scorer.identity(), **self._facts}
+        if len(identity) > 1:
+            identity.pop("name")
+        return identity
+
+    def model_identity(self) -> dict[str, Any]:
+        """Return what tells the model from others, wherever it is and whatever it is shown."""
+        return reward_identity({name: value for name, value in self.identity().items() if name != "view"})
+
+    def score(
+        self, comparisons: Sequence[Comparison], texts: Sequence[Sequence[str]], *, step: int
+    ) -> Scores:
+        """Return the scores of the texts [n] of each comparison's prompt.
+
+        Equal texts are scored once. Texts that differ in outer blanks alone are never in one tree, for a template that
+        strips them would make them equal.
+
+        Raises:
+          RunError: a reward that fails, is missing or not finite, or a text without a letter, where no setting says
+            what such a text is worth; names the step and the prompt.
+        """
+        values = np.full((len(texts), max(map(len, texts))), np.nan, np.float64)
+        empty = 0
+        asks: list[_Ask] = []
+        for prompt, (comparison, rollouts) in enumerate(zip(comparisons, texts, strict=True)):
+            blank = [place for place, text in enumerate(rollouts) if not text.strip()]
+            if blank and self.settings.empty is None:
+                raise RunError(
+                    f"step {step}: comparison {quote(comparison.id)}: rollout {blank[0]} has no letter, so nothing can "
+                    "be scored; scoring.empty=NUMBER says what such a rollout is worth"
+                )
+            values[prompt, blank] = 0.0 if self.settings.empty is None else self.settings.empty
+            empty += len(blank)
+            asks += _asks(prompt, comparison, rollouts)
+
+        def fill() -> tuple[list[list[float]], int]:
+            failed = self._fill(values, asks, step=step)
+            return values.tolist(), failed
+
+        # A function and a server are asked by the first of several processes, a model on their devices by all together.
+        alone = (
+            isinstance(self.scorer, PlainScorer | RemoteScorer | ClassServer)
+            or "judge elsewhere" in self.kinds
+        )
+        scores, failed = on_first_process(fill) if alone else fill()
+        scaled = np.asarray(scores) * self.settings.scale
+        return Scores(scaled.astype(np.float32), empty, failed)
+
+    def _fill(self, values: np.ndarray, asks: Sequence[_Ask], *, step: int) -> int:
+        """Put the reward's scores in their places, and return how many failed."""
+        waiting, failed = dict(enumerate(asks)), 0
+
+        def fail(place: int, what: str, cause: Exception | None = None) -> int:
+            ask = waiting.pop(place)
+            if self.settings.failed is None:
+                raise RunError(
+                    f"step {step}: the reward {self.name} {what}; the first comparison without a score: "
+                    f"{quote(ask.comparison.id)}. Nothing was updated in this step; once the reward is put right, the "
+                    "same command continues the run"
+                ) from cause
+            places = [rollout for rollouts in ask.rollouts for rollout in rollouts]
+            values[ask.prompt, places] = self.settings.failed
+            return len(places)
+
+        while waiting:
+            order, scored = list(waiting), []
+            problem: Exception | None = None
+            try:
+                asked = [asks[place].comparison for place in order]
+                for batch in self.scorer.stream(asked, skip=lambda indices: False, **self._view):
+                    scored += zip(batch.indices, batch.scores, strict=True)
+            except Exception as error:
+                problem = error
+            for index, row in scored:
+                if not np.isfinite(row).all():
+                    unread = " (nan: no number in the reply)" if isinstance(self.scorer, JudgeScorer) else ""
+                    failed += fail(order[index], f"gave {quote(np.asarray(row).tolist())}{unread}")
+                    continue
+                ask = waiting.pop(order[index])
+                for score, rollouts in zip(row, ask.rollouts, strict=True):
+                    values[ask.prompt, rollouts] = score
+            # Of a scorer that takes one at a time the first that has no score is the culprit.
+            if problem is not None:
+                known = isinstance(problem, PrbError)
+                reason = str(problem) if known else f"{type(problem).__name__}: {problem}"
+                failed += fail(next(iter(waiting)), f"failed: {reason}", problem)
+            elif waiting:
+                failed += fail(next(iter(waiting)), "gave no score")
+        return failed
+
+
+def _asks(prompt: int, comparison: Comparison, texts: Sequence[str]) -> list[_Ask]:
+    groups: list[dict[str, list[int]]] = []  # texts that differ by more than outer blanks, and their places
+    for place, text in enumerate(texts):
+        if not text.strip():
+            continue
+        for group in groups:
+            if text in group or all(text.strip() != other.strip() for other in group):
+                group.setdefault(text, []).append(place)
+                break
+        else:
+            groups.append({text: [place]})
+    return [
+        _Ask(prompt, replace(comparison, responses=list(group), labels=None), list(group.values()))
+        for group in groups
+    ]
+
+
+def open_reward(settings: PpoSettings, model: Model | None, *, out: Path | None = None) -> Reward:
+    """Open a reward of a run.
+
+    Args:
+      settings: of the run.
+      model: its name, the URL of `prb serve` or of a class server, a scorer or a function of a comparison.
+      out: the run folder, where replies of a judge at an endpoint are kept; needed for such a judge alone.
+
+    Raises:
+      RunError, CheckpointError, MeshError: it cannot be loaded, or scores nothing.
+    """
+    facts: dict[str, Any] = {}
+    opened: Any = model
+    scoring = settings.scoring
+    if isinstance(model, str) and is_judge(model):
+        return Reward(_open_judge(settings, model, out=out), scoring, facts)
+    options = LoadOptions()
+    if is_class_server(model):
+        options = LoadOptions(tokenizer=scoring.tokenizer)
+    elif isinstance(model, str) and is_url(model):
+        opened = open_remote(model)
+        facts = {"view": opened.view}
+    elif isinstance(model, str | Path) and not has_no_weights(model):
+        options = LoadOptions(mesh=scoring.mesh or settings.mesh, dtype=scoring.dtype)
+    history = None
+    if scoring.history is not None and (is_personalised(opened) or isinstance(opened, AdaptsToUsers)):
+        history = read_history(scoring.history.split(","))
+    scorer = open_scorer(cast(Model, opened), options, recorded=True, history=history)
+    if isinstance(scorer, PersonalisedModel) and scorer.earlier:
+        scorer = replace(scorer, earlier=False)  # rollouts have no labels from which it could learn a user
+    return Reward(scorer, scoring, facts, by_name=isinstance(model, str | Path))
+
+
+def _open_judge(settings: PpoSettings, name: str, *, out: Path | None) -> JudgeScorer:
+    """The judge of a name as `judge:MODEL` or `rubric:MODEL`; a run that was killed asks an endpoint nothing twice."""
+    scoring, asked, named = settings.scoring, settings.scoring.judge, parse_judge(name)
+    given: dict[str, Any] = {"reason": asked.reason}
+    if named.protocol != RUBRIC:
+        given |= {"template": asked.template, "system": asked.system, "scale": asked.scale}
+    if named.url is not None:
+        given["top_logprobs"] = asked.top_logprobs
+    return open_named_judge(
+        name,
+        JudgeOptions(**given),
+        loading=LoadOptions(mesh=scoring.mesh or settings.mesh, dtype=scoring.dtype),
+        cache=(out or Path()) / REPLIES,
+        concurrency=asked.concurrency,
+    )
+
+
+def check_scoring(scoring: ScoringSettings, rewards: Sequence[Reward]) -> None:
+    """Refuse options of how a reward is opened and what it is shown that no reward of the run uses.
+
+    Raises:
+      RunError: there is one; it names the key.
+    """
+    kinds = set().union(*(reward.kinds for reward in rewards))
+    given, unset = flat_settings(scoring), flat_settings(ScoringSettings())
+    for name, known in options_of(ScoringSettings).items():
+        if given[name] != unset[name] and known.used_where and not kinds.intersection(known.used_where):
+            names = " or ".join(reward.name for reward in rewards)
+            raise RunError(
+                f"config key 'scoring.{name}': of no use to {names}: leave it out, found {quote(given[name])}"
+            )

@@ -1,0 +1,235 @@
+"""What a step learns from: rollouts of the policy, or labelled responses, as trees and arrays of the host.
+
+Letters: B trees of the step, K rollouts of each, R columns of tokens, the same in every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from prb_jax.behaviour.generation.policy import Policy
+from prb_jax.behaviour.generation.programs import Task, choose_shape, make_programs, placing_program
+from prb_jax.behaviour.generation.reading import prompt_length
+from prb_jax.behaviour.generation.rules import SampleOptions
+from prb_jax.behaviour.generation.schedule import collect, draw
+from prb_jax.behaviour.rl.credit import Credit
+from prb_jax.behaviour.rl.settings import PpoSettings
+from prb_jax.errors import DataError, quote, short_repr
+from prb_jax.models.decoder import Params
+from prb_jax.records.comparison import Comparison
+from prb_jax.text.view import View
+from prb_jax.trees.encode import encode_comparisons
+from prb_jax.trees.tree import Tree, common_run
+
+
+def _none() -> np.ndarray:
+    return np.zeros(0, np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class Rollouts:
+    """What a step learns from; it gains fields on its way, each for all of the step."""
+
+    trees: Sequence[Tree]  # B prompts, and their responses: rollouts, or labelled ones of the data
+    columns: int  # R
+    texts: Sequence[Sequence[str]] = ()  # of each rollout
+    # bool [B, K], whether a stop token is the last one of a rollout
+    ended: np.ndarray = field(default_factory=_none)
+    # float32 [B, K, R], log-probabilities of rollouts as the sampler has them
+    sampled: np.ndarray = field(default_factory=_none)
+    # float32 [B, K, R], under the policy that drew them, before the first update
+    logprobs: np.ndarray = field(default_factory=_none)
+    reference: np.ndarray = field(default_factory=_none)  # float32 [B, K, R], under the reference
+    values: np.ndarray = field(default_factory=_none)  # float32 [B, K, R + 1]; 0 without a value function
+    scores: np.ndarray = field(default_factory=_none)  # float32 [B, K], of the reward
+    credit: Credit | None = None  # advantages of rollouts
+    kl: float = 0.0  # coefficient of the KL in the loss; 0 where it is in the reward
+
+    __repr__ = short_repr
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """int32 [B, K]: tokens of each response."""
+        return np.asarray([[len(response) for response in tree.responses] for tree in self.trees], np.int32)
+
+    @cached_property
+    def mask(self) -> np.ndarray:
+        """float32 [B, K, R]: 1 where a response has a token."""
+        return (np.arange(self.columns) < self.lengths[:, :, None]).astype(np.float32)
+
+    def rows(self, step: int, comparisons: Sequence[Comparison], count: int) -> list[dict[str, Any]]:
+        """Return the rollouts of the first prompts of a step, counted from 1, as rows to be read."""
+        kl = (self.logprobs - self.reference).sum(axis=-1)
+        return [
+            {
+                "step": step,
+                "id": comparison.id,
+                "user_id": comparison.user_id,
+                "rollout": k,
+                "text": text,
+                "reward": float(self.scores[row, k]),
+                "kl": float(kl[row, k]),
+                "tokens": int(self.lengths[row, k]),
+                "ended": bool(self.ended[row, k]),
+            }
+            for row, comparison in enumerate(comparisons[:count])
+            for k, text in enumerate(self.texts[row])
+        ]
+
+
+class Sampler:
+    """Draws the rollouts of a step, with the weights of the step: one program serves the whole run.
+
+    Where the program has another mesh than the policy, the weights are split as it says for the time of the drawing.
+
+    A rollout depends on the weights, its prompt, the seed, the step, its place in the step and its number.
+
+    Args:
+      policy: without weights.
+      comparisons: whose prompts are drawn for.
+      settings: of the run.
+
+    Attributes:
+      prompts: of the comparisons.
+
+    Raises:
+      DataError: a prompt that does not fit.
+    """
+
+    def __init__(self, policy: Policy, comparisons: Sequence[Comparison], settings: PpoSettings) -> None:
+        asked = settings.rollout
+        self.policy, self.settings = policy, settings
+        self._options = SampleOptions(
+            n=asked.n, temperature=asked.temperature, max_new_tokens=asked.max_new_tokens
+        )
+        room = policy.limit(self._options, settings.max_length)
+        self.prompts = policy.encode(comparisons, profile_posts=settings.profile_posts, limit=room)
+        self._stop_ids = policy.stops(self._options)
+        longest = max(len(prompt.ids) for prompt in self.prompts)
+        sizes: dict[str, Any] = {"longest": longest, "prompts": settings.batch.prompts, "rows": asked.rows}
+        shape = choose_shape(policy.program, self._options, **sizes)
+        self._programs, self._place = make_programs(policy.program, shape), None
+        cached = [prompt.ids[:-1] for prompt in self.prompts]
+        together = min(shape.unit, settings.batch.prompts)
+        self._stream = prompt_length(policy.program, cached, together=together, columns=shape.prompt_columns)
+
+    def longest(self) -> list[Tree]:
+        """Return the trees of rollouts that are cut, and all different."""
+        count, length = self._options.n, self._options.max_new_tokens
+        rollouts = tuple(np.full(length, k, np.int32) for k in range(count))
+        return [Tree(prompt.ids, rollouts, (length - 1,) * count) for prompt in self.prompts]
+
+    def draw(self, params: Params, members: Sequence[int], *, step: int, columns: int) -> Rollouts:
+        """Return the rollouts of some prompts.
+
+        Args:
+          params: of the policy, adapters included.
+          members: numbers of the prompts.
+          step: of the run.
+          columns: R.
+        """
+        program, count = self.policy.program, self._options.n
+        # Below 2^31, and another one for every pair of seed and step.
+        seed = np.random.SeedSequence([self.settings.seed, step]).generate_state(1)[0] & 0x7FFFFFFF
+        task = Task(
+            prompts=[self.prompts[member].ids for member in members],
+            options=replace(self._options, seed=int(seed)),
+            stop_ids=self._stop_ids,
+            stream=self._stream,
+        )
+        if program.mesh != self.policy.mesh:
+            self._place = self._place or placing_program(program, params)
+            params = self._place(params)
+        trees, texts = [], []
+        ended = np.zeros((len(members), count), bool)
+        sampled = np.zeros((len(members), count, columns), np.float32)
+        for row, samples in enumerate(collect(draw(self._programs, params, task))):
+            tokens = tuple(sample.tokens.astype(np.int32) for sample in samples)
+            trees.append(Tree(task.prompts[row], tokens, tuple(len(ids) - 1 for ids in tokens)))
+            texts.append([self.policy.decode(ids) for ids in tokens])
+            for k, sample in enumerate(samples):
+                ended[row, k] = sample.finish == "stop"
+                sampled[row, k, : len(sample.tokens)] = sample.sampled_logprobs
+        return Rollouts(trees, columns, texts, ended, sampled)
+
+
+def encode_pairs(
+    comparisons: Sequence[Comparison], policy: Policy, *, profile_posts: int, max_length: int | None
+) -> Iterator[Tree]:
+    """Yield the trees of labelled pairs, the chosen response first, each up to its last stop token.
+
+    What the template writes behind that token is no part of a response; where it writes none, the policy's first stop
+    token is put behind it. Tokens with which both responses begin belong to the prefix: their log-ratios are equal and
+    cancel in the loss.
+
+    Raises:
+      DataError: a comparison that is no pair of different labels, or does not fit; names it.
+    """
+    for comparison in comparisons:
+        labels = comparison.labels
+        if len(comparison.responses) != 2 or labels is None or labels[0] == labels[1]:
+            raise DataError(
+                f"comparison {quote(comparison.id)}: dpo expects two responses with different labels, found "
+                f"{len(comparison.responses)} with the labels {quote(labels)}"
+            )
+    limit = policy.context if max_length is None else max_length
+    whole = encode_comparisons(comparisons, policy.tokenizer, view=View(profile_posts, max_length=limit))
+    for comparison, tree in zip(comparisons, whole, strict=True):
+        responses = [_ended(response, policy) for response in tree.responses]
+        if len(tree.prefix) + max(map(len, responses)) > limit:  # a stop token needs room
+            view = View(profile_posts, max_length=limit - 1)
+            (tree,) = encode_comparisons([comparison], policy.tokenizer, view=view)
+            responses = [_ended(response, policy) for response in tree.responses]
+        if not len(tree.prefix):
+            raise DataError(f"comparison {quote(comparison.id)}: its prompt has no token")
+        assert comparison.labels is not None
+        if comparison.labels[0] < comparison.labels[1]:
+            responses.reverse()
+        ends = tuple(len(response) - 1 for response in responses)
+        yield Tree(tree.prefix, tuple(responses), ends, tree.truncation)
+
+
+def encode_preferred(
+    comparisons: Sequence[Comparison], policy: Policy, *, profile_posts: int, max_length: int | None
+) -> Iterator[Tree]:
+    """Yield trees of one response each, that with the highest label, behind the prompt that the sampler shows.
+
+    The response is what the template makes of it, up to its last stop token; where the template writes none, the
+    policy's first stop token is put behind it, for nobody would learn to end otherwise.
+
+    Raises:
+      DataError: a comparison without labels, or which does not fit; names it.
+    """
+    limit = policy.context if max_length is None else max_length
+    alone = []
+    for comparison in comparisons:
+        if comparison.labels is None:
+            raise DataError(
+                f"comparison {quote(comparison.id)}: sft expects labelled responses, found no label"
+            )
+        best = comparison.responses[int(np.argmax(comparison.labels))]
+        alone.append(Comparison(id=comparison.id, prompt=comparison.prompt, responses=[best]))
+    bare = policy.encode(alone, profile_posts=0, limit=limit)
+    whole = encode_comparisons(alone, policy.tokenizer, view=View(0))
+    prompts = policy.encode(comparisons, profile_posts=profile_posts, limit=limit)
+    for comparison, start, conversation, prompt in zip(comparisons, bare, whole, prompts, strict=True):
+        ids = conversation.sequence(0)
+        shared = common_run([start.ids, ids])
+        response = _ended(ids[shared:], policy)
+        if len(prompt.ids) + len(response) > limit:
+            (prompt,) = policy.encode([comparison], profile_posts=profile_posts, limit=limit - len(response))
+        prefix = prompt.ids[: len(prompt.ids) - len(start.ids) + shared]
+        yield Tree(prefix, (response,), (len(response) - 1,))
+
+
+def _ended(response: np.ndarray, policy: Policy) -> np.ndarray:
+    """The response up to its last stop token, or with the policy's first one behind it where it has none."""
+    ends = np.flatnonzero(np.isin(response, np.asarray(policy.stop_ids, np.int32)))
+    if ends.size:
+        return response[: ends[-1] + 1]
+    return np.append(response, np.int32(policy.stops(SampleOptions())[0]))

@@ -1,0 +1,211 @@
+"""Every option of `prb ppo`: its name, type, default and meaning.
+
+A config is a Python file whose `get_config()` changes :func:`default_config`, or a YAML or TOML file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from prb_jax.behaviour.rl.sections import (
+    DRAWING,
+    GROUPED,
+    LABELLED,
+    AdvantageSettings,
+    Algorithm,
+    KeptSettings,
+    KlSettings,
+    PolicyLossSettings,
+    RolloutBatchSettings,
+    RolloutSettings,
+    ScoringSettings,
+    UpdateSettings,
+    ValueSettings,
+    WatchSettings,
+)
+from prb_jax.errors import DataError, RunError
+from prb_jax.models import AttentionName, Dtype, Remat
+from prb_jax.models.lora import LoraConfig
+from prb_jax.records.config_files import build_settings, to_config_dict
+from prb_jax.records.options import check_given, check_used, option, same_option, section
+from prb_jax.training.config import EVENTS, LogSettings, RunOptions, TrainSettings
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
+
+@dataclass(frozen=True, kw_only=True)
+class PpoSettings(RunOptions):
+    """One run of `prb ppo`."""
+
+    model: str | None = option(
+        None,
+        "Hugging Face folder or hub id of the causal language model that becomes the policy.",
+        "PATH",
+        effect="contents",
+        required="a folder or hub id of a causal language model",
+    )
+    data: str | None = option(
+        None,
+        "prompts, of pairs with dpo: what `prb evaluate --data` takes; several, with commas between them. "
+        "Labels and responses are looked at by dpo and sft alone.",
+        "FILE",
+        effect="contents",
+        required="a file, folder or data set",
+    )
+    subset: str | None = same_option(TrainSettings, "subset")
+    limit: int | None = same_option(TrainSettings, "limit")
+    reward: str | None = option(
+        None,
+        "what scores a rollout: a reward model or a baseline as `prb evaluate` takes it, the URL of `prb "
+        "serve` or of `/classify` of vLLM or SGLang, a judge as judge:MODEL or rubric:MODEL (MODEL may be URL#NAME, a"
+        " model at an endpoint), or a function as FILE.py:NAME, which takes a comparison of K rollouts and gives K"
+        " numbers. dpo and sft take it with watch.data alone.",
+        "MODEL",
+        effect="contents",
+        required="a reward model, a baseline or FILE.py:NAME",
+    )
+    algorithm: Algorithm = option(
+        "ppo",
+        "how scores become advantages: by a value function, the rollouts of a prompt, or the step; dpo "
+        "learns from the pairs of the data and sft from their preferred responses, and both draw nothing.",
+    )
+    steps: int = option(100, "rounds of rollouts and their updates.", least=1)
+    epochs: float | None = option(
+        None,
+        "passes over the data, in place of `steps`; the next pass fills up the last step. None for `steps`.",
+        above=0,
+        effect="none",
+    )
+    seed: int = option(0, "decides rollouts, order of the data and new weights.", least=0)
+    dtype: Dtype = option(
+        "float32",
+        "type of activations and frozen matrices; trained weights, log-probabilities, values and losses are"
+        " float32.",
+    )
+    mesh: str | None = same_option(TrainSettings, "mesh")
+    tuning: Literal["full", "lora"] = option(
+        "lora",
+        "the part that is trained: everything, or low-rank updates; the reference is then the model without"
+        " them.",
+    )
+    profile_posts: int = option(10, "most posts of the profile in the prompt.", least=0)
+    max_length: int | None = option(
+        None, "most tokens of prompt and rollout together; None for the model's own limit.", least=1
+    )
+    revision: str | None = same_option(TrainSettings, "revision")
+    tokenizer: str | None = same_option(TrainSettings, "tokenizer")
+    chat_template: str | None = same_option(TrainSettings, "chat_template")
+    remat: Remat = same_option(TrainSettings, "remat")
+    attention: AttentionName = same_option(TrainSettings, "attention")
+    export_dtype: Dtype | None = option(None, "type of the weights in `OUT/model`; None for `dtype`.")
+    rollout: RolloutSettings = section(RolloutSettings, used_by=DRAWING)
+    scoring: ScoringSettings = section(ScoringSettings, used_by=DRAWING)
+    kl: KlSettings = section(KlSettings, used_by=DRAWING)
+    advantage: AdvantageSettings = section(AdvantageSettings, used_by=("ppo",))
+    loss: PolicyLossSettings = section(PolicyLossSettings, used_by=DRAWING)
+    value: ValueSettings = section(ValueSettings, used_by=("ppo",))
+    optimizer: UpdateSettings = section(UpdateSettings)
+    lora: LoraConfig = section(LoraConfig, needs="tuning=lora")
+    batch: RolloutBatchSettings = section(RolloutBatchSettings)
+    checkpoint: KeptSettings = section(KeptSettings)
+    watch: WatchSettings = section(WatchSettings)
+    log: LogSettings = section(LogSettings)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.algorithm in GROUPED and self.rollout.n < 2:
+            raise DataError(
+                f"rollout.n: expected at least 2 with algorithm={self.algorithm}, which compares the rollouts of a "
+                f"prompt, found {self.rollout.n}"
+            )
+        if self.kl_estimator == "k1" and not self.kl_in_reward:
+            raise DataError(
+                "kl.estimator: expected k2 or k3 with kl.place=loss, found k1, whose expected gradient is 0"
+            )
+        scaled = self.algorithm == "grpo" and self.advantage.scale_groups
+        if scaled and self.kl_in_reward and self.kl.coefficient:
+            raise DataError(
+                "kl.place: expected loss with algorithm=grpo and advantage.scale_groups=true, found reward: the KL "
+                "would be divided by the deviation of the prompt's rollouts, so that rollouts of one score were "
+                "trained on the noise of their KL, whatever its coefficient"
+            )
+
+    @property
+    def with_values(self) -> bool:
+        """Whether there is a value function."""
+        return self.algorithm == "ppo"
+
+    @property
+    def kl_in_reward(self) -> bool:
+        """Whether the KL is part of the reward; else it is part of the loss."""
+        return (self.kl.place or ("loss" if self.algorithm == "grpo" else "reward")) == "reward"
+
+    @property
+    def kl_estimator(self) -> str:
+        """One of :data:`prb_jax.behaviour.rl.numbers.ESTIMATORS`."""
+        return self.kl.estimator or ("k1" if self.kl_in_reward else "k3")
+
+    def with_steps(self, comparisons: int) -> PpoSettings:
+        """Return the settings with the steps that `epochs` over so many comparisons are."""
+        if self.epochs is None:
+            return self
+        steps = max(1, math.ceil(self.epochs * comparisons / self.batch.prompts))
+        return replace(self, steps=steps, epochs=None)
+
+    @property
+    def exported_dtype(self) -> str:
+        return self.export_dtype or self.dtype
+
+    @property
+    def rollouts_every(self) -> int:
+        """Steps between two of which rollouts are kept."""
+        return self.rollout.keep_every or max(1, self.steps // EVENTS)
+
+
+def default_config() -> ConfigDict:
+    """Return every option with its default. Keys cannot be added, and values keep their types."""
+    return to_config_dict(PpoSettings())
+
+
+def load_ppo_settings(
+    config: Any, overrides: Sequence[str] = (), *, complete: bool = True, given: Sequence[str] = ()
+) -> PpoSettings:
+    """Return the checked settings of a config with overrides applied.
+
+    Args:
+      config, overrides: as of :func:`prb_jax.records.config_files.build_settings`, or settings.
+      complete: a model, data and a reward must be given.
+      given: keys whose values the caller has, so that the settings need not name any: "data", "reward", "watch.gold".
+
+    Raises:
+      RunError, DataError: an unknown key (naming the nearest one), a wrong type, or a value out of range.
+    """
+    settings = build_settings(PpoSettings, config, overrides)
+    overridden = {override.partition("=")[0] for override in overrides}
+    if settings.epochs is not None and "epochs" in overridden and "steps" not in overridden:
+        settings = replace(settings, steps=PpoSettings.steps)  # those of the config give way
+    labelled = settings.algorithm in LABELLED
+    check_used(settings, given=given)
+    if complete:
+        check_given(settings, but=[*given, *(["reward"] if labelled else [])])
+    if settings.epochs is not None and settings.steps != PpoSettings.steps:
+        raise RunError(
+            f"config key 'steps': epochs={settings.epochs:g} says how long the run is: leave it out, or epochs=none"
+        )
+    if labelled and settings.watch.data is None:
+        what = "labelled pairs" if settings.algorithm == "dpo" else "preferred responses"
+        if settings.reward or "reward" in given:
+            raise RunError(
+                f"config key 'reward': {settings.algorithm} learns from {what} and asks no reward: leave it out; with "
+                "watch.data=FILE it names the reward model whose choices the data are, and scores the texts for FILE"
+            )
+        if settings.watch.gold or "watch.gold" in given:
+            raise RunError(
+                f"config key 'watch.gold': {settings.algorithm} learns from {what} and draws no rollouts: expected "
+                "watch.data=FILE, prompts for which it writes texts at its end, or no watch.gold"
+            )
+    return settings

@@ -1,0 +1,272 @@
+"""The watch over a policy that may find a weakness of its reward: gold beside the reward, and when to stop.
+
+``gold.jsonl`` has one row a measurement: reward and gold of the step's rollouts with intervals over users, their KL,
+the share of distinct words and pairs of words, and the sum and count of each user's gold. ``overoptimisation.png``
+shows reward and gold against the square root of the KL, as Gao et al. 2023 (2210.10760) do. ``behaviour.json`` has the
+gold of the last tenth of the measurements and that of held-out prompts, for `prb correlate`. ``held_out.jsonl`` has a
+row for each text that the policy writes in the end for prompts that it did not train on, as of new people: gold and,
+where the run has one, reward beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prb_jax.behaviour.rl.learner import Learner
+from prb_jax.behaviour.rl.rewards import Reward
+from prb_jax.behaviour.rl.rollouts import Rollouts, Sampler
+from prb_jax.behaviour.rl.sections import LABELLED, WatchSettings
+from prb_jax.errors import RunError, has_extra, quote
+from prb_jax.metrics.uncertainty import mean_interval
+from prb_jax.platform.processes.sharing import process_index
+from prb_jax.records.comparison import Comparison
+from prb_jax.records.writing import json_line, whole_file, writing
+from prb_jax.runs.behaviour import REPETITION, Figure, cluster_of, figure_of, pool, write_behaviour
+from prb_jax.training.logs import StepFile
+
+GOLD = "gold.jsonl"
+PICTURE = "overoptimisation.png"
+HELD_OUT = "held_out.jsonl"
+
+Rows = list[dict[str, Any]]
+
+
+class GoldWatch:
+    """Measures gold on rollouts. Of several processes the first one writes.
+
+    Args:
+      out: the run folder.
+      step: steps made so far: measurements beyond it are dropped, and made again.
+      settings: how often.
+      gold: the second reward, of rollouts; None where the KL alone is watched, or nothing is drawn.
+
+    Attributes:
+      rows: the measurements, of the first process of a run with gold.
+    """
+
+    def __init__(self, out: Path, *, step: int, settings: WatchSettings, gold: Reward | None) -> None:
+        self.out, self.settings, self.gold = out, settings, gold
+        self.rows = StepFile(out / GOLD, step=step) if gold is not None and process_index() == 0 else None
+
+    def measure(
+        self, step: int, comparisons: Sequence[Comparison], batch: Rollouts, *, kl: float
+    ) -> dict[str, float]:
+        """Return the numbers of a step, counted from 1, for `metrics.jsonl`: gold where it is measured now, and
+        distinct words of the rollouts; `kl` is that of a rollout."""
+        words = {f"distinct_{n}": distinct(batch.texts, n) for n in (1, 2)}
+        if self.gold is None or step % self.settings.every:
+            return words
+        gold = self.gold.score(comparisons, batch.texts, step=step).values
+        users = [comparison.user_id for comparison in comparisons]
+        by_user: dict[str, list[float]] = {}
+        for comparison, values in zip(comparisons, gold.astype(np.float64), strict=True):
+            by_user.setdefault(cluster_of(comparison.user_id, comparison.id), []).extend(values.tolist())
+        row = {
+            "step": step,
+            "kl": kl,
+            "reward": float(batch.scores.mean()),
+            **mean_interval(batch.scores.mean(axis=1), users).to_json("reward_ci95"),
+            "gold": float(gold.mean()),
+            **mean_interval(gold.mean(axis=1), users).to_json("gold_ci95"),
+            **words,
+            "gold_by_user": {user: [math.fsum(golds), len(golds)] for user, golds in by_user.items()},
+        }
+        if self.rows is not None:
+            self.rows.write(row)
+        return {**words, "gold": row["gold"]}
+
+    def finish(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        algorithm: str,
+        reward: Reward | None,
+        held_out: Rows,
+        plot: bool,
+    ) -> None:
+        """Write `behaviour.json`: the gold of the last tenth of the measurements, and that of the held-out prompts.
+
+        Runs that differ in their seed alone are repetitions of one figure.
+
+        Args:
+          inputs: of the run: all that decides the figure.
+          algorithm: of the run.
+          reward: under which the policy was trained; None of dpo and sft: the labels of the data are in its place.
+          held_out: of :func:`write_held_out`.
+          plot: draws `overoptimisation.png`, where gold was measured.
+
+        Raises:
+          RunError: a file cannot be written.
+        """
+        gold = [] if self.rows is None else self.rows.rows
+        if plot and gold and has_extra("report", PICTURE):
+            draw_overoptimisation(self.out / PICTURE, gold)
+        if not (gold or held_out):
+            return
+        chosen = {name: value for name, value in inputs["settings"].items() if name != "seed"}
+        # The pairs that a reward chose (`prb distil`) differ with the reward: they are no setting of the comparison.
+        chosen_by_reward = ("data",) if algorithm in LABELLED and reward is not None else ()
+        left_out = ("reward", "versions", *chosen_by_reward)
+        kept = {name: value for name, value in inputs.items() if name not in left_out}
+        if reward is None:
+            label = "labels of the data"
+            identity = {"name": label, "data": inputs["data"]["sources"]}
+        else:
+            label, identity = reward.name, reward.model_identity()
+        setting = {**kept, "settings": chosen, REPETITION: inputs["settings"]["seed"]}
+        policy = inputs["model"].get("architecture")
+        shared: dict[str, Any] = {"label": label, "setting": setting, "policy": policy}
+        figures = []
+        if gold:
+            last = []
+            for by_user in (row["gold_by_user"] for row in gold[-max(1, len(gold) // 10) :]):
+                sums, counts = zip(*by_user.values(), strict=True)
+                sizes = {"clusters": list(by_user), "sums": sums, "counts": counts}
+                last.append(Figure(name=f"{algorithm} gold", reward_model=identity, **sizes, **shared))
+            figures.append(replace(pool(last), setting=setting))
+        for part, rows in _parts(held_out).items():
+            users = [cluster_of(row["user_id"], row["id"]) for row in rows]
+            values, name = [row["gold"] for row in rows], f"{algorithm} gold, {part}"
+            figures.append(figure_of(values, users, name=name, identity=identity, **shared))
+        write_behaviour(self.out, figures)
+
+
+def reason_to_stop(rows: Sequence[Mapping[str, Any]], settings: WatchSettings) -> str | None:
+    """Return why a run with these rows of metrics, of all steps so far, ends; None where it goes on."""
+    if not rows:
+        return None
+    if settings.most_kl is not None and rows[-1]["kl"] > settings.most_kl:
+        return f"the KL of a rollout, {rows[-1]['kl']:.4g}, is above watch.most_kl={settings.most_kl:g}"
+    measured = [row for row in rows if "gold" in row]
+    window = settings.window
+    if window is None or len(measured) < 2 * window or "gold" not in rows[-1]:
+        return None
+
+    def means(name: str) -> tuple[float, float]:
+        values = [row[name] for row in measured[-2 * window :]]
+        return float(np.mean(values[:window])), float(np.mean(values[window:]))
+
+    (reward, reward_now), (gold, gold_now) = means("reward"), means("gold")
+    if gold_now < gold and reward_now > reward:
+        return (
+            f"gold fell from {gold:.4g} to {gold_now:.4g} while the reward rose from {reward:.4g} to {reward_now:.4g} "
+            f"(means of {window} measurements)"
+        )
+    return None
+
+
+def distinct(texts: Sequence[Sequence[str]], n: int) -> float:
+    """Return the share of different runs of ``n`` words among all of them in these texts; 1 for texts without any."""
+    runs = [
+        tuple(words[place : place + n])
+        for rollouts in texts
+        for words in (text.split() for text in rollouts)
+        for place in range(len(words) - n + 1)
+    ]
+    return len(set(runs)) / len(runs) if runs else 1.0
+
+
+def draw_overoptimisation(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Draw reward and gold, each less its first value, against the square root of the KL; bands are 95 % intervals."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axis = figure.subplots()
+    order = sorted(rows, key=lambda row: row["kl"])
+    roots = [max(row["kl"], 0.0) ** 0.5 for row in order]
+    for name in ("reward", "gold"):
+        first = rows[0][name]
+        (drawn,) = axis.plot(
+            roots, [row[name] - first for row in order], marker="o", markersize=3, label=name
+        )
+        bands = [row[f"{name}_ci95"] for row in order]
+        if all(bands):
+            low, high = ([band[end] - first for band in bands] for end in (0, 1))
+            axis.fill_between(roots, low, high, color=drawn.get_color(), alpha=0.15, linewidth=0)
+    axis.set_xlabel("square root of the KL to the reference")
+    axis.set_ylabel("difference to the first measurement")
+    axis.grid(alpha=0.3)
+    axis.legend()
+    with writing(path), whole_file(path) as file:
+        figure.savefig(file, dpi=120, format="png", metadata={"Software": None})
+
+
+def check_held_out(held_out: Sequence[Comparison], trained: Sequence[Comparison]) -> None:
+    """Raise RunError for a comparison that is trained on, too."""
+    known = {comparison.id for comparison in trained}
+    for comparison in held_out:
+        if comparison.id in known:
+            raise RunError(
+                f"config key 'watch.data': comparison {quote(comparison.id)} is in the training data too; expected "
+                "prompts that the policy does not train on"
+            )
+
+
+def write_held_out(
+    out: Path, learner: Learner, comparisons: Sequence[Comparison], rewards: Mapping[str, Reward]
+) -> Rows:
+    """Draw `rollout.n` texts for each prompt with the weights of now, and write and return them with their scores.
+
+    A collective. The draws depend on the weights, the prompts and the seed alone.
+
+    Raises:
+      RunError: a reward fails, or the file cannot be written.
+    """
+    settings, columns = learner.settings, learner.settings.rollout.max_new_tokens
+    sampler, together = Sampler(learner.policy, comparisons, settings), settings.batch.prompts
+    rows: Rows = []
+    for start in range(0, len(comparisons), together):
+        members = range(start, min(start + together, len(comparisons)))
+        # Steps of training count from 0, so that no draw of theirs has this number.
+        drawn = sampler.draw(learner.params(), members, step=settings.steps + start, columns=columns)
+        asked = [comparisons[member] for member in members]
+        scores = {
+            name: reward.score(asked, drawn.texts, step=settings.steps).values.astype(np.float64)
+            for name, reward in rewards.items()
+        }
+        rows += [
+            {
+                "id": comparison.id,
+                "user_id": comparison.user_id,
+                "subset": comparison.subset,
+                "rollout": k,
+                "text": text,
+                **{name: float(values[row, k]) for name, values in scores.items()},
+            }
+            for row, comparison in enumerate(asked)
+            for k, text in enumerate(drawn.texts[row])
+        ]
+    if process_index() == 0:
+        path = out / HELD_OUT
+        with writing(path), whole_file(path) as file:
+            file.writelines(map(json_line, rows))
+    return rows
+
+
+def _parts(rows: Rows) -> dict[str, Rows]:
+    """All rows as "held out", and those of each subset by its name if there are several; empty without rows."""
+    subsets = dict.fromkeys(row["subset"] for row in rows)
+    parts = {"held out": rows} if rows else {}
+    if len(subsets) > 1:
+        parts |= {name or "no subset": [row for row in rows if row["subset"] == name] for name in subsets}
+    return parts
+
+
+def held_out_summary(rows: Rows) -> dict[str, Any]:
+    """Return gold and any reward of each part with 95 % t intervals over users, JSON-ready."""
+    summary = {}
+    for part, part_rows in _parts(rows).items():
+        clusters = [cluster_of(row["user_id"], row["id"]) for row in part_rows]
+        names = [name for name in ("reward", "gold") if name in part_rows[0]]
+        values = {name: np.asarray([row[name] for row in part_rows]) for name in names}
+        summary[part] = {"texts": len(part_rows), "users": len(set(clusters))} | {
+            name: {"value": float(column.mean()), **mean_interval(column, clusters).to_json()}
+            for name, column in values.items()
+        }
+    return summary

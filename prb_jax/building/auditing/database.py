@@ -1,0 +1,286 @@
+"""The database of an audit: SQLite in WAL mode, items, annotators, tasks that are open, and a log of judgements.
+
+A judgement is a row of ``events`` and is never changed: taking it back is another row. Every row holds a digest of
+itself and of the row before it, and the last digest stands in ``meta``, so that a row that was changed, added or
+removed by hand is found and named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from prb_jax.building.auditing.items import Item, items_digest
+from prb_jax.errors import RunError, quote, short_repr
+
+DATABASE: Final = "audit.db"
+SUBMITTED: Final = "submitted"
+TAKEN_BACK: Final = "taken back"
+
+_APPLICATION: Final = 0x70726261  # "prba"
+_FORMAT: Final = 1
+_TABLES: Final = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE items (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, shown TEXT NOT NULL);
+CREATE TABLE annotators (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
+CREATE TABLE tasks (number INTEGER PRIMARY KEY AUTOINCREMENT, annotator TEXT NOT NULL, item INTEGER NOT NULL,
+  showing INTEGER NOT NULL, opened REAL NOT NULL, expires REAL NOT NULL, draft TEXT);
+CREATE TABLE events (number INTEGER PRIMARY KEY, task INTEGER NOT NULL, annotator TEXT NOT NULL, item INTEGER NOT NULL,
+  showing INTEGER NOT NULL, kind TEXT NOT NULL, answer TEXT NOT NULL, opened REAL NOT NULL, at REAL NOT NULL,
+  digest TEXT NOT NULL);
+"""
+_FAST: Final = "PRAGMA synchronous = NORMAL"  # a process that is killed loses nothing
+_DURABLE: Final = "PRAGMA synchronous = FULL"
+_HINT: Final = "put the file of a backup in its place; nothing was changed"
+
+
+@dataclass(frozen=True)
+class OpenTask:
+    """An item that an annotator holds, with its fields in the order of the table.
+
+    ``showing`` says how often the annotator judged the item before; at ``expires`` (both times in seconds since 1970)
+    it is given to somebody else, if it was not judged; ``draft`` is the answer so far, None before the first one.
+    """
+
+    number: int
+    annotator: str
+    item: int
+    showing: int
+    opened: float
+    expires: float
+    draft: dict[str, Any] | None
+
+    __repr__ = short_repr
+
+
+@dataclass(frozen=True)
+class Event:
+    """A judgement that was submitted, or taken back, ``at`` a time; with its fields in the order of the table, as of
+    `Task`.
+
+    Events are numbered from 1, and the answer of a judgement that is taken back is there again.
+    """
+
+    number: int
+    task: int
+    annotator: str
+    item: int
+    showing: int
+    kind: str
+    answer: dict[str, Any]
+    opened: float
+    at: float
+
+    __repr__ = short_repr
+
+
+def make_database(path: Path, items: Sequence[Item], *, audit: str, settings: str) -> None:
+    """Write a new database with these items, over what a killed process may have left.
+
+    Both the id of the audit and the digest of its settings are kept in it.
+
+    Raises:
+      RunError: it cannot be written.
+    """
+    rows = [(item.number, item.id, item.kind, json.dumps(item.shown)) for item in items]
+    meta = {"audit": audit, "settings": settings, "items": items_digest(rows), "events": "0", "digest": ""}
+    with _explained(path):
+        path.unlink(missing_ok=True)
+        connection = sqlite3.connect(path, isolation_level=None)
+        try:
+            connection.executescript(
+                f"PRAGMA application_id = {_APPLICATION}; PRAGMA user_version = {_FORMAT}; BEGIN; {_TABLES}"
+            )
+            connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?)", rows)
+            connection.executemany("INSERT INTO meta VALUES (?, ?)", list(meta.items()))
+            connection.execute("COMMIT")
+        finally:
+            connection.close()
+
+
+class Database:
+    """An open database; all calls from one thread at a time."""
+
+    def __init__(self, path: Path, *, audit: str, settings: str, write: bool) -> None:
+        """Open a database, of this audit and with this digest of its settings, and check that it is whole; RunError
+        where it is not. One process may ``write`` at a time, while others read."""
+        self.path = path
+        if not path.is_file():
+            raise RunError(f"{path}: no such file; the judgements of the audit are in it: {_HINT}")
+        with _explained(path):
+            self._connection = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode={'rw' if write else 'ro'}",
+                uri=True,
+                isolation_level=None,
+                check_same_thread=False,
+                timeout=10,
+            )
+        try:
+            with _explained(path):
+                if write:
+                    self._connection.execute("PRAGMA journal_mode = WAL")
+                    self._connection.execute(_FAST)
+                self._connection.execute("BEGIN")  # all that is checked is of one moment
+                self._check(audit, settings)
+                self._connection.execute("COMMIT")
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def annotators(self) -> list[str]:
+        """Return the names of all who joined, in their order."""
+        return [name for (name,) in self._rows("SELECT name FROM annotators ORDER BY number")]
+
+    def add_annotator(self, name: str) -> None:
+        """Add an annotator, unless the name is taken."""
+        with self._writing() as cursor:
+            cursor.execute("INSERT OR IGNORE INTO annotators (name) VALUES (?)", (name,))
+
+    def tasks(self) -> list[OpenTask]:
+        """Return the tasks that are open, in the order in which they were given out."""
+        rows = self._rows("SELECT * FROM tasks ORDER BY number")
+        return [OpenTask(*row[:6], draft=None if row[6] is None else json.loads(row[6])) for row in rows]
+
+    def last_task(self) -> int:
+        """Return the highest number that a task has had."""
+        return max((number for (number,) in self._rows("SELECT seq FROM sqlite_sequence")), default=0)
+
+    def add_task(self, task: OpenTask) -> None:
+        """Add an open task."""
+        with self._writing() as cursor:
+            _insert_task(cursor, task)
+
+    def keep_draft(self, number: int, draft: dict[str, Any] | None, *, expires: float) -> None:
+        """Keep the answer so far, and hold the item until then."""
+        text = None if draft is None else json.dumps(draft)
+        with self._writing() as cursor:
+            cursor.execute(
+                "UPDATE tasks SET draft = ?, expires = ? WHERE number = ?", (text, expires, number)
+            )
+
+    def remove_task(self, number: int) -> None:
+        """Remove a task that was not begun."""
+        with self._writing() as cursor:
+            cursor.execute("DELETE FROM tasks WHERE number = ?", (number,))
+
+    def submit(self, task: OpenTask, answer: dict[str, Any], *, at: float) -> Event:
+        """Add a judgement and remove its task, both or neither."""
+        about = (task.number, task.annotator, task.item, task.showing)
+        with self._writing(durable=True) as cursor:
+            cursor.execute("DELETE FROM tasks WHERE number = ?", (task.number,))
+            return self._append(cursor, Event(0, *about, SUBMITTED, answer, task.opened, at))
+
+    def take_back(self, event: Event, again: OpenTask, *, at: float) -> Event:
+        """Note that a judgement was taken back, and open a task for it again, both or neither."""
+        with self._writing(durable=True) as cursor:
+            _insert_task(cursor, again)
+            return self._append(cursor, replace(event, kind=TAKEN_BACK, at=at))
+
+    def _append(self, cursor: sqlite3.Cursor, event: Event) -> Event:
+        """Add an event with the next number and a digest of itself and of the one before it."""
+        meta = dict(self._rows("SELECT name, value FROM meta"))
+        event = replace(event, number=int(meta["events"]) + 1)
+        row = tuple((vars(event) | {"answer": json.dumps(event.answer, sort_keys=True)}).values())
+        digest = _event_digest(meta["digest"], row)
+        cursor.execute(f"INSERT INTO events VALUES ({', '.join('?' * 10)})", (*row, digest))
+        for name, value in (("digest", digest), ("events", str(event.number))):
+            cursor.execute("UPDATE meta SET value = ? WHERE name = ?", (value, name))
+        return event
+
+    def items(self) -> list[Item]:
+        """Return the items by number."""
+        rows = self._rows("SELECT * FROM items ORDER BY number")
+        return [Item(number, id, kind, json.loads(shown)) for number, id, kind, shown in rows]
+
+    def events(self) -> list[Event]:
+        """Return all events in their order."""
+        rows = self._rows("SELECT * FROM events ORDER BY number")
+        return [Event(*row[:6], answer=json.loads(row[6]), opened=row[7], at=row[8]) for row in rows]
+
+    def _rows(self, query: str) -> list[Any]:
+        with _explained(self.path):
+            return self._connection.execute(query).fetchall()
+
+    @contextlib.contextmanager
+    def _writing(self, *, durable: bool = False) -> Iterator[sqlite3.Cursor]:
+        """All or nothing of what is written within; durable: it also survives a loss of power, and takes longer."""
+        with _explained(self.path):
+            cursor = self._connection.cursor()
+            cursor.execute(_DURABLE if durable else _FAST)
+            cursor.execute("BEGIN IMMEDIATE")
+            try:
+                yield cursor
+                cursor.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    cursor.execute("ROLLBACK")
+                raise
+
+    def _check(self, audit: str, settings: str) -> None:
+        def refuse(what: str, hint: str = _HINT, *, path: Path = self.path) -> NoReturn:
+            raise RunError(f"{path}: {what}; {hint}")
+
+        (application,), (version,) = self._rows("PRAGMA application_id") + self._rows("PRAGMA user_version")
+        if application != _APPLICATION:
+            refuse("not a database of `prb audit`")
+        if version != _FORMAT:
+            refuse(f"format {version}", f"this version reads format {_FORMAT}")
+        meta = dict(self._rows("SELECT name, value FROM meta"))
+        names = {"audit", "settings", "items", "events", "digest"}
+        if meta.keys() != names or not meta["events"].isdecimal():
+            refuse("table meta was changed by hand")
+        if meta["audit"] != audit:
+            refuse(
+                f"of another audit, {quote(meta['audit'])}",
+                f"audit.json beside it says {quote(audit)}: put the two files of one audit together; nothing was "
+                "changed",
+            )
+        if meta["settings"] != settings:
+            changed = "the settings were changed by hand since the audit began"
+            refuse(changed, path=self.path.with_name("audit.json"))
+        if items_digest(self._rows("SELECT * FROM items ORDER BY number")) != meta["items"]:
+            refuse("table items was changed by hand")
+        before, known = "", {number for (number,) in self._rows("SELECT number FROM items")}
+        rows = self._rows("SELECT * FROM events ORDER BY number")
+        for place, row in enumerate(rows, start=1):
+            digest = _event_digest(before, row[:-1])
+            if row[0] != place or digest != row[-1] or row[3] not in known:
+                refuse(f"table events: judgement {place} was changed, added or removed by hand")
+            before = digest
+        if (before, len(rows)) != (meta["digest"], int(meta["events"])):
+            refuse(
+                f"table events: {len(rows)} judgements, and not the {meta['events']} that were written: some were "
+                "removed or added by hand"
+            )
+
+
+def _event_digest(before: str, row: Sequence[Any]) -> str:
+    return sha256(json.dumps([before, *row]).encode()).hexdigest()
+
+
+def _insert_task(cursor: sqlite3.Cursor, task: OpenTask) -> None:
+    draft = None if task.draft is None else json.dumps(task.draft)
+    row = (vars(task) | {"draft": draft}).values()
+    cursor.execute("INSERT INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?)", tuple(row))
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn what SQLite and the operating system refuse into one clear RunError."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        kept = "what was there before is kept"
+        raise RunError(f"{path}: cannot be read or written: {error}; {kept}") from error
+    except (KeyError, ValueError, TypeError) as error:
+        raise RunError(f"{path}: was changed by hand ({error}); {_HINT}") from error

@@ -1,0 +1,7 @@
+"""The quickstart: two reward models trained and evaluated on the generated benchmark within minutes."""
+
+from prb_jax.commands.quickstart.command import Quickstart, quickstart
+from prb_jax.commands.quickstart.recipe import Recipe, Schedule
+from prb_jax.commands.quickstart.tables import quickstart_table
+
+__all__ = ["Quickstart", "Recipe", "Schedule", "quickstart", "quickstart_table"]

@@ -1,0 +1,1 @@
+"""Figures before and after a run: plans for TPU slices, and benches of this machine."""

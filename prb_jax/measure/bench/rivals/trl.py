@@ -1,0 +1,258 @@
+"""The usual way of training, for comparison: TRL's RewardTrainer and GRPOTrainer, their steps without bookkeeping."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from prb_jax.errors import RunError
+from prb_jax.measure.bench.options import BenchOptions
+from prb_jax.measure.bench.workload import KL_COEFFICIENT, LEARNING_RATE, OPTIMIZER, TimedStep
+from prb_jax.models.checkpoints.hf_map import flatten, leaf_maps
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.decoder import Params
+from prb_jax.trees.tree import Tree
+
+
+@dataclass(frozen=True)
+class Trl:
+    """The packages, and the device that torch uses."""
+
+    torch: Any
+    transformers: Any
+    trl: Any
+    device: str
+
+    def arguments(self, folder: tempfile.TemporaryDirectory[str]) -> dict[str, Any]:
+        """Return arguments of every trainer: its step is timed without reports, and without gradient checkpointing."""
+        return {
+            "output_dir": folder.name,
+            "use_cpu": self.device == "cpu",
+            "bf16": False,
+            "gradient_checkpointing": False,
+            "report_to": [],
+        }
+
+    def narrow(self, dtype: str) -> Any:
+        """Return the context in which TRL computes by default: in bfloat16 autocast over float32 weights."""
+        if dtype != "bfloat16":
+            return contextlib.nullcontext()
+        return self.torch.autocast(self.device, dtype=self.torch.bfloat16)
+
+    def update(self, model: Any, optimizer: Any, *, clip: float | None) -> None:
+        """Clip the gradients to a norm where there is one, let the optimiser take its step, and wait for the device."""
+        if clip is not None:
+            self.torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        if self.device == "cuda":
+            self.torch.cuda.synchronize()
+
+
+def open_trl() -> Trl:
+    """Import the packages; RunError where one of them is not installed."""
+    try:
+        import torch
+        import transformers
+        import trl
+    except ImportError as error:
+        text = f"the comparison with TRL needs {error.name}, which is not installed: pip install trl"
+        raise RunError(text) from error
+    return Trl(torch, transformers, trl, "cuda" if torch.cuda.is_available() else "cpu")
+
+
+# Pairs of a microbatch: without gradient checkpointing eight long pairs do not fit in a laptop's memory,
+# and on a CPU they would be no faster.
+_PAIRS = {"cpu": 2, "cuda": 8}
+
+
+class TrlTrainer:
+    """RewardTrainer's collator and loss, torch's backward pass, clipping and AdamW: its step without its bookkeeping.
+
+    Gradient checkpointing is off. In bfloat16 it trains as TRL does by default: float32 weights under
+    autocast.
+    """
+
+    def __init__(self, config: DecoderConfig, params: Params, *, dtype: str, pairs: int | None) -> None:
+        """Make a classifier of transformers with our weights, and activations in a dtype.
+
+        A microbatch has so many pairs; two on CPUs and eight on GPUs if not given.
+        """
+        from datasets import Dataset
+
+        self._trl, self._dtype = open_trl(), dtype
+        self.device = self._trl.device
+        self.pairs = pairs or _PAIRS[self.device]
+        unused = ("torch_dtype", "dtype")
+        fields = {name: value for name, value in config.original.items() if name not in unused}
+        torch, transformers = self._trl.torch, self._trl.transformers
+        model: Any = transformers.AutoModelForSequenceClassification.from_config(
+            transformers.AutoConfig.for_model(**fields), dtype=torch.float32, attn_implementation="sdpa"
+        )
+        _copy_weights(torch, model, config, params)
+        self._folder = tempfile.TemporaryDirectory()
+        self._trainer: Any = self._trl.trl.RewardTrainer(
+            model=model.to(self.device),
+            args=self._trl.trl.RewardConfig(**self._trl.arguments(self._folder), max_length=None),
+            # which the trainer asks for; batches are given to it directly
+            train_dataset=Dataset.from_dict({"chosen_ids": [[1, 2]], "rejected_ids": [[1, 3]]}),
+            processing_class=_padding_tokenizer(),
+        )
+        self._trainer.model.train()
+        self._optimizer: Any = torch.optim.AdamW(
+            self._trainer.model.parameters(),
+            lr=LEARNING_RATE,
+            betas=(OPTIMIZER.b1, OPTIMIZER.b2),
+            eps=OPTIMIZER.eps,
+            weight_decay=OPTIMIZER.weight_decay,
+        )
+
+    def run(self, trees: Sequence[Tree]) -> TimedStep:
+        """One step over these pairs."""
+        trainer = self._trainer
+        total = 0.0
+        tokens = padded = 0
+        start = time.perf_counter()
+        for at in range(0, len(trees), self.pairs):
+            some = trees[at : at + self.pairs]
+            both = ((tree.sequence(0).tolist(), tree.sequence(1).tolist()) for tree in some)
+            rows = [{"chosen_ids": chosen, "rejected_ids": rejected} for chosen, rejected in both]
+            batch = {name: value.to(self.device) for name, value in trainer.data_collator(rows).items()}
+            tokens += int(batch["attention_mask"].sum())
+            padded += batch["attention_mask"].numel()
+            with self._trl.narrow(self._dtype):
+                loss = trainer.compute_loss(trainer.model, batch) * (len(some) / len(trees))
+            loss.backward()
+            total += float(loss.detach())
+        self._trl.update(trainer.model, self._optimizer, clip=OPTIMIZER.clip_norm)
+        return TimedStep(time.perf_counter() - start, total, padded, tokens)
+
+
+def _copy_weights(torch: Any, model: Any, config: DecoderConfig, params: Params) -> None:
+    """Our weights into transformers' tensors, one at a time."""
+    tensors = dict(model.named_parameters())
+    leaves = flatten(params)
+    with torch.no_grad():
+        for leaf in leaf_maps(config):
+            for layer, key in enumerate(leaf.file_keys):
+                value = leaves[leaf.path][layer] if leaf.stacked else leaves[leaf.path]
+                array = np.array(jax.device_get(value), np.float32)
+                tensors[key].copy_(torch.from_numpy(array.T.copy() if leaf.transposed else array))
+
+
+def _padding_tokenizer() -> Any:
+    """A tokenizer that knows nothing but padding, which is id 0: no response of the workload ends with it."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.WordLevel({"<pad>": 0}, unk_token="<pad>"))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<pad>")
+
+
+# Rollouts of a microbatch, as in the comparison of reward models' training.
+_ROWS = {"cpu": 4, "cuda": 16}
+
+
+@dataclass(frozen=True)
+class PolicyStep:
+    """Wall seconds of one step, its mean tokens of a rollout, and the tokens of its prompts."""
+
+    rollout_seconds: float
+    update_seconds: float
+    length: float
+    prompt_tokens: int
+
+
+class TrlPolicyTrainer:
+    """GRPOTrainer's own generation, advantages, reference and loss; torch's backward pass, clipping and AdamW.
+
+    Its step without its bookkeeping. Gradient checkpointing is off. In bfloat16 it trains as TRL does by default:
+    float32 weights under autocast.
+    """
+
+    def __init__(self, texts: Sequence[str], options: BenchOptions, *, dtype: str) -> None:
+        """Load the model of the options, for the texts of user's turns; activations are in a dtype.
+
+        Raises:
+          RunError: torch or TRL is not installed, or the rows of a microbatch do not divide the samples of a step.
+        """
+        from datasets import Dataset
+
+        self._trl = open_trl()
+        self.device = self._trl.device
+        self._dtype, self._samples = dtype, options.samples
+        whole = len(texts) * options.samples
+        sizes = range(min(_ROWS[self.device], whole), 0, -1)
+        rows = options.against_rows or next(size for size in sizes if whole % size == 0)
+        if whole % rows:
+            expected = f"expected a divisor of the {whole} rollouts of a step, found {rows}"
+            raise RunError(f"--against-rows: {expected}")
+        self._prompts = [[{"role": "user", "content": text}] for text in texts]
+        self._folder = tempfile.TemporaryDirectory()
+        model, parts = options.model, whole // rows
+        torch, transformers = self._trl.torch, self._trl.transformers
+        policy: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            model, dtype=torch.float32, attn_implementation="sdpa"
+        )
+        self._trainer: Any = self._trl.trl.GRPOTrainer(
+            model=policy.to(self.device),
+            reward_funcs=cast(Any, _lengths),
+            args=self._trl.trl.GRPOConfig(
+                **self._trl.arguments(self._folder),
+                beta=KL_COEFFICIENT,
+                temperature=1.0,
+                num_generations=options.samples,
+                max_completion_length=options.new_tokens,
+                per_device_train_batch_size=rows,
+                gradient_accumulation_steps=parts,
+                steps_per_generation=parts,
+            ),
+            train_dataset=Dataset.from_dict({"prompt": self._prompts}),
+            processing_class=transformers.AutoTokenizer.from_pretrained(model),
+        )
+        self._trainer.model.train()
+        self._trainer.current_gradient_accumulation_steps = parts
+        self._optimizer: Any = torch.optim.AdamW(
+            self._trainer.model.parameters(), lr=LEARNING_RATE, weight_decay=0.0
+        )
+
+    def run(self) -> PolicyStep:
+        """One step over all prompts."""
+        trainer = self._trainer
+        drawing: list[float] = []
+        inside = type(trainer)._generate
+
+        def generate(prompts: Any) -> Any:
+            begun = time.perf_counter()
+            step = inside(trainer, prompts)
+            drawing.append(time.perf_counter() - begun)
+            return step
+
+        trainer._generate = generate
+        rows = [{"prompt": prompt} for prompt in self._prompts for _ in range(self._samples)]
+        length, prompt_tokens = 0.0, 0
+        start = time.perf_counter()
+        for _ in range(trainer.current_gradient_accumulation_steps):
+            with self._trl.narrow(self._dtype):
+                part = trainer._prepare_inputs(rows)
+                loss = trainer.compute_loss(trainer.model, part)
+            loss.backward()
+            trainer._step += 1
+            length += float(part["completion_mask"].sum())
+            prompt_tokens += int(part["prompt_mask"].sum())
+        self._trl.update(trainer.model, self._optimizer, clip=1.0)
+        (rollout,) = drawing
+        return PolicyStep(
+            rollout, time.perf_counter() - start - rollout, length / len(rows), prompt_tokens // self._samples
+        )
+
+
+def _lengths(completions: Sequence[Any], **_: Any) -> list[float]:
+    return [float(len(completion[0]["content"])) for completion in completions]

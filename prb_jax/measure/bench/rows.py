@@ -1,0 +1,262 @@
+"""The rows of `prb bench all`: which commands of `prb bench` measure a machine, the most important first."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from prb_jax.measure.bench.machine import Machine
+
+Rival = Literal["transformers", "transformers-cached", "trl", "vllm"]
+
+# Weights of the layers' matrices, by shape.
+_WEIGHTS = {
+    "qwen3-40m": 0.04e9, "qwen3-0.6b": 0.6e9, "qwen3-1.7b": 1.7e9, "qwen3-4b": 4.0e9, "qwen3-8b": 8.2e9,
+}  # fmt: skip
+_SMALLEST_TRAINED = "qwen3-0.6b"
+_QUESTIONS = 15  # of a whole user
+_START = 25.0  # seconds until a command is ready to measure, compiling included
+_REACHED = 0.5  # of the peak, for an estimate of what a row takes
+_ATTENTION = 1.4  # all FLOPs over those of the matrices
+_BYTES_OF = {"score": 3, "lora": 5, "full": 24}  # of a weight, with room for activations
+_TIMES_OF_RIVAL = {"transformers": 4.0, "transformers-cached": 3.0, "trl": 6.0, "vllm": 2.0}
+_NEEDED = {
+    "transformers": ("torch", "transformers"),
+    "transformers-cached": ("torch", "transformers"),
+    "trl": ("torch", "transformers", "trl"),
+    "vllm": ("vllm",),
+}
+"""The packages of a rival."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRow:
+    """One command of `prb bench`."""
+
+    id: str
+    verb: str
+    model: str
+    # of the command, and their values; True for a flag without one
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = _START  # how long it takes, about
+    needs: str | None = None  # the id of the row that must have found the same scores as float32
+    # what kind of folder must be made of the shape; None where random weights will do
+    weights: Literal["reward", "policy"] | None = None
+    rival: Rival | None = None  # what it is compared with; `absent` is why there is no such comparison here
+    absent: str | None = None
+    only_beside: bool = False  # whether the row has no meaning without it
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def words(self, model: str, *, rival: bool = True) -> list[str]:
+        """Return the words of the command behind `prb bench`, with or without its comparison."""
+        words = [self.verb, model]
+        for flag, value in self.flags.items():
+            values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+            words += [f"--{flag}", *([] if value is True else map(str, values))]
+        return [*words, *(["--against", self.rival] if rival and self.rival else [])]
+
+    def command(self, words: Sequence[str]) -> str:
+        """Return a command line that a shell takes."""
+        variables = [f"{name}={value}" for name, value in self.environment.items()]
+        return " ".join([*variables, "prb", "bench", *map(shlex.quote, words)])
+
+
+def missing_rivals(machine: Machine) -> dict[str, str]:
+    """Return why other libraries cannot be measured beside ours on a machine, by rival; those that can are left out."""
+    missing = {}
+    for rival, packages in _NEEDED.items():
+        absent = [name for name in packages if machine.versions.get(name) is None]
+        if absent:
+            missing[rival] = f"{' and '.join(absent)} not installed"
+        elif machine.platform not in ("cpu", "gpu"):
+            missing[rival] = f"torch has no {machine.platform} here"
+        elif machine.torch_device not in (None, "cuda") and machine.platform == "gpu":
+            missing[rival] = "the torch that is installed sees no GPU"
+    return missing
+
+
+def plan_rows(
+    machine: Machine,
+    *,
+    missing: Mapping[str, str],
+    model: str | None = None,
+    prefix_tokens: int = 2000,
+    response_tokens: int = 130,
+) -> list[BenchRow]:
+    """Return the rows for a machine without some rivals, those of importance first; what a row needs comes before it.
+
+    A model stands in the place of the shapes that the memory allows.
+    """
+    on_cpu = machine.platform == "cpu"
+    plan = _Plan(machine, missing, model, prefix_tokens, response_tokens)
+    if on_cpu:
+        scored = trained = tuned = acted = plan.shape("qwen3-40m")
+        pairs = {2: 24, 16: 8, 64: 2}
+    else:
+        scored, tuned = plan.largest("score"), plan.largest("lora")
+        # TRL's weights and moments lie beside ours.
+        trained, acted = plan.largest("full"), plan.shape(_SMALLEST_TRAINED)
+        pairs = {count: size * machine.count for count, size in {2: 32, 16: 8, 64: 4}.items()}
+    plan.parity("auto")
+    for count, size in pairs.items():
+        plan.score(f"score-k{count}", scored, count, size, rival="transformers-cached")
+    plan.score("score-users", scored, 2, 2 * _QUESTIONS, users=True, rival="transformers-cached")
+    plan.parity("auto", training=True)
+    steps = 4 if on_cpu else 8 * machine.count
+    plan.train("train-full", trained, "full", steps, rival="trl")
+    plan.train("train-lora", tuned, "lora", steps)
+    plan.train("train-head", tuned, "head", steps)
+    if not on_cpu:
+        plan.parity("xla")
+        for count in (2, 16):
+            plan.score(f"score-k{count}-xla", scored, count, pairs[count], attention="xla")
+        plan.parity("xla", training=True)
+        plan.train("train-full-xla", trained, "full", steps, attention="xla")
+    for samples in (16, 1):
+        plan.sample(f"sample-{samples}", scored, samples)
+    plan.train("train-users", trained, "full", 10, users=10, rival="trl")
+    plan.serve("serve", acted)
+    plan.ppo("ppo", acted)
+    if machine.platform == "gpu":
+        plan.score("score-k2-vllm", scored, 2, pairs[2], rival="vllm", only_beside=True)
+    if model is None:
+        size = 2 if on_cpu else 4 * pairs[2]
+        plan.score("score-k2-0.6b", "qwen3-0.6b", 2, size, rival="transformers-cached")
+    if not on_cpu:
+        plan.parity("auto", dtype="float32")
+    return plan.rows
+
+
+class _Plan:
+    """The rows so far, and what they have in common."""
+
+    def __init__(
+        self, machine: Machine, missing: Mapping[str, str], model: str | None, prefix: int, response: int
+    ) -> None:
+        self.machine, self.missing, self.model = machine, missing, model
+        self.prefix, self.response = prefix, response
+        self.on_cpu = machine.platform == "cpu"
+        self.dtype, self.rounds = ("float32", 1) if self.on_cpu else ("bfloat16", 3)
+        self.lengths = {"prefix-tokens": prefix, "response-tokens": response}
+        self.scores_agree = f"parity-{self.dtype}-auto"
+        self.rows: list[BenchRow] = []
+
+    def shape(self, name: str) -> str:
+        """The model that was asked for, else this one."""
+        return self.model or name
+
+    def largest(self, use: str) -> str:
+        """The largest shape that all devices together hold for a use."""
+        memory = self.machine.memory_bytes * self.machine.count
+        fitting = [name for name, size in _WEIGHTS.items() if size * _BYTES_OF[use] <= memory]
+        return self.shape(fitting[-1] if fitting else "qwen3-40m")
+
+    def parity(self, attention: str, *, training: bool = False, dtype: str | None = None) -> None:
+        """A check of scores; or of a loss too."""
+        kind = dtype or self.dtype
+        flags = {"dtype": kind, "attention": attention, **({"training": True} if training else {})}
+        name = f"{'train-parity' if training else 'parity'}-{kind}-{attention}"
+        # A CPU computes the oracle: a small model, with the head size of the larger ones.
+        model = self.shape("qwen3-40m")
+        self._add(name, "parity", model, flags, rival="transformers", weights="reward", work=0)
+
+    def score(
+        self,
+        name: str,
+        model: str,
+        responses: int,
+        pairs: int,
+        *,
+        attention: str = "auto",
+        users: bool = False,
+        **more: Any,
+    ) -> None:
+        """Scoring of comparisons."""
+        questions = {"questions-per-user": _QUESTIONS} if users else {}
+        flags = {"dtype": self.dtype, "responses": responses, "pairs": pairs, **questions, **self.lengths}
+        flags |= ({} if attention == "auto" else {"attention": attention}) | {"rounds": self.rounds}
+        people = pairs // _QUESTIONS if users else pairs
+        work = people * self.prefix + pairs * responses * self.response
+        self._add(name, "score", model, flags, work=work, needs=f"parity-{self.dtype}-{attention}", **more)
+
+    def train(
+        self,
+        name: str,
+        model: str,
+        tuning: str,
+        pairs: int,
+        *,
+        attention: str = "auto",
+        users: int = 1,
+        **more: Any,
+    ) -> None:
+        """Steps of training."""
+        questions = {"questions-per-user": users} if users > 1 else {}
+        flags = {"dtype": self.dtype, "tuning": tuning, "pairs": pairs, **questions, **self.lengths}
+        flags |= {} if attention == "auto" else {"attention": attention}
+        flags |= ({} if self.on_cpu else {"remat": "full"}) | {"rounds": self.rounds}
+        work = 3 * (pairs // users * self.prefix + 2 * pairs * self.response)
+        needs = f"train-parity-{self.dtype}-{attention}"
+        self._add(name, "train", model, flags, work=work, needs=needs, **more)
+
+    def sample(self, name: str, model: str, samples: int) -> None:
+        """Texts of a policy."""
+        prompts, new = 4, 128
+        flags = {"dtype": self.dtype, "prompts": prompts, "samples": samples, "prompt-tokens": self.prefix}
+        flags |= {"new-tokens": min(new, 4 * self.response), "rounds": self.rounds}
+        # A token that is drawn costs more than its FLOPs.
+        work = prompts * (self.prefix + 4 * samples * new)
+        self._add(name, "sample", model, flags, rival="transformers", work=work, needs=self.scores_agree)
+
+    def serve(self, name: str, model: str) -> None:
+        """The server under clients."""
+        clients, seconds = (8, 15) if self.on_cpu else (256, 30)
+        prefix = min(self.prefix, 500) if self.on_cpu else self.prefix
+        flags = {"dtype": self.dtype, "clients": clients, "seconds": seconds}
+        flags |= self.lengths | {"prefix-tokens": prefix}
+        work = 3 * clients * (prefix + 2 * self.response)
+        self._add(name, "serve", model, flags, work=work, weights="reward", needs=self.scores_agree)
+
+    def ppo(self, name: str, model: str) -> None:
+        """Training of a policy."""
+        prompts, samples, new = 2, 8, min(128, 4 * self.response)
+        flags = {"dtype": self.dtype, "prompts": prompts, "samples": samples, "prompt-tokens": self.prefix}
+        flags |= {"new-tokens": new, "rounds": self.rounds}
+        work = 6 * prompts * samples * (self.prefix // 4 + 4 * new)
+        needs = self.scores_agree
+        self._add(name, "ppo", model, flags, rival="trl", work=work, weights="policy", needs=needs)
+
+    def _add(
+        self,
+        name: str,
+        verb: str,
+        model: str,
+        flags: Mapping[str, Any],
+        *,
+        work: float,
+        rival: Rival | None = None,
+        only_beside: bool = False,
+        **more: Any,
+    ) -> None:
+        """Add a row; `work` is the number of tokens of a pass forward."""
+        absent = None if rival is None else self.missing.get(rival)
+        beside = None if absent and not only_beside else rival
+        passes = 1 + self.rounds * (1 + (_TIMES_OF_RIVAL[beside] if beside else 0))
+        flops = 2 * _WEIGHTS.get(model, 0.0) * work * _ATTENTION * passes
+        peak = self.machine.peak_gflops[self.dtype] * 1e9 * self.machine.count
+        shares_gpu = self.machine.platform == "gpu" and beside
+        row = BenchRow(
+            id=name,
+            verb=verb,
+            model=model,
+            flags=flags,
+            seconds=_START * (2 if beside else 1) + flops / (_REACHED * peak),
+            rival=beside,
+            absent=f"{rival}: {absent}" if absent else None,
+            only_beside=only_beside,
+            environment={"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45"} if shares_gpu else {},
+            **more,
+        )
+        self.rows.append(row)

@@ -1,0 +1,210 @@
+"""`prb bench all`: every row of a machine's plan, each by a command of its own, kept in one `bench.json`.
+
+A row that is measured is never measured again; what failed or did not fit is tried again by the same command. Other
+devices or versions are another measurement, which needs another folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from prb_jax.errors import PrbError, RunError
+from prb_jax.measure.bench.machine import Machine
+from prb_jax.measure.bench.models import make_model
+from prb_jax.measure.bench.rows import BenchRow, missing_rivals, plan_rows
+from prb_jax.measure.bench.suite_tables import BENCH, KIND, MEASURED, write_pages
+from prb_jax.models.named_shapes import SHAPES
+from prb_jax.records.writing import held_folder, write_json
+from prb_jax.runs import command_line
+from prb_jax.runs.kind import as_recorded, check_same_inputs
+
+FAILED, UNPROVED, LEFT_OUT = "failed", "no parity", "not measured"
+"""States of rows without figures: an error; not run, as scores differ from float32; no time, or nothing beside."""
+
+_LEAST_SECONDS = 30.0
+
+
+class TimeIsOver(Exception):
+    """A command took longer than it was allowed to."""
+
+
+def bench_all(
+    *,
+    out: str | Path,
+    minutes: float = 30.0,
+    rows: Sequence[str] = (),
+    model: str | None = None,
+    prefix_tokens: int = 2000,
+    response_tokens: int = 130,
+    runner: Callable[..., list[dict[str, Any]]] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Measure a machine, and write `bench.json`, `bench.md` and `bench.html` to a folder.
+
+    Args:
+      out: the folder; a measurement of the same machine, versions and arguments that it holds is continued.
+      minutes: within which rows are begun, the most important first; a row that would not end in time is left out.
+      rows: ids of the rows to measure, with what they need; all if there are none.
+      model: a folder or shape in the place of those that the memory allows.
+      prefix_tokens, response_tokens: mean lengths of texts.
+      runner: runs a command, as `run_command` does in a process of its own, which is used if none is given.
+      clock: seconds.
+      say: called with a line before a row is measured, and with one after each row.
+
+    Returns:
+      What `bench.json` holds.
+
+    Raises:
+      RunError: the folder holds something else, another machine or other versions (each difference is named); an
+        unknown row; or the devices cannot be found.
+    """
+    folder, run, begun = Path(out), runner or run_command, clock()
+    with held_folder(folder):
+        (facts_of_machine,) = run(
+            ["machine"], environment={}, seconds=600, log=folder / "logs" / "machine.log"
+        )
+        machine = Machine.from_json(facts_of_machine)
+        asked: Any = {"model": model, "prefix_tokens": prefix_tokens, "response_tokens": response_tokens}
+        facts = {name: facts_of_machine[name] for name in ("platform", "kind", "count", "versions")}
+        inputs = as_recorded(facts | asked)
+        bench = KIND.read(folder)
+        if bench is None:
+            bench = {"kind": KIND.name, "format": 1, "inputs": inputs, "command": command_line()}
+            bench |= {"machine": asdict(machine), "sessions": [], "rows": []}
+        check_same_inputs(folder, bench["inputs"], inputs, file=BENCH)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        bench["sessions"].append({"started": now, "minutes": minutes})
+        missing = missing_rivals(machine)
+        plan = plan_rows(Machine.from_json(bench["machine"]), missing=missing, **asked)
+        before = {row["id"]: row for row in bench["rows"]}
+        wanted = _chosen(plan, rows) | {name for name, row in before.items() if row["status"] == MEASURED}
+        done: dict[str, dict[str, Any]] = {}
+        try:
+            for row in (row for row in plan if row.id in wanted):
+                left = 60 * minutes - (clock() - begun)
+                done[row.id] = before.get(row.id, {})
+                if done[row.id].get("status") != MEASURED:
+                    done[row.id] = _measure(row, done, run, folder=folder, left=left, say=say)
+                    say(_line(done[row.id]))
+                others = [known for name, known in before.items() if name not in done]
+                bench["rows"] = [*done.values(), *others]
+                write_json(folder / BENCH, bench)
+        finally:
+            write_pages(folder, bench)
+    return bench
+
+
+def failures(bench: Mapping[str, Any]) -> list[str]:
+    """Return the ids of the rows that failed, or whose scores are not those of float32."""
+    return [row["id"] for row in bench["rows"] if row["status"] in (FAILED, UNPROVED)]
+
+
+def run_command(
+    words: Sequence[str], *, environment: Mapping[str, str], seconds: float, log: Path
+) -> list[dict[str, Any]]:
+    """Run a command of `prb bench` as a process, and return the results that it writes as JSON.
+
+    What it prints is kept in a file.
+
+    Raises:
+      RunError: with the message of a command that fails.
+      TimeIsOver: the command took longer than so many seconds.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    results = log.with_suffix(".json")
+    results.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "prb_jax", "bench", *words, "--json", str(results)]
+    with log.open("wb") as output:
+        streams: Any = {"stdout": output, "stderr": subprocess.STDOUT, "env": {**os.environ, **environment}}
+        try:
+            status = subprocess.run(command, timeout=seconds, check=False, **streams).returncode
+        except subprocess.TimeoutExpired:
+            raise TimeIsOver from None
+    if status or not results.exists():
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        last = next((line for line in reversed(lines) if line.strip()), "")
+        message = last.removeprefix("prb: error: ").strip() or "no message"
+        raise RunError(f"{message} (exit status {status}; {log})")
+    # NaN becomes null: the file of all rows is strict JSON.
+    return json.loads(results.read_text(encoding="utf-8"), parse_constant=lambda _: None)
+
+
+def _chosen(plan: Sequence[BenchRow], names: Iterable[str]) -> set[str]:
+    """The ids of the rows asked for, and of what they need."""
+    known = {row.id: row for row in plan}
+    names = list(names)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise RunError(f"--rows: no row {', '.join(unknown)} on this machine; there are {', '.join(known)}")
+    rows = [known[name] for name in names] or plan
+    return {name for row in rows for name in (row.id, row.needs) if name is not None}
+
+
+def _measure(
+    row: BenchRow,
+    done: Mapping[str, Mapping[str, Any]],
+    run: Callable[..., Any],
+    *,
+    folder: Path,
+    left: float,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """A row of `bench.json`."""
+    made = row.weights is not None and row.model in SHAPES
+    model = str(folder / "models" / f"{row.model}-{row.weights}") if made else row.model
+    words = row.words(model)
+    record = {name: getattr(row, name) for name in ("id", "verb", "model", "flags", "rival", "absent")}
+    record |= {"command": row.command(words), "result": None}
+    if row.needs is not None and done[row.needs]["status"] != MEASURED:
+        reason = f"{row.needs}: {done[row.needs]['message']}"
+        broken = done[row.needs]["status"] in (FAILED, UNPROVED)
+        return record | {"status": UNPROVED if broken else LEFT_OUT, "message": reason}
+    if row.only_beside and row.absent:
+        return record | {"status": LEFT_OUT, "message": row.absent}
+    if row.seconds > left:
+        text = f"it takes about {row.seconds:,.0f} s, and {max(0.0, left):,.0f} s of --minutes were left"
+        return record | {"status": LEFT_OUT, "message": text}
+    say(f"{row.id}: about {row.seconds:,.0f} s ...")
+    start = time.monotonic()
+    options: dict[str, Any] = {"environment": row.environment, "log": folder / "logs" / f"{row.id}.log"}
+    try:
+        if made:
+            make_model(row.model, Path(model), policy=row.weights == "policy")
+        try:
+            (result,) = run(words, seconds=max(left, _LEAST_SECONDS), **options)
+        except RunError as error:
+            if row.rival is None or row.only_beside:
+                raise
+            record["absent"] = f"{row.rival} failed: {error}"
+            words = row.words(model, rival=False)
+            record["command"] = row.command(words)
+            left -= time.monotonic() - start
+            (result,) = run(words, seconds=max(left, _LEAST_SECONDS), **options)
+    except TimeIsOver:
+        text = f"stopped after {time.monotonic() - start:,.0f} s, at the end of --minutes"
+        return record | {"status": LEFT_OUT, "message": text}
+    except PrbError as error:
+        return record | {"status": FAILED, "message": str(error)}
+    record |= {"status": MEASURED, "message": "", "result": result, "seconds": time.monotonic() - start}
+    if row.verb == "parity" and not result["agrees"]:
+        differences = {name: result.get(f"{name}_difference") for name in ("rms", "loss", "against")}
+        shown = ", ".join(f"{name} {value:.1e}" for name, value in differences.items() if value is not None)
+        text = f"scores differ from float32: {shown or 'no number'}; tolerance {result['tolerance']}"
+        record |= {"status": FAILED, "message": text}
+    return record
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    if row["status"] != MEASURED:
+        return f"{row['id']}: {row['status']}: {row['message']}"
+    return f"{row['id']}: measured in {row['seconds']:,.0f} s"

@@ -1,0 +1,212 @@
+"""The real programs, scoring and training, with shapes in place of arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+
+from prb_jax.errors import MeshError
+from prb_jax.measure.plan.streams import BatchShape, PlannedStreams, planned_streams
+from prb_jax.models.attention.choice import StreamAttention, choose_attention
+from prb_jax.models.checkpoints.load import abstract_params
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.model import parameter_shardings
+from prb_jax.models.quantization import quantization_form
+from prb_jax.models.readouts.heads import choose_readout
+from prb_jax.models.readouts.score_tree import is_pointwise, make_score_fn
+from prb_jax.platform.sharding import check_heads, mesh_shape
+from prb_jax.training import PASSES, Tuning
+from prb_jax.training.config import OptimizerSettings, TrainSettings
+from prb_jax.training.objective import make_reward_step
+
+_READ_BACKWARD = 2.5
+"""What the kernels of a backward pass read, of what that of a forward pass does: keys twice and values by queries,
+queries and their derivatives by keys."""
+
+
+@dataclass(frozen=True)
+class PlannedProgram:
+    """A jitted function and what it is called with."""
+
+    function: Any
+    arguments: tuple[Any, ...]  # ``ShapeDtypeStruct`` with shardings in place of arrays
+    flops: float  # what its result needs on all chips together, without anything computed twice or in vain
+    # how often what is inside a loop runs, or on a side of a kernel's grid, whose length is data: see
+    # :class:`prb_jax.measure.plan.streams.PlannedStreams`
+    steps: float = 1.0
+    attention: str = ""  # the name of its implementation; "" if it is not reported
+    tokens: int = 0  # of the batch, without padding; 0 if it is not reported, and so for the following
+    computed_tokens: int = 0  # the same with padding
+    # of one chip, what a kernel reads of keys and values, of which it reads blocks more than once
+    kernel_bytes: float = 0.0
+    named: Mapping[str, Any] = field(default_factory=dict)
+
+
+def scoring_program(
+    config: DecoderConfig,
+    shape: BatchShape,
+    *,
+    mesh: Mesh,
+    dtype: str,
+    quantize: str | None = None,
+    attention: str = "auto",
+) -> PlannedProgram:
+    """The scorer of :mod:`prb_jax.models.readouts.score_tree` and a batch of packed streams.
+
+    Args:
+      quantize: the form in which the layers' matrices are held, see :mod:`prb_jax.models.quantization`.
+      attention: one of :data:`prb_jax.models.ATTENTIONS`.
+
+    Raises:
+      MeshError: the mesh does not divide the model or the batch; axis and sizes are named.
+      CheckpointError: these chips have no matrix units for that form.
+    """
+    check_shape(config, shape, mesh)
+    if quantize is not None:
+        quantization_form(quantize, mesh=mesh)
+    kind = jnp.dtype(dtype)
+    readout = choose_readout(
+        None if config.num_labels == 1 else "first-logit", num_labels=config.num_labels, where="model"
+    )
+    weights = abstract_params(config, dtype=kind, head_dtype=jnp.float32, quantize=quantize)
+    shardings = parameter_shardings(weights, mesh, config=config)
+    function = make_score_fn(config, mesh=mesh, dtype=kind, readout=readout, shardings=shardings)
+    chosen = choose_attention(mesh, kind, attention, config=config)
+    streams = planned_streams(config, shape, mesh=mesh, attention=chosen, reads_only=is_pointwise(config))
+    return _planned(function, (placed(weights, shardings), streams.batch), streams, chosen)
+
+
+def training_program(
+    config: DecoderConfig,
+    shape: BatchShape,
+    *,
+    mesh: Mesh,
+    dtype: str,
+    tuning: Tuning,
+    remat: str,
+    attention: str = "auto",
+) -> PlannedProgram:
+    """``accumulate`` of :func:`prb_jax.training.objective.make_reward_step`: forward and backward of a batch.
+
+    Trained weights, AdamW's moments and the gradient sums are float32; frozen weights are in ``dtype``.
+
+    Raises:
+      MeshError: the mesh does not divide the model or the batch; axis and sizes are named.
+      CheckpointError: a head with several labels.
+    """
+    check_shape(config, shape, mesh)
+    kind = jnp.dtype(dtype)
+    settings = TrainSettings(
+        dtype=dtype,  # pyright: ignore[reportArgumentType] - checked by the settings
+        tuning=tuning,
+        remat=remat,  # pyright: ignore[reportArgumentType]
+        attention=attention,  # pyright: ignore[reportArgumentType]
+        optimizer=OptimizerSettings(learning_rate=1e-4),
+    )
+    step = make_reward_step(settings, config, mesh=mesh, lengths=(1000,))
+    weights = abstract_params(config, dtype=kind, head_dtype=jnp.float32)
+    state, frozen = jax.eval_shape(step.begin, weights)
+    state, frozen = placed(state, step.state_shardings), placed(frozen, step.frozen_shardings)
+    chosen = choose_attention(mesh, kind, attention, config=config, trained=True)
+    streams = planned_streams(config, shape, mesh=mesh, attention=chosen, reads_only=False)
+    arguments = (state, frozen, streams.batch, streams.extras(mesh))
+    forward = 2 if remat == "full" else 1
+    read = (forward + _READ_BACKWARD) * streams.kernel_bytes
+    return _planned(
+        step.accumulate, arguments, replace(streams, kernel_bytes=read), chosen, passes=PASSES[tuning]
+    )
+
+
+def _planned(
+    function: Any,
+    arguments: tuple[Any, ...],
+    streams: PlannedStreams,
+    attention: StreamAttention,
+    *,
+    passes: float = 1.0,
+) -> PlannedProgram:
+    return PlannedProgram(
+        function,
+        arguments,
+        passes * streams.flops,
+        streams.steps,
+        attention.name,
+        tokens=streams.tokens,
+        computed_tokens=streams.computed,
+        kernel_bytes=streams.kernel_bytes,
+    )
+
+
+def executed_flops(jaxpr: Any, *, steps: float = 1.0, int8: float = 1.0) -> float:
+    """FLOPs of all matrix products that a traced program runs, on all chips together.
+
+    Unlike the compiler's own count, bodies of scans count as often as they run; of several branches the
+    dearest counts.
+
+    Args:
+      steps: how often a loop runs, or a side of a kernel's grid, whose length is data.
+      int8: what an operation of a product of int8 factors counts.
+    """
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    within, total = partial(executed_flops, steps=steps, int8=int8), 0.0
+    for equation in jaxpr.eqns:
+        name, parameters = equation.primitive.name, equation.params
+        if name == "dot_general":
+            contracted = parameters["dimension_numbers"][0][0]
+            left = equation.invars[0].aval.shape
+            weight = int8 if equation.outvars[0].aval.dtype == jnp.int32 else 1.0
+            inner = math.prod(left[i] for i in contracted)
+            total += 2.0 * weight * math.prod(equation.outvars[0].aval.shape) * inner
+        elif name == "cond":
+            total += max(map(within, parameters["branches"]))
+        else:
+            lists = (value if isinstance(value, tuple | list) else (value,) for value in parameters.values())
+            values = chain.from_iterable(lists)
+            inner = [value for value in values if hasattr(getattr(value, "jaxpr", value), "eqns")]
+            total += sum(map(within, inner)) * _runs(name, parameters, steps)
+    return total
+
+
+def _runs(name: str, parameters: dict[str, Any], steps: float) -> float:
+    """How often an operation runs what is inside it, on all chips together."""
+    if name == "scan":
+        return parameters["length"]
+    if name == "while":
+        return steps
+    if name == "shard_map":
+        return parameters["mesh"].size
+    if name == "pallas_call":
+        return steps * math.prod(side for side in parameters["grid_mapping"].grid if isinstance(side, int))
+    return 1
+
+
+def check_shape(config: DecoderConfig, shape: BatchShape, mesh: Mesh) -> None:
+    """Raise MeshError for a mesh that does not divide model or batch, and for longer texts than the model takes."""
+    check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
+    shards = mesh_shape(mesh).batch_shards
+    if shape.batch % shards:
+        axes = f"data={mesh.shape['data']} x fsdp={mesh.shape['fsdp']}"
+        raise MeshError(f"mesh axis {axes} does not divide a batch of {shape.batch}")
+    longest = shape.prefix + shape.response_length
+    if longest > config.max_position_embeddings:
+        raise MeshError(
+            f"conversations of {longest} tokens (prefix {shape.prefix}, response {shape.response_length}), "
+            f"but the model was made for {config.max_position_embeddings} (max_position_embeddings)"
+        )
+
+
+def placed(shapes: Any, shardings: Any) -> Any:
+    """Return a tree of shapes with the shardings of its arrays."""
+
+    def place(leaf: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return jax.tree.map(place, shapes, shardings)

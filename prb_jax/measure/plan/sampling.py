@@ -1,0 +1,138 @@
+"""What sampling takes on a slice of TPUs: the sampler's own loop over tokens, compiled for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from prb_jax.behaviour.generation.programs import decoding_mesh, make_program, program_shardings, run_program
+from prb_jax.behaviour.generation.rules import SampleOptions
+from prb_jax.behaviour.generation.steps import Stops, empty_prompts, empty_rows
+from prb_jax.errors import MeshError
+from prb_jax.measure.plan.chips import PlanOptions, slice_of
+from prb_jax.measure.plan.planner import Plan, bytes_per_chip, compile_program, mesh_named, shape_of
+from prb_jax.measure.plan.program import PlannedProgram, check_shape, placed
+from prb_jax.measure.plan.streams import BatchShape
+from prb_jax.models.attention.choice import choose_attention
+from prb_jax.models.checkpoints.load import abstract_params
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.flops import matrix_flops_per_token
+from prb_jax.models.head import LanguageHead
+from prb_jax.models.model import parameter_shardings
+from prb_jax.models.named_shapes import read_model
+from prb_jax.models.quantization import quantization_form
+from prb_jax.platform.sharding import make_mesh, mesh_shape, replicated
+from prb_jax.trees.stream_tables import round_up
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingPlan:
+    """What a step of the sampler takes, which draws one token for every sample; its bytes are those of the whole loop.
+
+    The caches hold keys and values of all prompts and of all samples. Tokens a second are those of all samples
+    together, at best; None where the program does not fit.
+    """
+
+    plan: Plan
+    prefix_cache_bytes_per_chip: int
+    sample_cache_bytes_per_chip: int
+    tokens_per_second: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures of the plan and of the caches, JSON-ready."""
+        names = ("prefix_cache_bytes_per_chip", "sample_cache_bytes_per_chip", "tokens_per_second")
+        return self.plan.to_json() | {name: getattr(self, name) for name in names}
+
+
+def plan_sampling(model: str | Path | DecoderConfig, options: PlanOptions) -> SamplingPlan:
+    """Compile the sampler for a slice of TPUs.
+
+    Args:
+      model: as of :func:`prb_jax.measure.plan.planner.plan`; the head is that of a causal language model.
+      options: trees are prompts with their samples, one for each part that the mesh splits a batch into if their
+        number is not given. The mesh is that of `prb sample` if it is not given, which splits heads and widths over
+        the chips of a slice. The dtype is that of weights, activations and caches.
+
+    Raises:
+      RunError, MeshError, CheckpointError: as of :func:`prb_jax.measure.plan.planner.plan`.
+    """
+    place, config = slice_of(options), read_model(model)
+    devices = make_mesh(options.mesh, devices=place.devices)
+    if options.mesh is None:
+        devices = decoding_mesh(config, devices)
+    trees = options.batch or mesh_shape(devices).batch_shards
+    shape = shape_of(options, batch=trees)
+    making: Any = {"mesh": devices, "dtype": options.dtype, "quantize": options.quantize}
+    program, caches = sampling_program(config, shape, **making)
+    token_plan = compile_program(program, place, mesh=mesh_named(options.mesh, devices), batch=trees)
+    if token_plan.unknown_loops == 1:  # the loop over tokens, which ends when all samples have
+        token_plan = replace(token_plan, note="the time is that of one token of each sample")
+    seconds = token_plan.estimated_seconds
+    return SamplingPlan(
+        plan=token_plan,
+        prefix_cache_bytes_per_chip=caches[0],
+        sample_cache_bytes_per_chip=caches[1],
+        tokens_per_second=None if seconds is None else trees * options.responses / seconds,
+    )
+
+
+def sampling_program(
+    config: DecoderConfig, shape: BatchShape, *, mesh: Mesh, dtype: str, quantize: str | None = None
+) -> tuple[PlannedProgram, tuple[int, int]]:
+    """Return the sampler's loop over tokens, and the bytes that its two caches take on a chip: of prompts, of samples.
+
+    Raises:
+      MeshError: the mesh does not divide the model or the batch; axis and sizes are named.
+      CheckpointError: these chips have no matrix units for that form.
+    """
+    kind = jnp.dtype(dtype)
+    if quantize is not None:
+        quantization_form(quantize, mesh=mesh)
+    head = LanguageHead(tied=config.tie_word_embeddings, softcap=config.final_logit_softcapping)
+    policy = replace(config, head=head)
+    check_shape(policy, shape, mesh)
+    columns = round_up(shape.prefix, mesh.shape["sequence"])
+    if columns < 1:
+        raise MeshError(f"prefix: expected a token at least, found {shape.prefix}")
+    sampler = make_program(policy, mesh=mesh, dtype=kind)
+    weights = abstract_params(policy, dtype=kind, head_dtype=kind, quantize=quantize)
+    shardings = program_shardings(sampler)
+    prompts = jax.eval_shape(lambda: empty_prompts(sampler, trees=shape.batch, columns=columns))
+    rows = jax.eval_shape(
+        lambda: empty_rows(
+            sampler, trees=shape.batch, samples=shape.responses, columns=round_up(shape.response_length, 16)
+        )
+    )
+    whole = replicated(mesh)
+
+    def small(*sizes: int, of: Any = jnp.int32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(sizes, of, sharding=whole)
+
+    named = {
+        "rules": jax.tree.map(lambda leaf: small(*leaf.shape, of=leaf.dtype), SampleOptions().rules),
+        "stops": Stops(ids=small(4), tokens=small()),  # pyright: ignore[reportArgumentType]
+        "seed": small(),
+        "most": small(),
+        "watched": small(shape.batch, shape.responses, of=jnp.bool_),
+    }
+    shown = placed((prompts, rows), shardings)
+    of_prompts, of_rows = (bytes_per_chip((part.cache.keys, part.cache.values)) for part in shown)
+    arguments = (placed(weights, parameter_shardings(weights, mesh, config=policy)), *shown)
+    attention = choose_attention(mesh, kind, sampler.attention, config=policy).name
+    flops = step_flops(policy, shape)
+    program = PlannedProgram(run_program(sampler), arguments, flops, attention=attention, named=named)
+    return program, (of_prompts, of_rows)
+
+
+def step_flops(config: DecoderConfig, shape: BatchShape) -> float:
+    """Return what the last token of all samples needs: matrices, the head, and attention over prompt and sample."""
+    head, length = 2.0 * config.hidden_size * config.vocab_size, shape.prefix + shape.response_length
+    windows = (config.sliding_window if slides else None for slides in config.layer_windows)
+    seen = sum(length if window is None else min(length, window) for window in windows)
+    attention = 4.0 * config.num_attention_heads * config.head_dim * seen
+    return shape.batch * shape.responses * (matrix_flops_per_token(config) + head + attention)

@@ -1,0 +1,152 @@
+"""The packed streams of a planned batch, with shapes in place of arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from prb_jax.errors import MeshError
+from prb_jax.models.attention.batched import steps_of_rounds
+from prb_jax.models.attention.choice import StreamAttention
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.flops import stream_flops
+from prb_jax.models.named_shapes import QUESTION_TOKENS
+from prb_jax.platform.sharding import batch_sharding, mesh_shape
+from prb_jax.scoring.batching import stream_options
+from prb_jax.training.objective import Extras
+from prb_jax.trees.stream_shapes import pack_together
+from prb_jax.trees.stream_tables import BlockTable, StepTable
+from prb_jax.trees.streams import StreamBatch, make_stream_batch
+from prb_jax.trees.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchShape:
+    """B trees of P prefix tokens and K responses of R tokens."""
+
+    # batch, prefix, responses, response_length: B, P, K, R
+    batch: int
+    prefix: int
+    responses: int
+    response_length: int
+    # so many trees in a row begin with the same profile, which the question of
+    # :data:`prb_jax.models.named_shapes.QUESTION_TOKENS` follows in each
+    questions_per_user: int = 1
+    # the standard deviation of the logarithm of the prefixes' lengths, of which P is the median then; half of it is
+    # that # of the responses
+    spread: float = 0.0
+
+
+@dataclass(frozen=True)
+class PlannedStreams:
+    """The trees of a batch in one stream for each part that the mesh splits it into, as short as can be."""
+
+    batch: StreamBatch  # ``ShapeDtypeStruct`` with shardings
+    trees: int  # that a stream has room for
+    responses: int  # of a tree, at most
+    # how often attention takes a step, for one head of the kernel or one round of the XLA program, on the device that
+    # has most to do
+    steps: float
+    kernel_bytes: (
+        float  # of keys and values that a kernel reads in all layers of a pass forward, on one device
+    )
+    flops: float  # of a pass forward on paper, on all devices together
+    tokens: int  # of the trees, shared ones once
+    computed: int  # tokens of all streams, padding included
+
+    def extras(self, mesh: Mesh) -> Extras:
+        """Return what the loss takes beside the batch, with shapes in place of arrays."""
+        sizes = (len(self.batch.tokens), self.trees, self.responses)
+        labels, mask, places = (
+            split_rows(mesh, kind, *sizes) for kind in (jnp.float32, jnp.bool_, jnp.int32)
+        )
+        of_trees = split_rows(mesh, jnp.float32, *sizes[:2])
+        return Extras(labels=labels, mask=mask, margin=of_trees, weights=of_trees, places=places)
+
+
+def split_rows(mesh: Mesh, dtype: Any, *sizes: int) -> Any:
+    """Return the shape of an array whose rows the mesh splits."""
+    return jax.ShapeDtypeStruct(sizes, dtype, sharding=batch_sharding(mesh, len(sizes)))
+
+
+def drawn_trees(shape: BatchShape, *, longest: int) -> list[Tree]:
+    """Return the trees of a planned batch: of one size each, or with a spread log-normal lengths around the medians.
+
+    Conversations of more than the longest number of tokens lose the end of their prefix.
+    """
+    rng = np.random.default_rng(0)
+
+    def drawn(median: int, spread: float, *sizes: int) -> np.ndarray:
+        lengths = median * np.exp(spread * rng.standard_normal(sizes))
+        return np.maximum(np.round(lengths), 2).astype(int)
+
+    trees = []
+    for number, (prefix, sizes) in enumerate(
+        zip(
+            drawn(shape.prefix, shape.spread, shape.batch),
+            drawn(shape.response_length, shape.spread / 2, shape.batch, shape.responses),
+            strict=True,
+        )
+    ):
+        responses = tuple(
+            np.full(min(size, longest // 2), number, np.int32) for number, size in enumerate(sizes)
+        )
+        ids = np.full(min(prefix, longest - max(map(len, responses))), 1 + number, np.int32)
+        if (
+            number % shape.questions_per_user
+        ):  # begins with the profile of the tree before, which may be shorter
+            profile = min(len(ids), len(trees[-1].prefix)) - QUESTION_TOKENS
+            ids[: max(profile, 0)] = trees[-1].prefix[: max(profile, 0)]
+        trees.append(Tree(ids, responses, tuple(len(response) - 1 for response in responses)))
+    return trees
+
+
+def planned_streams(
+    config: DecoderConfig, shape: BatchShape, *, mesh: Mesh, attention: StreamAttention, reads_only: bool
+) -> PlannedStreams:
+    """Pack the trees of a batch for a mesh whose devices need not be there.
+
+    Args:
+      reads_only: the last layer is computed at the read places alone.
+
+    Raises:
+      MeshError: fewer trees than parts.
+    """
+    shards, trees = mesh_shape(mesh).batch_shards, drawn_trees(shape, longest=config.max_position_embeddings)
+    if len(trees) < shards:
+        raise MeshError(
+            f"a batch of {len(trees)} trees leaves some of {shards} parts of the mesh without any"
+        )
+    options = stream_options(config, mesh, attention)
+    packed = pack_together(trees, options)
+    shorter = stream_options(config, mesh, attention, packed[0].shape.tokens)
+    if shorter.block != options.block:  # so short that smaller blocks suit it
+        options, packed = shorter, pack_together(trees, shorter)
+    batch = make_stream_batch(trees, packed, options)
+    steps, kernel_bytes = _steps(config, batch, mesh)
+    return PlannedStreams(
+        batch=jax.tree.map(lambda array: split_rows(mesh, array.dtype, *array.shape), batch),
+        trees=batch.reads.shape[1],
+        responses=shape.responses,
+        steps=steps,
+        kernel_bytes=kernel_bytes,
+        flops=stream_flops(batch, config, reads_only=reads_only),
+        tokens=sum(stream.tokens for stream in packed),
+        computed=batch.tokens.size,
+    )
+
+
+def _steps(config: DecoderConfig, batch: StreamBatch, mesh: Mesh) -> tuple[float, float]:
+    """The steps, and the bytes that a kernel reads, of layers that see all or of those with a window, the dearer."""
+    table = batch.window_blocks if config.sliding_window and all(config.layer_windows) else batch.blocks
+    heads = config.num_attention_heads // mesh.shape["tensor"]
+    if isinstance(table, StepTable):
+        steps = float(np.asarray(table.counts)[..., 0].max())
+        return steps, 2.0 * steps * table.block * 2 * heads * config.head_dim * config.num_hidden_layers
+    assert isinstance(table, BlockTable)
+    return steps_of_rounds(np.asarray(table.counts), heads, parts=mesh.shape["sequence"]), 0.0

@@ -1,0 +1,173 @@
+"""From a model's name to a local folder, and to the fingerprint that says which weights these are."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prb_jax.errors import CheckpointError, first_line, quote
+from prb_jax.models.checkpoints.weight_file import read_header
+from prb_jax.platform.processes.sharing import process_count, process_index
+from prb_jax.platform.storage.urls import localised, shown
+from prb_jax.records.digests import check_digests
+from prb_jax.records.reading import read_object
+from prb_jax.records.schema import check_schema
+
+# What a model needs; no code. Of files of torch.save the small ones that go with safetensors, and the weights
+# themselves only where there are no safetensors.
+_SIDE_FILES = ("value_head.bin", "regression_layer.pt", "gating_layer.pt")
+_WANTED = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", *_SIDE_FILES)
+_TORCH = ("pytorch_model*.bin", "*.pt")
+
+TRAIN, MODEL = "train.json", "model"
+"""The record of a training run and the folder of its model."""
+
+_WHOLE_FILE = 32 * 1024**2
+_SAMPLES = 256
+_SAMPLE_BYTES = 16 * 1024
+_SMALL_TENSOR = 256 * 1024
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """Where a checkpoint lies on this machine."""
+
+    name: str  # as the user gave it
+    path: Path  # local folder
+    revision: str | None  # commit on the hub; None for a local folder
+
+
+def locate(name: str | Path, *, revision: str | None = None) -> ModelFolder:
+    """The folder of a model: a local one as it stands, the model of a run of `prb train`, or a snapshot of
+    a hub repository.
+
+    Raises:
+      CheckpointError: neither a folder nor a repository that can be fetched; or a revision asked of
+        a local folder.
+    """
+    path = Path(localised(name)).expanduser()
+    if path.is_dir():
+        if revision is not None:
+            raise CheckpointError(
+                f"{path}: revision {quote(revision)} was asked for, but this is a local folder"
+            )
+        return ModelFolder(shown(str(name)), _without_pipes(_trained_model(path)), None)
+    if path.exists():
+        raise CheckpointError(f"{path}: expected a model folder, found a file")
+    text = str(name)
+    if text.startswith((".", "/", "~")) or text.count("/") != 1:
+        raise CheckpointError(
+            f"{text}: no such folder (a model is a local folder, a hub id like 'org/name', or a "
+            "built-in baseline such as 'baseline:length')"
+        )
+    from huggingface_hub import snapshot_download
+
+    try:
+        snapshot = Path(snapshot_download(text, revision=revision, allow_patterns=list(_WANTED)))
+        if not _has_safetensors(snapshot):
+            wanted = [*_WANTED, *_TORCH]
+            snapshot = Path(snapshot_download(text, revision=revision, allow_patterns=wanted))
+    except Exception as error:
+        reason = first_line(error)
+        raise CheckpointError(
+            f"{text}: no such folder here, and it cannot be fetched from the hub: {reason}"
+        ) from error
+    return ModelFolder(text, snapshot, snapshot.name)
+
+
+def _trained_model(path: Path) -> Path:
+    """Of the folder of a training run the model in it; any other folder as it is."""
+    if not (path / TRAIN).is_file() or (path / "config.json").exists():
+        return path
+    if not (path / MODEL).is_dir() and (path / "summary.json").is_file():
+        raise CheckpointError(
+            f"{path}: the model of this training run was deleted: the same command exports it again from its "
+            f"checkpoint; of `prb train`, `prb convert {path} DST` does too"
+        )
+    if not (path / MODEL).is_dir():
+        raise CheckpointError(
+            f"{path}: this training run is not finished, so there is no model in it yet: the same command "
+            f"continues it; of `prb train`, `prb convert {path} DST` writes the best checkpoint"
+        )
+    return path / MODEL
+
+
+def check_exported(folder: Path) -> None:
+    """Compare the model of a training run with the digests of its files in the record of the run.
+
+    Any other folder, and one of an earlier version, has none. Of several processes each reads a share of the files.
+
+    Raises:
+      CheckpointError: a file is missing, or is not the one that was exported.
+    """
+    record = folder.absolute().parent / TRAIN
+    if folder.absolute().name != MODEL or not record.is_file():
+        return
+    digests = read_object(record, error=CheckpointError).get("files", {})
+    check_schema(digests, dict[str, str], where=f"{record}: files", error=CheckpointError)
+    files = sorted(name for name in digests if name.startswith(f"{MODEL}/"))
+    share = {
+        name.removeprefix(f"{MODEL}/"): digests[name] for name in files[process_index() :: process_count()]
+    }
+    check_digests(folder, share, record=record, error=CheckpointError)
+
+
+def _without_pipes(folder: Path) -> Path:
+    """The folder itself; others open its files too, and reading a pipe or a device waits or goes on forever."""
+    for path in folder.iterdir():
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise CheckpointError(f"{path}: expected a file, found a pipe or a device")
+    return folder
+
+
+def fingerprint(folder: Path) -> dict[str, str]:
+    """A digest of every file that decides scores, by file name.
+
+    Files up to 32 MiB are hashed whole (``sha256:``). Larger ones, weights, by their size and 256 evenly spaced blocks
+    of 16 KiB, the first and last bytes included; of safetensors also by the header and every tensor of at most 256 KiB,
+    so that a model whose head alone was trained is another one (``sampled-sha256:``). That is enough to tell
+    checkpoints apart, at a cost that hardly grows with them.
+
+    Raises:
+      CheckpointError: a file vanished or cannot be read.
+    """
+    digests: dict[str, str] = {}
+    for pattern in _WANTED if _has_safetensors(folder) else (*_WANTED, *_TORCH):
+        for path in sorted(folder.glob(pattern)):
+            if path.is_file():
+                digests[path.name] = _digest(path)
+    return dict(sorted(digests.items()))
+
+
+def _has_safetensors(folder: Path) -> bool:
+    return any(path.name.startswith("model") for path in folder.glob("*.safetensors"))
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            if size <= _WHOLE_FILE:
+                digest.update(file.read())
+                return f"sha256:{digest.hexdigest()}"
+            digest.update(str(size).encode())
+            for number in range(_SAMPLES):
+                file.seek((size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
+            if path.suffix == ".safetensors":
+                for tensor in sorted(read_header(path).values(), key=lambda tensor: tensor.start):
+                    digest.update(f"{tensor.name} {tensor.dtype} {tensor.shape}".encode())
+                    if tensor.nbytes <= _SMALL_TENSOR:
+                        file.seek(tensor.start)
+                        digest.update(file.read(tensor.nbytes))
+            return f"sampled-sha256:{digest.hexdigest()}"
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def describe(folder: ModelFolder) -> dict[str, Any]:
+    """What ``run.json`` records of the weights."""
+    return {"revision": folder.revision, "files": fingerprint(folder.path)}

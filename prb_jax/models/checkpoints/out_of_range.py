@@ -1,0 +1,53 @@
+"""Which tensor of a checkpoint explains scores that are no numbers, or all the same."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from prb_jax.models.checkpoints.hf_map import flatten, leaf_maps
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.config.encoder import EncoderConfig
+from prb_jax.models.decoder import Params
+
+LARGEST: Final = 1e18
+"""Activations of about the size of larger weights overflow where a norm squares them in float32."""
+
+
+def explain_scores(params: Params, config: DecoderConfig | EncoderConfig) -> str:
+    """Return in words which weights may be why the scores of a model cannot be used.
+
+    It is the first tensor of the forward pass that is out of range, or else the one with the largest weight. Of several
+    processes each sees its own shards.
+    """
+    held = flatten(params)
+    places: list[tuple[int, int, str, float]] = []  # layer, number of the leaf, tensor, its largest weight
+    for number, leaf in enumerate(leaf_maps(config)):
+        array = held.pop(leaf.path, None)
+        if array is None:  # it is quantised
+            continue
+        before = not leaf.is_head and leaf.name != "final_norm"
+        outside = -1 if before else config.num_hidden_layers
+        for layer, (key, size) in enumerate(zip(leaf.file_keys, _largest(array, by_layer=leaf.stacked))):
+            if leaf.is_head and array.ndim > 1 and size == 0:
+                return f"all weights of the tensor '{key}' are 0"
+            places.append((layer if leaf.stacked else outside, number, key, float(size)))
+    for _, _, key, size in sorted(places):
+        if not size <= LARGEST:
+            return f"the tensor '{key}' has weights of up to {size:.3g}, and those above {LARGEST:g} overflow in a norm"
+    _, _, key, size = max(places, key=lambda place: place[3])
+    return f"no tensor is out of range, the largest weight is {size:.3g} in '{key}'"
+
+
+def _largest(array: jax.Array, *, by_layer: bool) -> np.ndarray:
+    """The largest magnitude of the shards of this process: float32 [L] by layer, or [1]."""
+    largest = np.zeros(array.shape[0] if by_layer else 1, np.float32)
+    for shard in array.addressable_shards:
+        axes = tuple(range(1 if by_layer else 0, array.ndim))
+        sizes = np.asarray(jnp.max(jnp.abs(shard.data.astype(jnp.float32)), axis=axes, initial=0.0))
+        part = largest[shard.index[0]] if by_layer else largest
+        np.maximum(part, sizes, out=part)
+    return largest

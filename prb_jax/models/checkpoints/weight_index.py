@@ -1,0 +1,239 @@
+"""All tensors of a model folder by name, and slices of them read straight into given arrays.
+
+Reads use ``pread`` instead of a memory map: mapped pages count as resident memory of the process, and
+peak memory while loading has a bound. Only the bytes of the slice are read.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from prb_jax.errors import CheckpointError, quote
+from prb_jax.models.checkpoints.weight_file import FLOAT_DTYPES, TORCH_SUFFIXES, TensorInfo, read_tensors
+from prb_jax.records.reading import read_object
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+TORCH_FILE = "pytorch_model.bin"
+TORCH_INDEX_FILE = "pytorch_model.bin.index.json"
+_PICKLE_SUFFIXES = (*TORCH_SUFFIXES, ".pkl", ".ckpt")
+# Written beside models, and no weights.
+_NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt")
+# Rows are read and converted in blocks of at most this size, so that scratch memory stays small.
+_BLOCK_BYTES = 2 << 20
+# Rows that are transposed at a time: what they fill stays in the core's cache until it is written.
+_STRIP_ROWS = 16
+
+
+@dataclass(frozen=True)
+class WeightIndex:
+    """All tensors of a model folder."""
+
+    folder: Path
+    files: tuple[Path, ...]  # its weight files, in the order of their names
+    tensors: Mapping[str, TensorInfo]  # every tensor by name
+
+
+def index_folder(folder: str | Path, *, side_files: Sequence[tuple[str, str]] = ()) -> WeightIndex:
+    """Find and check the weight files of a folder: one file, or several with an index.
+
+    Safetensors are preferred; files of ``torch.save`` are read without running code from them
+    (:mod:`prb_jax.models.checkpoints.weight_file`).
+
+    Args:
+      side_files: further files, each with what is put before the names in it; those that exist are read too.
+
+    Raises:
+      CheckpointError: no folder, no weights (with the remedy if there are other pickle files or an
+        adapter), a broken file, an index that names an absent file or another file than the one that
+        holds a tensor, or a tensor that two files hold.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder}: expected a model folder, found {'a file' if folder.exists() else 'nothing'}"
+        )
+    index = _index_weights(folder, [name for name, _ in side_files])
+    files, tensors = list(index.files), dict(index.tensors)
+    for name, prefix in side_files:
+        path = folder / name
+        if path.exists() and path not in files:
+            files.append(path)
+            _add_tensors(tensors, path, prefix)
+    return WeightIndex(folder, tuple(files), tensors)
+
+
+def _index_weights(folder: Path, side_files: Sequence[str]) -> WeightIndex:
+    for single_file, index_file in ((SINGLE_FILE, INDEX_FILE), (TORCH_FILE, TORCH_INDEX_FILE)):
+        single, index = folder / single_file, folder / index_file
+        if single.exists() and index.exists():
+            raise CheckpointError(
+                f"{folder}: holds both {single_file} and {index_file}: remove the one that is stale"
+            )
+        if single.exists():
+            return WeightIndex(folder, (single,), read_tensors(single))
+        if index.exists():
+            return _index_shards(folder, index)
+    others = [
+        path
+        for path in sorted(folder.iterdir())
+        if path.suffix in TORCH_SUFFIXES and path.name not in (*_NOT_WEIGHTS, *side_files)
+    ]
+    if len(others) == 1 and "adapter" not in others[0].name:
+        return WeightIndex(folder, (others[0],), read_tensors(others[0]))
+    raise _no_weights(folder)
+
+
+def _add_tensors(tensors: dict[str, TensorInfo], path: Path, prefix: str = "") -> None:
+    """Add those of one more file, with ``prefix`` before their names."""
+    for tensor in read_tensors(path).values():
+        name = prefix + tensor.name
+        if name in tensors:
+            raise CheckpointError(f"{path}: tensor '{name}' is also in {tensors[name].path.name}")
+        tensors[name] = replace(tensor, name=name)
+
+
+def _index_shards(folder: Path, index: Path) -> WeightIndex:
+    weight_map = read_object(index, error=CheckpointError).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index}: field 'weight_map': expected an object from tensor to file")
+    for name, file_name in weight_map.items():
+        if not isinstance(file_name, str) or Path(file_name).name != file_name:
+            raise CheckpointError(
+                f"{index}: tensor '{name}': expected a file name in the folder, found {quote(file_name)}"
+            )
+    files = tuple(folder / name for name in sorted(set(weight_map.values())))
+    tensors: dict[str, TensorInfo] = {}
+    for path in files:
+        if not os.path.exists(path):  # also of a name that no file may have
+            raise CheckpointError(f"{index}: names the file '{path.name}', which is not in the folder")
+        _add_tensors(tensors, path)
+    for name, file_name in weight_map.items():
+        holder = tensors[name].path.name if name in tensors else None
+        if holder != file_name:
+            but = "no file holds it" if holder is None else f"it is in '{holder}'"
+            raise CheckpointError(f"{index}: tensor '{name}' should be in '{file_name}', but {but}")
+    return WeightIndex(folder, files, tensors)
+
+
+class SliceReader:
+    """Reads slices of the tensors of an index, counting bytes. Safe to use from several threads."""
+
+    def __init__(self, index: WeightIndex) -> None:
+        self._index = index
+        self._descriptors: dict[Path, int] = {}
+        self._lock = threading.Lock()
+        self.bytes_read = 0
+
+    def __enter__(self) -> SliceReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            for descriptor in self._descriptors.values():
+                os.close(descriptor)
+            self._descriptors.clear()
+
+    def read_into(self, out: np.ndarray, name: str, region: tuple[slice, ...]) -> None:
+        """Fill ``out`` with a region of a tensor, converting to ``out``'s dtype.
+
+        Args:
+          out: any strides (a transposed view will do), of the region's shape; one or two axes.
+          name: the tensor.
+          region: one slice with step 1 for each axis of the tensor.
+
+        Raises:
+          CheckpointError: the tensor's values are not floating-point numbers, or the file got shorter.
+        """
+        tensor = self._index.tensors[name]
+        if tensor.dtype not in FLOAT_DTYPES:
+            raise CheckpointError(
+                f"{tensor.path}: tensor '{name}': expected floating-point weights, found {tensor.dtype} "
+                "(quantised weights are not supported)"
+            )
+        dtype = FLOAT_DTYPES[tensor.dtype]
+        bounds = [part.indices(size) for part, size in zip(region, tensor.shape, strict=True)]
+        if len(bounds) == 1:
+            bounds, out = [(0, 1, 1), *bounds], out[None]
+        (first_row, last_row, _), (first, last, _) = bounds
+        if out.size == 0:
+            return
+        row_bytes, width = tensor.shape[-1] * dtype.itemsize, (last - first) * dtype.itemsize
+        rows_a_block = max(1, _BLOCK_BYTES // width)
+        descriptor = self._descriptor(tensor.path)
+        for row in range(first_row, last_row, rows_a_block):
+            rows = min(rows_a_block, last_row - row)
+            target = out[row - first_row : row - first_row + rows]
+            direct = target.dtype == dtype and target.flags.c_contiguous
+            block = target if direct else np.empty((rows, last - first), dtype)
+            data = block.reshape(-1).view(np.uint8)
+            start = tensor.start + row * row_bytes + first * dtype.itemsize
+            # Whole rows stand side by side.
+            runs = 1 if width == row_bytes else rows
+            for number, part in enumerate(data.reshape(runs, -1)):
+                self._read(descriptor, part, start + number * row_bytes, tensor)
+            if not direct:
+                _copy(target, block)
+
+    def _read(self, descriptor: int, data: np.ndarray, start: int, tensor: TensorInfo) -> None:
+        done = 0
+        while done < data.size:
+            count = os.preadv(descriptor, [data.data[done:]], start + done)
+            if count == 0:
+                raise CheckpointError(f"{tensor.path}: became shorter while tensor '{tensor.name}' was read")
+            done += count
+        with self._lock:
+            self.bytes_read += done
+
+    def _descriptor(self, path: Path) -> int:
+        with self._lock:
+            if path not in self._descriptors:
+                try:
+                    self._descriptors[path] = os.open(path, os.O_RDONLY)
+                except OSError as error:
+                    raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+            return self._descriptors[path]
+
+
+def _copy(target: np.ndarray, block: np.ndarray) -> None:
+    """``target[...] = block``, fast where the target is transposed, and without Python's lock for bfloat16."""
+    strip = len(block)
+    if abs(target.strides[0]) < abs(target.strides[1]):
+        strip = _STRIP_ROWS
+    widened = block.dtype == FLOAT_DTYPES["BF16"] and target.dtype == np.float32
+    if widened or block.dtype == target.dtype:
+        # As whole numbers: a bfloat16 is the upper half of the float32 of the same value.
+        target = target.view(f"u{target.dtype.itemsize}")
+        block = block.view(f"u{block.dtype.itemsize}")
+    for row in range(0, len(block), strip):
+        rows = block[row : row + strip]
+        if widened:
+            rows = np.left_shift(rows, 16, dtype=np.uint32)
+        elif rows.dtype != target.dtype:
+            rows = rows.astype(target.dtype)
+        target[row : row + strip] = rows
+
+
+def _no_weights(folder: Path) -> CheckpointError:
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    if "adapter_model.safetensors" in names:
+        return CheckpointError(
+            f"{folder}: holds an adapter (adapter_model.safetensors) and no model: "
+            "merge it into its base model first"
+        )
+    pickles = [name for name in names if name.endswith(_PICKLE_SUFFIXES)]
+    if pickles:
+        return CheckpointError(
+            f"{folder}: expected {SINGLE_FILE}, found only pickle files ({', '.join(pickles[:3])}), "
+            "which can run code when opened and are never loaded here. Convert them where you trust them: "
+            "AutoModelForSequenceClassification.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
+        )
+    others = [name for name in names if name.endswith(".safetensors")]
+    found = f"found {', '.join(others[:3])}" if others else "found no weight file"
+    return CheckpointError(f"{folder}: expected {SINGLE_FILE} or {INDEX_FILE}, {found}")

@@ -1,0 +1,309 @@
+"""The read-outs of open reward models as small declarative pieces.
+
+A head names its tensors and computes float32 values [B, K, n] from `States`. What it is made of
+is declared in :mod:`prb_jax.models.readouts.registry` (the head of several objectives is in
+:mod:`prb_jax.models.readouts.gated`); sizes come from the checkpoint (:meth:`Head.bound`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self, get_args
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from prb_jax.errors import CheckpointError, quote
+from prb_jax.models.config.fields import FieldReader
+from prb_jax.models.head import HeadTensor, ReadsAnything, Shapes, Sizes, States, dense
+from prb_jax.models.layers import ACTIVATIONS, EncoderActivation, activate
+
+READOUTS = ("logit", "first-logit", "last-softmax")
+ALL_VALUES = "all-values"
+"""The rule of a caller that reads every value of the head itself; no user can name it."""
+PAPER_READOUT = "last-softmax"
+"""How the paper protocol reads a head with several labels where no rule is named."""
+
+
+def choose_readout(name: str | None, *, num_labels: int, where: str) -> str:
+    """The rule that turns ``num_labels`` logits into a reward.
+
+    ``logit`` takes the only one. A head with several needs a rule by name: ``first-logit`` compares the
+    first (RewardBench does), ``last-softmax`` takes the last entry of the softmax (the scripts of
+    Personalised RewardBench do).
+
+    Raises:
+      CheckpointError: an unknown rule, or none that fits the head.
+    """
+    if name is not None and name not in READOUTS:
+        raise CheckpointError(
+            f"{where}: unknown readout {quote(name)}: expected one of {', '.join(READOUTS)}"
+        )
+    if num_labels == 1:
+        if name not in (None, "logit"):
+            raise CheckpointError(
+                f"{where}: readout {quote(name)} needs several labels, the score head has one"
+            )
+        return "logit"
+    if name in (None, "logit"):
+        raise CheckpointError(
+            f"{where}: the score head has {num_labels} labels, and nothing says which of them is the reward: "
+            f"choose --readout first-logit or last-softmax (protocol paper alone takes {PAPER_READOUT} by itself)"
+        )
+    return str(name)
+
+
+def read_out(logits: jax.Array, readout: str) -> jax.Array:
+    """Rewards float32 [...] from logits float32 [..., num_labels]; with :data:`ALL_VALUES` all of them, as they are."""
+    if readout == ALL_VALUES:
+        return logits
+    if readout == "last-softmax":
+        return jax.nn.softmax(logits.astype(jnp.float32), axis=-1)[..., -1]
+    return logits[..., 0]
+
+
+def check_tensor(
+    stored: Shapes, key: str, shape: Sequence[int | None], *, where: str, what: str
+) -> tuple[int, ...]:
+    """Return the shape of a tensor of a head; None in the expected one stands for any size.
+
+    Raises:
+      CheckpointError: the tensor is missing, or has another shape.
+    """
+    if (found := stored.get(key)) is None:
+        raise CheckpointError(
+            f"{where}: the head tensor '{key}' of the read-out '{what}' is missing and would have to be made up at "
+            "random: get the whole checkpoint, side files too, or name another read-out with --readout"
+        )
+    if len(found) != len(shape) or any(size not in (None, real) for size, real in zip(shape, found)):
+        expected = ", ".join("any" if size is None else str(size) for size in shape)
+        raise CheckpointError(f"{where}: tensor '{key}': expected shape [{expected}], found {list(found)}")
+    return found
+
+
+Activation = Literal["relu", "selu", "leaky_relu"]
+
+_ACTIVATIONS = {"relu": jax.nn.relu, "selu": jax.nn.selu, "leaky_relu": jax.nn.leaky_relu}
+_BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
+_BATCH_NORM_EPS = 1e-5  # torch's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One linear layer of a checkpoint: ``name``.weight [outputs, inputs], and what else there is of it."""
+
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool
+    batch_norm: str | None = None
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Linear layers with an activation between them: ``prefix``.0, ``prefix``.2, ...; or one, ``prefix``.
+
+    It is declared by the names of its tensors alone: their number and sizes are read from the checkpoint. A batch norm,
+    known by its running statistics, belongs to the layer before it and acts after the activation.
+    """
+
+    prefix: str  # what the names of its tensors start with
+    activation: Activation = "relu"  # after every layer but the last
+    layers: tuple[Layer, ...] = ()  # as found in the checkpoint; empty until :meth:`bound`
+
+    def bound(
+        self, stored: Shapes, *, width: int, where: str, what: str, outputs: int | None = None
+    ) -> Stack:
+        """The stack as the checkpoint has it.
+
+        Args:
+          stored: shapes of all tensors by name.
+          width: of what goes in.
+          where, what: the checkpoint and the read-out, for messages.
+          outputs: how many it must have, if that is known.
+
+        Raises:
+          CheckpointError: no such tensors, or layers that do not fit each other; names the tensor.
+        """
+        layers: list[Layer] = []
+        size = width
+        for name in self._names(stored):
+            if f"{name}.running_mean" in stored and layers:
+                for part in _BATCH_NORM:
+                    check_tensor(stored, f"{name}.{part}", [size], where=where, what=what)
+                layers[-1] = replace(layers[-1], batch_norm=name)
+                continue
+            inputs = size
+            size, _ = check_tensor(stored, f"{name}.weight", [None, inputs], where=where, what=what)
+            if bias := f"{name}.bias" in stored:
+                check_tensor(stored, f"{name}.bias", [size], where=where, what=what)
+            layers.append(Layer(name=name, inputs=inputs, outputs=size, bias=bias))
+        if not layers:
+            check_tensor(
+                stored, f"{self.prefix}.weight or {self.prefix}.0.weight", [], where=where, what=what
+            )
+        if outputs not in (None, size):
+            raise CheckpointError(
+                f"{where}: tensor '{layers[-1].name}.weight', the last of '{self.prefix}': expected {outputs} outputs, "
+                f"found {size}: the layers after it are missing, or this is another read-out"
+            )
+        return replace(self, layers=tuple(layers))
+
+    def _names(self, stored: Shapes) -> list[str]:
+        if f"{self.prefix}.weight" in stored:
+            return [self.prefix]
+        numbered = re.compile(re.escape(self.prefix) + r"\.(\d+)\.\w+")
+        numbers = sorted({int(match[1]) for key in stored if (match := numbered.fullmatch(key))})
+        return [f"{self.prefix}.{number}" for number in numbers]
+
+    @property
+    def outputs(self) -> int:
+        return self.layers[-1].outputs
+
+    def tensors(self) -> tuple[HeadTensor, ...]:
+        """Everything that it reads from the checkpoint."""
+        tensors: list[HeadTensor] = []
+        for layer in self.layers:
+            vectors = [f"{layer.name}.bias"] if layer.bias else []
+            if layer.batch_norm is not None:
+                vectors += [f"{layer.batch_norm}.{part}" for part in _BATCH_NORM]
+            shape = (layer.outputs, layer.inputs)
+            tensors.append(HeadTensor(key=f"{layer.name}.weight", shape=shape, transposed=True))
+            tensors += [HeadTensor(key=key, shape=shape[:1]) for key in vectors]
+        return tuple(tensors)
+
+    def __call__(self, params: Mapping[str, Any], x: jax.Array) -> jax.Array:
+        """x float32 [..., width] -> float32 [..., outputs]."""
+        for number, layer in enumerate(self.layers):
+            bias = params[f"{layer.name}.bias"] if layer.bias else None
+            x = dense(x, params[f"{layer.name}.weight"], bias)
+            if number + 1 < len(self.layers):
+                x = _ACTIVATIONS[self.activation](x)
+            if layer.batch_norm is not None:
+                scale, shift, mean, variance = (
+                    params[f"{layer.batch_norm}.{part}"].astype(jnp.float32) for part in _BATCH_NORM
+                )
+                x = (x - mean) * lax.rsqrt(variance + _BATCH_NORM_EPS) * scale + shift
+        return x
+
+
+@dataclass(frozen=True)
+class _OneStack(ReadsAnything):
+    """A head that is one stack of layers, with so many outputs."""
+
+    stack: Stack
+
+    outputs: ClassVar[int] = 1
+
+    def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> Self:
+        sizes = {"width": config["hidden_size"], "outputs": self.outputs}
+        return replace(self, stack=self.stack.bound(stored, where=where, what=what, **sizes))
+
+    def tensors(self, sizes: Sizes) -> tuple[HeadTensor, ...]:
+        return self.stack.tensors()
+
+
+@dataclass(frozen=True)
+class Mlp(_OneStack):
+    """A stack of layers with one output, at the read position."""
+
+    depth_field: str | None = None
+    """Field of ``config.json`` with the number of hidden layers, checked where it is present."""
+
+    def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> Self:
+        bound = super().bound(stored, config, where=where, what=what)
+        hidden, depth = (
+            len(bound.stack.layers) - 1,
+            config.get(self.depth_field) if self.depth_field else None,
+        )
+        if depth not in (None, hidden):
+            raise CheckpointError(
+                f"{where}: '{self.stack.prefix}' has {hidden} hidden layers, but config.json says "
+                f"{self.depth_field}={quote(depth)}: tensors are missing or belong to another model"
+            )
+        return bound
+
+    def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
+        return self.stack(params["head"], states.read())
+
+
+@dataclass(frozen=True)
+class Pooled(ReadsAnything):
+    """A pooler and a classifier over the state of an encoder's first token: W2 act(W1 x + b1) + b2."""
+
+    # pooler, classifier: names of the two linear layers
+    pooler: str = "pooler.dense"
+    classifier: str = "classifier"
+    activation: EncoderActivation = "gelu"  # between them; the field ``pooler_hidden_act`` of ``config.json``
+    # width, labels: D, n; 0 until :meth:`bound`
+    width: int = 0
+    labels: int = 0
+
+    def bound(self, stored: Shapes, config: Mapping[str, Any], *, where: str, what: str) -> Pooled:
+        fields = FieldReader(config, f"{where}/config.json")
+        if (named := fields.text("pooler_hidden_act", default="gelu")) not in ACTIVATIONS:
+            raise fields.error("pooler_hidden_act", f"one of {', '.join(ACTIVATIONS)}")
+        labels = stored.get(f"{self.classifier}.weight", (1,))[0]
+        bound = replace(self, activation=ACTIVATIONS[named], width=config["hidden_size"], labels=labels)
+        for tensor in bound.tensors():
+            check_tensor(stored, tensor.key, tensor.shape, where=where, what=what)
+        return bound
+
+    def tensors(self, sizes: Sizes | None = None) -> tuple[HeadTensor, ...]:
+        return tuple(
+            tensor
+            for name, size in ((self.pooler, self.width), (self.classifier, self.labels))
+            for tensor in (
+                HeadTensor(key=f"{name}.weight", shape=(size, self.width), transposed=True),
+                HeadTensor(key=f"{name}.bias", shape=(size,)),
+            )
+        )
+
+    def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
+        tensors, x = params["head"], states.read()
+        x = activate(
+            dense(x, tensors[f"{self.pooler}.weight"], tensors[f"{self.pooler}.bias"]), self.activation
+        )
+        return dense(x, tensors[f"{self.classifier}.weight"], tensors[f"{self.classifier}.bias"])
+
+
+Together = Literal["product", "min", "mean", "last"]
+TOGETHER: tuple[Together, ...] = get_args(Together)
+"""How the values of a response's steps can become one reward."""
+
+
+@dataclass(frozen=True)
+class Steps(_OneStack):
+    """Two labels at every step marker: the softmax probability of the second, put together over the steps.
+
+    The stack gives the two logits.
+    """
+
+    # marker, marker_text: the token that ends a step
+    marker: int
+    marker_text: str
+    # ``product``, ``min`` or ``mean`` over all steps, or the ``last`` one. What is published of a model is its
+    # default; ``--readout ROW:min`` and the like choose another.
+    together: Together = "product"
+
+    outputs: ClassVar[int] = 2
+
+    @property
+    def needs(self) -> tuple[int, ...]:
+        return (self.marker,)
+
+    def __call__(self, params: Mapping[str, Any], states: States) -> jax.Array:
+        def positive(states_read: jax.Array) -> jax.Array:
+            return jax.nn.softmax(self.stack(params["head"], states_read), axis=-1)[..., 1]
+
+        steps, shown = states.along(self.marker, positive)
+        if self.together == "last":
+            index = jnp.max(jnp.where(shown, jnp.arange(shown.shape[2]), 0), axis=2, keepdims=True)
+            return jnp.take_along_axis(steps, index, axis=2)
+        if self.together == "mean":
+            return jnp.where(shown, steps, 0.0).sum(axis=2, keepdims=True) / shown.sum(axis=2, keepdims=True)
+        kept = jnp.where(shown, steps, 1.0)
+        return (kept.prod if self.together == "product" else kept.min)(axis=2, keepdims=True)

@@ -1,0 +1,57 @@
+"""The choices of a user who opens a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prb_jax.models import ATTENTIONS, DTYPES, QUANTIZATIONS
+from prb_jax.records.options import option
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+else:
+    Mesh = object  # the command line reads the types of fields and starts no JAX
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """The choices of a user who opens a model; :func:`prb_jax.load` explains them at length."""
+
+    mesh: str | Mesh | None = option(None, "as fsdp=4,tensor=2 (default: all devices)", "M")
+    dtype: str | None = option(None, "(default: the checkpoint's)", choices=DTYPES)
+    quantize: str | None = option(
+        None,
+        "matrices of the layers in eight bits; int8 and fp8 quantise activations too",
+        choices=QUANTIZATIONS,
+    )
+    attention: str = option(
+        "auto",
+        "the machine's own choice (default: in bfloat16 a kernel on TPUs and GPUs), or the XLA program",
+        choices=ATTENTIONS,
+    )
+    revision: str | None = option(None, "branch, tag or commit on the hub", "R", effect="contents")
+    tokenizer: str | Path | None = option(
+        None, "folder or hub id of the tokenizer (default: the model's)", "T", effect="contents"
+    )
+    chat_template: str | None = option(
+        None, "a Jinja file, or plain; for models without one", "FILE", effect="contents"
+    )
+    readout: str | None = option(
+        None,
+        "a row of the table of reward models; qwen2-prm:min (product, mean, last), how the steps of a process model "
+        "become one reward; vocabulary:ID; or which logit of several is the reward: first-logit, last-softmax",
+        "NAME",
+    )
+
+    @property
+    def devices(self) -> LoadOptions:
+        """The choices that hold for any other model too: how it computes, and not how it is read."""
+        return LoadOptions(mesh=self.mesh, dtype=self.dtype, quantize=self.quantize, attention=self.attention)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The choices that were made, by name."""
+        choices = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}
+        return {name: value for name, (value, default) in choices.items() if value != default}

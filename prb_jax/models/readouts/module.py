@@ -1,0 +1,207 @@
+"""A loaded reward model as a `flax.nnx` module: what it computes, for batches and for plain sequences."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+from jax.typing import DTypeLike
+
+from prb_jax.models.attention.choice import StreamAttention
+from prb_jax.models.config.decoder import DecoderConfig
+from prb_jax.models.config.encoder import EncoderConfig
+from prb_jax.models.model import HeadedDecoder, HeadedEncoder, add_beside
+from prb_jax.models.parameter import arrays
+from prb_jax.models.readouts.score_pairs import pair_rewards
+from prb_jax.models.readouts.score_tree import stream_rewards
+from prb_jax.platform.sharding import mesh_shape, on_any_mesh
+from prb_jax.trees.packing import PackedStream, StreamOptions, StreamShape
+from prb_jax.trees.sequences import SequenceBatch
+from prb_jax.trees.stream_tables import BLOCK, round_up
+from prb_jax.trees.streams import StreamBatch, make_stream_batch
+from prb_jax.trees.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """The static settings of a reward model, which are not parameters."""
+
+    mesh: Mesh
+    dtype: jnp.dtype  # of activations
+    readout: (
+        str | None
+    )  # how the values of the head become a reward: see :mod:`prb_jax.models.readouts.heads`
+    attention: StreamAttention | None = None  # over packed streams; None for an encoder
+
+
+class RewardModule(HeadedDecoder):
+    """A reward model: a decoder with its head. Build with :attr:`prb_jax.scoring.reward_model.RewardModel.module`.
+
+    Args:
+      config: architecture and head.
+      program: static settings.
+      layers: names of arrays of the layers, those of adapters and of scales of quantised matrices too.
+      rngs: for random weights.
+      dtype: of the parameters.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        program: Program,
+        layers: frozenset[str] = frozenset(),
+        rngs: nnx.Rngs,
+        dtype: DTypeLike = jnp.float32,
+    ) -> None:
+        super().__init__(config, rngs=rngs, dtype=dtype)
+        self.program = program
+        add_beside(self.layers, layers)
+
+    def __call__(
+        self,
+        inputs: StreamBatch | jax.Array,
+        *,
+        positions: jax.Array | None = None,
+        cache: None = None,
+        attention_mask: jax.Array | None = None,
+        segment_ids: jax.Array | None = None,
+    ) -> jax.Array:
+        """Return the rewards of a batch; or of tokens, as trainers such as tunix call a reward model of theirs.
+
+        Args:
+          inputs: a batch of `RewardModel.batch`; or tokens int32 [B, T].
+          positions: not used; they follow from what is padding.
+          cache: always None.
+          attention_mask: of tokens, bool [B, T, T]: padding sees nothing of itself.
+          segment_ids: of tokens with such a mask, int32 [B, T], 0 for padding.
+
+        Returns:
+          float32 [B, K]; of tokens [B, T, 1], after each token the reward of the conversation up to it.
+
+        Raises:
+          ValueError: tokens with a cache, or several segments in a row.
+        """
+        if isinstance(inputs, StreamBatch):
+            return self._rewards(inputs)
+        if cache is not None or (segment_ids is not None and attention_mask is None):
+            raise ValueError(
+                "a reward model reads whole rows of one conversation: expected no cache, no segments"
+            )
+        if self.config.head.needs:
+            raise ValueError(
+                "this model's head needs the end of a conversation: only score_tokens can be asked for"
+            )
+        tokens = jnp.asarray(inputs)
+        real = jnp.ones(tokens.shape, bool)
+        if attention_mask is not None:
+            real = jnp.diagonal(attention_mask.astype(bool), axis1=1, axis2=2)
+        # Padding goes to the right of each row, and the rewards back to where the tokens stood.
+        order = jnp.argsort(~real, axis=1, stable=True)
+        batch = self._plain(jnp.take_along_axis(tokens, order, axis=1), every=True)
+        rewards = self._rewards(batch)[: tokens.shape[0], : tokens.shape[1]]
+        return jnp.take_along_axis(rewards, jnp.argsort(order, axis=1), axis=1)[..., None]
+
+    def score_tokens(self, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+        """Return the rewards float32 [B] of plain sequences, each a whole conversation.
+
+        Args:
+          tokens: int32 [B, T], padded on the right.
+          lengths: int32 [B], tokens of each sequence, 1 to T; the reward of another length is NaN.
+
+        Raises:
+          ValueError: T is more than the model was made for.
+        """
+        tokens, lengths = jnp.asarray(tokens), jnp.asarray(lengths)
+        batch = self._plain(tokens, every=False)
+        last = jnp.pad(lengths - 1, (0, batch.tokens.shape[0] - len(lengths)))[:, None]
+        rewards = self._rewards(replace(batch, reads=last, ends=last))[: len(lengths), 0]
+        return jnp.where((lengths >= 1) & (lengths <= tokens.shape[1]), rewards, jnp.nan)
+
+    def _rewards(self, batch: StreamBatch) -> jax.Array:
+        program = self.program
+        run = functools.partial(
+            stream_rewards,
+            config=self.config,
+            mesh=program.mesh,
+            dtype=program.dtype,
+            readout=program.readout,
+        )
+        return on_any_mesh(run, program.mesh)(arrays(self), batch)
+
+    def _plain(self, tokens: jax.Array, *, every: bool) -> StreamBatch:
+        """Streams of one conversation each, which is as long as the stream; `every` token is read, or the first."""
+        attention, (rows, length) = self.program.attention, tokens.shape
+        _check_length(self.config, length)
+        assert attention is not None
+        streams = round_up(rows, mesh_shape(self.program.mesh).batch_shards)
+        options = StreamOptions(
+            tokens=round_up(length, BLOCK), streams=streams, window=self.config.sliding_window
+        )
+        options = attention.shaped(options)
+        size = options.tokens
+        row = np.zeros(size, np.int32)
+        tree = Tree(row[:-1], (row[-1:],), (0,))
+        shape = StreamShape(size, size if every else 1)
+        packed = tuple(PackedStream(shape, (number,), (0,), size) for number in range(streams))
+        batch = make_stream_batch([tree] * streams, packed, options)
+        padded = jnp.pad(tokens, ((0, streams - rows), (0, size - length)))
+        if not every:
+            return replace(batch, tokens=padded)
+        places = np.tile(np.arange(size, dtype=np.int32), (streams, 1))
+        return replace(batch, tokens=padded, reads=places, ends=places)
+
+
+class PairRewardModule(HeadedEncoder):
+    """A reward model that is an encoder with a head; arguments are those of :class:`RewardModule`."""
+
+    def __init__(
+        self,
+        config: EncoderConfig,
+        *,
+        program: Program,
+        layers: frozenset[str] = frozenset(),
+        rngs: nnx.Rngs,
+        dtype: DTypeLike = jnp.float32,
+    ) -> None:
+        super().__init__(config, rngs=rngs, dtype=dtype)
+        self.program = program
+
+    def __call__(self, batch: SequenceBatch) -> jax.Array:
+        """Return the rewards float32 [B, K] of a batch of `RewardModel.batch`."""
+        program = self.program
+        run = functools.partial(
+            pair_rewards, config=self.config, mesh=program.mesh, dtype=program.dtype, readout=program.readout
+        )
+        return on_any_mesh(run, program.mesh)(arrays(self), batch)
+
+    def score_tokens(self, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+        """Return the rewards float32 [B] of pairs of prompt and response, as :meth:`RewardModule.score_tokens`."""
+        tokens, lengths = jnp.asarray(tokens), jnp.asarray(lengths)
+        _check_length(self.config, tokens.shape[1])
+        more = -len(lengths) % mesh_shape(self.program.mesh).batch_shards
+        padded = SequenceBatch(jnp.pad(tokens, ((0, more), (0, 0))), jnp.pad(lengths, (0, more)))
+        rewards = self(padded)[: len(lengths)]
+        return jnp.where((lengths >= 1) & (lengths <= tokens.shape[1]), rewards, jnp.nan)
+
+
+def _check_length(config: DecoderConfig | EncoderConfig, length: int) -> None:
+    if length > config.max_position_embeddings:
+        raise ValueError(f"tokens: expected at most {config.max_position_embeddings} a row, found {length}")
+
+
+def reward_module(
+    config: DecoderConfig | EncoderConfig, params: Mapping[str, Any], program: Program
+) -> RewardModule | PairRewardModule:
+    """Return the module of a reward model around its arrays."""
+    kind: Any = PairRewardModule if isinstance(config, EncoderConfig) else RewardModule
+    layers = frozenset(params["layers"])
+    abstract = nnx.eval_shape(lambda: kind(config, program=program, layers=layers, rngs=nnx.Rngs(0)))
+    return nnx.merge(nnx.graphdef(abstract), dict(params))

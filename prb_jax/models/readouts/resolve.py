@@ -1,0 +1,351 @@
+"""From a model folder to its configuration and read-out, by what the files say: no code of theirs is run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from prb_jax.errors import CheckpointError, quote
+from prb_jax.models.checkpoints.hf_map import module_name
+from prb_jax.models.checkpoints.load import EncoderFolder, match_encoder
+from prb_jax.models.checkpoints.weight_index import WeightIndex, index_folder
+from prb_jax.models.config.decoder import (
+    STANDARD,
+    DecoderConfig,
+    WeightLayout,
+    parse_config,
+    read_raw_config,
+    refuse_language_model,
+)
+from prb_jax.models.config.encoder import parse_encoder_config, refuse_encoder
+from prb_jax.models.config.families import FAMILIES
+from prb_jax.models.config.fields import FieldReader
+from prb_jax.models.head import EMBEDDING_KEY, HEAD_KEY, Head, Linear, Vocabulary, is_one_row
+from prb_jax.models.readouts.heads import READOUTS, TOGETHER, Pooled, Steps
+from prb_jax.models.readouts.registry import ROWS, ModelRow, known_rows
+from prb_jax.seams import errors_of
+from prb_jax.text.template import PLACEHOLDERS, TextRules
+
+_VALUE = r"\d+=-?\d+(?:\.\d+)?"
+_VOCABULARY = re.compile(rf"vocabulary:(\d+(?:,\d+)?|{_VALUE}(?:,{_VALUE})+)")
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """What a folder holds."""
+
+    config: DecoderConfig  # the decoder with its head and its tensors' names
+    row: ModelRow  # the row of the table that it was found by
+    # which logit is the reward, where the user named one of :data:`prb_jax.models.readouts.heads.READOUTS`
+    rule: str | None = None
+    # the checkpoint's own head is left aside: the one of the configuration is yet to be made
+    new_head: bool = False
+
+    @property
+    def readout(self) -> str | None:
+        """The name of a read-out that is not the linear one, as ``--readout`` takes it; None for that one, which
+        has rules."""
+        head = self.config.head
+        if isinstance(head, Steps):
+            return f"{self.row.name}:{head.together}"
+        return None if isinstance(head, Linear) else self.row.name
+
+    @property
+    def text(self) -> TextRules:
+        """Rules beside the chat template."""
+        if self.row.append_field is None:
+            return self.row.text
+        fields = FieldReader(self.config.original, f"{self.row.name}: config.json")
+        if not fields.has(self.row.append_field):
+            return self.row.text
+        given = fields.integer(self.row.append_field, minimum=0, maximum=2**31 - 1)
+        return replace(self.row.text, append_id=given)
+
+
+def resolve_model(
+    folder: str | Path, *, name: str = "", readout: str | None = None, new_head: bool = False
+) -> ResolvedModel:
+    """The configuration of a model folder, with the read-out that its files ask for.
+
+    In this order: the row that ``readout`` names; one that is known by the model's name only; the first whose
+    classes, tensors and fields the folder has; else a ``*ForSequenceClassification``.
+
+    Args:
+      folder: with ``config.json`` and weights.
+      name: what the user calls it: a hub id, or the folder.
+      readout: a row of the table; a row of a process model and how steps become one reward, as
+        ``qwen2-prm:min``; ``vocabulary:ID``, ``vocabulary:ID,ID``, ``vocabulary:ID=NUMBER,ID=NUMBER,...``, or a rule
+        for several labels.
+      new_head: a model without a linear head of one output is opened with such a head, which is yet to be made.
+
+    Raises:
+      CheckpointError: unknown read-out or architecture, a head that is missing or does not fit; the message
+        names the tensor or field and the remedy.
+    """
+    folder = Path(folder)
+    raw = read_raw_config(folder)
+    refuse_encoder(raw, where=str(folder / "config.json"))
+    rule = readout if readout in READOUTS else None
+    asked = _asked_for(readout) if readout is not None and rule is None else None
+    stored = _Stored(folder, raw, name or str(folder))
+    row = asked or _recognise(stored)
+    where = str(folder / "config.json")
+    named = FAMILIES[raw["model_type"]].architecture if raw.get("model_type") in FAMILIES else None
+    as_written = row is None or (row.standard and raw.get("architectures") == [named])
+    shown = row or stored.known() or ROWS["linear"]
+    try:
+        if as_written:
+            config = parse_config(raw, where=where)
+            refuse_language_model(config, where=where)
+        else:
+            config = _configured(shown, stored, where=where)
+    except CheckpointError as error:
+        if new_head:
+            return _with_new_head(shown, stored, None, where=where)
+        raise (_with_what_is_missing(error, stored) if as_written else error) from None
+    if new_head and not (config.num_labels == 1 and is_one_row(config.head) and stored.has_head(config)):
+        return _with_new_head(shown, stored, config.head, where=where)
+    return ResolvedModel(config, shown, rule)
+
+
+def is_plain_language_model(folder: str | Path, *, name: str = "") -> bool:
+    """Return whether a folder holds a ``*ForCausalLM`` that no row of the table of reward models knows.
+
+    Args:
+      folder: with ``config.json`` of a decoder.
+      name: what the user calls it.
+    """
+    raw = read_raw_config(Path(folder))
+    family = FAMILIES.get(str(raw.get("model_type")))
+    if family is None or raw.get("architectures") != [family.language_model]:
+        return False
+    stored = _Stored(Path(folder), raw, name or str(folder))
+    return _recognise(stored) is None
+
+
+def class_names(raw: Mapping[str, Any]) -> frozenset[str]:
+    """The classes that a ``config.json`` names, those of remote code too."""
+    auto_map = raw.get("auto_map")
+    values = [raw.get("architectures"), *(auto_map.values() if isinstance(auto_map, Mapping) else ())]
+    texts = [text for value in values for text in (value if isinstance(value, list) else [value])]
+    return frozenset(text.rsplit(".", 1)[-1] for text in texts if isinstance(text, str))
+
+
+class _Stored:
+    """What the files of a folder say of its read-out; weights are looked at once, when first asked for."""
+
+    def __init__(self, folder: Path, raw: dict[str, Any], name: str) -> None:
+        self.folder, self.raw, self.name = folder, raw, name
+        self.classes = class_names(raw)
+        self._indexes: dict[Any, WeightIndex | CheckpointError] = {}
+
+    def index(self, layout: WeightLayout) -> WeightIndex:
+        files = layout.side_files
+        if files not in self._indexes:
+            try:
+                self._indexes[files] = index_folder(self.folder, side_files=files)
+            except CheckpointError as error:
+                self._indexes[files] = error
+        if isinstance(index := self._indexes[files], CheckpointError):
+            raise index
+        return index
+
+    def names(self, layout: WeightLayout) -> Collection[str]:
+        """The names of all tensors; none where they cannot be read, which is said where they are."""
+        try:
+            return self.index(layout).tensors.keys()
+        except CheckpointError:
+            return ()
+
+    def has_tensors(self, row: ModelRow) -> bool:
+        weights = self.names(STANDARD)
+        if not weights or any(name in weights for name in row.without):
+            return False
+        return self.index(row.layout).tensors.keys() >= set(row.tensors)
+
+    def has_part(self, row: ModelRow) -> bool:
+        """Whether some of a row's tensors are there that no standard model has."""
+        return any(name in self.names(row.layout) for name in {*row.tensors} - {HEAD_KEY, EMBEDDING_KEY})
+
+    def is_called(self, row: ModelRow) -> bool:
+        full, last = self.name.lower(), Path(self.name).name.lower()
+        patterns = [model.lower() for model in row.models]
+        return any(fnmatchcase(full, one) or fnmatchcase(last, one.split("/")[-1]) for one in patterns)
+
+    def has_head(self, config: DecoderConfig) -> bool:
+        """Whether the tensor is there that a head of one row is, or is taken from."""
+        assert isinstance(config.head, Linear | Vocabulary)
+        return config.head.key in self.index(config.layout).tensors
+
+    def known(self) -> ModelRow | None:
+        """The row of a standard model that is known by its name."""
+        return next((row for row in known_rows().values() if row.standard and self.is_called(row)), None)
+
+
+def _asked_for(readout: str) -> ModelRow:
+    """The row that a user names."""
+    rows = known_rows(readout)
+    steps = {
+        f"{row.name}:{together}": replace(row, head=replace(row.head, together=together))
+        for row in rows.values()
+        if isinstance(row.head, Steps)
+        for together in TOGETHER
+    }
+    if (row := rows.get(readout) or steps.get(readout)) is not None:
+        return row
+    name = readout.partition(":")[0]
+    if match := _VOCABULARY.fullmatch(readout):
+        parts = [part.partition("=") for part in match[1].split(",")]
+        head = Vocabulary(
+            tokens=tuple(int(token) for token, _, _ in parts),
+            numbers=tuple(float(number) for _, _, number in parts if number),
+        )
+        if len(set(head.tokens)) == len(head.tokens):
+            return ModelRow(name=readout, models=(), head=head)
+        expected = "expected each token once"
+    elif name in rows and isinstance(rows[name].head, Steps):
+        ways = ", ".join(f"{name}:{together}" for together in TOGETHER)
+        expected = f"the reward of '{name}' over the steps of a response is one of {ways}"
+    elif name in rows:
+        expected = (
+            f"'{name}' does not score steps, so there is nothing to put together: expected '{name}' alone"
+        )
+    else:
+        forms = ("vocabulary:ID", "vocabulary:ID,ID", "vocabulary:ID=NUMBER,...")
+        expected = f"expected one of {', '.join((*READOUTS, *rows, *steps, *forms))}"
+    raise CheckpointError(f"unknown readout {quote(readout)}: {expected}")
+
+
+def _recognise(stored: _Stored) -> ModelRow | None:
+    """The row for a folder; None for a ``*ForSequenceClassification`` as transformers writes it."""
+    for row in known_rows().values():
+        if row.standard or (row.by_name and not stored.is_called(row)):
+            continue
+        if row.classes and not stored.classes & set(row.classes):
+            continue
+        if any(stored.raw.get(name) is None for name in row.fields):
+            continue
+        # A class says what its tensors mean: without one they have to be there.
+        if row.tensors and not (row.classes or stored.has_tensors(row)):
+            continue
+        return row
+    return None
+
+
+def _with_what_is_missing(error: CheckpointError, stored: _Stored) -> CheckpointError:
+    """The error; for a model known by its name or a part of its head, what its read-out needs and the folder lacks."""
+    for row in known_rows().values():
+        called = stored.is_called(row)
+        if not row.tensors or not (called or stored.has_part(row)):
+            continue
+        how = "name" if called else "tensors"
+        files = [name for name, _ in row.layout.side_files if not (stored.folder / name).exists()]
+        beside = f" (in {', '.join(files)})" if files else ""
+        return CheckpointError(
+            f"{error}. By its {how} this is a model of the row '{row.name}', whose head tensors "
+            f"{', '.join(row.tensors)}{beside} are not all here: get the whole checkpoint"
+        )
+    return error
+
+
+def _with_new_head(row: ModelRow, stored: _Stored, head: Head | None, *, where: str) -> ResolvedModel:
+    """The body of a row with a new head; the tensors of the checkpoint's own one, if it is known, are left aside."""
+    config, layout = _body(row, stored, where=where)
+    of_head = [] if head is None else [tensor.key for tensor in head.tensors(config)]
+    if isinstance(head, Linear):
+        of_head.append(head.bias_key)
+    ignored = (*layout.ignored, *((re.escape(name), "replaced by a new head") for name in of_head))
+    return ResolvedModel(replace(config, layout=replace(layout, ignored=ignored)), row, new_head=True)
+
+
+def _body(row: ModelRow, stored: _Stored, *, where: str) -> tuple[DecoderConfig, WeightLayout]:
+    """The configuration of a row's body with a standard head, and the names of its tensors."""
+    raw = dict(stored.raw)
+    if row.model_type is not None:
+        raw["model_type"] = row.model_type
+    if row.translate is not None:
+        with errors_of(row.origin):
+            raw = row.translate(raw)
+    family = FAMILIES.get(str(raw.get("model_type")))
+    if family is not None:  # else parsing says what is supported
+        raw["architectures"] = [family.architecture]
+    raw.pop("auto_map", None)
+    one_label = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    raw.pop("num_labels", None)
+    config = parse_config(raw | one_label, where=where)
+    tensors, layout = stored.index(row.layout).tensors, row.layout
+    for prefix in row.prefixes:
+        layout = replace(row.layout, prefix=prefix)
+        if f"{module_name(layout, 'final_norm')}.weight" in tensors:
+            break
+    return config, layout
+
+
+def _configured(row: ModelRow, stored: _Stored, *, where: str) -> DecoderConfig:
+    config, layout = _body(row, stored, where=where)
+    index = stored.index(row.layout)
+    shapes = {name: tensor.shape for name, tensor in index.tensors.items()}
+    raw = config.original | {"final_logit_softcapping": config.final_logit_softcapping}
+    with errors_of(row.origin):
+        head = row.head.bound(shapes, raw, where=str(stored.folder), what=row.name)
+    if isinstance(head, Linear) and shapes[head.key][:1] != (1,):
+        raise CheckpointError(
+            f"{index.tensors[head.key].path}: tensor '{head.key}' of the read-out '{row.name}': expected shape "
+            f"[1, {config.hidden_size}], found {list(shapes[head.key])}"
+        )
+    # Fields that the head is told about have their effect.
+    in_head = (value for value in vars(row.head).values() if isinstance(value, str))
+    told = {*row.fields, *PLACEHOLDERS, row.append_field, *in_head}
+    ignored = tuple(name for name in config.ignored_keys if name not in told)
+    named = tuple(stored.raw.get("architectures") or sorted(stored.classes))
+    return replace(config, head=head, layout=layout, ignored_keys=ignored, architectures=named)
+
+
+def open_pair_model(
+    folder: str | Path, *, readout: str | None = None
+) -> tuple[EncoderFolder, ModelRow, str | None]:
+    """The reward model in a folder of an encoder: its tensors, its row of the table, and the rule asked for.
+
+    Args:
+      folder: with ``config.json`` and weights.
+      readout: the name of the row, or a rule for several labels.
+
+    Raises:
+      CheckpointError: an encoder without a known head, another ``readout``, a head that is missing or does
+        not fit, or what :func:`prb_jax.models.checkpoints.load.open_encoder` refuses.
+    """
+    folder = Path(folder)
+    raw = read_raw_config(folder)
+    config = parse_encoder_config(raw, where=str(folder / "config.json"))
+    where, rule = folder / "config.json", readout if readout in READOUTS else None
+    pairs = {row.name: row for row in known_rows().values() if isinstance(row.head, Pooled)}
+    if readout is not None and rule is None:
+        row, asked = pairs.get(readout), f"readout {quote(readout)}"
+    else:
+        named = set(config.architectures)
+        row = next((row for row in pairs.values() if named & set(row.classes)), None)
+        asked = f"'{', '.join(config.architectures) or config.model_type}'"
+    if row is None:
+        raise CheckpointError(
+            f"{where}: {asked} is not a reward model on an encoder; expected a row of the table for them "
+            f"({', '.join(pairs)}). An encoder of single texts is for `prb rank-profiles`"
+        )
+    if config.type_vocab_size:
+        raise CheckpointError(
+            f"{where}: field 'type_vocab_size': expected 0, found {config.type_vocab_size}: "
+            "token types of pairs are not followed"
+        )
+    index = index_folder(folder)
+    shapes = {name: tensor.shape for name, tensor in index.tensors.items()}
+    head = row.head.bound(shapes, raw, where=str(folder), what=row.name)
+    labels = head.labels if isinstance(head, Pooled) else 1
+    if labels != config.num_labels:
+        raise CheckpointError(
+            f"{folder}: tensor 'classifier.weight' has {labels} labels, but config.json says {config.num_labels}: set "
+            f'"num_labels": {labels} there if the head is right'
+        )
+    return match_encoder(index, replace(config, head=head)), row, rule

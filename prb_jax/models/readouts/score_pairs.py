@@ -1,0 +1,81 @@
+"""One forward pass of an encoder over pairs of prompt and response, and its program: a pure jitted function."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from prb_jax.models.checkpoints.load import encoder_shardings
+from prb_jax.models.config.encoder import EncoderConfig
+from prb_jax.models.decoder import Params
+from prb_jax.models.encoder import encode_tokens
+from prb_jax.models.head import States
+from prb_jax.models.model import bind_encoder
+from prb_jax.models.readouts.heads import read_out
+from prb_jax.platform.sharding import batch_sharding, on_any_mesh, replicated
+from prb_jax.trees.sequences import SequenceBatch
+
+PairFn = Callable[[Params, SequenceBatch], jax.Array]
+
+
+def score_pairs(
+    params: Params,
+    batch: SequenceBatch,
+    *,
+    config: EncoderConfig,
+    dtype: jnp.dtype,
+    mesh: Mesh | None = None,
+) -> jax.Array:
+    """Return what the head reads from the first token's state of each sequence: float32 [S, n].
+
+    Args:
+      params: nested dict, with the tensors of the head under ``head``.
+      batch: S sequences, each a prompt with a response.
+      config: architecture, with a head.
+      dtype: of activations; head and values are float32.
+      mesh: how activations are split; None for one device.
+    """
+    assert config.head is not None
+    tokens, lengths = jnp.asarray(batch.tokens), jnp.asarray(batch.lengths)
+    states = encode_tokens(bind_encoder(config, params), tokens, lengths=lengths, dtype=dtype, mesh=mesh)
+    return config.head(params, States(states[:, :1], None, lambda x: x, at_reads=True))[:, 0]
+
+
+def pair_rewards(
+    params: Params,
+    batch: SequenceBatch,
+    *,
+    config: EncoderConfig,
+    mesh: Mesh,
+    dtype: jnp.dtype,
+    readout: str | None,
+) -> jax.Array:
+    """Return the rewards of a batch; see :func:`make_pair_fn`."""
+    values = score_pairs(params, batch, config=config, dtype=dtype, mesh=mesh)
+    rewards = values if readout is None else read_out(values, readout)
+    return rewards if batch.places is None else rewards[batch.places]
+
+
+def make_pair_fn(
+    config: EncoderConfig,
+    *,
+    mesh: Mesh,
+    dtype: jnp.dtype,
+    readout: str | None = "logit",
+) -> PairFn:
+    """Return the jitted scorer, the same on every device: rewards float32 [B, K] of a batch with places, else [S].
+
+    Args:
+      config: architecture, with a head.
+      mesh: devices.
+      dtype: of activations.
+      readout: see :func:`prb_jax.models.readouts.heads.choose_readout`; None for all values, n as last axis.
+    """
+
+    score = functools.partial(pair_rewards, config=config, dtype=dtype, mesh=mesh, readout=readout)
+    shardings = (encoder_shardings(config, mesh), batch_sharding(mesh, 1))
+    return jax.jit(on_any_mesh(score, mesh), in_shardings=shardings, out_shardings=replicated(mesh))

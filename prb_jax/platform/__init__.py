@@ -1,0 +1,1 @@
+"""The machines: meshes of devices, jobs of several processes, storage behind URLs."""

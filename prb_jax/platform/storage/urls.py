@@ -1,0 +1,322 @@
+"""URLs of object storage where a local path is expected: inputs are fetched, outputs staged, and both shown as URLs."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import hashlib
+import inspect
+import json
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from prb_jax.errors import PrbError, RunError, printable
+from prb_jax.platform.storage.objects import Store
+from prb_jax.platform.storage.staging import Staging, TakenOverError
+from prb_jax.platform.storage.states import (
+    StateChangedError,
+    errors_of_copies,
+    fetch_state,
+    read_copies,
+    read_state,
+    write_copies,
+)
+
+OUTPUTS: Final = frozenset({"out", "target", "export", "json"})
+"""Parameters and options that name what is written; every other one names what is read."""
+
+_NAMES: Final = frozenset({("distil", "reward")})
+"""Options of verbs that name what a run holds already, so that no copy is needed."""
+
+CACHE: Final = "cache"
+"""The option of `prb build` that is read and written by several runs."""
+
+# A name within a text, as in NAME:URL, KEY=URL, URL,URL and URL?FIELD=COLUMN; of a Path "gs:/bucket" is left.
+_URL: Final = re.compile(
+    r"(?:(?<=[:=,\[\"' ])|^)(?P<scheme>gs|s3):/{1,2}(?P<rest>[^/\s,?\"'\]][^\s,?\"'\]]*)"
+)
+_SECONDS: Final = 10.0
+_TRIES: Final = 5
+
+_local: dict[str, str] = {}  # of each URL that was fetched or staged, where it lies on this machine
+_open: list[_Session] = []
+_guard = threading.RLock()
+
+
+@dataclasses.dataclass
+class _Session:
+    distributed: bool
+    stagings: dict[str, Staging] = dataclasses.field(default_factory=dict)
+    fetched: dict[str, str] = dataclasses.field(default_factory=dict)
+    finish: bool = True
+
+
+def storage_folder() -> Path:
+    """The folder of local copies: ``$PRB_JAX_STORAGE``, ``$PRB_JAX_CACHE/storage``, or ``~/.cache/prb_jax/storage``."""
+    if chosen := os.environ.get("PRB_JAX_STORAGE"):
+        return Path(chosen)
+    if cache := os.environ.get("PRB_JAX_CACHE"):
+        return Path(cache) / "storage"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prb_jax" / "storage"
+
+
+def names_url(value: object) -> bool:
+    """Whether a text, a path, or one of a list of these names an object of gs:// or s3://."""
+    if isinstance(value, str | Path):
+        return _URL.search(str(value)) is not None
+    return isinstance(value, list | tuple) and any(isinstance(v, str | Path) and names_url(v) for v in value)
+
+
+def localised(value: Any, *, output: bool = False) -> Any:
+    """Return a value with a local path in the place of every URL; options and settings by their fields.
+
+    Args:
+      value: as a user gives it; what names no URL comes back as it is.
+      output: it names what is written; the local folder is pushed while the :func:`session` is open, and at its end.
+
+    Raises:
+      RunError: there is nothing at the URL, or the store cannot be read.
+    """
+    if isinstance(value, str | Path):
+        if not names_url(value):
+            return value
+        if str(value).removeprefix("config.").startswith(f"{CACHE}="):
+            raise _no_cache(value)
+        place = _staged if output else _fetched
+        new = _URL.sub(lambda match: place(f"{match['scheme']}://{match['rest'].rstrip('/')}"), str(value))
+        return Path(new) if isinstance(value, Path) else new
+    if isinstance(value, list | tuple) and names_url(value):
+        return type(value)(localised(item, output=output) for item in value)
+    if dataclasses.is_dataclass(value) and type(value).__name__.endswith(("Options", "Settings")):
+        return _with_local_fields(value)
+    return value
+
+
+def _with_local_fields(value: Any) -> Any:
+    changed = {}
+    for item in dataclasses.fields(value):
+        old = getattr(value, item.name)
+        if item.name == CACHE and names_url(old):
+            raise _no_cache(f"{CACHE}={old}")
+        inner = dataclasses.is_dataclass(old)
+        new = _with_local_fields(old) if inner else localised(old, output=item.name in OUTPUTS)
+        if item.init and new is not old:
+            changed[item.name] = new
+    return dataclasses.replace(value, **changed) if changed else value
+
+
+def _no_cache(path: object) -> RunError:
+    return RunError(f"{path}: several builds write to it, so it needs a file system: expected a local folder")
+
+
+def localise_options(options: argparse.Namespace) -> None:
+    """Put local paths in the places of the URLs of a command line, but for its words."""
+    for name, value in vars(options).items():
+        if name != "words" and (options.words[0], name) not in _NAMES and names_url(value):
+            setattr(options, name, localised(value, output=name in OUTPUTS))
+
+
+def shown(value: Any) -> Any:
+    """Return a text, or the texts in a list or an object of JSON, with the URLs that local copies stand for."""
+    if not _local:
+        return value
+    if isinstance(value, str):
+        for url, path in sorted(_local.items(), key=lambda item: -len(item[1])):
+            value = value.replace(path, url)
+        return value
+    if isinstance(value, Mapping):
+        return {name: shown(item) for name, item in value.items()}
+    return [shown(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+@contextlib.contextmanager
+def session(*, distributed: bool = False) -> Iterator[_Session]:
+    """Hold the outputs at URLs that are named inside of it; within another session it is a part of that one.
+
+    At the end each is pushed, and its files get their names in the store; after an error, or where ``finish`` of the
+    session was set to False, it is pushed as far as it came, to be continued.
+
+    Raises:
+      RunError: an output cannot be pushed, or another process took it over.
+    """
+    if _open:
+        yield _open[0]
+        return
+    current = _Session(distributed)
+    _open.append(current)
+    try:
+        yield current
+    except BaseException as error:
+        _close(current, finish=False, after=error)
+        raise
+    else:
+        _close(current, finish=current.finish, after=None)
+    finally:
+        _open.clear()
+
+
+def _close(current: _Session, *, finish: bool, after: BaseException | None) -> None:
+    failed: PrbError | None = None
+    for staging in current.stagings.values():
+        try:
+            staging.close(finish=finish)
+            if finish or current.distributed:
+                atexit.register(staging.remove)  # until then a caller can read what came out
+        except PrbError as error:
+            failed = failed or error
+    if failed is None:
+        return
+    taken_over = isinstance(failed, TakenOverError) and not isinstance(after, Exception)  # and so SIGTERM
+    if after is None or isinstance(after, KeyboardInterrupt) or taken_over:
+        raise failed from None
+    print(f"prb: warning: {failed}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def names_in_output() -> Iterator[None]:
+    """Print URLs in place of local copies, also in warnings, and escape control characters in standard output.
+
+    Names from data and configs may hold sequences that move the cursor of a terminal or write to its clipboard.
+    """
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = _Shown(before[0], escaped=True), _Shown(before[1])  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def with_styles(stream: Any) -> Any:
+    """Return a stream to which styles can be written, by a caller who escapes control characters in names."""
+    return _Shown(stream._stream) if isinstance(stream, _Shown) else stream
+
+
+class _Shown:
+    def __init__(self, stream: TextIO, *, escaped: bool = False) -> None:
+        self._stream, self._escaped = stream, escaped
+
+    def write(self, text: str) -> int:
+        self._stream.write(printable(shown(text)) if self._escaped else shown(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def accepts_urls(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return a public function that takes URLs for paths, also in its options; ``name`` is its public one."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def with_urls(*args: Any, **kwargs: Any) -> Any:
+        try:
+            given = signature.bind(*args, **kwargs)
+        except TypeError:
+            return function(*args, **kwargs)  # it says itself what is wrong
+        with session():
+            for parameter, value in given.arguments.items():
+                if (name, parameter) in _NAMES:
+                    continue
+                if signature.parameters[parameter].kind is not inspect.Parameter.VAR_KEYWORD:
+                    given.arguments[parameter] = localised(value, output=parameter in OUTPUTS)
+            return function(*given.args, **given.kwargs)
+
+    with_urls.__module__, with_urls.__qualname__ = "prb_jax", name  # pickled by its public name
+    return with_urls
+
+
+def _staged(url: str) -> str:
+    """The local folder in which the output at a URL is made."""
+    with _guard:
+        if not _open:
+            raise RunError(f"{url}: an output at a URL needs an open session of storage")
+        current = _open[0]
+        if url not in current.stagings:
+            if url.count("/") < 3:
+                raise RunError(f"{url}: names a bucket alone; expected {url}/NAME")
+            current.stagings[url] = Staging(
+                url,
+                storage_folder().expanduser().absolute(),
+                seconds=_seconds(),
+                may_push=lambda: not current.distributed or _is_first_of_job(),
+                shared=current.distributed,
+            )
+            _local[url] = str(current.stagings[url].path)
+        return _local[url]
+
+
+def _seconds() -> float:
+    text = os.environ.get("PRB_JAX_PUSH_SECONDS") or str(_SECONDS)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise RunError(f"PRB_JAX_PUSH_SECONDS: expected a number of seconds above 0, found {text!r}")
+    return seconds
+
+
+def _is_first_of_job() -> bool:
+    """Whether this is process 0 of a job that has begun; starts no device, as ``jax.process_index`` does."""
+    distributed = sys.modules.get("jax._src.distributed")
+    state = None if distributed is None else distributed.global_state
+    return state is not None and state.client is not None and state.process_id == 0
+
+
+def _fetched(url: str) -> str:
+    """A local copy of the file or folder at a URL, of the version that it has now."""
+    with _guard:
+        for known in _open[0].stagings if _open else ():
+            if f"{url}/".startswith(f"{known}/"):  # what this process is writing
+                return _local[known] + url.removeprefix(known)
+        if _open and url in _open[0].fetched:  # one version for a whole command
+            return _open[0].fetched[url]
+        path = _fetch(Store(url))
+        _local[url] = str(path)
+        if _open:
+            _open[0].fetched[url] = str(path)
+        return str(path)
+
+
+def _fetch(store: Store) -> Path:
+    """A copy of what is at the URL of a store now; a copy of an earlier command is checked, file by file."""
+    for _ in range(_TRIES):
+        state = read_state(store)
+        if not state.files:
+            raise RunError(f"{store.url}: no such object, and none below it")
+        path = _cached(store.url, state.known_as)
+        record = path.parent.with_suffix(".json")
+        with _held(path.parent), contextlib.suppress(StateChangedError):
+            known = read_copies(record)
+            copies = fetch_state(store, path, state, known)
+            if copies != known:
+                write_copies(record, copies)
+            return path
+    raise RunError(f"{store.url}: is being changed all the time; try again")
+
+
+def _cached(url: str, version: str) -> Path:
+    place = hashlib.sha256(json.dumps([url, version]).encode()).hexdigest()[:16]
+    return storage_folder().expanduser().absolute() / "inputs" / place / url.rpartition("/")[2]
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Hold a folder of the cache; another process that wants the same waits, and finds it whole."""
+    with errors_of_copies(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

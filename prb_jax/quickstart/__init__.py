@@ -1,7 +1,0 @@
-"""The quickstart: two reward models trained and evaluated on the generated benchmark within minutes."""
-
-from prb_jax.quickstart.command import Quickstart, quickstart
-from prb_jax.quickstart.recipe import Recipe, Schedule
-from prb_jax.quickstart.tables import quickstart_table
-
-__all__ = ["Quickstart", "Recipe", "Schedule", "quickstart", "quickstart_table"]

@@ -1,0 +1,285 @@
+"""The record everything else works on: one prompt, K responses, and what is known about the user.
+
+The schema is that of Personalised RewardBench (arXiv 2604.07343), widened from pairs to K
+responses with labels::
+
+    id, question | prompt (string or list of {role, content}), chosen, rejected
+    or: responses [K strings], labels [K numbers; higher is better]          (K >= 2)
+    optional: user_id, profile [{id, category, text}, or texts; or one text], profile_order, category, subset, margin
+    private:  rubric_aspects [{aspect, evidence, reason}], narrative
+
+A response may also be a conversation, a list of {role, content} that ends with it; the messages that all responses
+begin with are then the prompt, which need not be given. Other fields that chat templates read (``tool_calls`` of a
+message, ``tools`` of a record) are refused, because they are not rendered. A record without an id has a digest of its
+contents as id.
+The private fields are never shown to a scored model. Every value is checked once, here, whether it
+comes from a file or from Python: a ``Comparison`` that exists is a valid one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from typing import Any, Final
+
+from prb_jax.errors import DataError, quote, short_repr
+from prb_jax.records import fields
+from prb_jax.records.conversation import TEMPLATE_EXTRAS, Message, read_conversation, refuse_extras
+
+LISTS: Final = ("responses", "labels", "profile", "rubric_aspects")  # fields of a record that are lists
+
+_TEXTS: Final = ("profile_order", "category", "subset", "narrative")
+_REASONS: Final = ("evidence", "reason")
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """One item of a user's profile: something this user wrote before."""
+
+    id: str
+    text: str
+    category: str = ""
+
+    __repr__ = short_repr
+
+
+@dataclass(frozen=True, slots=True)
+class RubricAspect:
+    """One thing the user wanted from an answer. Private: never shown to a scored model."""
+
+    aspect: str
+    evidence: str = ""
+    reason: str = ""
+
+    __repr__ = short_repr
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Comparison:
+    """One prompt with K >= 2 responses to be ranked for one user; K = 1 where it is only to be scored.
+
+    Built with keywords in the spelling of the record: ``question`` or ``prompt``; ``chosen`` and
+    ``rejected``, or ``responses`` and ``labels``. A pair becomes ``responses=(chosen, rejected)``
+    with ``labels=(1.0, 0.0)``. One response alone has no labels, and can only be scored.
+
+    Attributes:
+      id: unique within a data set; a digest of the contents where none is given.
+      prompt: the conversation before the response; its last message is the user's.
+      responses: [K] texts, none of them empty.
+      labels: [K] finite numbers, higher is better, not all equal; None where the comparison is
+        only to be scored (possible from Python, not from files).
+      user_id: whose preference this is; None where no user is known.
+      profile: the user's posts; a text is one post.
+      profile_order: by what they were ordered, the most relevant first: "bm25", "recency" (the newest first) or the
+        encoder that `prb rank-profiles` was given; None for an order of which nothing is known.
+      category, subset: free labels; results are reported by subset.
+      margin: how much better the chosen response is, where the source says so.
+      rubric_aspects, narrative: private.
+      hints: what else a model is told of the user, behind the profile: a persona, earlier choices, aspects that a
+        planner found. It is never read from a record, and no part of one.
+      is_pair: True if it was given as chosen and rejected. Spelling only, so not compared.
+
+    Raises:
+      DataError: naming the field, what was found and what was expected.
+    """
+
+    id: str
+    prompt: tuple[Message, ...]
+    responses: tuple[str, ...]
+    labels: tuple[float, ...] | None
+    user_id: str | None
+    profile: tuple[Post, ...]
+    profile_order: str | None
+    category: str | None
+    subset: str | None
+    margin: float | None
+    rubric_aspects: tuple[RubricAspect, ...]
+    narrative: str | None
+    hints: str | None
+    is_pair: bool = field(init=False, compare=False)
+
+    __repr__ = short_repr
+
+    def __init__(
+        self,
+        *,
+        id: str | int | None = None,
+        question: str | Sequence[Message | Mapping[str, Any]] | None = None,
+        prompt: str | Sequence[Message | Mapping[str, Any]] | None = None,
+        chosen: str | Sequence[Message | Mapping[str, Any]] | None = None,
+        rejected: str | Sequence[Message | Mapping[str, Any]] | None = None,
+        responses: Sequence[str | Sequence[Message | Mapping[str, Any]]] | None = None,
+        labels: Iterable[float] | None = None,
+        user_id: str | int | None = None,
+        profile: str | Iterable[Post | str | Mapping[str, Any]] | None = None,
+        profile_order: str | None = None,
+        category: str | None = None,
+        subset: str | None = None,
+        margin: float | None = None,
+        rubric_aspects: Iterable[RubricAspect | Mapping[str, Any]] | None = None,
+        narrative: str | None = None,
+        hints: str | None = None,
+    ) -> None:
+        row = {name: value for name, value in locals().items() if name not in ("self", "hints")}
+        for name in LISTS:
+            row[name] = fields.as_list(row[name])
+        where = "comparison" if id is None else f"comparison {quote(id)}"
+        _fill(self, row, where=where)
+        object.__setattr__(self, "hints", fields.optional_text(hints, where, "hints"))
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any], *, where: str, labelled: bool = True) -> Comparison:
+        """Read one record of a file; keys outside the schema are ignored, null means absent.
+
+        Args:
+          row: the decoded record.
+          where: what error messages start with, as "FILE:LINE".
+          labelled: whether there must be labels.
+
+        Raises:
+          DataError: for a field that is missing, mistyped or impossible, and for labels that are missing.
+        """
+        if not isinstance(row, Mapping):
+            raise DataError(f"{where}: expected an object with fields, found {fields.found(row)}")
+        comparison = cls.__new__(cls)
+        _fill(comparison, row, where=where)
+        if labelled and comparison.labels is None:
+            _check_several(comparison.responses, where)
+            fields.fail(where, "labels", "missing; 'responses' needs one label per response")
+        return comparison
+
+    @property
+    def question(self) -> str:
+        """The content of the last user message."""
+        return self.prompt[-1].content
+
+    def to_row(self) -> dict[str, Any]:
+        """The record as a JSON-ready dict; ``from_row`` gives an equal comparison back.
+
+        Absent optional fields are left out.
+        """
+        row: dict[str, Any] = {"id": self.id}
+        if len(self.prompt) == 1:
+            row["question"] = self.prompt[0].content
+        else:
+            row["prompt"] = [{"role": m.role, "content": m.content} for m in self.prompt]
+        if self.is_pair:
+            row["chosen"], row["rejected"] = self.responses
+        else:
+            row["responses"] = list(self.responses)
+            if self.labels is not None:
+                row["labels"] = list(self.labels)
+        for name in ("user_id", "profile_order", "category", "subset", "margin", "narrative"):
+            value = getattr(self, name)
+            if value is not None:
+                row[name] = value
+        if self.profile:
+            row["profile"] = [{"id": p.id, "category": p.category, "text": p.text} for p in self.profile]
+        if self.rubric_aspects:
+            row["rubric_aspects"] = [
+                {"aspect": a.aspect, "evidence": a.evidence, "reason": a.reason} for a in self.rubric_aspects
+            ]
+        return row
+
+
+def _fill(comparison: Comparison, row: Mapping[str, Any], *, where: str) -> None:
+    """Check ``row`` and set the fields of a bare ``Comparison``."""
+    get = row.get
+    refuse_extras(row, TEMPLATE_EXTRAS, where)
+    chosen, rejected, responses, labels = get("chosen"), get("rejected"), get("responses"), get("labels")
+    is_pair = chosen is not None or rejected is not None
+    if is_pair:
+        other = "responses" if responses is not None else "labels" if labels is not None else None
+        if other is not None:
+            fields.fail(where, other, "given beside 'chosen' and 'rejected'; expected one spelling, not both")
+        named = [("chosen", chosen), ("rejected", rejected)]
+    elif responses is None:
+        if get("question") is None and get("prompt") is None:
+            fields.fail(where, "question", "missing; expected 'question' or 'prompt'")
+        fields.fail(where, "chosen", "missing; expected 'chosen' and 'rejected', or 'responses' and 'labels'")
+    else:
+        items = fields.sequence(responses, where, "responses")
+        named = [(f"responses[{i}]", item) for i, item in enumerate(items)]
+        if not named:
+            _check_several((), where)
+    prompt, texts = read_conversation(get("question"), get("prompt"), named, where=where)
+    values = {
+        "prompt": prompt,
+        "responses": texts,
+        "labels": (1.0, 0.0) if is_pair else None if labels is None else _labels(labels, where, texts),
+        "user_id": fields.optional_identifier(get("user_id"), where, "user_id"),
+        "profile": read_profile(get("profile"), where),
+        **{name: fields.optional_text(get(name), where, name) for name in _TEXTS},
+        "margin": None if get("margin") is None else fields.number(get("margin"), where, "margin"),
+        "rubric_aspects": _rubric(get("rubric_aspects"), where),
+        "hints": None,
+        "is_pair": is_pair,
+        "id": fields.optional_identifier(get("id"), where, "id") or "",
+    }
+    for name, value in values.items():
+        object.__setattr__(comparison, name, value)
+    if not comparison.id:
+        contents = json.dumps(comparison.to_row(), sort_keys=True)
+        object.__setattr__(comparison, "id", sha256(contents.encode()).hexdigest()[:16])
+
+
+def _check_several(responses: Sequence[str], where: str) -> None:
+    if len(responses) < 2:
+        fields.fail(where, "responses", f"expected at least 2 responses, found {len(responses)}")
+
+
+def _labels(value: object, where: str, responses: Sequence[str]) -> tuple[float, ...]:
+    _check_several(responses, where)
+    items = fields.sequence(value, where, "labels")
+    labels = tuple(fields.number(item, where, f"labels[{i}]") for i, item in enumerate(items))
+    if len(labels) != len(responses):
+        expected = f"expected {len(responses)} numbers, one per response"
+        fields.fail(where, "labels", f"{expected}, found {len(labels)}")
+    if min(labels) == max(labels):
+        fields.fail(where, "labels", f"all equal to {labels[0]:g}; expected one response better than another")
+    return labels
+
+
+def read_profile(value: object, where: str) -> tuple[Post, ...]:
+    """The posts of a profile, none where it is absent; errors of single ones start with ``where``."""
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        value = [value] if value.strip() else []
+    return tuple(_post(item, where, i) for i, item in enumerate(fields.objects(value, where, "profile")))
+
+
+def _post(value: object, where: str, index: int) -> Post:
+    if isinstance(value, Post):
+        item: Mapping[str, Any] = {"id": value.id, "text": value.text, "category": value.category}
+    elif isinstance(value, str):
+        item = {"text": value}
+    else:
+        item = fields.mapping(value, where, f"profile[{index}]")
+    text, identifier, category = item.get("text"), item.get("id"), item.get("category")
+    if type(text) is str and type(identifier) is str and type(category) is str:
+        plain = text.isascii() and identifier.isascii() and category.isascii()
+        if plain:  # most posts of most files; profiles hold by far the most values of a record
+            return Post(identifier, text, category)
+    return Post(
+        id="" if identifier in (None, "") else fields.identifier(identifier, where, f"profile[{index}].id"),
+        text=fields.text(text, where, f"profile[{index}].text"),
+        category="" if category is None else fields.text(category, where, f"profile[{index}].category"),
+    )
+
+
+def _rubric(value: object, where: str) -> tuple[RubricAspect, ...]:
+    aspects = []
+    for i, entry in enumerate(() if value is None else fields.objects(value, where, "rubric_aspects")):
+        name = f"rubric_aspects[{i}]"
+        given = asdict(entry) if isinstance(entry, RubricAspect) else entry
+        item = fields.mapping(given, where, name)
+        aspects.append(
+            RubricAspect(
+                fields.text(item.get("aspect"), where, f"{name}.aspect"),
+                *(fields.optional_text(item.get(key), where, f"{name}.{key}") or "" for key in _REASONS),
+            )
+        )
+    return tuple(aspects)

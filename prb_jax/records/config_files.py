@@ -1,0 +1,313 @@
+"""Configs: files, mappings and `key=value` overrides become settings (dataclasses of options), and the way back.
+
+Errors name file and key. A YAML or TOML file has the keys dotted or nested; a Python file has a function
+``get_config()`` that gives an ml_collections `ConfigDict`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import json
+import math
+import runpy
+import textwrap
+import tomllib
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, get_origin
+
+from prb_jax.errors import RunError, first_line, quote
+from prb_jax.platform.storage.urls import localised
+from prb_jax.records.options import Option, choices_of, flat_values, from_flat, optional_type, options_of
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
+Settings = TypeVar("Settings")
+
+SUFFIXES = (".yaml", ".yml", ".toml")
+_WIDTH = 80  # of --show-config
+_TRUE, _FALSE, _NONE = ("true", "1", "yes"), ("false", "0", "no"), ("none", "null")
+
+_CONFIGS = Path(__file__).resolve().parents[1] / "commands" / "configs"
+
+
+def find_config(name: str | Path) -> Path:
+    """Return the file of a config: a path, or the name of a config of the package, as "bt_user_blind" or "rl/sft".
+
+    Raises:
+      RunError: there is no such file, and the package has no config of this name.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    wanted = path.relative_to("configs") if path.parts[:1] == ("configs",) else path
+    shipped = {file.relative_to(_CONFIGS).with_suffix(""): file for file in sorted(_CONFIGS.rglob("*.py"))}
+    for config, file in shipped.items():
+        if wanted.with_suffix("") in (config, Path(config.name)) and wanted.suffix in ("", ".py"):
+            return file
+    near = difflib.get_close_matches(wanted.stem, [config.name for config in shipped], n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise RunError(
+        f"{name}: no such config file, nor a config of prb_jax ({', '.join(map(str, shipped))}){hint}"
+    )
+
+
+def read_config_file(path: str | Path) -> dict[str, Any]:
+    """Return the keys and values of a YAML or TOML file, as nested dicts.
+
+    Raises:
+      RunError: the file cannot be read, has another suffix, or holds anything but distinct keys with values.
+    """
+    file = Path(path)
+    if file.suffix not in SUFFIXES:
+        raise RunError(f"{file}: expected a file named {', '.join('*' + suffix for suffix in SUFFIXES)}")
+    try:
+        text = file.read_text(encoding="utf-8")
+        value = tomllib.loads(text) if file.suffix == ".toml" else _yaml(text)
+    except FileNotFoundError:
+        raise RunError(f"{file}: no such config file") from None
+    except OSError as error:
+        raise RunError(f"cannot read {file}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        kind = "TOML" if file.suffix == ".toml" else "YAML"
+        reason = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
+        raise RunError(f"{file}: not {kind} ({reason})") from error
+    if not isinstance(value, dict):
+        raise RunError(f"{file}: expected keys with values, found {quote(value)}")
+    return value
+
+
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    """Return the words for a key that does not exist, with the nearest one that does."""
+    near = _nearest(key, list(known))
+    return f"unknown config key {quote(key)}" + (f"; did you mean '{near}'?" if near else "")
+
+
+def _nearest(key: str, known: list[str]) -> str | None:
+    """A key with the same last word abbreviated, in the same section first; then any that is spelled alike."""
+    section, _, last = key.rpartition(".")
+    ordered = sorted(known, key=lambda name: name.rpartition(".")[0] != section)
+    for name in ordered:
+        words = name.rpartition(".")[2].split("_")
+        if len(words) > 1 and last == "".join(word[0] for word in words):
+            return name
+    beside = [name for name in known if section and name.rpartition(".")[0] == section]
+    lasts = {name.rpartition(".")[2]: name for name in reversed(ordered)}
+    for spelled, among in ((key, dict(zip(beside, beside))), (last, lasts), (key, dict(zip(known, known)))):
+        if close := difflib.get_close_matches(spelled, among, n=1, cutoff=0.65):
+            return among[close[0]]
+    return None
+
+
+def _yaml(text: str) -> Any:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Refuses a key that is given twice; the standard loader keeps the last one."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+            seen = set()
+            for key in (key for key, _ in node.value if isinstance(key.value, str)):
+                if key.value in seen:
+                    raise ValueError(
+                        f"line {key.start_mark.line + 1}: the key {quote(key.value)} is given twice"
+                    )
+                seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
+    try:
+        value = yaml.load(text, Loader=Loader)
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        raise ValueError(f"line {mark.line + 1}: {problem}" if mark and problem else str(error)) from error
+    return {} if value is None else value
+
+
+def read_config(path: str | Path) -> ConfigDict:
+    """Run a Python config file and return the result of its `get_config()`.
+
+    Raises:
+      RunError: no such file; it fails, has no `get_config`, or that returns something else.
+    """
+    from ml_collections import ConfigDict
+
+    file = find_config(path)
+    try:
+        namespace = runpy.run_path(str(file))
+    except Exception as error:
+        raise RunError(f"{file}: the config file fails: {type(error).__name__}: {error}") from error
+    get_config = namespace.get("get_config")
+    if not callable(get_config):
+        raise RunError(f"{file}: expected a function get_config() in it, found none")
+    try:
+        config = get_config()
+    except Exception as error:
+        reason = first_line(error).strip("'\"")
+        raise RunError(f"{file}: get_config() fails: {type(error).__name__}: {reason}") from error
+    if not isinstance(config, ConfigDict):
+        raise RunError(f"{file}: get_config(): expected a ConfigDict, found {type(config).__name__}")
+    return config
+
+
+def to_config_dict(settings: Any) -> ConfigDict:
+    """Settings as a locked ConfigDict: keys cannot be added, and values keep their types."""
+    from ml_collections import ConfigDict, config_dict
+
+    config, known = ConfigDict(), options_of(type(settings))
+    for item in dataclasses.fields(settings):
+        value = getattr(settings, item.name)
+        if dataclasses.is_dataclass(value):
+            value = to_config_dict(value)
+        elif optional_type(known[item.name].type) is not None:
+            kind = known[item.name].kind
+            plain = str if choices_of(kind) else get_origin(kind) or kind
+            config[item.name] = config_dict.placeholder(plain)
+        config[item.name] = value
+    return config.lock()
+
+
+def build_settings(kind: type[Settings], config: Any, overrides: Sequence[str] = ()) -> Settings:
+    """Return checked settings of a kind, a dataclass whose fields are options or sections of them.
+
+    Args:
+      config: path of a config file or the name of a config of the package, a ConfigDict, a mapping of dotted or
+        nested keys, or settings; None for the defaults.
+      overrides: `key=value` with dotted keys, as on the command line: `optimizer.learning_rate=3e-4`,
+        `mesh=none`, `lora.targets=q,v`. The last one wins.
+
+    Raises:
+      RunError: an unknown key (naming the nearest one) or a wrong type.
+      PrbError: a value out of range.
+    """
+    known, values = options_of(kind), {}
+    if isinstance(config, str | Path):
+        config = find_config(config)
+    if isinstance(config, Path) and config.suffix in SUFFIXES:
+        values = _read_values(config, known)
+    else:
+        config = read_config(config) if isinstance(config, Path) else config
+        if isinstance(config, kind):
+            config = to_config_dict(config)
+        values = dict(
+            flat_values(config if isinstance(config, Mapping) else config.to_dict() if config else {})
+        )
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise RunError(f"override {quote(text)}: expected key=value")
+        key = key.removeprefix("config.").replace("-", "_")
+        values[key] = _parse(key, value, _type_of(key, known))
+    checked = {key: _checked(key, value, _type_of(key, known)) for key, value in values.items()}
+    return localised(from_flat(kind, checked, prefix=""))
+
+
+def explained_settings(settings: Any) -> str:
+    """Return every option on a line of its own, below its meaning; the whole is a YAML config."""
+    return "\n".join(_lines(settings)) + "\n"
+
+
+def value_text(value: Any) -> str:
+    """Return a value as JSON, which YAML reads too."""
+    return json.dumps(list(value) if isinstance(value, tuple) else value)
+
+
+def _lines(part: Any, prefix: str = "") -> Iterator[str]:
+    known = options_of(type(part), sections=False)
+    for item in dataclasses.fields(part):
+        value = getattr(part, item.name)
+        if dataclasses.is_dataclass(value):
+            yield from ("", *_comment((inspect.getdoc(type(value)) or "").partition("\n\n")[0]))
+            yield from _lines(value, f"{prefix}{item.name}.")
+        else:
+            choices = known[item.name].choices
+            one_of = f" One of: {', '.join(choices)}." if choices else ""
+            yield from ("", *_comment(known[item.name].meaning + one_of))
+            yield f"{prefix}{item.name}: {value_text(value)}"
+
+
+def _comment(text: str) -> list[str]:
+    text = text if text.startswith("`") else text[:1].upper() + text[1:]
+    return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+
+
+def _read_values(path: Path, known: Mapping[str, Option]) -> dict[str, Any]:
+    """The values of a YAML or TOML file; a text is read as on the command line, as these know no `1e-4` or no null."""
+    values = {}
+    try:
+        for key, value in flat_values(read_config_file(path)):
+            hint = _type_of(key, known)
+            if key in values:
+                raise RunError(f"config key '{key}' is given twice")
+            values[key] = _checked(key, _parse(key, value, hint) if isinstance(value, str) else value, hint)
+    except RunError as error:
+        raise RunError(f"{path}: {error}") from error
+    return values
+
+
+def _type_of(key: str, known: Mapping[str, Option]) -> Any:
+    if key in known:
+        return known[key].type
+    if any(name.startswith(f"{key}.") for name in known):
+        raise RunError(f"config key '{key}' is a section: set one of its keys, as in '{key}.NAME=value'")
+    raise RunError(unknown_key(key, known))
+
+
+def _described(hint: Any) -> str:
+    inner = optional_type(hint)
+    if inner is not None:
+        return f"{_described(inner)} or none"
+    if choices := choices_of(hint):
+        return " or ".join(choices)
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return names.get(hint, "a list of texts")
+
+
+def _wrong(key: str, hint: Any, found: Any) -> RunError:
+    return RunError(f"config key '{key}': expected {_described(hint)}, found {quote(found)}")
+
+
+def _parse(key: str, text: str, hint: Any) -> Any:
+    """The value that a text stands for, by the type of its key."""
+    inner = optional_type(hint)
+    if inner is not None:
+        return None if text.strip().lower() in _NONE else _parse(key, text, inner)
+    if get_origin(hint) is tuple:
+        return tuple(item.strip() for item in text.strip("()[]").split(",") if item.strip())
+    if hint is bool:
+        lowered = text.strip().lower()
+        if lowered not in _TRUE + _FALSE:
+            raise _wrong(key, hint, text)
+        return lowered in _TRUE
+    if hint in (int, float):
+        try:
+            return hint(text.replace("_", ""))
+        except ValueError:
+            raise _wrong(key, hint, text) from None
+    return text
+
+
+def _checked(key: str, value: Any, hint: Any) -> Any:
+    """The value in its type: whole numbers are numbers, lists are tuples, and nothing else is converted."""
+    inner = optional_type(hint)
+    if inner is not None:
+        return None if value is None else _checked(key, value, inner)
+    if choices := choices_of(hint):
+        if value not in choices:
+            raise _wrong(key, hint, value)
+        return value
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+            raise _wrong(key, hint, value)
+        return tuple(value)
+    if hint is str and isinstance(value, Path):
+        return str(value)
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise _wrong(key, hint, value)
+        return float(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise _wrong(key, hint, value)
+    return value

@@ -1,0 +1,77 @@
+"""Digests of the files that a run wrote: they stand in its record, and are compared when the files are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+from prb_jax.errors import DataError, PrbError
+from prb_jax.records.files import file_digest
+from prb_jax.records.lines import LARGE, large_digest
+
+_THREADS: Final = 4  # files at a time; a large one has threads of its own for its blocks
+
+
+def digest_of_bytes(data: bytes) -> str:
+    """Return the digest of a small file with these bytes."""
+    return f"sha256:{sha256(data).hexdigest()}"
+
+
+def matching(folder: Path, patterns: Iterable[str]) -> list[str]:
+    """Return the paths within a folder of the files that match one of the patterns."""
+    paths = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    return sorted(path.relative_to(folder).as_posix() for path in paths)
+
+
+def digests_of(folder: Path, patterns: Iterable[str]) -> dict[str, str]:
+    """Return the digests of the files in a folder that match one of the patterns, by their paths within it.
+
+    Raises:
+      DataError: a file cannot be read.
+    """
+    names = matching(folder, patterns)
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="digest") as threads:
+        return dict(zip(names, threads.map(lambda name: _digest(folder / name), names)))
+
+
+def check_digests(
+    folder: Path,
+    digests: Mapping[str, str],
+    *,
+    record: Path,
+    error: type[PrbError],
+    hint: str = "put the file back",
+) -> None:
+    """Compare files in a folder with the digests that a record has of them.
+
+    Args:
+      folder: Folder of the files.
+      digests: Digests by the path of each file within the folder.
+      record: File that the digests stand in, for the message.
+      error: Class of the error to raise.
+      hint: What the user can do, at the end of the message.
+
+    Raises:
+      PrbError: of the class `error`: a file is missing, cannot be read, or is not the one that was written.
+    """
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="digest") as threads:
+        try:
+            for name, found in zip(digests, threads.map(lambda name: _digest(folder / name), digests)):
+                if found != digests[name]:
+                    raise error(
+                        f"{folder / name}: is not the file that the run wrote: expected {digests[name]} as in "
+                        f"{record}, found {found}; {hint}"
+                    )
+        except DataError as failed:
+            raise error(f"{failed}; the run wrote it; {hint}") from failed
+
+
+def _digest(path: Path) -> str:
+    try:
+        size = path.stat().st_size
+    except OSError:
+        size = 0  # reading it says why
+    return large_digest(path) if size >= LARGE else file_digest(path)

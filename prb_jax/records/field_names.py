@@ -1,0 +1,178 @@
+"""The names of a record's fields: how columns with other names are mapped to them, and a warning of near misses."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from prb_jax.errors import DataError, PrbWarning, quote
+from prb_jax.records.conversation import TEMPLATE_EXTRAS, is_empty
+
+RECORD_FIELDS: Final = (
+    "id",
+    "question",
+    "prompt",
+    "chosen",
+    "rejected",
+    "responses",
+    "labels",
+    "user_id",
+    "profile",
+    "profile_order",
+    "category",
+    "subset",
+    "margin",
+    "rubric_aspects",
+    "narrative",
+)
+
+_KNOWN: Final = frozenset(RECORD_FIELDS)
+_OTHER_NAMES: Final = {
+    "user_id": "user uid username annotator annotatorid worker workerid person personid persona rater raterid author",
+    "profile": "history posts userhistory userposts userprofile",
+    "question": "query instruction userprompt",
+    "responses": "answers completions candidates",
+    "labels": "label ratings",
+    "chosen": "preferred winner",
+    "rejected": "dispreferred loser",
+}
+_MEANT: Final = {other: name for name, others in _OTHER_NAMES.items() for other in others.split()}
+_INSTEAD: Final = {
+    "question": ("prompt",),
+    "prompt": ("question",),
+    "responses": ("chosen",),
+    "labels": ("chosen",),
+    "chosen": ("responses",),
+    "rejected": ("responses",),
+}
+"""Fields beside which another one is not missed."""
+
+_INSTRUCTION: Final = "instruction"
+PROMPT_PARTS: Final = ("system", "input", "history")
+"""Columns that belong to the prompt: all of them beside "instruction" (Alpaca), the first one beside any prompt."""
+
+_NEAR: Final = 0.86
+_PATIENCE: Final = 1000  # records in which a mapped column must occur
+
+
+@functools.lru_cache(maxsize=4096)
+def nearest_field(name: str) -> str | None:
+    """The field of a record that a column of another name seems to be; None if it resembles no field."""
+    plain = re.sub(r"[^a-z0-9]", "", name.casefold())
+    if name in _KNOWN or not plain:
+        return None
+    if plain in _MEANT:
+        return _MEANT[plain]
+    spelled = {known.replace("_", ""): known for known in RECORD_FIELDS}
+    near = difflib.get_close_matches(plain, spelled, n=1, cutoff=_NEAR)
+    return spelled[near[0]] if near else None
+
+
+@dataclass(frozen=True)
+class FieldNames:
+    """What is read of a record: the fields that it may have, columns mapped to them, and names that resemble a field's.
+
+    Raises:
+      DataError: a mapping to what is no field, or of a field itself.
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict)  # by field, the name that it has in the data
+
+    def __post_init__(self) -> None:
+        for name, column in self.columns.items():
+            if name not in _KNOWN:
+                expected = f"expected FIELD=COLUMN with a field of a record: {', '.join(RECORD_FIELDS)}"
+                raise DataError(f"columns: {quote(name)} is no field; {expected}")
+            if column in _KNOWN:
+                raise DataError(f"columns: {name}={column}: {quote(column)} is a field of a record by itself")
+
+    def __contains__(self, name: object) -> bool:
+        """Whether a column is read."""
+        known = name in (*_KNOWN, *TEMPLATE_EXTRAS, *PROMPT_PARTS) or name in self.columns.values()
+        return known or nearest_field(str(name)) is not None
+
+    def field(self, column: str) -> str:
+        """The field to which a column is mapped, or its own name."""
+        return next((name for name, mapped in self.columns.items() if mapped == column), column)
+
+
+RECORD: Final = FieldNames()  # fields under their own names
+
+
+_REMEDY: Final = "write the whole prompt as 'prompt', a list of {role, content}"
+
+
+class FieldMapper:
+    """Gives the fields of the records of one source their names, and warns once of each that is like a field."""
+
+    def __init__(self, names: FieldNames, source: object) -> None:
+        self._names, self._source = names, source
+        self._missing = set(names.columns)
+        self._told: set[str] = set()
+        self._told_parts = False
+        self._records = 0
+
+    def __call__(self, value: Any, *, where: str) -> Any:
+        """Return a record with the names of fields, in place of the mapped ones.
+
+        Raises:
+          DataError: a field is there beside the column that is mapped to it, or a mapped column occurs nowhere.
+        """
+        if not isinstance(value, Mapping):
+            return value  # refused where it is checked
+        parts = PROMPT_PARTS if _INSTRUCTION in value else PROMPT_PARTS[:1]
+        for name, column in self._names.columns.items():
+            if column in value:
+                if value.get(name) is not None:
+                    raise DataError(
+                        f"{where}: field {name!r}: given beside {quote(column)}, which is mapped to it"
+                    )
+                value = {name if key == column else key: item for key, item in value.items() if key != name}
+                self._missing.discard(name)
+        self._records += 1
+        if self._missing and self._records == _PATIENCE:
+            self.finish()
+        parts = [part for part in parts if part in value]
+        if not self._told_parts and any(value.get(name) is not None for name in ("question", "prompt")):
+            self._tell_of_parts([part for part in parts if not is_empty(value[part])])
+        lost = f"; without {_named(parts)}, which belong to the prompt: {_REMEDY}" if parts else ""
+        for column in value.keys() - _KNOWN - self._told - set(parts):
+            name = nearest_field(column) if isinstance(column, str) else None
+            if name is None:
+                self._told.add(column)
+            elif all(value.get(other) is None for other in (name, *_INSTEAD.get(name, ()))):
+                self._told.add(column)
+                warnings.warn(
+                    f"{self._source}: {quote(column)} is no field of a record and is not read; to read it as {name!r}, "
+                    f"end the name of the data in '?{name}={column}' (on the command line, --columns {name}={column} "
+                    f"does the same){lost if name == 'question' else ''}",
+                    PrbWarning,
+                    stacklevel=2,
+                )
+        return value
+
+    def _tell_of_parts(self, parts: Sequence[str]) -> None:
+        """Warn once of columns with values that belong to the prompt and are not read."""
+        if parts:
+            self._told_parts = True
+            about = f"{self._source}: {_named(parts)}: not read, though the prompt goes on there: {_REMEDY}"
+            warnings.warn(about, PrbWarning, stacklevel=3)
+
+    def finish(self) -> None:
+        """Raise DataError if a mapped column did not occur in any record."""
+        for name in sorted(self._missing):
+            column = self._names.columns[name]
+            records = f"the first {self._records:,} records" if self._records == _PATIENCE else "any record"
+            raise DataError(
+                f"{self._source}: columns: {name}={column}: no field {quote(column)} in {records}"
+            )
+
+
+def _named(columns: Sequence[str]) -> str:
+    """Return the names of columns as part of a sentence."""
+    return " and ".join(filter(None, (", ".join(map(quote, columns[:-1])), quote(columns[-1]))))

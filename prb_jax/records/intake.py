@@ -1,0 +1,190 @@
+"""Comparisons from records: of files, and of the tables, objects and generators of a Python caller."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from prb_jax.errors import DataError, PrbWarning
+from prb_jax.records import fields
+from prb_jax.records.comparison import LISTS, Comparison
+from prb_jax.records.field_names import RECORD, FieldMapper
+from prb_jax.records.files import table_values
+from prb_jax.records.lines import Row
+from prb_jax.records.template_marks import template_mark
+
+
+class ArrowTable(Protocol):
+    """A table with the Arrow C stream interface."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+
+Records = Comparison | Mapping[str, Any] | Iterable[Comparison | Mapping[str, Any]] | ArrowTable
+"""One comparison or object with the fields of a record; any iterable of them, as a list, a generator or a data set of
+``datasets``; or a table with the Arrow C stream interface, as of pandas, polars or pyarrow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A comparison and where it stands; ``named`` is False where its record has no id."""
+
+    where: str
+    comparison: Comparison
+    named: bool = True
+
+
+def as_comparisons(data: Records, *, labelled: bool = True) -> list[Comparison]:
+    """The comparisons of a Python caller; see ``given_rows`` and ``read_records``."""
+    return [record.comparison for record in read_records(given_rows(data), labelled=labelled)]
+
+
+def given_rows(data: Records) -> Iterator[Row]:
+    """The records that a Python caller gives, each with its position; they are read one by one.
+
+    Raises:
+      DataError: the data are of another type than ``Records``.
+    """
+    mapped = FieldMapper(RECORD, "data")
+    if hasattr(data, "__arrow_c_stream__"):
+        for position, value in enumerate(table_values(data, RECORD, where="data")):
+            yield Row(f"position {position}", mapped(value, where=f"position {position}"))
+        return
+    if isinstance(data, Mapping) and data and all(hasattr(part, "column_names") for part in data.values()):
+        raise DataError(
+            f"data: expected one split of a data set, found all of them: {', '.join(map(str, data))}"
+        )
+    items: Any = [data] if isinstance(data, Comparison | Mapping) else data
+    if isinstance(items, str | Path | bytes) or not isinstance(items, Iterable):
+        raise DataError(f"data: expected comparisons, or a table of records, found {type(data).__name__}")
+    for position, item in enumerate(items):
+        where = f"position {position}"
+        if isinstance(item, Mapping):
+            lists = {name: fields.as_list(item[name]) for name in LISTS if name in item}
+            yield Row(where, mapped({**item, **lists}, where=where))
+        elif isinstance(item, Comparison):
+            yield Row(where, item)
+        else:
+            expected = "expected a Comparison or an object with its fields"
+            raise DataError(f"{where}: {expected}, found {type(item).__name__}")
+
+
+def read_records(rows: Iterable[Row], *, labelled: bool = True, tell: bool = True) -> Iterator[Placed]:
+    """The comparisons of rows; of equal records without an id the second one is "ID#2", and so on.
+
+    Args:
+      labelled: whether records must have labels.
+      tell: warns at the end of equal records, of users that look alike, and of prompts that are rendered already.
+
+    Raises:
+      DataError: for a record that is not of the format.
+    """
+    unnamed: Counter[str] = Counter()
+    users: dict[str, str] = {}
+    rendered = RenderedPrompts()
+    try:
+        for row in rows:
+            placed = _read(row, unnamed, labelled=labelled)
+            if tell:
+                rendered.look_at(placed)
+            if tell and placed.comparison.user_id is not None:
+                users.setdefault(placed.comparison.user_id, row.where)
+            yield placed
+    finally:
+        if tell:
+            again = next((name for name, count in unnamed.items() if count > 1), "")
+            total = sum(unnamed.values())
+            tell_equal(total - len(unnamed), unnamed=total, example=f"{again}#2")
+            tell_alike(users, users)
+            rendered.tell()
+
+
+def _read(row: Row, unnamed: Counter[str], *, labelled: bool) -> Placed:
+    if isinstance(row.value, Comparison):
+        return Placed(row.where, row.value)
+    comparison = Comparison.from_row(row.value, where=row.where, labelled=labelled)
+    named = row.value.get("id") is not None
+    if not named:
+        unnamed[comparison.id] += 1
+        if (count := unnamed[comparison.id]) > 1:
+            value = {**row.value, "id": f"{comparison.id}#{count}"}
+            comparison = Comparison.from_row(value, where=row.where, labelled=labelled)
+    return Placed(row.where, comparison, named)
+
+
+def tell_equal(again: int, *, unnamed: int, example: str) -> None:
+    """Warn of equal records without an id.
+
+    Args:
+      again: how many are equal to an earlier one.
+      unnamed: how many have no id.
+      example: the id that one of them was given.
+    """
+    if again:
+        warnings.warn(
+            f"{again:,} of {unnamed:,} records without an id are equal to an earlier one, and counted again (as "
+            f"{example}); remove them, or give each an id",
+            PrbWarning,
+            stacklevel=2,
+        )
+
+
+class RenderedPrompts:
+    """Counts prompts of one text that a chat template has rendered already, and warns of them."""
+
+    def __init__(self) -> None:
+        self._read, self._found, self._first = 0, 0, ""
+
+    def look_at(self, placed: Placed) -> None:
+        """Count the prompt of the next comparison."""
+        prompt = placed.comparison.prompt
+        self._read += 1
+        if len(prompt) == 1 and (mark := template_mark(prompt[0].content)):
+            self._found += 1
+            self._first = self._first or f"{placed.where} holds {mark!r}"
+
+    def tell(self) -> None:
+        """Warn of the prompts that were found, once."""
+        if self._found:
+            warnings.warn(
+                f"field 'prompt': {self._found:,} of {self._read:,} are rendered by a chat template already (the "
+                f"first, {self._first}); the model's template wraps them as a user's message again: give a list of "
+                "{role, content}, or the plain question",
+                PrbWarning,
+                stacklevel=2,
+            )
+        self._found = 0
+
+
+def tell_alike(users: Iterable[str], places: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Warn of names of users that differ by Unicode form or white space alone; `places` is where each occurs first."""
+    spellings: dict[str, list[str]] = {}
+    for user in users:
+        spellings.setdefault(" ".join(unicodedata.normalize("NFKC", user).split()), []).append(user)
+    alike = [names for names in spellings.values() if len(names) > 1]
+    if alike:
+        first = [ascii(name) + (f" ({places[name]})" if name in places else "") for name in alike[0][:2]]
+        count = sum(map(len, alike))
+        warnings.warn(
+            f"field 'user_id': {count:,} names differ from another one by Unicode form or white space alone, and are "
+            f"counted as {count:,} users, not {len(alike):,}: {' and '.join(first)}",
+            PrbWarning,
+            stacklevel=2,
+        )
+
+
+def digest(comparisons: Iterable[Comparison]) -> str:
+    """``"sha256:..."`` of the contents of comparisons, in order."""
+    hashed = sha256()
+    for comparison in comparisons:
+        hashed.update(json.dumps(comparison.to_row(), sort_keys=True).encode())
+        hashed.update(b"\n")
+    return f"sha256:{hashed.hexdigest()}"

@@ -1,0 +1,245 @@
+"""JSON lines, also gzipped, read forward block by block; a large file is known by the digests of its blocks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zlib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from prb_jax.errors import DataError
+from prb_jax.records.reading import LONGEST_LINE, open_file, reading, too_long, unique_fields
+
+LARGE: Final = 64 << 20
+"""Bytes from which on a file is read by windows and known by the digests of its blocks."""
+
+HELD: Final = 1 << 30  # bytes of raw files up to which training holds their comparisons in memory
+
+BLOCK: Final = 16 << 20
+WINDOWED: Final = (".jsonl", ".jsonl.gz", ".parquet")  # kinds of files that are read by windows
+_PIECE: Final = 1 << 20  # bytes that are inflated at a time
+_AHEAD: Final = 2  # blocks that are read before they are asked for
+_THREADS: Final = 4
+_PACKED: Final = 4  # bytes of text that a byte of a compressed file stands for
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One undecoded record and where it stands: "FILE:LINE", or "FILE: row N" in parquet."""
+
+    where: str
+    value: Any
+
+
+class JsonLines:
+    """One file that is read from its beginning as often as it is asked for; the first reading also takes its digest.
+
+    Attributes:
+      path: of the file.
+      digests: sha256 of each block read so far, in hexadecimal.
+      bytes_read: bytes of the file read so far.
+
+    Raises:
+      DataError: the file is missing or cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.bytes_read = 0
+        self.digests: list[str] = []
+        with reading(path), open_file(path) as file:
+            self._size = os.fstat(file.fileno()).st_size
+        self._count = block_count(self._size)
+        self._packed = path.name.endswith(".gz")
+        self._expected: Sequence[str] = ()
+        self._records = self._bytes = 0  # of the pass that came farthest
+
+    @property
+    def complete(self) -> bool:
+        """Whether every block was read."""
+        return len(self.digests) == self._count
+
+    @property
+    def digest(self) -> str:
+        """The digest of all bytes, as :func:`large_digest` gives it; what is left of the file is read."""
+        with reading(self.path):
+            for _ in self._blocks(len(self.digests)):
+                pass
+        return "sha256-blocks:" + hashlib.sha256(bytes.fromhex("".join(self.digests))).hexdigest()
+
+    def about(self) -> float:
+        """Return the estimated number of records, by what was read so far; 0 where nothing was."""
+        if self._packed:
+            return self._records * self._count / max(1, len(self.digests))
+        return self._records * max(1.0, self._size / max(1, self._bytes))
+
+    def expect(self, digests: Sequence[str]) -> None:
+        """Compare the first blocks of the file, also those still to be read, with digests of an earlier time.
+
+        Raises:
+          DataError: a block differs from its earlier digest.
+        """
+        self._expected = digests
+        for number in range(len(digests)):
+            if number >= self._count or number < len(self.digests):
+                self._compare(number)
+
+    def rows(self) -> Iterator[Row]:
+        """Yield every record, from the first one on.
+
+        Raises:
+          DataError: the file cannot be read, is not what it was, or a line is no JSON.
+        """
+        records = size = 0
+        with reading(self.path):
+            for number, line in enumerate(self._lines(), start=1):
+                row = parse_line(line, f"{self.path}:{number}", first=number == 1)
+                if row is not None:
+                    records, size = records + 1, size + len(line) + 1
+                    if records > self._records:
+                        self._records, self._bytes = records, size
+                    yield row
+
+    def _lines(self) -> Iterator[bytes]:
+        begun: list[bytes] = []  # the line that goes on in the next piece
+        size, number = 0, 1  # of that line
+        for piece in self._inflated() if self._packed else self._blocks(0):
+            for position, part in enumerate(piece.split(b"\n")):
+                if position:
+                    yield b"".join(begun)
+                    begun, size, number = [], 0, number + 1
+                if part:
+                    begun.append(part)
+                    if (size := size + len(part)) > LONGEST_LINE:
+                        raise DataError(too_long(f"{self.path}:{number}"))
+        if begun:
+            yield b"".join(begun)
+
+    def _inflated(self) -> Iterator[bytes]:
+        inflater = None
+        for rest in self._blocks(0):
+            while rest := rest if inflater else rest.lstrip(b"\0"):  # padding after a member
+                inflater = inflater or zlib.decompressobj(wbits=31)
+                yield inflater.decompress(rest, _PIECE)
+                rest = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
+                inflater = None if inflater.eof else inflater
+        if inflater is not None:
+            raise EOFError
+
+    def _blocks(self, first: int) -> Iterator[bytes]:
+        """The bytes of one block after another, which must be what they were; some are read ahead."""
+        coming = deque[Future[tuple[bytes, str]]]()
+        threads = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), thread_name_prefix="scan")
+        with open_file(self.path) as file, threads:
+            for number in range(first, self._count):
+                # Whoever wants the first records alone needs no further blocks.
+                stop = min(number + 1 + (_AHEAD if number else 0), self._count)
+                for block in range(number + len(coming), stop):
+                    coming.append(threads.submit(self._read, file.fileno(), block))
+                data, digest = coming.popleft().result()
+                self.bytes_read += len(data)
+                if number == len(self.digests):
+                    self.digests.append(digest)
+                    self._compare(number)
+                elif self.digests[number] != digest:
+                    raise DataError(f"{self.path}: changed while it was being read (block {number + 1})")
+                yield data
+
+    def _read(self, file: int, number: int) -> tuple[bytes, str]:
+        """The bytes of one block of the open file, and their sha256."""
+        start, end = number * BLOCK, min((number + 1) * BLOCK, self._size)
+        parts: list[bytes] = []
+        while start < end:
+            part = os.pread(file, end - start, start)
+            if not part:
+                raise DataError(f"{self.path}: became shorter while it was being read")
+            parts.append(part)
+            start += len(part)
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        return data, hashlib.sha256(data).hexdigest()
+
+    def _compare(self, number: int) -> None:
+        known = self.digests[number] if number < len(self.digests) else None
+        if number < len(self._expected) and known != self._expected[number]:
+            raise DataError(
+                f"{self.path}: changed since it was scored (block {number + 1} of {BLOCK >> 20} MiB); the scores so "
+                "far are kept and belong to the old contents: put those back to finish the run, or start again in "
+                "another folder"
+            )
+
+
+def block_count(size: int) -> int:
+    """How many blocks a file of ``size`` bytes has."""
+    return -(-size // BLOCK)
+
+
+def large_digest(path: Path) -> str:
+    """``"sha256-blocks:..."``: the sha256 of the digests of all blocks of 16 MiB; errors as of :class:`JsonLines`."""
+    return JsonLines(path).digest
+
+
+def unpacked_size(path: Path) -> int:
+    """Return about how many bytes of text a file holds, for compressed files four times their size; 0 if the path is
+    not a file."""
+    try:
+        size = path.stat().st_size if path.is_file() else 0
+    except OSError:
+        return 0
+    return size * (_PACKED if path.name.endswith((".gz", ".parquet")) else 1)
+
+
+def is_large(path: Path) -> bool:
+    """Whether a file is read by windows."""
+    return path.name.endswith(WINDOWED) and unpacked_size(path) >= LARGE
+
+
+def parse_line(line: bytes, where: str, *, first: bool) -> Row | None:
+    """The record of one line; None for a blank one.
+
+    Args:
+      line: with or without its end.
+      where: FILE:LINE.
+      first: whether it is the first of the file, which may begin with a byte order mark.
+
+    Raises:
+      DataError: it is not UTF-8 or not JSON.
+    """
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        hint = "; the file looks gzipped, but is not named .gz" if first and line[:2] == b"\x1f\x8b" else ""
+        bad = f"byte 0x{line[error.start]:02x} at column {error.start + 1}"
+        raise DataError(f"{where}: invalid UTF-8: {bad} ({error.reason}){hint}") from error
+    text = (text.removeprefix("\ufeff") if first else text).rstrip()
+    if not text:
+        return None
+    try:
+        value, end = DECODER.raw_decode(text, skip_space(text, 0))
+        if end < len(text):
+            raise json.JSONDecodeError("text after the end of the record", text, skip_space(text, end))
+    except (ValueError, RecursionError) as error:
+        raise DataError(malformed(where, error)) from error
+    return Row(where, value)
+
+
+DECODER: Final = json.JSONDecoder(object_pairs_hook=unique_fields)
+
+
+def skip_space(text: str, position: int) -> int:
+    """The place of the next character that is no white space of JSON."""
+    while position < len(text) and text[position] in " \t\r\n":
+        position += 1
+    return position
+
+
+def malformed(where: str, error: Exception) -> str:
+    """The message for JSON that cannot be decoded."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{where}: malformed JSON at column {error.colno}: {error.msg}"
+    return f"{where}: malformed JSON: {'nested too deeply' if isinstance(error, RecursionError) else error}"

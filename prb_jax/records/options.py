@@ -1,0 +1,252 @@
+"""Options: fields of frozen dataclasses that say what they mean, their range, and where they have an effect.
+
+All else is made from these fields: flags and help of the command line (`prb_jax/commands/arguments.py`), configs,
+overrides and ``--show-config`` (`prb_jax/records/config_files.py`), checks, and the record of a run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from prb_jax.errors import DataError, PrbError, RunError, quote
+
+Effect = Literal["result", "contents", "none"]
+_OPTION = "option"
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """What a user has to know of a field."""
+
+    meaning: str = ""  # in words, for the help and for `--show-config`
+    shown: str = ""  # the value in a usage, as "N"; "TEXT ..." for several, and "LOW HIGH" for two
+    flag: str | None = None  # its name on the command line, where it is another one
+    choices: Sequence[str] = ()  # the values that there are; those of a field that is a Literal if not given
+    # least, above, most, below: bounds of its number
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+    used_by: tuple[str, ...] = ()  # the algorithms that use it; if empty, all do
+    used_with: str = ""  # a key with which every algorithm uses it
+    # the kinds of things that use it, where it is handed to one of several kinds; if empty, all do
+    used_where: tuple[str, ...] = ()
+    # another key, without which this one has no effect, as "tuning=lora" or "kl.target", where any value but
+    # none and 0 will do
+    needs: str = ""
+    needs_text: str = ""  # the same in words; `needs` if not given
+    # what it is, as "a file or data set", where a run cannot be without it: see :func:`check_given`
+    required: str = ""
+    # whether the value decides the result, or names something that is known by its contents, or has none
+    effect: Effect = "result"
+    # default, type: of the field
+    default: Any = None
+    type: Any = str
+
+    @property
+    def kind(self) -> Any:
+        """The type of a value that is there: X for `X | None`."""
+        return optional_type(self.type) or self.type
+
+    def allows(self, number: float) -> bool:
+        """Tell whether a number is within the bounds."""
+        return (
+            (self.least is None or number >= self.least)
+            and (self.above is None or number > self.above)
+            and (self.most is None or number <= self.most)
+            and (self.below is None or number < self.below)
+        )
+
+    def fault(self, value: Any) -> str:
+        """What is expected instead of a value; "" where it is allowed."""
+        optional = optional_type(self.type) is not None
+        if value is None and optional:
+            return ""
+        if self.choices:
+            return "" if value in self.choices else f"one of {', '.join(self.choices)}"
+        if self.kind not in (int, float):
+            return ""
+        kind, word = (numbers.Integral, "a whole number") if self.kind is int else (numbers.Real, "a number")
+        if isinstance(value, kind) and not isinstance(value, bool):
+            expected = "" if self.allows(value) else self.bounds  # pyright: ignore[reportArgumentType]
+        else:
+            expected = f"{word}, {self.bounds}" if self.bounds else word
+        return f"{expected}, or None" if expected and optional else expected
+
+    @property
+    def bounds(self) -> str:
+        """The bounds in words."""
+        if self.least is not None and self.most is not None:
+            return f"{self.least:g} to {self.most:g}"
+        words = {
+            "at least": self.least,
+            "more than": self.above,
+            "at most": self.most,
+            "less than": self.below,
+        }
+        return " and ".join(f"{word} {bound:.10g}" for word, bound in words.items() if bound is not None)
+
+
+def option(default: Any, meaning: str, shown: str = "", **more: Any) -> Any:
+    """A field of a dataclass; arguments are the attributes of :class:`Option`."""
+    return field(default=default, metadata={_OPTION: Option(meaning=meaning, shown=shown, **more)})
+
+
+def section(kind: Callable[[], Any], **more: Any) -> Any:
+    """A field with a dataclass of options; `more` are attributes of :class:`Option`
+    for those of its options that do not set them."""
+    return field(default_factory=kind, metadata={_OPTION: Option(**more)})
+
+
+def same_option(kind: type, name: str, **changes: Any) -> Any:
+    """A field as another dataclass has it, with changed attributes of its :class:`Option`."""
+    (item,) = (item for item in fields(kind) if item.name == name)
+    default = changes.pop("default", item.default)
+    return field(default=default, metadata={_OPTION: replace(item.metadata[_OPTION], **changes)})
+
+
+class Options:
+    """A dataclass of options, which are checked; ``class Name(Options, prefix="lora.", error=DataError)``.
+
+    Raises:
+      PrbError: of the class `error`: a value out of its range; names the key.
+    """
+
+    prefix: ClassVar[str] = ""
+    error: ClassVar[type[PrbError]] = DataError
+
+    def __init_subclass__(cls, prefix: str = "", error: type[PrbError] | None = None) -> None:
+        cls.prefix, cls.error = prefix or cls.prefix, error or cls.error
+
+    def __post_init__(self) -> None:
+        for name, known in options_of(type(self), sections=False).items():
+            expected = known.fault(getattr(self, name))
+            self.check(name, not expected, expected)
+
+    def check(self, name: str, ok: bool, expected: str) -> None:
+        """Raise the error of this class where a value is not as expected."""
+        if not ok:
+            found = quote(getattr(self, name))
+            raise self.error(f"{self.prefix}{name}: expected {expected}, found {found}")
+
+
+def options_of(kind: type, *, sections: bool = True) -> dict[str, Option]:
+    """Return every option of a dataclass by its key; those of sections have dotted keys, or are left out."""
+    known: dict[str, Option] = {}
+    hints = get_type_hints(kind)
+    for item in fields(kind):
+        hint, here = hints[item.name], item.metadata.get(_OPTION)
+        if here is None:
+            continue
+        if not (dataclasses.is_dataclass(hint) and isinstance(hint, type)):
+            choices = here.choices or choices_of(hint)
+            default = None if item.default is dataclasses.MISSING else item.default
+            known[item.name] = replace(here, default=default, type=hint, choices=choices)
+        elif sections:
+            for key, inner in options_of(hint).items():
+                known[f"{item.name}.{key}"] = replace(inner, **(_said(here) | _said(inner)))
+    return known
+
+
+def _said(option: Option) -> dict[str, Any]:
+    """The attributes that do not have their defaults."""
+    return {name: value for name, value in vars(option).items() if value != getattr(Option, name)}
+
+
+def check_given(settings: Any, *, but: Sequence[str] = ()) -> None:
+    """Refuse settings that lack a required value, `but` those that the caller has from elsewhere.
+
+    Raises:
+      RunError: there is no such value; names the key.
+    """
+    for key, known in options_of(type(settings), sections=False).items():
+        if known.required and key not in but and not getattr(settings, key):
+            raise RunError(
+                f"config key '{key}': expected {known.required}, found none: add {key}={known.shown}"
+            )
+
+
+def check_used(settings: Any, *, given: Sequence[str] = ()) -> None:
+    """Refuse options without effect: each of them must have its default.
+
+    Args:
+      settings: with an `algorithm`.
+      given: keys whose values the caller has from elsewhere.
+
+    Raises:
+      DataError: an option that the algorithm does not use (names those that do), or that needs another one.
+    """
+    flat, unset = flat_settings(settings), flat_settings(type(settings)())
+    for key, known in options_of(type(settings)).items():
+        value, default = flat[key], quote(unset[key])
+        if value == unset[key]:
+            continue
+        users = known.used_by
+        used = not users or settings.algorithm in users
+        if not used and (not known.used_with or flat[known.used_with] is None):
+            raise DataError(
+                f"{key}: expected nothing but its default {default} with algorithm={settings.algorithm}, which "
+                f"does not use it ({', '.join(users)} {'do' if len(users) > 1 else 'does'}), found {quote(value)}"
+            )
+        needed, _, wanted = known.needs.partition("=")
+        if not needed or needed in given:
+            continue
+        if flat[needed] != wanted if wanted else flat[needed] in (None, 0, "none"):
+            raise DataError(
+                f"{key}: needs {known.needs_text or known.needs}: without it expected nothing but the default "
+                f"{default}, found {quote(value)}"
+            )
+
+
+def from_flat(kind: Callable[..., Made], values: Mapping[str, Any], *, prefix: str | None = None) -> Made:
+    """Return a dataclass of options and their sections, from values by the names of single options, or of whole
+    sections; other values are not looked at. With a prefix, which may be empty, names are dotted, as "lora.rank", and
+    begin with it."""
+    given = {}
+    for item in fields(kind):  # pyright: ignore[reportArgumentType]
+        key, inner = f"{prefix or ''}{item.name}", item.default_factory
+        if key in values:
+            given[item.name] = values[key]
+        elif isinstance(inner, type) and dataclasses.is_dataclass(inner):
+            given[item.name] = from_flat(inner, values, prefix=None if prefix is None else f"{key}.")
+    return kind(**given)
+
+
+def refuse_given(given: Mapping[str, Any], decided: str) -> None:
+    """Raise RunError for options that are given where they have no effect; `decided` says why."""
+    if named := [name for name, value in given.items() if value is not None]:
+        raise RunError(f"{', '.join(named)}: {decided}: leave out here")
+
+
+def optional_type(hint: Any) -> Any:
+    """The type X of `X | None`, or None for other types."""
+    if get_origin(hint) in (Union, types.UnionType):
+        inner = [arg for arg in get_args(hint) if arg is not type(None)]
+        return inner[0] if len(inner) == 1 and len(inner) < len(get_args(hint)) else None
+    return None
+
+
+def choices_of(hint: Any) -> tuple[str, ...]:
+    """The values that a field with these alone may have; () for other fields."""
+    hint = optional_type(hint) or hint
+    return get_args(hint) if get_origin(hint) is Literal else ()
+
+
+def flat_settings(settings: Any) -> dict[str, Any]:
+    """Dotted names to plain values."""
+    return dict(flat_values(dataclasses.asdict(settings)))
+
+
+def flat_values(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Dotted names and values of nested mappings."""
+    flat = []
+    for key, value in values.items():
+        nested = isinstance(value, Mapping)
+        flat += flat_values(value, f"{prefix}{key}.") if nested else [(f"{prefix}{key}", value)]
+    return flat

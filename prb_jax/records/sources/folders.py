@@ -1,0 +1,312 @@
+"""Data sets of the hub, and folders in their layout: which file belongs to which config and split.
+
+The README.md of a folder declares it (``configs``, as on the hub), and files that it does not name are no part.
+Without a declaration the names say it: a folder or file name with the word "train", "validation" ("valid", "dev",
+"val") or "test" ("eval") in it is of that split, as is ``data/SPLIT-00000-of-00001.*``; where no name says one, all
+is "train". Any other folder than "data" is a config. Then every data file is read, or refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from prb_jax.errors import DataError, counted, first_line, listed, quote
+from prb_jax.records.benchmarks.prb import PRB_REPOSITORY, PRB_SUBSETS, same_subset, short_name
+from prb_jax.records.field_names import FieldNames
+from prb_jax.records.files import has_known_suffix, read_rows
+from prb_jax.records.lines import WINDOWED, Row, is_large
+from prb_jax.records.sources.source import Digest, Source
+
+README: Final = "README.md"
+
+FolderLayout = Mapping[str | None, Mapping[str, list[Path]]]
+"""Config (None: the data set has none) -> split -> files."""
+
+_KEYWORDS: Final[Mapping[str, frozenset[str]]] = {
+    "train": frozenset({"train", "training"}),
+    "validation": frozenset({"validation", "valid", "dev", "val"}),
+    "test": frozenset({"test", "testing", "eval", "evaluation"}),
+}
+_SHARD: Final = re.compile(r"(.+)-\d{5}-of-\d{5}\b")
+_TABLES: Final = frozenset(
+    (
+        ".arrow", ".avro", ".csv", ".feather", ".json", ".jsonl", ".lance", ".ndjson", ".orc", ".parquet", ".tar",
+        ".tsv", ".xls", ".xlsx", ".zip",
+    )
+)  # fmt: skip
+_NO_DATA: Final = (
+    "config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json"
+)  # fmt: skip
+
+
+class FolderSource(Source):
+    """A folder: its records are those of a data set of the hub, but each is placed at its file and line."""
+
+    kind = "folder"
+    has_columns = True
+
+    def rows(self, *, subset: str | None, split: str) -> Iterator[Row]:
+        layout = folder_layout(Path(self.name))
+        names = [name or "default" for name in layout]
+        chosen, several = choose_configs(names, subset, source=self.name)
+        tables = []
+        for name, splits in zip(names, layout.values()):
+            if name not in chosen:
+                continue
+            if not splits.get(split):
+                place = f"{self.name} ({name})" if several else self.name
+                raise DataError(f"{place}: no split {quote(split)}; it has {', '.join(splits)}")
+            rows = [row for file in splits[split] for row in read_rows(file, columns=self.columns)]
+            tables.append((name, rows))
+        yield from join_configs(tables, several=several)
+
+    def files(self, *, split: str) -> Sequence[Path]:
+        folder = Path(self.name)
+        files = [file for splits in folder_layout(folder).values() for file in splits.get(split, ())]
+        return [folder / README, *files] if _declared(folder) else files
+
+    def large_files(self, *, split: str) -> Sequence[Path]:
+        configs = list(folder_layout(Path(self.name)).values())
+        files = configs[0].get(split, ()) if len(configs) == 1 else ()
+        windowed = all(file.name.endswith(WINDOWED) for file in files)
+        return files if windowed and any(map(is_large, files)) else []
+
+
+def folder_layout(folder: Path) -> FolderLayout:
+    """All data files of the folder by config and split, configs of the paper's data set in its order.
+
+    Raises:
+      DataError: for a declaration that cannot be, no data files, and data files that belong to no split, or to
+        no config where others do, naming them.
+    """
+    declared = _declared(folder)
+    layout: FolderLayout = dict(_read_declared(folder, declared)) if declared else _by_name(folder)
+    return {name: layout[name] for name in paper_order(layout)}
+
+
+def _by_name(folder: Path) -> dict[str | None, dict[str, list[Path]]]:
+    files = list(_data_files(folder))
+    if not files:
+        raise DataError(f"{folder}: cannot be read as a data set: no data files in it")
+    unread = [file for file in files if not has_known_suffix(file)]
+    _refuse(folder, unread, "of a kind that is not read")
+    files_by_config: dict[str | None, list[tuple[Path, set[str]]]] = {}
+    for file in files:
+        config, splits = _place(PurePosixPath(file.relative_to(folder).as_posix()))
+        files_by_config.setdefault(config, []).append((file, splits))
+    if len(files_by_config) > 1:
+        beside = [file for file, _ in files_by_config.get(None, ())]
+        _refuse(folder, beside, "beside sub-folders, which are the subsets,")
+    layout: dict[str | None, dict[str, list[Path]]] = {}
+    for config, members in files_by_config.items():
+        named = any(splits for _, splits in members)
+        unread = [file for file, splits in members if named and len(splits) != 1]
+        _refuse(folder, unread, "whose names say no split, or several,")
+        layout[config] = {}
+        for file, splits in members:
+            layout[config].setdefault(splits.pop() if named else "train", []).append(file)
+    return layout
+
+
+def _place(file: PurePosixPath) -> tuple[str | None, set[str]]:
+    """The config and the splits that the path of a file within its folder says."""
+    folders = [name for name in file.parts[:-1] if name != "data"]
+    configs = [name for name in folders if not _splits(name)]
+    shard = _SHARD.match(file.name)
+    if shard and file.parts[0] == "data" and len(file.parts) == 2:
+        splits = {shard[1]}
+    else:
+        splits = set().union(*map(_splits, folders)) or _splits(file.name)
+        splits = splits or ({shard[1]} if shard else set())
+    return (configs[0] if configs else None), splits
+
+
+def _splits(name: str) -> set[str]:
+    words = set(re.split(r"[-._ \d]+", name.lower()))
+    return {split for split, keywords in _KEYWORDS.items() if words & keywords}
+
+
+def _data_files(folder: Path) -> Iterator[Path]:
+    """Everything that looks like a table, but for hidden files and what describes a data set."""
+    for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder)
+        if any(part.startswith((".", "__")) for part in inside.parts) or path.name in _NO_DATA:
+            continue
+        if _TABLES & {suffix.lower() for suffix in path.suffixes} and path.is_file():
+            yield path
+
+
+def _refuse(folder: Path, files: Collection[Path], why: str) -> None:
+    if files:
+        names = [file.relative_to(folder).as_posix() for file in files]
+        raise DataError(
+            f"{folder}: holds {counted(len(names), 'data file')} {why} and would not be read: "
+            f"{listed(names, most=5)}; remove or rename, or declare in {README} what is to be read"
+        )
+
+
+def _declared(folder: Path) -> list[Any]:
+    """``configs`` of the README.md; empty if it declares none."""
+    path = folder / README
+    if not path.is_file():
+        return []
+    from huggingface_hub import metadata_load  # slow to import
+
+    try:
+        card = metadata_load(path)
+    except Exception as error:  # whatever YAML and its reader make of it
+        raise DataError(f"{path}: its metadata cannot be read: {first_line(error)}") from error
+    configs = (card or {}).get("configs") or []
+    if not isinstance(configs, list):
+        raise DataError(f"{path}: configs: expected a list, found {type(configs).__name__}")
+    names_files = any(isinstance(c, dict) and {"data_files", "data_dir"} & set(c) for c in configs)
+    return configs if names_files else []
+
+
+def _read_declared(folder: Path, configs: list[Any]) -> Iterator[tuple[str, dict[str, list[Path]]]]:
+    for config in configs:
+        where = f"{folder / README}: configs"
+        if not isinstance(config, dict) or not isinstance(config.get("config_name"), str):
+            raise DataError(f"{where}: expected objects with a config_name, found {quote(config)}")
+        where = f"{where}: {config['config_name']}"
+        base, entries = str(config.get("data_dir") or "."), config.get("data_files")
+        if entries is None:
+            inside = _by_name(folder / base) if (folder / base).is_dir() else {}
+            merged: dict[str, list[Path]] = {}
+            for split, files in (item for splits in inside.values() for item in splits.items()):
+                merged.setdefault(split, []).extend(files)
+            yield config["config_name"], merged
+            continue
+        splits: dict[str, list[Path]] = {}
+        for entry in entries if isinstance(entries, list) else [entries]:
+            named = entry if isinstance(entry, dict) else {"split": "train", "path": entry}
+            split, paths = named.get("split"), named.get("path")
+            for pattern in paths if isinstance(paths, list) else [paths]:
+                if not isinstance(split, str) or not isinstance(pattern, str):
+                    raise DataError(f"{where}: data_files: expected a split and a path, found {quote(entry)}")
+                splits.setdefault(split, []).extend(_matching(folder, base, pattern, where))
+        yield config["config_name"], {split: list(dict.fromkeys(files)) for split, files in splits.items()}
+
+
+def _matching(folder: Path, base: str, pattern: str, where: str) -> list[Path]:
+    path = PurePosixPath(base, pattern)
+    if path.is_absolute() or ".." in path.parts or "://" in pattern:
+        raise DataError(f"{where}: data_files: expected a path within the folder, found {quote(pattern)}")
+    if path.name == "**":  # files at any depth, as on the hub
+        path = path / "*"
+    return sorted(file for file in folder.glob(path.as_posix()) if file.is_file() and file.name != README)
+
+
+class HubSource(Source):
+    """A data set of the hub."""
+
+    kind = "hub"
+    has_columns = True
+
+    def rows(self, *, subset: str | None, split: str) -> Iterator[Row]:
+        configs, several = choose_configs(_configs(self.name), subset, source=self.name)
+        tables = []
+        for config in configs:
+            place = f"{self.name} ({short_name(config)}, {split})" if several else f"{self.name} ({split})"
+            values = _load(self.name, config, split=split, columns=self.columns)
+            rows = [Row(f"{place}: row {number}", value) for number, value in enumerate(values, start=1)]
+            tables.append((config, rows))
+        yield from join_configs(tables, several=several)
+
+    def describe(self, *, split: str, digest: Digest) -> dict[str, Any]:
+        return {"kind": self.kind, **self.marks(), "repository": self.name, "split": split}
+
+
+def choose_configs(names: Sequence[str], subset: str | None, *, source: object) -> tuple[Sequence[str], bool]:
+    """The configs to read, and whether the data set has several, so that they are its subsets.
+
+    If there is but one config, it is left to the caller to choose records by their own subset.
+
+    Raises:
+      DataError: the data set has several configs, and none has the name of the subset.
+    """
+    if subset is None or len(names) == 1:
+        return names, len(names) > 1
+    wanted = [name for name in names if same_subset(name, subset)]
+    if not wanted:
+        expected = ", ".join(map(short_name, names))
+        raise DataError(f"{source}: no subset {quote(subset)}; expected one of {expected}")
+    return wanted, True
+
+
+def join_configs(tables: Sequence[tuple[str, Sequence[Row]]], *, several: bool) -> Iterator[Row]:
+    """Yield the rows of (config, rows) one after the other.
+
+    If there are several configs, the subset of a record is the (short) name of its config. Configs
+    number their records on their own: if two of those read share an id, every id is written as
+    "SUBSET/ID".
+    """
+    ids = Counter(value for _, rows in tables for value in {_id(row) for row in rows} - {None})
+    clash = any(count > 1 for count in ids.values())
+    for config, rows in tables:
+        for row in rows:
+            if several and isinstance(row.value, dict):
+                row.value["subset"] = short_name(config)
+            if clash and _id(row) is not None:
+                row.value["id"] = f"{short_name(config)}/{row.value['id']}"
+            yield row
+
+
+def _id(row: Row) -> str | None:
+    value = row.value.get("id") if isinstance(row.value, Mapping) else None
+    return str(value) if isinstance(value, str | int) else None
+
+
+def paper_order(names: Iterable[Any]) -> list[Any]:
+    """Configs in alphabetic order, but the paper's in the paper's order."""
+    order = list(PRB_SUBSETS)
+    return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name or ""))
+
+
+def _configs(name: str) -> list[str]:
+    if name == PRB_REPOSITORY:
+        return list(PRB_SUBSETS)
+    import datasets  # slow to import
+
+    with _loading(name):
+        return paper_order(datasets.get_dataset_config_names(name))
+
+
+def _load(name: str, config: str, *, split: str, columns: FieldNames | None) -> list[dict[str, Any]]:
+    import datasets  # slow to import
+
+    with _loading(name):
+        table = datasets.load_dataset(name, config, split=split)
+        if not isinstance(table, datasets.Dataset):
+            raise DataError(f"{name}: split {quote(split)} is not one table of records")
+        if columns is not None:
+            table = table.select_columns([column for column in table.column_names if column in columns])
+        return table.to_list()
+
+
+@contextmanager
+def _loading(name: str) -> Iterator[None]:
+    """One line for whatever ``datasets`` finds wrong."""
+    try:
+        yield
+    except DataError:
+        raise
+    except ConnectionError as error:
+        raise DataError(
+            f"{name}: no such file or folder, and the hub cannot be reached ({_reason(error)}); "
+            "without a network, give the folder of a downloaded copy"
+        ) from error
+    except Exception as error:  # a reader of any format fails in its own way; the chain keeps the details
+        raise DataError(f"{name}: cannot be read as a data set: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of the innermost cause: the outer ones only say that something failed."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return first_line(error)

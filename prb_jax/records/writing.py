@@ -1,0 +1,128 @@
+"""Files and folders that are written whole, by one process at a time, with one clear error where they cannot be."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from prb_jax.errors import RunError
+from prb_jax.platform.storage.objects import temporary_name as temporary_name
+from prb_jax.platform.storage.objects import whole_file
+from prb_jax.platform.storage.urls import names_url, shown
+
+
+def refuse_file(out: str | Path) -> None:
+    """Raise RunError if the output folder has no name, is a URL, or is there already and is no folder."""
+    if not str(out):
+        raise RunError("out: expected the name of a folder, found an empty text")
+    if names_url(out):
+        raise RunError(
+            f"{out}: a URL of object storage, which is taken by prb and the functions of prb_jax alone"
+        )
+    path = Path(out)
+    if os.path.lexists(path) and not path.is_dir():
+        raise RunError(f"{path}: the output folder is a file; give --out a folder")
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the operating system's refusal to write ``path`` into one clear RunError."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"cannot write {path}: {error.strerror or error}; all that was done so far is kept: once this is put "
+            "right (free space, permissions), the same command continues the run"
+        ) from error
+
+
+def json_line(value: Any) -> bytes:
+    """Return a row of a file of JSON lines: strict JSON (no NaN, no infinity), with its line feed."""
+    return json.dumps(value, allow_nan=False).encode() + b"\n"
+
+
+def write_json(path: Path, value: Any, *, indent: int = 2, sort_keys: bool = False) -> None:
+    """Write :func:`json_file` as a whole file.
+
+    Raises:
+      RunError: it cannot be written.
+    """
+    write_file(path, json_file(value, indent=indent, sort_keys=sort_keys))
+
+
+def json_file(value: Any, *, indent: int = 2, sort_keys: bool = False) -> bytes:
+    """Return strict JSON (no NaN, no infinity), with URLs in the places of their local copies."""
+    return json.dumps(shown(value), indent=indent, sort_keys=sort_keys, allow_nan=False).encode() + b"\n"
+
+
+def write_file(path: Path, data: bytes | memoryview) -> None:
+    """Write a whole file, with the folders above it.
+
+    Raises:
+      RunError: it cannot be written.
+    """
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as file:
+            file.write(data)
+
+
+def write_once(files: Mapping[Path, bytes], *, replace: bool = False) -> None:
+    """Write the files of a verb that has no run folder; where all are there with these bytes, say that it was finished.
+
+    So a command that was killed at its very end, and is repeated, ends well, and no command writes over another's file.
+
+    Args:
+      files: contents by path.
+      replace: files with other contents are replaced.
+
+    Raises:
+      RunError: a file is there with other contents, of which none is written then; or it cannot be written.
+    """
+    missing = []
+    for path, data in files.items():
+        with writing(path):
+            same = path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data
+        if not same and not replace and os.path.lexists(path):
+            raise RunError(
+                f"{path}: is there already, with other contents; remove it, or give --out another name"
+            )
+        missing += [] if same else [path]
+    for path in missing:
+        write_file(path, files[path])
+    if not missing:
+        say_finished(*files)
+
+
+def say_finished(*paths: Path) -> None:
+    """Say that an earlier call wrote these files or folders already."""
+    print(f"prb: {', '.join(map(str, paths))}: finished already by an earlier call", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def held_folder(path: Path, *, purpose: str = "is writing to this run") -> Iterator[None]:
+    """Make a folder with its parents, unless it is there, and hold it against a second writer.
+
+    The lock dies with the process, however it ends. On a file system without locks the folder is not held.
+
+    Raises:
+      RunError: it cannot be written, or another process holds it for this purpose.
+    """
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+        folder = os.open(path, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(f"{path}: another process {purpose}; wait for it, or end it") from None
+        yield
+    finally:
+        os.close(folder)

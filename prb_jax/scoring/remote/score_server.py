@@ -1,0 +1,378 @@
+"""Servers of reward models as scorers, asked over HTTP, patiently, and never with a score of their own.
+
+`prb serve` is asked for a comparison at a time, so that its responses are one tree there. vLLM or SGLang is asked for a
+conversation at a time: `/classify` or `/pooling` of a sequence classifier gives one number. Many requests are under way
+at a time, and the server scores all that wait together.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from prb_jax.errors import RunError, quote
+from prb_jax.records.comparison import Comparison, Message
+from prb_jax.records.reading import parse_json
+from prb_jax.runs.behaviour import reward_identity
+from prb_jax.scoring.remote.options import LONGEST_WAIT, RETRIED, retry_after, shown
+from prb_jax.text.view import ViewOptions, choose_view
+from prb_jax.text.visible import TextProtocol, visible
+from prb_jax.trees.tree import ScoredBatch, Truncation
+
+if TYPE_CHECKING:
+    import httpx  # takes long to import: the functions that need it do so
+
+    from prb_jax.text.tokenizer import ChatTokenizer
+
+TOKEN = "PRB_SERVE_TOKEN"  # the environment variable with the token of a server and its clients
+CONCURRENCY = 64  # requests that are under way at a time
+
+TRIES = 6
+BACKOFF = 1.0  # seconds before the second try of a request; twice as many before each further one
+SECONDS = 150.0  # until a try is given up; longer than a server of its own accord takes
+
+
+class ScoreClient:
+    """Asks a server for scores, many requests at a time, each of them patiently.
+
+    Another process may be given it (pickle): it opens connections of its own there, with the token of its own
+    environment.
+
+    Attributes:
+      url: of the server.
+      uses: the options of what is shown that it does not decide.
+    """
+
+    uses: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, url: str, client: httpx.Client) -> None:
+        self.url, self._client = url, client
+
+    @property
+    def decided(self) -> str:
+        """Who decides about all other options."""
+        return f"decided by the server {self.url}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_client"}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state, _client=open_client())
+
+    def side_by_side(
+        self,
+        comparisons: Sequence[Comparison],
+        score: Callable[[Comparison, threading.Event], Sequence[float]],
+        *,
+        skip: Callable[[Sequence[int]], bool],
+    ) -> Iterator[ScoredBatch]:
+        """Yield the scores of one comparison after the other; ``score`` gives up where its event is set."""
+        over = threading.Event()
+        pool = ThreadPoolExecutor(CONCURRENCY)
+        waiting: dict[int, Future[Sequence[float]]] = {
+            place: pool.submit(score, comparison, over)
+            for place, comparison in enumerate(comparisons)
+            if not skip([place])
+        }
+        try:
+            for place, future in waiting.items():
+                yield ScoredBatch([place], [np.asarray(future.result(), np.float32)], [0], [Truncation()])
+        finally:
+            over.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        tries: int,
+        over: threading.Event | None = None,
+    ) -> Any:
+        """Return the answer of the server, after as many tries as it takes.
+
+        Raises:
+          RunError: no answer came, or one with a status that no further try would change.
+        """
+        import httpx
+
+        wait, failure, over = BACKOFF, "", over or threading.Event()
+        for number in range(tries):
+            if number and over.wait(wait * (1 + random.random() / 4)):
+                raise RunError("another request failed")
+            wait = min(BACKOFF * 2**number, LONGEST_WAIT)
+            try:
+                answer = self._client.request(method, self.url + path, json=body)
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                failure = f"{type(error).__name__}: {error}"
+                continue
+            if answer.status_code == 200:
+                return parse_json(answer.content, where=self.url, error=RunError)
+            failure = f"status {answer.status_code}: {shown(answer)}"
+            if answer.status_code not in RETRIED and answer.status_code < 500:
+                hint = f"; set {TOKEN} to the server's token" if answer.status_code == 401 else ""
+                raise RunError(f"{self.url}: {failure}{hint}")
+            wait = retry_after(answer, wait)
+        times = "" if tries == 1 else f" after {tries} tries; the last one"
+        raise RunError(f"{self.url}: no answer{times}: {failure}")
+
+
+class RemoteScorer(ScoreClient):
+    """A :class:`prb_jax.scoring.Scorer` that asks a `prb serve`. Build with :func:`open_remote`.
+
+    In another process too it holds the server to the same model.
+    """
+
+    def __init__(self, url: str, client: httpx.Client) -> None:
+        super().__init__(url, client)
+        self._model = self._facts(tries=1)
+
+    def identity(self) -> dict[str, Any]:
+        """Return the identity of the model that is served, as it is without a server."""
+        return dict(self._model["identity"])
+
+    @property
+    def view(self) -> dict[str, Any]:
+        """What the server shows its model of a comparison."""
+        return dict(self._model["view"])
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a run should report about the server."""
+        return [
+            f"{self.url}: the versions of the libraries that compute there are not known, and not recorded"
+        ]
+
+    def stream(self, comparisons: Sequence[Comparison], *, skip: Any, **_: Any) -> Iterator[ScoredBatch]:
+        """Yield the scores of one comparison after the other.
+
+        Raises:
+          RunError: the server refuses, is gone, serves another model by now, or answers with anything but K numbers.
+        """
+        now = self._facts(tries=TRIES)
+        same = reward_identity(now["identity"]) == reward_identity(self._model["identity"])
+        if not same or now["view"] != self.view:
+            raise RunError(
+                f"{self.url}: serves another model by now, or shows it something else: expected {quote(self._model)}, "
+                f"found {quote(now)}"
+            )
+        yield from self.side_by_side(comparisons, self._score, skip=skip)
+
+    def _score(self, comparison: Comparison, over: threading.Event) -> list[float]:
+        body = {
+            "queries": [[{"role": turn.role, "content": turn.content} for turn in comparison.prompt]],
+            "documents": list(comparison.responses),
+            "user_id": comparison.user_id,
+            "profile": [
+                {"id": post.id, "category": post.category, "text": post.text} for post in comparison.profile
+            ],
+            "profile_order": comparison.profile_order,
+        }
+        answer = self.ask("POST", "/score", body, tries=TRIES, over=over)
+        count = len(comparison.responses)
+        scores: list[Any] = [entry.get("score") for entry in self._entries(answer)]
+        if len(scores) != count or not all(
+            type(score) in (int, float) and math.isfinite(score) for score in scores
+        ):
+            raise RunError(f"expected {count} finite numbers, found {quote(answer)}")
+        return scores
+
+    def _entries(self, answer: Any) -> list[dict[str, Any]]:
+        """The objects in the list "data" of an answer; one for each entry."""
+        if not isinstance(answer, dict):
+            raise RunError(f"{self.url}: expected an answer of `prb serve`, found {quote(answer)}")
+        data = answer.get("data")
+        return [
+            entry if isinstance(entry, dict) else {} for entry in (data if isinstance(data, list) else ())
+        ]
+
+    def _facts(self, *, tries: int) -> dict[str, Any]:
+        """Identity of the model and what it is shown."""
+        answer = self.ask("GET", "/v1/models", tries=tries)
+        first = next(iter(self._entries(answer)), {})
+        facts = {name: first.get(name) for name in ("identity", "view")}
+        if not all(isinstance(fact, dict) and fact for fact in facts.values()):
+            raise RunError(
+                f"{self.url}: expected a `prb serve` that says what it serves, found {quote(answer)}"
+            )
+        return facts
+
+
+class ClassServer(ScoreClient):
+    """A :class:`prb_jax.scoring.Scorer` that asks vLLM or SGLang. Build with :func:`open_class_server`.
+
+    Attributes:
+      remarks: what a run should say of the server.
+      view: what it shows its model is not known.
+    """
+
+    uses: ClassVar[tuple[str, ...]] = ("profile_posts",)
+    view = None
+
+    def __init__(self, url: str, client: httpx.Client, *, chat: ChatTokenizer | None) -> None:
+        parts = urlsplit(url)
+        super().__init__(f"{parts.scheme}://{parts.netloc}", client)
+        self._route, self._chat = parts.path, chat
+        info = self._fact("/get_model_info")
+        self._sglang = info is not None
+        models = self._fact("/v1/models") or {}
+        served = [model for model in models.get("data") or () if isinstance(model, dict)]
+        names = [str(model.get("id")) for model in served]
+        name = parts.fragment or (names[0] if len(names) == 1 else None)
+        if name is None and info is None:
+            raise RunError(
+                f"{url}: expected #MODEL behind the address, one of {', '.join(names) or 'its models'}"
+            )
+        self._name = name or str((info or {}).get("model_path"))
+        if self._sglang and chat is None:
+            raise RunError(
+                f"{url}: SGLang classifies token ids, not messages: give --tokenizer NAME (of prb ppo "
+                "scoring.tokenizer=NAME), whose chat template renders the conversation here"
+            )
+        model = next((model for model in served if model.get("id") == self._name), {})
+        known = {
+            "root": model.get("root"),
+            "max_model_len": model.get("max_model_len"),
+            "server_version": (self._fact("/version") or {}).get("version"),
+            "model_path": (info or {}).get("model_path"),
+        }
+        self._facts = {key: value for key, value in known.items() if value is not None}
+        if chat is not None:
+            self._facts |= {"tokenizer": chat.name, "template_sha256": chat.template_hash}
+        unknown = ["the files of the model", "dtype", *([] if chat else ["chat template", "tokenizer"])]
+        self._facts["unknown"] = f"{', '.join(unknown)}: the server alone knows"
+        self.remarks = [f"{self.url}: not known, and not recorded: {', '.join(unknown)}"]
+
+    def identity(self) -> dict[str, Any]:
+        """Return the name, what the server tells of itself, and what cannot be known."""
+        named = {"name": self._name, "server": self.url, "route": self._route, "model": self._name}
+        return named | self._facts
+
+    def stream(
+        self,
+        comparisons: Sequence[Comparison],
+        *,
+        profile_posts: int | None,
+        skip: Any,
+        protocol: str | None = None,
+        max_length: int | None = None,
+    ) -> Iterator[ScoredBatch]:
+        """Yield the scores of one comparison after the other.
+
+        Raises:
+          RunError: another protocol or a length, which the server decides; or it refuses, is gone, or gives several
+            classes.
+        """
+        if max_length is not None or protocol not in (None, TextProtocol.DEFAULT):
+            raise RunError(f"max_length, protocol: decided by the server {self.url}: leave out here")
+        posts = choose_view(None, ViewOptions(profile_posts=profile_posts)).view.profile_posts
+
+        def score(comparison: Comparison, over: threading.Event) -> list[float]:
+            seen = visible(comparison, profile_posts=posts, protocol=TextProtocol.DEFAULT)
+            conversations = [
+                (*seen.prefix_messages, Message("assistant", response)) for response in seen.responses
+            ]
+            return [self._score(messages, over) for messages in conversations]
+
+        yield from self.side_by_side(comparisons, score, skip=skip)
+
+    def _score(self, messages: Sequence[Message], over: threading.Event) -> float:
+        body: dict[str, Any] = {"model": self._name}
+        if self._chat is None:
+            body["messages"] = [{"role": turn.role, "content": turn.content} for turn in messages]
+        else:
+            body["input_ids" if self._sglang else "input"] = self._chat.encode(messages)
+        if not self._sglang:
+            body |= {"activation": False, "use_activation": False}  # the older and the newer name
+        answer = self.ask("POST", self._route, body, tries=TRIES, over=over)
+        numbers = _numbers(answer)
+        if numbers is None or len(numbers) != 1 or not math.isfinite(numbers[0]):
+            raise RunError(
+                f"{self.url}{self._route}: expected one finite number, the score of a classifier with one label, found "
+                f"{quote(answer)}"
+            )
+        return numbers[0]
+
+    def _fact(self, path: str) -> Mapping[str, Any] | None:
+        """What the server tells of itself; None where it has no such route."""
+        try:
+            answer = self.ask("GET", path, tries=1)
+        except RunError as error:
+            if "status 404" in str(error) or "status 405" in str(error):
+                return None
+            raise
+        return answer if isinstance(answer, dict) else None
+
+
+def _numbers(answer: Any) -> list[float] | None:
+    """The numbers of the only entry: vLLM's `probs` or `data`, SGLang's `embedding`; None if the answer has neither."""
+    data = answer.get("data") if isinstance(answer, dict) else answer
+    entry = data[0] if isinstance(data, list) and len(data) == 1 else answer
+    if not isinstance(entry, dict):
+        return None
+    numbers = next((entry[key] for key in ("probs", "data", "embedding") if key in entry), None)
+    if not isinstance(numbers, list) or not all(type(number) in (int, float) for number in numbers):
+        return None
+    return numbers
+
+
+def open_remote(url: str) -> RemoteScorer:
+    """Return the scorer of a running `prb serve`; its token is in the environment variable PRB_SERVE_TOKEN.
+
+    Raises:
+      RunError: nothing answers there, or something else than `prb serve`.
+    """
+    import httpx
+
+    try:
+        with_user = bool(httpx.URL(url).userinfo)
+    except httpx.InvalidURL as error:
+        raise RunError(f"reward {quote(url)}: no URL: {error}") from error
+    if with_user:
+        raise RunError(f"reward: expected a URL without a user and a password; the token goes into {TOKEN}")
+    return RemoteScorer(url.rstrip("/"), open_client())
+
+
+def open_class_server(
+    url: str, *, tokenizer: str | None = None, revision: str | None = None, chat_template: str | None = None
+) -> ClassServer:
+    """Return the scorer of a server of vLLM (`/classify`, `/pooling`) or SGLang (`/classify`).
+
+    Args:
+      url: with the route, and the model's name where there are several, as http://HOST:PORT/classify#MODEL.
+      tokenizer: folder or hub id of the model's tokenizer, whose chat template renders conversations here; without one
+        the server renders messages by its own.
+      revision, chat_template: of the tokenizer.
+
+    Raises:
+      RunError: nothing answers there, or it is not known which model is asked.
+    """
+    if tokenizer is None:
+        if revision is not None or chat_template is not None:
+            raise RunError("revision, chat_template: belong to --tokenizer NAME: leave out here")
+        return ClassServer(url, open_client(), chat=None)
+    from prb_jax.text.tokenizer import load_tokenizer  # takes long to import
+
+    chat = load_tokenizer(tokenizer, revision=revision, chat_template=chat_template)
+    return ClassServer(url, open_client(), chat=chat)
+
+
+def open_client() -> httpx.Client:
+    """Return a client with the token of the environment."""
+    import httpx
+
+    token = os.environ.get(TOKEN)
+    return httpx.Client(
+        headers={"Authorization": f"Bearer {token}"} if token else {},
+        timeout=SECONDS,
+        limits=httpx.Limits(max_connections=CONCURRENCY, max_keepalive_connections=CONCURRENCY),
+    )

@@ -1,0 +1,247 @@
+"""The example of a plug-in is installed as a user's would be, and each kind is used by its verb."""
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import prb_jax as prb
+from prb_jax import cli, seams
+from prb_jax.building.settings import GATES
+from prb_jax.personal.few_shot.registry import choose_methods, method_named, read_settings
+from tests.behaviour.judges.stand_in import stand_in
+from tests.building.engine import engine
+from tests.building.test_build import config, write_records
+from tests.personal.few_shot.planted import world
+from tests.tiny_policies import write_policy
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "plugin"
+PAIRS = [
+    {"query": "Tea?", "polite": "Yes, with pleasure.", "rude": "No."},
+    {"query": "Cake?", "polite": "Please.", "rude": "Go away, you."},
+    {"query": "Milk?", "polite": "Do.", "rude": "Go."},
+]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The folder into which pip installs the example, from its source alone."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
+    for path in EXAMPLE.rglob("*.*"):  # building leaves files beside the source
+        if path.suffix in (".py", ".toml"):
+            copy = source / path.relative_to(EXAMPLE)
+            copy.parent.mkdir(exist_ok=True)
+            copy.write_bytes(path.read_bytes())
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+    ]
+    subprocess.run([*command, "--target", str(target), str(source)], check=True, timeout=120)
+    return target
+
+
+@pytest.fixture
+def plugged(installed, monkeypatch):
+    monkeypatch.syspath_prepend(str(installed))
+
+
+def run_json(folder: Path) -> dict:
+    return json.loads((folder / "run.json").read_text())
+
+
+def test_a_benchmark_and_a_reward(plugged, tmp_path, capsys):
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PAIRS))
+    words = ["evaluate", "plugin:brevity", "--data", f"politeness:{data}", "--out", str(tmp_path / "run")]
+    assert cli.main(words) == 0, capsys.readouterr().err
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["benchmarks"]["politeness"]["score"] == pytest.approx((0 + 1 + 0.5) / 3)
+    text = json.dumps(run_json(tmp_path / "run"))
+    assert text.count("prb-example 0.1") == 2  # of the data, and of the reward
+    assert cli.main(words) == 0  # the same run again
+
+
+def test_a_read_out(plugged, tmp_path):
+    folder = tmp_path / "model"
+    write_policy(folder, "qwen3")
+    pairs = [prb.Comparison(id="1", question="Tea?", responses=["Yes, do.", "No."])]
+    plugin, known = (prb.load(folder, readout=name) for name in ("last-logit", "vocabulary:7"))
+    np.testing.assert_array_equal(plugin.score(pairs)[0], known.score(pairs)[0])
+    with pytest.raises(prb.CheckpointError, match=r"unknown readout 'other'.* last-logit"):
+        prb.load(folder, readout="other")
+
+
+def test_a_gate(plugged, tmp_path):
+    reply = engine()
+    data = write_records(tmp_path, 8)
+    with stand_in(lambda body, _: reply(body), whole=True) as server:
+        made = config(server, data, gates={"plugins": ("shouting",)}, relax=GATES)
+        summary = prb.build(made, out=tmp_path / "out", progress=False).summary
+    (gate,) = [gate for gate in summary["gates"] if gate["gate"] == "shouting"]
+    assert gate["verdict"] == "passed"
+    assert gate["definition"].endswith(
+        "prb-example 0.1 finds a fault: An answer ends with two exclamation marks."
+    )
+    assert run_json(tmp_path / "out")["inputs"]["plugins"] == {"shouting": "prb-example 0.1"}
+    with pytest.raises(prb.RunError, match="there is a gate 'length' already"):
+        prb.build(made | {"gates": {"plugins": ("length",)}}, out=tmp_path / "other", progress=False)
+    with pytest.raises(
+        prb.RunError, match=r"no plug-in 'quiet' among the entry points prb_jax.gates: .*: shouting"
+    ):
+        prb.build(made | {"gates": {"plugins": ("quiet",)}}, out=tmp_path / "other", progress=False)
+
+
+def test_a_method_of_personalisation(plugged, capsys):
+    assert cli.main(["methods"]) == 0
+    assert "mean_choice" in capsys.readouterr().out
+    assert [method.name for method in choose_methods("mean_choice").methods] == [
+        "pooled",
+        "offset",
+        "mean_choice",
+    ]
+    rng = np.random.default_rng(1)
+    features = rng.normal(size=(300, 6)).astype(np.float32)
+    people = world(features, (rng.normal(size=(100, 6)) * 2) @ features.T)
+    method = method_named("mean_choice")
+    settings = read_settings(["mean_choice.shrink=2.0"])["mean_choice"]
+    fitted = method.fit(people.seen, people.validation, settings=settings, key=jax.random.key(0))
+    nobody, sixteen = (people.share(method, fitted, shots, width=16) for shots in (0, 16))
+    assert nobody < 0.75 < 0.85 < sixteen
+
+
+def test_a_python_file_gives_data_and_a_reward(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(
+        "def pairs():\n"
+        "    for k in range(3):\n"
+        "        yield {'id': k, 'question': 'Tea?', 'chosen': 'Yes' + '!' * k, 'rejected': 'No'}\n"
+        "def calm(comparison):\n    return [-text.count('!') for text in comparison.responses]\n"
+        "broken = 7\n"
+    )
+    assert cli.main(["evaluate", "mine.py:calm", "--data", "mine.py:pairs", "--out", "run"]) == 0
+    rows = [json.loads(line) for line in Path("run/scores.jsonl").read_text().splitlines()]
+    assert [row["scores"] for row in rows] == [[0, 0], [-1, 0], [-2, 0]]
+    Path("mine.py").write_text(Path("mine.py").read_text().replace("Tea", "Coffee"))
+    assert cli.main(["evaluate", "mine.py:calm", "--data", "mine.py:pairs", "--out", "run"]) == 2
+    capsys.readouterr()
+    for words, message in {
+        ("baseline:length", "mine.py:tea"): "mine.py: expected 'tea' in it, found none",
+        ("baseline:length", "none.py:tea"): "none.py: no such file; expected a Python file",
+        ("baseline:length", "mine.py:broken"): "data: expected comparisons, or a table of records, found int",
+        (
+            "mine.py:broken",
+            "mine.py:pairs",
+        ): "mine.py: expected a function broken of a comparison, found 7",
+        ("plugin:none", "mine.py:pairs"): "no plug-in 'none' among the entry points prb_jax.rewards",
+    }.items():
+        assert cli.main(["evaluate", words[0], "--data", words[1], "--out", "other"]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_module_registers_plug_ins(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(seams, "_registered", {})
+    Path("calm_plugin.py").write_text(
+        "import prb_jax as prb\n"
+        "prb.register_plugin('rewards', 'calm', lambda c: [-text.count('!') for text in c.responses])\n"
+    )
+    Path("pairs.jsonl").write_text('{"id": 1, "question": "Tea?", "chosen": "Yes", "rejected": "No!"}\n')
+    words = ["evaluate", "plugin:calm", "--data", "pairs.jsonl", "--out", "run"]
+    assert cli.main(words) == 2
+    assert cli.main([*words, "--import", "calm_plugin"]) == 0
+    assert json.loads(Path("run/scores.jsonl").read_text())["scores"] == [0, -1]
+    capsys.readouterr()
+    Path("bad.py").write_text("import prb_jax as prb\nprb.register_plugin('models', 'x', 1)\n")
+    for module, message in {
+        "bad.py": "plug-in 'x': no kind 'models'; expected one of benchmarks",
+        "no_such_module": "--import no_such_module: ModuleNotFoundError",
+    }.items():
+        assert cli.main([*words, "--import", module]) == 2
+        assert message in capsys.readouterr().err
+    prb.register_plugin("benchmarks", "odd", 7)
+    assert cli.main(["evaluate", "baseline:length", "--data", "odd:pairs.jsonl", "--out", "other"]) == 2
+    assert "benchmarks 'odd': expected a Benchmark, found int" in capsys.readouterr().err
+
+
+@pytest.fixture
+def broken(tmp_path, monkeypatch):
+    """A package whose plug-ins fail in every way: on import, by their types, and when they are called."""
+    site = tmp_path / "site"
+    facts = site / "broken_package-0.2.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-package\nVersion: 0.2\n")
+    (facts / "entry_points.txt").write_text(
+        "[prb_jax.readouts]\nraises = broken_import:ROW\nleaves = broken_exit:ROW\nnumber = broken_values:NUMBER\n"
+        "untyped = broken_row:ROW\nhead = broken_values:HEAD\nnone = broken_values:NONE\n"
+        "[prb_jax.benchmarks]\nodd = broken_import:BENCHMARK\n"
+        "[prb_jax.few_shot]\nodd_method = broken_import:METHOD\n"
+        "[prb_jax.rewards]\nzero = broken_values:reward\n"
+    )
+    (site / "broken_import.py").write_text("import no_such_dependency\n")
+    (site / "broken_exit.py").write_text("import sys\nsys.exit(0)\n")
+    (site / "broken_row.py").write_text(
+        "from prb_jax.models.head import LINEAR\nfrom prb_jax.models.readouts.registry import ModelRow\n"
+        "ROW = ModelRow(name='untyped', models=None, head=LINEAR)\n"
+    )
+    (site / "broken_values.py").write_text(
+        "from prb_jax.models.readouts.registry import ModelRow\nNUMBER = 7\n"
+        "class Head:\n    def bound(self, *_, **__):\n        return 1 / 0\n"
+        "HEAD = ModelRow(name='head', models=(), head=Head(), by_name=True)\n"
+        "def reward(comparison):\n    return 1 / 0\n"
+    )
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setattr(seams, "_broken", set())
+
+
+def test_a_broken_read_out_stops_no_other_model(broken, tmp_path):
+    folder = tmp_path / "model"
+    write_policy(folder, "qwen3")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        prb.load(folder, readout="vocabulary:7")
+        prb.load(folder, readout="vocabulary:7")
+    texts = sorted(str(one.message) for one in told if "broken-package" in str(one.message))
+    names = ["leaves", "none", "number", "raises", "untyped"]
+    assert [
+        text.partition("prb_jax.readouts: ")[2].split()[0] for text in texts if "entry point" in text
+    ] == [name for name in names if name != "number"]
+    assert len(texts) == 5  # each once
+    assert all(text.startswith("left out: broken-package 0.2: ") for text in texts)
+    for name, message in {
+        "raises": "fails: ModuleNotFoundError: No module named 'no_such_dependency'",
+        "leaves": "fails: SystemExit: 0",
+        "number": "readouts 'number': expected a ModelRow, found int",
+        "untyped": "fails: RunError: read-out 'untyped': models: expected a tuple of texts, found None",
+        "none": "fails: AttributeError: .* has no attribute 'NONE'",
+        "head": "fails: ZeroDivisionError: division by zero",
+    }.items():
+        with pytest.raises(prb.RunError, match=f"broken-package 0.2: .*{message}"):
+            prb.load(folder, readout=name)
+
+
+def test_other_broken_plug_ins_are_left_out_and_named(broken, tmp_path):
+    from prb_jax.records import benchmarks
+
+    with pytest.warns(prb.PrbWarning, match="left out: broken-package 0.2: .*prb_jax.benchmarks: odd"):
+        assert benchmarks.of_repository("nobody/nothing") is None
+    with pytest.raises(prb.RunError, match=r"broken-package 0.2: .*no_such_dependency"):
+        benchmarks.get_benchmark("odd")
+    with pytest.warns(prb.PrbWarning, match="left out: broken-package 0.2: .*prb_jax.few_shot: odd_method"):
+        assert "odd_method" not in [method.name for method in choose_methods("all").methods]
+    with pytest.raises(prb.RunError, match=r"broken-package 0.2: .*no_such_dependency"):
+        choose_methods("odd_method")
+    pair = {"id": "1", "question": "q", "chosen": "a", "rejected": "b"}
+    with pytest.raises(prb.RunError, match=r"broken-package 0.2: fails: ZeroDivisionError: division by zero"):
+        prb.evaluate("plugin:zero", [pair], progress=False)
