@@ -156,7 +156,7 @@ def run(options: argparse.Namespace) -> int:
     _check(options, how)
     prepare_jax()
     file, function = how.measure
-    measure = getattr(import_module(f"prb_jax.bench.{file}"), function)
+    measure = getattr(import_module(f"prb_jax.measure.bench.{file}"), function)
     asked = chosen(options, BenchOptions, model=options.model)
     given = {name: vars(options)[name] for name in _SEVERAL if name in options}
     if "quantize" in options:

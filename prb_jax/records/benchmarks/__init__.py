@@ -33,7 +33,7 @@ def get_benchmark(name: str) -> Benchmark:
       RunError: the package of a plug-in fails, or offers something else.
     """
     if name in NAMES:
-        return import_module(f"prb_jax.benchmarks.{name.replace('-', '_')}").BENCHMARK
+        return import_module(f"prb_jax.records.benchmarks.{name.replace('-', '_')}").BENCHMARK
     if name not in benchmark_names():
         raise KeyError(f"no benchmark {name!r}; there are {', '.join(benchmark_names())}")
     from prb_jax.records.benchmarks.benchmark import Benchmark

@@ -48,7 +48,7 @@ def read_comparisons(
       source: one of
         a file: .jsonl, .json (JSON lines or one array), .csv, all also .gz, or .parquet;
         a folder in the layout of a hub data set, or one that ``prb prepare`` wrote;
-        a benchmark of ``prb_jax.benchmarks`` by its name or hub id ("prb" is the paper's), or, as
+        a benchmark of ``prb_jax.records.benchmarks`` by its name or hub id ("prb" is the paper's), or, as
         "NAME:PATH", a folder or file of it; or another hub id;
         "personas" or "personas:PART", the generated benchmark;
         "FILE.py:NAME", a function of a Python file that returns records, or the records;

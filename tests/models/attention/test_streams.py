@@ -203,7 +203,7 @@ def test_heads_find_patterns_and_markers_as_in_trees() -> None:
     both = [States(states_of(batch.tokens, batch.positions), batch, norm) for batch in batches]
 
     def same(read: Any) -> None:
-        """In the packed batch and in the conversations alone; by hand in test_decoder and tests/readouts."""
+        """In the packed batch and in the conversations alone; by hand in test_decoder and tests/models/readouts."""
         values = [np.asarray(read(states)) for states in both]
         ours, theirs = (
             value.reshape(-1, *value.shape[2:])[batch.places]
