@@ -71,7 +71,7 @@ def test_what_it_leaves_are_runs_of_train_and_evaluate(result):
         record = read_json(result.out / name / "train.json")
         assert record["inputs"]["settings"]["steps"] == settings.steps == 3
         scores = load(result.out / name).score(load_part("generic-test")[0])
-        assert scores.tolist() == pytest.approx(rows[0]["scores"], rel=1e-5)
+        assert scores.tolist() == pytest.approx(rows[0]["scores"], abs=1e-6)  # other batches: other rounding
 
 
 def test_only_the_persona_model_sees_profiles(result):
