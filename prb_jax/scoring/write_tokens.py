@@ -28,6 +28,7 @@ from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.models.readouts.open_model import open_model
 from prb_jax.records.arrays import load_arrays
 from prb_jax.records.files import file_digest
+from prb_jax.records.items import Held
 from prb_jax.records.sources.prepared import TOKENS, PreparedComparisons, prepared_sources
 from prb_jax.records.writing import whole_file, write_json, writing
 from prb_jax.scoring.comparison_table import ComparisonTable, TableRow
@@ -155,7 +156,7 @@ def _read_part(file: Path) -> tuple[list[TableRow], list[Tree]]:
 
 def _join(job: TokensJob, count: int, path: Path, *, key: Mapping[str, Any], data: Any) -> None:
     """All parts as one store."""
-    table = ComparisonTable(())
+    table = ComparisonTable(Held())
     known: dict[bytes, int] = {}
     names = ("page_numbers", "prefix_lengths", "response_lengths", "read", "cuts", "checks")
     columns: dict[str, array[int]] = {name: array("q") for name in names}

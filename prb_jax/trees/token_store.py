@@ -11,7 +11,7 @@ which tokenizer, protocol and data the trees are.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -67,7 +67,7 @@ class TokenisedComparison:
 
     id: str  # this and the user as of `prb_jax.records.comparison.Comparison`
     user_id: str | None
-    tree: Tree
+    tree: Callable[[], Tree]  # reads it
 
 
 @dataclass(frozen=True)

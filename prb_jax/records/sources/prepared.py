@@ -14,6 +14,7 @@ from prb_jax.errors import DataError, quote
 from prb_jax.records import lines
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.files import file_digest
+from prb_jax.records.items import Items
 from prb_jax.records.lines import Row
 from prb_jax.records.reading import read_json, read_object
 from prb_jax.records.sources.source import Digest, Source
@@ -72,7 +73,7 @@ class PreparedSource(Source):
         return sources[splits.index(split) if len(splits) > 1 else 0]
 
 
-class PreparedComparisons(Sequence[Comparison]):
+class PreparedComparisons(Items[Comparison]):
     """The comparisons of one split of a prepared folder, each read from disk when it is asked for.
 
     Args:
@@ -82,6 +83,8 @@ class PreparedComparisons(Sequence[Comparison]):
     Raises:
       DataError: for a folder that holds no prepared data set, or not this split.
     """
+
+    in_memory = False
 
     def __init__(self, folder: str | Path, *, split: str = "test") -> None:
         self._place = f"{folder} ({split})"
