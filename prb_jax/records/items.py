@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -30,13 +30,11 @@ class Items(Sequence[One]):
       in_memory: whether all of them are there, so that each may be compared with all others.
       complete: whether it is known how many they are.
       files: the files of JSON lines whose digests are taken while they are read.
-      stamp: of the files that are read later, which changes with them.
     """
 
     in_memory: bool = True
     complete: bool = True
     files: Mapping[Path, JsonLines] = MappingProxyType({})
-    stamp: Sequence[Any] = ()
 
     def about(self) -> float:
         """Return about how many there are, by what was read so far; 0 where that is not known."""
@@ -87,12 +85,7 @@ class LargeComparisons(Items[Comparison]):
       start: begins a pass over them.
       about: tells about how many there are by what was read so far; 0 where that is not known.
       files: the files of JSON lines whose digests are taken while they are read.
-      stamp: of all files, which changes with them.
       count: how many there are, where that is known without reading them.
-
-    Attributes:
-      known: how many were read so far.
-      complete: whether all were.
     """
 
     in_memory = False
@@ -102,13 +95,11 @@ class LargeComparisons(Items[Comparison]):
         start: Callable[[], Iterator[Placed]],
         *,
         about: Callable[[], float] = lambda: 0.0,
-        files: Mapping[Path, JsonLines] | None = None,
-        stamp: Sequence[Any] = (),
+        files: Mapping[Path, JsonLines] = Items.files,
         count: int | None = None,
     ) -> None:
-        self._start, self._about = start, about
-        self.files, self.stamp = files or {}, stamp
-        self.known, self.complete = count or 0, count is not None
+        self._start, self._about, self.files = start, about, files
+        self._known, self.complete = count or 0, count is not None
         self._listeners: list[Callable[[int, Placed], None]] = []
         self._walk: Iterator[Comparison] = iter(())  # goes on behind the comparison that was looked up last
         self._last: tuple[int, Comparison | None] = (-1, None)
@@ -121,7 +112,7 @@ class LargeComparisons(Items[Comparison]):
         """
         index = -1
         for index, placed in enumerate(self._start()):
-            self.known = max(self.known, index + 1)
+            self._known = max(self._known, index + 1)
             for listener in self._listeners:
                 listener(index, placed)
             yield placed
@@ -139,19 +130,15 @@ class LargeComparisons(Items[Comparison]):
         if not self.complete:
             for _ in self.placed():
                 pass
-        return self.known
+        return self._known
 
     def __bool__(self) -> bool:
-        return self.known > 0 or next(self.placed(), None) is not None
+        return self._known > 0 or next(self.placed(), None) is not None
 
     def about(self) -> float:
-        return self.known if self.complete else self._about()
+        return self._known if self.complete else self._about()
 
-    @overload
-    def __getitem__(self, index: int) -> Comparison: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Comparison]: ...
-    def __getitem__(self, index: int | slice) -> Comparison | list[Comparison]:
+    def __getitem__(self, index: Any) -> Any:
         """Return one of them: without reading again where the places that are asked for ascend."""
         if isinstance(index, slice):
             return list(itertools.islice(self, index.start, index.stop, index.step))

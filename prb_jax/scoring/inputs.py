@@ -190,14 +190,15 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
     else:
         parts: list[tuple[str, Items[Comparison]]] = []
         for name in names:
-            if not (is_large := bool(large_files(name, split=SPLIT))):
+            if large := large_files(name, split=SPLIT):
+                stamps[name] = stamp(large)
+            else:
                 # Described first: a file that changes while it is read is then found out at the end.
                 sources[name] = describe_source(name)
             with _no_garbage_collection():
                 opened = open_comparisons(name, subset=subset, limit=limit)
-            if is_large:
+            if large:
                 sources[name] = describe_source(name, digests=opened.files)
-                stamps[name] = opened.stamp
             if (benchmark := benchmark_of(name)) is not None:
                 before = sum(len(part) for _, part in parts)
                 positions = range(before, before + len(opened))

@@ -147,25 +147,22 @@ def _read_large(
     parts: Sequence[tuple[str, Items[Comparison]]], *, subset: str | None, limit: int | None, split: str
 ) -> Examples:
     """Data of which some is large: it is read once for what is no text, or not at all where its tokens are prepared."""
-    chosen: list[Sequence[Comparison]] = []
-    known: list[Sequence[Row]] = []
+    folder = None
+    read: list[Examples] = []
     for name, part in parts:
-        if part.in_memory:
-            chosen.append(part)
-            known.append(part)
-            continue
-        folder = prepared_tokens(name)
-        table = None if folder is None else stored_table(folder, split=split)
-        table = ComparisonTable(part, baselines=False) if table is None else table
-        places = places_of(table, subset=subset, limit=limit, where=name)
-        if len(parts) == 1:
-            prepared = None if folder is None else (folder, split)
-            return Examples(Joined([part], places), Joined([table], places), prepared)
-        chosen.append(Joined([part], places))
-        known.append(Joined([table], places))
-    rows = Held(row for part in known for row in part)
+        rows: Items[Any] = part
+        if not part.in_memory:
+            folder = prepared_tokens(name)
+            table = None if folder is None else stored_table(folder, split=split)
+            table = ComparisonTable(part, baselines=False) if table is None else table
+            places = places_of(table, subset=subset, limit=limit, where=name)
+            part, rows = Joined([part], places), Joined([table], places)
+        read.append(Examples(part, rows, None if folder is None else (folder, split)))
+    if len(read) == 1:
+        return read[0]
+    rows = Held(row for part in read for row in part.known)
     _refuse_repeated_ids(rows, "data")
-    return Examples(Joined(chosen), rows)
+    return Examples(Joined([part.comparisons for part in read]), rows)
 
 
 def _split_rule(comparisons: Sequence[Row], options: ValidationSettings) -> str:

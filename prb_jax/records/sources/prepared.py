@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, overload
+from typing import Any, Final
 
 from prb_jax.errors import DataError, quote
 from prb_jax.records import lines
@@ -93,11 +93,7 @@ class PreparedComparisons(Items[Comparison]):
     def __len__(self) -> int:
         return len(self._examples)
 
-    @overload
-    def __getitem__(self, index: int) -> Comparison: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Comparison]: ...
-    def __getitem__(self, index: int | slice) -> Comparison | list[Comparison]:
+    def __getitem__(self, index: Any) -> Any:
         places = range(len(self))[index]
         if isinstance(places, range):
             return [Comparison.from_row(row.value, where=row.where) for row in self._rows(places)]

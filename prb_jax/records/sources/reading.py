@@ -19,7 +19,7 @@ from prb_jax.records.comparison import Comparison
 from prb_jax.records.field_names import FieldMapper, FieldNames
 from prb_jax.records.files import SUFFIXES, file_digest, has_known_suffix, parquet_rows, read_rows
 from prb_jax.records.intake import Placed, Records, given_rows, read_records
-from prb_jax.records.items import Held, Items, LargeComparisons, stamp
+from prb_jax.records.items import Held, Items, LargeComparisons
 from prb_jax.records.lines import JsonLines, Row, is_large, large_digest, unpacked_size
 from prb_jax.records.schema import check_schema
 from prb_jax.records.sources.prepared import (
@@ -94,7 +94,7 @@ def open_comparisons(
     if not files:
         return Held(each_comparison(source, subset=subset, split=split, limit=limit))
     _check_limit(limit)
-    stamped, prepared = stamp(files), opened.kind == "prepared"
+    prepared = opened.kind == "prepared"
     readers = {} if prepared else {file: JsonLines(file) for file in files if file.suffix != ".parquet"}
 
     def rows() -> Iterator[Row]:
@@ -119,7 +119,6 @@ def open_comparisons(
         lambda: _chosen(read_records(mapped(), tell=False), source, subset=subset, limit=limit),
         about=about,
         files={file: reader for file, reader in readers.items() if is_large(file)},
-        stamp=stamped,
         count=count,
     )
     assert large  # or an error
