@@ -132,9 +132,6 @@ class LargeComparisons(Items[Comparison]):
                 pass
         return self._known
 
-    def __bool__(self) -> bool:
-        return self._known > 0 or next(self.placed(), None) is not None
-
     def about(self) -> float:
         return self._known if self.complete else self._about()
 
@@ -176,14 +173,9 @@ def joined(parts: Sequence[tuple[str, Items[Comparison]]]) -> Items[Comparison]:
         return parts[0][1]
     if all(part.in_memory for _, part in parts):
         return Held(comparison for _, part in parts for comparison in part)
-
-    def about() -> float:
-        counts = [part.about() for _, part in parts]
-        return sum(counts) if all(counts) else 0.0
-
     return LargeComparisons(
         lambda: (placed for name, part in parts for placed in part.placed(name)),
-        about=about,
+        about=lambda: sum(counts) if all(counts := [part.about() for _, part in parts]) else 0.0,
         files={path: file for _, part in parts for path, file in part.files.items()},
         count=sum(len(part) for _, part in parts) if all(part.complete for _, part in parts) else None,
     )

@@ -168,12 +168,6 @@ def open_store(path: Path) -> TokenStore:
     return TokenStore(path, record["key"], record.get("data"), arrays)
 
 
-def split_pages(prefix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(whole pages int32 [m, PAGE], the rest) of the tokens of a prefix."""
-    whole = len(prefix) // PAGE * PAGE
-    return prefix[:whole].reshape(-1, PAGE), prefix[whole:]
-
-
 def first_difference(expected: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> str:
     """Say in which fields the nearest of the keys found differs from the one expected."""
     nearest = min(found, key=lambda key: sum(key.get(name) != value for name, value in expected.items()))
