@@ -23,7 +23,7 @@ import numpy as np
 from prb_jax.errors import CheckpointError, DataError, RunError, quote
 from prb_jax.records.comparison import Comparison, Post
 from prb_jax.records.intake import Records, as_comparisons
-from prb_jax.records.sources.large import windows
+from prb_jax.records.items import windows
 from prb_jax.scoring import GivesRewards
 from prb_jax.scoring.prompt_extras import UPPER_BOUND
 from prb_jax.trees.tree import ScoredBatch, Truncation

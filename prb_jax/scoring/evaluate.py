@@ -18,6 +18,7 @@ from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.platform.processes.agreement import check_agreement
 from prb_jax.platform.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.records.comparison import Comparison
+from prb_jax.records.items import Items
 from prb_jax.records.options import flat_settings, from_flat, option, options_of, same_option, section
 from prb_jax.records.sources.prepared import check_text
 from prb_jax.records.writing import refuse_file
@@ -268,7 +269,7 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
         subset, limit = inputs.subset, options.limit
         tokens = stored_comparisons(inputs.prepared, reader, view, split=SPLIT, subset=subset, limit=limit)
         # A benchmark is read as text, for its rule; a part of it is known by its text alone.
-        if tokens and isinstance(inputs.comparisons, list) and len(inputs.comparisons) != len(tokens.store):
+        if tokens and inputs.comparisons.in_memory and len(inputs.comparisons) != len(tokens.store):
             tokens = None
     if options.too_long == "skip" and tokens is not None:
         inputs = replace(inputs, left_out=LeftOut([], {}))  # nothing too long has tokens
@@ -281,7 +282,7 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
         inputs=inputs,
         table=ComparisonTable(inputs.comparisons) if tokens is None else tokens.table(),
         # Who has a reader takes comparisons by their tokens too.
-        shown=inputs.comparisons if tokens is None else cast("Sequence[Comparison]", tokens),
+        shown=inputs.comparisons if tokens is None else cast("Items[Comparison]", tokens),
         view=view,
         decided=decided,
         part=None if options.part is None else parse_part(options.part),

@@ -19,8 +19,8 @@ from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.platform.processes.agreement import check_agreement
 from prb_jax.platform.processes.sharing import entered_on_first_process, process_count, refuse_together
 from prb_jax.records.comparison import Comparison
+from prb_jax.records.items import Items
 from prb_jax.records.options import options_of
-from prb_jax.records.sources.large import LargeComparisons
 from prb_jax.runs.evaluation import SCORE_ROWS, EvaluationFolder, open_evaluation
 from prb_jax.runs.kind import devices_of, session_now
 from prb_jax.runs.parts import Part, Skip
@@ -47,7 +47,7 @@ class Job:
     inputs: Inputs
     table: ComparisonTable
     # what the model is given, in their order: the comparisons, their prepared tokens, or those of a control
-    shown: Sequence[Comparison]
+    shown: Items[Comparison]
     view: View
     decided: Mapping[str, Any]  # all that decides the result, as `run.json` says it
     part: Part | None = None  # of the batches, where the run is one of several jobs
@@ -170,7 +170,7 @@ def check_scores_differ(run: ScoredRun) -> None:
     Raises:
       RunError: it does; of a handful of comparisons this is a warning.
     """
-    if not isinstance(run.job.scorer, ReadsTokens) or not isinstance(run.job.inputs.comparisons, list):
+    if not isinstance(run.job.scorer, ReadsTokens) or not run.job.inputs.comparisons.in_memory:
         return
     scores = (score for row in run.rows for score in row.scores)
     first = next(scores, None)
@@ -189,13 +189,9 @@ def check_scores_differ(run: ScoredRun) -> None:
     warnings.warn(message, PrbWarning, stacklevel=2)
 
 
-def _estimate(count: Count, comparisons: Sequence[Comparison]) -> None:
+def _estimate(count: Count, comparisons: Items[Comparison]) -> None:
     """Say how many comparisons there are, or about how many while that is not known."""
-    count.about = isinstance(comparisons, LargeComparisons) and not comparisons.complete
-    if isinstance(comparisons, LargeComparisons) and count.about:
-        count.total = round(comparisons.about())
-    else:
-        count.total = len(comparisons)
+    count.about, count.total = not comparisons.complete, round(comparisons.about())
 
 
 def shown_view(view: View) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from prb_jax.metrics.summary import summarise
 from prb_jax.records.benchmarks import get_benchmark
 from prb_jax.records.benchmarks.benchmark import RESAMPLES, result_files, score_intervals
 from prb_jax.records.comparison import Message
-from prb_jax.records.sources.large import LargeComparisons
 from prb_jax.records.writing import write_json
 from prb_jax.runs.clusters import write_clusters
 from prb_jax.runs.evaluation import LEFT_OUT
@@ -30,7 +29,7 @@ from prb_jax.scoring.baselines import (
     VOTES,
     profile_overlap,
 )
-from prb_jax.scoring.comparison_table import ComparisonTable, clusters_of
+from prb_jax.scoring.comparison_table import ComparisonTable
 from prb_jax.scoring.controls import CONTROLS_DEFINITION
 from prb_jax.scoring.inputs import LEFT_OUT_DEFINITION, Inputs
 from prb_jax.scoring.prompt_extras import HINTS_DEFINITION
@@ -86,7 +85,7 @@ def finish_run(
     if job.control is None:
         check_scores_differ(run)
     rows = folder.file.finish(job.table.ids)
-    clusters = clusters_of(inputs.comparisons, job.table)
+    clusters = job.table.clusters(inputs.comparisons)
     write_clusters(folder.path, rows, clusters)
     judged = scorer.judge_figures(inputs.comparisons) if isinstance(scorer, HasJudgements) else {}
     undefined = judged.get("undefined")
@@ -176,7 +175,7 @@ def all_baselines(job: Job) -> BASELINE_ROWS:
     for name, rows in table.baselines().items():
         says_nothing = name in _WITHOUT_SCORES and not any(any(row.scores) for row in rows)
         baselines[name] = _WITHOUT_SCORES[name] if says_nothing else rows
-    if isinstance(comparisons, LargeComparisons):
+    if not comparisons.in_memory:
         return baselines | dict.fromkeys(VOTES, _VOTES_OF_LARGE_DATA)
     posts = job.view.profile_posts if isinstance(job.scorer, ReadsTokens) else None
     if posts and any(len(comparison.profile) > posts for comparison in comparisons):
