@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from prb_jax.errors import CheckpointError, DataError, MeshError, PrbError, PrbWarning, RunError
     from prb_jax.models.readouts.load_options import LoadOptions
     from prb_jax.personal.features import FeatureOptions, FeatureStore
-    from prb_jax.personal.model import PersonalisedModel
     from prb_jax.records.comparison import Comparison, Message, Post, RubricAspect
     from prb_jax.records.sources.prepare import Prepared, prepare
     from prb_jax.records.sources.reading import read_comparisons
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from prb_jax.scoring.baselines import PlainScorer
     from prb_jax.scoring.evaluate import Evaluation, evaluate
     from prb_jax.scoring.load import load
+    from prb_jax.scoring.personalised import PersonalisedModel
     from prb_jax.scoring.prompt_extras import PromptExtras
     from prb_jax.scoring.remote.options import EndpointOptions
     from prb_jax.scoring.reward_model import RewardModel
@@ -95,7 +95,7 @@ _HOMES = {
         "behaviour.judges.judge": "judge",
         "behaviour.judges.options": "JudgeOptions",
         "personal.features": "FeatureOptions FeatureStore",
-        "personal.model": "PersonalisedModel",
+        "scoring.personalised": "PersonalisedModel",
         "seams": "register_plugin",
         "models.readouts.load_options": "LoadOptions",
         "scoring.remote.options": "EndpointOptions",

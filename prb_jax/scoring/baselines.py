@@ -24,8 +24,9 @@ from prb_jax.errors import CheckpointError, DataError, RunError, quote
 from prb_jax.records.comparison import Comparison, Post
 from prb_jax.records.intake import Records, as_comparisons
 from prb_jax.records.sources.large import windows
-from prb_jax.scoring import GivesRewards
 from prb_jax.scoring.prompt_extras import UPPER_BOUND
+from prb_jax.scoring.scorer import GivesRewards, Skip, skip_nothing
+from prb_jax.text.visible import TextProtocol
 from prb_jax.trees.tree import ScoredBatch, Truncation
 
 BaselineName = Literal[
@@ -319,11 +320,17 @@ class PlainScorer(GivesRewards):
     one_by_one: bool
 
     uses: ClassVar[tuple[str, ...]] = ()
+    has_weights: ClassVar[bool] = False
 
     @property
     def decided(self) -> str:
-        """As of :class:`DecidesItself`."""
+        """Why it has no options."""
         return READS_TEXTS.format(self.name)
+
+    def refuse_unused(self, given: Mapping[str, Any]) -> None:
+        """Raise RunError for an option; the default protocol shows what it reads, too."""
+        is_default = given["protocol"] == TextProtocol.DEFAULT
+        super().refuse_unused({**given, "protocol": None} if is_default else given)
 
     @overload
     def score(  # pyright: ignore[reportOverlappingOverload] - a mapping is one record
@@ -340,7 +347,9 @@ class PlainScorer(GivesRewards):
         """Return the name, which decides everything that can be known, and the facts."""
         return {"name": self.name, **self.facts}
 
-    def stream(self, comparisons: Sequence[Comparison], *, skip: Any, **_: Any) -> Iterator[ScoredBatch]:
+    def stream(
+        self, comparisons: Sequence[Comparison], *, skip: Skip = skip_nothing, **_: Any
+    ) -> Iterator[ScoredBatch]:
         """Score large batches, or each comparison as a batch of its own."""
         size = 1 if self.one_by_one else _BATCH
         for window in windows(comparisons, first=size, size=size):

@@ -28,6 +28,7 @@ from prb_jax.platform.sharding import mesh_shape
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.sources.large import Window, windows
 from prb_jax.scoring.reader import Encode, Gather, encode_part
+from prb_jax.scoring.scorer import Skip, skip_nothing
 from prb_jax.trees.packing import (
     PackedBatch,
     StreamOptions,
@@ -68,7 +69,6 @@ TOKENS_PER_SHARD = {"cpu": 8_192, "gpu": 65_536, "tpu": 32_768}
 _PROGRAM_FLOPS = 5e11  # what two cores compute while they compile a program, five seconds
 
 Dispatch = Callable[[Batch], jax.Array]
-Skip = Callable[[Sequence[int]], bool]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def stream_scores(
     encode: Encode,
     dispatch: Dispatch,
     options: BatchOptions,
-    skip: Skip = lambda indices: False,
+    skip: Skip = skip_nothing,
     divide: bool = True,
     lanes: int = 1,
 ) -> Iterator[ScoredBatch]:

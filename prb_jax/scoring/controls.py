@@ -19,7 +19,7 @@ from prb_jax.errors import RunError, quote
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.sources.large import LargeComparisons
-from prb_jax.scoring import CONTROLS, AdaptsToUsers, HasJudgements, ReadsTokens
+from prb_jax.scoring import CONTROLS
 from prb_jax.scoring.comparison_table import clusters_of, derived_users
 from prb_jax.text.view import View
 
@@ -51,7 +51,7 @@ def choose_controls(job: Job, asked: str | None) -> list[Job]:
     """
     if asked not in (None, *CONTROLS):
         raise RunError(f"controls: expected {' or '.join(CONTROLS)}, found {quote(asked)}")
-    reads_tokens = isinstance(job.scorer, ReadsTokens)
+    reads_tokens = job.scorer.reader is not None
     if asked == NONE or (asked is None and not reads_tokens):
         return []  # without a look at the data
     sees = _sees_users(job)
@@ -69,36 +69,21 @@ def choose_controls(job: Job, asked: str | None) -> list[Job]:
         if name == BLIND:
             shown = without_users(comparisons)
         else:
-            adapts = isinstance(scorer, AdaptsToUsers)  # a user's name is enough to be shown another one
-            view = replace(job.view, profile_posts=0) if adapts else job.view if reads_tokens else None
+            view = job.view if reads_tokens else None
+            if scorer.adapts:  # a user's name is enough to be shown another one
+                view = replace(job.view, profile_posts=0)
             shown = with_other_users(comparisons, view=view, seed=job.decided["seed"])
-            scorer = with_other_states(scorer, comparisons)
+            scorer = scorer.with_other_states(comparisons)
         controls.append(replace(job, control=name, shown=shown, scorer=scorer))
     return controls
-
-
-def with_other_states(scorer: Any, comparisons: Sequence[Comparison]) -> Any:
-    """Return what scores a control in which others stand in the place of the users of these comparisons."""
-    if isinstance(scorer, AdaptsToUsers) and not isinstance(scorer, HasJudgements):
-        return scorer.with_other_states(comparisons)
-    return scorer
 
 
 def _sees_users(job: Job) -> bool:
     comparisons = job.inputs.comparisons
     if isinstance(comparisons, LargeComparisons):  # the first ones speak for all
         comparisons = comparisons[:_LOOKED_AT]
-    if any(comparison.hints for comparison in comparisons):
-        return True
-    profiles = any(comparison.profile for comparison in comparisons)
-    posts = profiles and job.view.profile_posts > 0
-    if isinstance(job.scorer, HasJudgements):  # a judge is shown texts alone and no user's name
-        return posts
-    users = {comparison.user_id for comparison in comparisons} - {None}
-    if not isinstance(job.scorer, ReadsTokens):  # it is given the whole comparison
-        return profiles or bool(users)
-    unknown = job.scorer.reader.unknown_users(comparisons)
-    return posts or (unknown is not None and len(unknown) < len(users))
+    hinted = any(comparison.hints for comparison in comparisons)
+    return hinted or job.scorer.sees_users(comparisons, job.view)
 
 
 def without_users(comparisons: Sequence[Comparison]) -> Sequence[Comparison]:

@@ -26,8 +26,7 @@ from prb_jax.runs.evaluation import COMPUTED, EVALUATION, JUDGEMENTS, SCORES, is
 from prb_jax.runs.finished import CONTROL_RUNS
 from prb_jax.runs.parts import finish_part, parse_part
 from prb_jax.runs.weights_and_biases import log_summary, start_wandb
-from prb_jax.scoring import CONTROLS, HISTORY, TOO_LONG, HasJudgements, ReadsTokens, Served
-from prb_jax.scoring.baselines import PlainScorer
+from prb_jax.scoring import CONTROLS, HISTORY, TOO_LONG
 from prb_jax.scoring.comparison_table import ComparisonTable
 from prb_jax.scoring.controls import choose_controls, control_figures
 from prb_jax.scoring.inputs import (
@@ -41,7 +40,7 @@ from prb_jax.scoring.inputs import (
     read_inputs,
     warn_without_profiles,
 )
-from prb_jax.scoring.load import Model, model_contents, open_scorer, read_history, refuse_unused
+from prb_jax.scoring.load import Model, model_contents, open_scorer, read_history
 from prb_jax.scoring.prompt_extras import UPPER_BOUND, PromptExtras, add_prompt_extras
 from prb_jax.scoring.run import (
     Job,
@@ -49,10 +48,9 @@ from prb_jax.scoring.run import (
     computing_versions,
     open_scored_run,
     session_facts,
-    shown_view,
 )
 from prb_jax.scoring.summary import all_baselines, check_benchmarks, finish_run
-from prb_jax.text.view import ViewOptions, choose_view, served_view
+from prb_jax.text.view import ViewOptions, choose_view
 from prb_jax.trees.shorten import TooLongError
 
 
@@ -164,9 +162,9 @@ def evaluate(
     compute. The mesh, the devices, `attention`, `batch_tokens`, `progress` and the folder of the data may differ.
 
     Args:
-      model: a loaded model (`prb_jax.load`), any `Scorer`, what `prb_jax.load` takes (a baseline such as
-        "baseline:length" too), a `flax.nnx.Module` with the method of `prb_jax.scoring.ScoresTokens`, or a function
-        that gives K numbers for a comparison of K responses.
+      model: a loaded model (`prb_jax.load`), any `prb_jax.scoring.scorer.Scorer` or an object like `StreamsScores`
+        beside it, what `prb_jax.load` takes (a baseline such as "baseline:length" too), a `flax.nnx.Module` with the
+        method of `ScoresTokens` in the same file, or a function that gives K numbers for a comparison of K responses.
       data: comparisons with labels, or records of them (`prb_jax.records.intake.Records`); or the name of a file,
         folder, benchmark, hub data set or generated benchmark, or several names. A named file must stay as it is
         until the end. What a benchmark's own rule says is in the summary under "benchmarks"; RewardBench's result
@@ -222,24 +220,20 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
     _check_processes(model, inputs, options)
     recorded = options.out is not None
     scorer = open_scorer(model, options.loading, name=options.name, recorded=recorded, history=history)
-    refuse_unused(scorer, {**asdict(options.view), "batch_tokens": options.batch_tokens})
+    scorer.refuse_unused({**asdict(options.view), "batch_tokens": options.batch_tokens})
 
     # What the model is shown, and everything else that decides the result.
     identity = dict(scorer.identity())
     known_as = str(identity.pop("name", "model"))
-    reader = scorer.reader if isinstance(scorer, ReadsTokens) else None
-    served = scorer if isinstance(scorer, Served) else None
-    chosen = reader.choose_view(options.view) if reader else choose_view(None, options.view)
+    chosen, reader = scorer.choose_view(options.view), scorer.reader
     chosen.warn(known_as)
-    view = served_view(served.view) if served and served.view else chosen.view
-    if isinstance(scorer, ReadsTokens):
-        scorer = scorer.accepting(view)
+    view = chosen.view
     check_too_long(options.too_long, reader, view=view)
     warn_without_profiles(inputs.comparisons, reader, view=view)
-    remarks = reader.remarks(view.protocol) if reader else served.remarks if served else []
+    remarks = list(scorer.remarks(view))
     for remark in remarks if process_index() == 0 else ():
         print(f"prb: {printable(remark)}", file=sys.stderr)
-    if inputs.hints and not (reader or isinstance(scorer, HasJudgements)):
+    if inputs.hints and not scorer.has_prompt:
         extras = ", ".join(extra for extra in inputs.hints if extra != UPPER_BOUND)
         raise RunError(f"{extras}: {known_as} reads no prompt in which they could stand")
     if options.out is not None and on_first_process(functools.partial(is_settled, options.out)):
@@ -249,11 +243,11 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
         # A folder that was moved is still the same model; a baseline is nothing but its name.
         "model": identity or {"name": known_as},
         "data": whole.to_json(whole=False),
-        **shown_view(view),
-        **(view.wording if reader or served else {}),
+        **view.shown,
+        **scorer.wording(view),
         "limit": options.limit,
         "seed": options.seed,
-        "versions": computing_versions(plain=bool(served) or isinstance(scorer, PlainScorer)),
+        "versions": computing_versions(plain=not scorer.has_weights),
         **({} if options.too_long == "error" else {"too_long": options.too_long}),
         **({"hints": inputs.hints} if inputs.hints else {}),
         **({} if options.part is None else {"part": options.part}),
@@ -314,9 +308,8 @@ def run_evaluation(model: Model, data: Data | Inputs, options: EvaluateOptions) 
         controlled = []
         for control in controls:
             place = folder / CONTROL_RUNS / str(control.control)
-            if isinstance(scorer, HasJudgements):
-                control = replace(control, scorer=scorer.kept_in(place))
-            control = replace(control, decided={**decided, "control": control.control})
+            decided_here = {**decided, "control": control.control}
+            control = replace(control, scorer=control.scorer.kept_in(place), decided=decided_here)
             controlled.append(score(control, place))
 
         def finish() -> dict[str, Any]:

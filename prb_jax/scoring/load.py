@@ -19,18 +19,17 @@ from prb_jax.personal import PERSONALISED, fitted_methods, holds_states, is_pers
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.files import file_digest
 from prb_jax.records.options import from_flat, refuse_given
-from prb_jax.scoring import AdaptsToUsers, DecidesItself, Scorer, ScoresTokens
 from prb_jax.scoring.baselines import READS_TEXTS, PlainScorer
 from prb_jax.scoring.inputs import Data, read_inputs
 from prb_jax.scoring.remote import is_class_server, is_url
+from prb_jax.scoring.scorer import OwnScorer, Scorer, ScoresTokens, StreamsScores
 from prb_jax.seams import get_plugin, is_python_value, python_value
-from prb_jax.text.visible import TextProtocol
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-    from prb_jax.personal.model import PersonalisedModel
     from prb_jax.scoring.baselines import BaselineName
+    from prb_jax.scoring.personalised import PersonalisedModel
     from prb_jax.scoring.reward_model import RewardModel
 
 PLUGIN: Final = "plugin:"  # before the name of an entry point prb_jax.rewards, where a model is named
@@ -38,7 +37,7 @@ PLUGIN: Final = "plugin:"  # before the name of an entry point prb_jax.rewards, 
 ScoreFunction = Callable[[Comparison], Sequence[float]]
 """Gives K finite numbers for the K responses of a comparison; a higher number is better."""
 
-Model = Scorer | ScoresTokens | ScoreFunction | str | Path
+Model = Scorer | StreamsScores | ScoresTokens | ScoreFunction | str | Path
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ def load(
         as "baseline:length", or of a function of a comparison, as "FILE.py:NAME" or "plugin:NAME" (see
         `docs/plugins.md`), gives a :class:`prb_jax.scoring.baselines.PlainScorer`, which takes no options. A folder
         that `prb personalise` wrote for a method gives a
-        :class:`prb_jax.personal.model.PersonalisedModel`, which takes ``mesh`` alone.
+        :class:`prb_jax.scoring.personalised.PersonalisedModel`, which takes ``mesh`` alone.
       mesh: sizes of the mesh axes, as in "fsdp=4,tensor=2" (-1: all devices that are left), or a mesh
         of :func:`prb_jax.platform.sharding.make_mesh`; parameters split over all devices if not given.
       dtype: "float32" or "bfloat16", of weights and activations; that of the checkpoint if not given
@@ -206,8 +205,10 @@ def open_scorer(
 
         return load_module(model, options)
     refuse_given(options.given, "decided where the model was loaded")
+    if isinstance(model, Scorer):
+        return model
     if hasattr(model, "stream"):
-        return cast(Scorer, model)
+        return OwnScorer(cast(StreamsScores, model))
     if not callable(model):
         raise RunError(f"model: expected a model, a name or a function, found {type(model).__name__}")
     scorer = function_scorer(model, name=name)
@@ -238,7 +239,7 @@ def with_history(
     adapted = {
         name: scorer.with_states(history) if isinstance(history, Path) else scorer.with_history(history)
         for name, scorer in scorers.items()
-        if isinstance(scorer, AdaptsToUsers)
+        if scorer.adapts
     }
     if not adapted:
         raise RunError(
@@ -277,16 +278,6 @@ def read_history(history: Data | None) -> Sequence[Comparison] | Path | None:
     if len(parts) > 1:
         raise RunError(f"history: {folders[0]} holds states of people: give it alone")
     return folders[0]
-
-
-def refuse_unused(scorer: Scorer, given: Mapping[str, Any]) -> None:
-    """Raise RunError for a choice of what the model is shown that has no effect on this kind of scorer."""
-    if isinstance(scorer, PlainScorer) and given["protocol"] == TextProtocol.DEFAULT:
-        given = {**given, "protocol": None}
-    if isinstance(scorer, DecidesItself):
-        refuse_given(
-            {name: value for name, value in given.items() if name not in scorer.uses}, scorer.decided
-        )
 
 
 def function_scorer(function: ScoreFunction, *, name: str | None = None, **facts: Any) -> PlainScorer:

@@ -83,10 +83,6 @@ class Reader:
         chosen.warn(self.name)
         return chosen.view
 
-    def accepting(self, view: View) -> Reader:
-        """Return the same reader for which `view` is no override to be warned of."""
-        return self if self.trained is None else replace(self, trained=replace(self.trained, view=view))
-
     def limit(self, view: View) -> int:
         """Return the most tokens that the text of a conversation may have.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast, overload
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, TypeVar, Unpack, cast, overload
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,6 @@ from prb_jax.platform.sharding import batch_sharding, check_heads, replicated, t
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.intake import Records, as_comparisons
 from prb_jax.runs.progress import compiling
-from prb_jax.scoring import GivesRewards
 from prb_jax.scoring.batching import (
     Batch,
     BatchOptions,
@@ -38,9 +37,10 @@ from prb_jax.scoring.batching import (
     stream_scores,
 )
 from prb_jax.scoring.reader import Reader, open_reader
+from prb_jax.scoring.scorer import GivesRewards, Skip, skip_nothing
 from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.tokenizer import ChatTokenizer
-from prb_jax.text.view import View, ViewOptions
+from prb_jax.text.view import ChosenView, View, ViewOptions
 from prb_jax.trees.packing import for_keys
 from prb_jax.trees.sequences import SequenceOptions, batch_of_trees, sequence_options
 from prb_jax.trees.stream_shapes import pack_together
@@ -86,10 +86,11 @@ class RewardModel(GivesRewards):
       source: revision and file fingerprints, for ``run.json``.
     """
 
-    reader: Reader
+    # `field()` keeps the defaults of `Scorer` from becoming defaults here
+    reader: Reader = field()  # pyright: ignore[reportIncompatibleVariableOverride]
     params: Params = field(repr=False)
     score_fn: Callable[[Params, Any], jax.Array] = field(repr=False)
-    mesh: Mesh
+    mesh: Mesh = field()  # pyright: ignore[reportIncompatibleVariableOverride]
     dtype: str
     readout: str
     labels: str = "logit"
@@ -97,6 +98,8 @@ class RewardModel(GivesRewards):
     streams: StreamAttention | None = None
     report: LoadReport | None = field(default=None, repr=False)
     source: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    has_prompt: ClassVar[bool] = True
 
     __repr__ = short_repr
 
@@ -173,10 +176,10 @@ class RewardModel(GivesRewards):
           DataError: a comparison that cannot be shown to this model; the message names it.
           CheckpointError: nothing says which of the head's labels is the reward.
         """
-        view = ViewOptions(profile_posts=profile_posts, protocol=protocol, max_length=max_length)
+        asked = ViewOptions(profile_posts=profile_posts, protocol=protocol, max_length=max_length)
         several = as_comparisons(comparisons, labelled=False)
         scores: list[np.ndarray] = [np.zeros(0, np.float32)] * len(several)
-        for batch in self.stream(several, **asdict(view), batch_tokens=batch_tokens):
+        for batch in self.stream(several, view=self.reader.view(asked), batch_tokens=batch_tokens):
             for index, row in zip(batch.indices, batch.scores, strict=True):
                 scores[index] = row
         return scores[0] if isinstance(comparisons, Comparison | Mapping) else scores
@@ -206,18 +209,15 @@ class RewardModel(GivesRewards):
         self,
         comparisons: Sequence[Comparison],
         *,
+        view: View | None = None,
         batch_tokens: int | None = None,
-        skip: Callable[[Sequence[int]], bool] = lambda indices: False,
-        **view: Unpack[_ViewChoices],
+        skip: Skip = skip_nothing,
     ) -> Iterator[ScoredBatch]:
-        """As :meth:`score`, a batch at a time, as soon as it is computed.
-
-        Args:
-          skip: tells of a batch's indices that they need no scores; the other batches stay as they are.
-        """
+        """As :meth:`score`, a batch at a time, as soon as it is computed; arguments as of `Scorer.stream`."""
+        view = view or self.reader.view(ViewOptions())
         return stream_scores(
             comparisons,
-            encode=functools.partial(self.reader.encode, view=self.reader.view(ViewOptions(**view))),
+            encode=functools.partial(self.reader.encode, view=view),
             dispatch=self.dispatch,
             options=self.batch_options(batch_tokens),
             skip=skip,
@@ -269,13 +269,38 @@ class RewardModel(GivesRewards):
         """Return in words which weights may be why the scores cannot be used."""
         return explain_scores(self.params, self.config)
 
-    def accepting(self, view: View) -> RewardModel:
-        """Return the same model for which `view` is no override to be warned of."""
-        return replace(self, reader=self.reader.accepting(view))
+    def choose_view(self, options: ViewOptions) -> ChosenView:
+        """Return the view of what is asked for, and otherwise of its training."""
+        return self.reader.choose_view(options)
 
-    def bytes_of_weights(self) -> tuple[int, int] | None:
-        """Return the bytes of the whole model before quantising and as held; None without a checkpoint."""
-        return None if self.report is None else (self.report.bytes_unquantized, self.report.bytes_held)
+    def wording(self, view: View) -> Mapping[str, str]:
+        """Return the claim about the order of the posts, if the prompt makes one."""
+        return view.wording
+
+    def remarks(self, view: View) -> Sequence[str]:
+        """Return sentences about the way in which the protocol reads this model."""
+        return self.reader.remarks(view.protocol)
+
+    def sees_users(self, comparisons: Sequence[Comparison], view: View) -> bool:
+        """Return whether a post is in a prompt, or a user has a soft prompt."""
+        if view.profile_posts > 0 and any(one.profile for one in comparisons):
+            return True
+        unknown = self.unknown(comparisons)
+        users = {one.user_id for one in comparisons} - {None}
+        return unknown is not None and len(unknown) < len(users)
+
+    def unknown(self, comparisons: Sequence[Any]) -> set[str] | None:
+        """Return the users who get the generic soft prompt; None for a model without soft prompts."""
+        return self.reader.unknown_users(comparisons)
+
+    def own_figures(self, comparisons: Sequence[Comparison]) -> dict[str, Any]:
+        """Return how the weights are quantised, and the bytes of the whole model before and as held."""
+        if self.quantize is None:
+            return {}
+        report = self.report
+        before, held = (None, None) if report is None else (report.bytes_unquantized, report.bytes_held)
+        form = {"form": self.quantize, "bytes_unquantized": before, "bytes_held": held}
+        return {"quantization": form}
 
 
 def load_reward_model(opened: OpenedModel) -> RewardModel:

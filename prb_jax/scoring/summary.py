@@ -21,7 +21,6 @@ from prb_jax.records.writing import write_json
 from prb_jax.runs.clusters import write_clusters
 from prb_jax.runs.evaluation import LEFT_OUT
 from prb_jax.runs.users import USERS, USERS_DEFINITION, write_users
-from prb_jax.scoring import AdaptsToUsers, HasJudgements, ReadsTokens
 from prb_jax.scoring.baselines import (
     BASELINES,
     FIRST,
@@ -34,7 +33,7 @@ from prb_jax.scoring.comparison_table import ComparisonTable, clusters_of
 from prb_jax.scoring.controls import CONTROLS_DEFINITION
 from prb_jax.scoring.inputs import LEFT_OUT_DEFINITION, Inputs
 from prb_jax.scoring.prompt_extras import HINTS_DEFINITION
-from prb_jax.scoring.run import Job, ScoredRun, check_scores_differ, shown_view
+from prb_jax.scoring.run import Job, ScoredRun, check_scores_differ
 from prb_jax.text.visible import visible
 from prb_jax.trees.tree import EQUAL_SIDES
 
@@ -88,7 +87,7 @@ def finish_run(
     rows = folder.file.finish(job.table.ids)
     clusters = clusters_of(inputs.comparisons, job.table)
     write_clusters(folder.path, rows, clusters)
-    judged = scorer.judge_figures(inputs.comparisons) if isinstance(scorer, HasJudgements) else {}
+    judged = scorer.judge_figures(inputs.comparisons)
     undefined = judged.get("undefined")
     figures = summarise(
         rows,
@@ -98,7 +97,7 @@ def finish_run(
         model=identity.get("name"),
         undefined=undefined,
     )
-    shown = {"model": job.name, **shown_view(job.view), "limit": job.decided["limit"]}
+    shown = {"model": job.name, **job.view.shown, "limit": job.decided["limit"]}
     summary: dict[str, Any] = shown | figures
     more: dict[str, Any] = {"readout": scorer.identity().get("readout")}
     if (computed := folder.computed(job.table.ids)) is not None:
@@ -112,15 +111,9 @@ def finish_run(
         more["benchmarks"] = benchmark_scores(
             inputs, rows, baselines, clusters=clusters, seed=job.decided["seed"], undefined=undefined
         )
-    if "quantize" in identity and hasattr(scorer, "bytes_of_weights"):
-        before, held = scorer.bytes_of_weights() or (None, None)  # pyright: ignore[reportAttributeAccessIssue]
-        form = identity["quantize"]
-        more["quantization"] = {"form": form, "bytes_unquantized": before, "bytes_held": held}
-    unknown = scorer.reader.unknown_users(rows) if isinstance(scorer, ReadsTokens) else None
-    if isinstance(scorer, AdaptsToUsers):
-        unknown = scorer.unknown(inputs.comparisons)
-        more["users_fitted_on"] = len(scorer.fitted_on(inputs.comparisons))
-        more["history_left_out"] = dict(scorer.left_out) or None
+    more |= scorer.own_figures(inputs.comparisons)
+    # rows have users, and large data are not read again for them
+    unknown = scorer.unknown(inputs.comparisons if scorer.adapts else rows)
     has_users = undefined is None and write_users(folder.path, rows, clusters, unknown=unknown)
     more["unknown_users"] = None if unknown is None else len(unknown)
     if inputs.left_out is not None:
@@ -178,7 +171,7 @@ def all_baselines(job: Job) -> BASELINE_ROWS:
         baselines[name] = _WITHOUT_SCORES[name] if says_nothing else rows
     if isinstance(comparisons, LargeComparisons):
         return baselines | dict.fromkeys(VOTES, _VOTES_OF_LARGE_DATA)
-    posts = job.view.profile_posts if isinstance(job.scorer, ReadsTokens) else None
+    posts = None if job.scorer.reader is None else job.view.profile_posts
     if posts and any(len(comparison.profile) > posts for comparison in comparisons):
         baselines[SHOWN_OVERLAP] = _rows(table, profile_overlap(comparisons, posts=posts))
     for name, votes in VOTES.items():
@@ -258,7 +251,7 @@ def benchmark_scores(
 def _write_result_files(out: Path, job: Job, rows: Sequence[ScoredRow]) -> None:
     """Writes RewardBench's result files below ``out/BENCHMARK``, for the benchmarks that have them; the model's chat
     template writes their texts, or they are the bare conversations."""
-    tokenizer: Any = getattr(job.scorer, "tokenizer", None)
+    tokenizer = job.scorer.tokenizer
     render = getattr(tokenizer, "render", None)
     for benchmark, positions in job.inputs.benchmarks.items():
         if (result_tables := get_benchmark(benchmark).results) is None:

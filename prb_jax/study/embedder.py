@@ -37,11 +37,11 @@ from prb_jax.models.readouts.score_tree import ScoreFn, make_score_fn
 from prb_jax.models.readouts.text_encoder import load_text_encoder
 from prb_jax.personal.embedder import Advance, Embedded, Embedder, TextFeatures
 from prb_jax.personal.few_shot.choices import Adapter
-from prb_jax.personal.model import PersonalisedModel
 from prb_jax.personal.saved import read_fitted
 from prb_jax.platform.processes.agreement import differences
 from prb_jax.records.comparison import Comparison
 from prb_jax.scoring.batching import stream_scores
+from prb_jax.scoring.personalised import PersonalisedModel
 from prb_jax.scoring.reward_model import RewardModel, load_reward_model
 from prb_jax.text.view import View, ViewOptions
 from prb_jax.text.visible import TextProtocol
@@ -158,9 +158,8 @@ class StateFeatures:
     ) -> tuple[np.ndarray, int]:
         rewards, truncated = np.empty(len(comparisons), np.float32), 0
         protocol, limit = self.view.protocol.value, self.view.max_length
-        for batch in self.model.stream(
-            comparisons, profile_posts=profile_posts, protocol=protocol, max_length=limit
-        ):
+        asked = ViewOptions(profile_posts=profile_posts, protocol=protocol, max_length=limit)
+        for batch in self.model.stream(comparisons, view=self.model.reader.view(asked)):
             rewards[list(batch.indices)] = [scores[0] for scores in batch.scores]
             truncated += _count_cut(batch)
             advance(len(batch.indices), sum(batch.tokens))

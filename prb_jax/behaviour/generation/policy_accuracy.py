@@ -46,7 +46,7 @@ from prb_jax.runs.behaviour import BEHAVIOUR, cluster_of, figure_of, write_behav
 from prb_jax.runs.kind import RunKind, RunResult
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import Row, RowFile, RowKind
-from prb_jax.scoring.controls import with_other_states, with_other_users
+from prb_jax.scoring.controls import with_other_users
 from prb_jax.scoring.inputs import read_inputs
 from prb_jax.scoring.load import open_scorer, read_history, with_history
 from prb_jax.scoring.run import check_same_choices, computing_versions
@@ -310,9 +310,9 @@ class _Scoring:
             if all((name, control, one.id) in file.rows for one in members):
                 continue
             as_they_are = [self.comparisons[index] for index in part]
-            of_control = with_other_states(scorer, as_they_are) if control else scorer
+            of_control = scorer.with_other_states(as_they_are) if control else scorer
             whole: list[Any] = [None] * len(part)
-            for batch in of_control.stream(members, skip=lambda indices: False):
+            for batch in of_control.stream(members):
                 for place, scores in zip(batch.indices, batch.scores, strict=True):
                     whole[place] = np.asarray(scores, np.float64)
             tokens = self._tokens(part)

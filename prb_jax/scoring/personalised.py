@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from prb_jax.records.intake import Records, as_comparisons, digest
 from prb_jax.records.reading import read_object
 from prb_jax.records.schema import check_schema
 from prb_jax.runs.kind import check_file
+from prb_jax.scoring.scorer import Scorer, Skip, skip_nothing
 from prb_jax.trees.tree import ScoredBatch, Truncation
 
 MOST: Final = 64  # comparisons that a person is adapted on, the latest ones
@@ -52,7 +53,7 @@ class SplitsFile(TypedDict):
 
 
 @dataclass(eq=False)
-class PersonalisedModel:
+class PersonalisedModel(Scorer):
     """A model of people. Build with :func:`prb_jax.load`, from a folder of a fitted method.
 
     Attributes:
@@ -78,6 +79,7 @@ class PersonalisedModel:
     _texts: EmbeddedTexts = field(init=False, repr=False)
 
     uses: ClassVar[tuple[str, ...]] = ()
+    adapts: ClassVar[bool] = True
 
     __repr__ = short_repr
 
@@ -185,6 +187,11 @@ class PersonalisedModel:
         state, context_of_person = jax.tree.map(lambda leaf: leaf[0], (self._states([(context, ())]), known))
         return np.asarray(next_question(self.fitted.fitted, state, context_of_person, first, second))
 
+    def own_figures(self, comparisons: Sequence[Comparison]) -> dict[str, Any]:
+        """Return how many of the users it was fitted on, and what tells nothing in its history."""
+        fitted_on = len(self.fitted_on(comparisons))
+        return {"users_fitted_on": fitted_on, "history_left_out": dict(self.left_out) or None}
+
     def unknown(self, comparisons: Sequence[Comparison]) -> set[str]:
         """Return the users of the comparisons of whom nothing is known, no other comparison and no post."""
         counts = Counter(one.user_id for one in comparisons if one.user_id is not None)
@@ -257,7 +264,7 @@ class PersonalisedModel:
         }
 
     def stream(
-        self, comparisons: Sequence[Comparison], *, skip: Callable[[Sequence[int]], bool], **_: Any
+        self, comparisons: Sequence[Comparison], *, skip: Skip = skip_nothing, **_: Any
     ) -> Iterator[ScoredBatch]:
         """Score every comparison with what is known of its user; see :class:`PersonalisedModel`."""
         before: dict[str | None, list[Comparison]] = {}
