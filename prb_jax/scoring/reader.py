@@ -235,12 +235,13 @@ def open_reader(opened: OpenedModel) -> tuple[Reader, SavedPrompts | None]:
     return reader, prompts
 
 
-def encode_part(comparisons: Sequence[Comparison], encode: Encode) -> Gather:
+def encode_part(comparisons: Sequence[Comparison], encode: Encode, *, divide: bool = True) -> Gather:
     """Tokenise this process's part of the comparisons; what is returned exchanges the parts.
 
-    An error of one process is raised in all of them when the parts are exchanged.
+    An error of one process is raised in all of them when the parts are exchanged. Without ``divide`` each process
+    does everything itself.
     """
-    if process_count() == 1:
+    if process_count() == 1 or not divide:
         trees = encode(comparisons)
         return lambda: trees
     parts = parts_of(len(comparisons))
