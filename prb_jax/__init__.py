@@ -52,10 +52,10 @@ if TYPE_CHECKING:
     from prb_jax.reports.push import push
     from prb_jax.reports.report import report
     from prb_jax.runs.parts import merge
-    from prb_jax.scoring.baselines import PlainScorer
     from prb_jax.scoring.evaluate import Evaluation, evaluate
     from prb_jax.scoring.load import load
     from prb_jax.scoring.personalised import PersonalisedModel
+    from prb_jax.scoring.plain import PlainScorer
     from prb_jax.scoring.prompt_extras import PromptExtras
     from prb_jax.scoring.remote.options import EndpointOptions
     from prb_jax.scoring.reward_model import RewardModel
@@ -112,7 +112,7 @@ _HOMES = {
         "scoring.load": "load",
         "scoring.prompt_extras": "PromptExtras",
         "scoring.reward_model": "RewardModel",
-        "scoring.baselines": "PlainScorer",
+        "scoring.plain": "PlainScorer",
         "serving.options": "Limits ServeOptions",
         "serving.reward_fn": "reward_fn",
         "serving.serve": "serve",

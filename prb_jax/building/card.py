@@ -23,9 +23,8 @@ from prb_jax.records.intake import digest
 from prb_jax.records.options import flat_settings
 from prb_jax.runs.rows import Row
 from prb_jax.scoring.comparison_table import clusters_of
-from prb_jax.scoring.run import computing_versions
 from prb_jax.seams import get
-from prb_jax.version import __version__
+from prb_jax.version import __version__, computing_versions
 
 _NOT_COMPARED: Final = ("data", "relax", "cache")
 _MODELS: Final = ("generator.", "judge.")

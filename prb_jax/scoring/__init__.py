@@ -10,3 +10,8 @@ HISTORY = "labelled comparisons of which a fitted method learns the users, or a 
 NO_CONTROLS = "none"
 CONTROLS = (NO_CONTROLS, "blind", "swap", "all")
 """What the model is scored with once more: no profile, another user's profile."""
+
+UPPER_BOUND = "upper_bound"  # in the record of a run: what it was told or knows that no model could know
+
+READS_TEXTS = "{} reads the whole text of profile, prompt and responses, and computes on no device"
+"""Why a scorer without weights has no options."""

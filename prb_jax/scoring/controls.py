@@ -28,13 +28,6 @@ if TYPE_CHECKING:
 
 NONE, BLIND, SWAP, ALL = CONTROLS
 
-CONTROLS_DEFINITION: Final = (
-    "by control, the accuracy of the same model on the same comparisons where it is shown no profile, no user and no "
-    "hints of one (blind), or those of another user with a profile of similar length (swap; a fitted method has the "
-    "whole state of the other user); shown_otherwise = comparisons whose user it was shown otherwise; difference = "
-    "accuracy of the run minus that of the control, paired, with its interval: for blind, what knowing the user gains"
-)
-
 _NEAREST: Final = 8
 _LOOKED_AT: Final = 512
 

@@ -5,36 +5,29 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast, overload
 
-import numpy as np
-
-from prb_jax.errors import RunError, quote
+from prb_jax.errors import RunError
 from prb_jax.models.checkpoints.locate import describe, locate
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.personal import PERSONALISED, fitted_methods, holds_states, is_personalised
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.files import file_digest
 from prb_jax.records.options import from_flat, refuse_given
-from prb_jax.scoring.baselines import READS_TEXTS, PlainScorer
+from prb_jax.scoring import READS_TEXTS
 from prb_jax.scoring.inputs import Data, read_inputs
 from prb_jax.scoring.remote import is_class_server, is_url
-from prb_jax.scoring.scorer import OwnScorer, Scorer, ScoresTokens, StreamsScores
-from prb_jax.seams import get, is_python_value, python_value
+from prb_jax.scoring.scorer import OwnScorer, ScoreFunction, Scorer, ScoresTokens, StreamsScores
+from prb_jax.seams import get, is_python_value
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from prb_jax.scoring.baselines import BaselineName
     from prb_jax.scoring.personalised import PersonalisedModel
+    from prb_jax.scoring.plain import PlainScorer
     from prb_jax.scoring.reward_model import RewardModel
-
-PLUGIN: Final = "plugin:"  # before the name of an entry point prb_jax.rewards, where a model is named
-
-ScoreFunction = Callable[[Comparison], Sequence[float]]
-"""Gives K finite numbers for the K responses of a comparison; a higher number is better."""
 
 Model = Scorer | StreamsScores | ScoresTokens | ScoreFunction | str | Path
 
@@ -58,7 +51,7 @@ _SERVED: Final = "decided by the server {}"
 _OF_TOKENIZER: Final = ("tokenizer", "revision", "chat_template")
 _WITHOUT_WEIGHTS: Final = (
     _Kind(_begins_with("baseline:"), "baseline"),
-    _Kind(_begins_with(PLUGIN), "plug-in"),
+    _Kind(_begins_with("plugin:"), "plug-in"),
     _Kind(
         is_python_value,
         "file",
@@ -112,7 +105,7 @@ def load(
     Args:
       model: folder with ``config.json``, safetensors and tokenizer files; or a hub id. The name of a baseline,
         as "baseline:length", or of a function of a comparison, as "FILE.py:NAME" or "plugin:NAME" (see
-        `docs/plugins.md`), gives a :class:`prb_jax.scoring.baselines.PlainScorer`, which takes no options. A folder
+        `docs/plugins.md`), gives a :class:`prb_jax.scoring.plain.PlainScorer`, which takes no options. A folder
         that `prb personalise` wrote for a method gives a
         :class:`prb_jax.scoring.personalised.PersonalisedModel`, which takes ``mesh`` alone.
       mesh: sizes of the mesh axes, as in "fsdp=4,tensor=2" (-1: all devices that are left), or a mesh
@@ -206,10 +199,7 @@ def open_scorer(
         return OwnScorer(cast(StreamsScores, model))
     if not callable(model):
         raise RunError(f"model: expected a model, a name or a function, found {type(model).__name__}")
-    scorer = function_scorer(model, name=name)
-    if recorded and name is None and "<lambda>" in scorer.name:
-        raise RunError(f"{scorer.name}: a lambda has no name that tells it from others: give name=...")
-    return scorer
+    return get("scorers", "function").value(model, name=name, recorded=recorded)
 
 
 def is_module(model: Any) -> bool:
@@ -273,63 +263,3 @@ def read_history(history: Data | None) -> Sequence[Comparison] | Path | None:
     if len(parts) > 1:
         raise RunError(f"history: {folders[0]} holds states of people: give it alone")
     return folders[0]
-
-
-def function_scorer(function: ScoreFunction, *, name: str | None = None, **facts: Any) -> PlainScorer:
-    """Return a function of a comparison as a scorer.
-
-    Args:
-      name: by which it is known; its qualified name if not given.
-      facts: what tells a change of its code, where that is seen.
-
-    Raises:
-      RunError: later, where the function does not give K finite numbers.
-    """
-    qualified = getattr(function, "__qualname__", None) or type(function).__qualname__
-    called = name or f"{getattr(function, '__module__', None) or '?'}.{qualified}"
-
-    def compute(comparisons: Sequence[Comparison]) -> list[np.ndarray]:
-        return [_checked(function(comparison), comparison, name=called) for comparison in comparisons]
-
-    facts = facts or {"code": "not recorded: a change of the function's code is not seen"}
-    return PlainScorer(called, compute, {"function": called, **facts}, one_by_one=True)
-
-
-def plugin_scorer(name: str) -> PlainScorer:
-    """Return the function of an entry point, as plugin:NAME, as a scorer; errors as of :func:`prb_jax.seams.get`."""
-    plugin = get("rewards", name.removeprefix(PLUGIN))
-    return function_scorer(plugin.value, name=name, code=plugin.origin)
-
-
-def file_scorer(name: str) -> PlainScorer:
-    """Return the function of a file, as FILE.py:NAME, as a scorer; the file is run, and known by its bytes.
-
-    Raises:
-      RunError: there is no such file or function, or the file fails.
-    """
-    file = Path(name.rpartition(":")[0])
-    function = python_value(name)
-    if not callable(function.value):
-        raise RunError(
-            f"{file}: expected a function {function.name} of a comparison, found {quote(function.value)}"
-        )
-    code = "of this file alone: a change of what it imports is not seen"
-    digest = sha256(file.read_bytes()).hexdigest()
-    return function_scorer(cast(ScoreFunction, function.value), name=function.name, code=code, sha256=digest)
-
-
-def _checked(values: Any, comparison: Comparison, *, name: str) -> np.ndarray:
-    expected = len(comparison.responses)
-    try:
-        scores = np.asarray(values)
-        with np.errstate(over="ignore"):  # refused below
-            numbers = scores.astype(np.float32) if scores.dtype.kind in "biuf" else None
-    except (ValueError, TypeError):  # rows of different lengths, or objects that are not numbers
-        numbers = None
-    if numbers is None or numbers.shape != (expected,) or not np.isfinite(numbers).all():
-        shown = quote(values.tolist() if isinstance(values, np.ndarray) else values)
-        raise RunError(
-            f"{name}: comparison {quote(comparison.id)}: expected {expected} finite numbers, one for each response, "
-            f"found {shown}"
-        )
-    return numbers

@@ -12,10 +12,10 @@ import numpy as np
 from prb_jax import errors
 from prb_jax.errors import DataError, PrbError, quote, short_repr
 from prb_jax.models.readouts.heads import choose_readout
-from prb_jax.personal.method import OfUser, UserTokens
-from prb_jax.personal.prompts import SavedPrompts, UserPrompts, load_prompts
+from prb_jax.personal import has_soft_prompts
 from prb_jax.platform.processes.sharing import gather_int32, parts_of, process_count, process_index
 from prb_jax.records.comparison import Comparison
+from prb_jax.seams import get
 from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.template import PLACEHOLDERS
 from prb_jax.text.tokenizer import ChatTokenizer
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from prb_jax.models.config.encoder import EncoderConfig
     from prb_jax.models.readouts.open_model import OpenedModel
     from prb_jax.models.readouts.user_module import ModuleConfig
+    from prb_jax.personal.method import OfUser, UserTokens
+    from prb_jax.personal.prompts import SavedPrompts
 
 Encode = Callable[[Sequence[Comparison]], list[Tree]]
 Gather = Callable[[], list[Tree]]
@@ -161,7 +163,7 @@ class Reader:
     def unknown_users(self, comparisons: Iterable[OfUser]) -> set[str] | None:
         """Return the users of the comparisons who get the generic soft prompt because the model was not trained on
         them; None for a model without soft prompts."""
-        return self.prompts.users.unknown(comparisons) if isinstance(self.prompts, UserPrompts) else None
+        return None if self.prompts is None else self.prompts.unknown(comparisons)
 
     def remarks(self, protocol: TextProtocol) -> list[str]:
         """Return sentences about the way in which this protocol reads this model, where its files do not say it; raises
@@ -222,8 +224,9 @@ def open_reader(opened: OpenedModel) -> tuple[Reader, SavedPrompts | None]:
     """Return how comparisons are read for an opened model, and the soft prompts of users beside it, if there are any;
     raises CheckpointError where they or the tokenizer cannot be used."""
     config, folder, tokenizer = opened.config, opened.folder.path, opened.tokenizer()
-    is_chat = isinstance(tokenizer, ChatTokenizer)
-    prompts = load_prompts(folder, width=config.hidden_size) if is_chat else None
+    prompts = None
+    if isinstance(tokenizer, ChatTokenizer) and has_soft_prompts(folder):
+        prompts = get("models", "soft prompts").value(folder, width=config.hidden_size)
     reader = Reader(
         name=opened.name,
         config=config,

@@ -23,7 +23,6 @@ from prb_jax.models.readouts.module import PairRewardModule, Program, RewardModu
 from prb_jax.models.readouts.open_model import OpenedModel
 from prb_jax.models.readouts.score_pairs import make_pair_fn
 from prb_jax.models.readouts.score_tree import make_score_fn
-from prb_jax.personal.prompts import extend_embedding
 from prb_jax.platform.sharding import batch_sharding, check_heads, replicated, to_global
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.intake import Records, as_comparisons
@@ -338,7 +337,7 @@ def load_reward_model(opened: OpenedModel) -> RewardModel:
         )
         params = loaded.params
         if prompts is not None:
-            embedding = extend_embedding(params["embed"], prompts.table, sharding=shardings["embed"])
+            embedding = prompts.extend(params["embed"], sharding=shardings["embed"])
             params = {**params, "embed": embedding}
     return RewardModel(
         reader=reader,

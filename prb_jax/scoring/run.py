@@ -17,46 +17,32 @@ from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.rows import RowTable, RowView
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.platform.processes.agreement import check_agreement
-from prb_jax.platform.processes.sharing import entered_on_first_process, process_count, refuse_together
+from prb_jax.platform.processes.sharing import (
+    entered_on_first_process,
+    on_first_process,
+    process_count,
+    refuse_together,
+)
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.options import options_of
 from prb_jax.records.sources.large import LargeComparisons
 from prb_jax.runs.evaluation import SCORE_ROWS, EvaluationFolder, open_evaluation
 from prb_jax.runs.kind import devices_of, session_now
-from prb_jax.runs.parts import Part, Skip
+from prb_jax.runs.parts import Skip
 from prb_jax.runs.progress import Count, show_progress
 from prb_jax.runs.rows import share_rows
-from prb_jax.scoring.comparison_table import ComparisonTable
 from prb_jax.scoring.inputs import Inputs
+from prb_jax.scoring.job import Job
 from prb_jax.scoring.load import Model, model_contents
 from prb_jax.scoring.remote import is_url
 from prb_jax.scoring.scorer import Scorer
-from prb_jax.text.view import View
 from prb_jax.trees.tree import has_equal_sides
-from prb_jax.version import versions
+from prb_jax.version import computing_versions
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
 _HANDFUL: Final = 9  # comparisons, of which equal scores are a warning
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What one run scores: the comparisons of an evaluation, or what a control shows in their place."""
-
-    name: str
-    scorer: Scorer
-    inputs: Inputs
-    table: ComparisonTable
-    # what the model is given, in their order: the comparisons, their prepared tokens, or those of a control
-    shown: Sequence[Comparison]
-    view: View
-    decided: Mapping[str, Any]  # all that decides the result, as `run.json` says it
-    part: Part | None = None  # of the batches, where the run is one of several jobs
-    control: str | None = None  # its name, in a control
-
-    __repr__ = short_repr
 
 
 @dataclass(frozen=True)
@@ -140,18 +126,20 @@ class ScoredRun:
                 display.advance(len(rows), sum(row.tokens for row in rows))
         table.complete()
 
+    def settle(self, decided: Mapping[str, Any]) -> None:
+        """Write what decides the result into the record, now that all files are read; a collective."""
+        on_first_process(lambda: None if self.folder is None else self.folder.settle(decided))
+
 
 @contextlib.contextmanager
-def open_scored_run(
-    job: Job, out: str | Path, *, session: Mapping[str, Any], notes: Mapping[str, Any]
-) -> Iterator[ScoredRun]:
+def open_scored_run(job: Job, out: str | Path, *, session: Mapping[str, Any]) -> Iterator[ScoredRun]:
     """Opens the folder on process 0 and tells every process what is in it; a collective.
 
     Arguments and errors as of `open_evaluation`. Files that are read while they are scored are compared with what the
     folder knows of them.
     """
     reading = job.inputs.reading if job.control is None else []
-    facts: dict[str, Any] = {"inputs": job.decided, "session": session, "notes": notes}
+    facts: dict[str, Any] = {"inputs": job.decided, "session": session, "notes": job.notes}
     opens = partial(open_evaluation, out, **facts, by_blocks=bool(reading))
     with entered_on_first_process(opens, EvaluationFolder.known_blocks) as (folder, blocks):
         for file, digests in zip(reading, blocks, strict=False):
@@ -198,12 +186,6 @@ def _estimate(count: Count, comparisons: Sequence[Comparison]) -> None:
         count.total = round(comparisons.about())
     else:
         count.total = len(comparisons)
-
-
-def computing_versions(*, plain: bool) -> dict[str, str | None]:
-    """Return the versions of everything that computes; `plain` for a scorer without weights."""
-    packages = ("numpy",) if plain else ("numpy", "jax", "jaxlib", "flax", "transformers", "tokenizers")
-    return versions(packages)
 
 
 def mesh_facts(mesh: Mesh, attention: str | None = None) -> dict[str, Any]:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from prb_jax.scoring.reader import Reader
     from prb_jax.trees.tree import ScoredBatch
 
+ScoreFunction = Callable[[Comparison], Sequence[float]]
+"""Gives K finite numbers for the K responses of a comparison; a higher number is better."""
+
 Skip = Callable[[Sequence[int]], bool]
 """Returns True for a batch of these indices if all its scores are known, so that it need not be computed."""
 

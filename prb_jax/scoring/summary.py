@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from prb_jax.errors import DataError
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.metrics.clusters import Clusters
 from prb_jax.metrics.summary import summarise
@@ -17,9 +16,11 @@ from prb_jax.records.benchmarks import get_benchmark
 from prb_jax.records.benchmarks.benchmark import RESAMPLES, result_files, score_intervals
 from prb_jax.records.comparison import Message
 from prb_jax.records.sources.large import LargeComparisons
+from prb_jax.records.sources.prepared import check_text
 from prb_jax.records.writing import write_json
 from prb_jax.runs.clusters import write_clusters
-from prb_jax.runs.evaluation import LEFT_OUT
+from prb_jax.runs.evaluation import COMPUTED, JUDGEMENTS, LEFT_OUT, SCORES
+from prb_jax.runs.parts import finish_part
 from prb_jax.runs.users import USERS, USERS_DEFINITION, write_users
 from prb_jax.scoring.baselines import (
     BASELINES,
@@ -30,10 +31,10 @@ from prb_jax.scoring.baselines import (
     profile_overlap,
 )
 from prb_jax.scoring.comparison_table import ComparisonTable, clusters_of
-from prb_jax.scoring.controls import CONTROLS_DEFINITION
-from prb_jax.scoring.inputs import LEFT_OUT_DEFINITION, Inputs
-from prb_jax.scoring.prompt_extras import HINTS_DEFINITION
-from prb_jax.scoring.run import Job, ScoredRun, check_scores_differ
+from prb_jax.scoring.inputs import LEFT_OUT_DEFINITION, Inputs, check_unchanged
+from prb_jax.scoring.job import Job
+from prb_jax.scoring.run import ScoredRun, check_scores_differ
+from prb_jax.seams import get
 from prb_jax.text.visible import visible
 from prb_jax.trees.tree import EQUAL_SIDES
 
@@ -47,7 +48,9 @@ DEFINITIONS: Final = {
     "response (computed); the difference (saved)",
     EQUAL_SIDES: "comparisons in which a response with the highest label and another one are the same tokens after the "
     "chat template, so that no model can win: how many, and the ids of the first ten",
-    "hints": HINTS_DEFINITION,
+    "hints": "what else the model was told of each user; without = comparisons for which there was nothing to tell; "
+    "upper_bound = of these the ones that no model could know: such a run shows how much could be reached, and is no "
+    "result",
     "judge": "verdicts of the judge. The paper's way: the share of right ones, where a reply without a verdict counts "
     "as A (accuracy), and its difference between comparisons with the better response in A and in B (position_bias). "
     "Both orders: the share of comparisons whose better response is preferred in both (order_consistent_accuracy), or "
@@ -57,7 +60,11 @@ DEFINITIONS: Final = {
     "comparison with a reply that cannot be read (unparsable) is a tie, which is no win; the probability of the "
     "numbers where one is named, if the endpoint tells it (mean_number_mass). Why no figure of the run is defined, "
     "where no comparison could be judged (undefined)",
-    "controls": CONTROLS_DEFINITION,
+    "controls": "by control, the accuracy of the same model on the same comparisons where it is shown no profile, no "
+    "user and no hints of one (blind), or those of another user with a profile of similar length (swap; a fitted "
+    "method has the whole state of the other user); shown_otherwise = comparisons whose user it was shown otherwise; "
+    "difference = accuracy of the run minus that of the control, paired, with its interval: for blind, what knowing "
+    "the user gains",
     "benchmarks": "by benchmark, what its own rule says: rule, score (null where a subset that it needs is missing), "
     "figures it is made of, details, missing subsets, and the same for each baseline; score_ci95 and figures_ci95: "
     f"95 % percentile intervals of {RESAMPLES} resamples through the rule, drawn within each subset by user, or by "
@@ -72,6 +79,24 @@ DEFINITIONS: Final = {
     "left_out": LEFT_OUT_DEFINITION,
 }
 """The meaning of what a summary has for some runs alone."""
+
+
+def sum_up(runs: Sequence[ScoredRun], folder: Path) -> dict[str, Any]:
+    """Finish a run and its controls, which follow it; return what its summary says."""
+    run, *controls = runs
+    job, inputs = run.job, run.job.inputs
+    check_unchanged(inputs)
+    if job.part is not None:
+        files = (SCORES, COMPUTED, JUDGEMENTS)
+        sizes = {"rows": len(run.rows), "rows_of_all": len(job.table)}
+        return {"model": job.name, **finish_part(folder, job.part, **sizes, files=files)}
+    if inputs.prepared is not None and (job.shown is inputs.comparisons or controls):
+        check_text(inputs.prepared)  # it was read, beside the tokens or in their place
+    figures: dict[str, Any] = {}
+    for control in controls:
+        summary = finish_run(control, baselines={})
+        figures[str(control.job.control)] = get("evaluation", "control figures").value(run, control, summary)
+    return finish_run(run, baselines=all_baselines(job), controls=figures)
 
 
 def finish_run(
@@ -181,25 +206,6 @@ def all_baselines(job: Job) -> BASELINE_ROWS:
 
 def _rows(table: ComparisonTable, scores: Sequence[np.ndarray | None]) -> list[ScoredRow]:
     return [table.row(index, row.tolist()) for index, row in enumerate(scores) if row is not None]
-
-
-def check_benchmarks(inputs: Inputs) -> None:
-    """Makes sure, before anything is scored, that every benchmark's rule can be applied.
-
-    Raises:
-      DataError: naming the comparison that is not of the form that the rule needs.
-    """
-    for name, positions in inputs.benchmarks.items():
-        unscored = (inputs.comparisons[position] for position in positions)
-        rows = [
-            ScoredRow(c.id, c.subset, c.user_id, [0.0] * len(c.responses), c.labels or ()) for c in unscored
-        ]
-        try:
-            get_benchmark(name).score(rows)
-        except DataError as error:
-            raise DataError(
-                f"{', '.join(inputs.sources)}: the rule of '{name}' cannot be applied: {error}"
-            ) from error
 
 
 def benchmark_scores(

@@ -22,12 +22,11 @@ from prb_jax.platform.processes.sharing import on_first_process
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.options import flat_settings, from_flat, options_of
 from prb_jax.runs.behaviour import reward_identity
-from prb_jax.scoring.baselines import PlainScorer
 from prb_jax.scoring.load import Model, has_no_weights, open_scorer, read_history
 from prb_jax.scoring.personalised import PersonalisedModel
 from prb_jax.scoring.remote import is_class_server, is_url
 from prb_jax.scoring.remote.endpoint import REPLIES
-from prb_jax.scoring.remote.score_server import ClassServer, RemoteScorer, open_remote
+from prb_jax.scoring.remote.score_server import ClassServer, open_remote
 from prb_jax.scoring.scorer import Scorer
 from prb_jax.text.view import View, ViewOptions
 
@@ -80,7 +79,7 @@ class Reward:
         of a class server the template is known here at most.
         """
         scorer, kinds = self.scorer, set[str]()
-        if isinstance(scorer, RemoteScorer | PlainScorer):
+        if not (scorer.uses or scorer.adapts):
             return kinds
         if isinstance(scorer, ClassServer):
             return {"class server"}
@@ -139,10 +138,7 @@ class Reward:
             return values.tolist(), failed
 
         # A function and a server are asked by the first of several processes, a model on their devices by all together.
-        alone = (
-            isinstance(self.scorer, PlainScorer | RemoteScorer | ClassServer)
-            or "judge elsewhere" in self.kinds
-        )
+        alone = not self.scorer.has_weights or "judge elsewhere" in self.kinds
         scores, failed = on_first_process(fill) if alone else fill()
         scaled = np.asarray(scores) * self.settings.scale
         return Scores(scaled.astype(np.float32), empty, failed)
