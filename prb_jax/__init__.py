@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from prb_jax.reports.leaderboard import leaderboard
     from prb_jax.reports.push import push
     from prb_jax.reports.report import report
-    from prb_jax.runs.parts import merge
+    from prb_jax.runs.merging import merge
     from prb_jax.scoring.evaluate import Evaluation, evaluate
     from prb_jax.scoring.load import load
     from prb_jax.scoring.personalised import PersonalisedModel
@@ -107,7 +107,7 @@ _HOMES = {
         "study.retrieval.rank_profiles": "Ranked rank_profiles",
         "behaviour.rl.ppo": "PpoResult ppo",
         "behaviour.rl.settings": "PpoSettings",
-        "runs.parts": "merge",
+        "runs.merging": "merge",
         "scoring.evaluate": "Evaluation evaluate",
         "scoring.load": "load",
         "scoring.prompt_extras": "PromptExtras",

@@ -127,7 +127,7 @@ def run_merge(options: argparse.Namespace) -> None:
     """Merge the rows, and print the command that finishes the run."""
     from prb_jax.records.reading import read_object
     from prb_jax.runs.kind import RUN
-    from prb_jax.runs.parts import merge
+    from prb_jax.runs.merging import merge
 
     merged = merge(options.parts, out=options.out)
     command = read_object(merged / RUN, error=RunError).get("command")

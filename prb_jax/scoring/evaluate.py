@@ -33,9 +33,9 @@ class Evaluation:
     """The result of `prb_jax.evaluate`.
 
     Attributes:
-      out: the run folder; None where none was asked for.
-      summary: what `summary.json` holds.
-      rows: one for each comparison, in the order of the input.
+      out: The run folder; None if the call named no folder.
+      summary: Contents of `summary.json`.
+      rows: One row for each comparison, in the order of the input.
     """
 
     out: Path | None
@@ -79,46 +79,46 @@ def evaluate(
 ) -> Evaluation:
     """Score every comparison, and write `run.json`, `scores.jsonl` and `summary.json` to `out`.
 
-    A run that was killed is continued by the same call. It is refused where anything that decides the
-    result differs: the model (its `identity` but for the name), the data (names and contents of its files, `subset`,
-    `limit`), `profile_posts`, `protocol`, `max_length`, `seed` and the versions of the libraries that
-    compute. The mesh, the devices, `attention`, `batch_tokens`, `progress` and the folder of the data may differ.
+    The same call continues a run that was killed. It is refused if anything that decides the result differs: the model
+    (its `identity` without the name), the data (names and contents of its files, `subset`, `limit`), `profile_posts`,
+    `protocol`, `max_length`, `seed` and the versions of the libraries that compute. The mesh, the devices, `attention`,
+    `batch_tokens`, `progress` and the folder of the data may differ.
 
     Args:
-      model: a loaded model (`prb_jax.load`), any `prb_jax.scoring.scorer.Scorer` or an object like `StreamsScores`
-        beside it, what `prb_jax.load` takes (a baseline such as "baseline:length" too), a `flax.nnx.Module` with the
-        method of `ScoresTokens` in the same file, or a function that gives K numbers for a comparison of K responses.
-      data: comparisons with labels, or records of them (`prb_jax.records.intake.Records`); or the name of a file,
-        folder, benchmark, hub data set or generated benchmark, or several names. A named file must stay as it is
-        until the end. What a benchmark's own rule says is in the summary under "benchmarks"; RewardBench's result
-        files are written beside it.
-      out: the run folder; without one nothing is kept but the result.
-      name: of the model in tables. A function is known by it, or else by its qualified name: a change of its
+      model: A loaded model (`prb_jax.load`); any `prb_jax.scoring.scorer.Scorer`, or an object like `StreamsScores` in
+        the same file; the name of a model or baseline, as `prb_jax.load` takes it; a `flax.nnx.Module` with the method
+        of `ScoresTokens`; or a function that returns K numbers for a comparison of K responses.
+      data: Comparisons with labels, or records of them (`prb_jax.records.intake.Records`); or the name of a file,
+        folder, benchmark, hub data set or generated benchmark, or several names. A named file must not change before
+        the end. The summary holds the results of a benchmark's own rule under "benchmarks"; RewardBench's result files
+        are written beside it.
+      out: The run folder; without one only the result is returned.
+      name: Name of the model in tables. A function is known by this name, or by its qualified name: a change of its
         code is not seen, so a changed function needs another name or folder.
-      profile_posts, protocol, max_length: what the model is shown, as of `RewardModel.score`: where not given, as
-        it was trained. What is given and differs is warned of, and named in `run.json` under "overrides".
+      profile_posts, protocol, max_length: View of the model, as in `RewardModel.score`; the view of its training if
+        not given. An option that differs from training gives a warning, and `run.json` names it under "overrides".
         Baselines and functions always see the whole profile.
-      too_long: a response that leaves no room for its prompt within that limit is an "error"; "skip" leaves the
-        comparison out, counted in the summary under "left_out" and named in `left_out.jsonl`.
-      controls: the same model scores the comparisons again, shown no profile and no user ("blind"), the profile of
-        another user ("swap"), "all" of these, or "none"; where not given "blind" for a model that is shown something of
-        its users. Each has its run folder in `out`/controls; the summary says under "controls" what the model gains.
-      history: labelled comparisons, as `data`, of which a fitted method of personalisation learns the users, or a
-        folder of their saved states; where not given, each comparison is scored after the same user's comparisons
-        before it in the data.
-      aspects: what stands in the prompt as the user's wishes: "planned:DIR", the texts of a run of `prb aspects`; or
-        "oracle", the true rubric of the data, for an upper bound that is marked as one.
-      subset: reads one subset of named data.
-      limit: at most so many comparisons, of each named source. For testing only.
-      seed: of the resampling of benchmark scores, and of the other users of "swap".
-      mesh, dtype, revision, tokenizer, chat_template, readout, quantize, attention: for `prb_jax.load`, where
-        `model` is a name. A module takes `mesh`, `tokenizer` (a folder, hub id or transformers tokenizer; it needs
-        one) and `chat_template`.
-      batch_tokens: tokens computed at a time; chosen from the model and the device if not given.
-      progress: shows progress on standard error.
-      wandb: a project of Weights & Biases, which gets the summary; `out` names the run there.
-      part: "I/N" scores the I-th of N parts of the batches alone, for jobs that know nothing of each other: each has
-        its own `out`, and :func:`prb_jax.merge` makes one run of them. The summary of a part says its part and rows.
+      too_long: What to do with a response that leaves no room for its prompt within the limit: raise an "error", or
+        "skip" the comparison, which is counted in the summary under "left_out" and named in `left_out.jsonl`.
+      controls: Control runs of the same model: without profile and user ("blind"), with the profile of another user
+        ("swap"), "all" of these, or "none". If not given, "blind" for a model that sees something of its users. Each
+        has its run folder in `out`/controls; the summary reports under "controls" what the model gains.
+      history: Labelled comparisons, as `data`, from which a fitted method of personalisation learns the users, or a
+        folder of their saved states. If not given, each comparison is scored after the same user's comparisons before
+        it in the data.
+      aspects: Wishes of the user in the prompt: "planned:DIR", the texts of a run of `prb aspects`; or "oracle", the
+        true rubric of the data, for an upper bound that is marked as one.
+      subset: Name of the subset of named data that is read.
+      limit: Most comparisons of each named source. For testing only.
+      seed: Seed for bootstrap intervals of benchmark scores, and for the other users of "swap".
+      mesh, dtype, revision, tokenizer, chat_template, readout, quantize, attention: Options of `prb_jax.load`, if
+        `model` is a name. A module uses `mesh`, `tokenizer` (a folder, hub id or transformers tokenizer, required) and
+        `chat_template`.
+      batch_tokens: Tokens computed at a time; chosen from the model and the device if not given.
+      progress: If True, show progress on standard error.
+      wandb: Project of Weights & Biases that gets the summary; `out` names the run there.
+      part: "I/N" scores only the I-th of N parts of the batches, for independent jobs: each has its own `out`, and
+        :func:`prb_jax.merge` makes one run of them. The summary of a part has only its part and number of rows.
 
     Raises:
       RunError: `out` cannot be used, is full, or holds another run; wandb is asked for and cannot be used.

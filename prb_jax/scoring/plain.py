@@ -87,10 +87,10 @@ def function_scorer(
     """Return a function of a comparison as a scorer.
 
     Args:
-      function: gives K finite numbers for the K responses of a comparison; a higher number is better.
-      name: by which it is known; its qualified name if not given.
-      recorded: whether a run folder tells it from others by its name.
-      facts: what tells a change of its code, where that is seen.
+      function: Returns K finite numbers for the K responses of a comparison; a higher number is better.
+      name: Name in tables and records; the qualified name if not given.
+      recorded: Whether a run folder must tell it from others by its name.
+      facts: Facts that change with its code, if a change can be seen.
 
     Raises:
       RunError: a lambda that is recorded and has no name; and later, if the function does not give K finite numbers.

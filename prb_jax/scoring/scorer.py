@@ -156,10 +156,10 @@ class GivesRewards(Scorer):
         """Return the reward of a single response.
 
         Args:
-          prompt: the question, or the conversation before the response.
-          response: the text to be scored.
-          profile, user_id: as of a `Comparison`.
-          options: as of `score`.
+          prompt: The question, or the conversation before the response.
+          response: The text to be scored.
+          profile, user_id: The user, as in a `Comparison`.
+          options: Options of `score`.
         """
         comparison = Comparison(
             id="reward", prompt=prompt, responses=[response], profile=profile, user_id=user_id
