@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast, overload
 
@@ -23,7 +22,7 @@ from prb_jax.scoring import AdaptsToUsers, DecidesItself, Scorer, ScoresTokens
 from prb_jax.scoring.baselines import READS_TEXTS, PlainScorer
 from prb_jax.scoring.inputs import Data, read_inputs
 from prb_jax.scoring.remote import is_class_server, is_url
-from prb_jax.seams import get_plugin, is_python_value, python_value
+from prb_jax.seams import get, is_python_value, python_value
 from prb_jax.text.visible import TextProtocol
 
 if TYPE_CHECKING:
@@ -46,8 +45,7 @@ class _Kind:
     """What a name may stand for, beside a reward model."""
 
     named: Callable[[Any], bool]  # tells a name of this kind
-    # "MODULE:FUNCTION" of this package, imported on first use, which makes a scorer of the name and options
-    opener: str
+    opener: str  # among the scorers of `prb_jax.seams`; makes a scorer of the name and options
     decided: str = READS_TEXTS  # who decides about the options that it does not take
     takes: tuple[str, ...] = ()  # the options that it takes
     contents: Callable[[str], Any] = str  # JSON-ready, what the scores come from, without opening it
@@ -60,21 +58,21 @@ def _begins_with(start: str) -> Callable[[Any], bool]:
 _SERVED: Final = "decided by the server {}"
 _OF_TOKENIZER: Final = ("tokenizer", "revision", "chat_template")
 _WITHOUT_WEIGHTS: Final = (
-    _Kind(_begins_with("baseline:"), "scoring.baselines:baseline_scorer"),
-    _Kind(_begins_with(PLUGIN), "scoring.load:plugin_scorer"),
+    _Kind(_begins_with("baseline:"), "baseline"),
+    _Kind(_begins_with(PLUGIN), "plug-in"),
     _Kind(
         is_python_value,
-        "scoring.load:file_scorer",
+        "file",
         contents=lambda name: file_digest(Path(name.rpartition(":")[0])),
     ),
 )
 _KINDS: Final = (
     *_WITHOUT_WEIGHTS,
-    _Kind(is_class_server, "scoring.remote.score_server:open_class_server", _SERVED, _OF_TOKENIZER),
-    _Kind(is_url, "scoring.remote.score_server:open_remote", _SERVED),
+    _Kind(is_class_server, "class server", _SERVED, _OF_TOKENIZER),
+    _Kind(is_url, "server", _SERVED),
     _Kind(
         is_personalised,
-        "study.embedder:load_personalised",
+        "fitted method",
         "decided where {} was fitted",
         takes=("mesh",),
         contents=lambda name: file_digest(Path(name).expanduser() / PERSONALISED),
@@ -156,8 +154,7 @@ def _load_by_name(model: str | Path, options: LoadOptions) -> Any:
     given = options.given
     taken = {option: given.pop(option) for option in kind.takes if option in given}
     refuse_given(given, kind.decided.format(model))
-    module, _, function = kind.opener.partition(":")
-    return getattr(import_module(f"..{module}", __package__), function)(str(model), **taken)
+    return get("scorers", kind.opener).value(str(model), **taken)
 
 
 def _kind_of(model: str | Path) -> _Kind | None:
@@ -202,9 +199,7 @@ def open_scorer(
     if isinstance(model, str | Path):
         return _load_by_name(model, options)
     if is_module(model):
-        from prb_jax.scoring.module_model import load_module
-
-        return load_module(model, options)
+        return get("scorers", "module").value(model, options)
     refuse_given(options.given, "decided where the model was loaded")
     if hasattr(model, "stream"):
         return cast(Scorer, model)
@@ -310,8 +305,8 @@ def function_scorer(function: ScoreFunction, *, name: str | None = None, **facts
 
 
 def plugin_scorer(name: str) -> PlainScorer:
-    """Return the function of an entry point, as plugin:NAME, as a scorer; errors as of :func:`get_plugin`."""
-    plugin = get_plugin("rewards", name.removeprefix(PLUGIN))
+    """Return the function of an entry point, as plugin:NAME, as a scorer; errors as of :func:`prb_jax.seams.get`."""
+    plugin = get("rewards", name.removeprefix(PLUGIN))
     return function_scorer(plugin.value, name=name, code=plugin.origin)
 
 

@@ -15,7 +15,7 @@ from prb_jax.models.config.decoder import STANDARD, WeightLayout
 from prb_jax.models.head import LINEAR, Head, Linear, Vocabulary
 from prb_jax.models.readouts.gated import Gated
 from prb_jax.models.readouts.heads import Mlp, Pooled, Stack, Steps
-from prb_jax.seams import get_plugin, plugin_names, usable_plugins
+from prb_jax.seams import get, names, usable_plugins
 from prb_jax.text.template import PLAIN_RULES, TextRules
 
 RawConfig = dict[str, Any]
@@ -382,7 +382,7 @@ def known_rows(asked: str = "") -> dict[str, ModelRow]:
       RunError: the package of the plug-in that is asked for fails, or offers something else.
     """
     plugins = usable_plugins("readouts", ModelRow)
-    if asked not in ROWS and asked in plugin_names("readouts"):
-        plugins.append(get_plugin("readouts", asked, ModelRow))
+    if asked not in ROWS and asked in names("readouts"):
+        plugins.append(get("readouts", asked, ModelRow))
     rows = {one.name: replace(one.value, name=one.name, origin=one.origin) for one in plugins}
     return {**ROWS, **{name: row for name, row in rows.items() if name not in ROWS}}
