@@ -27,7 +27,7 @@ from prb_jax.errors import short_repr
 from prb_jax.models.flops import matrix_flops_per_token
 from prb_jax.platform.sharding import mesh_shape
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.sources.large import Window, windows
+from prb_jax.records.items import Window, windows
 from prb_jax.scoring.reader import Encode, Gather, encode_part
 from prb_jax.scoring.scorer import Skip, skip_nothing
 from prb_jax.trees.packing import (

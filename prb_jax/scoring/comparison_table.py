@@ -25,7 +25,7 @@ from prb_jax.metrics.rows import Lists, Names
 from prb_jax.platform.processes.sharing import process_index
 from prb_jax.records.comparison import Comparison, Post
 from prb_jax.records.intake import Placed, RenderedPrompts, tell_alike, tell_equal
-from prb_jax.records.sources.large import LargeComparisons
+from prb_jax.records.items import Held, Items
 from prb_jax.scoring.baselines import BASELINES, score_baseline
 
 _LEAST_SHARED = 0.01
@@ -70,7 +70,7 @@ class ComparisonTable:
       subsets, users, labels: of each comparison, by its place.
     """
 
-    def __init__(self, comparisons: Sequence[Comparison], *, baselines: bool = True) -> None:
+    def __init__(self, comparisons: Items[Comparison], *, baselines: bool = True) -> None:
         self._comparisons = comparisons
         self._text: Any = bytearray()
         self._starts: Any = array("q", [0])
@@ -84,9 +84,8 @@ class ComparisonTable:
         self._rendered = RenderedPrompts()
         self._seen: dict[int, int] = {}  # 8 bytes of a digest of each id -> the first index
         self._lock = threading.Lock()
-        if isinstance(comparisons, LargeComparisons):
-            comparisons.listen(self._enter)
-        else:
+        self._where = comparisons.listen(self._enter)
+        if self._where is None:
             self.extend(TableRow.of(comparison) for comparison in comparisons)
 
     def __len__(self) -> int:
@@ -125,7 +124,7 @@ class ComparisonTable:
     @classmethod
     def stored(cls, columns: Mapping[str, np.ndarray]) -> ComparisonTable:
         """Return the table that :meth:`columns` were of; all of it is known."""
-        table = cls(())
+        table = cls(Held())
         table._text, table._starts = columns["ids"], columns["id_starts"]
         table.subsets = Names.of(json.loads(columns["subset_names"].tobytes()), columns["subsets"])
         table.users = Names.of(json.loads(columns["user_names"].tobytes()), columns["users"])
@@ -137,7 +136,7 @@ class ComparisonTable:
 
     def at(self, places: np.ndarray) -> ComparisonTable:
         """Return the table of the comparisons at these places."""
-        table = ComparisonTable(())
+        table = ComparisonTable(Held())
         for place in places.tolist():
             table.extend([replace(self[place], baselines=[column[place] for column in self._baselines])])
         return table
@@ -154,17 +153,23 @@ class ComparisonTable:
             bool(self._told[index]),
         )
 
+    def clusters(self, comparisons: Items[Comparison]) -> Clusters:
+        """Return the clusters of the run's comparisons; data larger than memory are clustered by their users alone."""
+        if comparisons.in_memory:
+            return clusters_of(comparisons)
+        return Clusters(tuple(self.users[index] for index in range(len(self))))
+
     def told(self) -> int:
         """Return of how many comparisons the user is known, by a name, a profile or hints."""
         return int(np.asarray(self._told).sum(dtype=np.int64))
 
     def baselines(self) -> dict[str, Sequence[ScoredRow]]:
         """Return the rows of every baseline, in the order of the comparisons, all of which are known."""
-        if isinstance(self._comparisons, list):  # they were not scored when they were entered
+        if self._where is None:  # they were not scored when they were entered
             for name, column in zip(BASELINES, self._baselines):
                 for scores in score_baseline(name, self._comparisons):
                     column.append(scores.tolist())
-            self._comparisons = ()
+            self._comparisons = Held()
         return {
             name: _Lazy(self.__len__, lambda index, column=column: self.row(index, column[index]))
             for name, column in zip(BASELINES, self._baselines)
@@ -185,7 +190,7 @@ class ComparisonTable:
             for _ in self._comparisons:
                 pass
         tell_equal(self._again, unnamed=self._unnamed, example=self._example)
-        if isinstance(self._comparisons, LargeComparisons):
+        if self._where is not None:
             tell_alike(name for name in self.users.names if name is not None)
         self._rendered.tell()
         self._unnamed = self._again = 0
@@ -211,8 +216,8 @@ class ComparisonTable:
             name = placed.comparison.id
             before = self._seen.get(_short_digest(name))
             if before is not None and self.id(before) == name:
-                assert isinstance(self._comparisons, LargeComparisons)
-                first = self._comparisons.where(before)
+                assert self._where is not None  # for it is read
+                first = self._where(before)
                 raise DataError(f"{placed.where}: field 'id': {quote(name)} was already used at {first}")
             self._rendered.look_at(placed)
             self._unnamed += not placed.named
@@ -240,18 +245,12 @@ def _short_digest(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
-def clusters_of(comparisons: Sequence[Comparison], table: ComparisonTable | None = None) -> Clusters:
+def clusters_of(comparisons: Sequence[Comparison]) -> Clusters:
     """Return the clusters of comparisons, in their order.
 
     Where no comparison has a user, comparisons whose profiles share a post belong to one user. The data are crossed
     where one in a hundred comparisons has a response, to the same prompt, that another user judges too.
-
-    Args:
-      comparisons: of a run. Those that are read by windows, because they are large, are clustered by their users alone.
-      table: of the comparisons, needed for those that are read by windows.
     """
-    if table is not None and isinstance(comparisons, LargeComparisons):
-        return Clusters(tuple(table.users[index] for index in range(len(table))))
     users = tuple(comparison.user_id for comparison in comparisons)
     derived = all(user is None for user in users) and any(c.profile for c in comparisons)
     if derived:

@@ -6,7 +6,6 @@ gain over a control is what the model makes of the user.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import heapq
 from bisect import bisect_left
@@ -18,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 from prb_jax.errors import RunError, quote
 from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.sources.large import LargeComparisons
+from prb_jax.records.items import Held
 from prb_jax.scoring import CONTROLS
-from prb_jax.scoring.comparison_table import clusters_of, derived_users
+from prb_jax.scoring.comparison_table import derived_users
 from prb_jax.text.view import View
 
 if TYPE_CHECKING:
@@ -60,30 +59,31 @@ def choose_controls(job: Job, asked: str | None) -> list[Job]:
     for name in names:
         comparisons, scorer = job.inputs.comparisons, job.scorer
         if name == BLIND:
-            shown = without_users(comparisons)
+            shown = comparisons.changed(without_user)
         else:
+            if not comparisons.in_memory:
+                raise RunError(
+                    "controls=swap: needs all profiles in memory, but the data is read by windows, as it is large or "
+                    "prepared with tokens; controls=blind needs none"
+                )
             view = job.view if reads_tokens else None
             if scorer.adapts:  # a user's name is enough to be shown another one
                 view = replace(job.view, profile_posts=0)
-            shown = with_other_users(comparisons, view=view, seed=job.decided["seed"])
+            shown = Held(with_other_users(comparisons, view=view, seed=job.decided["seed"]))
             scorer = scorer.with_other_states(comparisons)
         controls.append(replace(job, control=name, shown=shown, scorer=scorer))
     return controls
 
 
 def _sees_users(job: Job) -> bool:
-    comparisons = job.inputs.comparisons
-    if isinstance(comparisons, LargeComparisons):  # the first ones speak for all
-        comparisons = comparisons[:_LOOKED_AT]
+    comparisons = job.inputs.comparisons.sample(_LOOKED_AT)
     hinted = any(comparison.hints for comparison in comparisons)
     return hinted or job.scorer.sees_users(comparisons, job.view)
 
 
-def without_users(comparisons: Sequence[Comparison]) -> Sequence[Comparison]:
-    """Return the comparisons with no profile and no user; large ones are read when they are asked for."""
-    blind = functools.partial(replace, profile=(), user_id=None, hints=None)
-    large = isinstance(comparisons, LargeComparisons)
-    return comparisons.changed(blind) if large else list(map(blind, comparisons))
+def without_user(comparison: Comparison) -> Comparison:
+    """Return the comparison with no profile, no user and no hints of one."""
+    return replace(comparison, profile=(), user_id=None, hints=None)
 
 
 def with_other_users(
@@ -100,13 +100,8 @@ def with_other_users(
       view: what the model is shown; without one the whole profile counts.
 
     Raises:
-      RunError: a user for whom there is no other one, or data larger than memory.
+      RunError: a user for whom there is no other one.
     """
-    if isinstance(comparisons, LargeComparisons):
-        raise RunError(
-            "controls=swap: needs all profiles in memory, but the data is read by windows, as it is large or prepared "
-            "with tokens; controls=blind needs none"
-        )
     posts = None if view is None else view.profile_posts
     people = _people(comparisons, profiles=posts != 0 and any(one.profile for one in comparisons))
     lengths = {
@@ -171,7 +166,7 @@ def _may_be_one(a: Comparison, b: Comparison) -> bool:
 def control_figures(run: ScoredRun, control: ScoredRun, summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the summary of a run says of one of its controls, which has this summary."""
     comparisons, table = run.job.inputs.comparisons, run.job.table
-    paired = paired_difference(run.rows, control.rows, clusters=clusters_of(comparisons, table))
+    paired = paired_difference(run.rows, control.rows, clusters=table.clusters(comparisons))
     told = table.told()
     if control.job.control == SWAP:
         told = sum(

@@ -16,9 +16,9 @@ from prb_jax.errors import DataError, PrbWarning, RunError, counted, quote, shor
 from prb_jax.metrics.accuracy import ScoredRow
 from prb_jax.records.benchmarks import get_benchmark
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.intake import Records, digest, given_rows, read_records
+from prb_jax.records.intake import Placed, Records, digest, given_rows, read_records
+from prb_jax.records.items import Held, Items, joined, stamp, windows
 from prb_jax.records.lines import JsonLines
-from prb_jax.records.sources.large import LargeComparisons, stamp, windows
 from prb_jax.records.sources.reading import (
     benchmark_of,
     describe_source,
@@ -77,7 +77,7 @@ class LeftOut:
 class Inputs:
     """Labelled comparisons with distinct ids, at least one."""
 
-    comparisons: Sequence[Comparison]
+    comparisons: Items[Comparison]
     # of the comparisons' contents, in order; None where the sources name files with theirs
     sha256: str | None
     # for each named source what it is made of (files and their sha256); empty for comparisons given from
@@ -133,11 +133,10 @@ class Inputs:
         Raises:
           DataError: a file cannot be read.
         """
-        known = whole or not isinstance(self.comparisons, LargeComparisons) or self.comparisons.complete
         return {
             "sources": list(self.described(whole=whole).values()),
             "subset": self.subset,
-            "comparisons": len(self.comparisons) if known else None,
+            "comparisons": len(self.comparisons) if whole or self.comparisons.complete else None,
             "sha256": self.sha256,
         }
 
@@ -183,36 +182,33 @@ def read_inputs(data: Data, *, subset: str | None = None, limit: int | None = No
     names, given_records = _split(data)
     benchmarks: dict[str, list[int]] = {}
     stamps: dict[str, Sequence[Any]] = {}
-    comparisons: Sequence[Comparison]
+    sources: dict[str, Mapping[str, Any]] = {}
     if given_records is not None:
         if subset is not None:
             raise DataError("subset: applies to named sources, not to comparisons given from Python")
         records = list(islice(read_records(given_rows(given_records)), limit))
-        comparisons, places = [record.comparison for record in records], [record.where for record in records]
-        sources: dict[str, Mapping[str, Any]] = {}
+        comparisons = Held(record.comparison for record in records)
+        _check(records)
     else:
-        sources, parts = {}, []
+        parts: list[tuple[str, Items[Comparison]]] = []
         for name in names:
-            if not large_files(name, split=SPLIT):
+            if large := large_files(name, split=SPLIT):
+                stamps[name] = stamp(large)
+            else:
                 # Described first: a file that changes while it is read is then found out at the end.
                 sources[name] = describe_source(name)
             with _no_garbage_collection():
                 opened = open_comparisons(name, subset=subset, limit=limit)
-            if isinstance(opened, LargeComparisons):
+            if large:
                 sources[name] = describe_source(name, digests=opened.files)
-                stamps[name] = opened.stamp
             if (benchmark := benchmark_of(name)) is not None:
                 before = sum(len(part) for _, part in parts)
                 positions = range(before, before + len(opened))
                 benchmarks.setdefault(benchmark, []).extend(positions)
             parts.append((name, opened))
-        if stamps:
-            comparisons, places = LargeComparisons.joined(parts), []
-        else:
-            comparisons = [comparison for _, part in parts for comparison in part]
-            places = [name for name, part in parts for _ in part]
-    if not isinstance(comparisons, LargeComparisons):
-        _check(comparisons, places)
+        comparisons = joined(parts)
+        if comparisons.in_memory:  # others are checked when they are read
+            _check(placed for name, part in parts for placed in part.placed(name))
     hashed = bool(sources) and all(source.get("files") for source in sources.values())
     return Inputs(
         comparisons=comparisons,
@@ -261,11 +257,10 @@ def _split(data: Data) -> tuple[list[str], Records | None]:
     return names, None
 
 
-def _check(comparisons: Sequence[Comparison], places: Sequence[str]) -> None:
-    if not comparisons:
-        raise DataError("nothing to score: expected at least one comparison")
+def _check(records: Iterable[Placed]) -> None:
     seen: dict[str, str] = {}
-    for comparison, place in zip(comparisons, places, strict=True):
+    for record in records:
+        comparison, place = record.comparison, record.where
         if comparison.labels is None:
             raise DataError(
                 f"{place}: comparison {quote(comparison.id)} has no labels, so it cannot be evaluated"
@@ -276,6 +271,8 @@ def _check(comparisons: Sequence[Comparison], places: Sequence[str]) -> None:
                 f"ids must be distinct within one run"
             )
         seen[comparison.id] = place
+    if not seen:
+        raise DataError("nothing to score: expected at least one comparison")
 
 
 def check_benchmarks(inputs: Inputs) -> None:
@@ -314,14 +311,12 @@ def check_too_long(too_long: str, reader: Reader | None, *, view: View) -> None:
         )
 
 
-def warn_without_profiles(comparisons: Sequence[Comparison], reader: Reader | None, *, view: View) -> None:
+def warn_without_profiles(comparisons: Items[Comparison], reader: Reader | None, *, view: View) -> None:
     """Warn if a model was trained with profiles and the data (of large data: the first comparisons) have none."""
     trained = None if reader is None else reader.trained
     if reader is None or trained is None or not (trained.view.profile_posts and view.profile_posts):
         return
-    if isinstance(comparisons, LargeComparisons):
-        comparisons = comparisons[:_AT_A_TIME]
-    if not any(comparison.profile or comparison.hints for comparison in comparisons):
+    if not any(comparison.profile or comparison.hints for comparison in comparisons.sample(_AT_A_TIME)):
         warnings.warn(
             f"{reader.name} was trained with {counted(trained.view.profile_posts, 'post')} of each user's profile, and "
             "no comparison has a profile: it is scored without the user that it was made for",
@@ -345,13 +340,10 @@ def leave_out(inputs: Inputs, reader: Reader, *, view: View) -> Inputs:
     count = len(comparisons)
     if len(reasons) == count:
         raise DataError(f"every comparison is too long, nothing is left to score; the first: {reasons[0]}")
-    if isinstance(comparisons, LargeComparisons):
-        left = comparisons.without(dropped)
-    else:
-        left = [one for place, one in enumerate(comparisons) if place not in dropped]
     places = {old: new for new, old in enumerate(index for index in range(count) if index not in dropped)}
     positions = {
         name: [places[old] for old in members if old in places] for name, members in inputs.benchmarks.items()
     }
     lost = {name: len(members) - len(positions[name]) for name, members in inputs.benchmarks.items()}
+    left = comparisons.without(dropped)
     return replace(inputs, comparisons=left, benchmarks=positions, left_out=LeftOut(reasons, lost))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,6 +12,7 @@ from prb_jax.errors import RunError, printable, short_repr
 from prb_jax.platform.processes.agreement import check_agreement
 from prb_jax.platform.processes.sharing import on_first_process, process_index
 from prb_jax.records.comparison import Comparison
+from prb_jax.records.items import Items
 from prb_jax.runs.evaluation import is_settled
 from prb_jax.runs.parts import Part, parse_part
 from prb_jax.scoring import UPPER_BOUND
@@ -44,7 +45,7 @@ class Job:
     inputs: Inputs
     table: ComparisonTable
     # what the model is given, in their order: the comparisons, their prepared tokens, or those of a control
-    shown: Sequence[Comparison]
+    shown: Items[Comparison]
     view: View
     decided: Mapping[str, Any]  # all that decides the result, as `run.json` says it
     notes: Mapping[str, Any] = field(default_factory=dict)  # what `run.json` says beside it
@@ -109,7 +110,7 @@ def open_job(scorer: Scorer, inputs: Inputs, options: EvaluateOptions) -> Job:
         inputs=inputs,
         table=ComparisonTable(inputs.comparisons) if tokens is None else tokens.table(),
         # Scorers with a reader accept prepared tokens too.
-        shown=inputs.comparisons if tokens is None else cast("Sequence[Comparison]", tokens),
+        shown=inputs.comparisons if tokens is None else cast("Items[Comparison]", tokens),
         view=view,
         decided=decided,
         notes=notes,
@@ -126,6 +127,6 @@ def _prepared(
     of_data: dict[str, Any] = {"split": SPLIT, "subset": inputs.subset, "limit": options.limit}
     tokens = get("evaluation", "tokens").value(inputs.prepared, scorer.reader, view, **of_data)
     # A benchmark is read as text, for its rule; a part of it is known by its text alone.
-    if tokens and isinstance(inputs.comparisons, list) and len(inputs.comparisons) != len(tokens.store):
+    if tokens and inputs.comparisons.in_memory and len(inputs.comparisons) != len(tokens.store):
         return None
     return tokens

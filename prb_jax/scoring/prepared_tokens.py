@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
 from prb_jax.errors import DataError, quote
 from prb_jax.records.benchmarks.prb import same_subset
+from prb_jax.records.items import Items
 from prb_jax.records.sources.prepared import prepared_sources, tokens_folder
 from prb_jax.scoring.comparison_table import ComparisonTable
 from prb_jax.scoring.reader import Reader
@@ -26,8 +28,8 @@ from prb_jax.trees.token_store import (
 )
 
 
-class StoredComparisons(Sequence[TokenisedComparison]):
-    """The comparisons of a store, each read when it is asked for.
+class StoredComparisons(Items[TokenisedComparison]):
+    """The comparisons of a store; the tree of each is read when it is asked for.
 
     Attributes:
       places: int64, which of the store's comparisons they are.
@@ -36,21 +38,20 @@ class StoredComparisons(Sequence[TokenisedComparison]):
       table: of the whole store.
     """
 
+    in_memory = False
+
     def __init__(self, store: TokenStore, places: np.ndarray, *, table: ComparisonTable) -> None:
         self.store, self.places, self._table = store, places, table
 
     def __len__(self) -> int:
         return len(self.places)
 
-    @overload
-    def __getitem__(self, index: int) -> TokenisedComparison: ...
-    @overload
-    def __getitem__(self, index: slice) -> StoredComparisons: ...
-    def __getitem__(self, index: int | slice) -> TokenisedComparison | StoredComparisons:
-        if isinstance(index, slice):
-            return StoredComparisons(self.store, self.places[index], table=self._table)
-        place = int(self.places[index])
-        return TokenisedComparison(self._table.id(place), self._table.users[place], self.store.tree(place))
+    def __getitem__(self, index: Any) -> Any:
+        place, table = int(self.places[index]), self._table
+        return TokenisedComparison(table.id(place), table.users[place], partial(self.store.tree, place))
+
+    def truncated(self) -> int:
+        return int(self.store.truncated()[self.places].sum())
 
     def table(self) -> ComparisonTable:
         """Return the columns of these comparisons."""

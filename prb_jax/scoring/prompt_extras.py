@@ -18,6 +18,7 @@ from typing import Any, Final, TypedDict
 from prb_jax.errors import DataError, RunError, quote
 from prb_jax.personal.history import by_user, chosen_before
 from prb_jax.records.comparison import Comparison, RubricAspect
+from prb_jax.records.items import Held
 from prb_jax.records.options import option, same_option
 from prb_jax.records.reading import bounded_lines, parse_json
 from prb_jax.runs.kind import RunKind
@@ -104,10 +105,10 @@ def add_prompt_extras(inputs: Inputs, options: PromptExtras) -> Inputs:
             section += [] if text is None else [f"{heading}\n\n{text}"]
     if bounds := [name for name, origin in hints.items() if origin["kind"] in (ORACLE, NARRATIVE)]:
         hints[UPPER_BOUND] = bounds
-    told = [
+    told = Held(
         replace(comparison, hints="\n\n".join(section) or None)
         for comparison, section in zip(comparisons, sections, strict=True)
-    ]
+    )
     return replace(inputs, comparisons=told, prepared=None, hints=hints)
 
 

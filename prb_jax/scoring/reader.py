@@ -106,10 +106,9 @@ class Reader:
           CheckpointError: nothing says which of the head's labels is the reward.
         """
         self._check_labels(view.protocol)
-        comparisons = list(comparisons)  # prepared ones are read from the disk
         texts = [one for one in comparisons if isinstance(one, Comparison)]
         encoded = iter(self.encode_text(texts, view=view) if texts else ())
-        trees = [next(encoded) if isinstance(one, Comparison) else one.tree for one in comparisons]
+        trees = [next(encoded) if isinstance(one, Comparison) else one.tree() for one in comparisons]
         for comparison, tree in zip(comparisons, trees, strict=True):
             self.check_readable(f"comparison {quote(comparison.id)}", tree)
         return trees if self.prompts is None else self.prompts.encode(trees, comparisons)
@@ -134,7 +133,7 @@ class Reader:
         self.check_readable(name, tree)
         if self.prompts is None:
             return tree
-        return self.prompts.encode([tree], [TokenisedComparison(name, user_id, tree)])[0]
+        return self.prompts.encode([tree], [TokenisedComparison(name, user_id, lambda: tree)])[0]
 
     def encode_text(self, comparisons: Sequence[Comparison], *, view: View) -> list[Tree]:
         """Return the trees of the text alone: without soft prompts, and not checked against the model's embeddings."""

@@ -24,8 +24,8 @@ from prb_jax.platform.processes.sharing import (
     refuse_together,
 )
 from prb_jax.records.comparison import Comparison
+from prb_jax.records.items import Items
 from prb_jax.records.options import options_of
-from prb_jax.records.sources.large import LargeComparisons
 from prb_jax.runs.evaluation import SCORE_ROWS, EvaluationFolder, open_evaluation
 from prb_jax.runs.kind import devices_of, session_now
 from prb_jax.runs.parts import Skip
@@ -160,7 +160,7 @@ def check_scores_differ(run: ScoredRun) -> None:
     Raises:
       RunError: it does; of a handful of comparisons this is a warning.
     """
-    if run.job.scorer.reader is None or not isinstance(run.job.inputs.comparisons, list):
+    if run.job.scorer.reader is None or not run.job.inputs.comparisons.in_memory:
         return
     scores = (score for row in run.rows for score in row.scores)
     first = next(scores, None)
@@ -179,13 +179,9 @@ def check_scores_differ(run: ScoredRun) -> None:
     warnings.warn(message, PrbWarning, stacklevel=2)
 
 
-def _estimate(count: Count, comparisons: Sequence[Comparison]) -> None:
+def _estimate(count: Count, comparisons: Items[Comparison]) -> None:
     """Say how many comparisons there are, or about how many while that is not known."""
-    count.about = isinstance(comparisons, LargeComparisons) and not comparisons.complete
-    if isinstance(comparisons, LargeComparisons) and count.about:
-        count.total = round(comparisons.about())
-    else:
-        count.total = len(comparisons)
+    count.about, count.total = not comparisons.complete, round(comparisons.about())
 
 
 def mesh_facts(mesh: Mesh, attention: str | None = None) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from prb_jax.metrics.summary import summarise
 from prb_jax.records.benchmarks import get_benchmark
 from prb_jax.records.benchmarks.benchmark import RESAMPLES, result_files, score_intervals
 from prb_jax.records.comparison import Message
-from prb_jax.records.sources.large import LargeComparisons
 from prb_jax.records.sources.prepared import check_text
 from prb_jax.records.writing import write_json
 from prb_jax.runs.clusters import write_clusters
@@ -30,7 +29,7 @@ from prb_jax.scoring.baselines import (
     VOTES,
     profile_overlap,
 )
-from prb_jax.scoring.comparison_table import ComparisonTable, clusters_of
+from prb_jax.scoring.comparison_table import ComparisonTable
 from prb_jax.scoring.inputs import LEFT_OUT_DEFINITION, Inputs, check_unchanged
 from prb_jax.scoring.job import Job
 from prb_jax.scoring.run import ScoredRun, check_scores_differ
@@ -110,7 +109,7 @@ def finish_run(
     if job.control is None:
         check_scores_differ(run)
     rows = folder.file.finish(job.table.ids)
-    clusters = clusters_of(inputs.comparisons, job.table)
+    clusters = job.table.clusters(inputs.comparisons)
     write_clusters(folder.path, rows, clusters)
     judged = scorer.judge_figures(inputs.comparisons)
     undefined = judged.get("undefined")
@@ -194,7 +193,7 @@ def all_baselines(job: Job) -> BASELINE_ROWS:
     for name, rows in table.baselines().items():
         says_nothing = name in _WITHOUT_SCORES and not any(any(row.scores) for row in rows)
         baselines[name] = _WITHOUT_SCORES[name] if says_nothing else rows
-    if isinstance(comparisons, LargeComparisons):
+    if not comparisons.in_memory:
         return baselines | dict.fromkeys(VOTES, _VOTES_OF_LARGE_DATA)
     posts = None if job.scorer.reader is None else job.view.profile_posts
     if posts and any(len(comparison.profile) > posts for comparison in comparisons):

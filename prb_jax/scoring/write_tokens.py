@@ -28,6 +28,7 @@ from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.models.readouts.open_model import open_model
 from prb_jax.records.arrays import load_arrays
 from prb_jax.records.files import file_digest
+from prb_jax.records.items import Held
 from prb_jax.records.sources.prepared import TOKENS, PreparedComparisons, prepared_sources
 from prb_jax.records.writing import whole_file, write_json, writing
 from prb_jax.scoring.comparison_table import ComparisonTable, TableRow
@@ -35,7 +36,7 @@ from prb_jax.scoring.prepared_tokens import store_folder, store_key
 from prb_jax.scoring.reader import Reader, open_reader, packed_trees, unpacked_trees
 from prb_jax.text.view import View, ViewOptions
 from prb_jax.trees.shorten import TooLongError
-from prb_jax.trees.token_store import COLUMNS, FORMAT, KIND, PAGE, STORE, open_store, split_pages
+from prb_jax.trees.token_store import COLUMNS, FORMAT, KIND, PAGE, STORE, open_store
 from prb_jax.trees.tree import Tree
 
 PART: Final = 4096  # comparisons of a part
@@ -155,7 +156,7 @@ def _read_part(file: Path) -> tuple[list[TableRow], list[Tree]]:
 
 def _join(job: TokensJob, count: int, path: Path, *, key: Mapping[str, Any], data: Any) -> None:
     """All parts as one store."""
-    table = ComparisonTable(())
+    table = ComparisonTable(Held())
     known: dict[bytes, int] = {}
     names = ("page_numbers", "prefix_lengths", "response_lengths", "read", "cuts", "checks")
     columns: dict[str, array[int]] = {name: array("q") for name in names}
@@ -169,8 +170,8 @@ def _join(job: TokensJob, count: int, path: Path, *, key: Mapping[str, Any], dat
             rows, trees = _read_part(path / _PARTS / f"{number:06}.npz")
             table.extend(rows)
             for tree in trees:
-                whole, rest = split_pages(tree.prefix)
-                for page in whole:
+                whole = len(tree.prefix) // PAGE * PAGE  # tokens in whole pages
+                for page in tree.prefix[:whole].reshape(-1, PAGE):
                     digest = hashlib.blake2b(page.tobytes(), digest_size=16).digest()
                     if digest not in known:
                         known[digest] = len(known)
@@ -183,7 +184,7 @@ def _join(job: TokensJob, count: int, path: Path, *, key: Mapping[str, Any], dat
                 columns["read"].extend(tree.read)
                 columns["cuts"].extend(astuple(tree.truncation))
                 starts["page_starts"].append(len(columns["page_numbers"]))
-                starts["token_starts"].append(append_tokens(tokens[len(tree.prefix) - len(rest) :]))
+                starts["token_starts"].append(append_tokens(tokens[whole:]))
                 starts["response_starts"].append(len(columns["read"]))
     arrays: dict[str, np.ndarray] = {name: np.asarray(values) for name, values in (columns | starts).items()}
     arrays["cuts"] = arrays["cuts"].reshape(-1, 3)

@@ -17,6 +17,7 @@ from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.personal.few_shot.choices import Adapter, AdapterTrainer
 from prb_jax.personal.few_shot.lora import AdapterSettings
 from prb_jax.records.comparison import Comparison
+from prb_jax.records.items import Held
 from prb_jax.study.embedder import AdaptedRewards, StateFeatures, check_trainable, open_embedder
 from prb_jax.text.view import ViewOptions
 from prb_jax.training.config import BatchSettings, OptimizerSettings, TrainSettings
@@ -44,7 +45,7 @@ class TrainableBackbone:
     ) -> AdapterTrainer:
         """As of :class:`prb_jax.personal.few_shot.choices.Backbone`: one compiled step trains adapter after adapter;
         RunError where the loss or its gradient is not finite."""
-        comparisons = [
+        comparisons = Held(
             Comparison(
                 id=f"choice {number}",
                 prompt=self.answers[chosen].prompt,
@@ -52,7 +53,7 @@ class TrainableBackbone:
                 labels=[1.0, 0.0],
             )
             for number, (chosen, rejected) in enumerate(pairs.tolist())
-        ]
+        )
         if unknown := [name for name in self.loading.given if name not in TRAINED_WITH]:
             raise RunError(f"{', '.join(unknown)}: adapters cannot be trained so: leave it out")
         embedder, out = self._embedder, Path(self.model)

@@ -14,7 +14,6 @@ from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.platform.processes.sharing import on_first_process
 from prb_jax.records.options import from_flat
-from prb_jax.records.sources.large import LargeComparisons
 from prb_jax.records.writing import write_json
 from prb_jax.runs.evaluation import EVALUATION
 from prb_jax.runs.finished import FinishedRun
@@ -102,7 +101,7 @@ def run_posts(model: Model, data: Data, profile_posts: Sequence[int], options: E
 
     evaluations = {number: run_evaluation(scorer, inputs, of_posts(number)) for number in numbers}
     clusters = None  # comparisons that are read by windows are clustered by their users
-    if not isinstance(inputs.comparisons, LargeComparisons):
+    if inputs.comparisons.in_memory:
         by_id = {comparison.id: comparison for comparison in inputs.comparisons}
         clusters = clusters_of([by_id[row.id] for row in evaluations[numbers[0]].rows])
     points, title = sweep_points(evaluations, clusters), evaluations[numbers[0]].summary["model"]

@@ -33,6 +33,7 @@ from prb_jax.personal.features import (
     shown_key,
 )
 from prb_jax.records.comparison import Comparison
+from prb_jax.records.items import Items
 from prb_jax.records.writing import whole_file, writing
 from prb_jax.runs.kind import as_recorded
 from prb_jax.runs.parts import Part, finish_part, parse_part
@@ -153,7 +154,7 @@ def write_feature_part(
                 cut.unlink(missing_ok=True)
 
 
-def blank_features(comparisons: Sequence[Comparison]) -> FeatureStore:
+def blank_features(comparisons: Items[Comparison]) -> FeatureStore:
     """Return a store of features of width 0: who chose what can be read without a model."""
     texts = _distinct(comparisons, profile_posts=0)
     answers, posts = (
@@ -229,12 +230,11 @@ def _write_file(
             np.save(file, as_stored(embedded.features, dtype), allow_pickle=False)
 
 
-def _distinct(comparisons: Sequence[Comparison], *, profile_posts: int) -> dict[str, dict[bytes, Any]]:
+def _distinct(comparisons: Items[Comparison], *, profile_posts: int) -> dict[str, dict[bytes, Any]]:
     """Of each table the texts by their keys, in the order of their rows: comparisons of one response, those of a prompt
     beside each other, so that a model reads it once; and the texts of posts."""
     answers, shown, posts = dict[bytes, Comparison](), dict[bytes, Comparison](), dict[bytes, str]()
     seen: set[int] = set()
-    kept = isinstance(comparisons, list)  # others are read anew each time, and numbers of objects come again
     prompts: dict[Any, int] = {}
     for one in comparisons:
         prompts.setdefault(one.prompt, len(prompts))
@@ -245,7 +245,8 @@ def _distinct(comparisons: Sequence[Comparison], *, profile_posts: int) -> dict[
             if profile_posts and (key := shown_key(profile, one.prompt, text)) not in shown:
                 name = f"response {len(shown)} with a profile"
                 shown[key] = Comparison(id=name, prompt=one.prompt, responses=[text], profile=profile)
-        if not kept or id(one.profile) not in seen:
+        # The number of an object that is not kept comes again.
+        if not comparisons.in_memory or id(one.profile) not in seen:
             seen.add(id(one.profile))
             for post in one.profile:
                 text = read_post(post).text

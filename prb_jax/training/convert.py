@@ -19,6 +19,7 @@ from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.models.readouts.open_model import LANGUAGE_MODEL, OpenedModel, open_reward_or_language_model
 from prb_jax.personal.prompts import NAMES, TABLE
 from prb_jax.platform.sharding import make_mesh
+from prb_jax.records.items import Held
 from prb_jax.records.reading import read_object
 from prb_jax.runs.kind import check_same_inputs
 from prb_jax.runs.training import CHECKPOINTS, TRAIN, TRAINING, read_training, run_identity
@@ -118,7 +119,7 @@ def _convert_run(
     # Frozen weights are read as they will be written, so that nothing is rounded twice.
     kept = dtype or settings.exported_dtype
     settings = load_settings(settings, [f"dtype={kept}", f"export.dtype={kept}"], complete=False)
-    start = start_from(settings, (), out=path)
+    start = start_from(settings, Held(), out=path)
     check_same_inputs(path, {"model": run["inputs"]["model"]}, {"model": dict(start.identity)}, file=TRAIN)
     if adapter and settings.tuning != "lora":
         raise CheckpointError(f"{path}: tuning={settings.tuning} trains no adapter; leave out --adapter")

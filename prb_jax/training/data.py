@@ -17,8 +17,7 @@ from prb_jax.errors import DataError, RunError, listed, quote
 from prb_jax.personal.method import OfUser
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.intake import Records, digest
-from prb_jax.records.sources.large import Joined
-from prb_jax.records.sources.prepared import PreparedComparisons
+from prb_jax.records.items import Held, Items, Joined
 from prb_jax.records.sources.reading import (
     describe_source,
     find_comparisons,
@@ -44,8 +43,8 @@ _OPEN = 16
 class Examples:
     """The comparisons of one role: to train on, to validate, or of a test. Those to train on gain tokens."""
 
-    comparisons: Sequence[Any]  # a list, or, where the data is large, read when they are asked for
-    known: Sequence[Row]  # of the same comparisons, the part that is no text
+    comparisons: Items[Any]
+    known: Items[Any]  # a `Row` of each: of the same comparisons, the part that is no text
     # the prepared folder with tokens that they all come from, and its split, if there is one
     prepared: tuple[Path, str] | None = None
     trees: Sequence[Tree] = ()  # the tokens of each, once they are known
@@ -66,11 +65,7 @@ class Examples:
 
     def at(self, places: np.ndarray) -> Examples:
         """Return the comparisons at these places."""
-
-        def chosen(items: Sequence[Any]) -> Any:
-            return items.at(places) if isinstance(items, Joined) else [items[i] for i in places]
-
-        return Examples(chosen(self.comparisons), chosen(self.known), self.prepared)
+        return Examples(self.comparisons.at(places), self.known.at(places), self.prepared)
 
 
 @dataclass(frozen=True)
@@ -100,7 +95,7 @@ def read_training_data(
     described: dict[str, Any] = {}
 
     def read(text: str | None, role: str, *, split: str, given: Records | None = None) -> Examples:
-        comparisons: list[Comparison] = []
+        comparisons = Held[Comparison]()
         subset = settings.subset if role != "validation.test" else None
         limit = settings.limit if role == "data" else None
         if given is not None:
@@ -108,7 +103,7 @@ def read_training_data(
                 raise RunError(
                     f"config key '{role}': names {quote(text)}, but records are given in its place"
                 )
-            comparisons = read_comparisons(given, subset=subset, limit=limit)
+            comparisons = Held(read_comparisons(given, subset=subset, limit=limit))
             described[role] = [{"kind": "records", "sha256": digest(comparisons)}]
         parts = [
             (name, find_comparisons(name, subset=subset, limit=limit, split=split)) for name in _named(text)
@@ -118,7 +113,7 @@ def read_training_data(
             if not about.get("files"):  # only its name is known without reading it
                 about["sha256"] = digest(part)
             described.setdefault(role, []).append(about)
-        if any(isinstance(part, PreparedComparisons) for _, part in parts):
+        if not all(part.in_memory for _, part in parts):
             return _read_large(parts, subset=subset, limit=limit, split=split)
         comparisons += [comparison for _, part in parts for comparison in part]
         _refuse_repeated_ids(comparisons, role)
@@ -149,28 +144,25 @@ def _named(text: str | None) -> list[str]:
 
 
 def _read_large(
-    parts: Sequence[tuple[str, Sequence[Comparison]]], *, subset: str | None, limit: int | None, split: str
+    parts: Sequence[tuple[str, Items[Comparison]]], *, subset: str | None, limit: int | None, split: str
 ) -> Examples:
     """Data of which some is large: it is read once for what is no text, or not at all where its tokens are prepared."""
-    chosen: list[Sequence[Comparison]] = []
-    known: list[Sequence[Row]] = []
+    folder = None
+    read: list[Examples] = []
     for name, part in parts:
-        if not isinstance(part, PreparedComparisons):
-            chosen.append(part)
-            known.append(part)
-            continue
-        folder = prepared_tokens(name)
-        table = None if folder is None else stored_table(folder, split=split)
-        table = ComparisonTable(part, baselines=False) if table is None else table
-        places = places_of(table, subset=subset, limit=limit, where=name)
-        if len(parts) == 1:
-            prepared = None if folder is None else (folder, split)
-            return Examples(Joined([part], places), Joined([table], places), prepared)
-        chosen.append(Joined([part], places))
-        known.append(Joined([table], places))
-    rows = [row for part in known for row in part]
+        rows: Items[Any] = part
+        if not part.in_memory:
+            folder = prepared_tokens(name)
+            table = None if folder is None else stored_table(folder, split=split)
+            table = ComparisonTable(part, baselines=False) if table is None else table
+            places = places_of(table, subset=subset, limit=limit, where=name)
+            part, rows = Joined([part], places), Joined([table], places)
+        read.append(Examples(part, rows, None if folder is None else (folder, split)))
+    if len(read) == 1:
+        return read[0]
+    rows = Held(row for part in read for row in part.known)
     _refuse_repeated_ids(rows, "data")
-    return Examples(Joined(chosen), rows)
+    return Examples(Joined([part.comparisons for part in read]), rows)
 
 
 def _split_rule(comparisons: Sequence[Row], options: ValidationSettings) -> str:

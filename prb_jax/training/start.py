@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from prb_jax.errors import CheckpointError, RunError, quote
@@ -26,6 +25,7 @@ from prb_jax.personal.prompts import NAMES, TABLE
 from prb_jax.platform.processes.sharing import on_first_process
 from prb_jax.platform.sharding import check_heads
 from prb_jax.records.comparison import Comparison
+from prb_jax.records.items import Items
 from prb_jax.text.new_tokenizer import train_tokenizer, training_texts
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
 from prb_jax.training.config import SCRATCH, TrainSettings
@@ -55,7 +55,7 @@ class Start:
         return abstract_params(self.config)
 
 
-def start_from(settings: TrainSettings, train: Sequence[Comparison], *, out: Path) -> Start:
+def start_from(settings: TrainSettings, train: Items[Comparison], *, out: Path) -> Start:
     """The starting point that the settings name; nothing large is read yet.
 
     Args:
@@ -68,9 +68,7 @@ def start_from(settings: TrainSettings, train: Sequence[Comparison], *, out: Pat
         several outputs, unless `init_head` is set; one with soft prompts of users.
     """
     if settings.model == SCRATCH:
-        if not isinstance(train, list) and len(train) > _TEXTS_OF:
-            train = [train[int(place)] for place in np.linspace(0, len(train) - 1, _TEXTS_OF).round()]
-        return _from_scratch(settings, train, out=out)
+        return _from_scratch(settings, train.sample(_TEXTS_OF), out=out)
     if settings.model is None:
         raise RunError(
             f"{out}: trains a flax.nnx.Module, which is no Hugging Face model: expected a run of a named one; the "

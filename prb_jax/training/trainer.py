@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,10 @@ from prb_jax.models.decoder import Params
 from prb_jax.personal.method import OfUser, StepRows
 from prb_jax.platform.sharding import replicated
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.sources.large import Joined
+from prb_jax.records.items import Items, Joined
 from prb_jax.runs.progress import compiling
 from prb_jax.scoring.batching import Batch, BatchOptions, batch_sizes, lanes, stream_options, stream_scores
-from prb_jax.scoring.prepared_tokens import StoredComparisons, stored_comparisons
+from prb_jax.scoring.prepared_tokens import stored_comparisons
 from prb_jax.scoring.reader import Reader, encode_by_processes
 from prb_jax.text.view import TrainedView
 from prb_jax.training.config import RunOptions, TrainSettings
@@ -238,22 +238,18 @@ class RewardTrainer(Trainer):
     def encode(self, examples: Examples) -> Examples:
         """Add to training data what the model sees of it; how many were cut to fit is kept in `truncated`."""
         comparisons, known = self._on_disk(examples), examples.known
-        if isinstance(comparisons, list):
+        if comparisons.in_memory:
             trees: Sequence[Tree] = encode_by_processes(comparisons, self._encode_here)
             self.truncated = sum(tree.truncation.any for tree in trees)
-        elif isinstance(comparisons, StoredComparisons):
-            store, places = comparisons.store, comparisons.places
-            self.truncated = int(store.truncated()[places].sum())
-            trees = TreesOnDemand(comparisons, self._encode_here)
         else:
-            self.truncated = None  # not known before all of them are tokenised
             trees = TreesOnDemand(comparisons, self._encode_here)
+            self.truncated = comparisons.truncated()
         return Examples(known, known, trees=trees, weights=self._weights(known), rows=self.method.rows(known))
 
     def encode_held_out(self, examples: Examples) -> Examples:
         """Add to data for :meth:`validate` what the model sees of it; large data is tokenised each time."""
         comparisons = self._on_disk(examples)
-        trees = encode_by_processes(comparisons, self._encode_here) if isinstance(comparisons, list) else ()
+        trees = encode_by_processes(comparisons, self._encode_here) if comparisons.in_memory else ()
         return replace(examples, comparisons=comparisons, trees=trees)
 
     def plan(self, examples: Examples, order: Order) -> None:
@@ -346,12 +342,11 @@ class RewardTrainer(Trainer):
         by_user = self.settings.loss.user_weights
         return user_weights(comparisons) if by_user else np.ones(len(comparisons), np.float32)
 
-    def _on_disk(self, examples: Examples) -> Sequence[Any]:
+    def _on_disk(self, examples: Examples) -> Items[Any]:
         """The comparisons; by their tokens, where these were prepared."""
         if examples.prepared is None:
             return examples.comparisons
-        (folder, split), comparisons = examples.prepared, examples.comparisons
-        assert isinstance(comparisons, Joined)
+        (folder, split), comparisons = examples.prepared, cast(Joined, examples.comparisons)
         stored = stored_comparisons(
             folder, self.reader, self.settings.view, split=split, places=comparisons.places
         )

@@ -11,7 +11,7 @@ which tokenizer, protocol and data the trees are.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -67,7 +67,7 @@ class TokenisedComparison:
 
     id: str  # this and the user as of `prb_jax.records.comparison.Comparison`
     user_id: str | None
-    tree: Tree
+    tree: Callable[[], Tree]  # reads it
 
 
 @dataclass(frozen=True)
@@ -166,12 +166,6 @@ def open_store(path: Path) -> TokenStore:
             f"{path / STORE}: expected {record.get('comparisons')} comparisons, found {count}; {AGAIN}"
         )
     return TokenStore(path, record["key"], record.get("data"), arrays)
-
-
-def split_pages(prefix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(whole pages int32 [m, PAGE], the rest) of the tokens of a prefix."""
-    whole = len(prefix) // PAGE * PAGE
-    return prefix[:whole].reshape(-1, PAGE), prefix[whole:]
 
 
 def first_difference(expected: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> str:

@@ -17,8 +17,8 @@ from prb_jax import cli
 from prb_jax.records import lines
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.intake import Placed
+from prb_jax.records.items import LargeComparisons
 from prb_jax.records.lines import JsonLines
-from prb_jax.records.sources.large import LargeComparisons
 
 
 @dataclass
@@ -48,8 +48,8 @@ def read_by_windows(replace: Callable[[Any, str, Any], object] = setattr, *, blo
     counts, there = Counts(), set[int]()
     read, begin = LargeComparisons.placed, JsonLines.__init__
 
-    def counted(self: LargeComparisons) -> Iterator[Placed]:
-        for placed in read(self):
+    def counted(self: LargeComparisons, name: str = "") -> Iterator[Placed]:
+        for placed in read(self, name):
             counts.records += 1
             there.add(id(placed.comparison))
             counts.held = max(counts.held, len(there))

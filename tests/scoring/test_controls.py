@@ -23,7 +23,7 @@ from prb_jax.metrics.uncertainty import paired_difference
 from prb_jax.personal.method import Users
 from prb_jax.personal.prompts import save_prompts
 from prb_jax.runs.finished import read_finished
-from prb_jax.scoring.controls import with_other_users, without_users
+from prb_jax.scoring.controls import with_other_users, without_user
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.text.view import View
 from tests.scoring.records import read_json, record, score_rows, write_comparisons
@@ -131,7 +131,7 @@ def test_a_profile_that_shares_a_post_may_be_the_same_persons() -> None:
 def test_rows_without_a_profile_keep_none() -> None:
     items = [*people(3), dataclasses.replace(people(1)[0], id="x", profile=())]
     assert with_other_users(items)[-1] == items[-1]
-    blind = without_users(items)[0]
+    blind = without_user(items[0])
     assert (blind.profile, blind.user_id) == ((), None)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import prb_jax as prb
 from prb_jax.errors import DataError
-from prb_jax.scoring.controls import with_other_users, without_users
+from prb_jax.scoring.controls import with_other_users, without_user
 from prb_jax.scoring.inputs import read_inputs
 from prb_jax.scoring.prompt_extras import (
     ASPECT_RUNS,
@@ -139,7 +139,7 @@ def test_hints_stand_before_the_question_and_leave_with_the_user() -> None:
     assert alone == "told 0\n\nWhat the user asks now:\n\nQuestion 0?"
     with pytest.raises(DataError, match="protocol paper"):
         visible(first, profile_posts=0, protocol=TextProtocol.PAPER)
-    assert [blind.hints for blind in without_users([first, second])] == [None, None]
+    assert [without_user(one).hints for one in (first, second)] == [None, None]
     assert [swapped.hints for swapped in with_other_users([first, second])] == ["told 1", "told 0"]
     assert "told 0" not in json.dumps(first.to_row())
     assert prb.Comparison.from_row({**record(0), "hints": "x"}, where="a file").hints is None

@@ -14,7 +14,7 @@ import pytest
 
 from prb_jax.errors import DataError
 from prb_jax.records.comparison import Comparison
-from prb_jax.records.sources.large import windows
+from prb_jax.records.items import windows
 from prb_jax.scoring.batching import (
     FIRST_WINDOW,
     WAITING,

@@ -120,12 +120,12 @@ def reward_model_wins(
 
     No user is shown. The runs of the evaluations lie in a folder, and are continued; errors as of `prb_jax.evaluate`.
     """
-    from prb_jax.scoring.controls import without_users
+    from prb_jax.scoring.controls import without_user
     from prb_jax.scoring.evaluate import evaluate  # it is slow to import
 
     if not pairs:
         return {model: {} for model in models}
-    shown = without_users([pair.comparison for pair in pairs])
+    shown = [without_user(pair.comparison) for pair in pairs]
     wins = {}
     for model in models:
         key = json.dumps([model, [comparison.to_row() for comparison in shown]], sort_keys=True)

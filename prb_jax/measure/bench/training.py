@@ -23,6 +23,7 @@ from prb_jax.measure.bench.workload import OPTIMIZER, STEPS, TimedStep, Workload
 from prb_jax.models.attention.choice import choose_attention
 from prb_jax.models.flops import measured_peak
 from prb_jax.records.comparison import Comparison
+from prb_jax.records.items import Held
 from prb_jax.scoring.reward_model import RewardModel
 from prb_jax.training import PASSES
 from prb_jax.training.config import BatchSettings, TrainSettings
@@ -38,7 +39,7 @@ class TreeTrainer:
     def __init__(self, model: RewardModel, workload: Workload, options: BenchOptions) -> None:
         pairs, dtype = len(workload.trees), jnp.dtype(model.dtype)
         chosen = Comparison(id="pair", question="?", chosen="a", rejected="b")
-        examples = Examples([chosen] * pairs, [chosen] * pairs, trees=workload.trees)
+        examples = Examples(same := Held([chosen] * pairs), same, trees=workload.trees)
         order = Order(pairs, pairs, seed=0)
         settings = TrainSettings(
             dtype=model.dtype,  # pyright: ignore[reportArgumentType] - checked by the settings

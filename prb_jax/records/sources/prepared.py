@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, overload
+from typing import Any, Final
 
 from prb_jax.errors import DataError, quote
 from prb_jax.records import lines
 from prb_jax.records.comparison import Comparison
 from prb_jax.records.files import file_digest
+from prb_jax.records.items import Items
 from prb_jax.records.lines import Row
 from prb_jax.records.reading import read_json, read_object
 from prb_jax.records.sources.source import Digest, Source
@@ -72,7 +73,7 @@ class PreparedSource(Source):
         return sources[splits.index(split) if len(splits) > 1 else 0]
 
 
-class PreparedComparisons(Sequence[Comparison]):
+class PreparedComparisons(Items[Comparison]):
     """The comparisons of one split of a prepared folder, each read from disk when it is asked for.
 
     Args:
@@ -83,6 +84,8 @@ class PreparedComparisons(Sequence[Comparison]):
       DataError: for a folder that holds no prepared data set, or not this split.
     """
 
+    in_memory = False
+
     def __init__(self, folder: str | Path, *, split: str = "test") -> None:
         self._place = f"{folder} ({split})"
         self._examples = _examples(Path(folder), split)
@@ -90,11 +93,7 @@ class PreparedComparisons(Sequence[Comparison]):
     def __len__(self) -> int:
         return len(self._examples)
 
-    @overload
-    def __getitem__(self, index: int) -> Comparison: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Comparison]: ...
-    def __getitem__(self, index: int | slice) -> Comparison | list[Comparison]:
+    def __getitem__(self, index: Any) -> Any:
         places = range(len(self))[index]
         if isinstance(places, range):
             return [Comparison.from_row(row.value, where=row.where) for row in self._rows(places)]

@@ -18,9 +18,9 @@ from prb_jax.records.comparison import Comparison
 from prb_jax.records.field_names import FieldMapper, FieldNames
 from prb_jax.records.files import SUFFIXES, file_digest, has_known_suffix, parquet_rows, read_rows
 from prb_jax.records.intake import Placed, Records, given_rows, read_records
+from prb_jax.records.items import Held, Items, LargeComparisons
 from prb_jax.records.lines import JsonLines, Row, is_large, large_digest, unpacked_size
 from prb_jax.records.schema import check_schema
-from prb_jax.records.sources.large import LargeComparisons, stamp
 from prb_jax.records.sources.prepared import (
     PreparedComparisons,
     PreparedSource,
@@ -82,7 +82,7 @@ def each_comparison(
 
 def open_comparisons(
     source: str | Path, *, subset: str | None = None, split: str = "test", limit: int | None = None
-) -> list[Comparison] | LargeComparisons:
+) -> Items[Comparison]:
     """As ``read_comparisons``, but comparisons of large files are read forward when they are asked for.
 
     JSON lines, also ``.gz``, parquet files and prepared folders of more than ``prb_jax.records.lines.LARGE`` bytes are
@@ -91,9 +91,9 @@ def open_comparisons(
     opened = _resolve(source, split=split)
     files = _large_files(opened, split=split)
     if not files:
-        return read_comparisons(source, subset=subset, split=split, limit=limit)
+        return Held(each_comparison(source, subset=subset, split=split, limit=limit))
     _check_limit(limit)
-    stamped, prepared = stamp(files), opened.kind == "prepared"
+    prepared = opened.kind == "prepared"
     readers = {} if prepared else {file: JsonLines(file) for file in files if file.suffix != ".parquet"}
 
     def rows() -> Iterator[Row]:
@@ -118,16 +118,16 @@ def open_comparisons(
         lambda: _chosen(read_records(mapped(), tell=False), source, subset=subset, limit=limit),
         about=about,
         files={file: reader for file, reader in readers.items() if is_large(file)},
-        stamp=stamped,
         count=count,
     )
-    assert large  # or an error
+    if not count:
+        next(iter(large))  # or an error
     return large
 
 
 def find_comparisons(
     source: str | Path, *, subset: str | None = None, split: str = "train", limit: int | None = None
-) -> list[Comparison] | PreparedComparisons:
+) -> Items[Comparison]:
     """As ``read_comparisons``, for comparisons that are looked up in any order.
 
     Those of a large prepared folder stay on the disk: it is given whole, and subset and limit are left to the caller.
@@ -144,7 +144,7 @@ def find_comparisons(
             f"{source}: too large to be held in memory, and records of raw files are not looked up one by one: run "
             f"`prb prepare --data {source} --split {split} --out DIR` once, and give DIR in its place"
         )
-    return read_comparisons(source, subset=subset, split=split, limit=limit)
+    return Held(each_comparison(source, subset=subset, split=split, limit=limit))
 
 
 def each_row(source: str | Path, *, subset: str | None = None, split: str = "test") -> Iterator[Row]:

@@ -1,13 +1,17 @@
-"""Comparisons of files larger than memory: evaluation reads them forward, training those of a prepared folder."""
+"""The comparisons of a run: in memory, read forward from files larger than memory, or looked up on the disk.
+
+Whoever is given comparisons asks them what can be done with them, and not of which class they are.
+"""
 
 from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,8 +20,62 @@ from prb_jax.records.comparison import Comparison
 from prb_jax.records.intake import Placed
 from prb_jax.records.lines import JsonLines
 
+One = TypeVar("One")
 
-class LargeComparisons(Sequence[Comparison]):
+
+class Items(Sequence[One]):
+    """The base class: its methods are right for comparisons, or rows of them, that are all in memory.
+
+    Attributes:
+      in_memory: whether all of them are there, so that each may be compared with all others.
+      complete: whether it is known how many they are.
+      files: the files of JSON lines whose digests are taken while they are read.
+    """
+
+    in_memory: bool = True
+    complete: bool = True
+    files: Mapping[Path, JsonLines] = MappingProxyType({})
+
+    def about(self) -> float:
+        """Return about how many there are, by what was read so far; 0 where that is not known."""
+        return len(self)
+
+    def placed(self: Items[Comparison], name: str) -> Iterator[Placed]:
+        """Yield each comparison with the place where it stands: the name of its source, if nothing else is known."""
+        return (Placed(name, one) for one in self)
+
+    def listen(self, listener: Callable[[int, Placed], None]) -> Callable[[int], str] | None:
+        """Call a function with each comparison that is read from now on and its index, in the thread that reads it.
+
+        Returns:
+          A function from an index to the place in a file; None if nothing is left to be read, and so to be listened to.
+        """
+
+    def sample(self, count: int) -> Sequence[One]:
+        """Return all comparisons; of data larger than memory `count` that speak for all."""
+        return self
+
+    def truncated(self) -> int | None:
+        """Return how many of their trees were cut; None where no tokens are known."""
+
+    def at(self, places: np.ndarray) -> Items[One]:
+        """Return the ones at these places."""
+        return Held(self[place] for place in places.tolist())
+
+    def without(self, places: set[int]) -> Items[One]:
+        """Return all but the ones at these places."""
+        return Held(one for place, one in enumerate(self) if place not in places)
+
+    def changed(self, change: Callable[[One], One]) -> Items[One]:
+        """Return the comparisons, each of them changed; of large files, when it is read."""
+        return Held(map(change, self))
+
+
+class Held(list[One], Items[One]):
+    """Comparisons in memory: a list."""
+
+
+class LargeComparisons(Items[Comparison]):
     """Labelled comparisons that are read forward: every loop over them reads the files again, and keeps none of them.
 
     How many there are is known when a loop came to the end; their length reads as far. Several processes read the files
@@ -27,49 +85,43 @@ class LargeComparisons(Sequence[Comparison]):
       start: begins a pass over them.
       about: tells about how many there are by what was read so far; 0 where that is not known.
       files: the files of JSON lines whose digests are taken while they are read.
-      stamp: of all files, which changes with them.
       count: how many there are, where that is known without reading them.
-
-    Attributes:
-      files, stamp: likewise.
-      known: how many were read so far.
-      complete: whether all were.
     """
+
+    in_memory = False
 
     def __init__(
         self,
         start: Callable[[], Iterator[Placed]],
         *,
         about: Callable[[], float] = lambda: 0.0,
-        files: Mapping[Path, JsonLines] | None = None,
-        stamp: Sequence[Any] = (),
+        files: Mapping[Path, JsonLines] = Items.files,
         count: int | None = None,
     ) -> None:
-        self._start, self._about = start, about
-        self.files, self.stamp = files or {}, stamp
-        self.known, self.complete = count or 0, count is not None
+        self._start, self._about, self.files = start, about, files
+        self._known, self.complete = count or 0, count is not None
         self._listeners: list[Callable[[int, Placed], None]] = []
         self._walk: Iterator[Comparison] = iter(())  # goes on behind the comparison that was looked up last
         self._last: tuple[int, Comparison | None] = (-1, None)
 
-    def placed(self) -> Iterator[Placed]:
-        """Yield each comparison with the place where it stands.
+    def placed(self, name: str = "") -> Iterator[Placed]:
+        """Yield each comparison with its place in a file.
 
         Raises:
           DataError: a file that cannot be read, or a record that is not of the format; names file and line.
         """
         index = -1
         for index, placed in enumerate(self._start()):
-            self.known = max(self.known, index + 1)
+            self._known = max(self._known, index + 1)
             for listener in self._listeners:
                 listener(index, placed)
             yield placed
         self.complete = True
 
-    def listen(self, listener: Callable[[int, Placed], None]) -> None:
-        """Call a function with each comparison that is read from now on and its index, in the thread that reads it."""
+    def listen(self, listener: Callable[[int, Placed], None]) -> Callable[[int], str]:
         self._listeners.append(listener)
         self._last = (-1, None)
+        return lambda index: next(itertools.islice(self._start(), index, None)).where
 
     def __iter__(self) -> Iterator[Comparison]:
         return (placed.comparison for placed in self.placed())
@@ -78,20 +130,12 @@ class LargeComparisons(Sequence[Comparison]):
         if not self.complete:
             for _ in self.placed():
                 pass
-        return self.known
-
-    def __bool__(self) -> bool:
-        return self.known > 0 or next(self.placed(), None) is not None
+        return self._known
 
     def about(self) -> float:
-        """Return about how many there are, by what was read so far; 0 where that is not known."""
-        return self.known if self.complete else self._about()
+        return self._known if self.complete else self._about()
 
-    @overload
-    def __getitem__(self, index: int) -> Comparison: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Comparison]: ...
-    def __getitem__(self, index: int | slice) -> Comparison | list[Comparison]:
+    def __getitem__(self, index: Any) -> Any:
         """Return one of them: without reading again where the places that are asked for ascend."""
         if isinstance(index, slice):
             return list(itertools.islice(self, index.start, index.stop, index.step))
@@ -108,42 +152,33 @@ class LargeComparisons(Sequence[Comparison]):
             raise IndexError("comparison index out of range")
         return comparison
 
-    def where(self, index: int) -> str:
-        """Return the place of one comparison in its file."""
-        return next(itertools.islice(self._start(), index, None)).where
+    def sample(self, count: int) -> Sequence[Comparison]:
+        return self[:count]
 
     def without(self, places: set[int]) -> LargeComparisons:
-        """Return all but the comparisons at these places."""
         return LargeComparisons(
             lambda: (placed for place, placed in enumerate(self.placed()) if place not in places)
         )
 
     def changed(self, change: Callable[[Comparison], Comparison]) -> LargeComparisons:
-        """Return the comparisons, each of them changed when it is read."""
         return LargeComparisons(
             lambda: (Placed(placed.where, change(placed.comparison)) for placed in self.placed()),
             about=self.about,
         )
 
-    @classmethod
-    def joined(cls, parts: Sequence[tuple[str, Sequence[Comparison]]]) -> LargeComparisons:
-        """Return all comparisons of several sources, given with their names, one source after another."""
-        large = [part for _, part in parts if isinstance(part, LargeComparisons)]
-        if len(large) == len(parts) == 1:
-            return large[0]
 
-        def start() -> Iterator[Placed]:
-            for name, part in parts:
-                held = (Placed(name, comparison) for comparison in part)
-                yield from part.placed() if isinstance(part, LargeComparisons) else held
-
-        def about() -> float:
-            counts = [part.about() if isinstance(part, LargeComparisons) else len(part) for _, part in parts]
-            return sum(counts) if all(counts) else 0.0
-
-        files = {path: file for part in large for path, file in part.files.items()}
-        count = sum(len(part) for _, part in parts) if all(part.complete for part in large) else None
-        return cls(start, about=about, files=files, count=count)
+def joined(parts: Sequence[tuple[str, Items[Comparison]]]) -> Items[Comparison]:
+    """Return all comparisons of several sources, given with their names, one source after another."""
+    if len(parts) == 1:
+        return parts[0][1]
+    if all(part.in_memory for _, part in parts):
+        return Held(comparison for _, part in parts for comparison in part)
+    return LargeComparisons(
+        lambda: (placed for name, part in parts for placed in part.placed(name)),
+        about=lambda: sum(counts) if all(counts := [part.about() for _, part in parts]) else 0.0,
+        files={path: file for _, part in parts for path, file in part.files.items()},
+        count=sum(len(part) for _, part in parts) if all(part.complete for _, part in parts) else None,
+    )
 
 
 @dataclass(frozen=True)
@@ -151,21 +186,14 @@ class Window:
     """Some comparisons that follow one another."""
 
     places: range  # of the comparisons
-    comparisons: Sequence[Comparison]
+    comparisons: Sequence[Any]
     last: bool  # whether they are the last ones
 
 
-def windows(comparisons: Sequence[Comparison], *, first: int, size: int) -> Iterator[Window]:
-    """Yield comparisons in consecutive parts; of large files no more is read than the part and one comparison."""
-    start, count = 0, first
-    if not isinstance(comparisons, LargeComparisons):
-        while start < len(comparisons):
-            places = range(start, min(start + count, len(comparisons)))
-            yield Window(places, comparisons[start : places.stop], places.stop == len(comparisons))
-            start, count = places.stop, size
-        return
+def windows(comparisons: Iterable[Any], *, first: int, size: int) -> Iterator[Window]:
+    """Yield comparisons in consecutive parts; no more is read than the part and one comparison."""
     source = iter(comparisons)
-    ahead = list(itertools.islice(source, 1))
+    start, count, ahead = 0, first, list(itertools.islice(source, 1))
 
     def read(start: int, count: int) -> Window:
         nonlocal ahead
@@ -178,13 +206,15 @@ def windows(comparisons: Sequence[Comparison], *, first: int, size: int) -> Iter
         start, count = start + count, size
 
 
-class Joined(Sequence[Any]):
+class Joined(Items[Any]):
     """Comparisons of several sequences, or rows of tables of them, each looked up when it is asked for.
 
     Args:
       parts: the sequences, one after another.
       places: int64, indices into all of their items; all of them if not given.
     """
+
+    in_memory = False
 
     def __init__(self, parts: Sequence[Any], places: np.ndarray | None = None) -> None:
         self._parts = parts
@@ -194,9 +224,14 @@ class Joined(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.places)
 
-    def at(self, indices: np.ndarray) -> Joined:
-        """Return the ones at these places."""
-        return Joined(self._parts, self.places[indices])
+    def at(self, places: np.ndarray) -> Joined:
+        return Joined(self._parts, self.places[places])
+
+    def sample(self, count: int) -> Sequence[Any]:
+        """Return all of them, or `count` evenly spaced ones."""
+        if len(self) <= count:
+            return self
+        return [self[int(place)] for place in np.linspace(0, len(self) - 1, count).round()]
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
