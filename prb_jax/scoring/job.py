@@ -83,7 +83,7 @@ def open_job(scorer: Scorer, inputs: Inputs, options: EvaluateOptions) -> Job:
         "model": identity or {"name": known_as},
         "data": inputs.to_json(whole=False),
         **view.shown,
-        **scorer.wording(view),
+        **(view.wording if scorer.has_heading else {}),
         "limit": options.limit,
         "seed": options.seed,
         "versions": computing_versions(plain=not scorer.has_weights),

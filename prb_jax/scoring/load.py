@@ -221,11 +221,7 @@ def with_history(
     """
     if history is None:
         return dict(scorers)
-    adapted = {
-        name: scorer.with_states(history) if isinstance(history, Path) else scorer.with_history(history)
-        for name, scorer in scorers.items()
-        if scorer.adapts
-    }
+    adapted = {name: scorer.with_history(history) for name, scorer in scorers.items() if scorer.adapts}
     if not adapted:
         raise RunError(
             f"history: {', '.join(scorers)} does not adapt to users; expected a folder of a fitted method, as "

@@ -215,27 +215,22 @@ class PersonalisedModel(Scorer):
         first = splits["splits"][0]
         return {*first["seen"], *first["validation"]} & {str(one.user_id) for one in comparisons}
 
-    def with_history(self, history: Sequence[Comparison]) -> PersonalisedModel:
-        """Return the same model, adapted to the users of these comparisons alone.
+    def with_history(self, history: Sequence[Comparison] | Path) -> PersonalisedModel:
+        """Return the same model, which knows only the users of these comparisons, or of the states in a folder.
 
         Comparisons of identical responses, and pairs that the same user judged both ways, are left out and counted.
 
         Raises:
           DataError: a comparison without a user.
+          RunError: the folder cannot be used, see :meth:`load_states`.
         """
+        if isinstance(history, Path):
+            model = replace(self, contexts={}, earlier=False, left_out={})
+            model.load_states(history)
+            return model
         by_user(history)  # each of them names a user
         kept, left_out = informative_comparisons(history)
         return replace(self, contexts=by_user(kept), earlier=False, left_out=left_out, saved=None)
-
-    def with_states(self, folder: Path) -> PersonalisedModel:
-        """Return the same model, which knows the people whose states are saved, and no others.
-
-        Raises:
-          RunError: as of :meth:`load_states`.
-        """
-        model = replace(self, contexts={}, earlier=False, left_out={})
-        model.load_states(folder)
-        return model
 
     def with_other_states(self, comparisons: Sequence[Comparison]) -> PersonalisedModel:
         """Return the same model for a control that names another user for each person.

@@ -39,7 +39,7 @@ from prb_jax.scoring.reader import Reader, open_reader
 from prb_jax.scoring.scorer import GivesRewards, Skip, skip_nothing
 from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.tokenizer import ChatTokenizer
-from prb_jax.text.view import ChosenView, View, ViewOptions
+from prb_jax.text.view import View, ViewOptions
 from prb_jax.trees.packing import for_keys
 from prb_jax.trees.sequences import SequenceOptions, batch_of_trees, sequence_options
 from prb_jax.trees.stream_shapes import pack_together
@@ -99,6 +99,7 @@ class RewardModel(GivesRewards):
     source: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     has_prompt: ClassVar[bool] = True
+    has_heading: ClassVar[bool] = True
 
     __repr__ = short_repr
 
@@ -268,18 +269,6 @@ class RewardModel(GivesRewards):
         """Return in words which weights may be why the scores cannot be used."""
         return explain_scores(self.params, self.config)
 
-    def choose_view(self, options: ViewOptions) -> ChosenView:
-        """Return the view of what is asked for, and otherwise of its training."""
-        return self.reader.choose_view(options)
-
-    def wording(self, view: View) -> Mapping[str, str]:
-        """Return the claim about the order of the posts, if the prompt makes one."""
-        return view.wording
-
-    def remarks(self, view: View) -> Sequence[str]:
-        """Return sentences about the way in which the protocol reads this model."""
-        return self.reader.remarks(view.protocol)
-
     def sees_users(self, comparisons: Sequence[Comparison], view: View) -> bool:
         """Return whether a post is in a prompt, or a user has a soft prompt."""
         if view.profile_posts > 0 and any(one.profile for one in comparisons):
@@ -287,10 +276,6 @@ class RewardModel(GivesRewards):
         unknown = self.unknown(comparisons)
         users = {one.user_id for one in comparisons} - {None}
         return unknown is not None and len(unknown) < len(users)
-
-    def unknown(self, comparisons: Sequence[Any]) -> set[str] | None:
-        """Return the users who get the generic soft prompt; None for a model without soft prompts."""
-        return self.reader.unknown_users(comparisons)
 
     def own_figures(self, comparisons: Sequence[Comparison]) -> dict[str, Any]:
         """Return how the weights are quantised, and the bytes of the whole model before and as held."""

@@ -42,6 +42,9 @@ class Scorer:
     # choices of a caller that have an effect; `decided` says why others have none
     uses: ClassVar[tuple[str, ...]] = ("profile_posts", "protocol", "max_length", "batch_tokens")
     has_prompt: ClassVar[bool] = False  # whether hints can stand in what it reads
+    has_heading: ClassVar[bool] = (
+        False  # whether posts stand under a heading of ours, whose words a run records
+    )
     has_weights: ClassVar[bool] = (
         True  # False for functions of texts, and for models behind a server that scores
     )
@@ -80,19 +83,15 @@ class Scorer:
 
     def choose_view(self, options: ViewOptions) -> ChosenView:
         """Return what the model sees of a comparison if a caller asks for these options."""
-        return choose_view(None, options)
+        return choose_view(None, options) if self.reader is None else self.reader.choose_view(options)
 
     def refuse_unused(self, given: Mapping[str, Any]) -> None:
         """Raise RunError for a choice that has no effect on this scorer."""
         refuse_given({name: value for name, value in given.items() if name not in self.uses}, self.decided)
 
-    def wording(self, view: View) -> Mapping[str, str]:
-        """Return what a run records of the words around the profile in this view."""
-        return {}
-
     def remarks(self, view: View) -> Sequence[str]:
         """Return sentences that a run should print and record."""
-        return ()
+        return () if self.reader is None else self.reader.remarks(view.protocol)
 
     def sees_users(self, comparisons: Sequence[Comparison], view: View) -> bool:
         """Return whether the model sees anything of the users of these comparisons."""
@@ -100,7 +99,7 @@ class Scorer:
 
     def unknown(self, comparisons: Sequence[Any]) -> set[str] | None:
         """Return the users of whom nothing is known; None for a scorer that knows no users."""
-        return None
+        return None if self.reader is None else self.reader.unknown_users(comparisons)
 
     def own_figures(self, comparisons: Sequence[Comparison]) -> dict[str, Any]:
         """Return entries of the summary about the scorer itself, JSON-ready."""
@@ -114,12 +113,8 @@ class Scorer:
         """Return the same scorer, which keeps what it writes beside scores in this run folder."""
         return self
 
-    def with_history(self, history: Sequence[Comparison]) -> Scorer:
-        """Return the same scorer, adapted only to the users of these comparisons."""
-        return self
-
-    def with_states(self, folder: Path) -> Scorer:
-        """Return the same scorer, which knows only the users whose states this folder holds."""
+    def with_history(self, history: Sequence[Comparison] | Path) -> Scorer:
+        """Return the same scorer, adapted only to the users of these comparisons, or of the states in a folder."""
         return self
 
     def with_other_states(self, comparisons: Sequence[Comparison]) -> Scorer:
@@ -180,23 +175,12 @@ class ScoresTokens(Protocol):
 
 
 class StreamsScores(Protocol):
-    """An object of your own that scores, without the base class `Scorer`."""
+    """An object of your own that scores, without the base class `Scorer`: its view is three keywords."""
 
-    def identity(self) -> Mapping[str, Any]:
-        """As `Scorer.identity`."""
-        ...
-
+    def identity(self) -> Mapping[str, Any]: ...
     def stream(
-        self,
-        comparisons: Sequence[Comparison],
-        *,
-        profile_posts: int,
-        protocol: str,
-        max_length: int | None,
-        skip: Skip,
-    ) -> Iterator[ScoredBatch]:
-        """As `Scorer.stream`, with the view as three numbers and words."""
-        ...
+        self, comparisons: Any, *, profile_posts: int, protocol: str, max_length: int | None, skip: Skip
+    ) -> Iterator[ScoredBatch]: ...
 
 
 @dataclass(frozen=True)

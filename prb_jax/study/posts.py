@@ -51,11 +51,6 @@ def evaluate_posts(
     data: Data,
     *,
     profile_posts: Sequence[int],
-    out: str | Path | None = None,
-    subset: str | None = None,
-    limit: int | None = None,
-    name: str | None = None,
-    controls: str | None = None,
     **options: Any,
 ) -> PostsSweep:
     """Score the same comparisons with several numbers of posts of each profile, and draw accuracy against posts.
@@ -65,18 +60,15 @@ def evaluate_posts(
     same call continues a killed one.
 
     Args:
-      model, data, subset, limit, name: as of `prb_jax.evaluate`.
-      profile_posts: two numbers or more, each once.
-      out: the folder of the runs; without one nothing is kept but the result.
-      controls: as of `prb_jax.evaluate`, of each run that shows posts; none if not given, for the run without posts
-        is the blind control of the others.
-      options: all other arguments of `prb_jax.evaluate`.
+      model, data: What is scored, as in `prb_jax.evaluate`.
+      profile_posts: Two numbers or more, each once.
+      options: All other arguments of `prb_jax.evaluate`. `out` is the folder of the runs. `controls` are of each run
+        that shows posts: none if not given, because the run without posts is the blind control of the others.
 
     Raises:
       RunError: fewer than two numbers, or one of them twice.
       PrbError: as `prb_jax.evaluate`.
     """
-    options |= {"out": out, "subset": subset, "limit": limit, "name": name, "controls": controls}
     given = signature(evaluate).bind(model, data, **options).arguments
     return run_posts(model, data, profile_posts, from_flat(EvaluateOptions, given))
 

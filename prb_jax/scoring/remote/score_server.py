@@ -53,6 +53,7 @@ class ScoreClient(Scorer):
     """
 
     uses: ClassVar[tuple[str, ...]] = ()
+    has_heading: ClassVar[bool] = True
     has_weights: ClassVar[bool] = False
 
     def __init__(self, url: str, client: httpx.Client) -> None:
@@ -62,10 +63,6 @@ class ScoreClient(Scorer):
     def decided(self) -> str:
         """Who decides about all other options."""
         return f"decided by the server {self.url}"
-
-    def wording(self, view: View) -> Mapping[str, str]:
-        """Return the claim about the order of the posts, if the prompt makes one."""
-        return view.wording
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_client"}
