@@ -147,9 +147,9 @@ def _read_large(
     parts: Sequence[tuple[str, Items[Comparison]]], *, subset: str | None, limit: int | None, split: str
 ) -> Examples:
     """Data of which some is large: it is read once for what is no text, or not at all where its tokens are prepared."""
-    folder = None
     read: list[Examples] = []
     for name, part in parts:
+        folder: Path | None = None
         rows: Items[Any] = part
         if not part.in_memory:
             folder = prepared_tokens(name)

@@ -109,16 +109,6 @@ class TokenStore:
             truncation=Truncation(*of["cuts"][index].tolist()),
         )
 
-    def tokens(self) -> np.ndarray:
-        """int64 [n]: tokens of every tree, the prefix once and every response."""
-        starts = np.asarray(self.arrays["response_starts"])
-        of_responses = np.add.reduceat(np.asarray(self.arrays["response_lengths"], np.int64), starts[:-1])
-        return of_responses + self.arrays["prefix_lengths"]
-
-    def truncated(self) -> np.ndarray:
-        """bool [n]: whether anything was cut."""
-        return (np.asarray(self.arrays["cuts"]) != 0).sum(axis=1) > 0
-
     def _damaged(self, index: int) -> DataError:
         return DataError(f"{self.path}: the tokens of comparison {index + 1} are damaged; {AGAIN}")
 
@@ -155,10 +145,13 @@ def open_store(path: Path) -> TokenStore:
             raise DataError(f"{file}: changed since it was prepared; {AGAIN}")
     count = len(arrays["prefix_lengths"])
     responses = len(arrays["response_lengths"])
-    ends = ("page_numbers", "tokens", "read", "ids")
-    for starts, values in zip(
-        ("page_starts", "token_starts", "response_starts", "id_starts"), ends, strict=True
-    ):
+    pairs = {
+        "page_starts": "page_numbers",
+        "token_starts": "tokens",
+        "response_starts": "read",
+        "id_starts": "ids",
+    }
+    for starts, values in pairs.items():
         if len(arrays[starts]) != count + 1 or int(arrays[starts][-1]) != len(arrays[values]):
             raise DataError(f"{path / starts}.npy: does not belong to {values}.npy; {AGAIN}")
     if count == 0 or record.get("comparisons") != count or len(arrays["labels"]) != responses:

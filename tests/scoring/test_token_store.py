@@ -103,7 +103,9 @@ def test_scores_are_those_of_the_text_and_no_text_is_read(model, data, prepared,
 def test_pages_of_a_profile_are_stored_once(model, data, prepared):
     store = open_store(store_of(prepared))
     trees = [store.tree(index) for index in range(len(store))]
-    assert [tree.tokens for tree in trees] == store.tokens().tolist()
+    starts = store.arrays["response_starts"][:-1]
+    tokens = store.arrays["prefix_lengths"] + np.add.reduceat(store.arrays["response_lengths"], starts)
+    assert [tree.tokens for tree in trees] == tokens.tolist()
     whole = {
         tree.prefix[: k + PAGE].tobytes()
         for tree in trees
