@@ -68,6 +68,11 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "hub": "prb_jax.records.sources.folders:HubSource",
         "personas": "prb_jax.records.sources.personas:PersonasSource",
     },
+    "storage": {
+        "accepts_urls": "prb_jax.platform.storage.urls:accepts_urls",
+        "fetched": "prb_jax.platform.storage.urls:fetched",
+        "staged": "prb_jax.platform.storage.urls:staged",
+    },
 }
 """The values of this package by kind and name: "module:name", imported when it is asked for, never before."""
 

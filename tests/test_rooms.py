@@ -41,6 +41,7 @@ ORDER = (
 LINE = {room: line for line, rooms in enumerate(ORDER) for room in rooms}
 
 BEHIND_SEAMS = (
+    "prb_jax.platform.storage",
     "prb_jax.records.sources.benchmarks",
     "prb_jax.records.sources.folders",
     "prb_jax.personal.few_shot",
