@@ -41,6 +41,12 @@ _METHODS: Final = (
 )
 
 BUILTIN: Final[dict[str, dict[str, str]]] = {
+    "attention": {
+        "tpu": "prb_jax.models.attention.stream_kernel:KERNEL",
+        "StepTable": "prb_jax.models.attention.stream_kernel:kernel_attention",
+        "gpu": "prb_jax.models.attention.cudnn:CUDNN",
+        "KeyTable": "prb_jax.models.attention.cudnn:cudnn_stream_attention",
+    },
     "benchmarks": {
         name: f"prb_jax.records.benchmarks.{name.replace('-', '_')}:BENCHMARK"
         for name in ("prb", "rewardbench", "rewardbench2", "rm-bench", "judgebench", "llmbar", "prefeval")

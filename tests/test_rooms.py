@@ -41,6 +41,9 @@ ORDER = (
 LINE = {room: line for line, rooms in enumerate(ORDER) for room in rooms}
 
 BEHIND_SEAMS = (
+    "prb_jax.models.attention.cudnn",
+    "prb_jax.models.attention.first_use",
+    "prb_jax.models.attention.stream_kernel",
     "prb_jax.platform.storage",
     "prb_jax.records.sources.benchmarks",
     "prb_jax.records.sources.folders",
