@@ -79,6 +79,13 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "fetched": "prb_jax.platform.storage.urls:fetched",
         "staged": "prb_jax.platform.storage.urls:staged",
     },
+    "tables": {"readouts": "prb_jax.models.readouts.registry:ROWS"},
+    "tokenizers": dict.fromkeys(
+        ("InternLM2Tokenizer", "InternLM2TokenizerFast"), "prb_jax.text.internlm2_tokenizer:build_internlm2"
+    ),
+    "weights": dict.fromkeys(
+        (".bin", ".pt", ".pth"), "prb_jax.models.checkpoints.torch_file:read_torch_file"
+    ),
 }
 """The values of this package by kind and name: "module:name", imported when it is asked for, never before."""
 

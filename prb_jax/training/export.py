@@ -23,7 +23,7 @@ from prb_jax.models.lora import FACTOR_A, FACTOR_B, merge_lora
 from prb_jax.platform.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.platform.sharding import replicated
 from prb_jax.records.writing import say_finished
-from prb_jax.text.internlm2_tokenizer import is_internlm2
+from prb_jax.text.open_tokenizer import class_without_code
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.training.config import RunOptions
 from prb_jax.training.start import Start
@@ -127,7 +127,7 @@ def copy_tokenizer(tokenizer: ChatTokenizer, source: Path, folder: Path) -> None
 
     A tokenizer whose files need code from their repository is written as a ``tokenizer.json``, which needs none.
     """
-    if is_internlm2(source):
+    if class_without_code(source) is not None:
         tokenizer.tokenizer.save_pretrained(folder)
     else:
         for name in TOKENIZER_FILES:

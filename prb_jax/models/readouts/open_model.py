@@ -20,8 +20,8 @@ from prb_jax.models.config.fields import choose_dtype
 from prb_jax.models.head import LanguageHead
 from prb_jax.models.readouts.heads import PAPER_READOUT, choose_readout
 from prb_jax.models.readouts.load_options import LoadOptions
-from prb_jax.models.readouts.registry import ModelRow
 from prb_jax.models.readouts.resolve import ResolvedModel, open_pair_model, resolve_model
+from prb_jax.models.readouts.row import ModelRow
 from prb_jax.platform.sharding import make_mesh
 from prb_jax.text.pair_tokenizer import PairTokenizer, load_pair_tokenizer
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer

@@ -26,7 +26,7 @@ from prb_jax.models.config.families import FAMILIES
 from prb_jax.models.config.fields import FieldReader
 from prb_jax.models.head import EMBEDDING_KEY, HEAD_KEY, Head, Linear, Vocabulary, is_one_row
 from prb_jax.models.readouts.heads import READOUTS, TOGETHER, Pooled, Steps
-from prb_jax.models.readouts.registry import ROWS, ModelRow, known_rows
+from prb_jax.models.readouts.row import ModelRow, known_rows
 from prb_jax.seams import errors_of
 from prb_jax.text.template import PLACEHOLDERS, TextRules
 
@@ -96,7 +96,7 @@ def resolve_model(
     where = str(folder / "config.json")
     named = FAMILIES[raw["model_type"]].architecture if raw.get("model_type") in FAMILIES else None
     as_written = row is None or (row.standard and raw.get("architectures") == [named])
-    shown = row or stored.known() or ROWS["linear"]
+    shown = row or stored.known() or known_rows()["linear"]
     try:
         if as_written:
             config = parse_config(raw, where=where)
