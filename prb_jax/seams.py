@@ -51,6 +51,14 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         name: f"prb_jax.records.benchmarks.{name.replace('-', '_')}:BENCHMARK"
         for name in ("prb", "rewardbench", "rewardbench2", "rm-bench", "judgebench", "llmbar", "prefeval")
     },
+    "encoder": {
+        "module": "prb_jax.models.encoder:HeadedEncoder",
+        "open": "prb_jax.models.readouts.pair_model:open_pair_model",
+        "params": "prb_jax.models.checkpoints.encoder_folder:load_encoder_params",
+        "program": "prb_jax.models.readouts.score_pairs:make_pair_fn",
+        "rewards": "prb_jax.models.readouts.pair_model:PairRewardModule",
+        "tokenizer": "prb_jax.text.pair_tokenizer:load_pair_tokenizer",
+    },
     "few_shot": {name: f"{_FEW_SHOT}.{name}:METHOD" for name in _METHODS.split()}
     | {
         "lore": f"{_FEW_SHOT}.lore:LORE",

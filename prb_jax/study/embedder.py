@@ -23,7 +23,8 @@ from prb_jax.errors import DataError, RunError, quote
 from prb_jax.models.checkpoints.load import abstract_params
 from prb_jax.models.checkpoints.locate import ModelFolder, describe, locate
 from prb_jax.models.config.decoder import read_raw_config
-from prb_jax.models.config.encoder import EncoderConfig, is_encoder
+from prb_jax.models.config.encoder import EncoderConfig
+from prb_jax.models.config.families import is_encoder
 from prb_jax.models.head import Head, HeadTensor, Shapes, Sizes, States
 from prb_jax.models.lora import merge_lora
 from prb_jax.models.model import parameter_shardings

@@ -11,7 +11,6 @@ from typing import Any
 
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.checkpoints.hf_map import module_name
-from prb_jax.models.checkpoints.load import EncoderFolder, match_encoder
 from prb_jax.models.checkpoints.weight_index import WeightIndex, index_folder
 from prb_jax.models.config.decoder import (
     STANDARD,
@@ -21,11 +20,10 @@ from prb_jax.models.config.decoder import (
     read_raw_config,
     refuse_language_model,
 )
-from prb_jax.models.config.encoder import parse_encoder_config, refuse_encoder
-from prb_jax.models.config.families import FAMILIES
+from prb_jax.models.config.families import FAMILIES, refuse_encoder
 from prb_jax.models.config.fields import FieldReader
 from prb_jax.models.head import EMBEDDING_KEY, HEAD_KEY, Head, Linear, Vocabulary, is_one_row
-from prb_jax.models.readouts.heads import READOUTS, TOGETHER, Pooled, Steps
+from prb_jax.models.readouts.heads import READOUTS, TOGETHER, Steps
 from prb_jax.models.readouts.row import ModelRow, known_rows
 from prb_jax.seams import errors_of
 from prb_jax.text.template import PLACEHOLDERS, TextRules
@@ -303,49 +301,3 @@ def _configured(row: ModelRow, stored: _Stored, *, where: str) -> DecoderConfig:
     ignored = tuple(name for name in config.ignored_keys if name not in told)
     named = tuple(stored.raw.get("architectures") or sorted(stored.classes))
     return replace(config, head=head, layout=layout, ignored_keys=ignored, architectures=named)
-
-
-def open_pair_model(
-    folder: str | Path, *, readout: str | None = None
-) -> tuple[EncoderFolder, ModelRow, str | None]:
-    """The reward model in a folder of an encoder: its tensors, its row of the table, and the rule asked for.
-
-    Args:
-      folder: with ``config.json`` and weights.
-      readout: the name of the row, or a rule for several labels.
-
-    Raises:
-      CheckpointError: an encoder without a known head, another ``readout``, a head that is missing or does
-        not fit, or what :func:`prb_jax.models.checkpoints.load.open_encoder` refuses.
-    """
-    folder = Path(folder)
-    raw = read_raw_config(folder)
-    config = parse_encoder_config(raw, where=str(folder / "config.json"))
-    where, rule = folder / "config.json", readout if readout in READOUTS else None
-    pairs = {row.name: row for row in known_rows().values() if isinstance(row.head, Pooled)}
-    if readout is not None and rule is None:
-        row, asked = pairs.get(readout), f"readout {quote(readout)}"
-    else:
-        named = set(config.architectures)
-        row = next((row for row in pairs.values() if named & set(row.classes)), None)
-        asked = f"'{', '.join(config.architectures) or config.model_type}'"
-    if row is None:
-        raise CheckpointError(
-            f"{where}: {asked} is not a reward model on an encoder; expected a row of the table for them "
-            f"({', '.join(pairs)}). An encoder of single texts is for `prb rank-profiles`"
-        )
-    if config.type_vocab_size:
-        raise CheckpointError(
-            f"{where}: field 'type_vocab_size': expected 0, found {config.type_vocab_size}: "
-            "token types of pairs are not followed"
-        )
-    index = index_folder(folder)
-    shapes = {name: tensor.shape for name, tensor in index.tensors.items()}
-    head = row.head.bound(shapes, raw, where=str(folder), what=row.name)
-    labels = head.labels if isinstance(head, Pooled) else 1
-    if labels != config.num_labels:
-        raise CheckpointError(
-            f"{folder}: tensor 'classifier.weight' has {labels} labels, but config.json says {config.num_labels}: set "
-            f'"num_labels": {labels} there if the head is right'
-        )
-    return match_encoder(index, replace(config, head=head)), row, rule

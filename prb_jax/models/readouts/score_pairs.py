@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from prb_jax.models.checkpoints.load import encoder_shardings
+from prb_jax.models.checkpoints.encoder_folder import encoder_shardings
 from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.decoder import Params
-from prb_jax.models.encoder import encode_tokens
+from prb_jax.models.encoder import bind_encoder, encode_tokens
 from prb_jax.models.head import States
-from prb_jax.models.model import bind_encoder
 from prb_jax.models.readouts.heads import read_out
 from prb_jax.platform.sharding import batch_sharding, on_any_mesh, replicated
 from prb_jax.trees.sequences import SequenceBatch
