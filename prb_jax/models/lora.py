@@ -1,8 +1,9 @@
 """Low-rank adapters (LoRA): y = x W + scale * (x A) B beside any matrix of the layers.
 
 The factors lie next to their matrix in the layers: ``q_lora_a`` [L, I, r] and ``q_lora_b`` [L, r, O] beside ``q``
-[L, I, O], as variables of the kind ``nnx.LoRAParam``, by which filters choose them. A starts as normal / sqrt(I) and B
-as zeros, so an adapted model starts as the model it adapts.
+[L, I, O], as variables of the kind ``nnx.LoRAParam``, by which filters choose them; their metadata name the matrix
+(``of``) and the factor as PEFT does (``part``). A starts as normal / sqrt(I) and B as zeros, so an adapted model starts
+as the model it adapts.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import dataclasses
 import functools
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ from jax.custom_derivatives import SymbolicZero
 from prb_jax.errors import CheckpointError
 from prb_jax.models.layers import matmul, product, project
 from prb_jax.models.parameter import arrays
-from prb_jax.models.quantization import is_quantised, quantized_project, scale_of
+from prb_jax.models.quantization import Narrow, quantized_project, scale_of
 from prb_jax.records.options import Options, option
 
 FACTOR_A, FACTOR_B = "_lora_a", "_lora_b"
@@ -82,8 +83,8 @@ def adapt(layers: nnx.Module, config: LoraConfig, *, seed: int = 0) -> None:
         a = jax.random.normal(key, (depth, inputs, config.rank), jnp.float32) * inputs**-0.5
         b = jnp.zeros((depth, config.rank, outputs), jnp.float32)
         before, after = matrix.get_metadata("axes")  # the rank is small, and not split
-        setattr(layers, f"{name}{FACTOR_A}", nnx.LoRAParam(a, axes=(before, None)))
-        setattr(layers, f"{name}{FACTOR_B}", nnx.LoRAParam(b, axes=(None, after)))
+        setattr(layers, f"{name}{FACTOR_A}", nnx.LoRAParam(a, axes=(before, None), of=name, part="lora_A"))
+        setattr(layers, f"{name}{FACTOR_B}", nnx.LoRAParam(b, axes=(None, after), of=name, part="lora_B"))
 
 
 def init_lora(layers: nnx.Module, config: LoraConfig, *, seed: int = 0) -> dict[str, Any]:
@@ -166,27 +167,27 @@ def _with_update(weight: jax.Array, a: jax.Array, b: jax.Array, scale: float | j
     return weight.astype(jnp.float32) + scale * product(a.astype(jnp.float32), b.astype(jnp.float32))
 
 
-def merge_lora(params: Mapping[str, Any], *, scale: float) -> dict[str, Any]:
-    """Plain parameters: W + scale * A B, computed in float32 and stored in W's dtype; adapters removed.
+def merge_adapters(layers: nnx.Module, *, scale: float) -> None:
+    """Put W + scale * A B, computed in float32 and stored in W's dtype, in the place of each adapted matrix of stacked
+    layers, and remove the factors.
 
     Args:
-        params: parameters with adapters, or without (then nothing changes).
+        layers: of a decoder, with adapters, or without (then nothing changes).
         scale: see :attr:`LoraConfig.scale`.
 
     Raises:
         CheckpointError: an adapted matrix is quantised.
     """
-    given, layers = params["layers"], {}
-    for name, weight in given.items():
-        if name.endswith((FACTOR_A, FACTOR_B)):
-            continue
-        if f"{name}{FACTOR_A}" in given:
-            if is_quantised(weight):
-                raise CheckpointError(f"layers/{name}: is quantised: merge its adapter before")
-            merge = _merge(getattr(weight, "sharding", None))
-            weight = merge(weight, given[f"{name}{FACTOR_A}"], given[f"{name}{FACTOR_B}"], scale)
-        layers[name] = weight
-    return {**params, "layers": layers}
+    factors = {key: each for key, each in vars(layers).items() if isinstance(each, nnx.LoRAParam)}
+    for name in dict.fromkeys(each.get_metadata("of") for each in factors.values()):
+        matrix = getattr(layers, name)
+        if isinstance(matrix, Narrow):
+            raise CheckpointError(f"layers/{name}: is quantised: merge its adapter before")
+        a, b = (factors[f"{name}{suffix}"][...] for suffix in (FACTOR_A, FACTOR_B))
+        merge = _merge(getattr(matrix[...], "sharding", None))
+        setattr(layers, name, matrix.replace(merge(matrix[...], a, b, scale)))
+    for key in factors:
+        delattr(layers, key)
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from prb_jax.errors import CheckpointError
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Decoder, Params
 from prb_jax.models.head import Head, Sizes
-from prb_jax.models.lora import FACTOR_A, LoraConfig, adapt
+from prb_jax.models.lora import FACTOR_A, LoraConfig, adapt, merge_adapters
 from prb_jax.models.parameter import Axes, Declaring, HeadTensors, Path, arrays, of_head
 from prb_jax.models.quantization import FORMS, Form, quantise
 from prb_jax.platform.sharding import sharding_of
@@ -122,6 +122,13 @@ def quantize_params(config: DecoderConfig, params: Mapping[str, Any], form: Form
     decoder = bind(config, params)
     quantise(decoder.layers, form)
     return {**params, **arrays(decoder)}
+
+
+def merge_lora(config: DecoderConfig, params: Mapping[str, Any], *, scale: float) -> Params:
+    """Return all arrays of a decoder, its adapters merged; errors are those of :func:`merge_adapters`."""
+    decoder = bind(config, params)
+    merge_adapters(decoder.layers, scale=scale)
+    return {**params, "layers": arrays(decoder.layers)}
 
 
 def parameter_shardings(params: Mapping[str, Any], mesh: Mesh, *, config: Config) -> dict[str, Any]:

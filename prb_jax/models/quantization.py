@@ -141,11 +141,6 @@ class Scales(nnx.Variable):
     """The scales of a matrix in eight bits, one for each output channel."""
 
 
-def is_quantised(matrix: Any) -> bool:
-    """Return whether an array is a matrix in eight bits."""
-    return np.dtype(matrix.dtype) in _LIMITS
-
-
 def scale_of(layer: nnx.Module, name: str) -> tuple[jax.Array, bool] | None:
     """The scales of the matrix ``name`` of a layer, and whether activations are quantised too; None if it
     is not quantised."""
