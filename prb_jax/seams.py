@@ -67,6 +67,14 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "user_clusters": f"{_FEW_SHOT}.user_embedding:CLUSTER",
         "lora_users": f"{_FEW_SHOT}.lora:USERS",
     },
+    "projections": {
+        "add": "prb_jax.models.lora:add_arrays",
+        "adapted": "prb_jax.models.lora:adapted_project",
+    },
+    "quantisation": {
+        "fill": "prb_jax.models.checkpoints.fill_quantized:fill_quantized",
+        "form": "prb_jax.models.quantization:quantization_form",
+    },
     "scorers": {
         "baseline": "prb_jax.scoring.baselines:baseline_scorer",
         "plug-in": "prb_jax.scoring.load:plugin_scorer",

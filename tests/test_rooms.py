@@ -46,6 +46,7 @@ BEHIND_SEAMS = (
     "prb_jax.models.attention.stream_kernel",
     "prb_jax.platform.storage",
     "prb_jax.models.checkpoints.encoder_folder",
+    "prb_jax.models.checkpoints.fill_quantized",
     "prb_jax.models.checkpoints.torch_file",
     "prb_jax.models.config.encoder",
     "prb_jax.models.encoder",
@@ -64,6 +65,8 @@ BEHIND_SEAMS = (
 CORE = {
     "prb_jax.scoring.evaluate": (
         *BEHIND_SEAMS,
+        "prb_jax.models.lora",
+        "prb_jax.models.quantization",
         "prb_jax.models.readouts.user_module",
         "prb_jax.scoring.module_model",
     ),

@@ -15,13 +15,10 @@ from flax import nnx
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from prb_jax.errors import CheckpointError
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.decoder import Decoder, Params
 from prb_jax.models.head import Head, Sizes
-from prb_jax.models.lora import FACTOR_A, LoraConfig, adapt, merge_adapters
 from prb_jax.models.parameter import Axes, Declaring, HeadTensors, Path, arrays, of_head
-from prb_jax.models.quantization import FORMS, Form, quantise
 from prb_jax.platform.sharding import sharding_of
 from prb_jax.seams import get
 
@@ -99,36 +96,13 @@ def add_beside(layers: Declaring, names: frozenset[str]) -> None:
     Raises:
       CheckpointError: a name that belongs to nothing.
     """
-    for form in {form.suffix: form for form in FORMS.values()}.values():
-        suffix = form.suffix
-        matrices = {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
-        matrices &= vars(layers).keys()  # one suffix ends with the other
-        if matrices:
-            quantise(layers, form, names=matrices)
-    adapted = tuple(sorted(name.removesuffix(FACTOR_A) for name in names if name.endswith(FACTOR_A)))
-    if adapted:
-        adapt(layers, LoraConfig(rank=1, targets=adapted))
-    if unknown := sorted(names - vars(layers).keys()):
-        raise CheckpointError(f"layers/{unknown[0]}: these layers have no such parameter")
+    if names - vars(layers).keys():
+        get("projections", "add").value(layers, names)
 
 
 def init_params(config: Config, *, seed: int = 0, dtype: DTypeLike = jnp.float32) -> Params:
     """Random parameters of a model as a nested dict, for training from scratch and for benchmarks."""
     return arrays(_headed(config)(config, rngs=nnx.Rngs(seed), dtype=dtype))
-
-
-def quantize_params(config: DecoderConfig, params: Mapping[str, Any], form: Form) -> Params:
-    """Return all arrays of a decoder, the layers' matrices quantised; errors are those of :func:`quantise`."""
-    decoder = bind(config, params)
-    quantise(decoder.layers, form)
-    return {**params, **arrays(decoder)}
-
-
-def merge_lora(config: DecoderConfig, params: Mapping[str, Any], *, scale: float) -> Params:
-    """Return all arrays of a decoder, its adapters merged; errors are those of :func:`merge_adapters`."""
-    decoder = bind(config, params)
-    merge_adapters(decoder.layers, scale=scale)
-    return {**params, "layers": arrays(decoder.layers)}
 
 
 def parameter_shardings(params: Mapping[str, Any], mesh: Mesh, *, config: Config) -> dict[str, Any]:

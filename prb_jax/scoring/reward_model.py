@@ -18,7 +18,6 @@ from prb_jax.models.checkpoints.load import abstract_params, load_params
 from prb_jax.models.checkpoints.out_of_range import explain_scores
 from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.model import parameter_shardings
-from prb_jax.models.quantization import quantization_form
 from prb_jax.models.readouts.module import Program, RewardModule, reward_module
 from prb_jax.models.readouts.open_model import OpenedModel
 from prb_jax.models.readouts.resolve import ResolvedModel
@@ -300,7 +299,7 @@ def load_reward_model(opened: OpenedModel) -> RewardModel:
         config = opened.body.config
         check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
         if quantize is not None:
-            quantization_form(quantize, mesh=mesh)
+            get("quantisation", "form").value(quantize, mesh=mesh)
         shardings = parameter_shardings(abstract_params(config, quantize=quantize), mesh, config=config)
         program["shardings"] = shardings
         streams = choose_attention(mesh, dtype, attention, config=config)

@@ -26,7 +26,8 @@ from prb_jax.models.config.decoder import read_raw_config
 from prb_jax.models.config.encoder import EncoderConfig
 from prb_jax.models.config.families import is_encoder
 from prb_jax.models.head import Head, HeadTensor, Shapes, Sizes, States
-from prb_jax.models.model import merge_lora, parameter_shardings
+from prb_jax.models.lora import merge_lora
+from prb_jax.models.model import parameter_shardings
 from prb_jax.models.readouts.heads import Pooled, read_out
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.models.readouts.open_model import open_language_model, open_model

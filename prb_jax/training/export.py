@@ -20,7 +20,8 @@ from prb_jax.models.checkpoints.hf_map import leaf_maps
 from prb_jax.models.checkpoints.save import save_params
 from prb_jax.models.decoder import Params
 from prb_jax.models.head import HEAD_KEY
-from prb_jax.models.model import abstract_model, merge_lora
+from prb_jax.models.lora import merge_lora
+from prb_jax.models.model import abstract_model
 from prb_jax.platform.processes.sharing import on_first_process, process_count, process_index
 from prb_jax.platform.sharding import replicated
 from prb_jax.records.writing import say_finished

@@ -14,12 +14,13 @@ import pytest
 from prb_jax.errors import CheckpointError
 from prb_jax.models.checkpoints.load import load_params
 from prb_jax.models.config.decoder import load_config
-from prb_jax.models.lora import LoraConfig, adapted_project, init_lora
-from prb_jax.models.model import bind, merge_lora, quantize_params
+from prb_jax.models.lora import LoraConfig, adapted_project, init_lora, merge_lora
+from prb_jax.models.model import bind
 from prb_jax.models.quantization import (
     FORMS,
     quantization_form,
     quantize_array,
+    quantize_params,
     quantized_project,
 )
 from prb_jax.models.readouts.score_tree import make_score_fn

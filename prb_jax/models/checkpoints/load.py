@@ -22,16 +22,17 @@ from jax.sharding import Sharding, SingleDeviceSharding
 from jax.typing import DTypeLike
 
 from prb_jax.errors import CheckpointError, MeshError, short_repr
-from prb_jax.models.checkpoints.fill import fill_leaf, fill_quantized, parts_by_bounds
+from prb_jax.models.checkpoints.fill import fill_leaf, parts_by_bounds
 from prb_jax.models.checkpoints.hf_map import LeafMap, flatten, leaf_maps, nest
 from prb_jax.models.checkpoints.locate import check_exported
 from prb_jax.models.checkpoints.matching import Match, check_tied_embeddings, match_tensors
 from prb_jax.models.checkpoints.weight_index import SliceReader, WeightIndex, index_folder
 from prb_jax.models.config.decoder import DecoderConfig
-from prb_jax.models.quantization import Form, quantization_form
+from prb_jax.seams import get
 
 if TYPE_CHECKING:
     from prb_jax.models.model import Config
+    from prb_jax.models.quantization import Form
 
 # Readers wait for the storage, so there may be more of them than cores.
 _READERS = 8
@@ -76,7 +77,9 @@ class _Held:
 
     def form_of(self, leaf: LeafMap) -> Form | None:
         """The form of a matrix that is quantised."""
-        return quantization_form(self.quantize) if self.quantize is not None and leaf.quantisable else None
+        if self.quantize is None or not leaf.quantisable:
+            return None
+        return get("quantisation", "form").value(self.quantize)
 
     def shapes(self, leaves: tuple[LeafMap, ...]) -> dict[tuple[str, ...], tuple[tuple[int, ...], np.dtype]]:
         """Shape and dtype of every array by its path, of the leaves and of the scales of quantised ones.
@@ -191,7 +194,7 @@ def load_params(
                 loaded[leaf.path] = fill_leaf(leaf, shapes[leaf.path][1], **given)
                 continue
             scales = _scale_path(leaf, form)
-            loaded[leaf.path], loaded[scales] = fill_quantized(
+            loaded[leaf.path], loaded[scales] = get("quantisation", "fill").value(
                 leaf, form, scale_sharding=chosen[scales], **given
             )
         checked.result()
