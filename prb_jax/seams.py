@@ -32,8 +32,14 @@ from prb_jax.errors import PrbError, PrbWarning, RunError, quote
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
-KINDS: Final = ("benchmarks", "readouts", "few_shot", "gates", "rewards")
-"""The kinds of plug-ins; the group of entry points of a kind is "prb_jax.KIND"."""
+KINDS: Final = {
+    "benchmarks": "prb_jax.records.benchmarks.benchmark:Benchmark",
+    "readouts": "prb_jax.models.readouts.row:ModelRow",
+    "few_shot": "prb_jax.personal.few_shot.protocol:Method",
+    "gates": "collections.abc:Callable",
+    "rewards": "collections.abc:Callable",
+}
+"""The kinds of plug-ins, each with the type of its values; the group of entry points of a kind is "prb_jax.KIND"."""
 
 _FEW_SHOT: Final = "prb_jax.personal.few_shot"
 _METHODS: Final = (
@@ -157,11 +163,11 @@ def names(kind: str) -> tuple[str, ...]:
     return (*builtin, *sorted(offered - builtin.keys()))
 
 
-def get(kind: str, name: str, expected: type | None = None) -> Plugin:
+def get(kind: str, name: str) -> Plugin:
     """Return the value of a kind and name: of `BUILTIN`, else registered, else of an entry point.
 
-    A value of `BUILTIN` has no origin. A plug-in is of the expected type, or a function if none is given; what this
-    function raises becomes a RunError that names its package.
+    A value of `BUILTIN` has no origin. A plug-in is of the type of its kind; what a function raises becomes a RunError
+    that names its package.
 
     Raises:
       RunError: no package or two packages offer this name, or its package fails or offers something else.
@@ -187,13 +193,13 @@ def get(kind: str, name: str, expected: type | None = None) -> Plugin:
                 f"{type(error).__name__}: {error}"
             ) from error
         plugin = Plugin(name, value, origins[0])
-    fits = callable(plugin.value) if expected is None else isinstance(plugin.value, expected)
-    if not fits:
+    expected = value_at(KINDS[kind])
+    if not isinstance(plugin.value, expected):
         raise RunError(
-            f"{plugin.origin}: {kind} {quote(name)}: expected "
-            f"{'a function' if expected is None else f'a {expected.__name__}'}, found {type(plugin.value).__name__}"
+            f"{plugin.origin}: {kind} {quote(name)}: expected a "
+            f"{'function' if expected is Callable else expected.__name__}, found {type(plugin.value).__name__}"
         )
-    return plugin if expected else replace(plugin, value=guarded(plugin.value, plugin.origin))
+    return replace(plugin, value=guarded(plugin.value, plugin.origin)) if expected is Callable else plugin
 
 
 def value_at(place: str) -> Any:
@@ -202,14 +208,14 @@ def value_at(place: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def usable_plugins(kind: str, expected: type) -> list[Plugin]:
+def usable_plugins(kind: str) -> list[Plugin]:
     """Return all plug-ins of a kind that nobody asked for by name; one that fails is left out, with a warning once."""
     plugins = []
     for name in names(kind)[len(BUILTIN.get(kind, {})) :]:
         if (kind, name) in _broken and (kind, name) not in _registered:
             continue
         try:
-            plugins.append(get(kind, name, expected))
+            plugins.append(get(kind, name))
         except RunError as error:
             _broken.add((kind, name))
             warnings.warn(f"left out: {error}", PrbWarning, stacklevel=2)

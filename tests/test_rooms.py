@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from prb_jax.seams import BUILTIN
+from prb_jax.seams import BUILTIN, KINDS
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "prb_jax"
@@ -237,7 +237,8 @@ def test_the_core_imports_nothing_behind_a_seam():
 
 def test_every_place_of_the_table_of_seams_is_a_value():
     modules = modules_of(ROOT)
-    for kind, table in BUILTIN.items():
+    types = {name: place for name, place in KINDS.items() if place.startswith(PACKAGE)}
+    for kind, table in {**BUILTIN, "types of plug-ins": types}.items():
         for name, place in table.items():
             module, _, value = place.partition(":")
             assert value in ast_names(modules[module]), f"{kind} {name}: {place}"

@@ -68,8 +68,8 @@ def known_rows(asked: str = "") -> dict[str, ModelRow]:
       RunError: the package of the plug-in that is asked for fails, or offers something else.
     """
     table = get("tables", "readouts").value
-    plugins = usable_plugins("readouts", ModelRow)
+    plugins = usable_plugins("readouts")
     if asked not in table and asked in names("readouts"):
-        plugins.append(get("readouts", asked, ModelRow))
+        plugins.append(get("readouts", asked))
     rows = {one.name: replace(one.value, name=one.name, origin=one.origin) for one in plugins}
     return {**table, **{name: row for name, row in rows.items() if name not in table}}
