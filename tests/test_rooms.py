@@ -54,6 +54,7 @@ BEHIND_SEAMS = (
     "prb_jax.models.readouts.score_pairs",
     "prb_jax.text.pair_tokenizer",
     "prb_jax.models.readouts.gated",
+    "prb_jax.models.readouts.heads",
     "prb_jax.models.readouts.registry",
     "prb_jax.text.internlm2_tokenizer",
     "prb_jax.records.sources.benchmarks",

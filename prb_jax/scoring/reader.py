@@ -11,7 +11,7 @@ import numpy as np
 
 from prb_jax import errors
 from prb_jax.errors import DataError, PrbError, quote, short_repr
-from prb_jax.models.readouts.heads import choose_readout
+from prb_jax.models.readouts.rules import choose_readout
 from prb_jax.personal.method import OfUser, UserTokens
 from prb_jax.personal.prompts import SavedPrompts, UserPrompts, load_prompts
 from prb_jax.platform.processes.sharing import gather_int32, parts_of, process_count, process_index

@@ -79,7 +79,7 @@ class RewardModel(GivesRewards):
       mesh: devices.
       dtype: of weights and activations; the head and the rewards are float32.
       readout: how logits become a reward; with a head of the table of reward models, the name of its row.
-      labels: the rule of :func:`prb_jax.models.readouts.heads.read_out` for the head's values.
+      labels: the rule of :func:`prb_jax.models.readouts.rules.read_out` for the head's values.
       quantize: the form in which the layers' matrices are held, if they are quantised: see
         :mod:`prb_jax.models.quantization`.
       streams: the implementation of attention over packed streams; None for an encoder.

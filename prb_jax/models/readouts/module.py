@@ -39,7 +39,7 @@ class Program:
     dtype: jnp.dtype  # of activations
     readout: (
         str | None
-    )  # how the values of the head become a reward: see :mod:`prb_jax.models.readouts.heads`
+    )  # how the values of the head become a reward: see :mod:`prb_jax.models.readouts.rules`
     attention: StreamAttention | None = None  # over packed streams; None for an encoder
 
 

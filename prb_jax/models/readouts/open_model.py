@@ -16,10 +16,10 @@ from prb_jax.models.config.decoder import parse_config, read_raw_config
 from prb_jax.models.config.families import FAMILIES, is_encoder, refuse_encoder
 from prb_jax.models.config.fields import choose_dtype
 from prb_jax.models.head import LanguageHead
-from prb_jax.models.readouts.heads import PAPER_READOUT, choose_readout
 from prb_jax.models.readouts.load_options import LoadOptions
 from prb_jax.models.readouts.resolve import ResolvedModel, resolve_model
 from prb_jax.models.readouts.row import ModelRow
+from prb_jax.models.readouts.rules import PAPER_READOUT, choose_readout
 from prb_jax.platform.sharding import make_mesh
 from prb_jax.seams import get
 from prb_jax.text.tokenizer import ChatTokenizer, load_tokenizer
@@ -42,7 +42,7 @@ class OpenedModel:
     body: ResolvedModel | EncoderFolder  # the decoder, or the encoder with its tensors
     row: ModelRow  # of the table of reward models
     # the rule that turns the outputs of the head into one reward, see
-    # :func:`prb_jax.models.readouts.heads.choose_readout`
+    # :func:`prb_jax.models.readouts.rules.choose_readout`
     labels: str
     # False for a head with several labels where nobody named the one that is the reward: ``labels`` is then the
     # rule of the paper protocol

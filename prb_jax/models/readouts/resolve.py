@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from prb_jax.errors import CheckpointError, quote
 from prb_jax.models.checkpoints.hf_map import module_name
@@ -23,8 +23,8 @@ from prb_jax.models.config.decoder import (
 from prb_jax.models.config.families import FAMILIES, refuse_encoder
 from prb_jax.models.config.fields import FieldReader
 from prb_jax.models.head import EMBEDDING_KEY, HEAD_KEY, Head, Linear, Vocabulary, is_one_row
-from prb_jax.models.readouts.heads import READOUTS, TOGETHER, Steps
 from prb_jax.models.readouts.row import ModelRow, known_rows
+from prb_jax.models.readouts.rules import READOUTS
 from prb_jax.seams import errors_of
 from prb_jax.text.template import PLACEHOLDERS, TextRules
 
@@ -38,7 +38,7 @@ class ResolvedModel:
 
     config: DecoderConfig  # the decoder with its head and its tensors' names
     row: ModelRow  # the row of the table that it was found by
-    # which logit is the reward, where the user named one of :data:`prb_jax.models.readouts.heads.READOUTS`
+    # which logit is the reward, where the user named one of :data:`prb_jax.models.readouts.rules.READOUTS`
     rule: str | None = None
     # the checkpoint's own head is left aside: the one of the configuration is yet to be made
     new_head: bool = False
@@ -48,8 +48,8 @@ class ResolvedModel:
         """The name of a read-out that is not the linear one, as ``--readout`` takes it; None for that one, which
         has rules."""
         head = self.config.head
-        if isinstance(head, Steps):
-            return f"{self.row.name}:{head.together}"
+        if together := getattr(head, "together", None):
+            return f"{self.row.name}:{together}"
         return None if isinstance(head, Linear) else self.row.name
 
     @property
@@ -188,10 +188,9 @@ def _asked_for(readout: str) -> ModelRow:
     """The row that a user names."""
     rows = known_rows(readout)
     steps = {
-        f"{row.name}:{together}": replace(row, head=replace(row.head, together=together))
+        f"{row.name}:{way}": replace(row, head=replace(cast(Any, row.head), together=way))
         for row in rows.values()
-        if isinstance(row.head, Steps)
-        for together in TOGETHER
+        for way in row.ways
     }
     if (row := rows.get(readout) or steps.get(readout)) is not None:
         return row
@@ -205,8 +204,8 @@ def _asked_for(readout: str) -> ModelRow:
         if len(set(head.tokens)) == len(head.tokens):
             return ModelRow(name=readout, models=(), head=head)
         expected = "expected each token once"
-    elif name in rows and isinstance(rows[name].head, Steps):
-        ways = ", ".join(f"{name}:{together}" for together in TOGETHER)
+    elif name in rows and rows[name].ways:
+        ways = ", ".join(f"{name}:{way}" for way in rows[name].ways)
         expected = f"the reward of '{name}' over the steps of a response is one of {ways}"
     elif name in rows:
         expected = (

@@ -51,6 +51,11 @@ class ModelRow:
             raise RunError(f"read-out {quote(self.name)}: head: expected a head, found {quote(self.head)}")
 
     @property
+    def ways(self) -> tuple[str, ...]:
+        """How the values of several steps may become one reward, as ``--readout ROW:WAY`` names it; none for most."""
+        return getattr(self.head, "ways", ())
+
+    @property
     def standard(self) -> bool:
         """A ``*ForSequenceClassification`` as transformers writes it: its row only adds what is known of it."""
         return self.head == LINEAR and not (self.classes or self.tensors or self.fields)
