@@ -153,9 +153,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(home), name)
     if isinstance(value, FunctionType):
-        from prb_jax.platform.storage.urls import accepts_urls
+        from prb_jax.seams import get
 
-        value = accepts_urls(value, name)
+        value = get("storage", "accepts_urls").value(value, name)
     globals()[name] = value
     return value
 

@@ -32,8 +32,14 @@ from prb_jax.errors import PrbError, PrbWarning, RunError, quote
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
-KINDS: Final = ("benchmarks", "readouts", "few_shot", "gates", "rewards")
-"""The kinds of plug-ins; the group of entry points of a kind is "prb_jax.KIND"."""
+KINDS: Final = {
+    "benchmarks": "prb_jax.records.benchmarks.benchmark:Benchmark",
+    "readouts": "prb_jax.models.readouts.row:ModelRow",
+    "few_shot": "prb_jax.personal.few_shot.protocol:Method",
+    "gates": "collections.abc:Callable",
+    "rewards": "collections.abc:Callable",
+}
+"""The kinds of plug-ins, each with the type of its values; the group of entry points of a kind is "prb_jax.KIND"."""
 
 _FEW_SHOT: Final = "prb_jax.personal.few_shot"
 _METHODS: Final = (
@@ -41,9 +47,23 @@ _METHODS: Final = (
 )
 
 BUILTIN: Final[dict[str, dict[str, str]]] = {
+    "attention": {
+        "tpu": "prb_jax.models.attention.stream_kernel:KERNEL",
+        "StepTable": "prb_jax.models.attention.stream_kernel:kernel_attention",
+        "gpu": "prb_jax.models.attention.cudnn:CUDNN",
+        "KeyTable": "prb_jax.models.attention.cudnn:cudnn_stream_attention",
+    },
     "benchmarks": {
         name: f"prb_jax.records.benchmarks.{name.replace('-', '_')}:BENCHMARK"
         for name in ("prb", "rewardbench", "rewardbench2", "rm-bench", "judgebench", "llmbar", "prefeval")
+    },
+    "encoder": {
+        "module": "prb_jax.models.encoder:HeadedEncoder",
+        "open": "prb_jax.models.readouts.pair_model:open_pair_model",
+        "params": "prb_jax.models.checkpoints.encoder_folder:load_encoder_params",
+        "program": "prb_jax.models.readouts.score_pairs:make_pair_fn",
+        "rewards": "prb_jax.models.readouts.pair_model:PairRewardModule",
+        "tokenizer": "prb_jax.text.pair_tokenizer:load_pair_tokenizer",
     },
     "few_shot": {name: f"{_FEW_SHOT}.{name}:METHOD" for name in _METHODS.split()}
     | {
@@ -61,6 +81,14 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "wandb": "prb_jax.runs.weights_and_biases:start_logger",
     },
     "models": {"soft prompts": "prb_jax.personal.prompts:load_prompts"},
+    "projections": {
+        "add": "prb_jax.models.lora:add_arrays",
+        "adapted": "prb_jax.models.lora:adapted_project",
+    },
+    "quantisation": {
+        "fill": "prb_jax.models.checkpoints.fill_quantized:fill_quantized",
+        "form": "prb_jax.models.quantization:quantization_form",
+    },
     "scorers": {
         "baseline": "prb_jax.scoring.baselines:baseline_scorer",
         "plug-in": "prb_jax.scoring.plain:plugin_scorer",
@@ -77,6 +105,18 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "hub": "prb_jax.records.sources.folders:HubSource",
         "personas": "prb_jax.records.sources.personas:PersonasSource",
     },
+    "storage": {
+        "accepts_urls": "prb_jax.platform.storage.urls:accepts_urls",
+        "fetched": "prb_jax.platform.storage.urls:fetched",
+        "staged": "prb_jax.platform.storage.urls:staged",
+    },
+    "tables": {"readouts": "prb_jax.models.readouts.registry:ROWS"},
+    "tokenizers": dict.fromkeys(
+        ("InternLM2Tokenizer", "InternLM2TokenizerFast"), "prb_jax.text.internlm2_tokenizer:build_internlm2"
+    ),
+    "weights": dict.fromkeys(
+        (".bin", ".pt", ".pth"), "prb_jax.models.checkpoints.torch_file:read_torch_file"
+    ),
 }
 """The values of this package by kind and name: "module:name", imported when it is asked for, never before."""
 
@@ -132,11 +172,11 @@ def names(kind: str) -> tuple[str, ...]:
     return (*builtin, *sorted(offered - builtin.keys()))
 
 
-def get(kind: str, name: str, expected: type | None = None) -> Plugin:
+def get(kind: str, name: str) -> Plugin:
     """Return the value of a kind and name: of `BUILTIN`, else registered, else of an entry point.
 
-    A value of `BUILTIN` has no origin. A plug-in is of the expected type, or a function if none is given; what this
-    function raises becomes a RunError that names its package.
+    A value of `BUILTIN` has no origin. A plug-in is of the type of its kind; what a function raises becomes a RunError
+    that names its package.
 
     Raises:
       RunError: no package or two packages offer this name, or its package fails or offers something else.
@@ -162,13 +202,13 @@ def get(kind: str, name: str, expected: type | None = None) -> Plugin:
                 f"{type(error).__name__}: {error}"
             ) from error
         plugin = Plugin(name, value, origins[0])
-    fits = callable(plugin.value) if expected is None else isinstance(plugin.value, expected)
-    if not fits:
+    expected = value_at(KINDS[kind])
+    if not isinstance(plugin.value, expected):
         raise RunError(
-            f"{plugin.origin}: {kind} {quote(name)}: expected "
-            f"{'a function' if expected is None else f'a {expected.__name__}'}, found {type(plugin.value).__name__}"
+            f"{plugin.origin}: {kind} {quote(name)}: expected a "
+            f"{'function' if expected is Callable else expected.__name__}, found {type(plugin.value).__name__}"
         )
-    return plugin if expected else replace(plugin, value=guarded(plugin.value, plugin.origin))
+    return replace(plugin, value=guarded(plugin.value, plugin.origin)) if expected is Callable else plugin
 
 
 def value_at(place: str) -> Any:
@@ -177,14 +217,14 @@ def value_at(place: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def usable_plugins(kind: str, expected: type) -> list[Plugin]:
+def usable_plugins(kind: str) -> list[Plugin]:
     """Return all plug-ins of a kind that nobody asked for by name; one that fails is left out, with a warning once."""
     plugins = []
     for name in names(kind)[len(BUILTIN.get(kind, {})) :]:
         if (kind, name) in _broken and (kind, name) not in _registered:
             continue
         try:
-            plugins.append(get(kind, name, expected))
+            plugins.append(get(kind, name))
         except RunError as error:
             _broken.add((kind, name))
             warnings.warn(f"left out: {error}", PrbWarning, stacklevel=2)

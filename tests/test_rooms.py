@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from prb_jax.seams import BUILTIN
+from prb_jax.seams import BUILTIN, KINDS
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "prb_jax"
@@ -41,6 +41,22 @@ ORDER = (
 LINE = {room: line for line, rooms in enumerate(ORDER) for room in rooms}
 
 BEHIND_SEAMS = (
+    "prb_jax.models.attention.cudnn",
+    "prb_jax.models.attention.first_use",
+    "prb_jax.models.attention.stream_kernel",
+    "prb_jax.platform.storage",
+    "prb_jax.models.checkpoints.encoder_folder",
+    "prb_jax.models.checkpoints.fill_quantized",
+    "prb_jax.models.checkpoints.torch_file",
+    "prb_jax.models.config.encoder",
+    "prb_jax.models.encoder",
+    "prb_jax.models.readouts.pair_model",
+    "prb_jax.models.readouts.score_pairs",
+    "prb_jax.text.pair_tokenizer",
+    "prb_jax.models.readouts.gated",
+    "prb_jax.models.readouts.heads",
+    "prb_jax.models.readouts.registry",
+    "prb_jax.text.internlm2_tokenizer",
     "prb_jax.records.sources.benchmarks",
     "prb_jax.records.sources.folders",
     "prb_jax.personal.few_shot",
@@ -50,6 +66,8 @@ BEHIND_SEAMS = (
 CORE = {
     "prb_jax.scoring.evaluate": (
         *BEHIND_SEAMS,
+        "prb_jax.models.lora",
+        "prb_jax.models.quantization",
         "prb_jax.models.readouts.user_module",
         "prb_jax.scoring.module_model",
         "prb_jax.personal.prompts",
@@ -229,7 +247,8 @@ def test_the_core_imports_nothing_behind_a_seam():
 
 def test_every_place_of_the_table_of_seams_is_a_value():
     modules = modules_of(ROOT)
-    for kind, table in BUILTIN.items():
+    types = {name: place for name, place in KINDS.items() if place.startswith(PACKAGE)}
+    for kind, table in {**BUILTIN, "types of plug-ins": types}.items():
         for name, place in table.items():
             module, _, value = place.partition(":")
             assert value in ast_names(modules[module]), f"{kind} {name}: {place}"

@@ -24,7 +24,7 @@ from prb_jax.personal.history import (
     without_shared_responses,
 )
 from prb_jax.personal.saved import FittedMethod, UserStates, read_states, save_states
-from prb_jax.platform.storage.urls import shown
+from prb_jax.platform.paths import shown
 from prb_jax.records.comparison import Comparison, Post
 from prb_jax.records.intake import Records, as_comparisons, digest
 from prb_jax.records.reading import read_object

@@ -11,12 +11,11 @@ import numpy as np
 
 from prb_jax import errors
 from prb_jax.errors import DataError, PrbError, quote, short_repr
-from prb_jax.models.readouts.heads import choose_readout
+from prb_jax.models.readouts.rules import choose_readout
 from prb_jax.personal import has_soft_prompts
 from prb_jax.platform.processes.sharing import gather_int32, parts_of, process_count, process_index
 from prb_jax.records.comparison import Comparison
 from prb_jax.seams import get
-from prb_jax.text.pair_tokenizer import PairTokenizer
 from prb_jax.text.template import PLACEHOLDERS
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import (
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from prb_jax.models.readouts.user_module import ModuleConfig
     from prb_jax.personal.method import OfUser, UserTokens
     from prb_jax.personal.prompts import SavedPrompts
+    from prb_jax.text.pair_tokenizer import PairTokenizer
 
 Encode = Callable[[Sequence[Comparison]], list[Tree]]
 Gather = Callable[[], list[Tree]]
@@ -169,7 +169,7 @@ class Reader:
         CheckpointError where nothing says which of the head's labels is the reward."""
         self._check_labels(protocol)
         remarks: list[str] = []
-        if protocol is not TextProtocol.PAPER or isinstance(self.tokenizer, PairTokenizer):
+        if protocol is not TextProtocol.PAPER or not isinstance(self.tokenizer, ChatTokenizer):
             return remarks
         if not self.labels_named:
             remarks.append(

@@ -14,14 +14,13 @@ from jax.sharding import Mesh
 
 from prb_jax.errors import short_repr
 from prb_jax.models.attention.choice import StreamAttention, choose_attention
-from prb_jax.models.checkpoints.load import EncoderFolder, abstract_params, load_encoder_params, load_params
+from prb_jax.models.checkpoints.load import abstract_params, load_params
 from prb_jax.models.checkpoints.out_of_range import explain_scores
-from prb_jax.models.config.encoder import EncoderConfig
+from prb_jax.models.config.decoder import DecoderConfig
 from prb_jax.models.model import parameter_shardings
-from prb_jax.models.quantization import quantization_form
-from prb_jax.models.readouts.module import PairRewardModule, Program, RewardModule, reward_module
+from prb_jax.models.readouts.module import Program, RewardModule, reward_module
 from prb_jax.models.readouts.open_model import OpenedModel
-from prb_jax.models.readouts.score_pairs import make_pair_fn
+from prb_jax.models.readouts.resolve import ResolvedModel
 from prb_jax.models.readouts.score_tree import make_score_fn
 from prb_jax.platform.sharding import batch_sharding, check_heads, replicated, to_global
 from prb_jax.records.comparison import Comparison
@@ -37,7 +36,7 @@ from prb_jax.scoring.batching import (
 )
 from prb_jax.scoring.reader import Reader, open_reader
 from prb_jax.scoring.scorer import GivesRewards, Skip, skip_nothing
-from prb_jax.text.pair_tokenizer import PairTokenizer
+from prb_jax.seams import get
 from prb_jax.text.tokenizer import ChatTokenizer
 from prb_jax.text.view import View, ViewOptions
 from prb_jax.trees.packing import for_keys
@@ -48,8 +47,10 @@ from prb_jax.trees.tree import ScoredBatch, Tree
 
 if TYPE_CHECKING:
     from prb_jax.models.checkpoints.load import LoadReport
-    from prb_jax.models.config.decoder import DecoderConfig
     from prb_jax.models.decoder import Params
+    from prb_jax.models.model import Config
+    from prb_jax.models.readouts.pair_model import PairRewardModule
+    from prb_jax.text.pair_tokenizer import PairTokenizer
 
 AnyBatch = TypeVar("AnyBatch", bound=Batch)
 
@@ -77,7 +78,7 @@ class RewardModel(GivesRewards):
       mesh: devices.
       dtype: of weights and activations; the head and the rewards are float32.
       readout: how logits become a reward; with a head of the table of reward models, the name of its row.
-      labels: the rule of :func:`prb_jax.models.readouts.heads.read_out` for the head's values.
+      labels: the rule of :func:`prb_jax.models.readouts.rules.read_out` for the head's values.
       quantize: the form in which the layers' matrices are held, if they are quantised: see
         :mod:`prb_jax.models.quantization`.
       streams: the implementation of attention over packed streams; None for an encoder.
@@ -121,9 +122,9 @@ class RewardModel(GivesRewards):
         return self.reader.name
 
     @property
-    def config(self) -> DecoderConfig | EncoderConfig:
+    def config(self) -> Config:
         """The architecture."""
-        return cast("DecoderConfig | EncoderConfig", self.reader.config)
+        return cast("Config", self.reader.config)
 
     @property
     def decoder(self) -> DecoderConfig:
@@ -132,7 +133,7 @@ class RewardModel(GivesRewards):
         Raises:
           TypeError: the model is an encoder, which reads pairs.
         """
-        if isinstance(self.tokenizer, PairTokenizer):
+        if not isinstance(self.tokenizer, ChatTokenizer):
             raise TypeError(f"{self.name}: expected a decoder, found the encoder {self.config.model_type}")
         return cast("DecoderConfig", self.config)
 
@@ -236,7 +237,7 @@ class RewardModel(GivesRewards):
     def batch_options(self, batch_tokens: int | None = None) -> BatchOptions:
         """Return how comparisons are put into batches: packed into streams, or as sequences for an encoder."""
         config = self.config
-        if isinstance(config, EncoderConfig):
+        if not isinstance(config, DecoderConfig):
             return sequence_options(
                 self.mesh,
                 limit=config.max_position_embeddings,
@@ -299,15 +300,15 @@ def load_reward_model(opened: OpenedModel) -> RewardModel:
     quantize, attention = opened.options.quantize, opened.options.attention
     program: dict[str, Any] = {"mesh": mesh, "dtype": dtype, "readout": opened.labels}
     streams = None
-    if isinstance(opened.body, EncoderFolder):
-        score_fn = make_pair_fn(opened.body.config, **program)
-        loaded = load_encoder_params(opened.body, mesh=mesh, dtype=dtype, head_dtype=jnp.float32)
+    if not isinstance(opened.body, ResolvedModel):
+        score_fn = get("encoder", "program").value(config, **program)
+        loaded = get("encoder", "params").value(opened.body, mesh=mesh, dtype=dtype, head_dtype=jnp.float32)
         params = loaded.params
     else:
         config = opened.body.config
         check_heads(mesh, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads)
         if quantize is not None:
-            quantization_form(quantize, mesh=mesh)
+            get("quantisation", "form").value(quantize, mesh=mesh)
         shardings = parameter_shardings(abstract_params(config, quantize=quantize), mesh, config=config)
         program["shardings"] = shardings
         streams = choose_attention(mesh, dtype, attention, config=config)

@@ -26,9 +26,9 @@ from prb_jax.metrics.best_of import Point, curve, sizes_up_to
 from prb_jax.metrics.texts import rouge_l
 from prb_jax.metrics.uncertainty import mean_interval
 from prb_jax.models.readouts.load_options import LoadOptions
+from prb_jax.platform.paths import shown
 from prb_jax.platform.processes.agreement import check_agreement
 from prb_jax.platform.processes.sharing import on_first_process
-from prb_jax.platform.storage.urls import shown
 from prb_jax.records.writing import whole_file, writing
 from prb_jax.runs.behaviour import BEHAVIOUR, cluster_of, figure_of, write_behaviour
 from prb_jax.runs.kind import RunKind, RunResult

@@ -60,9 +60,7 @@ def method_named(name: str) -> Method:
         raise DataError(
             f"unknown method {quote(name)}: expected one of {', '.join(known)}{_nearest(name, known)}"
         )
-    from prb_jax.personal.few_shot.protocol import Method
-
-    found = get("few_shot", name, Method)
+    found = get("few_shot", name)
     return _guarded(found.value, name, found.origin) if found.origin else found.value
 
 
@@ -105,9 +103,7 @@ def choose_methods(names: str | Sequence[str]) -> StudyMethods:
 
 def _every_method() -> list[str]:
     """The names of all methods, without plug-ins that fail."""
-    from prb_jax.personal.few_shot.protocol import Method
-
-    usable = {plugin.name for plugin in usable_plugins("few_shot", Method)}
+    usable = {plugin.name for plugin in usable_plugins("few_shot")}
     return [name for name in method_names() if name in METHODS or name in usable]
 
 

@@ -28,16 +28,12 @@ def get_benchmark(name: str) -> Benchmark:
     """
     if name not in names("benchmarks"):
         raise KeyError(f"no benchmark {name!r}; there are {', '.join(names('benchmarks'))}")
-    from prb_jax.records.benchmarks.benchmark import Benchmark
-
-    return _guarded(get("benchmarks", name, Benchmark))
+    return _guarded(get("benchmarks", name))
 
 
 def of_repository(repository: str) -> Benchmark | None:
     """The benchmark whose data set on the hub this is, if any."""
-    from prb_jax.records.benchmarks.benchmark import Benchmark
-
-    known = (*map(get_benchmark, NAMES), *map(_guarded, usable_plugins("benchmarks", Benchmark)))
+    known = (*map(get_benchmark, NAMES), *map(_guarded, usable_plugins("benchmarks")))
     return next((benchmark for benchmark in known if benchmark.repository == repository), None)
 
 

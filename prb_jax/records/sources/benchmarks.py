@@ -76,7 +76,7 @@ class BenchmarkSource(Source):
             return described
         mark = {"benchmark": self.benchmark}
         if self.benchmark not in benchmarks.NAMES:
-            mark["plugin"] = get("benchmarks", str(self.benchmark), Benchmark).origin
+            mark["plugin"] = get("benchmarks", str(self.benchmark)).origin
         return {"kind": self.kind, **mark, **described}
 
     def _published(self, *, subset: str | None, split: str) -> Iterator[tuple[Place, Any]]:

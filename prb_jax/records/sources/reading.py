@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from prb_jax.errors import DataError, quote
-from prb_jax.platform.storage.urls import localised
+from prb_jax.platform.paths import localised
 from prb_jax.records import benchmarks, lines
 from prb_jax.records.benchmarks.prb import same_subset
 from prb_jax.records.comparison import Comparison
